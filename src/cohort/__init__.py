@@ -1,0 +1,1 @@
+"""Cohort: GRPO for language models with verifiable rewards."""

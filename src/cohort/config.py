@@ -1,0 +1,397 @@
+"""The recipe: everything a run depends on, typed, frozen and strict. Imports no torch.
+
+A recipe is a TOML file. Unknown keys are refused with the nearest known name, overrides are `section.key=value` (the
+common words also undotted), and the resolved recipe with every default is written into the run folder. There are no
+optional-by-None fields: TOML has no null, so "off" is always a value (0, "" or false) that the description names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cohort.algorithms.presets import PRESETS
+from cohort.errors import RecipeError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+class ScratchConfig(Section):
+    """A small Llama built here, for runs that download nothing. Used when model.source is "scratch"."""
+
+    hidden_size: int = Field(128, ge=8, description="Width of the residual stream.")
+    intermediate_size: int = Field(384, ge=8, description="Width of the MLP.")
+    num_layers: int = Field(4, ge=1, description="Decoder layers.")
+    num_heads: int = Field(4, ge=1, description="Query heads; must divide hidden_size.")
+    num_kv_heads: int = Field(2, ge=1, description="Key/value heads; must divide num_heads.")
+    max_positions: int = Field(256, ge=8, description="Longest sequence, prompt and completion together.")
+    characters: str = Field(
+        "", description='Alphabet of the character tokenizer; "" collects it from prompts and demonstrations.'
+    )
+
+
+class ModelConfig(Section):
+    """Where the policy comes from."""
+
+    source: str = Field("scratch", description='A local folder, a hub id, or "scratch" for the model of [model.scratch].')
+    revision: str = Field("", description='Hub revision; "" is the default branch.')
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Dtype of the parameters while computing. auto: bfloat16 on CUDA, float32 on CPU. "
+        "The optimizer always keeps float32 masters."
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    scratch: ScratchConfig = ScratchConfig()
+
+
+class PromptsConfig(Section):
+    """Where prompts come from: rows with a `prompt` column (text or chat messages); other columns go to the rewards."""
+
+    source: str = Field(
+        "task:column_addition",
+        description='A .jsonl, .parquet or .csv file, a saved datasets folder, a hub dataset id, "task:NAME" (built in), '
+        '"gym:NAME" (reasoning-gym), or "package.module:function" yielding rows.',
+    )
+    split: str = Field("train", description="Split of a hub dataset or of a built-in task.")
+    prompt_column: str = Field("prompt", description="Column that holds the prompt.")
+    template: str = Field("", description='Text with {column} fields that makes the prompt; "" takes the column as it is.')
+    system: str = Field("", description="System message put before chat prompts; turns a text prompt into a chat.")
+    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of a task, a gym task or a function.")
+    limit: int = Field(0, ge=0, description="Use the first N rows only; 0 is all of them.")
+    shuffle: bool = Field(True, description="A new seeded order every epoch; false keeps the file's order.")
+    max_prompt_tokens: int = Field(512, ge=1, description="Longer prompts are left out, counted and reported at start.")
+
+
+class RewardConfig(Section):
+    """One part of the reward. The first part, or the one with outcome = true, decides success."""
+
+    function: str = Field(description='A name from cohort.rewards ("math_answer") or "package.module:function".')
+    name: str = Field("", description='Name in the metrics; "" is the name of the function.')
+    weight: float = Field(1.0, description="Factor in the summed reward.")
+    outcome: bool = Field(False, description="This part decides success (pass@k, difficulty, filtering).")
+    threshold: float = Field(0.5, description="The outcome part is a success at or above this value.")
+    timeout_s: float = Field(10.0, gt=0, description="Wall-clock limit of one call, in seconds.")
+    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments bound to the function.")
+
+
+class AlgorithmConfig(Section):
+    """The objective: a named preset, any of whose choices can be overridden."""
+
+    name: str = Field("grpo", description="Preset that fills the choices below: " + ", ".join(sorted(PRESETS)) + ".")
+    advantage: Literal["group_normalized", "group_centered"] = Field("group_normalized", description="What replaces the critic.")
+    std_ddof: Literal[0, 1] = Field(0, description="Degrees of freedom of the group's standard deviation (TRL: 1).")
+    std_epsilon: float = Field(1e-6, ge=0, description="Added to the standard deviation (TRL: 1e-4).")
+    clip_low: float = Field(0.2, ge=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
+    clip_high: float = Field(0.2, ge=0, description="The ratio is clipped above 1 + clip_high.")
+    kl_coef: float = Field(0.04, ge=0, description="Weight of the k3 KL to the reference in the loss; 0 loads no reference.")
+    entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus.")
+    aggregation: Literal["sequence_mean", "token_mean", "constant"] = Field("sequence_mean", description="How tokens become one number.")
+    zero_variance: Literal["keep", "drop"] = Field(
+        "keep", description="Groups of equal rewards: keep counts them in every denominator, drop takes them out."
+    )
+    mask_truncated: bool = Field(False, description="Leave completions cut at max_completion_tokens out of the loss.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_from_preset(cls, given: Any) -> Any:
+        name = given.get("name", "grpo") if isinstance(given, Mapping) else "grpo"
+        if not isinstance(given, Mapping) or not isinstance(name, str):
+            return given
+        if name not in PRESETS:
+            raise ValueError(f"unknown algorithm {name!r}{nearest(name, PRESETS)}; known: {', '.join(sorted(PRESETS))}")
+        return {**PRESETS[name], **given, "name": name}
+
+
+class SamplingConfig(Section):
+    """How training rollouts are drawn."""
+
+    engine: Literal["auto", "local", "hf"] = Field(
+        "auto", description="local: fast, shares the policy's weights. hf: slow and obvious. "
+        "auto: local where it is exact for the architecture, else hf, and says so."
+    )
+    temperature: float = Field(1.0, description="Sampling temperature; also divides the logits wherever they are scored.")
+    max_completion_tokens: int = Field(512, ge=1, description="Completions are cut here.")
+    stop: list[str] = Field(default_factory=list, description="Extra single-token stops, beside the model's own.")
+    slots: int = Field(0, ge=0, description="Completions decoded side by side; 0 picks from the memory that is free.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Must stay 1 in training; see [evaluation] for evaluation.")
+    top_k: int = Field(0, ge=0, description="Must stay 0 in training; see [evaluation] for evaluation.")
+
+
+class TrainConfig(Section):
+    """The size of a step. State prompts and group size; everything else is derived."""
+
+    num_steps: int = Field(200, ge=0, description="Steps to train; 0 trains the cold start alone.")
+    prompts_per_step: int = Field(32, ge=1, description="Prompts drawn in each step.")
+    group_size: int = Field(8, ge=1, description="Completions sampled per prompt.")
+    minibatches_per_step: int = Field(1, ge=1, description="Optimizer steps that one pass over a batch is cut into.")
+    passes_per_step: int = Field(1, ge=1, description="Passes over each batch.")
+    micro_batch_tokens: int = Field(16384, ge=1, description="Padded tokens of one forward-backward; never changes the gradient.")
+    max_fault_share: float = Field(0.1, ge=0, le=1, description="Reward faults above this share of a step stop the run.")
+
+
+class OptimizerConfig(Section):
+    """AdamW on float32 master weights."""
+
+    learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate.")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay after warm-up.")
+    warmup_steps: int = Field(0, ge=0, description="Optimizer steps of linear warm-up.")
+    final_share: float = Field(0.0, ge=0, le=1, description="Share of the peak that linear and cosine decay to.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW beta1.")
+    beta2: float = Field(0.999, ge=0, lt=1, description="AdamW beta2.")
+    epsilon: float = Field(1e-8, gt=0, description="AdamW epsilon.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    max_grad_norm: float = Field(1.0, ge=0, description="Gradients are clipped to this norm; 0 is no clipping.")
+
+
+class ColdStartConfig(Section):
+    """Supervised training on demonstrations before GRPO: a stage of its own (alone with train.num_steps = 0)."""
+
+    num_steps: int = Field(0, ge=0, description="Supervised batches at most; 0 skips the stage.")
+    source: PromptsConfig | Literal[""] = Field("", description='Rows with demonstrations; "" takes the training rows.')
+    completion_column: str = Field("demonstration", description="Column that holds the text to imitate.")
+    batch_size: int = Field(64, ge=1, description="Demonstrations per batch.")
+    learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate of the stage.")
+    warmup_steps: int = Field(20, ge=0, description="Steps of linear warm-up.")
+    until_success: float = Field(
+        1.0, gt=0, le=1, description="Stop once sampled success on training prompts reaches this; 1 runs all steps."
+    )
+    check_every: int = Field(25, ge=1, description="Steps between two looks at the success rate.")
+    check_prompts: int = Field(64, ge=1, description="Training prompts sampled at each look.")
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation, before and after every run, with sampling of its own."""
+
+    samples: int = Field(8, ge=0, description="Completions per problem; 0 switches evaluation off.")
+    every_steps: int = Field(0, ge=0, description="Also evaluate every N steps; 0 is before and after only.")
+    every_problems: int = Field(128, ge=1, description="Problems of the first set used while training.")
+    max_problems: int = Field(512, ge=1, description="Problems per set at most.")
+    held_out: float = Field(0.1, ge=0, lt=1, description="Share of the training rows set aside when no set is named.")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature of evaluation.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus cut of evaluation.")
+    top_k: int = Field(0, ge=0, description="Top-k cut of evaluation.")
+    max_completion_tokens: int = Field(0, ge=0, description="0: as in [sampling].")
+    greedy: bool = Field(True, description="Also report greedy accuracy.")
+    resamples: int = Field(1000, ge=100, description="Bootstrap resamples for the intervals.")
+    sets: dict[str, PromptsConfig] = Field(default_factory=dict, description="Named sets; empty: a held-out share of the training rows.")
+
+
+class CheckpointsConfig(Section):
+    """When the run is saved."""
+
+    every_steps: int = Field(25, ge=0, description="Save every N steps; 0 saves only at the end and when interrupted.")
+    keep: int = Field(2, ge=1, description="How many recent checkpoints stay on disk.")
+    best: bool = Field(True, description="Also keep the checkpoint with the best held-out reward.")
+
+
+class MonitorsConfig(Section):
+    """Who watches. metrics.jsonl is always written and is the source of truth."""
+
+    console: bool = Field(True, description="Live lines on the terminal.")
+    tensorboard: bool = Field(False, description="Write TensorBoard events into the run folder.")
+    wandb: bool = Field(False, description="Send metrics to Weights & Biases.")
+    wandb_project: str = Field("cohort", description="Project for Weights & Biases.")
+    rollouts_every: int = Field(1, ge=0, description="Keep every completion of every N-th step as parquet; 0 keeps none.")
+
+
+GROUP_BASELINES = {"group_normalized", "group_centered"}
+
+
+class Recipe(Section):
+    """Everything a run depends on."""
+
+    name: str = Field("", description='Name of the run folder; "" makes one from the recipe and the time.')
+    runs_folder: str = Field("runs", description="Folder in which run folders are made.")
+    seed: int = Field(0, ge=0, lt=2**63, description="All randomness is keyed by it.")
+    model: ModelConfig = ModelConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    rewards: list[RewardConfig] = Field(default_factory=lambda: [RewardConfig(function="math_answer")], min_length=1)
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    cold_start: ColdStartConfig = ColdStartConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
+    monitors: MonitorsConfig = MonitorsConfig()
+
+    @model_validator(mode="after")
+    def refuse_what_cannot_learn(self) -> Recipe:
+        training = self.train.num_steps > 0
+        if training and self.sampling.temperature <= 0:
+            raise ValueError(
+                "sampling.temperature: 0 makes every completion of a group the same, so every advantage is 0 and nothing "
+                "is learned. Use 0.6 to 1.0."
+            )
+        if training and self.train.group_size == 1 and self.algorithm.advantage in GROUP_BASELINES:
+            raise ValueError(
+                f"train.group_size: with advantage {self.algorithm.advantage!r} the group is its own baseline, and a group "
+                "of one always has advantage 0. Use a group_size of at least 2 (8 is usual)."
+            )
+        if self.sampling.top_p < 1.0 or self.sampling.top_k > 0:
+            raise ValueError(
+                "sampling.top_p / sampling.top_k: cutting the distribution in training biases the ratio by the mass that is "
+                "kept. Set them under [evaluation], where they are honoured."
+            )
+        if sum(reward.outcome for reward in self.rewards) > 1:
+            raise ValueError("rewards: outcome = true on more than one part; exactly one part decides success.")
+        names = [reward_name(reward) for reward in self.rewards]
+        if len(set(names)) < len(names):
+            raise ValueError(f"rewards: two parts share a name ({', '.join(names)}); give each its own `name`.")
+        return self
+
+
+def reward_name(reward: RewardConfig) -> str:
+    return reward.name or reward.function.rsplit(":", 1)[-1].rsplit(".", 1)[-1]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading, overriding, writing
+# ---------------------------------------------------------------------------------------------------------------------
+
+PREFERRED = {
+    "temperature": "sampling.temperature",
+    "max_completion_tokens": "sampling.max_completion_tokens",
+    "learning_rate": "optimizer.learning_rate",
+    "warmup_steps": "optimizer.warmup_steps",
+    "num_steps": "train.num_steps",
+    "model": "model.source",
+    "prompts": "prompts.source",
+    "algorithm": "algorithm.name",
+    "source": "model.source",
+    "name": "name",
+}
+"""Undotted words that several sections share, and the one that is meant."""
+
+
+def load_recipe(path: str | Path | None = None, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a TOML recipe, apply `key=value` overrides, then already typed values (the Python API), and validate."""
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as problem:
+            raise RecipeError(f"recipe {path}: {problem.strerror or problem}") from problem
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+            raise RecipeError(f"recipe {path} is not valid TOML: {problem}") from problem
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key.strip():
+            raise RecipeError(f"override {override!r}: write key=value, for example group_size=4")
+        assign(tree, key.strip(), parse_value(text.strip()))
+    for key, value in (values or {}).items():
+        assign(tree, key, value)
+    return build_recipe(tree)
+
+
+def build_recipe(tree: Mapping[str, Any]) -> Recipe:
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as problem:
+        raise RecipeError("\n".join(explain(error) for error in problem.errors())) from None
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value; anything that is not one is taken as a plain string, so that paths need no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def assign(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted or undotted key. `rewards.0.weight=2` reaches into lists."""
+    names = (key if "." in key or is_section_value(key, value) else resolve_undotted(key)).split(".")
+    node: Any = tree
+    for depth, name in enumerate(names[:-1]):
+        try:
+            node = node[int(name)] if isinstance(node, list) else node.setdefault(name, {})
+        except (ValueError, IndexError):
+            raise RecipeError(f"{key}: {'.'.join(names[: depth + 1])} is not in the recipe") from None
+        if not isinstance(node, dict | list):
+            raise RecipeError(f"{key}: {'.'.join(names[: depth + 1])} is a value, not a section")
+    if isinstance(node, list):
+        raise RecipeError(f"{key}: name a field of the entry, for example rewards.0.weight=2")
+    node[names[-1]] = value
+
+
+def is_section_value(key: str, value: Any) -> bool:
+    """`rewards=[...]` or `sampling={...}` replace a whole section."""
+    return key in Recipe.model_fields and isinstance(value, dict | list)
+
+
+def resolve_undotted(key: str) -> str:
+    if key in PREFERRED:
+        return PREFERRED[key]
+    paths = [path for path, _ in leaf_fields(Recipe)]
+    matches = [path for path in paths if path.rsplit(".", 1)[-1] == key]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise RecipeError(f"{key}: several sections have it; write one of {', '.join(matches)}")
+    leaves = {path.rsplit(".", 1)[-1] for path in paths}
+    raise RecipeError(f"unknown recipe key {key!r}{nearest(key, leaves)}")
+
+
+def leaf_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, Any]]:
+    """(dotted path, pydantic field) of every plain setting, in the order of the sections."""
+    leaves: list[tuple[str, Any]] = []
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            leaves += leaf_fields(inner, f"{prefix}{name}.")
+        else:
+            leaves.append((f"{prefix}{name}", field))
+    return leaves
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def explain(error: Mapping[str, Any]) -> str:
+    """One pydantic error in words: the field, what is wrong, and the fix where it is known."""
+    path = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        siblings, parent = Recipe.model_fields.keys(), ".".join(str(part) for part in error["loc"][:-1])
+        section: Any = Recipe
+        for part in error["loc"][:-1]:
+            annotation = getattr(section, "model_fields", {}).get(part)
+            section = RewardConfig if part == "rewards" or isinstance(part, int) else getattr(annotation, "annotation", None)
+            siblings = getattr(section, "model_fields", {}).keys()
+        where = f" in [{parent}]" if parent else ""
+        return f"unknown recipe key {str(error['loc'][-1])!r}{where}{nearest(str(error['loc'][-1]), siblings)}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{path}: {message} (got {error['input']!r})" if path and not isinstance(error["input"], dict) else message if not path else f"{path}: {message}"
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """TOML with every default written out; reading it back gives the same recipe."""
+    return tomli_w.dumps(recipe.model_dump(mode="python"), multiline_strings=False)
+
+
+def recipe_warnings(recipe: Recipe) -> list[str]:
+    """Values outside the ranges that are known to work. Ranges are for pretrained models; from scratch none apply."""
+    if recipe.model.source == "scratch" or recipe.train.num_steps == 0:
+        return []
+    warnings = []
+
+    def check(path: str, value: float, low: float, high: float, why: str) -> None:
+        if not low <= value <= high:
+            warnings.append(f"{path} = {value:g} is outside {low:g} to {high:g}: {why}")
+
+    check("train.group_size", recipe.train.group_size, 4, 64, "small groups are often without signal, large ones cost rollouts")
+    check("sampling.temperature", recipe.sampling.temperature, 0.6, 1.0, "too low and a group holds copies, too high and it holds noise")
+    check("algorithm.clip_low", recipe.algorithm.clip_low, 0.1, 0.3, "the trust region of PPO and GRPO is about 0.2")
+    check("algorithm.clip_high", recipe.algorithm.clip_high, 0.1, 0.3, "DAPO's clip-higher is 0.28")
+    check("algorithm.kl_coef", recipe.algorithm.kl_coef, 0.0, 0.04, "more KL than DeepSeekMath used holds the policy at its start")
+    check("optimizer.learning_rate", recipe.optimizer.learning_rate, 1e-7, 1e-5, "full fine-tuning with RL works around 1e-6")
+    return warnings

@@ -1,0 +1,43 @@
+"""Every error a user can cause or meet, each with a message that names the field and the fix."""
+
+from __future__ import annotations
+
+
+class CohortError(Exception):
+    """Base of all errors raised on purpose. The command line prints the message alone, without a traceback."""
+
+
+class RecipeError(CohortError):
+    """The recipe, or an override of it, cannot be used."""
+
+
+class PromptError(CohortError):
+    """Prompts cannot be read, rendered or split as asked."""
+
+
+class ModelError(CohortError):
+    """The model or its tokenizer cannot be loaded, built or saved faithfully."""
+
+
+class EngineError(CohortError):
+    """An engine cannot serve this model or these sampling parameters exactly."""
+
+
+class RewardError(CohortError):
+    """Reward functions failed so often, or in such a way, that going on would corrupt the training signal."""
+
+
+class CheckpointError(CohortError):
+    """A checkpoint is missing, damaged, or does not belong to this run."""
+
+
+class RunError(CohortError):
+    """The run folder cannot be used: locked by another process, already finished, or not a run."""
+
+
+class InvariantError(CohortError):
+    """Something that must hold before training can be trusted does not (for instance ratio 1 at step 1)."""
+
+
+class Interrupted(BaseException):
+    """SIGTERM or Ctrl-C. A BaseException, so that no `except Exception` on the way out can swallow it."""
