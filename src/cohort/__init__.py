@@ -1,1 +1,67 @@
-"""Cohort: GRPO for language models with verifiable rewards."""
+"""Cohort: GRPO, group-relative policy optimisation, for language models with verifiable rewards.
+
+    import cohort
+
+    def correct(completions, answer, **columns):
+        return [float(text.strip().endswith(gold)) for text, gold in zip(completions, answer)]
+
+    run = cohort.train(model="path or hub id", prompts=rows, rewards=[correct], group_size=8, num_steps=200)
+
+Names are imported on first use, so that `import cohort` and `cohort --help` stay fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from cohort import rewards
+    from cohort.api import resume, train
+    from cohort.config import Recipe, load_recipe
+    from cohort.errors import CohortError
+    from cohort.evaluate import Evaluation, evaluate
+    from cohort.session import RunResult
+    from cohort.types import Completion, Outcome, Prompt, Rollout, Sampling
+
+_HOME = {
+    "Completion": "cohort.types",
+    "CohortError": "cohort.errors",
+    "Evaluation": "cohort.evaluate",
+    "Outcome": "cohort.types",
+    "Prompt": "cohort.types",
+    "Recipe": "cohort.config",
+    "Rollout": "cohort.types",
+    "RunResult": "cohort.session",
+    "Sampling": "cohort.types",
+    "evaluate": "cohort.evaluate",
+    "load_recipe": "cohort.config",
+    "resume": "cohort.api",
+    "rewards": "",
+    "train": "cohort.api",
+}
+
+__all__ = [
+    "CohortError",
+    "Completion",
+    "Evaluation",
+    "Outcome",
+    "Prompt",
+    "Recipe",
+    "Rollout",
+    "RunResult",
+    "Sampling",
+    "evaluate",
+    "load_recipe",
+    "resume",
+    "rewards",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'cohort' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name) if _HOME[name] else import_module(f"cohort.{name}")

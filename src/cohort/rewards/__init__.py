@@ -1,0 +1,43 @@
+"""Rewards: functions of completions, in TRL's shape, each callable as it is. Importing this imports no torch.
+
+    cohort.rewards.math_answer(completions=[r"so \\boxed{4}"], answer=["4"])   ->  [1.0]
+
+A reward function may carry attributes that the runner (cohort.rewards.base) honours:
+
+    per_completion = True   looks at one completion at a time, so a batch may be split over the workers
+    reads = ("answer",)     the only arguments it uses of those the runner offers; the others are not sent
+    extract(text, **args)   the answer it compares: majority votes are counted on it
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from cohort.errors import RewardError
+from cohort.rewards.format import regex_format, think_format
+from cohort.rewards.math import exact_match, math_answer
+
+BUILT_IN: dict[str, Callable[..., Any]] = {
+    "math_answer": math_answer,
+    "exact_match": exact_match,
+    "think_format": think_format,
+    "regex_format": regex_format,
+}
+"""Rewards a recipe can name. Each is a module-level function, so that workers can import it."""
+
+
+def built_in(name: str) -> Callable[..., Any]:
+    """The built-in reward of that name, or an error with the nearest one."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    close = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise RewardError(
+        f"unknown reward {name!r}{hint} Built in: {', '.join(BUILT_IN)}. "
+        'A function of your own is written "package.module:function".'
+    )
+
+
+__all__ = ["BUILT_IN", "built_in", "exact_match", "math_answer", "regex_format", "think_format"]

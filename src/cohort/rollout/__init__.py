@@ -1,0 +1,35 @@
+"""Engines: prompts in, groups of completions out.
+
+`engine.py` is the contract; `hf_engine.py` the slow and obvious twin, `local_engine.py` the fast one. Importing this
+package imports neither torch nor transformers; building an engine does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from cohort.errors import EngineError
+from cohort.rollout.engine import Engine
+from cohort.rollout.stop import stop_ids
+
+__all__ = ["Engine", "build_engine", "stop_ids"]
+
+
+def build_engine(
+    name: Literal["auto", "local", "hf"], model: Any, decode: Callable[[Sequence[int]], str], slots: int = 0
+) -> tuple[Engine, str]:
+    """The engine of that name, and a sentence for the console. auto: local where it is exact, else hf with the reason."""
+    from cohort.rollout.hf_engine import HFEngine
+    from cohort.rollout.local_engine import LocalEngine
+
+    if name == "hf":
+        return HFEngine(model, decode), "engine hf: the model's own forward for every token, slow and obvious"
+    if name not in ("auto", "local"):
+        raise EngineError(f'sampling.engine: {name!r} is not an engine; use "auto", "local" or "hf".')
+    try:
+        return LocalEngine(model, decode, slots), "engine local: continuous batching with the policy's own weights"
+    except EngineError as problem:
+        if name == "local":
+            raise EngineError(f'sampling.engine = "local" cannot serve this model exactly. {problem} Use "auto" or "hf".') from problem
+        return HFEngine(model, decode), f"engine hf (slow), because local cannot serve this model exactly. {problem}"

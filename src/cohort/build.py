@@ -1,0 +1,120 @@
+"""From a recipe to the components of a run: data, policy, reference, engine, prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cohort.cold_start import Demonstration, make_demonstrations
+from cohort.config import PromptsConfig, Recipe
+from cohort.errors import ModelError
+from cohort.policy import Policy, load_model, load_pretrained, pick_device, pick_dtype
+from cohort.prompts import PromptReport, assert_disjoint, load_rows, make_prompts, split_held_out
+from cohort.rollout import build_engine, stop_ids
+from cohort.rollout.engine import Engine
+from cohort.types import Prompt, Sampling
+
+Rows = list[dict[str, Any]]
+HELD_OUT = "held_out"
+
+
+@dataclass(frozen=True)
+class Materials:
+    """Python objects that a recipe can only name: rows and reward functions handed to `cohort.train`."""
+
+    rows: Iterable[Mapping[str, Any]] | None = None
+    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows before tokenisation: enough to build a tokenizer, not yet prompts."""
+
+    train: Rows
+    sets: Mapping[str, tuple[PromptsConfig, Rows]]
+    demonstrations: tuple[PromptsConfig, Rows] | None
+
+
+def load_data(recipe: Recipe, materials: Materials) -> Data:
+    """Training rows, evaluation sets and demonstrations. Without named sets a share of the training rows is held out."""
+    rows = load_rows(recipe.prompts, recipe.seed, materials.rows)
+    sets = {name: (config, load_rows(config, recipe.seed)) for name, config in recipe.evaluation.sets.items()}
+    if not sets and recipe.evaluation.samples and recipe.evaluation.held_out:
+        rows, held_out = split_held_out(rows, recipe.evaluation.held_out, recipe.seed, recipe.prompts)
+        sets = {HELD_OUT: (recipe.prompts, held_out)}
+    source = recipe.cold_start.source
+    demonstrations = None
+    if recipe.cold_start.num_steps:
+        demonstrations = (recipe.prompts, rows) if source == "" else (source, load_rows(source, recipe.seed))
+    return Data(rows, sets if recipe.evaluation.samples else {}, demonstrations)
+
+
+def alphabet_of(data: Data, recipe: Recipe) -> list[str]:
+    """Every text a character tokenizer must be able to write: prompts, answers and demonstrations, evaluation included."""
+    columns = {recipe.prompts.prompt_column, "answer", recipe.cold_start.completion_column}
+    groups = [data.train, *(rows for _, rows in data.sets.values()), data.demonstrations[1] if data.demonstrations else []]
+    return [str(row[column]) for rows in groups for row in rows for column in columns if column in row]
+
+
+def load_policy(recipe: Recipe, data: Data, folder: Path | None = None) -> Policy:
+    """The starting policy in float32, or the one saved in `folder`. The caller casts to the compute dtype."""
+    if folder is not None:
+        model, tokenizer = load_pretrained(str(folder))
+        model = model.to(pick_device(recipe.model))
+    else:
+        model, tokenizer = load_model(recipe.model, recipe.seed, alphabet_of(data, recipe))
+    return Policy(model, tokenizer, recipe.sampling.temperature or 1.0)
+
+
+def compute_dtype(recipe: Recipe) -> torch.dtype:
+    return pick_dtype(recipe.model, pick_device(recipe.model))
+
+
+@dataclass(frozen=True)
+class EncodedData:
+    train: list[Prompt]
+    sets: dict[str, list[Prompt]]
+    demonstrations: list[Demonstration]
+    report: PromptReport
+
+
+def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) -> EncodedData:
+    """Tokenised prompts. Evaluation prompts that also occur in training, or in the demonstrations, are an error."""
+    train, report = make_prompts(data.train, recipe.prompts, policy.codec)
+    sets = {
+        name: make_prompts(rows, config, policy.codec)[0][: recipe.evaluation.max_problems]
+        for name, (config, rows) in data.sets.items()
+    }
+    demonstrations: list[Demonstration] = []
+    if data.demonstrations:
+        config, rows = data.demonstrations
+        prompts = make_prompts(rows, config, policy.codec)[0]
+        if not sampling.stop_ids:
+            raise ModelError("cold_start: the tokenizer has no end token, so a demonstration cannot be ended.")
+        demonstrations = make_demonstrations(prompts, policy.codec, recipe, sampling.stop_ids[0])
+    for name, prompts in sets.items():
+        assert_disjoint(train, prompts, name)
+        assert_disjoint([demonstration.prompt for demonstration in demonstrations], prompts, name)
+    return EncodedData(train, sets, demonstrations, report)
+
+
+def training_sampling(recipe: Recipe, policy: Policy) -> Sampling:
+    return Sampling(
+        group_size=recipe.train.group_size,
+        temperature=recipe.sampling.temperature,
+        max_completion_tokens=recipe.sampling.max_completion_tokens,
+        stop_ids=stop_ids(policy.model, policy.tokenizer, recipe.sampling.stop),
+    )
+
+
+def make_engine(recipe: Recipe, policy: Policy) -> tuple[Engine, str]:
+    return build_engine(recipe.sampling.engine, policy.model, policy.codec.decode, recipe.sampling.slots)
+
+
+def find_by_index(prompts: Sequence[Prompt]) -> Callable[[int], Prompt]:
+    by_index = {prompt.index: prompt for prompt in prompts}
+    return by_index.__getitem__

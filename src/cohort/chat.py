@@ -1,0 +1,98 @@
+"""Prompts and completions <-> token ids. The only place where a chat template is applied.
+
+The ids made here are what the engine is given and what the trainer scores; nothing downstream tokenises again. So this
+is where a second BOS, an EOS glued to the end of a prompt, or a template applied twice would be born, and where the
+tests look for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from cohort.errors import PromptError
+from cohort.types import Message
+
+Content = str | list[Message]
+
+
+class ChatCodec:
+    """Encodes and decodes with one tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def encode(self, content: Content) -> tuple[int, ...]:
+        """Token ids of a prompt: text as a base model reads it, or a chat rendered up to the assistant's turn."""
+        if isinstance(content, str):
+            return self._drop_added_eos(content, self._one_bos(self.tokenizer(content)["input_ids"]))
+        return self._one_bos(self._apply_template(content, tokenize=True))
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Text of the ids: special tokens left out, spaces exactly as the tokens have them."""
+        return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def encode_demonstration(
+        self, content: Content, completion_text: str, stop_id: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(prompt ids, completion ids) for imitation.
+
+        The prompt ids equal `encode(content)`: tokenising prompt and completion in one go could merge across the seam,
+        and the model would be trained on a prompt it is never sampled from. The completion ends with the stop id; in a
+        chat that is the template's end of turn, where the template has one.
+        """
+        end_id = stop_id if isinstance(content, str) else self.end_of_turn_id(stop_id)
+        completion_ids = self.tokenizer(completion_text, add_special_tokens=False)["input_ids"]
+        return self.encode(content), (*completion_ids, end_id)
+
+    def end_of_turn_id(self, default: int) -> int:
+        """The special token that the chat template puts after an assistant's message, or the default."""
+        marker = "END-OF-TURN-PROBE"
+        probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
+        text = self._apply_template(probe, tokenize=False, add_generation_prompt=False)
+        tail = text[text.rfind(marker) + len(marker) :]
+        special = self._special_ids()
+        return next(
+            (token for token in self.tokenizer(tail, add_special_tokens=False)["input_ids"] if token in special), default
+        )
+
+    def prefills_think(self, content: Content) -> bool:
+        """Whether the rendered prompt ends inside <think>: completions then hold no opening tag of their own."""
+        text = content if isinstance(content, str) else self._apply_template(content, tokenize=False)
+        return text.rstrip().endswith("<think>")
+
+    def _apply_template(self, messages: list[Message], tokenize: bool, add_generation_prompt: bool = True) -> Any:
+        if not self.tokenizer.chat_template:
+            raise PromptError(
+                "the prompts are chats, but the tokenizer has no chat template. Use an instruction-tuned model, or give text "
+                "prompts: prompts.system empty, and prompts.template to write the question as text"
+            )
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                messages, tokenize=tokenize, add_generation_prompt=add_generation_prompt, return_dict=False
+            )
+        except Exception as problem:  # Templates raise whatever they like: "system role not supported", jinja's own errors.
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise PromptError(f"the model's chat template refuses the messages ({roles}): {problem}") from problem
+        # One conversation is a flat list of ids in some versions of transformers and a batch of one in others.
+        return rendered[0] if tokenize and rendered and isinstance(rendered[0], list) else rendered
+
+    def _one_bos(self, token_ids: list[int]) -> tuple[int, ...]:
+        """A text or template that writes BOS itself gets a second one from the tokenizer; models are not trained on two."""
+        bos = self.tokenizer.bos_token_id
+        extra = 0
+        while bos is not None and token_ids[extra : extra + 2] == [bos, bos]:
+            extra += 1
+        return tuple(token_ids[extra:])
+
+    def _drop_added_eos(self, text: str, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Some tokenizers end every text with EOS; a prompt that has ended cannot be continued."""
+        eos = self.tokenizer.eos_token_id
+        if eos is None or not token_ids or token_ids[-1] != eos:
+            return token_ids
+        plain = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return token_ids if plain and plain[-1] == eos else token_ids[:-1]
+
+    def _special_ids(self) -> set[int]:
+        added = {token for token, entry in self.tokenizer.added_tokens_decoder.items() if entry.special}
+        return added | set(self.tokenizer.all_special_ids)

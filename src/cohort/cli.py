@@ -1,0 +1,117 @@
+"""The command line. Each command imports what it needs when it runs: `--help` never loads torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="cohort",
+    help="GRPO for language models with verifiable rewards. Start with: cohort train",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+EXIT_INTERRUPTED = 130
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Errors made for people are printed as they are; a traceback is for bugs."""
+    from cohort.errors import CohortError
+
+    try:
+        yield
+    except CohortError as problem:
+        typer.echo(f"error: {problem}", err=True)
+        raise typer.Exit(1) from None
+
+
+@app.command()
+def train(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe file or built-in name, then overrides.")
+    ] = None,
+) -> None:
+    """Train. Without a recipe: the built-in demo, on a CPU, with nothing downloaded."""
+    with plain_errors():
+        from cohort.recipes import find_recipe, split_words
+        from cohort.session import start
+
+        recipe, overrides = split_words(words or [])
+        finish(start(find_recipe(recipe, overrides)).status)
+
+
+@app.command()
+def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """Go on with a run that was interrupted or killed, exactly where it was."""
+    with plain_errors():
+        from cohort.session import resume as resume_run
+
+        result = resume_run(run)
+        if result.status == "finished":
+            typer.echo(f"{run} is finished: {result.folder / 'report.html'}")
+        finish(result.status)
+
+
+@app.command()
+def evaluate(
+    targets: Annotated[list[str], typer.Argument(metavar="RUN_OR_MODEL...", help="Run folders, model folders or hub ids; several are compared in pairs.")],
+    recipe: Annotated[str, typer.Option(help="Recipe that names prompts and rewards; a run brings its own.")] = "",
+    checkpoint: Annotated[str, typer.Option(help="For runs: final, start, best, or a checkpoint such as step-100.")] = "final",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override of the recipe, key=value; may be repeated.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+) -> None:
+    """Held-out pass@k, maj@k, mean@k and greedy accuracy with 95 % intervals."""
+    with plain_errors():
+        from cohort.evaluation_command import run_evaluation
+
+        run_evaluation(targets, recipe, checkpoint, set_ or [], output)
+
+
+@app.command()
+def doctor(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="As for train.")] = None,
+) -> None:
+    """Look a recipe over before a night is spent on it: golds, lengths, success rate, memory, step-1 invariants."""
+    with plain_errors():
+        from cohort.doctor import run_doctor
+        from cohort.recipes import find_recipe, split_words
+
+        recipe, overrides = split_words(words or [])
+        if not run_doctor(find_recipe(recipe, overrides)):
+            raise typer.Exit(1)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """Write one self-contained report.html for a run, finished or not."""
+    with plain_errors():
+        from cohort.report import write_report
+        from cohort.run import RunFolder
+
+        typer.echo(str(write_report(RunFolder.open(run).root)))
+
+
+@app.command()
+def recipes() -> None:
+    """List the built-in recipes."""
+    from cohort.recipes import built_in
+
+    for name, first_line in built_in().items():
+        typer.echo(f"{name:20} {first_line}")
+
+
+def finish(status: str) -> None:
+    if status == "interrupted":
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    app()

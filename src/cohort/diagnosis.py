@@ -1,0 +1,484 @@
+"""What the numbers mean, in words: pure functions from metric rows to findings. No torch.
+
+"Why is my loss 0?" and "why is my reward 0?" are the two most asked questions about GRPO, and nearly every failure of a run
+is silent: exit code 0, finite loss, plausible curves. Each check below looks for one such failure in the rows of
+metrics.jsonl and says what is seen, why it matters and what to do. The console prints each finding once, the report shows
+them all.
+
+A check is a function `(History) -> Finding | None`. It looks at the first and the last few steps only, so that running all
+of them after every step costs nothing. Metrics that are absent trigger nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+from cohort.estimators import useful_share
+
+Level = Literal["info", "warning", "alarm"]
+Row = Mapping[str, Any]
+
+WINDOW = 10
+"""Steps that "now" and "at the start" are averaged over."""
+PATIENCE = 5
+"""Steps before a low value counts as a pattern rather than as the luck of a small batch."""
+
+STAGES = ("rollout", "reward", "prepare", "update", "checkpoint", "evaluate")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing worth knowing about a run."""
+
+    key: str
+    """Names the check; a monitor shows each key once."""
+    level: Level
+    what: str
+    """What is seen, with the number."""
+    why: str
+    fix: str
+    """What to do about it; empty when there is nothing to do."""
+
+    @property
+    def text(self) -> str:
+        return " ".join(sentence for sentence in (self.what, self.why, self.fix) if sentence)
+
+
+@dataclass(frozen=True)
+class History:
+    """Metric rows with the few questions that checks ask of them."""
+
+    rows: Sequence[Row]
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    evaluations: Sequence[Mapping[str, Any]] = ()
+
+    def setting(self, path: str, default: Any = None) -> Any:
+        """`train.group_size` of the recipe."""
+        node: Any = self.recipe
+        for name in path.split("."):
+            if not isinstance(node, Mapping) or name not in node:
+                return default
+            node = node[name]
+        return node
+
+    def values(self, name: str, rows: Sequence[Row]) -> list[float]:
+        found = (row.get(name) for row in rows)
+        return [float(v) for v in found if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
+
+    def last(self, name: str, count: int = WINDOW) -> list[float]:
+        return self.values(name, self.rows[-count:])
+
+    def now(self, name: str, count: int = WINDOW) -> float | None:
+        """Mean over the last steps; None where fewer than PATIENCE of them have the metric."""
+        return mean(self.last(name, count))
+
+    def start(self, name: str, count: int = WINDOW) -> float | None:
+        return mean(self.values(name, self.rows[:count]))
+
+    @property
+    def long_enough(self) -> bool:
+        """Start and now do not overlap."""
+        return len(self.rows) >= 2 * WINDOW
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if len(values) >= PATIENCE else None
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Signal: rewards and groups
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def loss_is_zero_by_construction(history: History) -> Finding | None:
+    on_policy = history.setting("train.minibatches_per_step", 1) == 1 and history.setting("train.passes_per_step", 1) == 1
+    losses, norms = history.last("loss/policy"), history.last("optim/grad_norm")
+    if not on_policy or not losses or not norms or max(map(abs, losses)) > 1e-5 or max(norms) == 0:
+        return None
+    return Finding(
+        "loss_zero",
+        "info",
+        "The policy loss is 0, and that is correct.",
+        "With one optimizer step per batch the ratio is exactly 1 and the advantages of a group sum to 0, so the loss is 0 by "
+        f"construction; its gradient is not (norm {norms[-1]:.3g}).",
+        "Judge the run by reward, held-out pass@1 and grad norm.",
+    )
+
+
+def no_success(history: History) -> Finding | None:
+    success = history.last("reward/success")
+    if len(success) < PATIENCE or max(success) > 0:
+        return None
+    completions = sum(history.last("rollout/completions"))
+    of = f" of {completions:.0f}" if completions else ""
+    reward = history.now("reward/mean")
+    shaped = f" The mean reward of {reward:.2f} comes from other parts." if reward else ""
+    return Finding(
+        "no_success",
+        "alarm",
+        f"Not one completion{of} in the last {len(success)} steps was a success.{shaped}",
+        "Either the model is too weak for these problems, or the verifier does not find the answer where the model writes it.",
+        "Read a few completions in rollouts/. If they are right, fix the answer format or the reward function; if not, start "
+        "with easier prompts, a stronger model, or a cold start on demonstrations.",
+    )
+
+
+def no_useful_groups(history: History) -> Finding | None:
+    useful = history.now("advantage/useful_groups")
+    if useful is None or useful >= 0.15 or history.now("reward/success") == 0:
+        return None
+    right, wrong = sum(history.last("advantage/all_correct_groups")), sum(history.last("advantage/all_wrong_groups"))
+    group_size = int(history.setting("train.group_size", 8))
+    success = history.now("reward/success") or 0.0
+    counts = (
+        f"{right:.0f} groups were all right and {wrong:.0f} all wrong" if right or wrong else "most groups had equal rewards"
+    )
+    if right >= wrong:
+        fix = "The prompts are too easy for the policy by now: the run is done, or needs harder prompts."
+    else:
+        larger = useful_share(min(success, 1.0), 2 * group_size)
+        fix = (
+            f"The prompts are too hard. At a success rate of {percent(success)}, train.group_size = {2 * group_size} would make "
+            f"about {percent(larger)} of groups useful; easier prompts or a cold start help more."
+        )
+    return Finding(
+        "no_useful_groups",
+        "alarm" if useful == 0 and wrong > right else "warning",
+        f"Only {percent(useful)} of groups carry a signal: in the last {len(history.last('advantage/useful_groups'))} steps {counts}.",
+        "A group whose completions all score the same has advantage 0 throughout, so its rollouts teach nothing.",
+        fix,
+    )
+
+
+def reward_faults(history: History) -> Finding | None:
+    faults = sum(history.last("reward/faults", 3))
+    if faults <= 0:
+        return None
+    parts = sorted({name.split("/")[1] for row in history.rows[-3:] for name in row if silent_part(name, row)})
+    where = f" Silent parts: {', '.join(parts)}." if parts else ""
+    return Finding(
+        "reward_faults",
+        "warning",
+        f"Reward functions failed {faults:g} times in the last {min(3, len(history.rows))} steps.{where}",
+        "A completion whose reward function fails is unscored and leaves the batch; if failing goes with a kind of answer, that "
+        "is a bias of the training signal.",
+        "Look at the `faults` column in rollouts/ for the exceptions, and call the function on one of those completions.",
+    )
+
+
+def silent_part(name: str, row: Row) -> bool:
+    return name.startswith("reward/") and name.endswith("/none") and name.count("/") == 2 and bool(row[name])
+
+
+def reward_timeouts(history: History) -> Finding | None:
+    timeouts, completions = sum(history.last("reward/timeouts")), sum(history.last("rollout/completions"))
+    if not completions or timeouts / completions < 0.05:
+        return None
+    return Finding(
+        "reward_timeouts",
+        "warning",
+        f"{percent(timeouts / completions)} of completions ran into the time limit of a reward function and scored 0.",
+        "Either the limit is too tight for correct answers, or the policy writes what the verifier cannot digest.",
+        "Check some of them in rollouts/; raise the part's timeout_s if they are honest.",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sampling: what the policy writes
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def truncation(history: History) -> Finding | None:
+    cut = history.last("rollout/truncated", 3)
+    share = sum(cut) / len(cut) if cut else 0.0
+    if share < 0.2:
+        return None
+    limit = history.setting("sampling.max_completion_tokens")
+    at = f"at {limit} tokens" if limit else "at the token limit"
+    return Finding(
+        "truncation",
+        "alarm" if share >= 0.5 else "warning",
+        f"{percent(share)} of completions were cut {at}.",
+        "A cut completion rarely holds an answer, so it is punished for its length rather than for being wrong.",
+        "Raise sampling.max_completion_tokens. If the completions look finished, the model's stop token is not being recognised: "
+        "add it to sampling.stop.",
+    )
+
+
+def copies(history: History) -> Finding | None:
+    distinct = history.now("rollout/distinct", PATIENCE)
+    group_size = history.setting("train.group_size", 8)
+    if distinct is None or distinct > 1.5 / group_size or (history.now("reward/success") or 0) > 0.9:
+        return None  # a solved task with one right answer is meant to repeat itself
+    temperature = history.setting("sampling.temperature")
+    at = f" at temperature {temperature:g}" if isinstance(temperature, int | float) else ""
+    return Finding(
+        "copies",
+        "alarm",
+        f"Groups hold about {distinct * group_size:.1f} distinct completions out of {group_size}{at}.",
+        "Copies earn the same reward, so the group has no variance and no gradient.",
+        "Raise sampling.temperature towards 1.0. If it is there already, the policy has collapsed: go back to an earlier "
+        "checkpoint with a lower learning rate or an entropy_coef.",
+    )
+
+
+def length_explosion(history: History) -> Finding | None:
+    start, now = history.start("rollout/length_mean"), history.now("rollout/length_mean")
+    if not history.long_enough or not start or not now or now < 2.5 * start or now < start + 20:
+        return None
+    before, after = history.start("reward/success") or 0.0, history.now("reward/success") or 0.0
+    if after > before + 0.05:
+        return None  # longer and better is what reasoning looks like
+    return Finding(
+        "length_explosion",
+        "warning",
+        f"Completions grew from {start:.0f} to {now:.0f} tokens while success stayed at {percent(after)}.",
+        "Length that buys nothing is usually padding: per-sequence averaging punishes long wrong answers less per token.",
+        'Use algorithm.aggregation = "token_mean" or "constant", or add a length reward.',
+    )
+
+
+def mismatch(history: History) -> Finding | None:
+    p95, largest = history.last("rollout/mismatch_p95", 3), history.last("rollout/mismatch_max", 3)
+    worst = max(p95, default=0.0)
+    if worst <= 0.1:
+        return None
+    return Finding(
+        "mismatch",
+        "alarm" if worst > 0.5 else "warning",
+        f"Engine and trainer disagree: |log ratio| has a 95th percentile of {worst:.2g} and a maximum of {max(largest, default=worst):.2g}.",
+        "Both should be the same policy on the same tokens; this much difference biases every gradient.",
+        'Compare with sampling.engine = "hf" and model.dtype = "float32"; if that closes the gap, it is rounding, else a bug.',
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Policy: drift, entropy, gradients
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def kl_drift(history: History) -> Finding | None:
+    values = history.last("loss/kl_per_completion", 5)
+    drift = sum(values) / len(values) if values else 0.0
+    if drift < 5:
+        return None
+    coefficient = history.setting("algorithm.kl_coef")
+    now = f" (now {coefficient:g})" if isinstance(coefficient, int | float) else ""
+    return Finding(
+        "kl_drift",
+        "alarm" if drift >= 10 else "warning",
+        f"The policy is {drift:.1f} nats per completion away from its reference.",
+        "Beyond 5 to 10 nats it writes text the reference would hardly ever write; gains there are often reward hacking.",
+        f"Read recent completions. If they look strange, stop at an earlier checkpoint, raise algorithm.kl_coef{now} or lower the "
+        "learning rate.",
+    )
+
+
+def entropy_collapse(history: History) -> Finding | None:
+    start, now = history.start("loss/entropy"), history.now("loss/entropy")
+    if not history.long_enough or start is None or now is None or start < 0.02 or now > 0.1 * start:
+        return None
+    if (history.now("reward/success") or 0.0) > 0.9:
+        return None  # certain and right
+    return Finding(
+        "entropy_collapse",
+        "warning",
+        f"Entropy fell from {start:.3g} to {now:.3g} nats per token, with success at {percent(history.now('reward/success') or 0.0)}.",
+        "The policy has become certain before it became right, and stops exploring.",
+        "Raise algorithm.clip_high (0.28), set a small algorithm.entropy_coef, or lower the learning rate.",
+    )
+
+
+def no_gradient(history: History) -> Finding | None:
+    norms = history.last("optim/grad_norm", PATIENCE)
+    if len(norms) < PATIENCE or max(norms) > 0:
+        return None
+    return Finding(
+        "no_gradient",
+        "alarm",
+        f"The gradient was exactly 0 in the last {len(norms)} steps.",
+        "No group had rewards that differ, so there is nothing to learn from; the weights do not move.",
+        "See advantage/useful_groups: mix in prompts that the policy solves some of the time.",
+    )
+
+
+def skipped_steps(history: History) -> Finding | None:
+    skipped = sum(history.last("optim/skipped"))
+    if skipped <= 0:
+        return None
+    return Finding(
+        "skipped_steps",
+        "warning",
+        f"{skipped:g} optimizer step{'' if skipped == 1 else 's'} in the last {min(WINDOW, len(history.rows))} steps had a loss or "
+        "gradient that was not finite, and "
+        f"{'was' if skipped == 1 else 'were'} skipped.",
+        "The weights are left as they were, but something overflows. Three in a row stop the run.",
+        "Lower optimizer.learning_rate; look at loss/ratio_max and rollout/mismatch_max in the same steps.",
+    )
+
+
+def clipping(history: History) -> Finding | None:
+    low, high = history.now("loss/clip_low", PATIENCE) or 0.0, history.now("loss/clip_high", PATIENCE) or 0.0
+    if low + high < 0.2:
+        return None
+    return Finding(
+        "clipping",
+        "warning",
+        f"{percent(low + high)} of tokens are clipped ({percent(low)} below, {percent(high)} above).",
+        "A clipped token has no gradient: the later minibatches of a step are mostly thrown away.",
+        "Lower optimizer.learning_rate, or use fewer minibatches_per_step or passes_per_step.",
+    )
+
+
+def weights_still(history: History) -> Finding | None:
+    changes = history.values("optim/weight_change", history.rows)
+    moved = history.last("optim/grad_norm")
+    if not changes or max(changes) > 0 or not moved or max(moved) == 0:
+        return None
+    rate = history.now("optim/learning_rate", PATIENCE) or history.setting("optimizer.learning_rate", 0.0)
+    return Finding(
+        "weights_still",
+        "alarm",
+        f"There is a gradient (norm {moved[-1]:.3g}), but no parameter changed.",
+        f"The update is lost: the learning rate ({rate:g}) is 0, or too small for the precision of the weights.",
+        "Check optimizer.learning_rate and warmup_steps.",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cost and generalisation
+# ---------------------------------------------------------------------------------------------------------------------
+
+STAGE_FIXES = {
+    "rollout": "Completions set the pace: lower sampling.max_completion_tokens if few need it, raise sampling.slots, or use a GPU.",
+    "reward": "See reward/<part>/seconds for the slow one; make it cheaper or lower its timeout_s.",
+    "prepare": "algorithm.kl_coef = 0 saves the reference's forward pass; one minibatch and pass save the old log-probs'.",
+    "update": "Raise train.micro_batch_tokens while memory lasts; the gradient does not change.",
+    "checkpoint": "Raise checkpoints.every_steps.",
+    "evaluate": "Raise evaluation.every_steps, or lower evaluation.every_problems or evaluation.samples.",
+}
+NORMAL_SHARE = {"rollout": 0.9, "update": 0.8}
+"""Sampling and training are the work itself; the other stages should stay below half of the time."""
+
+
+def slow_stage(history: History) -> Finding | None:
+    total = sum(history.last("time/step", 2 * WINDOW))
+    if len(history.rows) < PATIENCE or total < 1.0:
+        return None
+    shares = {stage: sum(history.last(f"time/{stage}", 2 * WINDOW)) / total for stage in STAGES}
+    excess = {stage: share for stage, share in shares.items() if share > NORMAL_SHARE.get(stage, 0.5)}
+    if not excess:
+        return None
+    stage = max(excess, key=lambda name: excess[name])
+    return Finding(
+        f"slow_{stage}",
+        "info" if stage in NORMAL_SHARE else "warning",
+        f"{percent(shares[stage])} of the time goes into {stage}.",
+        f"A step takes {total / len(history.last('time/step', 2 * WINDOW)):.1f} s; the other stages hardly matter.",
+        STAGE_FIXES[stage],
+    )
+
+
+def held_out_falls(history: History) -> Finding | None:
+    """Held-out pass@1 below its best by more than the intervals allow, while the training reward rose."""
+    for name, points in held_out_points(history).items():
+        best = max(points, key=lambda point: point[1])
+        step, value, _, high = points[-1]
+        if step <= best[0] or high >= best[2]:
+            continue
+        rewards = [mean_near(history, point_step) for point_step in (best[0], step)]
+        if rewards[0] is None or rewards[1] is None or rewards[1] <= rewards[0]:
+            continue
+        return Finding(
+            "held_out_falls",
+            "alarm",
+            f"pass@1 on {name} fell from {percent(best[1])} at step {best[0]} to {percent(value)}, while the training reward rose.",
+            "The policy is getting better at the reward and worse at the task: memorised prompts, or a reward that can be gamed.",
+            f"Use the checkpoint near step {best[0]}. Then more prompts, a larger kl_coef, or a stricter reward.",
+        )
+    return None
+
+
+def held_out_points(history: History) -> dict[str, list[tuple[int, float, float, float]]]:
+    """Set -> [(step, pass@1, low, high)]. Evaluations carry intervals; bare metric rows get +- 0.025."""
+    points: dict[str, dict[int, tuple[int, float, float, float]]] = {}
+    for row in history.rows:
+        for name, value in row.items():
+            if name.startswith("eval/") and name.endswith("/pass@1") and isinstance(value, int | float):
+                step = int(row.get("step", 0))
+                points.setdefault(name[5:-7], {})[step] = (step, value, value - 0.025, value + 0.025)
+    for evaluation in history.evaluations:
+        step = int(evaluation.get("step", 0))
+        for name, numbers in evaluation.get("sets", {}).items():
+            one = numbers.get("pass@1") or {}
+            if isinstance(one.get("value"), int | float):
+                low, high = one.get("low"), one.get("high")
+                value = float(one["value"])
+                points.setdefault(name, {})[step] = (
+                    step,
+                    value,
+                    value if low is None else low,
+                    value if high is None else high,
+                )
+    return {name: [found[step] for step in sorted(found)] for name, found in points.items() if len(found) > 1}
+
+
+def mean_near(history: History, step: int) -> float | None:
+    """Mean reward of the steps around one step."""
+    near = [row for row in history.rows if abs(int(row.get("step", 0)) - max(step, 1)) < PATIENCE]
+    values = history.values("reward/mean", near)
+    return sum(values) / len(values) if values else None
+
+
+def steps_missing(history: History) -> Finding | None:
+    steps = [int(row["step"]) for row in history.rows[-200:] if isinstance(row.get("step"), int | float)]
+    gaps = [(a, b) for a, b in pairwise(steps) if b != a + 1]
+    if not gaps:
+        return None
+    return Finding(
+        "steps_missing",
+        "warning",
+        f"metrics.jsonl jumps from step {gaps[0][0]} to step {gaps[0][1]}.",
+        "Some steps were not written (a full disk, or a file edited by hand); the plots have holes there.",
+        "",
+    )
+
+
+CHECKS: tuple[Callable[[History], Finding | None], ...] = (
+    no_success,
+    no_useful_groups,
+    truncation,
+    copies,
+    no_gradient,
+    weights_still,
+    held_out_falls,
+    kl_drift,
+    entropy_collapse,
+    skipped_steps,
+    mismatch,
+    reward_faults,
+    reward_timeouts,
+    clipping,
+    length_explosion,
+    steps_missing,
+    slow_stage,
+    loss_is_zero_by_construction,
+)
+
+ORDER = {"alarm": 0, "warning": 1, "info": 2}
+
+
+def diagnose(rows: Sequence[Row], recipe: Any = None, evaluations: Sequence[Mapping[str, Any]] = ()) -> list[Finding]:
+    """All findings, the worst first. `recipe` is a Recipe or the same as nested dicts; None or partial is fine."""
+    plain = recipe.model_dump() if hasattr(recipe, "model_dump") else recipe
+    history = History(rows, plain if isinstance(plain, Mapping) else {}, evaluations)
+    found = [finding for check in CHECKS if (finding := check(history)) is not None]
+    return sorted(found, key=lambda finding: ORDER[finding.level])

@@ -1,0 +1,169 @@
+"""Every metric a run writes: unit, formula, healthy range, and what a bad value means. No torch.
+
+This table is the one place where metrics are explained: `docs/metrics.md` is written from it (`python -m cohort.metrics`),
+the report and the dashboard take their captions from it, and a test holds the file to it. Names are `<area>/<what>`,
+areas in data-flow order. `<part>` stands for a reward function's name, `<set>` for an evaluation set, `<logged>` for a
+number that a reward function logged, `<k>` for a number of completions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+AREAS = {
+    "rollout": "What the policy wrote in this step, before anything was scored.",
+    "reward": "What the reward functions said. Rewards are never normalised.",
+    "advantage": "How the rewards of each group became a training signal.",
+    "loss": "The objective, averaged over the tokens and minibatches of the step.",
+    "optim": "What the optimizer did with the gradient.",
+    "eval": "Held-out problems, sampled with the settings under [evaluation] and the same noise every time.",
+    "time": "Wall-clock seconds of each stage of the step.",
+    "perf": "Throughput and memory.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of docs/metrics.md."""
+
+    name: str
+    unit: str
+    formula: str
+    healthy: str
+    bad: str
+    """What a value outside the healthy range means, and where to look next."""
+
+    @property
+    def area(self) -> str:
+        return self.name.partition("/")[0]
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """The name with placeholders turned into wildcards. Only <logged> may hold a slash."""
+        text = re.escape(self.name).replace("<logged>", ".+").replace("<k>", r"\d+")
+        return re.compile(re.sub(r"<\w+>", "[^/]+", text))
+
+
+METRICS: tuple[Metric, ...] = (
+    # rollout -----------------------------------------------------------------------------------------------------
+    Metric("rollout/completions", "count", "prompts_per_step × group_size", "constant", "A drop means prompts ran out or groups were left out."),
+    Metric("rollout/tokens", "count", "sampled tokens of all completions, stop tokens included", "follows length_mean", "Explains changes in step time: sampling cost is proportional to it."),
+    Metric("rollout/length_mean", "tokens", "mean sampled tokens per completion", "stable, or rising slowly with success", "A rise without a rise in success is padding; a fall to a handful of tokens is a policy that gave up reasoning."),
+    Metric("rollout/length_max", "tokens", "longest completion of the step", "below sampling.max_completion_tokens", "At the limit in every step: some completions are being cut, see rollout/truncated."),
+    Metric("rollout/truncated", "share", "completions that ended at max_completion_tokens ÷ all", "below 0.1", "Cut completions rarely hold an answer, so they score 0 for being long, not for being wrong. Raise sampling.max_completion_tokens, or check that the model knows its stop token."),
+    Metric("rollout/distinct", "share", "mean over groups of distinct completions ÷ group_size", "above 0.5 for open tasks", "At 1 ÷ group_size every group holds copies of one completion: no variance, no signal. Raise the temperature, or accept that the task is solved."),
+    Metric("rollout/prompt_tokens_mean", "tokens", "mean prompt length, template included", "constant", "A jump means that the mix of prompts changed."),
+    Metric("rollout/epoch", "epochs", "prompts drawn so far ÷ prompts in the source", "below about 10", "Many passes over few prompts invite memorising; watch held-out pass@1 rather than reward."),
+    Metric("rollout/mismatch_mean", "nats", "mean |log π_trainer − log π_engine| over sampled tokens, before the first update of the step", "below 0.01 (bfloat16), 1e-5 (float32)", "Engine and trainer disagree on the policy they are both supposed to be. The mean hides outliers: read p95 and max."),
+    Metric("rollout/mismatch_p95", "nats", "95th percentile of the same", "below 0.05", "One token in twenty is off by this much: look for a temperature, template or dtype that differs."),
+    Metric("rollout/mismatch_max", "nats", "maximum of the same", "below 1", "A single large value is usually one very unlikely token; large p95 and max together are a bug or a stale weight."),
+    # reward ------------------------------------------------------------------------------------------------------
+    Metric("reward/mean", "reward", "mean weighted sum of parts over scored completions", "rising", "Flat from the start: no useful groups, or a learning rate that is too small. Falling: the update is too large."),
+    Metric("reward/std", "reward", "standard deviation over scored completions", "above 0", "0: every completion scored the same, so nothing can be learned from the step."),
+    Metric("reward/success", "share", "completions whose outcome part reached its threshold ÷ those with a verdict", "rising; learning is fastest near 0.5", "0 for many steps: the base model is too weak for the task, or the answer is not being parsed. Read some rollouts."),
+    Metric("reward/unscored", "count", "completions for which no part gave a value", "0", "They are out of both sides of every mean. Many of them means that a reward function keeps abstaining or failing."),
+    Metric("reward/faults", "count", "exceptions, NaN, wrong types and the like, of the reward functions", "0", "A bug in a reward function. Past train.max_fault_share of a step the run stops."),
+    Metric("reward/timeouts", "count", "completions that ran into the limit of the verifier or the sandbox; they score 0", "near 0", "Rising: the policy is writing what the verifier cannot digest, for instance endless loops or huge numbers."),
+    Metric("reward/<part>/mean", "reward", "mean of one reward function before weighting, where it spoke", "rising", "One part rising while the outcome part falls is reward hacking: the policy found the cheaper points."),
+    Metric("reward/<part>/std", "reward", "standard deviation of the same", "above 0", "0: this part no longer separates completions and contributes nothing."),
+    Metric("reward/<part>/none", "share", "completions on which this part abstained or failed ÷ all", "0 unless it abstains by design", "The part is silent on this share of the data."),
+    Metric("reward/<part>/seconds", "seconds", "wall clock of this reward function in the step", "small beside time/rollout", "The slowest part sets time/reward."),
+    Metric("reward/<part>/<logged>", "as logged", "mean of a number that the function logged itself", "as its author says", "Whatever the function's author meant by it."),
+    # advantage ---------------------------------------------------------------------------------------------------
+    Metric("advantage/useful_groups", "share", "groups whose rewards are not all equal ÷ all groups", "above 0.3; expected 1 − pᴳ − (1−p)ᴳ at success rate p", "The share of the step that teaches anything. Low: problems too easy or too hard for this policy, or groups too small."),
+    Metric("advantage/zero_variance_groups", "count", "groups whose rewards are all exactly equal", "below two thirds of the groups", "Their advantage is 0 for every member: sampled and paid for, without signal."),
+    Metric("advantage/dropped_groups", "count", "groups taken out of the batch (fewer than two scores, or zero_variance = \"drop\")", "0 with \"keep\"", "With \"keep\", every dropped group lost its scores to faults or abstentions."),
+    Metric("advantage/all_correct_groups", "count", "groups in which every completion succeeded", "below half of the groups", "The prompts are too easy now: move to harder ones."),
+    Metric("advantage/all_wrong_groups", "count", "groups in which every completion failed", "below half of the groups", "The prompts are too hard: larger groups, easier prompts, or a cold start on demonstrations."),
+    Metric("advantage/std", "—", "standard deviation of all advantages of the step", "about √useful_groups for group_normalized", "Near 0: the step carries almost no gradient."),
+    Metric("advantage/abs_max", "—", "largest |advantage|", "at most √(group_size − 1) for group_normalized", "Above that bound the normalisation is broken (a group that is nearly but not exactly constant)."),
+    # loss --------------------------------------------------------------------------------------------------------
+    Metric("loss/total", "—", "loss/policy + kl_coef × KL term − entropy_coef × entropy", "near 0", "Not a measure of progress: exactly on-policy it is 0 by construction while the gradient is not. Read reward and grad_norm."),
+    Metric("loss/policy", "—", "−clipped surrogate, weighted by the aggregation", "near 0", "As above. A large magnitude means very off-policy minibatches."),
+    Metric("loss/kl", "nats per token", "mean of k3 = exp(log π_ref − log π) − (log π_ref − log π) − 1", "0 at step 1, then slowly rising", "Not 0 at step 1: reference and policy differ from the start. Exploding: lower the learning rate or raise kl_coef."),
+    Metric("loss/kl_per_completion", "nats", "k3 summed over each completion, mean over completions", "below 5", "Over 5 to 10 nats the policy has left the reference's neighbourhood; gains there are often reward hacking."),
+    Metric("loss/entropy", "nats per token", "mean of −Σ π log π over trained tokens", "falling slowly, above a tenth of its start", "Collapse: the policy has stopped exploring, groups become copies. Raise clip_high, temperature or entropy_coef."),
+    Metric("loss/clip_low", "share", "trained tokens held at 1 − clip_low (with A < 0)", "below 0.2; 0 on-policy", "Large: minibatches drift too far from the policy that sampled. Fewer of them, or a smaller learning rate."),
+    Metric("loss/clip_high", "share", "trained tokens held at 1 + clip_high (with A > 0)", "below 0.2; 0 on-policy", "As clip_low. If it is much larger than clip_low, a higher clip_high (0.28) keeps exploration alive."),
+    Metric("loss/ratio_max", "ratio", "largest π ÷ π_old over trained tokens", "1 on-policy; below 10", "Very large ratios come from tokens that were nearly impossible when sampled."),
+    Metric("loss/trained_tokens", "count", "tokens with a non-zero weight in the loss", "close to rollout/tokens", "Much smaller: masks, drops or skipped zero-variance groups. 0: the step was a counted no-op."),
+    # optim -------------------------------------------------------------------------------------------------------
+    Metric("optim/learning_rate", "—", "learning rate of the last optimizer step", "follows the schedule", "0 for the whole run: warm-up longer than the run."),
+    Metric("optim/grad_norm", "—", "global norm before clipping, mean over optimizer steps", "above 0, without trend", "0: nothing to learn from (no useful group). Spikes: a few extreme tokens; clipping contains them."),
+    Metric("optim/clipped", "share", "optimizer steps whose gradient was clipped to max_grad_norm ÷ all", "any; constant 1 is a rescaled learning rate", "At 1 throughout, max_grad_norm sets the step size rather than the learning rate."),
+    Metric("optim/skipped", "count", "optimizer steps left out because loss or gradient was not finite", "0", "Weights stay as they were; three in a row stop the run. Lower the learning rate, check for extreme log-probs."),
+    Metric("optim/policy_version", "count", "optimizer steps taken since the start", "rises by minibatches × passes", "Standing still: every step was skipped or empty."),
+    Metric("optim/weight_change", "—", "largest |change| of any parameter at the first update", "about the learning rate with AdamW", "0: the update was lost to rounding or the learning rate is 0; training is running without training."),
+    # eval --------------------------------------------------------------------------------------------------------
+    Metric("eval/<set>/pass@<k>", "share", "mean over problems of 1 − C(n−c, k) ÷ C(n, k), with c successes of n completions", "rising; pass@1 most of all", "pass@1 up while pass@8 falls: the policy is sharpening what it could already do and forgetting the rest."),
+    Metric("eval/<set>/maj@<k>", "share", "credit of the answer most of k completions agree on; ties share it", "above pass@1", "Below pass@1: the policy's most common answer is wrong, so it errs systematically. Null: no reward exposes an answer."),
+    Metric("eval/<set>/mean@<k>", "share", "mean success over the k completions of each problem", "equal to pass@1", "Printed because papers use the name."),
+    Metric("eval/<set>/greedy", "share", "success of one completion at temperature 0", "at or above pass@1", "Far above pass@1: the sampling temperature costs accuracy. Far below: greedy decoding loops."),
+    Metric("eval/<set>/reward", "reward", "mean weighted reward over scored completions", "rising with pass@1", "Rising alone: shaping parts improve and the outcome does not."),
+    Metric("eval/<set>/truncated", "share", "completions cut at the token limit ÷ all", "below 0.1", "Accuracy is limited by the token budget, not only by the policy."),
+    Metric("eval/<set>/length_mean", "tokens", "mean sampled tokens per completion", "stable", "Tells longer reasoning from mere padding, next to pass@1."),
+    Metric("eval/<set>/unscored", "count", "completions without a verdict", "0", "They are out of both sides; many make the numbers a statement about fewer completions."),
+    # time --------------------------------------------------------------------------------------------------------
+    Metric("time/rollout", "seconds", "sampling the completions", "the largest stage", "Grows with length. Shorter limits or a faster engine."),
+    Metric("time/reward", "seconds", "all reward functions", "below a quarter of time/step", "The accelerator waits for the verifier. Look at reward/<part>/seconds."),
+    Metric("time/prepare", "seconds", "advantages, packing, old and reference log-probs", "below time/update", "kl_coef = 0 saves the reference's forward pass."),
+    Metric("time/update", "seconds", "forward, backward and optimizer steps", "below or near time/rollout", "Larger micro-batches (micro_batch_tokens) while memory lasts; results do not change."),
+    Metric("time/checkpoint", "seconds", "saving, when the step saved", "a small share over the run", "Raise checkpoints.every_steps, or write to a faster disk."),
+    Metric("time/evaluate", "seconds", "held-out evaluation, when the step evaluated", "a small share over the run", "Raise evaluation.every_steps or lower evaluation.every_problems."),
+    Metric("time/step", "seconds", "the whole step", "steady", "A slow rise follows length; a jump is usually another process on the machine."),
+    # perf --------------------------------------------------------------------------------------------------------
+    Metric("perf/rollout_tokens_per_second", "tokens/s", "rollout/tokens ÷ time/rollout", "steady", "Falls when a few long completions keep the engine busy alone."),
+    Metric("perf/train_tokens_per_second", "tokens/s", "loss/trained_tokens ÷ time/update", "steady", "Falls with short rows and small micro-batches: padding and launch overhead."),
+    Metric("perf/tokens_per_second", "tokens/s", "rollout/tokens ÷ time/step", "steady", "The number that decides how long the run takes."),
+    Metric("perf/peak_memory_gib", "GiB", "peak memory of the device (CUDA) or of the process (CPU)", "flat after the first steps", "Rising steadily: a leak. Near the limit: smaller micro_batch_tokens or fewer slots."),
+)  # fmt: skip
+"""In data-flow order. One line per metric reads better as a table, hence no line wrapping."""
+
+
+def describe(name: str) -> Metric | None:
+    """The row that explains a concrete name: exact names first, then placeholders. None: not a metric of ours."""
+    exact = (metric for metric in METRICS if metric.name == name)
+    return next(exact, None) or next((metric for metric in METRICS if metric.pattern.fullmatch(name)), None)
+
+
+def markdown() -> str:
+    """The text of docs/metrics.md."""
+    return "\n".join(markdown_lines()) + "\n"
+
+
+def markdown_lines() -> Iterator[str]:
+    yield "# Metrics"
+    yield ""
+    yield "<!-- Written by `python -m cohort.metrics` from src/cohort/metrics.py; edit there. -->"
+    yield ""
+    yield 'Every step appends one JSON object to `metrics.jsonl` in the run folder: `{"step": 12, "reward/mean": 0.41, ...}`.'
+    yield "A value that does not exist in a step is absent; a value that was not finite is `null`. Shares lie between 0 and 1."
+    yield ""
+    yield "Short of time? Watch five: `reward/success`, `advantage/useful_groups`, `rollout/truncated`, `loss/kl_per_completion`"
+    yield "and `eval/<set>/pass@1`. The loss is not among them: exactly on-policy it is 0 by construction."
+    for area, about in AREAS.items():
+        yield ""
+        yield f"## {area}/"
+        yield ""
+        yield about
+        yield ""
+        yield "| metric | unit | formula | healthy | a bad value means |"
+        yield "|---|---|---|---|---|"
+        for metric in METRICS:
+            if metric.area == area:
+                cells = (f"`{metric.name}`", metric.unit, metric.formula, metric.healthy, metric.bad)
+                yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def main() -> None:
+    """Write docs/metrics.md of the source tree this module lies in."""
+    target = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+    target.write_text(markdown(), encoding="utf-8")
+    print(f"wrote {target}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""AdamW on float32 master weights, a schedule without state, clipping, and a guard against non-finite gradients.
+
+The module holds its parameters in the compute dtype. Where that is float32 the parameters are the masters. Where it is
+bfloat16 the masters live here: gradients of every micro-batch are added up in float32, the step is taken in float32,
+and the result is copied back. (AdamW in pure bfloat16 at a learning rate of 1e-6 moves nothing at all.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cohort.config import OptimizerConfig
+from cohort.errors import InvariantError
+from cohort.interrupts import deferred
+
+MAX_SKIPPED_IN_A_ROW = 3
+
+
+@dataclass(frozen=True)
+class StepReport:
+    learning_rate: float
+    grad_norm: float
+    clipped: bool
+    skipped: bool
+
+
+def learning_rate_at(update: int, total: int, config: OptimizerConfig) -> float:
+    """Learning rate of update number `update` (from 0): a pure function, so nothing of it needs saving."""
+    if update < config.warmup_steps:
+        return config.learning_rate * (update + 1) / config.warmup_steps
+    progress = min(1.0, (update - config.warmup_steps) / max(1, total - config.warmup_steps))
+    if config.schedule == "linear":
+        share = 1.0 - progress
+    elif config.schedule == "cosine":
+        share = 0.5 * (1.0 + math.cos(math.pi * progress))
+    else:
+        return config.learning_rate
+    return config.learning_rate * (config.final_share + (1.0 - config.final_share) * share)
+
+
+class MasterWeights:
+    """The float32 truth behind each trained parameter: the parameter itself where it is computed in float32 already."""
+
+    def __init__(self, model: nn.Module, compute_dtype: torch.dtype):
+        self.parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self.masters: dict[str, Tensor] = dict(self.parameters)
+        if compute_dtype in (torch.bfloat16, torch.float16):
+            self.masters = {name: value.detach().float().clone() for name, value in self.parameters.items()}
+            model.to(compute_dtype)
+            for name, parameter in self.parameters.items():
+                parameter.register_post_accumulate_grad_hook(_add_to_master(self.masters[name]))
+
+    @torch.no_grad()
+    def copy_back(self) -> None:
+        for name, master in self.masters.items():
+            if master is not self.parameters[name]:
+                self.parameters[name].copy_(master)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: master.detach() for name, master in self.masters.items()}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, master in self.masters.items():
+            master.copy_(tensors[name])
+        self.copy_back()
+
+    def drop_gradients(self) -> None:
+        for value in [*self.masters.values(), *self.parameters.values()]:
+            value.grad = None
+
+
+def _add_to_master(master: Tensor) -> Any:
+    def add(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        gradient = parameter.grad.float()
+        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+        parameter.grad = None
+
+    return add
+
+
+class Optimizer:
+    def __init__(self, weights: MasterWeights, config: OptimizerConfig, total_updates: int):
+        self.weights = weights
+        self.config = config
+        self.total_updates = total_updates
+        self.updates = 0
+        """Attempted updates; a skipped one counts, so that the schedule does not depend on luck."""
+        self.skipped_in_a_row = 0
+        masters = list(weights.masters.values())
+        groups = [
+            {"params": [master for master in masters if master.dim() >= 2], "weight_decay": config.weight_decay},
+            {"params": [master for master in masters if master.dim() < 2], "weight_decay": 0.0},
+        ]
+        self.adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.epsilon,
+            fused=True,
+        )
+
+    def clip_and_step(self) -> StepReport:
+        """One update from the accumulated gradients. A non-finite gradient changes nothing and is counted."""
+        with deferred():
+            masters = [master for master in self.weights.masters.values() if master.grad is not None]
+            gradients = [master.grad for master in masters if master.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+            rate = learning_rate_at(self.updates, self.total_updates, self.config)
+            skipped = not bool(torch.isfinite(norm))
+            clipped = not skipped and 0 < self.config.max_grad_norm < float(norm)
+            if clipped:
+                torch.nn.utils.clip_grads_with_norm_(masters, self.config.max_grad_norm, norm)
+            # An all-masked minibatch has no gradient: a no-op, not an AdamW step on its old momentum.
+            if gradients and not skipped:
+                for group in self.adamw.param_groups:
+                    group["lr"] = rate
+                self.adamw.step()
+                self.weights.copy_back()
+            self.weights.drop_gradients()
+            self.updates += 1
+            self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise InvariantError(
+                f"{MAX_SKIPPED_IN_A_ROW} updates in a row had a non-finite gradient; the weights are as before the first of "
+                "them. Lower optimizer.learning_rate or the temperature, or look at the last rollouts for broken rewards."
+            )
+        return StepReport(rate, float(norm), clipped, skipped)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The moments by parameter name, and the counters."""
+        tensors = {}
+        for name, master in self.weights.masters.items():
+            for key, value in self.adamw.state.get(master, {}).items():
+                tensors[f"{name}|{key}"] = value if value.dim() else value.reshape(1)
+        return tensors, {"updates": self.updates, "skipped_in_a_row": self.skipped_in_a_row}
+
+    def load_state(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
+        self.updates, self.skipped_in_a_row = counters["updates"], counters["skipped_in_a_row"]
+        for key, value in tensors.items():
+            name, _, kind = key.rpartition("|")
+            master = self.weights.masters[name]
+            value = value.to(master.device)
+            self.adamw.state[master][kind] = value.reshape(()) if kind == "step" else value.reshape(master.shape)

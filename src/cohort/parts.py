@@ -1,0 +1,164 @@
+"""The components of a run side by side, and the glue between them that the loop calls by name."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+
+from cohort import checkpoint
+from cohort.config import Recipe
+from cohort.evaluate import Evaluation, evaluate
+from cohort.monitors import Monitors
+from cohort.policy import Policy
+from cohort.prompts import PromptStream
+from cohort.rewards.base import RewardRunner, Scored
+from cohort.rollout.engine import Engine
+from cohort.run import RunFolder
+from cohort.state import FinishedStep, TrainState
+from cohort.types import Completion, Prompt, Sampling
+from cohort.updates import UpdateMeter, check_same_policy, mismatch_limit
+
+
+class Stopwatch:
+    """Seconds by stage: each lap is the time since the one before."""
+
+    def __init__(self) -> None:
+        self.started = self.last = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        now = time.monotonic()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self.last
+        self.last = now
+
+    def total(self) -> float:
+        return time.monotonic() - self.started
+
+
+@dataclass
+class Parts:
+    recipe: Recipe
+    folder: RunFolder
+    policy: Policy
+    reference: Policy | None
+    engine: Engine
+    rewards: RewardRunner
+    stream: PromptStream
+    sampling: Sampling
+    evaluation_sets: Mapping[str, Sequence[Prompt]]
+    monitors: Monitors
+    stopwatch: type[Stopwatch] = Stopwatch
+    base_seconds: float = 0.0
+    """Seconds the run had already taken when this process took it up."""
+    started: float = field(default_factory=time.monotonic)
+    first_update_checked: bool = False
+    save_seconds: float = 0.0
+
+    def score(self, prompts: Sequence[Prompt], completions_PG: Sequence[Sequence[Completion]], step: int) -> Scored:
+        flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
+        return self.rewards.score(
+            [prompt for prompt, _ in flat], [completion for _, completion in flat], step=step, num_steps=self.recipe.train.num_steps
+        )
+
+    def check_before_update(self, meter: UpdateMeter, state: TrainState) -> None:
+        """Once per process, before its first update on a fresh batch: engine, trainer and reference are the same policy."""
+        if self.first_update_checked or state.update_metrics or not meter.mismatch:
+            return
+        config = self.policy.model.config.get_text_config()
+        limit = mismatch_limit(self.policy.model.dtype, config.num_hidden_layers * config.hidden_size)
+        check_same_policy(meter, limit, weights_equal_reference=state.policy_version == 0)
+        self.first_update_checked = True
+
+    def observe(self, finished: FinishedStep, watch: Stopwatch, state: TrainState) -> None:
+        """Write down what happened; then evaluate and save where the recipe says so."""
+        recipe, step = self.recipe, finished.step
+        row: dict[str, Any] = {"step": step, **finished.batch.metrics, **finished.update_metrics}
+        row["rollout/epoch"] = state.cursor / len(self.stream)
+        row["optim/policy_version"] = state.policy_version
+        if recipe.monitors.rollouts_every and step % recipe.monitors.rollouts_every == 0:
+            self.folder.write_rollouts(step, finished.batch.rollouts, finished.batch.advantages_N)
+        improved = False
+        if recipe.evaluation.every_steps and step % recipe.evaluation.every_steps == 0 and step < recipe.train.num_steps:
+            result = self.evaluate("during", state)
+            improved = self._remember_best(result, state)
+            row |= result.metrics()
+            watch.lap("evaluate")
+        # The row is on disk before the checkpoint that counts it: a kill in between repeats a step, it never loses a row.
+        self.monitors.on_metrics(row | time_metrics(watch, self.save_seconds) | speed_metrics(row, watch))
+        self.save_seconds = 0.0
+        if improved or (recipe.checkpoints.every_steps and step % recipe.checkpoints.every_steps == 0):
+            self.save(state)
+
+    def evaluate(self, label: str, state: TrainState) -> Evaluation:
+        """Held-out evaluation, written to the run folder."""
+        recipe = self.recipe.evaluation
+        sampling = Sampling(
+            group_size=recipe.samples,
+            temperature=recipe.temperature,
+            max_completion_tokens=recipe.max_completion_tokens or self.sampling.max_completion_tokens,
+            stop_ids=self.sampling.stop_ids,
+            top_p=recipe.top_p,
+            top_k=recipe.top_k,
+        )
+        sets = dict(self.evaluation_sets)
+        if label == "during":
+            first = next(iter(sets))
+            sets = {first: sets[first][: recipe.every_problems]}
+        result = evaluate(
+            self.engine, sets, self.rewards, sampling=sampling, seed=self.recipe.seed, step=state.step,
+            num_steps=self.recipe.train.num_steps, greedy=recipe.greedy and label != "during",
+            resamples=recipe.resamples, label=label,
+        )
+        self.folder.append_evaluation(result.to_json())
+        if label in ("before", "after"):
+            self.folder.samples.mkdir(exist_ok=True)
+            text = "".join(json.dumps(example) + "\n" for example in result.examples)
+            (self.folder.samples / f"{label}.jsonl").write_text(text, encoding="utf-8")
+        self.monitors.on_evaluation(result)
+        return result
+
+    def _remember_best(self, result: Evaluation, state: TrainState) -> bool:
+        reward = next(iter(result.sets.values()))["reward"].value
+        if not self.recipe.checkpoints.best or reward is None or (state.best_reward is not None and reward <= state.best_reward):
+            return False
+        state.best_reward, state.best_step = reward, state.step
+        return True
+
+    def seconds(self) -> float:
+        return self.base_seconds + time.monotonic() - self.started
+
+    def save(self, state: TrainState) -> None:
+        started = time.monotonic()
+        state.seconds = self.seconds()
+        state.save(self.folder.checkpoints)
+        checkpoint.prune(self.folder.checkpoints, self.recipe.checkpoints.keep, always=f"step-{state.best_step}")
+        if state.best_step >= 0:
+            best = {"checkpoint": f"step-{state.best_step}", "reward": state.best_reward}
+            self.folder.write_json(self.folder.checkpoints / "best.json", best)
+        self.save_seconds += time.monotonic() - started
+
+
+def time_metrics(watch: Stopwatch, save_seconds: float) -> dict[str, float]:
+    """Saving happens after a step's row is written, so its time stands in the row of the next step."""
+    stages = {f"time/{stage}": seconds for stage, seconds in watch.seconds.items()}
+    return stages | {"time/checkpoint": save_seconds, "time/step": watch.total() + save_seconds}
+
+
+def speed_metrics(row: Mapping[str, Any], watch: Stopwatch) -> dict[str, float]:
+    speeds = {}
+    if watch.seconds.get("rollout"):
+        speeds["perf/rollout_tokens_per_second"] = row["rollout/tokens"] / watch.seconds["rollout"]
+        speeds["perf/tokens_per_second"] = row["rollout/tokens"] / watch.total()
+    if watch.seconds.get("update"):
+        speeds["perf/train_tokens_per_second"] = row["loss/trained_tokens"] / watch.seconds["update"]
+    if torch.cuda.is_available():
+        speeds["perf/peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    else:
+        speeds["perf/peak_memory_gib"] = psutil.Process().memory_info().rss / 2**30
+    return speeds

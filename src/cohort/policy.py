@@ -1,0 +1,135 @@
+"""The policy: a causal language model, its tokenizer, and the log-probabilities of tokens under it.
+
+The module always stays in eval mode: dropout would make the policy that is scored another one than the policy that
+sampled, and gradients do not need train mode.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cohort import head
+from cohort.algorithms.logprobs import token_logprobs
+from cohort.batching import Example, MicroBatch, pack
+from cohort.chat import ChatCodec
+from cohort.config import ModelConfig
+from cohort.errors import ModelError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    logprobs_M: Tensor
+    entropy_M: Tensor
+
+
+class Policy:
+    """A model ready to be sampled and trained. The engine reads these very parameters: there is no second copy."""
+
+    def __init__(self, model: Any, tokenizer: Any, temperature: float = 1.0):
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.codec = ChatCodec(tokenizer)
+        self.split = head.split(model)
+        self.temperature = temperature
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def compute_logprobs(
+        self, micro: MicroBatch, *, temperature: float | None = None, entropy_gradient: bool = False
+    ) -> TokenScores:
+        """Log-probs and entropies of the trained tokens alone, at the sampling temperature unless told otherwise."""
+        hidden_BTH = self.split.backbone(input_ids=micro.token_ids_BT, use_cache=False).last_hidden_state
+        # The state one position earlier predicts a token: the only shift in the project.
+        hidden_MH = hidden_BTH[micro.row_M, micro.position_M - 1]
+        logprobs_M, entropy_M = token_logprobs(
+            hidden_MH,
+            micro.token_ids_M,
+            self.split.logits,
+            vocabulary=self.model.config.get_text_config().vocab_size,
+            temperature=self.temperature if temperature is None else temperature,
+            entropy_gradient=entropy_gradient,
+        )
+        return TokenScores(logprobs_M, entropy_M)
+
+    @torch.no_grad()
+    def score_examples(self, examples: list[Example], micro_batch_tokens: int) -> list[Tensor]:
+        """Log-probs of each example's completion tokens (0 where masked), without gradients, back on the CPU."""
+        scored = [torch.zeros(len(example.completion_ids)) for example in examples]
+        batch = pack(
+            examples, aggregation="token_mean", max_completion_tokens=1, micro_batch_tokens=micro_batch_tokens,
+            skip_zero_advantage=False,
+        )
+        for micro in batch.micro_batches:
+            logprobs_M = self.compute_logprobs(micro.to(self.device)).logprobs_M.float().cpu()
+            for row, index in enumerate(micro.examples):
+                chosen_M = micro.row_M == row
+                start = len(examples[index].prompt_ids)
+                scored[index][micro.position_M[chosen_M] - start] = logprobs_M[chosen_M]
+        return scored
+
+    def frozen_copy(self) -> Policy:
+        """A reference: the same weights, never trained."""
+        model = copy.deepcopy(self.model).requires_grad_(False)
+        return Policy(model, self.tokenizer, self.temperature)
+
+    def save(self, folder: Path) -> None:
+        """Hugging Face format; loads with AutoModelForCausalLM and AutoTokenizer."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def pick_device(config: ModelConfig) -> torch.device:
+    if config.device != "auto":
+        return torch.device(config.device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def pick_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def load_model(config: ModelConfig, seed: int, alphabet: Iterable[str] = ()) -> tuple[Any, Any]:
+    """Model in float32 on its device, and tokenizer. The optimizer casts to the compute dtype once it holds the masters."""
+    if config.source == "scratch":
+        from cohort.scratch import build_scratch
+
+        model, tokenizer = build_scratch(config.scratch, alphabet, seed)
+    else:
+        model, tokenizer = load_pretrained(config.source, config.revision)
+    return model.to(pick_device(config)), tokenizer
+
+
+def load_pretrained(source: str, revision: str = "") -> tuple[Any, Any]:
+    """A local folder or a hub id through transformers. Code that ships with a checkpoint is never run."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options: dict[str, Any] = {"revision": revision} if revision else {}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False, **options
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as problem:
+        first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+        raise ModelError(
+            f"model.source: cannot load {source!r} as a causal language model ({first_line}). "
+            "Give a folder written by save_pretrained, or a hub id that this machine can reach."
+        ) from problem
+    return model, tokenizer

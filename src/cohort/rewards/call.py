@@ -1,0 +1,331 @@
+"""One call of one reward function: what it is offered, how its answer is read, what counts as its fault.
+
+Used on both sides, in the worker process and in the trainer for functions that cannot be imported elsewhere, so that
+a reward means the same wherever it runs. Imports nothing heavy: workers start with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import numbers
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+OFFERED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""What every reward function can ask for beside the columns of the rows; TRL's names."""
+
+FAULT_KINDS = ("exception", "type", "length", "nan", "crash")
+"""Faults of the function. A time limit that one completion runs into is that completion's doing and not among them."""
+
+MAX_DETAIL_CHARS = 8000
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """The part of transformers' TrainerState that means something here. A run counts as one epoch."""
+
+    global_step: int
+    """Steps completed before this one, as in transformers: 0 while the first step is scored."""
+    max_steps: int
+    epoch: float
+    num_train_epochs: int = 1
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+
+    @classmethod
+    def at(cls, step: int, num_steps: int) -> TrainerState:
+        done = max(step - 1, 0)
+        return cls(global_step=done, max_steps=num_steps, epoch=done / num_steps if num_steps else 0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The function
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a function accepts, as plain data: the trainer learns it from the worker that imported the function."""
+
+    accepted: tuple[str, ...]
+    required: tuple[str, ...]
+    takes_any: bool
+    reads: tuple[str, ...] | None
+    per_completion: bool
+    is_async: bool
+    has_extract: bool
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Signature:
+        accepted, required, takes_any = parameters(function)
+        reads = getattr(function, "reads", None)
+        return cls(
+            accepted=accepted,
+            required=required,
+            takes_any=takes_any,
+            reads=None if reads is None else tuple(str(name) for name in reads),
+            per_completion=bool(getattr(function, "per_completion", False)),
+            is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)),
+            has_extract=callable(getattr(function, "extract", None)),
+        )
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Signature:
+        names = {key: tuple(message[key]) for key in ("accepted", "required")}
+        reads = None if message["reads"] is None else tuple(message["reads"])
+        flags = {key: bool(message[key]) for key in ("takes_any", "per_completion", "is_async", "has_extract")}
+        return cls(**names, reads=reads, **flags)
+
+    def asked(self, columns: Iterable[str], bound: Iterable[str]) -> list[str]:
+        """Names to pass: those it reads, else those it names, else (with **kwargs) everything there is."""
+        available = [*OFFERED, *columns]
+        if self.reads is not None:
+            wanted: Iterable[str] = self.reads
+        else:
+            wanted = available if self.takes_any else self.accepted
+        return [name for name in dict.fromkeys(wanted) if name in available and name not in bound]
+
+
+def parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """(names it accepts, those without a default, whether it takes any name)."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C, without a signature
+        return (), (), True
+    named = [p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = tuple(p.name for p in named if p.default is p.empty)
+    return tuple(p.name for p in named), required, any(p.kind is p.VAR_KEYWORD for p in found)
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """The function of "package.module:qualified.name"."""
+    module_name, _, qualname = spec.partition(":")
+    target: Any = importlib.import_module(module_name)
+    for name in qualname.split("."):
+        target = getattr(target, name)
+    if not callable(target):
+        raise TypeError(f"{spec} is a {type(target).__name__}, not a function")
+    return target  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The call
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The function gave one entry per completion; single entries may still be faults."""
+
+    values: list[float | None]
+    faults: list[str | None]
+    """Kind of the fault, entry by entry; None where the value can be used."""
+    detail: str = ""
+    """The first fault in words."""
+    extras: dict[str, list[Any]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    dropped: int = 0
+    """Logged values that could not be used."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The call as a whole gave nothing: one of FAULT_KINDS, or "timeout"."""
+
+    kind: str
+    detail: str
+
+
+class Log:
+    """Collects what a function reports through log_extra and log_metric. An observer: it counts misuse, never raises."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, list[Any]] = {}
+        self.values: dict[str, list[float]] = {}
+        self.dropped = 0
+
+    def extra(self, column: str, values: Iterable[Any]) -> None:
+        try:
+            self.columns.setdefault(str(column), []).extend(plain(value) for value in unpacked(values))
+        except Exception:
+            self.dropped += 1
+
+    def metric(self, name: str, value: Any) -> None:
+        number, fault = read_value(value)
+        if number is None or fault is not None:
+            self.dropped += 1
+        else:
+            self.values.setdefault(str(name), []).append(number)
+
+    def extras(self, count: int) -> dict[str, list[Any]]:
+        """Columns with one value per completion. Any other length cannot be attributed."""
+        kept = {column: values for column, values in self.columns.items() if len(values) == count}
+        self.dropped += len(self.columns) - len(kept)
+        return kept
+
+    def metrics(self) -> dict[str, float]:
+        return {name: sum(values) / len(values) for name, values in self.values.items()}
+
+
+def call_reward(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    count: int,
+    state: TrainerState,
+    names: Iterable[str],
+    await_result: Callable[[Awaitable[Any]], Any],
+) -> Answered | Failed:
+    """Call `function` on `count` completions. `names` says which of trainer_state, log_extra, log_metric it is given."""
+    log = Log()
+    given = {"trainer_state": state, "log_extra": log.extra, "log_metric": log.metric}
+    try:
+        result = function(**arguments, **{name: given[name] for name in names if name in given})
+        if inspect.isawaitable(result):
+            result = await_result(result)
+        entries = entries_of(result)
+    # Everything: sys.exit() inside a reward function is its fault too, and must not end the run or the worker.
+    except BaseException as problem:
+        return Failed("exception", shorten(readable_traceback(problem)))
+    if isinstance(entries, str):
+        return Failed("type", f"it returned {entries} for {count} completions; return a list with one float or None per completion")
+    if len(entries) != count:
+        return Failed("length", f"it returned {len(entries)} values for {count} completions")
+    return answered(entries, log)
+
+
+def answered(entries: Sequence[Any], log: Log) -> Answered:
+    read = [read_value(entry) for entry in entries]
+    faults = [fault for _, fault in read]
+    first = next((i for i, fault in enumerate(faults) if fault is not None), None)
+    detail = "" if first is None else shorten(f"it returned {describe(entries[first])} for a completion; return a finite float or None")
+    extras = log.extras(len(entries))
+    return Answered([value for value, _ in read], faults, detail, extras, log.metrics(), log.dropped)
+
+
+def entries_of(result: Any) -> list[Any] | str:
+    """The returned values one by one, or, for what is not a list of values, its description."""
+    if isinstance(result, str | bytes | Mapping | set | frozenset) or result is None or getattr(result, "shape", None) == ():
+        return describe(result)
+    try:
+        return unpacked(result)
+    except TypeError:
+        return describe(result)
+
+
+def unpacked(values: Any) -> list[Any]:
+    """A list; arrays and tensors are converted at once, since their single elements are slow to read."""
+    return values.tolist() if hasattr(values, "tolist") and getattr(values, "shape", ()) != () else list(values)
+
+
+def read_value(entry: Any) -> tuple[float | None, str | None]:
+    """(value, fault kind). Numpy scalars and 0-d tensors are numbers; a string that looks like one is not."""
+    if entry is None:
+        return None, None
+    if not isinstance(entry, numbers.Real) and getattr(entry, "shape", None) == () and hasattr(entry, "item"):
+        entry = entry.item()
+    if not isinstance(entry, numbers.Real):
+        return None, "type"
+    try:
+        value = float(entry)
+    except OverflowError:
+        return None, "nan"
+    return (value, None) if math.isfinite(value) else (None, "nan")
+
+
+def extract_answers(function: Callable[..., Any], texts: Sequence[str], args: Mapping[str, Any]) -> tuple[list[str | None], int]:
+    """(answers, how many extractions failed). Extraction serves votes and logs: it can fail, but never hurt a score."""
+    extract: Callable[..., Any] = function.extract  # type: ignore[attr-defined]
+    accepted, _, takes_any = parameters(extract)
+    bound = {name: value for name, value in args.items() if takes_any or name in accepted}
+    answers: list[str | None] = []
+    failed = 0
+    for text in texts:
+        try:
+            answer = extract(text, **bound)
+            usable = answer is None or isinstance(answer, str)
+        except Exception:
+            answer, usable = None, False
+        answers.append(answer if usable else None)
+        failed += not usable
+    return answers, failed
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Plain data
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def to_message(reply: Answered | Failed) -> dict[str, Any]:
+    return asdict(reply)
+
+
+def from_message(message: Any, count: int) -> Answered | Failed | None:
+    """A worker's reply, checked entry by entry: it has handled model output, so it is not trusted. None: malformed."""
+    if not isinstance(message, dict):
+        return None
+    if message.get("kind") in FAULT_KINDS:
+        return Failed(message["kind"], shorten(str(message.get("detail", ""))))
+    values, faults = message.get("values"), message.get("faults")
+    extras, metrics, dropped = message.get("extras"), message.get("metrics"), message.get("dropped")
+    well_formed = (
+        isinstance(values, list)
+        and isinstance(faults, list)
+        and len(values) == len(faults) == count
+        and all(value is None or is_finite_number(value) for value in values)
+        and all(fault is None or fault in FAULT_KINDS for fault in faults)
+        and isinstance(extras, dict)
+        and all(isinstance(column, list) and len(column) == count for column in extras.values())
+        and isinstance(metrics, dict)
+        and all(is_finite_number(value) for value in metrics.values())
+        and isinstance(dropped, int)
+    )
+    if not well_formed:
+        return None
+    numbers_ = [None if value is None else float(value) for value in values]
+    return Answered(numbers_, faults, shorten(str(message.get("detail", ""))), extras, metrics, dropped)
+
+
+def is_finite_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether JSON gives back exactly this value: no tuples, no integer keys, no arrays, no subclasses of str."""
+    kind = type(value)
+    if kind is int:
+        return bool(value.bit_length() < 10_000)
+    if kind in (str, float, bool) or value is None:
+        return True
+    if depth > 50:
+        return False
+    if kind is list:
+        return all(is_plain(item, depth + 1) for item in value)
+    return kind is dict and all(type(key) is str and is_plain(item, depth + 1) for key, item in value.items())
+
+
+def plain(value: Any) -> Any:
+    """A logged value as plain data; what JSON has no word for becomes its repr."""
+    if is_plain(value):
+        return value
+    number, fault = read_value(value)
+    return number if number is not None and fault is None else repr(value)
+
+
+def describe(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 100 else text[:100] + '...'}"
+
+
+def readable_traceback(problem: BaseException) -> str:
+    """The traceback from the reward function on, without the frames of the runner."""
+    frames = problem.__traceback__
+    return "".join(traceback.format_exception(type(problem), problem, frames.tb_next if frames and frames.tb_next else frames))
+
+
+def shorten(text: str) -> str:
+    half = MAX_DETAIL_CHARS // 2
+    return text if len(text) <= MAX_DETAIL_CHARS else f"{text[:half]}\n[...]\n{text[-half:]}"

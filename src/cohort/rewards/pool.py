@@ -1,0 +1,244 @@
+"""Worker processes seen from the trainer: started, asked with a time limit, killed, replaced.
+
+Plain subprocesses and not multiprocessing: they inherit nothing of the trainer (no torch, no CUDA context, no locks),
+they are spoken to in JSON, and each leads its own session, so that killing one takes along whatever it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cohort
+from cohort.errors import RewardError
+from cohort.rewards.worker import HEADER
+
+LOAD_LIMIT_S = 300.0
+"""For starting Python and importing the function's module, which is no part of a call's time limit."""
+MAX_REPLY_BYTES = 256 * 2**20
+LOOK_EVERY_S = 0.2
+"""How often a silent worker is checked for having died with its pipe held open by a child of its own."""
+
+
+class WorkerTimeout(Exception):
+    """The worker did not answer within the limit."""
+
+
+class WorkerDied(Exception):
+    """The worker ended, or answered nonsense."""
+
+
+class LoadFailed(Exception):
+    """The worker could not import the function; the message is its traceback."""
+
+
+class Worker:
+    """One child process. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        lifeline, self._lifeline = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                # -P: the working folder must not shadow the standard library before the trainer's own path is set.
+                [sys.executable, "-P", "-m", "cohort.rewards.worker", str(lifeline)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(lifeline,),
+                start_new_session=True,
+                env=worker_environment(),
+                bufsize=0,
+            )
+        finally:
+            os.close(lifeline)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._requests, False)
+        os.set_blocking(self._replies, False)
+        self._loaded: dict[str, dict[str, Any]] = {}
+        self._ready = False
+        self.alive = True
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def load(self, spec: str) -> dict[str, Any]:
+        """Import the function there, once; returns its signature as plain data."""
+        if not self._ready:
+            self.ask({"op": "path", "path": [entry or os.getcwd() for entry in sys.path]}, LOAD_LIMIT_S)
+            self._ready = True
+        if spec not in self._loaded:
+            reply = self.ask({"op": "load", "spec": spec}, LOAD_LIMIT_S)
+            if not isinstance(reply, dict) or "signature" not in reply:
+                raise LoadFailed(str(reply.get("error", "") if isinstance(reply, dict) else reply))
+            self._loaded[spec] = reply["signature"]
+        return self._loaded[spec]
+
+    def ask(self, message: dict[str, Any], limit_s: float) -> Any:
+        """Send one request, return its reply. After WorkerTimeout or WorkerDied the process is gone."""
+        deadline = time.monotonic() + limit_s
+        body = json.dumps(message).encode()
+        try:
+            self._write(HEADER.pack(len(body)) + body, deadline)
+            (length,) = HEADER.unpack(self._read(HEADER.size, deadline))
+            if length > MAX_REPLY_BYTES:
+                raise WorkerDied(f"the worker announced a reply of {length} bytes")
+            return json.loads(self._read(length, deadline))
+        except (WorkerTimeout, WorkerDied):
+            self.kill()
+            raise
+        except (ValueError, RecursionError) as problem:
+            self.kill()
+            raise WorkerDied("the worker's reply is not JSON") from problem
+        except BaseException:  # interrupted half-way: the pipe is out of step
+            self.kill()
+            raise
+
+    def _write(self, data: bytes, deadline: float) -> None:
+        view = memoryview(data)
+        while view:
+            self._wait(self._requests, select.POLLOUT, deadline)
+            try:
+                view = view[os.write(self._requests, view) :]
+            except BlockingIOError:
+                continue
+            except OSError as problem:
+                raise WorkerDied(self._epitaph()) from problem
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        pieces: list[bytes] = []
+        while size > 0:
+            self._wait(self._replies, select.POLLIN, deadline)
+            try:
+                piece = os.read(self._replies, min(size, 2**20))
+            except BlockingIOError:
+                continue
+            except OSError as problem:
+                raise WorkerDied(self._epitaph()) from problem
+            if not piece:
+                raise WorkerDied(self._epitaph())
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def _wait(self, descriptor: int, event: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(descriptor, event)
+        while True:
+            left = deadline - time.monotonic()
+            ended = not self.alive or self._ended() is not None
+            if poll.poll(0 if ended else max(0.0, min(left, LOOK_EVERY_S)) * 1000):
+                return
+            if ended:
+                raise WorkerDied(self._epitaph())
+            if left <= 0:
+                raise WorkerTimeout
+
+    def _ended(self) -> os.waitid_result | None:
+        """How the process ended, without reaping it: until it is reaped nobody else can be given its process id."""
+        with contextlib.suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return None
+
+    def _epitaph(self) -> str:
+        for _ in range(20):  # the pipe closes a moment before the process can be waited for
+            if (end := self._ended()) is not None:
+                if end.si_code == os.CLD_EXITED:
+                    return f"the worker process ended with exit status {end.si_status}"
+                return f"the worker process was ended by signal {signal.Signals(end.si_status).name}"
+            time.sleep(0.01)
+        return "the worker process closed its pipe"
+
+    def hang_up(self) -> None:
+        """Ask an idle worker to end by itself."""
+        if self.alive and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def kill(self, grace_s: float = 0.0) -> None:
+        """End the process and everything in its session's group. Ours for certain: it is not reaped before this."""
+        if not self.alive:
+            return
+        self.alive = False
+        deadline = time.monotonic() + grace_s
+        while self._ended() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        os.close(self._lifeline)
+
+
+class Pool:
+    """A fixed number of workers, borrowed one call at a time; one that died while out is replaced on return."""
+
+    def __init__(self) -> None:
+        self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
+        self._all: set[Worker] = set()
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        return len(self._all)
+
+    @property
+    def pids(self) -> list[int]:
+        return sorted(worker.pid for worker in self._all)
+
+    def grow(self, size: int) -> None:
+        while self.size < size:
+            self._add()
+
+    def _add(self) -> None:
+        worker = Worker()
+        self._all.add(worker)
+        if self._closed:  # closed by another thread in between
+            worker.kill()
+        self._idle.put(worker)
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[Worker]:
+        worker = None
+        while worker is None:
+            if self._closed:
+                raise RewardError("the reward runner is closed")
+            with contextlib.suppress(queue.Empty):
+                worker = self._idle.get(timeout=LOOK_EVERY_S)
+        try:
+            yield worker
+        finally:
+            if worker.alive:
+                self._idle.put(worker)
+            else:
+                self._all.discard(worker)
+                if not self._closed:
+                    self._add()
+
+    def close(self) -> None:
+        self._closed = True
+        workers = list(self._all)
+        for worker in workers:
+            worker.hang_up()
+        for worker in workers:
+            worker.kill(grace_s=1.0)
+
+
+def worker_environment() -> dict[str, str]:
+    """The trainer's environment, with the folder this package was imported from in front."""
+    package = str(Path(cohort.__file__).resolve().parent.parent)
+    inherited = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([package, inherited] if inherited else [package])}

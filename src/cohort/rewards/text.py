@@ -1,0 +1,52 @@
+"""What a reward reads of a completion: its text, and the part of the text that is meant as the answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+THINK_TAG = re.compile(r"</?think>")
+
+
+def text_of(completion: Any) -> str:
+    """Text of a completion as TRL hands it over: a plain string, or a list of chat messages (the last one counts)."""
+    if isinstance(completion, str):
+        return completion
+    if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
+        content = completion[-1].get("content")
+        if content is None:
+            return ""
+        if isinstance(content, str):
+            return content
+        if isinstance(content, list):
+            return "".join(str(block.get("text", "")) for block in content if isinstance(block, dict))
+    raise TypeError(f"a completion is a string or a list of chat messages, not {type(completion).__name__}")
+
+
+def visible_text(text: str) -> str:
+    """The text without its <think> blocks, if anything follows the last of them; else all of it.
+
+    A block that a chat template opened in the prompt has only its closing tag here. One pass over the tags: a search
+    per tag would be quadratic on a completion that is nothing but tags.
+    """
+    kept: list[str] = []
+    start, inside = 0, False
+    for tag in THINK_TAG.finditer(text):
+        if tag.group() == "</think>":
+            kept = kept if inside else []
+            start, inside = tag.end(), False
+        elif not inside:
+            kept.append(text[start : tag.start()])
+            inside = True
+    if start == 0 or inside or not text[start:].strip():
+        return text
+    return "".join(kept) + text[start:]
+
+
+def as_rows(answer: Any, completions: Any) -> list[Any]:
+    """The gold column as a list of the right length. A bare string would otherwise be zipped letter by letter."""
+    if isinstance(answer, str) or not hasattr(answer, "__len__"):
+        raise TypeError(f"answer: one gold answer per completion is expected, as a list; got {answer!r}")
+    if len(answer) != len(completions):
+        raise ValueError(f"answer: {len(answer)} gold answers for {len(completions)} completions")
+    return list(answer)

@@ -1,0 +1,88 @@
+"""From logits to the next token and its log-probability: the one sampler that every engine uses.
+
+The log-probability is always that of the full distribution at the sampling temperature, because that is what training
+recomputes. A top-k or top-p cut narrows the candidates and nothing else; recipes allow it in evaluation alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cohort.errors import EngineError
+from cohort.types import Prompt, Sampling
+
+
+def next_tokens(logits_BV: Tensor, sampling: Sampling, gumbel_BV: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Ids [B] (int64) and float32 log-probs [B] of the next tokens. Greedy sampling takes no noise (None)."""
+    if sampling.greedy:
+        scaled_BV = logits_BV.float()
+        ids_B = scaled_BV.argmax(-1)
+    else:
+        assert gumbel_BV is not None, "sampling at a temperature needs noise"
+        scaled_BV = logits_BV.float() / sampling.temperature
+        ids_B = (cut(scaled_BV, sampling.top_k, sampling.top_p) + gumbel_BV).argmax(-1)
+    logprobs_B = scaled_BV.gather(-1, ids_B[:, None])[:, 0] - scaled_BV.logsumexp(-1)
+    return ids_B, logprobs_B
+
+
+def cut(scaled_BV: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Put -inf on what top_k and then top_p leave out (0 and 1.0: nothing). The likeliest token always stays."""
+    if 0 < top_k < scaled_BV.shape[-1]:
+        smallest_B1 = scaled_BV.topk(top_k, -1).values[:, -1:]
+        scaled_BV = scaled_BV.masked_fill(scaled_BV < smallest_B1, -torch.inf)
+    if top_p < 1.0:
+        sorted_BV, order_BV = scaled_BV.sort(-1, descending=True)
+        probs_BV = sorted_BV.softmax(-1)
+        # A token stays while the mass before it is below top_p: the smallest set that reaches top_p.
+        outside_BV = probs_BV.cumsum(-1) - probs_BV >= top_p
+        outside_BV[:, 0] = False
+        scaled_BV = scaled_BV.masked_fill(torch.zeros_like(outside_BV).scatter(-1, order_BV, outside_BV), -torch.inf)
+    return scaled_BV
+
+
+@contextmanager
+def sampling_mode(model: Any) -> Iterator[None]:
+    """No autograd and no dropout; afterwards every module is in the mode it was in, one by one.
+
+    no_grad instead of inference_mode: modules may keep tensors they compute (rotary tables), and an inference tensor kept
+    there would break the next backward.
+    """
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def check_request(config: Any, prompts: list[Prompt], sampling: Sampling) -> None:
+    """Refuse what no engine could sample faithfully. `config` is the text config of the model."""
+    if sampling.max_completion_tokens < 1:
+        raise EngineError(f"sampling.max_completion_tokens is {sampling.max_completion_tokens}; it must be at least 1.")
+    if sampling.temperature < 0:
+        raise EngineError(f"sampling.temperature is {sampling.temperature:g}; it must be 0 (greedy) or above.")
+    for prompt in prompts:
+        if not prompt.token_ids:
+            raise EngineError(f"prompt {prompt.index} has no tokens: there is nothing to continue from.")
+    longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+    limit, needed = getattr(config, "max_position_embeddings", None), longest + sampling.max_completion_tokens
+    if limit and needed > limit:
+        raise EngineError(
+            f"the longest prompt has {longest} tokens and sampling.max_completion_tokens is "
+            f"{sampling.max_completion_tokens}: together {needed}, but the model has {limit} positions "
+            "(max_position_embeddings). Lower sampling.max_completion_tokens or prompts.max_prompt_tokens."
+        )
+
+
+def check_finite(logprobs: Tensor) -> None:
+    """NaN logits still have an argmax: without this check a broken policy would go on sampling token 0."""
+    if not bool(torch.isfinite(logprobs).all()):
+        raise EngineError("the policy's logits are not finite (NaN or inf): its weights or its precision are broken.")

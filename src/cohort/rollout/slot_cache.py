@@ -1,0 +1,264 @@
+"""The KV cache of the local engine and the attention over it.
+
+Hugging Face modules are driven unchanged: they hand keys and values to `past_key_values.update` and then call the
+attention function named in their config. Both are ours while the engine runs, and they differ from the usual ones so:
+
+- a *slot* is one row of a preallocated cache; rows have their own lengths (ragged), nothing is padded on the left and
+  nothing is concatenated: a token is written in place, at its row and position;
+- transformers builds no mask for an attention name it has no mask function for; rows are told apart by one additive
+  bias per step, made once and used by all layers;
+- grouped queries are laid out as [B, kv_heads, group, D], so keys and values are read where they lie, never repeated.
+
+Attention features that are not honoured here are refused by name: an ignored argument would be a different model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface
+
+from cohort.errors import EngineError
+
+ATTENTION_NAME = "cohort_slots"
+
+ALIGNMENT = 8
+"""Cache lengths are multiples of this: fused kernels on CUDA want aligned rows of the bias."""
+
+REFUSED_ARGUMENTS = {
+    "s_aux": "attention sinks (s_aux)",
+    "position_bias": "a position bias",
+    "indices": "sparse attention indices",
+    "block_indices": "sparse attention indices",
+    "cu_seq_lens_q": "packed sequences",
+    "cu_seq_lens_k": "packed sequences",
+}
+HARMLESS_ARGUMENTS = frozenset(
+    "position_ids cache_position use_cache output_attentions output_hidden_states output_router_logits return_dict layer_idx "
+    "layer_type position_embeddings deterministic".split()
+)
+
+
+class AttendingCache(Protocol):
+    """What `past_key_values` must be while our attention function is switched on."""
+
+    def attend(
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float
+    ) -> Tensor:
+        """[B, H, Q, D] queries in, [B, Q, H, D] out."""
+        ...
+
+
+ACTIVE: ContextVar[AttendingCache] = ContextVar("cohort_active_cache")
+
+
+def slot_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    for name, argument in kwargs.items():
+        if argument is not None and argument is not False and name not in HARMLESS_ARGUMENTS:
+            raise EngineError(f"its attention uses {REFUSED_ARGUMENTS.get(name, f'an argument {name!r}')}")
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    if attention_mask is not None or dropout or not causal or getattr(module, "is_cross_attention", False):
+        raise EngineError("its attention is not plain causal self-attention")
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    cache = ACTIVE.get()
+    out = cache.attend(getattr(module, "layer_idx", None), query, key, value, scale, sliding_window, softcap or 0.0)
+    return out, None
+
+
+AttentionInterface.register(ATTENTION_NAME, slot_attention)
+
+
+@contextmanager
+def attending(configs: Sequence[Any]) -> Iterator[None]:
+    """Switch the modules of a model, reached through their configs, to `slot_attention`, and back again."""
+    # The public setter also overwrites sub-configs (a vision tower, say) and could not put those back.
+    before = [config._attn_implementation_internal for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation_internal = ATTENTION_NAME
+        yield
+    finally:
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation_internal = name
+
+
+def attention_configs(model: Any) -> list[Any]:
+    """Every config object that some module of the model asks for the name of its attention."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    return [config for config in configs.values() if hasattr(config, "_attn_implementation_internal")]
+
+
+class RaggedCache:
+    """What both caches share: being asked for one length is an error, since rows have different lengths."""
+
+    is_compileable = False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        raise EngineError("its modules ask the cache for a single length, but every row has its own")
+
+
+class PrefixCache(RaggedCache):
+    """Keys and values of a right-padded batch of prompts, kept as the modules hand them over.
+
+    Causal attention from the right-padded end needs no mask: a real token never looks at the padding after it.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        self.keys: list[Tensor | None] = [None] * num_layers
+        self.values: list[Tensor | None] = [None] * num_layers
+        self.windows: list[int | None] = [None] * num_layers
+        """Sliding window that each layer asked for."""
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if key.shape != value.shape:
+            raise EngineError("its keys and values have different shapes (multi-head latent attention)")
+        self.keys[layer], self.values[layer] = key, value
+        return key, value
+
+    def attend(
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float
+    ) -> Tensor:
+        if layer is not None:
+            self.windows[layer] = window
+        length = query.shape[2]
+        if softcap or (window is not None and window < length):
+            # Q is laid out as the group of decoding is: [B, kv_heads, group * Q, D], so one function serves both.
+            at = torch.arange(length, device=query.device)
+            bias_QT = additive(visible(at[:, None], at[None], window), query.dtype)
+            group = query.shape[1] // key.shape[1]
+            grouped = query.reshape(query.shape[0], key.shape[1], group * length, query.shape[3])
+            out = attention(grouped, key, value, bias_QT.repeat(group, 1)[None, None], scaling, softcap)
+            return out.reshape(query.shape).transpose(1, 2)
+        grouped_query = query.shape[1] != key.shape[1]
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped_query)
+        return out.transpose(1, 2)
+
+
+class SlotCache(RaggedCache):
+    """Preallocated keys and values, [slots, kv_heads, T, D] per layer; live rows are always the first ones."""
+
+    def __init__(
+        self, layers: Sequence[KVShape], slots: int, length: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.length = -(-length // ALIGNMENT) * ALIGNMENT
+
+        # Zeros, not empty memory: what a row does not see still enters the products, and 0 * NaN is NaN.
+        def empty(layer: KVShape) -> Tensor:
+            return torch.zeros(slots, layer.heads, self.length, layer.dim, dtype=dtype, device=device)
+
+        self.keys = [empty(layer) for layer in layers]
+        self.values = [empty(layer) for layer in layers]
+        self.heads = [layer.heads for layer in layers]
+        # In a cache seen as [slots * kv_heads * T, D], where row r of head h begins.
+        slot, start = torch.arange(slots, device=device)[:, None], {}
+        for heads in set(self.heads):
+            start[heads] = (slot * heads + torch.arange(heads, device=device)) * self.length
+        self.start_SK = start
+        self.flat_keys = [keys.view(-1, keys.shape[-1]) for keys in self.keys]
+        self.flat_values = [values.view(-1, values.shape[-1]) for values in self.values]
+        self.at_T = torch.arange(self.length, device=device)
+        self.rows, self.live_length = 0, 0
+        self.positions_B = self.at_T
+        self.written: dict[int, Tensor] = {}
+        self.biases: dict[int | None, Tensor] = {}
+
+    def begin_step(self, positions_B: Tensor, longest: int) -> None:
+        """Before each decode step: where each live row writes, and how far the longest one reaches."""
+        self.rows = len(positions_B)
+        self.live_length = min(-(-longest // ALIGNMENT) * ALIGNMENT, self.length)
+        self.positions_B = positions_B
+        self.written = {k: (start[: self.rows] + positions_B[:, None]).flatten() for k, start in self.start_SK.items()}
+        self.biases.clear()
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        at, dim = self.written[self.heads[layer]], key.shape[-1]
+        self.flat_keys[layer].index_copy_(0, at, key.reshape(-1, dim))
+        self.flat_values[layer].index_copy_(0, at, value.reshape(-1, dim))
+        return self.keys[layer][: self.rows, :, : self.live_length], self.values[layer][: self.rows, :, : self.live_length]
+
+    def attend(
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float
+    ) -> Tensor:
+        rows, query_heads, _, dim = query.shape
+        if window not in self.biases:
+            seen_BT = visible(self.positions_B[:, None], self.at_T[None, : self.live_length], window)
+            self.biases[window] = additive(seen_BT, query.dtype)[:, None, None]
+        grouped = query.reshape(rows, key.shape[1], query_heads // key.shape[1], dim)
+        return attention(grouped, key, value, self.biases[window], scaling, softcap).reshape(rows, 1, query_heads, dim)
+
+    def load(self, rows: Tensor, prefix: PrefixCache, prefix_rows: Tensor) -> None:
+        """Copy prompts into slots. Padding comes along: it is never seen and soon written over."""
+        for source, target in ((prefix.keys, self.keys), (prefix.values, self.values)):
+            for prompt_kv, slot_kv in zip(source, target, strict=True):
+                assert prompt_kv is not None
+                slot_kv[:, :, : prompt_kv.shape[2]].index_copy_(0, rows, prompt_kv.index_select(0, prefix_rows))
+
+    def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
+        """Copy the first `length` positions of rows into other rows."""
+        for slot_kv in (*self.keys, *self.values):
+            live = slot_kv[:, :, :length]
+            live.index_copy_(0, targets, live.index_select(0, sources))
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    heads: int
+    dim: int
+
+
+def visible(query_at: Tensor, key_at: Tensor, window: int | None) -> Tensor:
+    seen = key_at <= query_at
+    return seen if window is None else seen & (key_at > query_at - window)
+
+
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float, softcap: float) -> Tensor:
+    """softmax(cap(q k / scale) + bias) v over [B, kv_heads, *, D]; the soft-cap has no fused kernel, so it is spelled out."""
+    if not softcap:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    scores = torch.tanh(scores / softcap) * softcap + bias
+    return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(query.dtype), value)
+
+
+def hidden_states(backbone: Any, cache: PrefixCache | SlotCache, input_ids_BT: Tensor, position_ids_BT: Tensor) -> Tensor:
+    """Last hidden states [B, T, H] of the backbone with our cache and attention (inside `attending`)."""
+    token = ACTIVE.set(cache)
+    try:
+        output = backbone(input_ids=input_ids_BT, position_ids=position_ids_BT, past_key_values=cache, use_cache=True)
+    finally:
+        ACTIVE.reset(token)
+    return output.last_hidden_state
+
+
+def prefill(backbone: Any, num_layers: int, prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[PrefixCache, Tensor]:
+    """Run prompts as one right-padded batch; give their keys and values and the hidden states [P, H] at their last tokens."""
+    width = max(map(len, prompts))
+    token_ids_PT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
+    position_ids_PT = torch.arange(width, device=device).expand(len(prompts), width)
+    cache = PrefixCache(num_layers)
+    hidden_PTH = hidden_states(backbone, cache, token_ids_PT, position_ids_PT)
+    last_P = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+    return cache, hidden_PTH[torch.arange(len(prompts), device=device), last_P]

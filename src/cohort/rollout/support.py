@@ -1,0 +1,164 @@
+"""Which models the local engine serves exactly: read from config and class, then proven on a few tokens.
+
+Reading finds what a short run cannot show (a window of 4096 tokens, chunks, frequencies that change with length); the run
+finds what reading cannot (a module that ignores position ids). Whatever fails either is refused with the reason, by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cohort.errors import CohortError, EngineError
+from cohort.head import SplitModel, split
+from cohort.rollout.sampling import sampling_mode
+from cohort.rollout.slot_cache import KVShape, PrefixCache, SlotCache, attending, attention_configs, hidden_states, prefill
+
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+PROOF_STEPS = 3
+LONGEST_PROOF_WINDOW = 32
+"""Sliding windows up to this are crossed in the proof; longer ones are checked by what the layers ask for."""
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model that was proven to run on the slot cache."""
+
+    parts: SplitModel
+    configs: list[Any]
+    layers: tuple[KVShape, ...]
+    dtype: torch.dtype
+    """Of keys and values."""
+    exact_length: int | None
+    """Longest sequence for which a KV cache is exact at all; None: no limit besides the positions of the model."""
+
+
+def why_not_local(model: Any) -> str | None:
+    """The reason why the local engine cannot serve this model exactly, or None."""
+    try:
+        prove_local(model)
+    except CohortError as problem:
+        return str(problem)
+    return None
+
+
+def prove_local(model: Any) -> LocalModel:
+    """Inspect and try out a model; EngineError with the reason where it cannot be served exactly."""
+    name = type(model).__name__
+    reason = reason_by_reading(model)
+    if reason:
+        raise EngineError(f"{name}: {reason}.")
+    try:
+        return prove_by_running(model)
+    except EngineError as problem:
+        raise EngineError(f"{name}: {problem}.") from problem
+    except CohortError:
+        raise
+    except Exception as problem:
+        # Whatever a foreign modeling file raises on our cache is a reason, not a crash: auto then takes the slow engine.
+        raise EngineError(f"{name}: its modules do not run on the slot cache ({type(problem).__name__}: {problem}).") from problem
+
+
+def reason_by_reading(model: Any) -> str | None:
+    config = model.config.get_text_config()
+    other_layers = sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES)
+    if getattr(model.config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder"
+    if other_layers:
+        return f"it has {', '.join(other_layers)} layers; only full and sliding attention are served"
+    if getattr(model, "_is_stateful", False):
+        return "its layers carry a recurrent state (SSM or linear attention)"
+    if not getattr(model, "_supports_attention_backend", False):
+        return "its modules do not take an attention function from outside (_supports_attention_backend is not set)"
+    if getattr(config, "kv_lora_rank", None):
+        return "multi-head latent attention (kv_lora_rank) has another cache layout"
+    if getattr(config, "attention_chunk_size", None):
+        return "chunked attention (attention_chunk_size) is not honoured"
+    if getattr(config, "num_kv_shared_layers", None):
+        return "its layers share keys and values (num_kv_shared_layers)"
+    if getattr(config, "is_causal", True) is False:
+        return "its attention is not causal"
+    return None
+
+
+@torch.no_grad()
+def prove_by_running(model: Any) -> LocalModel:
+    """Two ragged prompts, decoded for a few steps through the cache, must give the logits of the plain forward."""
+    config, device = model.config.get_text_config(), model.device
+    window = getattr(config, "sliding_window", None) or 0
+    longest = 5 + (window if window <= LONGEST_PROOF_WINDOW else 0)
+    if getattr(config, "max_position_embeddings", None):
+        longest = max(2, min(longest, config.max_position_embeddings - PROOF_STEPS))
+    lengths = (longest, longest - 1)
+    token_ids = [[(7 * at + 11 * row + 3) % config.vocab_size for at in range(n + PROOF_STEPS)] for row, n in enumerate(lengths)]
+
+    with sampling_mode(model):
+        parts, configs = split(model), attention_configs(model)
+        expected = [model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0].float() for ids in token_ids]
+        with attending(configs):
+            prompts = [ids[:n] for ids, n in zip(token_ids, lengths, strict=True)]
+            prefix, last_hidden_PH = prefill(parts.backbone, config.num_hidden_layers, prompts, device)
+            local = local_model(model, parts, configs, prefix)
+            cache = SlotCache(local.layers, 2, longest + PROOF_STEPS, local.dtype, device)
+            # Crossed over, so that a module that mixes up rows is found out.
+            rows, prompt_of_row = torch.tensor([1, 0], device=device), [1, 0]
+            cache.load(rows, prefix, torch.tensor([0, 1], device=device))
+            compare(parts.logits(last_hidden_PH), [expected[p][lengths[p] - 1] for p in (0, 1)], model.dtype)
+            positions_B = torch.tensor([lengths[p] for p in prompt_of_row], device=device)
+            for step in range(PROOF_STEPS):
+                tokens_B = torch.tensor([token_ids[p][lengths[p] + step] for p in prompt_of_row], device=device)
+                cache.begin_step(positions_B, longest + step + 1)
+                hidden_BTH = hidden_states(parts.backbone, cache, tokens_B[:, None], positions_B[:, None])
+                compare(parts.logits(hidden_BTH[:, 0]), [expected[p][lengths[p] + step] for p in prompt_of_row], model.dtype)
+                positions_B = positions_B + 1
+    return local
+
+
+def compare(ours_BV: Tensor, expected_BV: list[Tensor], dtype: torch.dtype) -> None:
+    reference_BV = torch.stack(expected_BV)
+    # Same sums in another order and another batch: a few roundings of the compute dtype, relative to the largest logit.
+    tolerance = max(1e-4, 8 * torch.finfo(dtype).eps) * max(1.0, reference_BV.abs().max().item())
+    difference = (ours_BV - reference_BV).abs().max().item()
+    if not difference <= tolerance:
+        raise EngineError(
+            f"on a few tokens its logits through the slot cache differ from its plain forward by {difference:.2g} "
+            f"(tolerance {tolerance:.2g})"
+        )
+
+
+def local_model(model: Any, parts: SplitModel, configs: list[Any], prefix: PrefixCache) -> LocalModel:
+    config = model.config.get_text_config()
+    layers, dtype = [], model.dtype
+    for number, key in enumerate(prefix.keys):
+        if key is None:
+            raise EngineError(f"layer {number} keeps no keys and values")
+        layers.append(KVShape(key.shape[1], key.shape[3]))
+        dtype = key.dtype
+    check_windows(config, prefix.windows)
+    return LocalModel(parts, configs, tuple(layers), dtype, exact_length(config))
+
+
+def check_windows(config: Any, windows: list[int | None]) -> None:
+    """A layer that gets its sliding window only through the mask would be given full attention here, unnoticed."""
+    window, layer_types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if layer_types:
+        expected = [window if kind == "sliding_attention" else None for kind in layer_types]
+        if [asked or None for asked in windows] != [size or None for size in expected]:
+            raise EngineError(f"its layers ask for sliding windows {windows} where its config says {expected}")
+    elif window and getattr(config, "use_sliding_window", True) and not any(windows):
+        raise EngineError(f"its sliding window of {window} is not passed to the attention function")
+
+
+def exact_length(config: Any) -> int | None:
+    """Rotary frequencies that change with the length of the sequence make cached keys stale beyond this length."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    limits = [
+        kind.get("original_max_position_embeddings") or config.max_position_embeddings
+        for kind in kinds
+        if kind.get("rope_type") == "longrope" or "dynamic" in str(kind.get("rope_type"))
+    ]
+    return min(limits, default=None)

@@ -1,0 +1,268 @@
+"""A run from beginning to end: cold start, baseline evaluation, training, final evaluation, export, report.
+
+The same function starts and resumes. It looks at what the run folder holds and does what is missing, so a run that was
+killed anywhere, however often, ends with the same weights as one that was not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cohort.config import OptimizerConfig, Recipe, recipe_warnings
+from cohort.errors import CheckpointError, CohortError, Interrupted
+from cohort.interrupts import handled
+from cohort.rewards.base import RewardRunner
+from cohort.run import RunFolder
+
+if TYPE_CHECKING:
+    from cohort.build import EncodedData, Materials
+    from cohort.evaluate import Evaluation
+    from cohort.optim import MasterWeights
+    from cohort.parts import Parts
+    from cohort.state import TrainState
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What `cohort.train` gives back."""
+
+    folder: Path
+    status: str
+    summary: dict[str, Any]
+
+    @property
+    def model(self) -> Path:
+        """The trained model; loads with AutoModelForCausalLM and AutoTokenizer."""
+        return self.folder / "model"
+
+
+def start(recipe: Recipe, materials: Materials | None = None) -> RunResult:
+    folder = RunFolder.create(recipe)
+    return _execute(folder, recipe, materials)
+
+
+def resume(root: str | Path, materials: Materials | None = None) -> RunResult:
+    folder = RunFolder.open(root)
+    folder.lock()
+    summary = folder.read_summary()
+    if summary.get("status") == "finished":
+        folder.unlock()
+        return RunResult(folder.root, "finished", summary)
+    return _execute(folder, folder.recipe(), materials)
+
+
+def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None) -> RunResult:
+    # Reward workers start before torch is imported: they are small, and nothing of CUDA or of thread pools leaks into them.
+    with handled(), RewardRunner.from_recipe(
+        recipe.rewards, materials.functions if materials else {}, max_fault_share=recipe.train.max_fault_share
+    ) as rewards:
+        try:
+            session = Session(folder, recipe, rewards, materials)
+            return session.run()
+        finally:
+            folder.unlock()
+
+
+class Session:
+    """The phases of one run. Everything that lasts is in the folder; an instance only walks through it."""
+
+    def __init__(self, folder: RunFolder, recipe: Recipe, rewards: RewardRunner, materials: Materials | None):
+        from cohort import build
+        from cohort.monitors import make_monitors
+
+        self.started = time.monotonic()
+        self.folder, self.recipe, self.rewards = folder, recipe, rewards
+        self.materials = materials or build.Materials()
+        self.monitors = make_monitors(recipe, folder.root)
+
+    def run(self) -> RunResult:
+        self._write_summary("running")
+        state: TrainState | None = None
+        parts: Parts | None = None
+        try:
+            parts, state, encoded = self._assemble()
+            self._cold_start(parts, state, encoded)
+            before = self._baseline(parts, state)
+            self._train(parts, state)
+            after = self._final(parts, state)
+            return self._finish("finished", parts, state, before, after)
+        except Interrupted as signal:
+            if parts and state:
+                parts.policy.model.zero_grad(set_to_none=True)
+                parts.save(state)
+            self.monitors.on_message(f"{signal}: saved. Go on with: cohort resume {self.folder.root}")
+            return self._finish("interrupted", parts, state, None, None)
+        except Exception as problem:
+            if parts and state:
+                state.optimizer.weights.drop_gradients()
+                parts.save(state)
+            self._finish("failed", parts, state, None, None, error=str(problem))
+            raise
+        finally:
+            self.monitors.close()
+
+    # -- building ------------------------------------------------------------------------------------------------------
+
+    def _assemble(self) -> tuple[Parts, TrainState, EncodedData]:
+        from cohort import build
+        from cohort.optim import MasterWeights
+        from cohort.parts import Parts
+        from cohort.prompts import PromptStream
+
+        recipe = self.recipe
+        for warning in recipe_warnings(recipe):
+            self.monitors.on_message(f"warning: {warning}")
+        data = build.load_data(recipe, self.materials)
+        policy = build.load_policy(recipe, data)
+        sampling = build.training_sampling(recipe, policy)
+        encoded = build.encode_data(recipe, data, policy, sampling)
+        weights = MasterWeights(policy.model, build.compute_dtype(recipe))
+        state = self._restore_state(weights, encoded)
+        engine, sentence = build.make_engine(recipe, policy)
+        self.monitors.on_message(f"{policy.num_parameters / 1e6:.2f} M parameters, {len(encoded.train)} prompts. {sentence}")
+        if encoded.report.left_out:
+            self.monitors.on_message(f"{encoded.report.left_out} prompts are longer than prompts.max_prompt_tokens and were left out.")
+        parts = Parts(
+            recipe=recipe, folder=self.folder, policy=policy, reference=None, engine=engine, rewards=self.rewards,
+            stream=PromptStream(encoded.train, recipe.seed, recipe.prompts.shuffle), sampling=sampling,
+            evaluation_sets=encoded.sets, monitors=self.monitors, base_seconds=state.seconds,
+        )
+        return parts, state, encoded
+
+    def _restore_state(self, weights: MasterWeights, encoded: EncodedData) -> TrainState:
+        """The newest whole checkpoint, or the beginning. Files are cut back to it, so that no step appears twice."""
+        from cohort import checkpoint
+        from cohort.build import find_by_index
+        from cohort.optim import Optimizer
+        from cohort.state import TrainState
+
+        recipe = self.recipe
+        phase = "cold_start" if recipe.cold_start.num_steps else "train"
+        try:
+            where, snapshot, problems = checkpoint.latest(self.folder.checkpoints)
+        except CheckpointError as problem:
+            if checkpoint.listed(self.folder.checkpoints):
+                raise
+            del problem
+            where, snapshot, problems = self.folder.root, None, []
+        if snapshot is not None:
+            phase = snapshot.document["phase"]
+        optimizer = Optimizer(weights, self._optimizer_config(phase), self._total_updates(phase))
+        state = TrainState(optimizer, phase=phase)
+        if snapshot is not None:
+            state.restore(snapshot, find_by_index(encoded.train))
+            for text in problems:
+                self.monitors.on_message(f"warning: {text}; going back to {where.name}")
+            self.monitors.on_message(f"resuming from {where.name}")
+        self.monitors.truncate_after(state.step)
+        self.folder.forget_after(state.step if phase == "train" else -1)
+        return state
+
+    def _optimizer_config(self, phase: str) -> OptimizerConfig:
+        if phase == "train":
+            return self.recipe.optimizer
+        cold = self.recipe.cold_start
+        return OptimizerConfig(learning_rate=cold.learning_rate, warmup_steps=cold.warmup_steps)
+
+    def _total_updates(self, phase: str) -> int:
+        train = self.recipe.train
+        return train.num_steps * train.minibatches_per_step * train.passes_per_step if phase == "train" else self.recipe.cold_start.num_steps
+
+    # -- phases --------------------------------------------------------------------------------------------------------
+
+    def _cold_start(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
+        from cohort.cold_start import cold_start
+        from cohort.interrupts import deferred
+        from cohort.optim import Optimizer
+
+        if state.phase != "cold_start":
+            return
+        if self.recipe.train.num_steps == 0 and state.cold_steps == 0:
+            self._evaluate_once("before", parts, state)
+        with self.monitors.stage("cold start"):
+            cold_start(parts, state, encoded.demonstrations)
+        with deferred():
+            parts.policy.save(self.folder.start)
+            state.phase = "train"
+            state.optimizer = Optimizer(state.optimizer.weights, self._optimizer_config("train"), self._total_updates("train"))
+            parts.save(state)
+
+    def _baseline(self, parts: Parts, state: TrainState) -> Evaluation | None:
+        return self._evaluate_once("before", parts, state)
+
+    def _train(self, parts: Parts, state: TrainState) -> None:
+        from cohort import build
+        from cohort.loop import train
+
+        if self.recipe.algorithm.kl_coef > 0 and state.step < self.recipe.train.num_steps:
+            parts.reference = self._reference(parts, state, build.compute_dtype(self.recipe))
+        with self.monitors.stage("training"):
+            train(parts, state)
+        parts.save(state)
+
+    def _reference(self, parts: Parts, state: TrainState, dtype: Any) -> Any:
+        """The policy the run started from: a copy while the weights are still those, else loaded again."""
+        from cohort import build
+
+        if state.policy_version == 0:
+            return parts.policy.frozen_copy()
+        folder = self.folder.start if self.folder.start.is_dir() else None
+        reference = build.load_policy(self.recipe, build.load_data(self.recipe, self.materials), folder)
+        reference.model.to(dtype).requires_grad_(False)
+        return reference
+
+    def _final(self, parts: Parts, state: TrainState) -> Evaluation | None:
+        parts.policy.save(self.folder.model)
+        return self._evaluate_once("after", parts, state)
+
+    def _evaluate_once(self, label: str, parts: Parts, state: TrainState) -> Evaluation | None:
+        """Evaluate, unless an earlier process of this run already did."""
+        from cohort.evaluate import Evaluation
+
+        if not parts.evaluation_sets:
+            return None
+        for document in self.folder.evaluations():
+            if document["label"] == label:
+                return Evaluation.from_json(document)
+        with self.monitors.stage("baseline evaluation" if label == "before" else "final evaluation"):
+            return parts.evaluate(label, state)
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def _finish(
+        self, status: str, parts: Parts | None, state: TrainState | None, before: Evaluation | None, after: Evaluation | None, error: str = ""
+    ) -> RunResult:
+        from cohort.evaluate import summarize
+        from cohort.report import write_report
+
+        summary: dict[str, Any] = {"steps": state.step if state else 0, "eval": summarize(before, after)}
+        if parts and state:
+            summary["seconds"] = round(parts.seconds(), 2)
+            summary["parameters"] = parts.policy.num_parameters
+            if state.best_step >= 0:
+                summary["best"] = {"step": state.best_step, "reward": state.best_reward}
+        if error:
+            summary["error"] = error
+        written = self._write_summary(status, **summary)
+        report = write_report(self.folder.root)
+        self.monitors.on_finish(written, report)
+        return RunResult(self.folder.root, status, written)
+
+    def _write_summary(self, status: str, **more: Any) -> dict[str, Any]:
+        summary = {"status": status, "steps": 0, "seconds": 0.0, "eval": {"before": {}, "after": {}}, "seed": self.recipe.seed, **more}
+        self.folder.write_json(self.folder.summary_file, summary)
+        return summary
+
+
+@contextmanager
+def friendly_errors() -> Iterator[None]:
+    """Errors made for people end the program with their message alone."""
+    try:
+        yield
+    except CohortError as problem:
+        raise SystemExit(f"error: {problem}") from None

@@ -1,0 +1,128 @@
+"""What is measured while a minibatch is trained, and the invariants that must hold before its first update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cohort.algorithms.losses import clip_shares
+from cohort.batching import MicroBatch, Minibatch
+from cohort.config import AlgorithmConfig
+from cohort.errors import InvariantError
+from cohort.objective import TokenLoss
+from cohort.optim import StepReport
+from cohort.policy import TokenScores
+
+
+@dataclass
+class UpdateMeter:
+    """Sums over the micro-batches of one minibatch. Tensors stay on the device until `metrics`, so nothing waits."""
+
+    algorithm: AlgorithmConfig
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    mismatch: list[Tensor] = field(default_factory=list)
+    ratio_max: list[Tensor] = field(default_factory=list)
+    kl_max: list[Tensor] = field(default_factory=list)
+
+    @torch.no_grad()
+    def add(self, scores: TokenScores, micro: MicroBatch, loss: TokenLoss) -> None:
+        weights_M = micro.loss_weights_M
+        below, above = clip_shares(loss.ratio_M, micro.advantages_M, self.algorithm.clip_low, self.algorithm.clip_high)
+        self._sum("tokens", torch.tensor(float(micro.row_M.numel())))
+        self._sum("rows", torch.tensor(float(micro.token_ids_BT.shape[0])))
+        self._sum("padded_tokens", torch.tensor(float(micro.token_ids_BT.numel())))
+        self._sum("loss", (loss.loss_M * weights_M).sum())
+        self._sum("policy_loss", (loss.policy_loss_M * weights_M).sum())
+        self._sum("entropy", scores.entropy_M.sum())
+        self._sum("clip_low", below)
+        self._sum("clip_high", above)
+        if loss.kl_M is not None:
+            self._sum("kl", loss.kl_M.sum())
+            self.kl_max.append(loss.kl_M.abs().max())
+        self.mismatch.append((scores.logprobs_M - micro.sampling_logprobs_M).abs())
+        self.ratio_max.append(loss.ratio_M.max())
+
+    def _sum(self, name: str, value: Tensor) -> None:
+        value = value.detach().double()
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def metrics(self, report: StepReport, minibatch: Minibatch) -> dict[str, float]:
+        sums = {name: float(value) for name, value in self.sums.items()}
+        tokens = sums.get("tokens", 0.0)
+        row = {
+            "loss/total": sums.get("loss", 0.0),
+            "loss/policy": sums.get("policy_loss", 0.0),
+            "loss/trained_tokens": tokens,
+            "optim/learning_rate": report.learning_rate,
+            "optim/grad_norm": report.grad_norm if not report.skipped else 0.0,
+            "optim/clipped": float(report.clipped),
+            "optim/skipped": float(report.skipped),
+        }
+        if tokens:
+            row["loss/entropy"] = sums["entropy"] / tokens
+            row["loss/clip_low"] = sums["clip_low"] / tokens
+            row["loss/clip_high"] = sums["clip_high"] / tokens
+            row["loss/ratio_max"] = float(torch.stack(self.ratio_max).max())
+            mismatch_M = torch.cat(self.mismatch).float()
+            row["rollout/mismatch_mean"] = float(mismatch_M.mean())
+            row["rollout/mismatch_p95"] = quantile(mismatch_M, 0.95)
+            row["rollout/mismatch_max"] = float(mismatch_M.max())
+            if "kl" in sums:
+                row["loss/kl"] = sums["kl"] / tokens
+                row["loss/kl_per_completion"] = sums["kl"] / sums["rows"]
+        return row
+
+
+def quantile(values_M: Tensor, share: float) -> float:
+    """Nearest-rank quantile; torch.quantile refuses more than 16 million values."""
+    rank = max(1, math.ceil(share * values_M.numel()))
+    return float(values_M.kthvalue(rank).values)
+
+
+MISMATCH_LIMITS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 1.0, torch.float16: 0.5}
+"""Largest |log ratio| between engine and trainer on the same weights, for one token.
+
+Float32 is for models up to 4096 layers x width and grows in proportion beyond. In bfloat16 a single token of low
+probability can be off by several tenths; the mean, limited to a tenth of this, is the sharper test there.
+"""
+
+
+def mismatch_limit(dtype: torch.dtype, layers_times_width: int) -> float:
+    return MISMATCH_LIMITS[dtype] * max(1.0, layers_times_width / 4096)
+
+
+def check_same_policy(meter: UpdateMeter, limit: float, weights_equal_reference: bool) -> None:
+    """Before the first update: the policy that is scored is the policy that sampled, and it is the reference."""
+    if not meter.mismatch:
+        return
+    mismatch_M = torch.cat(meter.mismatch)
+    largest, mean = float(mismatch_M.max()), float(mismatch_M.mean())
+    if not (largest <= limit and mean <= max(limit / 10, 1e-6)):
+        raise InvariantError(
+            f"engine and trainer disagree before any update: |log ratio| has mean {mean:.2e} and maximum {largest:.2e}, "
+            f"the limit is {limit:.0e}. The rollouts did not come from the policy that is being trained. "
+            'Try sampling.engine="hf"; if that passes, please report the architecture.'
+        )
+    if weights_equal_reference and meter.kl_max:
+        largest_kl = float(torch.stack(meter.kl_max).max())
+        if largest_kl != 0.0:
+            raise InvariantError(f"KL to the reference is {largest_kl:.2e} before any update; it must be exactly 0 for equal weights.")
+
+
+def mean_metrics(rows: list[dict[str, float]]) -> dict[str, float]:
+    """The step's metrics from those of its optimizer steps: means, except counts, maxima and first values."""
+    merged: dict[str, float] = {}
+    for name in {name: None for row in rows for name in row}:
+        values = [row[name] for row in rows if name in row]
+        if name in ("loss/trained_tokens", "optim/skipped"):
+            merged[name] = sum(values)
+        elif name.endswith("_max"):
+            merged[name] = max(values) if not name.startswith("rollout/") else values[0]
+        elif name.startswith("rollout/") or name == "optim/weight_change":
+            merged[name] = values[0]
+        else:
+            merged[name] = sum(values) / len(values)
+    return merged

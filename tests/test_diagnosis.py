@@ -1,0 +1,146 @@
+"""Each finding: a synthetic history that triggers it, and a healthy one that triggers nothing worse than information."""
+
+import math
+
+import pytest
+
+from cohort.config import build_recipe
+from cohort.diagnosis import CHECKS, History, diagnose
+
+RECIPE = build_recipe({"sampling": {"max_completion_tokens": 256}})
+
+
+def healthy(steps=60, **changes):
+    """Rows of a run that learns; a change is a value, or a function of the step."""
+    rows = []
+    for step in range(1, steps + 1):
+        progress = step / steps
+        row = {
+            "step": step,
+            "rollout/completions": 256,
+            "rollout/length_mean": 100 + 20 * progress,
+            "rollout/truncated": 0.02,
+            "rollout/distinct": 0.9,
+            "rollout/mismatch_p95": 0.01,
+            "rollout/mismatch_max": 0.2,
+            "reward/mean": 0.3 + 0.4 * progress,
+            "reward/success": 0.3 + 0.4 * progress,
+            "reward/faults": 0,
+            "reward/timeouts": 0,
+            "reward/math_answer/none": 0.0,
+            "advantage/useful_groups": 0.8,
+            "advantage/all_correct_groups": 3,
+            "advantage/all_wrong_groups": 3,
+            "loss/policy": 0.01 * math.sin(step),
+            "loss/kl_per_completion": 2.0 * progress,
+            "loss/entropy": 0.8 - 0.3 * progress,
+            "loss/clip_low": 0.01,
+            "loss/clip_high": 0.02,
+            "optim/grad_norm": 0.4,
+            "optim/skipped": 0,
+            "optim/learning_rate": 1e-6,
+            "time/rollout": 6.0,
+            "time/reward": 0.5,
+            "time/prepare": 1.0,
+            "time/update": 2.5,
+            "time/step": 10.0,
+        }
+        row |= {"optim/weight_change": 1e-6} if step == 1 else {}
+        row |= {"eval/held_out/pass@1": 0.3 + 0.4 * progress} if step % 20 == 0 else {}
+        row |= {name: change(step) if callable(change) else change for name, change in changes.items()}
+        rows.append({name: value for name, value in row.items() if value is not None})
+    return rows
+
+
+def keys(rows, recipe=RECIPE, evaluations=()):
+    return {finding.key: finding for finding in diagnose(rows, recipe, evaluations)}
+
+
+def test_a_healthy_run_has_no_findings_at_any_length():
+    for steps in (0, 1, 3, 10, 60, 300):
+        assert keys(healthy(steps)) == {}
+
+
+TRIGGERS = [
+    ("loss_zero", "info", {"loss/policy": 1e-9}, "by construction"),
+    ("no_success", "alarm", {"reward/success": 0.0, "advantage/useful_groups": 0.0}, "of 2560"),
+    ("no_useful_groups", "warning", {"advantage/useful_groups": 0.05, "advantage/all_correct_groups": 28}, "too easy"),
+    ("no_useful_groups", "warning", {"advantage/useful_groups": 0.05, "advantage/all_wrong_groups": 28}, "too hard"),
+    ("no_useful_groups", "alarm", {"advantage/useful_groups": 0.0, "advantage/all_wrong_groups": 32}, "320 all wrong"),
+    ("truncation", "alarm", {"rollout/truncated": 0.97}, "97 % of completions were cut at 256 tokens"),
+    ("truncation", "warning", {"rollout/truncated": 0.3}, "sampling.max_completion_tokens"),
+    ("copies", "alarm", {"rollout/distinct": 0.125}, "1.0 distinct completions out of 8 at temperature 1"),
+    ("kl_drift", "warning", {"loss/kl_per_completion": 6.0}, "6.0 nats"),
+    ("kl_drift", "alarm", {"loss/kl_per_completion": 12.0}, "kl_coef (now 0.04)"),
+    ("entropy_collapse", "warning", {"loss/entropy": lambda s: 0.8 if s < 20 else 0.01}, "from 0.8 to 0.01"),
+    (
+        "length_explosion",
+        "warning",
+        {"rollout/length_mean": lambda s: 100 + 10 * s, "reward/success": 0.4},
+        "Completions grew",
+    ),
+    ("no_gradient", "alarm", {"optim/grad_norm": 0.0}, "exactly 0"),
+    ("skipped_steps", "warning", {"optim/skipped": lambda s: int(s == 57)}, "1 optimizer step in the last 10 steps"),
+    ("clipping", "warning", {"loss/clip_high": 0.4}, "41 % of tokens"),
+    ("mismatch", "warning", {"rollout/mismatch_p95": 0.2}, "0.2"),
+    ("mismatch", "alarm", {"rollout/mismatch_p95": 2.0}, "maximum of 0.2"),
+    ("weights_still", "alarm", {"optim/weight_change": lambda s: 0.0 if s == 1 else None}, "no parameter changed"),
+    ("reward_faults", "warning", {"reward/faults": 2, "reward/math_answer/none": 0.01}, "math_answer"),
+    ("reward_timeouts", "warning", {"reward/timeouts": 40}, "16 % of completions"),
+    ("slow_reward", "warning", {"time/reward": 20.0, "time/step": 29.5}, "68 % of the time goes into reward"),
+    ("slow_rollout", "info", {"time/rollout": 96.0, "time/step": 100.0}, "96 % of the time goes into rollout"),
+    ("steps_missing", "warning", {"step": lambda s: s if s < 30 else s + 5}, "from step 29 to step 35"),
+    ("held_out_falls", "alarm", {"eval/held_out/pass@1": lambda s: {20: 0.6, 40: 0.5, 60: 0.4}.get(s)}, "step 20"),
+]
+
+
+@pytest.mark.parametrize(("key", "level", "changes", "words"), TRIGGERS, ids=[f"{t[0]}-{i}" for i, t in enumerate(TRIGGERS)])
+def test_trigger(key, level, changes, words):
+    found = keys(healthy(**changes))
+    assert key in found, found
+    assert found[key].level == level
+    assert words in found[key].text
+
+
+def test_every_check_has_a_trigger():
+    triggered = {t[0].partition("_")[0] for t in TRIGGERS}
+    assert len({t[0] for t in TRIGGERS if not t[0].startswith("slow_")}) + 1 == len(CHECKS), triggered
+
+
+def test_what_looks_bad_but_is_not():
+    solved = {"rollout/distinct": 0.13, "reward/success": 0.98, "loss/entropy": lambda s: 0.8 if s < 20 else 0.001}
+    assert keys(healthy(**solved)) == {}  # certain and right
+    assert keys(healthy(**{"rollout/length_mean": lambda s: 100 + 10 * s})) == {}  # longer and better
+    two = build_recipe({"train": {"minibatches_per_step": 2}})
+    assert keys(healthy(**{"loss/policy": 0.0}), two) == {}
+    assert "loss_zero" not in keys(healthy(**{"loss/policy": 0.0, "optim/grad_norm": 0.0}))
+    falling = {"eval/held_out/pass@1": lambda s: {20: 0.52, 40: 0.5, 60: 0.49}.get(s)}
+    assert keys(healthy(**falling)) == {}  # within noise
+
+
+def test_held_out_uses_the_intervals_of_evaluations():
+    def at(step, value, half):
+        return {"step": step, "sets": {"test": {"pass@1": {"value": value, "low": value - half, "high": value + half}}}}
+
+    rows = healthy(**{"eval/held_out/pass@1": None})
+    assert "held_out_falls" in keys(rows, evaluations=[at(0, 0.5, 0.03), at(60, 0.4, 0.03)])
+    assert keys(rows, evaluations=[at(0, 0.5, 0.08), at(60, 0.4, 0.08)]) == {}
+    falling_reward = healthy(**{"eval/held_out/pass@1": None, "reward/mean": lambda s: 1 - s / 100})
+    assert keys(falling_reward, evaluations=[at(0, 0.5, 0.03), at(60, 0.4, 0.03)]) == {}
+
+
+def test_one_bad_step_is_not_a_pattern():
+    assert keys(healthy(2, **{"reward/success": 0.0, "advantage/useful_groups": 0.0, "optim/grad_norm": 0.0})) == {}
+
+
+def test_the_worst_comes_first_and_dicts_serve_as_recipes():
+    rows = healthy(**{"loss/policy": 0.0, "rollout/truncated": 0.97, "loss/clip_high": 0.4})
+    assert [f.level for f in diagnose(rows, RECIPE.model_dump())] == ["alarm", "warning", "info"]
+    assert "at 256 tokens" in diagnose(rows, RECIPE.model_dump())[0].what
+    assert "at the token limit" in diagnose(rows, None)[0].what
+
+
+def test_rows_with_holes_nulls_and_nonsense_are_tolerated():
+    rows = [{}, {"step": 1, "reward/success": None}, {"step": 2, "loss/entropy": float("nan"), "eval/x/pass@1": None}] * 20
+    diagnose(rows, {"train": 3})
+    assert History(rows).setting("train.group_size", 8) == 8

@@ -1,0 +1,68 @@
+"""The registry explains every metric a run can write, and the page is written from it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cohort.metrics import AREAS, METRICS, describe, markdown
+
+NAMES = """
+rollout/completions rollout/tokens rollout/length_mean rollout/length_max rollout/truncated rollout/distinct
+rollout/prompt_tokens_mean rollout/epoch rollout/mismatch_mean rollout/mismatch_p95 rollout/mismatch_max
+reward/mean reward/std reward/success reward/unscored reward/faults reward/timeouts
+reward/<part>/mean reward/<part>/std reward/<part>/none reward/<part>/seconds reward/<part>/<logged>
+advantage/useful_groups advantage/zero_variance_groups advantage/dropped_groups advantage/all_correct_groups
+advantage/all_wrong_groups advantage/std advantage/abs_max
+loss/total loss/policy loss/kl loss/kl_per_completion loss/entropy loss/clip_low loss/clip_high loss/ratio_max
+loss/trained_tokens
+optim/learning_rate optim/grad_norm optim/clipped optim/skipped optim/policy_version optim/weight_change
+eval/<set>/pass@<k> eval/<set>/maj@<k> eval/<set>/mean@<k> eval/<set>/greedy eval/<set>/reward eval/<set>/truncated
+eval/<set>/length_mean eval/<set>/unscored
+time/rollout time/reward time/prepare time/update time/checkpoint time/evaluate time/step
+perf/rollout_tokens_per_second perf/train_tokens_per_second perf/tokens_per_second perf/peak_memory_gib
+""".split()  # noqa: SIM905
+
+
+def test_the_registry_is_exactly_the_list_in_data_flow_order():
+    assert [metric.name for metric in METRICS] == NAMES
+    areas = list(dict.fromkeys(metric.area for metric in METRICS))
+    assert areas == list(AREAS)
+
+
+def test_the_page_is_up_to_date():
+    page = Path(__file__).parents[1] / "docs" / "metrics.md"
+    assert page.read_text(encoding="utf-8") == markdown(), "run `python -m cohort.metrics`"
+
+
+def test_every_row_is_filled_in():
+    for metric in METRICS:
+        assert all((metric.unit, metric.formula, metric.healthy, metric.bad)), metric.name
+        assert metric.bad.endswith("."), metric.name
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("reward/mean", "reward/mean"),
+        ("reward/math_answer/mean", "reward/<part>/mean"),
+        ("reward/math_answer/seconds", "reward/<part>/seconds"),
+        ("reward/math_answer/steps", "reward/<part>/<logged>"),
+        ("eval/held_out/pass@1", "eval/<set>/pass@<k>"),
+        ("eval/gsm8k.test/maj@16", "eval/<set>/maj@<k>"),
+    ],
+)
+def test_describe_finds_concrete_names(name, row):
+    assert describe(name).name == row
+
+
+def test_describe_knows_what_it_does_not_know():
+
+    assert describe("nothing/here") is None
+    assert describe("eval/held_out/pass@x") is None
+
+
+def test_importing_needs_no_torch():
+    code = "import sys, cohort.metrics, cohort.estimators, cohort.diagnosis, cohort.report; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
