@@ -13,6 +13,8 @@ import random
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,7 +74,7 @@ class MicroBatch:
         return self.token_ids_BT[self.row_M, self.position_M]
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **moved)
 
 
@@ -147,7 +149,7 @@ def minibatch_members(groups_N: Sequence[int], minibatches: int, passes: int, se
             random.Random(f"minibatches:{seed}:{step}:{number}").shuffle(groups)
         parts = min(minibatches, max(1, len(groups)))
         bounds = [len(groups) * part // parts for part in range(parts + 1)]
-        for low, high in zip(bounds, bounds[1:], strict=False):
+        for low, high in pairwise(bounds):
             chosen = set(groups[low:high])
             plan.append([index for index, group in enumerate(groups_N) if group in chosen])
     return plan
@@ -181,7 +183,8 @@ def _micro_batch(rows: Sequence[tuple[int, Example]], weights_N: Sequence[float]
 
     advantages_M = flat([example.advantages_T for example in examples])
     sampling_logprobs_M = flat([example.sampling_logprobs_T for example in examples])
-    assert advantages_M is not None and sampling_logprobs_M is not None
+    assert advantages_M is not None
+    assert sampling_logprobs_M is not None
     weights_M = [torch.full((example.trained_tokens,), weights_N[index], dtype=torch.float64) for index, example in rows]
     return MicroBatch(
         token_ids_BT=token_ids_BT,

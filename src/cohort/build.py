@@ -44,7 +44,9 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
     rows = load_rows(recipe.prompts, recipe.seed, materials.rows)
     sets = {name: (config, load_rows(config, recipe.seed)) for name, config in recipe.evaluation.sets.items()}
     if not sets and recipe.evaluation.samples and recipe.evaluation.held_out:
-        rows, held_out = split_held_out(rows, recipe.evaluation.held_out, recipe.seed, recipe.prompts)
+        rows, held_out = split_held_out(
+            rows, recipe.evaluation.held_out, recipe.seed, recipe.prompts.prompt_column, recipe.prompts.template
+        )
         sets = {HELD_OUT: (recipe.prompts, held_out)}
     source = recipe.cold_start.source
     demonstrations = None
@@ -84,15 +86,15 @@ class EncodedData:
 
 def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) -> EncodedData:
     """Tokenised prompts. Evaluation prompts that also occur in training, or in the demonstrations, are an error."""
-    train, report = make_prompts(data.train, recipe.prompts, policy.codec)
+    train, report = make_prompts(data.train, recipe.prompts, policy.codec.encode, policy.tokenizer.unk_token_id)
     sets = {
-        name: make_prompts(rows, config, policy.codec)[0][: recipe.evaluation.max_problems]
+        name: make_prompts(rows, config, policy.codec.encode)[0][: recipe.evaluation.max_problems]
         for name, (config, rows) in data.sets.items()
     }
     demonstrations: list[Demonstration] = []
     if data.demonstrations:
         config, rows = data.demonstrations
-        prompts = make_prompts(rows, config, policy.codec)[0]
+        prompts = make_prompts(rows, config, policy.codec.encode)[0]
         if not sampling.stop_ids:
             raise ModelError("cold_start: the tokenizer has no end token, so a demonstration cannot be ended.")
         demonstrations = make_demonstrations(prompts, policy.codec, recipe, sampling.stop_ids[0])

@@ -91,12 +91,20 @@ def verify(folder: Path) -> None:
             raise CheckpointError(f"checkpoint {folder}: {name} does not match its checksum; the file is damaged")
 
 
-def latest(root: Path) -> tuple[Path, Snapshot, list[str]]:
-    """The newest checkpoint that is whole, and what was wrong with newer ones."""
+@dataclass(frozen=True)
+class Found:
+    folder: Path
+    snapshot: Snapshot
+    problems: list[str]
+    """What was wrong with newer checkpoints, if any."""
+
+
+def latest(root: Path) -> Found:
+    """The newest checkpoint that is whole."""
     problems: list[str] = []
     for folder in reversed(listed(root)):
         try:
-            return folder, load(folder), problems
+            return Found(folder, load(folder), problems)
         except (CheckpointError, SafetensorError, OSError, ValueError) as problem:
             problems.append(str(problem))
     detail = "\n".join(problems) if problems else f"{root} holds no checkpoint"

@@ -57,7 +57,8 @@ def cold_start(parts: Parts, state: TrainState, demonstrations: Sequence[Demonst
         looking = recipe.until_success < 1.0 and state.cold_steps % recipe.check_every == 0
         if looking:
             success = sampled_success(parts, stream.take(0, recipe.check_prompts), state.cold_steps)
-        parts.monitors.on_cold_start(state.cold_steps, recipe.num_steps, loss=loss, success=success)
+        seen = {"loss": loss} if success is None else {"loss": loss, "success": success}
+        parts.monitors.on_progress(state.cold_steps, seen)
         if looking and success is not None and success >= recipe.until_success:
             return
         if every and state.cold_steps % every == 0:
@@ -77,7 +78,7 @@ def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[
         micro = micro.to(parts.policy.device)
         scores = parts.policy.compute_logprobs(micro, temperature=1.0)
         loss = (-scores.logprobs_M * micro.loss_weights_M).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         total += float(loss.detach())
     state.optimizer.clip_and_step()
     return total

@@ -17,11 +17,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cohort.estimators import Estimate, PairedDifference, estimate, maj_at_k, mean_at_k, paired_test, pass_at_k
-from cohort.rollout.engine import Engine
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Sampling
+
+if TYPE_CHECKING:  # comparing two stored evaluations must not load an engine
+    from cohort.rollout.engine import Engine
 
 NO_ANSWER = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
 MARKS: dict[bool | None, str] = {True: "1", False: "0", None: "-"}

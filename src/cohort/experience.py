@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ def _score_into(examples: list[Example], plan: list[list[int]], policy: Policy, 
         done.update(fresh)
         scored = policy.score_examples([examples[index] for index in fresh], micro_batch_tokens)
         for index, logprobs_T in zip(fresh, scored, strict=True):
-            examples[index] = replace(examples[index], **{field: logprobs_T})
+            examples[index] = replace(examples[index], **cast(Any, {field: logprobs_T}))
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

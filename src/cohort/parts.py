@@ -79,7 +79,7 @@ class Parts:
         """Write down what happened; then evaluate and save where the recipe says so."""
         recipe, step = self.recipe, finished.step
         row: dict[str, Any] = {"step": step, **finished.batch.metrics, **finished.update_metrics}
-        row["rollout/epoch"] = state.cursor / len(self.stream)
+        row["rollout/epoch"] = self.stream.epoch(state.cursor)
         row["optim/policy_version"] = state.policy_version
         if recipe.monitors.rollouts_every and step % recipe.monitors.rollouts_every == 0:
             self.folder.write_rollouts(step, finished.batch.rollouts, finished.batch.advantages_N)
@@ -115,12 +115,11 @@ class Parts:
             num_steps=self.recipe.train.num_steps, greedy=recipe.greedy and label != "during",
             resamples=recipe.resamples, label=label,
         )
-        self.folder.append_evaluation(result.to_json())
         if label in ("before", "after"):
             self.folder.samples.mkdir(exist_ok=True)
             text = "".join(json.dumps(example) + "\n" for example in result.examples)
             (self.folder.samples / f"{label}.jsonl").write_text(text, encoding="utf-8")
-        self.monitors.on_evaluation(result)
+        self.monitors.on_evaluation(result.to_json())
         return result
 
     def _remember_best(self, result: Evaluation, state: TrainState) -> bool:

@@ -107,6 +107,7 @@ def pick_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 
 def load_model(config: ModelConfig, seed: int, alphabet: Iterable[str] = ()) -> tuple[Any, Any]:
     """Model in float32 on its device, and tokenizer. The optimizer casts to the compute dtype once it holds the masters."""
+    model: Any
     if config.source == "scratch":
         from cohort.scratch import build_scratch
 

@@ -18,6 +18,7 @@ from typing import IO, Any
 from cohort.config import Recipe, build_recipe, dump_recipe
 from cohort.errors import RunError
 from cohort.interrupts import deferred
+from cohort.monitors.jsonl import read_rows
 from cohort.types import Rollout
 
 
@@ -88,21 +89,9 @@ class RunFolder:
             temporary.write_text(json.dumps(document, indent=2), encoding="utf-8")
             temporary.replace(path)
 
-    def append_evaluation(self, document: Mapping[str, Any]) -> None:
-        with deferred(), self.evaluations_file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(document) + "\n")
-
     def evaluations(self) -> list[dict[str, Any]]:
-        """Every evaluation written so far; a line torn by a kill is passed over."""
-        return read_lines(self.evaluations_file)
-
-    def forget_after(self, step: int) -> None:
-        """Drop evaluations of steps that a resumed run is about to repeat."""
-        kept = [row for row in self.evaluations() if row["step"] <= step and row["label"] != "after"]
-        with deferred():
-            temporary = self.evaluations_file.with_suffix(".tmp")
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-            temporary.replace(self.evaluations_file)
+        """Every evaluation written so far."""
+        return read_rows(self.evaluations_file)
 
     def read_summary(self) -> dict[str, Any]:
         try:
@@ -148,16 +137,6 @@ class RunFolder:
             target = self.rollouts / f"step-{step:06d}.parquet"
             pq.write_table(table, target.with_suffix(".tmp"))
             target.with_suffix(".tmp").replace(target)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return rows
 
 
 def default_name(recipe: Recipe) -> str:

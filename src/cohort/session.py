@@ -6,15 +6,12 @@ killed anywhere, however often, ends with the same weights as one that was not.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cohort.config import OptimizerConfig, Recipe, recipe_warnings
-from cohort.errors import CheckpointError, CohortError, Interrupted
+from cohort.errors import Interrupted
 from cohort.interrupts import handled
 from cohort.rewards.base import RewardRunner
 from cohort.run import RunFolder
@@ -24,6 +21,7 @@ if TYPE_CHECKING:
     from cohort.evaluate import Evaluation
     from cohort.optim import MasterWeights
     from cohort.parts import Parts
+    from cohort.policy import Policy
     from cohort.state import TrainState
 
 
@@ -72,39 +70,39 @@ class Session:
     """The phases of one run. Everything that lasts is in the folder; an instance only walks through it."""
 
     def __init__(self, folder: RunFolder, recipe: Recipe, rewards: RewardRunner, materials: Materials | None):
-        from cohort import build
-        from cohort.monitors import make_monitors
+        from cohort import build, checkpoint
+        from cohort.monitors import build_monitors
 
-        self.started = time.monotonic()
         self.folder, self.recipe, self.rewards = folder, recipe, rewards
         self.materials = materials or build.Materials()
-        self.monitors = make_monitors(recipe, folder.root)
+        self.found = checkpoint.latest(folder.checkpoints) if checkpoint.listed(folder.checkpoints) else None
+        # Rows of steps that this process is about to repeat are cut off, so that no step appears twice.
+        self.monitors = build_monitors(recipe, folder.root, resume_step=self.found.snapshot.document["step"] if self.found else 0)
 
     def run(self) -> RunResult:
+        """Walk through what is missing. However it ends, what was earned is saved and the folder says how it ended."""
         self._write_summary("running")
         state: TrainState | None = None
         parts: Parts | None = None
-        try:
-            parts, state, encoded = self._assemble()
-            self._cold_start(parts, state, encoded)
-            before = self._baseline(parts, state)
-            self._train(parts, state)
-            after = self._final(parts, state)
-            return self._finish("finished", parts, state, before, after)
-        except Interrupted as signal:
-            if parts and state:
-                parts.policy.model.zero_grad(set_to_none=True)
-                parts.save(state)
-            self.monitors.on_message(f"{signal}: saved. Go on with: cohort resume {self.folder.root}")
-            return self._finish("interrupted", parts, state, None, None)
-        except Exception as problem:
-            if parts and state:
-                state.optimizer.weights.drop_gradients()
-                parts.save(state)
-            self._finish("failed", parts, state, None, None, error=str(problem))
-            raise
-        finally:
-            self.monitors.close()
+        with self.monitors:
+            try:
+                parts, state, encoded = self._assemble()
+                self._cold_start(parts, state, encoded)
+                before = self._evaluate_once("before", parts, state)
+                self._train(parts, state)
+                parts.policy.save(self.folder.model)
+                after = self._evaluate_once("after", parts, state)
+                return self._finish("finished", parts, state, before, after)
+            except Interrupted as signal:
+                if parts and state:
+                    parts.save(state)
+                self.monitors.on_message(f"{signal}: saved. Go on with: cohort resume {self.folder.root}")
+                return self._finish("interrupted", parts, state)
+            except Exception as problem:
+                if parts and state:
+                    parts.save(state)
+                self._finish("failed", parts, state, error=str(problem))
+                raise
 
     # -- building ------------------------------------------------------------------------------------------------------
 
@@ -124,9 +122,8 @@ class Session:
         weights = MasterWeights(policy.model, build.compute_dtype(recipe))
         state = self._restore_state(weights, encoded)
         engine, sentence = build.make_engine(recipe, policy)
-        self.monitors.on_message(f"{policy.num_parameters / 1e6:.2f} M parameters, {len(encoded.train)} prompts. {sentence}")
-        if encoded.report.left_out:
-            self.monitors.on_message(f"{encoded.report.left_out} prompts are longer than prompts.max_prompt_tokens and were left out.")
+        self.monitors.on_message(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}")
+        self.monitors.on_message(str(encoded.report))
         parts = Parts(
             recipe=recipe, folder=self.folder, policy=policy, reference=None, engine=engine, rewards=self.rewards,
             stream=PromptStream(encoded.train, recipe.seed, recipe.prompts.shuffle), sampling=sampling,
@@ -135,32 +132,20 @@ class Session:
         return parts, state, encoded
 
     def _restore_state(self, weights: MasterWeights, encoded: EncodedData) -> TrainState:
-        """The newest whole checkpoint, or the beginning. Files are cut back to it, so that no step appears twice."""
-        from cohort import checkpoint
+        """The state of the newest whole checkpoint, or the beginning."""
         from cohort.build import find_by_index
         from cohort.optim import Optimizer
         from cohort.state import TrainState
 
-        recipe = self.recipe
-        phase = "cold_start" if recipe.cold_start.num_steps else "train"
-        try:
-            where, snapshot, problems = checkpoint.latest(self.folder.checkpoints)
-        except CheckpointError as problem:
-            if checkpoint.listed(self.folder.checkpoints):
-                raise
-            del problem
-            where, snapshot, problems = self.folder.root, None, []
-        if snapshot is not None:
-            phase = snapshot.document["phase"]
-        optimizer = Optimizer(weights, self._optimizer_config(phase), self._total_updates(phase))
-        state = TrainState(optimizer, phase=phase)
-        if snapshot is not None:
-            state.restore(snapshot, find_by_index(encoded.train))
-            for text in problems:
-                self.monitors.on_message(f"warning: {text}; going back to {where.name}")
-            self.monitors.on_message(f"resuming from {where.name}")
-        self.monitors.truncate_after(state.step)
-        self.folder.forget_after(state.step if phase == "train" else -1)
+        phase = "cold_start" if self.recipe.cold_start.num_steps else "train"
+        if self.found:
+            phase = self.found.snapshot.document["phase"]
+        state = TrainState(Optimizer(weights, self._optimizer_config(phase), self._total_updates(phase)), phase=phase)
+        if self.found:
+            for problem in self.found.problems:
+                self.monitors.on_message(f"warning: {problem}; using {self.found.folder.name} instead")
+            state.restore(self.found.snapshot, find_by_index(encoded.train))
+            self.monitors.on_message(f"resuming from {self.found.folder.name}")
         return state
 
     def _optimizer_config(self, phase: str) -> OptimizerConfig:
@@ -183,29 +168,26 @@ class Session:
         if state.phase != "cold_start":
             return
         if self.recipe.train.num_steps == 0 and state.cold_steps == 0:
-            self._evaluate_once("before", parts, state)
-        with self.monitors.stage("cold start"):
-            cold_start(parts, state, encoded.demonstrations)
+            self._evaluate_once("before", parts, state)  # the cold start is the whole run, so "before" is before it
+        self.monitors.on_stage("cold start", total=self.recipe.cold_start.num_steps, done=state.cold_steps)
+        cold_start(parts, state, encoded.demonstrations)
         with deferred():
             parts.policy.save(self.folder.start)
             state.phase = "train"
             state.optimizer = Optimizer(state.optimizer.weights, self._optimizer_config("train"), self._total_updates("train"))
             parts.save(state)
 
-    def _baseline(self, parts: Parts, state: TrainState) -> Evaluation | None:
-        return self._evaluate_once("before", parts, state)
-
     def _train(self, parts: Parts, state: TrainState) -> None:
-        from cohort import build
         from cohort.loop import train
 
-        if self.recipe.algorithm.kl_coef > 0 and state.step < self.recipe.train.num_steps:
-            parts.reference = self._reference(parts, state, build.compute_dtype(self.recipe))
-        with self.monitors.stage("training"):
+        if state.step < self.recipe.train.num_steps:
+            if self.recipe.algorithm.kl_coef > 0:
+                parts.reference = self._reference(parts, state)
+            self.monitors.on_stage("training", total=self.recipe.train.num_steps, done=state.step)
             train(parts, state)
         parts.save(state)
 
-    def _reference(self, parts: Parts, state: TrainState, dtype: Any) -> Any:
+    def _reference(self, parts: Parts, state: TrainState) -> Policy:
         """The policy the run started from: a copy while the weights are still those, else loaded again."""
         from cohort import build
 
@@ -213,12 +195,8 @@ class Session:
             return parts.policy.frozen_copy()
         folder = self.folder.start if self.folder.start.is_dir() else None
         reference = build.load_policy(self.recipe, build.load_data(self.recipe, self.materials), folder)
-        reference.model.to(dtype).requires_grad_(False)
+        reference.model.to(parts.policy.model.dtype).requires_grad_(False)
         return reference
-
-    def _final(self, parts: Parts, state: TrainState) -> Evaluation | None:
-        parts.policy.save(self.folder.model)
-        return self._evaluate_once("after", parts, state)
 
     def _evaluate_once(self, label: str, parts: Parts, state: TrainState) -> Evaluation | None:
         """Evaluate, unless an earlier process of this run already did."""
@@ -229,13 +207,19 @@ class Session:
         for document in self.folder.evaluations():
             if document["label"] == label:
                 return Evaluation.from_json(document)
-        with self.monitors.stage("baseline evaluation" if label == "before" else "final evaluation"):
-            return parts.evaluate(label, state)
+        self.monitors.on_stage("baseline evaluation" if label == "before" else "final evaluation")
+        return parts.evaluate(label, state)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def _finish(
-        self, status: str, parts: Parts | None, state: TrainState | None, before: Evaluation | None, after: Evaluation | None, error: str = ""
+        self,
+        status: str,
+        parts: Parts | None,
+        state: TrainState | None,
+        before: Evaluation | None = None,
+        after: Evaluation | None = None,
+        error: str = "",
     ) -> RunResult:
         from cohort.evaluate import summarize
         from cohort.report import write_report
@@ -249,20 +233,11 @@ class Session:
         if error:
             summary["error"] = error
         written = self._write_summary(status, **summary)
-        report = write_report(self.folder.root)
-        self.monitors.on_finish(written, report)
+        write_report(self.folder.root)
+        self.monitors.on_finish(written)
         return RunResult(self.folder.root, status, written)
 
     def _write_summary(self, status: str, **more: Any) -> dict[str, Any]:
         summary = {"status": status, "steps": 0, "seconds": 0.0, "eval": {"before": {}, "after": {}}, "seed": self.recipe.seed, **more}
         self.folder.write_json(self.folder.summary_file, summary)
         return summary
-
-
-@contextmanager
-def friendly_errors() -> Iterator[None]:
-    """Errors made for people end the program with their message alone."""
-    try:
-        yield
-    except CohortError as problem:
-        raise SystemExit(f"error: {problem}") from None

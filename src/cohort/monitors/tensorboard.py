@@ -21,7 +21,7 @@ class TensorboardMonitor(Monitor):
                 "monitors.tensorboard = true, but the tensorboard package is not installed. Install it with "
                 "`pip install 'cohort-rl[tensorboard]'`, or set monitors.tensorboard = false."
             ) from problem
-        self.writer = SummaryWriter(str(folder), purge_step=purge_step)  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(str(folder), purge_step=purge_step)
 
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         self.write({name: value for name, value in row.items() if not name.startswith("eval/")}, int(row["step"]))
@@ -32,11 +32,11 @@ class TensorboardMonitor(Monitor):
     def write(self, scalars: Mapping[str, Any], step: int) -> None:
         for name, value in scalars.items():
             if name != "step" and isinstance(value, int | float):
-                self.writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
-        self.writer.flush()  # type: ignore[no-untyped-call]
+                self.writer.add_scalar(name, value, step)
+        self.writer.flush()
 
     def close(self) -> None:
-        self.writer.close()  # type: ignore[no-untyped-call]
+        self.writer.close()
 
 
 def evaluation_scalars(evaluation: Mapping[str, Any]) -> dict[str, float]:

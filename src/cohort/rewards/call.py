@@ -69,16 +69,21 @@ class Signature:
             takes_any=takes_any,
             reads=None if reads is None else tuple(str(name) for name in reads),
             per_completion=bool(getattr(function, "per_completion", False)),
-            is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)),
+            is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__),
             has_extract=callable(getattr(function, "extract", None)),
         )
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Signature:
-        names = {key: tuple(message[key]) for key in ("accepted", "required")}
-        reads = None if message["reads"] is None else tuple(message["reads"])
-        flags = {key: bool(message[key]) for key in ("takes_any", "per_completion", "is_async", "has_extract")}
-        return cls(**names, reads=reads, **flags)
+        return cls(
+            accepted=tuple(message["accepted"]),
+            required=tuple(message["required"]),
+            takes_any=bool(message["takes_any"]),
+            reads=None if message["reads"] is None else tuple(message["reads"]),
+            per_completion=bool(message["per_completion"]),
+            is_async=bool(message["is_async"]),
+            has_extract=bool(message["has_extract"]),
+        )
 
     def asked(self, columns: Iterable[str], bound: Iterable[str]) -> list[str]:
         """Names to pass: those it reads, else those it names, else (with **kwargs) everything there is."""
@@ -109,7 +114,7 @@ def load_function(spec: str) -> Callable[..., Any]:
         target = getattr(target, name)
     if not callable(target):
         raise TypeError(f"{spec} is a {type(target).__name__}, not a function")
-    return target  # type: ignore[no-any-return]
+    return target
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -191,7 +196,9 @@ def call_reward(
     except BaseException as problem:
         return Failed("exception", shorten(readable_traceback(problem)))
     if isinstance(entries, str):
-        return Failed("type", f"it returned {entries} for {count} completions; return a list with one float or None per completion")
+        return Failed(
+            "type", f"it returned {entries} for {count} completions; return a list with one float or None per completion"
+        )
     if len(entries) != count:
         return Failed("length", f"it returned {len(entries)} values for {count} completions")
     return answered(entries, log)
@@ -201,7 +208,11 @@ def answered(entries: Sequence[Any], log: Log) -> Answered:
     read = [read_value(entry) for entry in entries]
     faults = [fault for _, fault in read]
     first = next((i for i, fault in enumerate(faults) if fault is not None), None)
-    detail = "" if first is None else shorten(f"it returned {describe(entries[first])} for a completion; return a finite float or None")
+    detail = (
+        ""
+        if first is None
+        else shorten(f"it returned {describe(entries[first])} for a completion; return a finite float or None")
+    )
     extras = log.extras(len(entries))
     return Answered([value for value, _ in read], faults, detail, extras, log.metrics(), log.dropped)
 
@@ -236,7 +247,9 @@ def read_value(entry: Any) -> tuple[float | None, str | None]:
     return (value, None) if math.isfinite(value) else (None, "nan")
 
 
-def extract_answers(function: Callable[..., Any], texts: Sequence[str], args: Mapping[str, Any]) -> tuple[list[str | None], int]:
+def extract_answers(
+    function: Callable[..., Any], texts: Sequence[str], args: Mapping[str, Any]
+) -> tuple[list[str | None], int]:
     """(answers, how many extractions failed). Extraction serves votes and logs: it can fail, but never hurt a score."""
     extract: Callable[..., Any] = function.extract  # type: ignore[attr-defined]
     accepted, _, takes_any = parameters(extract)
@@ -271,22 +284,20 @@ def from_message(message: Any, count: int) -> Answered | Failed | None:
         return Failed(message["kind"], shorten(str(message.get("detail", ""))))
     values, faults = message.get("values"), message.get("faults")
     extras, metrics, dropped = message.get("extras"), message.get("metrics"), message.get("dropped")
+    if not (isinstance(values, list) and isinstance(faults, list) and len(values) == len(faults) == count):
+        return None
+    if not (isinstance(extras, dict) and isinstance(metrics, dict) and isinstance(dropped, int)):
+        return None
     well_formed = (
-        isinstance(values, list)
-        and isinstance(faults, list)
-        and len(values) == len(faults) == count
-        and all(value is None or is_finite_number(value) for value in values)
+        all(value is None or is_finite_number(value) for value in values)
         and all(fault is None or fault in FAULT_KINDS for fault in faults)
-        and isinstance(extras, dict)
         and all(isinstance(column, list) and len(column) == count for column in extras.values())
-        and isinstance(metrics, dict)
         and all(is_finite_number(value) for value in metrics.values())
-        and isinstance(dropped, int)
     )
     if not well_formed:
         return None
-    numbers_ = [None if value is None else float(value) for value in values]
-    return Answered(numbers_, faults, shorten(str(message.get("detail", ""))), extras, metrics, dropped)
+    scores = [None if value is None else float(value) for value in values]
+    return Answered(scores, faults, shorten(str(message.get("detail", ""))), extras, metrics, dropped)
 
 
 def is_finite_number(value: Any) -> bool:

@@ -62,8 +62,7 @@ def exact_match(completions: Sequence[Any], answer: Sequence[Any], ignore_case: 
     """1.0 where the completion (outside <think>, outer spaces aside) is the row's `answer`, letter for letter."""
     golds = [whole_text(plain_gold(gold), ignore_case) for gold in as_rows(answer, completions)]
     return [
-        float(whole_text(text_of(completion), ignore_case) == gold)
-        for completion, gold in zip(completions, golds, strict=True)
+        float(whole_text(text_of(completion), ignore_case) == gold) for completion, gold in zip(completions, golds, strict=True)
     ]
 
 

@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,7 @@ class Worker:
         os.set_blocking(self._replies, False)
         self._loaded: dict[str, dict[str, Any]] = {}
         self._ready = False
+        self._ending = threading.Lock()
         self.alive = True
 
     @property
@@ -76,7 +78,8 @@ class Worker:
     def load(self, spec: str) -> dict[str, Any]:
         """Import the function there, once; returns its signature as plain data."""
         if not self._ready:
-            self.ask({"op": "path", "path": [entry or os.getcwd() for entry in sys.path]}, LOAD_LIMIT_S)
+            path = [entry or os.getcwd() for entry in sys.path]
+            self.ask({"op": "path", "path": path, "variable": os.environ.get("PYTHONPATH")}, LOAD_LIMIT_S)
             self._ready = True
         if spec not in self._loaded:
             reply = self.ask({"op": "load", "spec": spec}, LOAD_LIMIT_S)
@@ -165,18 +168,23 @@ class Worker:
         if self.alive and self._process.stdin is not None:
             self._process.stdin.close()
 
-    def kill(self, grace_s: float = 0.0) -> None:
-        """End the process and everything in its session's group. Ours for certain: it is not reaped before this."""
-        if not self.alive:
-            return
-        self.alive = False
-        deadline = time.monotonic() + grace_s
-        while self._ended() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+    def shoot(self) -> None:
+        """Kill the process and all of its group. Certainly ours: as long as it is not reaped, its id is not reused."""
+        with self._ending:
+            if self.alive:
                 os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
+
+    def kill(self, grace_s: float = 0.0) -> None:
+        """End the process, with a moment to end by itself, and let go of its pipes. Only for the thread that holds it."""
+        deadline = time.monotonic() + grace_s
+        while self.alive and self._ended() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.shoot()
+        with self._ending:
+            if not self.alive:
+                return
+            self._process.wait()
+            self.alive = False
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -230,10 +238,16 @@ class Pool:
 
     def close(self) -> None:
         self._closed = True
-        workers = list(self._all)
-        for worker in workers:
+        idle: list[Worker] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                idle.append(self._idle.get_nowait())
+        # A worker that is out belongs to the thread that borrowed it: that thread notices the death and cleans up.
+        for worker in self._all.difference(idle):
+            worker.shoot()
+        for worker in idle:
             worker.hang_up()
-        for worker in workers:
+        for worker in idle:
             worker.kill(grace_s=1.0)
 
 

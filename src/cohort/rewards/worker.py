@@ -57,7 +57,7 @@ class Desk:
 
     def handle(self, message: dict[str, Any]) -> Any:
         if message["op"] == "path":
-            sys.path[:] = message["path"]
+            take_path(message["path"], message["variable"])
             return None
         if message["op"] == "load":
             return self.load(message["spec"])
@@ -66,9 +66,7 @@ class Desk:
             return extract_answers(function, message["texts"], message["args"])
         state = TrainerState(**message["state"])
         return to_message(
-            call_reward(
-                function, message["arguments"], message["count"], state, message["names"], self.loop.run_until_complete
-            )
+            call_reward(function, message["arguments"], message["count"], state, message["names"], self.loop.run_until_complete)
         )
 
     def load(self, spec: str) -> dict[str, Any]:
@@ -77,6 +75,15 @@ class Desk:
             return {"signature": vars(Signature.of(self.functions[spec]))}
         except BaseException as problem:
             return {"error": shorten(readable_traceback(problem))}
+
+
+def take_path(path: list[str], variable: str | None) -> None:
+    """See modules exactly as the trainer does, and hand its own environment on to programs that a function starts."""
+    sys.path[:] = path
+    if variable is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = variable
 
 
 def claim_pipes() -> tuple[BinaryIO, BinaryIO]:

@@ -33,7 +33,7 @@ MOST_SLOTS = {"cpu": 512, "cuda": 1024}
 """Beyond these a step only gets slower: the matrix products are already at full rate."""
 MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.8}
 """Part of the free memory that slots may take when the engine chooses their number."""
-PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}
+PREFILL_TOKENS = {"cpu": 2048, "cuda": 8192}
 """Padded tokens in one prefill; enough to fill the machine, little enough to keep its activations small."""
 SAMPLER_FLOATS = 6
 """Arrays of [slots, V] 4-byte numbers alive at once while sampling (logits, scaled, noise, hash)."""
@@ -170,6 +170,7 @@ class Decoding:
         hidden_BTH = hidden_states(self.backbone, self.cache, self.tokens_S[live, None], positions_B[:, None])
         positions_B += 1
         self.host_positions_S[live] += 1
+        self.host_counts_S[live] += 1
         return self.sample(live, self.head(hidden_BTH[:, 0])).nonzero().flatten().tolist()
 
     def sample(self, rows: slice | Tensor, logits_BV: Tensor) -> Tensor:
@@ -182,7 +183,6 @@ class Decoding:
         self.logprobs_NT.index_put_(at, logprobs_B)
         self.tokens_S[rows] = ids_B
         self.counts_S[rows] = counts_B + 1
-        self.host_counts_S[rows if isinstance(rows, slice) else rows.cpu().numpy()] += 1
         stopped_B = (ids_B[:, None] == self.stop_ids).any(-1)
         return stopped_B | (self.counts_S[rows] >= self.sampling.max_completion_tokens)
 
@@ -216,7 +216,7 @@ class Decoding:
         self.owners_S[rows], self.keys_S2[rows] = owners, self.keys_N2[owners]
         self.positions_S[rows] = torch.from_numpy(lengths).to(self.device)
         self.counts_S[rows] = 0
-        self.host_owners_S[taken], self.host_positions_S[taken], self.host_counts_S[taken] = admitted[:, 1], lengths, 0
+        self.host_owners_S[taken], self.host_positions_S[taken], self.host_counts_S[taken] = admitted[:, 1], lengths, 1
 
         finished = self.sample(rows, self.head(prefix.last_hidden_PH[prefix_rows]))
         over = rows[finished].tolist()

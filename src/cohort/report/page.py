@@ -1,0 +1,353 @@
+"""The page: verdict, before/after, findings, plots, completions, recipe, next steps. Every text from the run is escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from cohort.diagnosis import STAGES, diagnose
+from cohort.report.charts import Chart, Series, figure
+from cohort.report.data import RunData, as_dict, number
+from cohort.report.style import CSS, SCRIPT, content_security_policy
+
+COMPLETIONS_SHOWN = 3
+"""Completions per side of a problem: enough to see whether the policy is consistent."""
+
+
+def render(run: RunData) -> str:
+    sections = (header, facts, before_after, findings, plots, completions, recipe, next_steps)
+    body = "\n".join(safely(section, run) for section in sections)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{content_security_policy()}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">'
+        f"<title>{text(run.name)} · Cohort report</title><style>{CSS}</style></head>\n<body><main>\n{body}\n</main>"
+        f"<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def safely(section: Callable[[RunData], str], run: RunData) -> str:
+    """A file of unexpected shape costs one section, never the report."""
+    try:
+        return section(run)
+    except Exception as problem:
+        name = section.__name__.replace("_", " ")
+        return f'<p class="none">The section “{name}” could not be written: {text(type(problem).__name__)}: {text(problem)}</p>'
+
+
+def text(value: Any) -> str:
+    return escape(str(value), quote=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The top: what happened
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def header(run: RunData) -> str:
+    sentence, detail = verdict(run)
+    model = as_dict(run.recipe.get("model")).get("source")
+    algorithm = as_dict(run.recipe.get("algorithm")).get("name")
+    words = [f"<span>{text(word)}</span>" for word in (algorithm, model, run.last_written) if word]
+    return (
+        f'<header><div class="top"><h1>{text(run.name)}</h1><span class="badge {run.status}">{run.status}</span>{"".join(words)}</div>'
+        f'<p class="verdict">{text(sentence)}</p><p class="sub">{text(detail)}</p></header>'
+    )
+
+
+def verdict(run: RunData) -> tuple[str, str]:
+    """One sentence anybody understands, and one that says how sure it is."""
+    before, after = run.numbers("before"), run.numbers("after")
+    for name, numbers in after.items():
+        a, b = value_of(before.get(name), "pass@1"), value_of(numbers, "pass@1")
+        if a is not None and b is not None:
+            return compared(run, name, a, b)
+        if b is not None:
+            return f"pass@1 on {spoken(name)} is {percent(b)} after training.", "It was not measured before training."
+    for name, numbers in before.items():
+        start = value_of(numbers, "pass@1")
+        if start is not None:
+            return f"Training started from a pass@1 of {percent(start)} on {spoken(name)}.", progress(
+                run, "There is no final evaluation yet"
+            )
+    if run.rows:
+        return progress(
+            run, "Nothing was evaluated on held-out problems"
+        ), "Training reward alone does not show that a task is learned."
+    return "No training step has been written yet.", "This page fills up as the run goes on: write it again with cohort report."
+
+
+def compared(run: RunData, name: str, a: float, b: float) -> tuple[str, str]:
+    change = run.change(name)
+    low, high = number(change.get("low")), number(change.get("high"))
+    points = f"{100 * (b - a):+.1f} points"
+    if low is None or high is None:
+        how = "rose" if b > a else "fell" if b < a else "stayed"
+        return f"pass@1 on {spoken(name)} {how} from {percent(a)} to {percent(b)}.", f"A change of {points}{length(run)}."
+    sure = f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}, paired over {change.get('problems', '?')} problems"
+    if low <= 0 <= high:
+        sentence = f"pass@1 on {spoken(name)} went from {percent(a)} to {percent(b)}: no difference that the evaluation can tell from noise."
+    else:
+        sentence = f"pass@1 on {spoken(name)} {'rose' if b > a else 'fell'} from {percent(a)} to {percent(b)}."
+    return sentence, f"A change of {points} ({sure}){length(run)}."
+
+
+def progress(run: RunData, lead: str) -> str:
+    rewards = [value for _, value in run.series("reward/mean")]
+    if not rewards:
+        return f"{lead}."
+    tail = rewards[-10:]
+    head = rewards[:10]
+    return f"{lead}; over {run.steps} steps the training reward went from {sum(head) / len(head):.3g} to {sum(tail) / len(tail):.3g}."
+
+
+def length(run: RunData) -> str:
+    return f", after {run.steps} steps" + (f" and {duration(run.seconds)}" if run.seconds else "")
+
+
+def spoken(name: str) -> str:
+    return "held-out problems" if name in ("held_out", "held-out", "held-out problems") else name
+
+
+def facts(run: RunData) -> str:
+    """The handful of numbers worth a glance."""
+    planned = as_dict(run.recipe.get("train")).get("num_steps")
+    steps = f"{run.steps} of {planned}" if isinstance(planned, int) and planned > run.steps else str(run.steps)
+    cards = [("steps", steps)]
+    if run.seconds:
+        cards.append(("time", duration(run.seconds)))
+    for label, name, write in (
+        ("training success", "reward/success", percent),
+        ("useful groups", "advantage/useful_groups", percent),
+        ("completion length", "rollout/length_mean", lambda v: f"{v:.0f} tokens"),
+        ("throughput", "perf/tokens_per_second", lambda v: f"{v / 1000:.1f}k tok/s" if v >= 1000 else f"{v:.0f} tok/s"),
+    ):
+        values = [value for _, value in run.series(name)][-10:]
+        if values:
+            cards.append((f"{label}, last {len(values)} steps" if len(values) > 1 else label, write(sum(values) / len(values))))
+    return (
+        '<div class="facts">'
+        + "".join(f'<div class="card"><b>{text(v)}</b><span>{text(k)}</span></div>' for k, v in cards)
+        + "</div>"
+    )
+
+
+def before_after(run: RunData) -> str:
+    before, after = run.numbers("before"), run.numbers("after")
+    names = list(dict.fromkeys([*before, *after]))
+    if not names:
+        return ""
+    rows = []
+    for name in names:
+        a, b = before.get(name, {}), after.get(name, {})
+        problems = number((b or a).get("problems"))
+        count = f"<small>{problems:.0f} problems</small>" if problems else ""
+        rows.append(f'<tr class="set"><td colspan="4">{text(name)}{count}</td></tr>')
+        rows += [number_row(what, as_dict(a.get(what)), as_dict(b.get(what))) for what in measured(a, b)]
+    return (
+        '<h2>Before and after</h2><div class="card scroll"><table><thead><tr><th>measure</th><th>before</th><th>after</th>'
+        f"<th>change</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        '<p class="caption">Brackets hold 95 % intervals, bootstrapped over problems. pass@k: at least one of k completions is '
+        "right; maj@k: the answer most of k agree on is right; greedy: one completion at temperature 0.</p>"
+    )
+
+
+def measured(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Rows of the table. mean@k is left out: its value is pass@1's."""
+    names = [name for name in dict.fromkeys([*a, *b]) if isinstance(a.get(name) or b.get(name), Mapping)]
+    return [name for name in names if not name.startswith("mean@")]
+
+
+def number_row(what: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    share = what != "reward"
+    left, right = number(a.get("value")), number(b.get("value"))
+    change, style = "", ""
+    if left is not None and right is not None:
+        change = f"{100 * (right - left):+.1f}" if share else f"{right - left:+.3f}"
+        style = "up" if right > left else "down" if right < left else ""
+    reason = a.get("reason") or b.get("reason")
+    note = f"<small>{text(reason)}</small>" if reason and left is None and right is None else ""
+    return f'<tr><td>{text(what)}{note}</td><td>{with_interval(a, share)}</td><td>{with_interval(b, share)}</td><td class="{style}">{change}</td></tr>'
+
+
+def with_interval(entry: Mapping[str, Any], share: bool) -> str:
+    value, low, high = (number(entry.get(key)) for key in ("value", "low", "high"))
+    if value is None:
+        return '<span class="none">–</span>'
+    if not share:
+        return f"{value:.3f}" + (f"<small>[{low:.3f}, {high:.3f}]</small>" if low is not None and high is not None else "")
+    return percent(value) + (
+        f"<small>[{100 * low:.1f}, {100 * high:.1f}]</small>" if low is not None and high is not None else ""
+    )
+
+
+def findings(run: RunData) -> str:
+    found = diagnose(run.rows, run.recipe, run.evaluations)
+    if not found:
+        line = "Nothing looks wrong in the numbers." if len(run.rows) >= 5 else "Too few steps to judge."
+        return f'<h2>Diagnosis</h2><p class="none">{line}</p>'
+    cards = "".join(
+        f'<div class="card finding {f.level}"><p><span class="level">{f.level}</span><strong>{text(f.what)}</strong></p>'
+        f"<p>{text(f.why)}</p>" + (f'<p class="fix">{text(f.fix)}</p>' if f.fix else "") + "</div>"
+        for f in found
+    )
+    return f'<h2>Diagnosis</h2><div class="findings">{cards}</div>'
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Plots
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def plots(run: RunData) -> str:
+    drawn = [figure(chart) for chart in charts_of(run) if not chart.empty]
+    return f'<h2>Curves</h2><div class="grid2">{"".join(drawn)}</div>' if drawn else ""
+
+
+def charts_of(run: RunData) -> list[Chart]:
+    def lines(**names: str) -> tuple[Series, ...]:
+        return tuple(Series(label.replace("_", " "), run.series(name)) for label, name in names.items())
+
+    parts = sorted({m[1] for row in run.rows for name in row if (m := re.fullmatch(r"reward/([^/]+)/mean", name))})
+    part_lines = tuple(Series(part, run.series(f"reward/{part}/mean")) for part in parts) if len(parts) > 1 else ()
+    return [
+        Chart("Held-out pass@1", "Same problems and same sampling noise at every evaluation; bars are 95 % intervals.", held_out(run), share=True),
+        Chart("Reward and success", "Of the training completions. Thick lines are moving averages.", lines(reward="reward/mean", success="reward/success")),
+        Chart("Parts of the reward", "Mean of each reward function before weighting.", part_lines),
+        Chart("Where the signal is", "Useful groups hold completions with different rewards; only they teach.", lines(useful_groups="advantage/useful_groups", distinct_completions="rollout/distinct"), share=True),
+        Chart("KL to the reference", "Summed over a completion. Beyond 5 to 10 nats, read the completions.", lines(KL_per_completion="loss/kl_per_completion"), unit="nats"),
+        Chart("Entropy", "Per token. A collapse means that exploration has stopped.", lines(entropy="loss/entropy"), unit="nats"),
+        Chart("Completion length", "Tokens the policy sampled, stop token included.", lines(mean="rollout/length_mean", longest="rollout/length_max"), unit="tokens"),
+        Chart("Cut completions", "Ended at max_completion_tokens instead of a stop token.", lines(truncated="rollout/truncated"), share=True),
+        Chart("Step time by stage", "Seconds, stacked.", tuple(Series(stage, run.series(f"time/{stage}")) for stage in STAGES if any(v for _, v in run.series(f"time/{stage}"))), stacked=True, unit="s"),
+        Chart("Throughput", "Sampled tokens over the time of the whole step.", lines(tokens_per_second="perf/tokens_per_second"), unit="tok/s"),
+        Chart("Gradient norm", "Before clipping. 0 means that no group had different rewards.", lines(gradient_norm="optim/grad_norm")),
+        Chart("Learning rate", "Of the last optimizer step.", lines(learning_rate="optim/learning_rate"), smooth=False),
+    ]  # fmt: skip
+
+
+def held_out(run: RunData) -> tuple[Series, ...]:
+    """pass@1 of every set over steps, with intervals where all points have one."""
+    points: dict[str, dict[float, tuple[float, float | None, float | None]]] = {}
+    for row in run.rows:
+        for name in row:
+            match = re.fullmatch(r"eval/(.+)/pass@1", name)
+            step, value = number(row.get("step")), number(row.get(name))
+            if match and step is not None and value is not None:
+                points.setdefault(match[1], {})[step] = (value, None, None)
+    for evaluation in run.evaluations:
+        for name, numbers in as_dict(evaluation.get("sets")).items():
+            one = as_dict(as_dict(numbers).get("pass@1"))
+            step, value = number(evaluation.get("step")), number(one.get("value"))
+            if step is not None and value is not None:
+                points.setdefault(str(name), {})[step] = (value, number(one.get("low")), number(one.get("high")))
+    series = []
+    for name, found in points.items():
+        ordered = sorted(found.items())
+        intervals = [(low, high) for _, (_, low, high) in ordered if low is not None and high is not None]
+        whole = intervals if len(intervals) == len(ordered) else []
+        series.append(Series(name, [(step, value) for step, (value, _, _) in ordered], whole, marks=True))
+    return tuple(series)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Completions, recipe, next steps
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def completions(run: RunData) -> str:
+    """The same problems before and after, side by side."""
+
+    def key(row: Mapping[str, Any]) -> tuple[str, str]:
+        return str(row.get("set")), prompt_text(row.get("prompt"))
+
+    pairs: dict[tuple[str, str], list[Mapping[str, Any] | None]] = {}
+    for side, rows in enumerate((run.samples_before, run.samples_after)):
+        for row in rows:
+            pairs.setdefault(key(row), [None, None])[side] = row
+    if not pairs:
+        return ""
+    cards = "".join(problem_card(name, prompt, before, after) for (name, prompt), (before, after) in pairs.items())
+    return f"<h2>The same problems, before and after</h2>{cards}"
+
+
+def problem_card(name: str, prompt: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
+    answer = (before or after or {}).get("answer")
+    gold = f" · expected answer: {text(answer)}" if answer is not None else ""
+    sides = "".join(side_of(title, row) for title, row in (("before", before), ("after", after)))
+    return (
+        f'<article class="card problem"><p class="meta">{text(name)}{gold}</p><pre class="prompt">{text(prompt)}</pre>'
+        f'<div class="sides">{sides}</div></article>'
+    )
+
+
+def side_of(title: str, row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return f'<div><h4>{title}</h4><p class="none">not sampled</p></div>'
+    said = row.get("completions")
+    said = [as_dict(one) for one in said] if isinstance(said, Sequence) and not isinstance(said, str) else []
+    right = sum(one.get("success") is True for one in said)
+    more = f", {COMPLETIONS_SHOWN} shown" if len(said) > COMPLETIONS_SHOWN else ""
+    count = f"{title}: {right} of {len(said)} right{more}" if said else title
+    return f"<div><h4>{count}</h4>{''.join(completion_card(one) for one in said[:COMPLETIONS_SHOWN])}</div>"
+
+
+def completion_card(one: Mapping[str, Any]) -> str:
+    success, reward = one.get("success"), number(one.get("reward"))
+    style, word = {True: ("right", "✓ right"), False: ("wrong", "✗ wrong")}.get(success, ("", "no verdict"))  # type: ignore[arg-type]
+    scored = f" · reward {reward:g}" if reward is not None else ""
+    return (
+        f'<div class="said"><p class="mark {style}">{word}{scored}</p><pre>{text(one.get("text", "")) or "(empty)"}</pre></div>'
+    )
+
+
+def prompt_text(prompt: Any) -> str:
+    """Plain text as it is; chat messages as "role: content" blocks."""
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        return "\n\n".join(f"{as_dict(m).get('role', '?')}: {as_dict(m).get('content', '')}" for m in prompt)
+    return "" if prompt is None else str(prompt)
+
+
+def recipe(run: RunData) -> str:
+    if not run.recipe_text:
+        return ""
+    return (
+        '<h2>Recipe</h2><details class="card"><summary>Everything the run depends on, every default written out</summary>'
+        f"<pre>{text(run.recipe_text)}</pre></details>"
+    )
+
+
+def next_steps(run: RunData) -> str:
+    folder = f"{run.folder.resolve().parent.name}/{run.name}"  # as typed where the run was made; no path of this machine
+    steps = []
+    if run.status != "finished":
+        steps.append(("Go on where it stopped", f"cohort resume {folder}"))
+    else:
+        steps.append(("Train further", f"cohort resume {folder} num_steps={2 * max(run.steps, 1)}"))
+    steps.append(("Measure it again, with more samples", f"cohort evaluate {folder} evaluation.samples=16"))
+    if run.status == "finished":
+        load = f'AutoModelForCausalLM.from_pretrained("{folder}/model")'
+        steps.append(("Use the model", load))
+    steps.append(("Write this page again", f"cohort report {folder}"))
+    items = "".join(f"<dt>{text(what)}</dt><dd><code>{text(how)}</code></dd>" for what, how in steps)
+    return (
+        f'<h2>Next</h2><div class="card"><dl>{items}</dl></div><p class="caption">metrics.jsonl holds every number on this page, '
+        "rollouts/ every completion with its reward and advantage; docs/metrics.md explains each metric.</p>"
+    )
+
+
+def value_of(numbers: Mapping[str, Any] | None, what: str) -> float | None:
+    return number(as_dict((numbers or {}).get(what)).get("value"))
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def duration(seconds: float | None) -> str:
+    if not seconds or seconds < 60:
+        return f"{seconds or 0:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,745 @@
+"""The reward contract and its runner: lists in, one float or None per completion out, and nothing silent.
+
+    with RewardRunner.from_recipe(recipe.rewards) as runner:      # starts the workers
+        scored = runner.score(prompts, completions, step=1, num_steps=200)
+
+What a reward function gets wrong (an exception, NaN, a wrong type or length, a crash) leaves the completion unscored
+and is counted; past a share of the step it stops the run. What a completion causes (it runs into the time limit)
+scores 0 and is counted, for otherwise hanging would beat being wrong. To tell the two apart, and to kill what hangs,
+functions that can be imported by name run in worker processes; the others run in a thread of the trainer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import functools
+import inspect
+import itertools
+import logging
+import math
+import queue
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cohort.errors import RewardError
+from cohort.rewards import BUILT_IN, built_in
+from cohort.rewards.call import (
+    OFFERED,
+    Answered,
+    Failed,
+    Signature,
+    TrainerState,
+    call_reward,
+    extract_answers,
+    from_message,
+    is_plain,
+    load_function,
+)
+from cohort.rewards.pool import LoadFailed, Pool, Worker, WorkerDied, WorkerTimeout
+from cohort.types import Completion, Outcome, Prompt
+
+if TYPE_CHECKING:
+    from cohort.config import RewardConfig
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+HOPELESS_TIMEOUTS = 8
+"""So many single completions in the time limit, and none answered: the function hangs, not the completions."""
+ASYNC_SINGLES = 16
+"""Single calls of an async function in the trainer that wait side by side."""
+RESERVED = {*OFFERED, "prompt", "completion"}
+"""Column names that are not passed on as columns; as in TRL."""
+
+
+@dataclass(frozen=True)
+class RewardPart:
+    """One reward function and its place in the sum."""
+
+    name: str
+    function: str | Callable[..., Any]
+    """A built-in name, "package.module:function", or the function itself."""
+    weight: float = 1.0
+    outcome: bool = False
+    """This part decides success; without any, the first part does."""
+    threshold: float = 0.5
+    timeout_s: float = 10.0
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scored:
+    outcomes: list[Outcome]
+    metrics: dict[str, float]
+
+
+@dataclass
+class Bound:
+    """A part together with the function behind it."""
+
+    part: RewardPart
+    spec: str | None
+    """Where a worker imports it from; None: it runs in the trainer."""
+    function: Callable[..., Any] | None
+    """The function itself, where it was given or had to be imported here."""
+    signature: Signature | None = None
+    timeouts_in_a_row: int = 0
+    """Single completions in the time limit since the function last answered at all."""
+    extracts: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.part.name
+
+    @property
+    def shape(self) -> Signature:
+        assert self.signature is not None
+        return self.signature
+
+    def here(self) -> Callable[..., Any]:
+        """The function in this process."""
+        if self.function is None:
+            assert self.spec is not None
+            try:
+                self.function = load_function(self.spec)
+            except Exception as problem:
+                raise RewardError(f"reward {self.name!r}: {self.spec} cannot be imported: {problem!r}") from problem
+        return self.function
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The arguments of one call for all completions of a step."""
+
+    texts: list[str]
+    values: dict[str, list[Any]]
+    """prompts, completions, completion_ids and every column, by name."""
+    columns: tuple[str, ...]
+    state: TrainerState
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], completions: Sequence[Completion], state: TrainerState) -> Batch:
+        texts = [completion.text for completion in completions]
+        names = dict.fromkeys(name for prompt in prompts for name in prompt.columns if name not in RESERVED)
+        values: dict[str, list[Any]] = {
+            # Messages are copied: a function that edits its arguments must not edit the prompts of the run.
+            "prompts": [p.content if isinstance(p.content, str) else [dict(m) for m in p.content] for p in prompts],
+            "completions": [
+                [{"role": "assistant", "content": text}] if prompt.is_chat else text
+                for prompt, text in zip(prompts, texts, strict=True)
+            ],
+            "completion_ids": [list(completion.token_ids) for completion in completions],
+        }
+        for name in names:
+            values[name] = [prompt.columns.get(name) for prompt in prompts]
+        return cls(texts, values, tuple(names), state)
+
+    def take(self, names: Iterable[str], rows: Sequence[int]) -> dict[str, list[Any]]:
+        return {name: [self.values[name][row] for row in rows] for name in names if name in self.values}
+
+
+@dataclass
+class Verdicts:
+    """What one part said of every completion of the step."""
+
+    values: list[float | None]
+    faults: list[str | None]
+    extras: list[dict[str, Any]]
+    logged: dict[str, list[float]] = field(default_factory=dict)
+    dropped: int = 0
+    details: dict[int, str] = field(default_factory=dict)
+    """By row: the first fault of a call, in words."""
+    seconds: float = 0.0
+    retried: int = 0
+    """Completions that were called one by one."""
+    stopped_early: bool = False
+
+    @classmethod
+    def empty(cls, count: int) -> Verdicts:
+        return cls([None] * count, [None] * count, [{} for _ in range(count)])
+
+    def add(self, rows: Sequence[int], reply: Answered) -> None:
+        for position, row in enumerate(rows):
+            self.values[row], self.faults[row] = reply.values[position], reply.faults[position]
+            self.extras[row] = {column: values[position] for column, values in reply.extras.items()}
+        if reply.detail:
+            self.details[next(row for row, fault in zip(rows, reply.faults, strict=True) if fault)] = reply.detail
+        for name, value in reply.metrics.items():
+            self.logged.setdefault(name, []).append(value)
+        self.dropped += reply.dropped
+
+    def add_failure(self, row: int, reply: Failed) -> None:
+        """One completion on its own made the call fail: at the time limit it scores 0, else it has no score."""
+        self.values[row] = 0.0 if reply.kind == "timeout" else None
+        self.faults[row] = reply.kind
+        if reply.kind != "timeout":
+            self.details[row] = reply.detail
+
+    @property
+    def broken(self) -> list[int]:
+        """Rows on which the function itself was at fault."""
+        return [row for row, fault in enumerate(self.faults) if fault not in (None, "timeout")]
+
+    @property
+    def timeouts(self) -> int:
+        return self.faults.count("timeout")
+
+
+class RewardRunner:
+    """Runs the parts of the reward over the completions of a step."""
+
+    def __init__(self, parts: Sequence[RewardPart], workers: int = 2, max_fault_share: float = 0.1) -> None:
+        if not parts:
+            raise RewardError("rewards: at least one part is needed")
+        if workers < 1:
+            raise RewardError(f"rewards: at least one worker is needed, got {workers}")
+        names = [part.name for part in parts]
+        if len(set(names)) < len(names):
+            raise RewardError(f"rewards: two parts share a name ({', '.join(names)}); give each its own `name`.")
+        if sum(part.outcome for part in parts) > 1:
+            raise RewardError("rewards: outcome = true on more than one part; exactly one part decides success.")
+        self.parts = tuple(parts)
+        self.notes: list[str] = []
+        """What the user should know of where functions run; each is also logged once."""
+        self._bound = [bind(part) for part in parts]
+        self._outcome = next((i for i, part in enumerate(parts) if part.outcome), 0)
+        self._workers, self._max_fault_share = workers, max_fault_share
+        self._pool = Pool()
+        self._started = self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_lock = threading.Lock()
+
+    @classmethod
+    def from_recipe(
+        cls,
+        parts: Sequence[RewardConfig],
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        workers: int = 2,
+        max_fault_share: float = 0.1,
+    ) -> RewardRunner:
+        """`functions` gives the callables behind names of the Python API, such as "python:correct"."""
+        from cohort.config import reward_name
+
+        given = functions or {}
+        return cls(
+            [
+                RewardPart(
+                    name=reward_name(part),
+                    function=given.get(part.function, part.function),
+                    weight=part.weight,
+                    outcome=part.outcome,
+                    threshold=part.threshold,
+                    timeout_s=part.timeout_s,
+                    args=part.args,
+                )
+                for part in parts
+            ],
+            workers=workers,
+            max_fault_share=max_fault_share,
+        )
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Life
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> RewardRunner:
+        """Start the workers and have them import the functions: a name that cannot be imported is an error here."""
+        if self._closed:
+            raise RewardError("the reward runner is closed")
+        if self._started:
+            return self
+        self._started = True
+        remote = [bound for bound in self._bound if bound.spec is not None]
+        try:
+            if remote:
+                self._pool.grow(self._workers)
+                concurrently([functools.partial(self._warm_up, remote) for _ in range(self._workers)])
+            for bound in self._bound:
+                if bound.spec is None:
+                    bound.signature = Signature.of(bound.here())
+                check_args(bound)
+            # Async functions mostly wait: each gets a worker of its own, so that none waits for another.
+            waiting = sum(bound.shape.is_async for bound in remote if bound.spec is not None)
+            if waiting:
+                self._pool.grow(waiting + (waiting < len(remote)))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _warm_up(self, remote: Sequence[Bound]) -> None:
+        """Have one worker import everything; a function whose import kills the worker is met by the next one."""
+        todo = list(remote)
+        while todo:
+            with self._pool.borrow() as worker:
+                while todo and worker.alive:
+                    self._introduce(worker, todo.pop(0))
+
+    def _introduce(self, worker: Worker, bound: Bound) -> None:
+        spec = bound.spec
+        if spec is None:  # another worker has found that it must stay here
+            return
+        try:
+            bound.signature = Signature.from_message(worker.load(spec))
+        except (LoadFailed, WorkerDied, WorkerTimeout) as problem:
+            if bound.function is None or spec.startswith("cohort.rewards."):
+                raise RewardError(f"reward {bound.name!r}: {spec} cannot be imported:\n{problem}") from None
+            bound.spec = None
+            last_line = (str(problem).strip().splitlines() or ["no answer"])[-1]
+            self._note(
+                f"reward {bound.name!r} runs in the trainer: a worker cannot import {spec} ({last_line}). "
+                "Over its time limit it stops the run."
+            )
+
+    def close(self) -> None:
+        self._closed = True
+        self._pool.close()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+    def __enter__(self) -> RewardRunner:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        return self._pool.pids
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+            logger.warning(text)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Scoring
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, step: int, num_steps: int) -> Scored:
+        """One outcome per completion; prompts[i] is the prompt of completions[i]."""
+        if len(prompts) != len(completions):
+            raise ValueError(f"{len(prompts)} prompts for {len(completions)} completions: one prompt each is expected")
+        self.start()
+        if not completions:
+            return Scored([], {})
+        batch = Batch.of(prompts, completions, TrainerState.at(step, num_steps))
+        for bound in self._bound:
+            check_columns(bound, batch)
+        verdicts = concurrently([functools.partial(self._run_part, bound, batch) for bound in self._bound])
+        for bound, verdict in zip(self._bound, verdicts, strict=True):
+            self._check_faults(bound, verdict)
+        answers, failed_extracts = self._extract(self._bound[self._outcome], batch, verdicts[self._outcome])
+        outcomes = [self._outcome_of(row, verdicts, answers[row]) for row in range(len(completions))]
+        return Scored(outcomes, self._metrics(outcomes, verdicts, failed_extracts))
+
+    def _run_part(self, bound: Bound, batch: Batch) -> Verdicts:
+        """The whole batch first; whatever of it gave nothing, again completion by completion."""
+        started = time.monotonic()
+        count = len(batch.texts)
+        verdicts = Verdicts.empty(count)
+        in_worker = self._fits_worker(bound, batch)
+        call = functools.partial(self._call_in_worker if in_worker else self._call_here, bound, batch)
+        chunks = split(count, self._pool.size) if in_worker and bound.shape.per_completion else [list(range(count))]
+        retry: list[int] = []
+        for rows, reply in zip(chunks, concurrently([functools.partial(call, rows) for rows in chunks]), strict=True):
+            if isinstance(reply, Answered):
+                verdicts.add(rows, reply)
+                bound.timeouts_in_a_row = 0
+            else:
+                retry += rows
+                verdicts.details[count + rows[0]] = reply.detail  # shown only if no single call says more
+                reason = (reply.detail.strip().splitlines() or [reply.kind])[-1]
+                self._note(f"reward {bound.name!r}: a call for many completions failed and was repeated one by one ({reason})")
+        if retry:
+            answered = len(retry) < count
+            side_by_side = self._pool.size if in_worker else ASYNC_SINGLES if bound.shape.is_async else 1
+            Singles(bound, call, verdicts, answered, self._max_fault_share * count).run(spread(retry), side_by_side)
+        verdicts.retried, verdicts.seconds = len(retry), time.monotonic() - started
+        return verdicts
+
+    def _fits_worker(self, bound: Bound, batch: Batch) -> bool:
+        """Whether the call can be put into JSON without changing a value."""
+        if bound.spec is None:
+            return False
+        names = [name for name in bound.shape.asked(batch.columns, bound.part.args) if name in ("prompts", *batch.columns)]
+        foreign = [name for name in names if not all(map(is_plain, batch.values[name]))]
+        foreign += [f"args.{name}" for name, value in bound.part.args.items() if not is_plain(value)]
+        if foreign:
+            self._note(
+                f"reward {bound.name!r} runs in the trainer: JSON cannot carry {', '.join(foreign)} to a worker as it is. "
+                "Over its time limit it stops the run."
+            )
+        return not foreign
+
+    def _call_in_worker(self, bound: Bound, batch: Batch, rows: Sequence[int]) -> Answered | Failed:
+        assert bound.spec is not None
+        names = bound.shape.asked(batch.columns, bound.part.args)
+        message = {
+            "op": "call",
+            "spec": bound.spec,
+            "arguments": {**batch.take(names, rows), **bound.part.args},
+            "count": len(rows),
+            "state": asdict(batch.state),
+            "names": names,
+        }
+        with self._pool.borrow() as worker:
+            try:
+                worker.load(bound.spec)
+            except (LoadFailed, WorkerDied, WorkerTimeout) as problem:
+                raise RewardError(f"reward {bound.name!r}: a new worker cannot import {bound.spec}:\n{problem}") from None
+            try:
+                reply = from_message(worker.ask(message, bound.part.timeout_s), len(rows))
+            except WorkerTimeout:
+                return Failed("timeout", f"no answer within {bound.part.timeout_s:g} s")
+            except WorkerDied as problem:
+                return Failed("crash", str(problem))
+            if reply is None:
+                worker.kill()
+                return Failed("crash", "the worker's reply does not have the form of a reward")
+            return reply
+
+    def _call_here(self, bound: Bound, batch: Batch, rows: Sequence[int]) -> Answered | Failed:
+        names = bound.shape.asked(batch.columns, bound.part.args)
+        arguments = {**batch.take(names, rows), **bound.part.args}
+        call = functools.partial(call_reward, bound.here(), arguments, len(rows), batch.state, names, self._await)
+        try:
+            return with_limit(call, bound.part.timeout_s)
+        except TimeoutError:
+            raise RewardError(
+                f"reward {bound.name!r}: no answer within timeout_s = {bound.part.timeout_s:g} s for {len(rows)} completions. "
+                "It runs in a thread of the trainer, which cannot be stopped, so the run cannot go on. Put the function at "
+                'the top level of a module of its own (and name it "module:function"): it then runs in a worker process '
+                "that is killed at the limit. Or raise timeout_s."
+            ) from None
+
+    def _await(self, result: Awaitable[Any]) -> Any:
+        """Wait for an async function on the one event loop of the runner: its clients keep their connections."""
+
+        async def finish() -> Any:
+            return await result
+
+        with self._loop_lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, daemon=True, name="async rewards").start()
+        return asyncio.run_coroutine_threadsafe(finish(), self._loop).result()
+
+    def _check_faults(self, bound: Bound, verdicts: Verdicts) -> None:
+        broken, count = verdicts.broken, len(verdicts.values)
+        if len(broken) <= self._max_fault_share * count:
+            return
+        kinds = {kind: sum(verdicts.faults[row] == kind for row in broken) for kind in verdicts.faults if kind}
+        kinds.pop("timeout", None)
+        listed = ", ".join(f"{kind} {number}" for kind, number in sorted(kinds.items()))
+        first = min(verdicts.details, default=None)
+        shown = f" The first:\n{verdicts.details[first]}" if first is not None else ""
+        at_least = "at least " if verdicts.stopped_early else ""
+        raise RewardError(
+            f"reward {bound.name!r} failed on {at_least}{len(broken)} of {count} completions ({listed}), more than the "
+            f"{self._max_fault_share:.0%} a step may lose.{shown}"
+        )
+
+    def _extract(self, bound: Bound, batch: Batch, verdicts: Verdicts) -> tuple[list[str | None], int]:
+        """The compared answers, of completions the outcome part could read. Never at the cost of a score."""
+        answers: list[str | None] = [None] * len(batch.texts)
+        rows = [row for row, fault in enumerate(verdicts.faults) if fault is None]
+        if not rows or not bound.shape.has_extract or not bound.extracts:
+            return answers, 0
+        in_worker = bound.spec is not None and all(map(is_plain, bound.part.args.values()))
+        chunks = [[rows[i] for i in chunk] for chunk in split(len(rows), self._pool.size if in_worker else 1)]
+        extract = self._extract_in_worker if in_worker else self._extract_here
+        calls = [functools.partial(extract, bound, [batch.texts[row] for row in chunk]) for chunk in chunks]
+        failed = 0
+        for chunk, reply in zip(chunks, concurrently(calls), strict=True):
+            failed += len(chunk) if reply is None else reply[1]
+            for row, answer in zip(chunk, reply[0] if reply else [None] * len(chunk), strict=True):
+                answers[row] = answer
+        return answers, failed
+
+    def _extract_in_worker(self, bound: Bound, texts: list[str]) -> tuple[list[str | None], int] | None:
+        assert bound.spec is not None
+        message = {"op": "extract", "spec": bound.spec, "texts": texts, "args": dict(bound.part.args)}
+        with self._pool.borrow() as worker:
+            try:
+                worker.load(bound.spec)
+                answers, failed = worker.ask(message, bound.part.timeout_s)
+            except (LoadFailed, WorkerDied, WorkerTimeout, TypeError, ValueError):
+                return None
+        well_formed = isinstance(answers, list) and len(answers) == len(texts) and isinstance(failed, int)
+        if not well_formed or not all(answer is None or isinstance(answer, str) for answer in answers):
+            return None
+        return answers, failed
+
+    def _extract_here(self, bound: Bound, texts: list[str]) -> tuple[list[str | None], int] | None:
+        try:
+            return with_limit(functools.partial(extract_answers, bound.here(), texts, bound.part.args), bound.part.timeout_s)
+        except TimeoutError:
+            bound.extracts = False  # its thread is still running; a second one would not fare better
+            self._note(f"reward {bound.name!r}: extract ran over the time limit and is not called again in this run.")
+            return None
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Summing up
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _outcome_of(self, row: int, verdicts: Sequence[Verdicts], answer: str | None) -> Outcome:
+        faults = [f"{bound.name}:{v.faults[row]}" for bound, v in zip(self._bound, verdicts, strict=True) if v.faults[row]]
+        spoken = [
+            bound.part.weight * value
+            for bound, v in zip(self._bound, verdicts, strict=True)
+            if (value := v.values[row]) is not None
+        ]
+        scored = bool(spoken) and not any(row_fault not in (None, "timeout") for row_fault in (v.faults[row] for v in verdicts))
+        reward = sum(spoken) if scored else None
+        if reward is not None and not math.isfinite(reward):
+            reward, faults = None, [*faults, "sum:nan"]
+        decisive = verdicts[self._outcome]
+        value = decisive.values[row]
+        if value is None:
+            success = None
+        else:  # running into the limit is never a success, even where the threshold is 0
+            success = decisive.faults[row] is None and value >= self._bound[self._outcome].part.threshold
+        return Outcome(
+            parts={bound.name: v.values[row] for bound, v in zip(self._bound, verdicts, strict=True)},
+            reward=reward,
+            success=success,
+            answer=answer,
+            faults=tuple(faults),
+            extras=self._extras_of(row, verdicts),
+        )
+
+    def _extras_of(self, row: int, verdicts: Sequence[Verdicts]) -> dict[str, Any]:
+        extras: dict[str, Any] = {}
+        for bound, verdict in zip(self._bound, verdicts, strict=True):
+            for column, value in verdict.extras[row].items():
+                extras[f"{bound.name}/{column}" if column in extras else column] = value
+        return extras
+
+    def _metrics(self, outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts], failed_extracts: int) -> dict[str, float]:
+        """Means of nothing are left out. Standard deviations are those of the population, as in the advantages."""
+        rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+        successes = [float(outcome.success) for outcome in outcomes if outcome.success is not None]
+        metrics: dict[str, float] = {**mean_and_std("reward", rewards)}
+        if successes:
+            metrics["reward/success"] = statistics.fmean(successes)
+        metrics["reward/unscored"] = float(len(outcomes) - len(rewards))
+        metrics["reward/faults"] = float(sum(len(v.broken) for v in verdicts) + sum("sum:nan" in o.faults for o in outcomes))
+        metrics["reward/timeouts"] = float(sum(v.timeouts for v in verdicts))
+        metrics["reward/failed_extracts"] = float(failed_extracts)
+        for bound, verdict in zip(self._bound, verdicts, strict=True):
+            area = f"reward/{bound.name}"
+            own = {
+                **mean_and_std(area, [value for value in verdict.values if value is not None]),
+                f"{area}/none": float(
+                    sum(v is None and f is None for v, f in zip(verdict.values, verdict.faults, strict=True))
+                ),
+                f"{area}/faults": float(len(verdict.broken)),
+                f"{area}/timeouts": float(verdict.timeouts),
+                f"{area}/retried": float(verdict.retried),
+                f"{area}/seconds": verdict.seconds,
+            }
+            if verdict.dropped:
+                own[f"{area}/dropped_logs"] = float(verdict.dropped)
+            for name, values in verdict.logged.items():
+                key = f"{area}/{name}"
+                own[f"{key}_logged" if key in own else key] = statistics.fmean(values)
+            metrics.update(own)
+        return metrics
+
+
+class Singles:
+    """Calls completion by completion, after a call of many gave nothing: one bad row is then one fault."""
+
+    def __init__(
+        self,
+        bound: Bound,
+        call: Callable[[Sequence[int]], Answered | Failed],
+        verdicts: Verdicts,
+        answered: bool,
+        max_faults: float,
+    ) -> None:
+        self._bound, self._call, self._verdicts, self._max_faults = bound, call, verdicts, max_faults
+        self._answered = answered
+        self._crashes = 0
+        self._lock = threading.Lock()
+        self._stop = False
+
+    def run(self, rows: Sequence[int], side_by_side: int) -> None:
+        todo = iter(rows)
+        concurrently([functools.partial(self._work, todo) for _ in range(min(side_by_side, len(rows)))])
+
+    def _work(self, todo: Iterable[int]) -> None:
+        while not self._stop:
+            with self._lock:
+                row = next(iter(todo), None)
+            if row is None:
+                return
+            try:
+                reply = self._call([row])
+            except BaseException:
+                self._stop = True  # the run ends with this: the other threads need not finish the rows
+                raise
+            with self._lock:
+                self._record(row, reply)
+
+    def _record(self, row: int, reply: Answered | Failed) -> None:
+        if isinstance(reply, Answered):
+            self._verdicts.add([row], reply)
+        else:
+            self._verdicts.add_failure(row, reply)
+        if isinstance(reply, Failed) and reply.kind == "timeout":
+            self._bound.timeouts_in_a_row += 1
+            if not self._answered and self._bound.timeouts_in_a_row >= HOPELESS_TIMEOUTS:
+                self._stop = True
+                limit = self._bound.part.timeout_s
+                raise RewardError(
+                    f"reward {self._bound.name!r} hangs: {HOPELESS_TIMEOUTS} completions were tried one at a time, and none was "
+                    f"answered within timeout_s = {limit:g} s. Either the function never returns, or the limit is too low for it."
+                )
+        else:
+            self._answered, self._bound.timeouts_in_a_row = True, 0
+        if isinstance(reply, Failed) and reply.kind == "crash":
+            # Each crash costs a new process: once the step cannot be saved, the rest of it is not tried.
+            self._crashes += 1
+            if self._crashes > self._max_faults:
+                self._stop = self._verdicts.stopped_early = True
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Finding and checking functions
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def bind(part: RewardPart) -> Bound:
+    function = part.function
+    if callable(function):
+        return Bound(part, importable_name(function), function)
+    if function in BUILT_IN or ":" not in function:
+        found = built_in(function)
+        return Bound(part, importable_name(found), found)
+    if function.startswith("python:"):
+        raise RewardError(f"reward {part.name!r}: {function!r} was given as a Python function; it must be given again here.")
+    module, _, name = function.partition(":")
+    if not module or not name:
+        raise RewardError(f'reward {part.name!r}: {function!r} is not of the form "package.module:function"')
+    return Bound(part, function, None)
+
+
+def importable_name(function: Callable[..., Any]) -> str | None:
+    """ "module:qualname" if importing that gives this very function in another process too, else None."""
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not qualname or module == "__main__" or "<" in qualname or inspect.ismethod(function):
+        return None
+    target: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        target = getattr(target, name, None)
+    return f"{module}:{qualname}" if target is function else None
+
+
+def check_args(bound: Bound) -> None:
+    """Bound arguments the function would ignore, or that the runner passes itself, are mistakes of the recipe."""
+    shape, part = bound.shape, bound.part
+    for name in part.args:
+        if name in OFFERED:
+            raise RewardError(f"reward {part.name!r}: args.{name} is passed by the runner and cannot be set")
+        strict = shape.reads is not None or not shape.takes_any
+        if strict and name not in shape.accepted:
+            hint = nearest(name, [known for known in shape.accepted if known not in OFFERED])
+            raise RewardError(f"reward {part.name!r} has no argument {name!r}{hint}")
+
+
+def check_columns(bound: Bound, batch: Batch) -> None:
+    given = {*OFFERED, *batch.columns, *bound.part.args}
+    missing = [name for name in bound.shape.required if name not in given]
+    if missing:
+        hint = nearest(missing[0], batch.columns)
+        raise RewardError(
+            f"reward {bound.name!r} needs the column {missing[0]!r}, which the rows do not have{hint} "
+            f"Columns: {', '.join(batch.columns) or 'none beside the prompt'}."
+        )
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else "."
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Small tools
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def concurrently(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Results of all tasks, in order; the first error, in order, once all have ended.
+
+    Daemon threads and a queue, not an executor: an executor's threads are joined at exit, and a reward function that
+    never returns would keep the process from ending.
+    """
+    if len(tasks) == 1:
+        return [tasks[0]()]
+    ended: queue.SimpleQueue[tuple[int, T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run(index: int, task: Callable[[], T]) -> None:
+        try:
+            ended.put((index, task(), None))
+        except BaseException as problem:
+            ended.put((index, None, problem))
+
+    for index, task in enumerate(tasks):
+        threading.Thread(target=run, args=(index, task), daemon=True, name="reward").start()
+    results = sorted((ended.get() for _ in tasks), key=lambda result: result[0])
+    for _, _, problem in results:
+        if problem is not None:
+            raise problem
+    return [value for _, value, _ in results]  # type: ignore[misc]
+
+
+def with_limit(task: Callable[[], T], limit_s: float) -> T:
+    """The task's result, or TimeoutError with the thread left behind."""
+    ended: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            ended.put((task(), None))
+        except BaseException as problem:
+            ended.put((None, problem))
+
+    threading.Thread(target=run, daemon=True, name="reward function").start()
+    with contextlib.suppress(queue.Empty):
+        value, problem = ended.get(timeout=limit_s)
+        if problem is not None:
+            raise problem
+        return value  # type: ignore[return-value]
+    raise TimeoutError
+
+
+def split(count: int, pieces: int) -> list[list[int]]:
+    """0..count-1 as nearly equal runs, none empty."""
+    pieces = max(1, min(pieces, count))
+    edges = [count * i // pieces for i in range(pieces + 1)]
+    return [list(range(low, high)) for low, high in itertools.pairwise(edges)]
+
+
+def spread(rows: Sequence[int]) -> list[int]:
+    """The same rows, the first few from all over the batch: one group that hangs is not the whole function."""
+    stride = max(1, len(rows) // HOPELESS_TIMEOUTS)
+    first = list(rows[::stride])
+    chosen = set(first)
+    return first + [row for row in rows if row not in chosen]
+
+
+def mean_and_std(area: str, values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    mean = statistics.fmean(values)
+    # math.dist scales before it squares, so that large rewards do not overflow.
+    return {f"{area}/mean": mean, f"{area}/std": math.dist(values, [mean] * len(values)) / math.sqrt(len(values))}
