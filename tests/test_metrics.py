@@ -12,7 +12,8 @@ NAMES = """
 rollout/completions rollout/tokens rollout/length_mean rollout/length_max rollout/truncated rollout/distinct
 rollout/prompt_tokens_mean rollout/epoch rollout/mismatch_mean rollout/mismatch_p95 rollout/mismatch_max
 reward/mean reward/std reward/success reward/unscored reward/faults reward/timeouts
-reward/<part>/mean reward/<part>/std reward/<part>/none reward/<part>/seconds reward/<part>/<logged>
+reward/failed_extracts reward/<part>/mean reward/<part>/std reward/<part>/none reward/<part>/faults reward/<part>/timeouts
+reward/<part>/retried reward/<part>/dropped_logs reward/<part>/seconds reward/<part>/<logged>
 advantage/useful_groups advantage/zero_variance_groups advantage/dropped_groups advantage/all_correct_groups
 advantage/all_wrong_groups advantage/std advantage/abs_max
 loss/total loss/policy loss/kl loss/kl_per_completion loss/entropy loss/clip_low loss/clip_high loss/ratio_max

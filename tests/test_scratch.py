@@ -34,6 +34,7 @@ def test_the_default_has_the_size_its_shape_says_and_stays_small():
     assert count <= 1_100_000
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert model.config.max_position_embeddings == 256
+    assert model.model.layers[0].mlp.up_proj.weight.std().item() == pytest.approx(128**-0.5, rel=0.02)
     assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from cohort.algorithms.aggregation import AGGREGATIONS
+from cohort.errors import InvariantError
 from cohort.types import Rollout
 
 
@@ -179,7 +180,9 @@ def _micro_batch(rows: Sequence[tuple[int, Example]], weights_N: Sequence[float]
 
     def flat(vectors: Sequence[Tensor | None]) -> Tensor | None:
         chosen = [vector[example.loss_mask_T] for vector, example in zip(vectors, examples, strict=True) if vector is not None]
-        return torch.cat(chosen) if len(chosen) == len(examples) else None
+        if chosen and len(chosen) < len(examples):
+            raise InvariantError("a minibatch mixes examples with and without old or reference log-probs")
+        return torch.cat(chosen) if chosen else None
 
     advantages_M = flat([example.advantages_T for example in examples])
     sampling_logprobs_M = flat([example.sampling_logprobs_T for example in examples])

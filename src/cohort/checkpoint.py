@@ -68,27 +68,31 @@ def save(root: Path, name: str, snapshot: Snapshot) -> Path:
 
 def load(folder: Path) -> Snapshot:
     """Read a checkpoint back, verifying every file against the manifest."""
-    verify(folder)
-    tensors = {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}
+    names = verify(folder)  # Only what the manifest names is read: a stray file is not part of the checkpoint.
+    tensors = {Path(name).stem: load_file(folder / name) for name in names if name.endswith(".safetensors")}
     return Snapshot(tensors, json.loads((folder / "state.json").read_text(encoding="utf-8")))
 
 
-def verify(folder: Path) -> None:
+def verify(folder: Path) -> list[str]:
+    """The names of the checkpoint's files, every byte of which is as it was written."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+        files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise CheckpointError(f"checkpoint {folder}: {MANIFEST} is missing or unreadable ({problem})") from problem
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"checkpoint {folder}: format {manifest.get('format')!r}, this version reads format {FORMAT}")
-    for name, expected in files.items():
+    for name, (size, checksum) in files.items():
         file = folder / name
         if not file.is_file():
             raise CheckpointError(f"checkpoint {folder}: {name} is missing")
-        if file.stat().st_size != expected["bytes"]:
-            raise CheckpointError(f"checkpoint {folder}: {name} has {file.stat().st_size} bytes instead of {expected['bytes']}; it was cut or overwritten")
-        if sha256(file) != expected["sha256"]:
+        if file.stat().st_size != size:
+            raise CheckpointError(
+                f"checkpoint {folder}: {name} has {file.stat().st_size} bytes instead of {size}; it was cut or overwritten"
+            )
+        if sha256(file) != checksum:
             raise CheckpointError(f"checkpoint {folder}: {name} does not match its checksum; the file is damaged")
+    return sorted(files)
 
 
 @dataclass(frozen=True)

@@ -162,8 +162,8 @@ def reward_faults(history: History) -> Finding | None:
     faults = sum(history.last("reward/faults", 3))
     if faults <= 0:
         return None
-    parts = sorted({name.split("/")[1] for row in history.rows[-3:] for name in row if silent_part(name, row)})
-    where = f" Silent parts: {', '.join(parts)}." if parts else ""
+    parts = sorted({name.split("/")[1] for row in history.rows[-3:] for name in row if failing_part(name, row)})
+    where = f" Failing: {', '.join(parts)}." if parts else ""
     return Finding(
         "reward_faults",
         "warning",
@@ -174,8 +174,8 @@ def reward_faults(history: History) -> Finding | None:
     )
 
 
-def silent_part(name: str, row: Row) -> bool:
-    return name.startswith("reward/") and name.endswith("/none") and name.count("/") == 2 and bool(row[name])
+def failing_part(name: str, row: Row) -> bool:
+    return name.startswith("reward/") and name.endswith("/faults") and name.count("/") == 2 and bool(row[name])
 
 
 def reward_timeouts(history: History) -> Finding | None:
@@ -416,12 +416,11 @@ def held_out_points(history: History) -> dict[str, list[tuple[int, float, float,
                 step = int(row.get("step", 0))
                 points.setdefault(name[5:-7], {})[step] = (step, value, value - 0.025, value + 0.025)
     for evaluation in history.evaluations:
-        step = int(evaluation.get("step", 0))
-        for name, numbers in evaluation.get("sets", {}).items():
-            one = numbers.get("pass@1") or {}
-            if isinstance(one.get("value"), int | float):
-                low, high = one.get("low"), one.get("high")
-                value = float(one["value"])
+        sets = evaluation.get("sets")
+        for name, numbers in sets.items() if isinstance(sets, Mapping) else ():
+            one = numbers.get("pass@1") if isinstance(numbers, Mapping) else None
+            if isinstance(one, Mapping) and isinstance(one.get("value"), int | float):
+                step, value, low, high = int(evaluation.get("step", 0)), float(one["value"]), one.get("low"), one.get("high")
                 points.setdefault(name, {})[step] = (
                     step,
                     value,

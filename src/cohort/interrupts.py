@@ -16,7 +16,8 @@ from types import FrameType
 from cohort.errors import Interrupted
 
 _depth = 0
-_pending = False
+_pending = ""
+"""Name of the signal that waits."""
 _seen = 0
 
 
@@ -26,7 +27,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
     if _seen > 1:
         raise KeyboardInterrupt
     if _depth:
-        _pending = True
+        _pending = signal.Signals(number).name
     else:
         raise Interrupted(signal.Signals(number).name)
 
@@ -41,8 +42,8 @@ def deferred() -> Iterator[None]:
     finally:
         _depth -= 1
     if not _depth and _pending:
-        _pending = False
-        raise Interrupted("SIGTERM")
+        name, _pending = _pending, ""
+        raise Interrupted(name)
 
 
 @contextmanager
@@ -52,10 +53,12 @@ def handled() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _pending, _seen = False, 0
+    _pending, _seen = "", 0
     before = {number: signal.signal(number, _handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        # A signal that an error overtook must not come up in the next run of this process.
+        _pending = ""

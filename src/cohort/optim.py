@@ -44,6 +44,12 @@ def learning_rate_at(update: int, total: int, config: OptimizerConfig) -> float:
     return config.learning_rate * (config.final_share + (1.0 - config.final_share) * share)
 
 
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Parameters alone: `model.to(dtype)` would also round buffers such as rotary frequencies, which the loaded export has in float32."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
 class MasterWeights:
     """The float32 truth behind each trained parameter: the parameter itself where it is computed in float32 already."""
 
@@ -52,7 +58,7 @@ class MasterWeights:
         self.masters: dict[str, Tensor] = dict(self.parameters)
         if compute_dtype in (torch.bfloat16, torch.float16):
             self.masters = {name: value.detach().float().clone() for name, value in self.parameters.items()}
-            model.to(compute_dtype)
+            cast_parameters(model, compute_dtype)
             for name, parameter in self.parameters.items():
                 parameter.register_post_accumulate_grad_hook(_add_to_master(self.masters[name]))
 

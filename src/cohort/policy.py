@@ -69,13 +69,14 @@ class Policy:
     @torch.no_grad()
     def score_examples(self, examples: list[Example], micro_batch_tokens: int) -> list[Tensor]:
         """Log-probs of each example's completion tokens (0 where masked), without gradients, back on the CPU."""
-        scored = [torch.zeros(len(example.completion_ids)) for example in examples]
+        dtype = torch.promote_types(self.model.dtype, torch.float32)
+        scored = [torch.zeros(len(example.completion_ids), dtype=dtype) for example in examples]
         batch = pack(
             examples, aggregation="token_mean", max_completion_tokens=1, micro_batch_tokens=micro_batch_tokens,
             skip_zero_advantage=False,
         )
         for micro in batch.micro_batches:
-            logprobs_M = self.compute_logprobs(micro.to(self.device)).logprobs_M.float().cpu()
+            logprobs_M = self.compute_logprobs(micro.to(self.device)).logprobs_M.cpu()
             for row, index in enumerate(micro.examples):
                 chosen_M = micro.row_M == row
                 start = len(examples[index].prompt_ids)

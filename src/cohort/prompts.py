@@ -149,7 +149,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
                 if not line.strip():
                     continue
                 try:
-                    yield f"line {number}", json.loads(line)
+                    yield f"line {number}", json.loads(line.rstrip())
                 except json.JSONDecodeError as problem:
                     raise PromptError(
                         f"{path}, line {number}, column {problem.colno}: not valid JSON ({problem.msg}). "

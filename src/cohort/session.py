@@ -190,12 +190,13 @@ class Session:
     def _reference(self, parts: Parts, state: TrainState) -> Policy:
         """The policy the run started from: a copy while the weights are still those, else loaded again."""
         from cohort import build
+        from cohort.optim import cast_parameters
 
         if state.policy_version == 0:
             return parts.policy.frozen_copy()
         folder = self.folder.start if self.folder.start.is_dir() else None
         reference = build.load_policy(self.recipe, build.load_data(self.recipe, self.materials), folder)
-        reference.model.to(parts.policy.model.dtype).requires_grad_(False)
+        cast_parameters(reference.model.requires_grad_(False), parts.policy.model.dtype)
         return reference
 
     def _evaluate_once(self, label: str, parts: Parts, state: TrainState) -> Evaluation | None:

@@ -133,7 +133,7 @@ def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
             {
                 "prompt": rollout.prompt.index, "group": rollout.group, "sample": rollout.sample,
                 "policy_version": rollout.policy_version, "length": len(rollout.completion.token_ids),
-                "end": rollout.completion.end, "text": rollout.completion.text, "outcome": encode_outcome(rollout.outcome),
+                "all_sampled": rollout.completion.sampled_mask is None, "end": rollout.completion.end, "text": rollout.completion.text, "outcome": encode_outcome(rollout.outcome),
             }
             for rollout in batch.rollouts
         ],
@@ -158,7 +158,7 @@ def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prom
             sampling_logprobs=tuple(tensors["sampling_logprobs"][span].tolist()),
             end=row["end"],
             text=row["text"],
-            sampled_mask=tuple(tensors["sampled_mask"][span].tolist()),
+            sampled_mask=None if row["all_sampled"] else tuple(tensors["sampled_mask"][span].tolist()),
         )
         rollouts.append(
             Rollout(find_prompt(row["prompt"]), row["group"], row["sample"], completion, decode_outcome(row["outcome"]), row["policy_version"])

@@ -13,6 +13,9 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 28
 MAX_POINTS = 400
 """More points than this are averaged in buckets: a chart is 500 pixels wide."""
 
+MAX_AREA_POINTS = 80
+"""Areas of every single step are noise; the mean of a few steps shows which stage costs what."""
+
 Points = Sequence[tuple[float, float]]
 
 
@@ -75,7 +78,7 @@ def figure(chart: Chart) -> str:
         f'<figure class="card chart" data-chart="{escape(hover_data(chart, shown, scale), quote=True)}">'
         f'<figcaption><h3>{escape(chart.title)}</h3><div class="legend">{legend}</div></figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(described, quote=True)}">{body}'
-        '<line class="cursor" y1="12" y2="202" x1="-9" x2="-9"/></svg>'
+        '<line class="cursor" y1="12" y2="202"/></svg>'
         f'<p class="caption">{escape(chart.caption)}</p></figure>'
     )
 
@@ -86,8 +89,8 @@ def fit(chart: Chart, shown: Sequence[Series], layers: Sequence[Points]) -> Scal
     x0, x1 = min(xs), max(xs)
     if x0 == x1:
         x0, x1 = x0 - 0.5, x1 + 0.5
-    if chart.share:
-        return Scale(x0, x1, 0.0, 1.0)
+    if chart.share:  # from 0 to a round share: small shares stay readable, and large ones are not magnified
+        return Scale(x0, x1, 0.0, next((top for top in (0.05, 0.1, 0.25, 0.5) if max(ys) <= top), 1.0))
     y0, y1 = min(0.0, *ys), max(0.0, *ys)
     if y0 == y1:
         y1 = y0 + 1.0
@@ -97,7 +100,7 @@ def fit(chart: Chart, shown: Sequence[Series], layers: Sequence[Points]) -> Scal
 
 def axes(chart: Chart, scale: Scale) -> str:
     parts = []
-    for tick in ticks(scale.y0, scale.y1, 5):
+    for tick in ticks(scale.y0, scale.y1, 6):
         y = scale.y(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 3.5:.1f}" text-anchor="end">{written(tick, chart)}</text>')
@@ -141,21 +144,21 @@ def areas(layers: Sequence[Points], scale: Scale) -> str:
 
 def stack(shown: Sequence[Series]) -> list[Points]:
     """Running totals over the union of steps; a stage that did not happen in a step took 0 there."""
-    steps = sorted({x for series in shown for x, _ in series.points})
+    steps: list[float] = sorted({x for series in shown for x, _ in series.points})
     totals = dict.fromkeys(steps, 0.0)
     layers: list[Points] = []
     for series in shown:
         for x, y in series.points:
             totals[x] += y
-        layers.append(thin([(x, totals[x]) for x in steps]))
+        layers.append(thin([(x, totals[x]) for x in steps], MAX_AREA_POINTS))
     return layers
 
 
-def thin(points: Points) -> Points:
-    """At most MAX_POINTS points: means over buckets of equal size. The first and the last point stay as they are."""
-    if len(points) <= MAX_POINTS:
+def thin(points: Points, limit: int = MAX_POINTS) -> Points:
+    """At most `limit` points: means over buckets of equal size. The first and the last point stay as they are."""
+    if len(points) <= limit:
         return list(points)
-    size = math.ceil((len(points) - 2) / (MAX_POINTS - 2))
+    size = math.ceil((len(points) - 2) / (limit - 2))
     middle = [points[i : min(i + size, len(points) - 1)] for i in range(1, len(points) - 1, size)]
     means = [(sum(x for x, _ in bucket) / len(bucket), sum(y for _, y in bucket) / len(bucket)) for bucket in middle]
     return [points[0], *means, points[-1]]

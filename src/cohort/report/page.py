@@ -69,9 +69,8 @@ def verdict(run: RunData) -> tuple[str, str]:
     for name, numbers in before.items():
         start = value_of(numbers, "pass@1")
         if start is not None:
-            return f"Training started from a pass@1 of {percent(start)} on {spoken(name)}.", progress(
-                run, "There is no final evaluation yet"
-            )
+            sentence = f"Training started from a pass@1 of {percent(start)} on {spoken(name)}."
+            return sentence, progress(run, f"There is no final evaluation yet{latest(run, name)}")
     if run.rows:
         return progress(
             run, "Nothing was evaluated on held-out problems"
@@ -82,7 +81,8 @@ def verdict(run: RunData) -> tuple[str, str]:
 def compared(run: RunData, name: str, a: float, b: float) -> tuple[str, str]:
     change = run.change(name)
     low, high = number(change.get("low")), number(change.get("high"))
-    points = f"{100 * (b - a):+.1f} points"
+    difference = number(change.get("difference"))  # on the problems both have; the same as b - a when all are common
+    points = f"{100 * (b - a if difference is None else difference):+.1f} points"
     if low is None or high is None:
         how = "rose" if b > a else "fell" if b < a else "stayed"
         return f"pass@1 on {spoken(name)} {how} from {percent(a)} to {percent(b)}.", f"A change of {points}{length(run)}."
@@ -92,6 +92,17 @@ def compared(run: RunData, name: str, a: float, b: float) -> tuple[str, str]:
     else:
         sentence = f"pass@1 on {spoken(name)} {'rose' if b > a else 'fell'} from {percent(a)} to {percent(b)}."
     return sentence, f"A change of {points} ({sure}){length(run)}."
+
+
+def latest(run: RunData, name: str) -> str:
+    """The newest look while training, with its number of problems: it may be a part of the set."""
+    for evaluation in reversed(run.evaluations):
+        numbers = as_dict(as_dict(evaluation.get("sets")).get(name))
+        value, problems = value_of(numbers, "pass@1"), number(numbers.get("problems"))
+        if evaluation.get("label") == "during" and value is not None:
+            count = f", on {problems:.0f} problems" if problems else ""
+            return f" (at step {evaluation['step']}: {percent(value)}{count})"
+    return ""
 
 
 def progress(run: RunData, lead: str) -> str:
@@ -126,12 +137,10 @@ def facts(run: RunData) -> str:
     ):
         values = [value for _, value in run.series(name)][-10:]
         if values:
-            cards.append((f"{label}, last {len(values)} steps" if len(values) > 1 else label, write(sum(values) / len(values))))
-    return (
-        '<div class="facts">'
-        + "".join(f'<div class="card"><b>{text(v)}</b><span>{text(k)}</span></div>' for k, v in cards)
-        + "</div>"
-    )
+            cards.append((label, write(sum(values) / len(values))))
+    boxes = "".join(f'<div class="card"><b>{text(value)}</b><span>{text(label)}</span></div>' for label, value in cards)
+    recent = '<p class="caption">From training success on: means of the last 10 steps.</p>' if len(run.rows) > 10 else ""
+    return f'<div class="facts">{boxes}</div>{recent}'
 
 
 def before_after(run: RunData) -> str:
@@ -210,11 +219,14 @@ def charts_of(run: RunData) -> list[Chart]:
     def lines(**names: str) -> tuple[Series, ...]:
         return tuple(Series(label.replace("_", " "), run.series(name)) for label, name in names.items())
 
+    reward = lines(reward="reward/mean", success="reward/success")
+    if reward[0].points and reward[0].points == reward[1].points:  # one of two identical lines would hide the other
+        reward = (Series("reward = success", reward[0].points),)
     parts = sorted({m[1] for row in run.rows for name in row if (m := re.fullmatch(r"reward/([^/]+)/mean", name))})
     part_lines = tuple(Series(part, run.series(f"reward/{part}/mean")) for part in parts) if len(parts) > 1 else ()
     return [
         Chart("Held-out pass@1", "Same problems and same sampling noise at every evaluation; bars are 95 % intervals.", held_out(run), share=True),
-        Chart("Reward and success", "Of the training completions. Thick lines are moving averages.", lines(reward="reward/mean", success="reward/success")),
+        Chart("Reward and success", "Of the training completions. Thick lines are moving averages.", reward),
         Chart("Parts of the reward", "Mean of each reward function before weighting.", part_lines),
         Chart("Where the signal is", "Useful groups hold completions with different rewards; only they teach.", lines(useful_groups="advantage/useful_groups", distinct_completions="rollout/distinct"), share=True),
         Chart("KL to the reference", "Summed over a completion. Beyond 5 to 10 nats, read the completions.", lines(KL_per_completion="loss/kl_per_completion"), unit="nats"),
@@ -261,7 +273,7 @@ def completions(run: RunData) -> str:
     """The same problems before and after, side by side."""
 
     def key(row: Mapping[str, Any]) -> tuple[str, str]:
-        return str(row.get("set")), prompt_text(row.get("prompt"))
+        return str(row.get("set") or ""), prompt_text(row.get("prompt"))
 
     pairs: dict[tuple[str, str], list[Mapping[str, Any] | None]] = {}
     for side, rows in enumerate((run.samples_before, run.samples_after)):
@@ -324,9 +336,7 @@ def next_steps(run: RunData) -> str:
     steps = []
     if run.status != "finished":
         steps.append(("Go on where it stopped", f"cohort resume {folder}"))
-    else:
-        steps.append(("Train further", f"cohort resume {folder} num_steps={2 * max(run.steps, 1)}"))
-    steps.append(("Measure it again, with more samples", f"cohort evaluate {folder} evaluation.samples=16"))
+    steps.append(("Measure it again", f"cohort evaluate {folder}"))
     if run.status == "finished":
         load = f'AutoModelForCausalLM.from_pretrained("{folder}/model")'
         steps.append(("Use the model", load))

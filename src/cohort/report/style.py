@@ -62,7 +62,7 @@ tr.set td{padding-top:16px;font-weight:600}
 .whisker{stroke:currentColor;stroke-width:1.5;opacity:.55}
 .dot{fill:var(--card);stroke:currentColor;stroke-width:2}
 .area{fill:currentColor;opacity:.82;stroke:var(--card);stroke-width:.6}
-.cursor{stroke:var(--soft);stroke-dasharray:3 3;opacity:.8}
+.cursor{stroke:var(--soft);stroke-dasharray:3 3;visibility:hidden}
 .tip{position:absolute;z-index:2;pointer-events:none;background:var(--ink);color:var(--bg);font-size:12px;line-height:1.5;padding:6px 10px;
 border-radius:8px;white-space:nowrap;font-variant-numeric:tabular-nums}
 .problem+.problem{margin-top:14px}
@@ -92,7 +92,7 @@ for (const chart of document.querySelectorAll('.chart')) {
   const tip = document.createElement('div');
   tip.className = 'tip'; tip.hidden = true; chart.append(tip);
   const [left, right, width] = data.plot, [x0, x1] = data.x;
-  const hide = () => { tip.hidden = true; cursor.setAttribute('x1', -9); cursor.setAttribute('x2', -9); };
+  const hide = () => { tip.hidden = true; cursor.style.visibility = 'hidden'; };
   const nearest = (points, x) => points.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a);
   const write = v => (data.share ? (100 * v).toFixed(1) + ' %' : String(+v.toPrecision(4)) + (data.unit ? ' ' + data.unit : ''));
   svg.addEventListener('pointermove', event => {
@@ -101,13 +101,13 @@ for (const chart of document.querySelectorAll('.chart')) {
     const wanted = x0 + (at - left) / (right - left) * (x1 - x0);
     const step = nearest(data.series.flatMap(s => s.points), wanted)[0];
     const x = left + (step - x0) / (x1 - x0) * (right - left);
-    cursor.setAttribute('x1', x); cursor.setAttribute('x2', x);
+    cursor.setAttribute('x1', x); cursor.setAttribute('x2', x); cursor.style.visibility = 'visible';
     tip.textContent = '';
     const lines = ['step ' + Math.round(step)];
     for (const s of data.series) { const p = nearest(s.points, step); if (p[0] === step) lines.push(s.label + '  ' + write(p[1])); }
     for (const text of lines) { const row = document.createElement('div'); row.textContent = text; tip.append(row); }
     tip.hidden = false;
-    const place = svg.offsetLeft || (box.left - chart.getBoundingClientRect().left), px = place + x / width * box.width;
+    const px = box.left - chart.getBoundingClientRect().left + x / width * box.width;
     tip.style.left = Math.max(4, px + 12 + tip.offsetWidth > chart.clientWidth ? px - 12 - tip.offsetWidth : px + 12) + 'px';
     tip.style.top = (box.top - chart.getBoundingClientRect().top + 8) + 'px';
   });

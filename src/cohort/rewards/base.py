@@ -93,6 +93,7 @@ class Bound:
     timeouts_in_a_row: int = 0
     """Single completions in the time limit since the function last answered at all."""
     extracts: bool = True
+    retry_noted: bool = False
 
     @property
     def name(self) -> str:
@@ -357,14 +358,20 @@ class RewardRunner:
             else:
                 retry += rows
                 verdicts.details[count + rows[0]] = reply.detail  # shown only if no single call says more
-                reason = (reply.detail.strip().splitlines() or [reply.kind])[-1]
-                self._note(f"reward {bound.name!r}: a call for many completions failed and was repeated one by one ({reason})")
+                self._note_retry(bound, reply)
         if retry:
             answered = len(retry) < count
             side_by_side = self._pool.size if in_worker else ASYNC_SINGLES if bound.shape.is_async else 1
             Singles(bound, call, verdicts, answered, self._max_fault_share * count).run(spread(retry), side_by_side)
         verdicts.retried, verdicts.seconds = len(retry), time.monotonic() - started
         return verdicts
+
+    def _note_retry(self, bound: Bound, reply: Failed) -> None:
+        """Said once per part: the metric `retried` tells how often."""
+        if not bound.retry_noted:
+            bound.retry_noted = True
+            reason = (reply.detail.strip().splitlines() or [reply.kind])[-1]
+            self._note(f"reward {bound.name!r}: a call for many completions failed and was repeated one by one ({reason})")
 
     def _fits_worker(self, bound: Bound, batch: Batch) -> bool:
         """Whether the call can be put into JSON without changing a value."""
@@ -731,7 +738,7 @@ def split(count: int, pieces: int) -> list[list[int]]:
 
 def spread(rows: Sequence[int]) -> list[int]:
     """The same rows, the first few from all over the batch: one group that hangs is not the whole function."""
-    stride = max(1, len(rows) // HOPELESS_TIMEOUTS)
+    stride = math.ceil(len(rows) / HOPELESS_TIMEOUTS)
     first = list(rows[::stride])
     chosen = set(first)
     return first + [row for row in rows if row not in chosen]

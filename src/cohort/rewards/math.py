@@ -91,6 +91,8 @@ def find_answer(completion: str, pattern: str = "") -> str | None:
 
 def last_boxed(text: str) -> str | None:
     r"""Content of the last \boxed{...} whose braces balance. One pass with a stack: unclosed boxes cost nothing extra."""
+    if "\\boxed" not in text:
+        return None
     open_braces: list[int | None] = []
     last = (-1, -1)
     for brace in BRACES.finditer(text):

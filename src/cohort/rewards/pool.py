@@ -59,6 +59,9 @@ class Worker:
                 env=worker_environment(),
                 bufsize=0,
             )
+        except BaseException:
+            os.close(self._lifeline)
+            raise
         finally:
             os.close(lifeline)
         assert self._process.stdin is not None
@@ -146,7 +149,7 @@ class Worker:
             if ended:
                 raise WorkerDied(self._epitaph())
             if left <= 0:
-                raise WorkerTimeout
+                raise WorkerTimeout("no answer within the time limit")
 
     def _ended(self) -> os.waitid_result | None:
         """How the process ended, without reaping it: until it is reaped nobody else can be given its process id."""
@@ -172,7 +175,8 @@ class Worker:
         """Kill the process and all of its group. Certainly ours: as long as it is not reaped, its id is not reused."""
         with self._ending:
             if self.alive:
-                os.killpg(self.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self, grace_s: float = 0.0) -> None:
         """End the process, with a moment to end by itself, and let go of its pipes. Only for the thread that holds it."""

@@ -31,5 +31,7 @@ def build_engine(
         return LocalEngine(model, decode, slots), "engine local: continuous batching with the policy's own weights"
     except EngineError as problem:
         if name == "local":
-            raise EngineError(f'sampling.engine = "local" cannot serve this model exactly. {problem} Use "auto" or "hf".') from problem
+            raise EngineError(
+                f'sampling.engine = "local" cannot serve this model exactly. {problem} Use "auto" or "hf".'
+            ) from problem
         return HFEngine(model, decode), f"engine hf (slow), because local cannot serve this model exactly. {problem}"

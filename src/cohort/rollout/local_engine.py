@@ -61,7 +61,9 @@ class LocalEngine:
         ]
         longest = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_completion_tokens
         with sampling_mode(self.model), attending(self.local.configs):
-            decoding = Decoding(self.local, prompts, sampling, keys, self.slots_for(longest, len(keys)), longest, self.model.device)
+            decoding = Decoding(
+                self.local, prompts, sampling, keys, self.slots_for(longest, len(keys)), longest, self.model.device
+            )
             completions = decoding.run(self.decode)
         return [completions[at : at + sampling.group_size] for at in range(0, len(completions), sampling.group_size)]
 

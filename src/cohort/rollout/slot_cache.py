@@ -156,9 +156,7 @@ class PrefixCache(RaggedCache):
 class SlotCache(RaggedCache):
     """Preallocated keys and values, [slots, kv_heads, T, D] per layer; live rows are always the first ones."""
 
-    def __init__(
-        self, layers: Sequence[KVShape], slots: int, length: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, layers: Sequence[KVShape], slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self.length = -(-length // ALIGNMENT) * ALIGNMENT
 
         # Zeros, not empty memory: what a row does not see still enters the products, and 0 * NaN is NaN.
@@ -256,7 +254,9 @@ def hidden_states(backbone: Any, cache: PrefixCache | SlotCache, input_ids_BT: T
     return output.last_hidden_state
 
 
-def prefill(backbone: Any, num_layers: int, prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[PrefixCache, Tensor]:
+def prefill(
+    backbone: Any, num_layers: int, prompts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[PrefixCache, Tensor]:
     """Run prompts as one right-padded batch; give their keys and values and the hidden states [P, H] at their last tokens."""
     width = max(map(len, prompts))
     token_ids_PT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)

@@ -55,11 +55,13 @@ def prove_local(model: Any) -> LocalModel:
         return prove_by_running(model)
     except EngineError as problem:
         raise EngineError(f"{name}: {problem}.") from problem
-    except CohortError:
-        raise
+    except CohortError as problem:  # from split(), which names the model itself
+        raise EngineError(str(problem)) from problem
     except Exception as problem:
         # Whatever a foreign modeling file raises on our cache is a reason, not a crash: auto then takes the slow engine.
-        raise EngineError(f"{name}: its modules do not run on the slot cache ({type(problem).__name__}: {problem}).") from problem
+        raise EngineError(
+            f"{name}: its modules do not run on the slot cache ({type(problem).__name__}: {problem})."
+        ) from problem
 
 
 def reason_by_reading(model: Any) -> str | None:
@@ -93,7 +95,9 @@ def prove_by_running(model: Any) -> LocalModel:
     if getattr(config, "max_position_embeddings", None):
         longest = max(2, min(longest, config.max_position_embeddings - PROOF_STEPS))
     lengths = (longest, longest - 1)
-    token_ids = [[(7 * at + 11 * row + 3) % config.vocab_size for at in range(n + PROOF_STEPS)] for row, n in enumerate(lengths)]
+    token_ids = [
+        [(7 * at + 11 * row + 3) % config.vocab_size for at in range(n + PROOF_STEPS)] for row, n in enumerate(lengths)
+    ]
 
     with sampling_mode(model):
         parts, configs = split(model), attention_configs(model)

@@ -1,0 +1,591 @@
+"""The reward contract: what each kind of answer, fault, hang and crash does to scores, metrics and the run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import test_rewards_zoo as zoo
+from cohort.config import RewardConfig
+from cohort.errors import RewardError
+from cohort.rewards.base import RewardPart, RewardRunner, Scored, importable_name, split, spread
+from cohort.rewards.call import from_message
+from cohort.types import Completion, Prompt
+
+
+def prompt(index: int = 0, content="q", **columns) -> Prompt:
+    return Prompt(index=index, content=content, columns=columns, token_ids=(1,))
+
+
+def completion(text: str, ids=(1, 2)) -> Completion:
+    return Completion(token_ids=tuple(ids), sampling_logprobs=(0.0,) * len(ids), end="stop", text=text)
+
+
+def score(function, texts, *, columns=None, workers=1, max_fault_share=0.1, **part) -> Scored:
+    """Score texts with one function, called "f"."""
+    columns = columns or {}
+    prompts = [prompt(i, **{name: values[i] for name, values in columns.items()}) for i in range(len(texts))]
+    with RewardRunner([RewardPart("f", function, **part)], workers=workers, max_fault_share=max_fault_share) as runner:
+        return runner.score(prompts, [completion(text) for text in texts], step=1, num_steps=10)
+
+
+def rewards(scored: Scored) -> list[float | None]:
+    return [outcome.reward for outcome in scored.outcomes]
+
+
+def is_gone(pid: int, within_s: float = 5.0) -> bool:
+    """Whether a process we started has ended (a zombie whose parent was killed counts as ended)."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+ONE_BAD = ["fine"] * 7 + ["bad"] + ["fine"] * 12
+WITHOUT_BAD = [1.0] * 7 + [None] + [1.0] * 12
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a function returns
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (zoo.nan_on_bad, "nan"),
+        (zoo.inf_on_bad, "nan"),
+        (zoo.huge_int_on_bad, "nan"),
+        (zoo.str_on_bad, "type"),
+        (zoo.nested_on_bad, "type"),
+        (zoo.raise_on_bad, "exception"),
+        (zoo.exit_on_bad, "exception"),
+        (zoo.short_with_bad, "length"),
+    ],
+)
+def test_one_bad_row_is_one_fault_and_unscored(function, kind):
+    scored = score(function, ONE_BAD)
+    assert rewards(scored) == WITHOUT_BAD
+    assert [outcome.faults for outcome in scored.outcomes] == [()] * 7 + [(f"f:{kind}",)] + [()] * 12
+    assert scored.outcomes[7].success is None
+    assert scored.outcomes[7].parts == {"f": None}
+    assert scored.metrics["reward/faults"] == scored.metrics["reward/unscored"] == scored.metrics["reward/f/faults"] == 1
+    assert scored.metrics["reward/timeouts"] == scored.metrics["reward/f/none"] == 0
+    assert scored.metrics["reward/mean"] == scored.metrics["reward/success"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (zoo.one_for_all, "float 1.0"),
+        (zoo.text_for_all, "str"),
+        (zoo.dict_for_all, "dict"),
+        (zoo.nested_for_all, "list [1.0]"),
+        (zoo.too_many, "2 values for 1 completions"),
+        (zoo.always_raises, "KeyError: 'no such thing'"),
+        (lambda completions, **_: None, "NoneType"),
+        (lambda completions, **_: np.float64(1.0), "float64"),
+        (lambda completions, **_: {1.0}, "set"),
+    ],
+)
+def test_a_wrong_answer_for_the_whole_batch_stops_the_run_in_words(function, said):
+    with pytest.raises(RewardError) as caught:
+        score(function, ["fine"] * 12)
+    message = str(caught.value)
+    assert "reward 'f' failed on 12 of 12 completions" in message
+    assert said in message
+
+
+def test_the_first_traceback_is_shown():
+    with pytest.raises(RewardError, match=r"exception 12(.|\n)*Traceback(.|\n)*in always_raises(.|\n)*KeyError"):
+        score(zoo.always_raises, ["fine"] * 12)
+
+
+def test_fault_share_is_a_limit_not_a_count():
+    texts = ["bad"] * 2 + ["fine"] * 18
+    assert rewards(score(zoo.raise_on_bad, texts)) == [None] * 2 + [1.0] * 18  # exactly 10 %
+    with pytest.raises(RewardError, match="failed on 3 of 20"):
+        score(zoo.raise_on_bad, ["bad", *texts[:-1]])
+    assert rewards(score(zoo.raise_on_bad, ["bad", *texts[:-1]], max_fault_share=0.2))[:3] == [None] * 3
+
+
+def accepted_forms():
+    import torch
+
+    return [
+        [1, 0, None],
+        [True, False, None],
+        (1.0, 0.0, None),
+        [np.float32(1), np.int64(0), None],
+        [np.bool_(True), np.array(0.0), None],
+        [torch.tensor(1.0), torch.tensor(0, dtype=torch.int64), None],
+        (value for value in [1.0, 0.0, None]),
+    ]
+
+
+@pytest.mark.parametrize("index", range(7))
+def test_accepted_forms_of_a_list(index):
+    scored = score(lambda completions, **_: accepted_forms()[index], ["a", "b", "c"])
+    assert rewards(scored) == [1.0, 0.0, None]
+    assert all(type(reward) is float for reward in rewards(scored)[:2])
+    assert [outcome.success for outcome in scored.outcomes] == [True, False, None]
+    assert scored.metrics["reward/f/none"] == 1
+
+
+def test_arrays_and_tensors_are_lists():
+    import torch
+
+    for values in (np.array([0.5, 1.5]), torch.tensor([0.5, 1.5]), torch.tensor([0.5, 1.5], dtype=torch.bfloat16)):
+        assert rewards(score(lambda completions, v=values, **_: v, ["a", "b"])) == [0.5, 1.5]
+    with pytest.raises(RewardError, match="type 2"):
+        score(lambda completions, **_: np.zeros((len(completions), 1)), ["a", "b"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Several parts
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def run_parts(parts: list[RewardPart], texts: list[str], **runner_args) -> Scored:
+    with RewardRunner(parts, **runner_args) as runner:
+        return runner.score([prompt(i) for i in range(len(texts))], [completion(t) for t in texts], step=1, num_steps=10)
+
+
+def test_weighted_sum_abstention_and_faults():
+    parts = [
+        RewardPart("shape", lambda completions, **_: [0.25] * len(completions), weight=2.0),
+        RewardPart("right", zoo.none_on_bad, weight=3.0, outcome=True, threshold=1.0),
+    ]
+    scored = run_parts(parts, ["fine", "bad"])
+    assert rewards(scored) == [3.5, 0.5]  # an abstaining part leaves the others to count
+    assert [outcome.success for outcome in scored.outcomes] == [True, None]
+    assert scored.outcomes[1].parts == {"shape": 0.25, "right": None}
+    assert scored.outcomes[1].faults == ()
+    assert scored.metrics["reward/mean"] == 2.0
+    assert scored.metrics["reward/std"] == pytest.approx(1.5, abs=1e-12)
+    assert scored.metrics["reward/success"] == 1.0
+    assert scored.metrics["reward/shape/mean"] == 0.25
+    assert scored.metrics["reward/right/none"] == 1
+
+    faulty = run_parts([parts[0], RewardPart("right", zoo.nan_on_bad, outcome=True)], ["fine", "bad"], max_fault_share=0.5)
+    assert rewards(faulty) == [1.5, None]  # a failed part makes the sum unknowable
+    assert faulty.outcomes[1].parts == {"shape": 0.25, "right": None}
+    assert faulty.outcomes[1].faults == ("right:nan",)
+
+
+def test_success_is_of_the_outcome_part_else_the_first():
+    half = RewardPart("half", lambda completions, **_: [0.5] * len(completions), threshold=0.6)
+    one = RewardPart("one", zoo.good)
+    assert run_parts([half, one], ["x"]).outcomes[0].success is False
+    assert run_parts([one, half], ["x"]).outcomes[0].success is True
+
+
+def test_a_sum_that_overflows_is_not_a_reward():
+    parts = [RewardPart(name, lambda completions, **_: [1e308] * len(completions)) for name in ("a", "b")]
+    scored = run_parts(parts, ["x"])
+    assert rewards(scored) == [None]
+    assert scored.outcomes[0].faults == ("sum:nan",)
+    assert all(math.isfinite(value) for value in scored.metrics.values())
+
+
+def test_from_recipe_names_parts_and_takes_python_functions():
+    parts = [
+        RewardConfig(function="python:correct", weight=2.0),
+        RewardConfig(function="think_format", name="shape"),
+        RewardConfig(function="test_rewards_zoo:good"),
+    ]
+    functions = {
+        "python:correct": lambda completions, answer, **_: [float(c == a) for c, a in zip(completions, answer, strict=True)]
+    }
+    with RewardRunner.from_recipe(parts, functions) as runner:
+        scored = runner.score([prompt(answer="4")], [completion("4")], step=1, num_steps=1)
+    assert scored.outcomes[0].parts == {"correct": 1.0, "shape": 0.0, "good": 1.0}
+    assert rewards(scored) == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "message"),
+    [
+        ("math_anwser", {}, "did you mean 'math_answer'"),
+        ("math_answer", {"tolerence": 0.1}, "no argument 'tolerence'; did you mean 'tolerance'"),
+        ("math_answer", {"completions": []}, "passed by the runner"),
+        ("no_such_module_here:f", {}, "No module named 'no_such_module_here'"),
+        ("test_rewards_zoo:no_such_function", {}, "no_such_function"),
+        ("test_rewards_zoo:__doc__", {}, "not a function"),
+        ("python:gone", {}, "given again"),
+        ("module:", {}, "package.module:function"),
+    ],
+)
+def test_bad_names_and_args_are_errors_at_start(function, args, message):
+    with pytest.raises(RewardError, match=message):
+        RewardRunner([RewardPart("f", function, args=args)]).start()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a function is given
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_columns_by_name():
+    prompts = [prompt(0, number=10, nested={"k": [100]}, sometimes=None), prompt(1, number=20, nested={"k": [200]})]
+    for function in (zoo.sees_columns, lambda **kwargs: zoo.sees_columns(**kwargs)):
+        with RewardRunner([RewardPart("f", function)], workers=1) as runner:
+            scored = runner.score(prompts, [completion("a", (1, 2)), completion("b", (3,))], step=1, num_steps=1)
+        assert rewards(scored) == [113.0, 223.0]
+
+
+def test_only_named_parameters_without_kwargs():
+    assert rewards(score(zoo.strict, ["4", "5"], columns={"answer": ["4", "4"], "unused": [1, 2]})) == [1.0, 0.0]
+
+
+def test_a_missing_column_is_named():
+    with pytest.raises(RewardError, match=r"needs the column 'solution'.*Columns: answer, solutions|did you mean 'solutions'"):
+        score(zoo.needs_solution, ["4"], columns={"answer": ["4"], "solutions": ["4"]})
+
+
+def test_chat_completions_are_message_lists():
+    chat = Prompt(index=0, content=[{"role": "user", "content": "q"}], columns={}, token_ids=(1,))
+    with RewardRunner([RewardPart("f", zoo.chat_content)]) as runner:
+        assert rewards(runner.score([chat, chat], [completion("good"), completion("no")], step=1, num_steps=1)) == [1.0, 0.0]
+
+
+def test_trl_rewards_work_unchanged():
+    pytest.importorskip("trl")
+    from trl.rewards import think_format_reward
+
+    chat = Prompt(index=0, content=[{"role": "user", "content": "q"}], columns={"solution": "4"}, token_ids=(1,))
+    texts = ["<think>\nhm\n</think>\nfour", "four"]
+    with RewardRunner([RewardPart("f", lambda **kwargs: think_format_reward(**kwargs))]) as runner:
+        scored = runner.score([chat] * 2, [completion(t) for t in texts], step=1, num_steps=1)
+    assert rewards(scored) == [1.0, 0.0]
+
+
+def test_trainer_state_counts_completed_steps():
+    with RewardRunner([RewardPart("f", zoo.progress)]) as runner:
+        assert rewards(runner.score([prompt()], [completion("x")], step=1, num_steps=200)) == [0.2]
+        assert rewards(runner.score([prompt()], [completion("x")], step=8, num_steps=200)) == [7.2]
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_log_extra_and_log_metric(wrap):
+    first = (lambda **kwargs: zoo.logs(**kwargs)) if wrap else zoo.logs
+    scored = run_parts([RewardPart("f", first), RewardPart("g", zoo.logs_again)], ["a", "bbb"])
+    assert [outcome.extras for outcome in scored.outcomes] == [
+        {"length": 1, "g/length": "other"},
+        {"length": 3, "g/length": "other"},
+    ]
+    assert scored.metrics["reward/f/longest"] == 3.0
+    assert scored.metrics["reward/f/mean"] == 1.0
+    assert scored.metrics["reward/f/mean_logged"] == 5.0
+    assert scored.metrics["reward/f/dropped_logs"] == 2
+
+
+def test_extract_honours_args_and_its_failures_are_only_counted():
+    texts = ["4", "bad", "none", "5"]
+    for function in (zoo.with_extract, hidden(zoo.with_extract)):
+        scored = score(function, texts, args={"suffix": "!"})
+        assert [outcome.answer for outcome in scored.outcomes] == ["4!", None, None, "5!"]
+        assert rewards(scored) == [1.0] * 4
+        assert scored.metrics["reward/failed_extracts"] == 1
+
+
+def hidden(function):
+    """The same function, but one that no worker can import."""
+
+    def wrapper(**kwargs):
+        return function(**kwargs)
+
+    if hasattr(function, "extract"):
+        wrapper.extract = function.extract
+    return wrapper
+
+
+def test_an_extract_that_hangs_costs_answers_and_not_scores():
+    for function in (zoo.hanging_extract, hidden(zoo.hanging_extract)):
+        scored = score(function, ["4", "5"], timeout_s=0.5)
+        assert rewards(scored) == [1.0, 1.0]
+        assert [outcome.answer for outcome in scored.outcomes] == [None, None]
+        assert scored.metrics["reward/failed_extracts"] == 2
+
+
+def test_built_ins_end_to_end():
+    texts = ["<think>2+2</think> so \\boxed{4}", "\\boxed{4.0}", "\\boxed{\\frac{1}{2}}", "no idea"]
+    scored = score("math_answer", texts, columns={"answer": ["4", 4, "0.5", "4"], "image": [object()] * 4})
+    assert rewards(scored) == [1.0, 1.0, 1.0, 0.0]
+    assert [outcome.answer for outcome in scored.outcomes] == ["4", "4", "1/2", None]
+
+
+def test_an_unusable_gold_is_a_fault_of_its_row():
+    with RewardRunner([RewardPart("f", "math_answer")]) as runner:
+        prompts = [prompt(i, answer="" if i == 3 else "4") for i in range(12)]
+        scored = runner.score(prompts, [completion("\\boxed{4}")] * 12, step=1, num_steps=1)
+    assert rewards(scored) == [1.0] * 3 + [None] + [1.0] * 8
+    assert scored.outcomes[3].faults == ("f:exception",)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where functions run
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_workers_have_no_torch_and_the_trainer_may():
+    import torch  # noqa: F401
+
+    assert rewards(score(zoo.has_torch, ["x"])) == [0.0]
+    assert rewards(score("math_answer", ["\\boxed{1}"], columns={"answer": [1]})) == [1.0]
+    code = "import sys, cohort.rewards, cohort.rewards.base; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_importable_functions_run_in_workers_and_others_here():
+    here = float(os.getpid())
+    assert rewards(score(zoo.in_process_id, ["x"])) != [here]
+    assert rewards(score("test_rewards_zoo:Holder.static", ["x"])) != [here]
+    assert rewards(score(zoo.Holder.static, ["x"])) != [here]
+    assert rewards(score(zoo.Holder().method, ["x"])) == [here]
+    assert rewards(score(hidden(zoo.in_process_id), ["x"])) == [here]
+    assert importable_name(zoo.good) == "test_rewards_zoo:good"
+    assert importable_name(lambda: 0) is None
+
+
+def test_a_module_of_the_users_folder_is_found(tmp_path, monkeypatch):
+    (tmp_path / "my_own_rewards.py").write_text("def half(completions):\n    return [0.5] * len(completions)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert rewards(score("my_own_rewards:half", ["x"])) == [0.5]
+
+
+@pytest.mark.parametrize("value", [object(), {1: "integer key"}, (1, 2), np.float64(1.0), b"bytes"])
+def test_columns_that_json_cannot_carry_are_scored_here_and_noted(value):
+    with RewardRunner([RewardPart("f", zoo.in_process_id)]) as runner:
+        scored = runner.score([prompt(thing=value)], [completion("x")], step=1, num_steps=1)
+        assert rewards(scored) == [float(os.getpid())]
+        assert len(runner.notes) == 1
+        assert "thing" in runner.notes[0]
+
+
+def test_only_functions_that_say_so_are_split():
+    assert rewards(score(zoo.batch_size, ["x"] * 6, workers=2)) == [6.0] * 6
+    assert rewards(score(zoo.batch_size_split, ["x"] * 6, workers=2)) == [3.0] * 6
+    assert rewards(score(zoo.batch_size_split, ["x"])) == [1.0]
+
+
+def test_printing_does_not_reach_the_protocol(capfd):
+    assert rewards(score(zoo.noisy, ["x"] * 3)) == [1.0] * 3
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("print to stdout") == err.count("straight to descriptor 1") == 100
+    assert "a child prints" in err
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_async_functions_run_concurrently(here):
+    functions = [zoo.waits, zoo.waits_too, zoo.waits_as_well]
+    if here:
+        functions = [async_here(function) for function in functions]
+    parts = [RewardPart(f"part{i}", function) for i, function in enumerate(functions)]
+    with RewardRunner(parts) as runner:
+        runner.score([prompt()], [completion("x")], step=1, num_steps=1)  # the third worker starts and imports
+        started = time.monotonic()
+        scored = runner.score([prompt()] * 2, [completion("x")] * 2, step=2, num_steps=2)
+        assert time.monotonic() - started < 1.2  # one after the other would be 1.8
+    assert rewards(scored) == [6.0, 6.0]
+
+
+def async_here(function):
+    async def wrapper(**kwargs):
+        return await function(**kwargs)
+
+    return wrapper
+
+
+def test_async_faults_and_one_loop_for_all_calls():
+    loops = set()
+
+    async def remembers_loop(completions, **kwargs):
+        loops.add(id(asyncio.get_running_loop()))
+        if "bad" in completions:
+            raise ValueError("bad")
+        return [1.0] * len(completions)
+
+    assert rewards(score(remembers_loop, ONE_BAD)) == WITHOUT_BAD
+    assert len(loops) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Hanging, crashing
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [zoo.hang_on_hang, zoo.big_integer_on_hang])
+def test_a_completion_that_hangs_scores_zero_and_the_others_keep_their_scores(function):
+    with RewardRunner([RewardPart("f", function, timeout_s=1.0, threshold=0.0)]) as runner:
+        before = runner.worker_pids
+        texts = ["x"] * 5 + ["hang"] + ["x"] * 6
+        started = time.monotonic()
+        scored = runner.score([prompt()] * 12, [completion(t) for t in texts], step=1, num_steps=1)
+        assert time.monotonic() - started < 6.0  # the limit twice, and two new workers
+        assert rewards(scored) == [1.0] * 5 + [0.0] + [1.0] * 6
+        assert scored.outcomes[5].faults == ("f:timeout",)
+        assert scored.outcomes[5].success is False  # even at threshold 0
+        assert scored.metrics["reward/timeouts"] == scored.metrics["reward/f/timeouts"] == 1
+        assert scored.metrics["reward/faults"] == scored.metrics["reward/unscored"] == 0
+        assert scored.metrics["reward/f/retried"] == 12
+        assert len(runner.worker_pids) == 2
+        replaced = set(before) - set(runner.worker_pids)
+        assert replaced
+        assert all(is_gone(pid) for pid in replaced)
+        again = runner.score([prompt()] * 2, [completion("x")] * 2, step=2, num_steps=2)
+        assert rewards(again) == [1.0, 1.0]
+
+
+def test_catastrophic_pattern_is_killed():
+    scored = score("regex_format", ["a" * 40 + "!", "aaa"], args={"pattern": "(a|a)*"}, timeout_s=1.0)
+    assert rewards(scored) == [0.0, 1.0]
+    assert scored.outcomes[0].faults == ("f:timeout",)
+
+
+def test_children_of_a_killed_worker_go_too(tmp_path):
+    pid_file = tmp_path / "pids"
+    score(zoo.hang_with_child, ["x", "hang"], columns={"pid_file": [str(pid_file)] * 2}, timeout_s=1.0)
+    pids = [int(line) for line in pid_file.read_text().split()]
+    assert len(pids) == 2  # the call for both, and the call for one
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_a_function_that_always_hangs_stops_the_run():
+    with pytest.raises(RewardError, match="reward 'f' hangs: 8 completions"):
+        score(zoo.always_hangs, ["x"] * 100, timeout_s=0.2, workers=2)
+
+
+def test_always_hanging_is_found_over_several_small_steps():
+    with RewardRunner([RewardPart("f", zoo.always_hangs, timeout_s=0.2)], workers=4) as runner:
+        scored = runner.score([prompt()] * 4, [completion("x")] * 4, step=1, num_steps=2)
+        assert rewards(scored) == [0.0] * 4
+        with pytest.raises(RewardError, match="hangs"):
+            runner.score([prompt()] * 4, [completion("x")] * 4, step=2, num_steps=2)
+
+
+def test_a_worker_that_dies_is_replaced_and_its_completion_unscored():
+    texts = ["x"] * 5 + ["die"] + ["x"] * 6
+    scored = score(zoo.die_on_die, texts, workers=2)
+    assert rewards(scored) == [1.0] * 5 + [None] + [1.0] * 6
+    assert scored.outcomes[5].faults == ("f:crash",)
+    assert scored.metrics["reward/faults"] == 1
+
+
+def test_a_function_that_always_crashes_stops_the_run_soon():
+    started = time.monotonic()
+    with pytest.raises(RewardError, match=r"failed on at least \d+ of 60 completions \(crash \d+\)(.|\n)*SIGSEGV"):
+        score(zoo.always_dies, ["x"] * 60, workers=2)
+    assert time.monotonic() - started < 15
+
+
+def test_overrun_in_the_trainer_explains():
+    with pytest.raises(RewardError, match=r"thread of the trainer(.|\n)*top level of a module"):
+        score(hidden(zoo.always_hangs), ["x"], timeout_s=0.2)
+
+
+def test_a_malformed_reply_is_never_a_score():
+    good = {"values": [1.0], "faults": [None], "extras": {}, "metrics": {}, "dropped": 0, "detail": ""}
+    assert from_message(good, 1) is not None
+    for change in (
+        {"values": [float("nan")]},
+        {"values": ["1"]},
+        {"values": [True]},
+        {"values": [1.0, 1.0]},
+        {"faults": ["made up"]},
+        {"extras": {"a": []}},
+        {"metrics": {"a": float("inf")}},
+        {"dropped": None},
+    ):
+        assert from_message({**good, **change}, 1) is None
+    assert from_message([1.0], 1) is None
+
+
+def test_closing_ends_the_workers_and_a_closed_runner_refuses():
+    runner = RewardRunner([RewardPart("f", zoo.good)]).start()
+    pids = runner.worker_pids
+    assert len(pids) == 2
+    runner.close()
+    runner.close()
+    assert all(is_gone(pid) for pid in pids)
+    with pytest.raises(RewardError, match="closed"):
+        runner.score([prompt()], [completion("x")], step=1, num_steps=1)
+
+
+PARENT = """
+import sys, threading, time
+from cohort.rewards.base import RewardPart, RewardRunner
+from cohort.types import Completion, Prompt
+runner = RewardRunner([RewardPart("f", "test_rewards_zoo:" + sys.argv[1], timeout_s=60)]).start()
+texts = ["hang"] if sys.argv[1] != "good" else ["x"]
+score = lambda: runner.score([Prompt(0, "q", {}, (1,))], [Completion((1,), (0.0,), "stop", t) for t in texts], step=1, num_steps=1)
+threading.Thread(target=score, daemon=True).start()
+time.sleep(0.5)
+print(*runner.worker_pids, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("function", ["good", "big_integer_on_hang"])
+def test_no_worker_outlives_a_killed_parent(function):
+    environment = {**os.environ, "PYTHONPATH": str(Path(zoo.__file__).parent)}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, function], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        assert not any(is_gone(pid, within_s=0.1) for pid in pids)
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        parent.stdout.close()
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_an_interrupted_step_leaves_no_process():
+    """SIGTERM becomes an exception in the main thread while a worker is busy: closing must end that worker too."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    runner = RewardRunner([RewardPart("f", zoo.always_hangs), RewardPart("g", zoo.good)]).start()
+    pids = runner.worker_pids
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt), contextlib.closing(runner):
+            runner.score([prompt()], [completion("x")], step=1, num_steps=1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_lists_of_different_length_are_refused_and_no_completions_is_fine():
+    with RewardRunner([RewardPart("f", zoo.good)]) as runner:
+        with pytest.raises(ValueError, match="2 prompts for 1 completions"):
+            runner.score([prompt()] * 2, [completion("x")], step=1, num_steps=1)
+        assert runner.score([], [], step=1, num_steps=1) == Scored([], {})
+
+
+def test_split_and_spread():
+    assert split(7, 3) == [[0, 1], [2, 3], [4, 5, 6]]
+    assert split(2, 5) == [[0], [1]]
+    assert sorted(spread(list(range(100)))) == list(range(100))
+    assert spread(list(range(12)))[:6] == [0, 2, 4, 6, 8, 10]
+    assert spread(list(range(64)))[:8] == [0, 8, 16, 24, 32, 40, 48, 56]  # one of each group of eight

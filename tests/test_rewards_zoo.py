@@ -1,0 +1,229 @@
+"""Reward functions of every kind, well and badly behaved, for test_rewards_runner. Importable, so workers run them.
+
+A function misbehaves on the completions whose text says so ("bad", "hang", ...), and scores 1.0 otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+
+def good(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+def none_on_bad(completions, **kwargs):
+    return [None if c == "bad" else 1.0 for c in completions]
+
+
+def nan_on_bad(completions, **kwargs):
+    return [float("nan") if c == "bad" else 1.0 for c in completions]
+
+
+def inf_on_bad(completions, **kwargs):
+    return [float("-inf") if c == "bad" else 1.0 for c in completions]
+
+
+def str_on_bad(completions, **kwargs):
+    return ["1.0" if c == "bad" else 1.0 for c in completions]
+
+
+def nested_on_bad(completions, **kwargs):
+    return [[1.0] if c == "bad" else 1.0 for c in completions]
+
+
+def huge_int_on_bad(completions, **kwargs):
+    return [10**400 if c == "bad" else 1.0 for c in completions]
+
+
+def raise_on_bad(completions, **kwargs):
+    if "bad" in completions:
+        raise ValueError("cannot read 'bad'")
+    return [1.0] * len(completions)
+
+
+def exit_on_bad(completions, **kwargs):
+    if "bad" in completions:
+        sys.exit(0)
+    return [1.0] * len(completions)
+
+
+def short_with_bad(completions, **kwargs):
+    return [1.0 for c in completions if c != "bad"]
+
+
+def always_raises(completions, **kwargs):
+    raise KeyError("no such thing")
+
+
+def one_for_all(completions, **kwargs):
+    return 1.0
+
+
+def text_for_all(completions, **kwargs):
+    return "1" * len(completions)
+
+
+def dict_for_all(completions, **kwargs):
+    return dict.fromkeys(completions, 1.0)
+
+
+def nested_for_all(completions, **kwargs):
+    return [[1.0] for _ in completions]
+
+
+def too_many(completions, **kwargs):
+    return [1.0] * (len(completions) + 1)
+
+
+def hang_on_hang(completions, **kwargs):
+    while "hang" in completions:
+        time.sleep(60)
+    return [1.0] * len(completions)
+
+
+def hang_with_child(completions, pid_file, **kwargs):
+    """Hangs with a child process of its own, whose process id it writes down."""
+    if "hang" in completions:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        with open(pid_file[0], "a") as file:
+            file.write(f"{child.pid}\n")
+        time.sleep(60)
+    return [1.0] * len(completions)
+
+
+def always_hangs(completions, **kwargs):
+    time.sleep(60)
+
+
+def big_integer_on_hang(completions, **kwargs):
+    """Holds the interpreter lock for good: no thread of the worker gets a turn, only a signal ends it."""
+    if "hang" in completions:
+        return [float(len(str(3 ** (10**9))))]
+    return [1.0] * len(completions)
+
+
+def die_on_die(completions, **kwargs):
+    if "die" in completions:
+        os._exit(7)
+    return [1.0] * len(completions)
+
+
+def always_dies(completions, **kwargs):
+    os.kill(os.getpid(), 11)
+
+
+def noisy(completions, **kwargs):
+    print("print to stdout\n" * 100, flush=True)
+    os.write(1, b"\x00\x00\x00\x05hello straight to descriptor 1\n" * 100)
+    subprocess.run([sys.executable, "-c", "print('a child prints')"], check=True)
+    print("print to stderr", file=sys.stderr)
+    assert sys.stdin.read() == ""
+    return [1.0] * len(completions)
+
+
+def has_torch(completions, **kwargs):
+    return [float("torch" in sys.modules)] * len(completions)
+
+
+def in_process_id(completions, **kwargs):
+    return [float(os.getpid())] * len(completions)
+
+
+def batch_size(completions, **kwargs):
+    return [float(len(completions))] * len(completions)
+
+
+def batch_size_split(completions, **kwargs):
+    return [float(len(completions))] * len(completions)
+
+
+batch_size_split.per_completion = True  # type: ignore[attr-defined]
+
+
+async def waits(completions, **kwargs):
+    await asyncio.sleep(0.6)
+    return [1.0] * len(completions)
+
+
+async def waits_too(completions, **kwargs):
+    await asyncio.sleep(0.6)
+    return [2.0] * len(completions)
+
+
+async def waits_as_well(completions, **kwargs):
+    await asyncio.sleep(0.6)
+    return [3.0] * len(completions)
+
+
+def strict(prompts, completions, answer):
+    """No **kwargs: gets the three it names and nothing else."""
+    return [float(p == "q" and c == a) for p, c, a in zip(prompts, completions, answer, strict=True)]
+
+
+def needs_solution(completions, solution):
+    return [1.0] * len(completions)
+
+
+def logs(completions, log_extra=None, log_metric=None, **kwargs):
+    log_extra("length", [len(c) for c in completions])
+    log_extra("wrong_length", [1])
+    log_metric("longest", max(len(c) for c in completions))
+    log_metric("mean", 5.0)
+    log_metric("bad", float("nan"))
+    return [1.0] * len(completions)
+
+
+def logs_again(completions, log_extra, **kwargs):
+    log_extra("length", ["other"] * len(completions))
+    return [1.0] * len(completions)
+
+
+def progress(completions, trainer_state, **kwargs):
+    assert trainer_state.epoch == trainer_state.global_step / trainer_state.max_steps
+    return [trainer_state.global_step + trainer_state.max_steps / 1000] * len(completions)
+
+
+def chat_content(completions, prompts, **kwargs):
+    return [
+        float(c[0]["content"] == "good" and c[0]["role"] == "assistant" and p[0]["role"] == "user")
+        for c, p in zip(completions, prompts, strict=True)
+    ]
+
+
+def sees_columns(completions, completion_ids, number, nested, sometimes, **kwargs):
+    assert set(kwargs) == {"prompts", "trainer_state", "log_extra", "log_metric"}, sorted(kwargs)
+    return [sum(ids) + n + x["k"][0] + (s or 0) for ids, n, x, s in zip(completion_ids, number, nested, sometimes, strict=True)]
+
+
+def picky_extract(text, suffix=""):
+    if text == "bad":
+        raise ValueError("no")
+    return None if text == "none" else text + suffix
+
+
+def with_extract(completions, suffix="", **kwargs):
+    return [1.0] * len(completions)
+
+
+with_extract.extract = picky_extract  # type: ignore[attr-defined]
+
+
+def hanging_extract(completions, **kwargs):
+    return [1.0] * len(completions)
+
+
+hanging_extract.extract = lambda text: time.sleep(60)  # type: ignore[attr-defined]
+
+
+class Holder:
+    @staticmethod
+    def static(completions, **kwargs):
+        return [float(os.getpid())] * len(completions)
+
+    def method(self, completions, **kwargs):
+        return [float(os.getpid())] * len(completions)
