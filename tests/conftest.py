@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,14 @@ from cohort.objective import token_loss
 from cohort.policy import Policy
 from cohort.scratch import build_scratch
 
+# Tiny models gain nothing from threads and lose much when the machine is shared.
+torch.set_num_threads(1)
+
 CHARACTERS = "0123456789+=>/"
 
 
-def tiny_policy(seed: int = 0, dtype: torch.dtype = torch.float64, temperature: float = 1.0) -> Policy:
-    """A Llama of two layers and width 16 over 17 characters, with weights large enough that tokens differ clearly."""
+def tiny_policy(seed: int = 0, dtype: torch.dtype = torch.float64, temperature: float = 1.0, spread: float = 8.0) -> Policy:
+    """A Llama of two layers and width 16 over 17 characters; `spread` makes its weights large, so that tokens differ clearly."""
     scratch = ScratchConfig(
         hidden_size=16, intermediate_size=24, num_layers=2, num_heads=2, num_kv_heads=1, max_positions=64, characters=CHARACTERS
     )
@@ -27,13 +30,28 @@ def tiny_policy(seed: int = 0, dtype: torch.dtype = torch.float64, temperature: 
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
-                parameter.mul_(8.0)
-    return Policy(model.to(dtype), tokenizer, temperature)
+                parameter.mul_(spread)
+    model = model.to(dtype)
+    if dtype is torch.float64:
+        make_norms_float64(model)
+    return Policy(model, tokenizer, temperature)
+
+
+def make_norms_float64(model: Any) -> None:
+    """Llama's norm computes in float32 whatever it is given; torch's own is the same formula in the dtype of its input."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__ == "LlamaRMSNorm":
+                norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
+                norm.weight = child.weight
+                setattr(module, name, norm)
 
 
 @pytest.fixture
-def make_policy() -> Callable[..., Policy]:
-    return tiny_policy
+def plain_bfloat16() -> Iterator[None]:
+    """oneDNN's bfloat16 kernels use instructions that some virtual machines announce and do not have."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
 
 
 def ragged_examples(

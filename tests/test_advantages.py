@@ -6,13 +6,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import reference_advantages
 
 from cohort.algorithms.advantages import group_centered, group_normalized, unusable_groups, zero_variance_groups
+from reference import reference_advantages
 
 
 def rows(*groups: list[float | None]) -> tuple[torch.Tensor, torch.Tensor]:
-    rewards_PG = torch.tensor([[0.0 if reward is None else reward for reward in group] for group in groups], dtype=torch.float64)
+    rewards_PG = torch.tensor(
+        [[0.0 if reward is None else reward for reward in group] for group in groups], dtype=torch.float64
+    )
     scored_PG = torch.tensor([[reward is not None for reward in group] for group in groups])
     return rewards_PG, scored_PG
 
@@ -26,7 +28,16 @@ def test_the_worked_example():
     assert advantages_G.tolist() == pytest.approx(expected, abs=1e-14)
     assert advantages_G[0].item() == pytest.approx(0.77, abs=5e-3)
     assert advantages_G[1].item() == pytest.approx(-1.29, abs=5e-3)
-    assert group_centered(*rows([1, 0, 1, 0, 1, 1, 0, 1]))[0].tolist() == [0.375, -0.625, 0.375, -0.625, 0.375, 0.375, -0.625, 0.375]
+    assert group_centered(*rows([1, 0, 1, 0, 1, 1, 0, 1]))[0].tolist() == [
+        0.375,
+        -0.625,
+        0.375,
+        -0.625,
+        0.375,
+        0.375,
+        -0.625,
+        0.375,
+    ]
 
 
 def test_one_failure_among_seven_nearly_equal_rewards():
@@ -73,7 +84,7 @@ def test_trl_setting_ddof_1_epsilon_1e_4():
 
 def test_nearly_equal_rewards_keep_an_exact_variance():
     """1e6 and 1e6 + 2^-10: the one-pass E[x^2] - E[x]^2 has lost all digits here, two passes have not."""
-    assert 0.5 * (1e6**2 + (1e6 + 2**-10) ** 2) - (1e6 + 2**-11) ** 2 != pytest.approx(2**-22, rel=0.5)
+    assert pytest.approx(2**-22, rel=0.5) != 0.5 * (1e6**2 + (1e6 + 2**-10) ** 2) - (1e6 + 2**-11) ** 2
     advantages_G = group_normalized(*rows([1e6, 1e6 + 2**-10]), epsilon=0.0)[0]
     assert advantages_G.tolist() == pytest.approx([-1.0, 1.0], abs=1e-12)
 
@@ -91,7 +102,12 @@ def test_against_the_slow_reference(rewards, normalize, ddof):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(reward, min_size=2, max_size=9), st.randoms(use_true_random=False), st.integers(-50, 50), st.sampled_from([0.5, 2.0, 8.0]))
+@given(
+    st.lists(reward, min_size=2, max_size=9),
+    st.randoms(use_true_random=False),
+    st.integers(-50, 50),
+    st.sampled_from([0.5, 2.0, 8.0]),
+)
 def test_invariances(rewards, random, shift, scale):
     """Permuting rewards permutes advantages; a shift changes nothing; a scale changes nothing of the normalised ones."""
     advantages = group_normalized(*rows(rewards), epsilon=0.0)[0]
@@ -102,7 +118,9 @@ def test_invariances(rewards, random, shift, scale):
     shifted = [reward + shift for reward in rewards]
     # Shifting may round two different rewards together; then they are equal and the comparison has no meaning.
     if len(set(shifted)) == len(set(rewards)):
-        assert group_centered(*rows(shifted))[0].tolist() == pytest.approx(group_centered(*rows(rewards))[0].tolist(), abs=1e-12)
+        assert group_centered(*rows(shifted))[0].tolist() == pytest.approx(
+            group_centered(*rows(rewards))[0].tolist(), abs=1e-12
+        )
         assert group_normalized(*rows(shifted), epsilon=0.0)[0].tolist() == pytest.approx(advantages.tolist(), abs=1e-9)
     scaled = group_normalized(*rows([reward * scale for reward in rewards]), epsilon=0.0)[0]
     assert scaled.tolist() == pytest.approx(advantages.tolist(), abs=1e-12)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import library_loss_and_gradients, ragged_examples, tiny_policy
 
 from cohort.algorithms.aggregation import AGGREGATIONS, constant, sequence_mean, token_mean
 from cohort.batching import pack
 from cohort.config import OptimizerConfig
 from cohort.optim import MasterWeights, Optimizer
+from conftest import library_loss_and_gradients, ragged_examples, tiny_policy
 
 EVERY = sorted(AGGREGATIONS)
 
@@ -74,7 +74,10 @@ def test_an_all_masked_minibatch_is_a_no_op_for_weights_and_momentum(name, kl_co
     assert any(value.abs().max() > 0 for key, value in moments.items() if key.endswith("exp_avg"))
 
     batch = [masked(example) for example in examples]
-    assert pack(batch, aggregation=name, max_completion_tokens=8, micro_batch_tokens=64, skip_zero_advantage=False).micro_batches == []
+    assert (
+        pack(batch, aggregation=name, max_completion_tokens=8, micro_batch_tokens=64, skip_zero_advantage=False).micro_batches
+        == []
+    )
     loss, gradient = library_loss_and_gradients(policy, batch, **options)
     assert loss == 0.0
     assert gradient.abs().max() == 0

@@ -25,11 +25,12 @@ VOCAB = 64
 TRAIN = NoiseKey(seed=3, stream="train", step=1)
 NEAR_TIE = 1e-5
 
-# A large init spreads the logits, so that greedy does not repeat one token and near-ties are rare.
-SIZES = dict(
-    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-    vocab_size=VOCAB, max_position_embeddings=64, initializer_range=0.2, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
+# A large init spreads the logits, so that greedy does not repeat one token and near-ties are rare; tied embeddings
+# would make a random model repeat its input.
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "vocab_size": VOCAB, "max_position_embeddings": 64, "initializer_range": 0.2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False,
+}  # fmt: skip
 FAMILIES = {
     "Llama": {},
     "Qwen2": {},
@@ -62,6 +63,10 @@ def make_prompts(count, seed=0, longest=14):
 
 def text_of(token_ids):
     return " ".join(map(str, token_ids))
+
+
+def flat(groups):
+    return [completion for group in groups for completion in group]
 
 
 def sampling(**changes):
@@ -114,7 +119,7 @@ def test_sampled_rollouts_are_the_same_in_both_engines(family):
     wanted = sampling(group_size=3, max_completion_tokens=10)
     fast = LocalEngine(model, text_of, slots=5).generate(prompts, wanted, TRAIN, first_draw=4)
     slow = HFEngine(model, text_of).generate(prompts, wanted, TRAIN, first_draw=4)
-    for ours, theirs in zip(sum(fast, []), sum(slow, []), strict=True):
+    for ours, theirs in zip(flat(fast), flat(slow), strict=True):
         assert (ours.token_ids, ours.end, ours.text) == (theirs.token_ids, theirs.end, theirs.text)
         assert np.allclose(ours.sampling_logprobs, theirs.sampling_logprobs, atol=1e-5)
 
@@ -258,7 +263,7 @@ def test_ends(kind):
     assert {(c.end, c.length) for group in free for c in group} == {("length", 12)}
     stops = {completion.token_ids[4] for group in free for completion in group[:1]}
     stopped = engine.generate(prompts, sampling(group_size=2, stop_ids=tuple(stops)), TRAIN)
-    for before, after in zip(sum(free, []), sum(stopped, []), strict=True):
+    for before, after in zip(flat(free), flat(stopped), strict=True):
         first = next((at for at, token in enumerate(before.token_ids) if token in stops), None)
         assert after.end == ("length" if first is None else "stop")
         assert after.token_ids == before.token_ids[: 12 if first is None else first + 1]
@@ -336,7 +341,7 @@ def test_the_generation_config_has_no_say(kind):
     model, prompts = make_model(), make_prompts(5)
     wanted = sampling(group_size=4)
     before = kind(model, text_of).generate(prompts, wanted, TRAIN)
-    for name, value in dict(temperature=0.01, top_k=1, do_sample=False, max_new_tokens=2, eos_token_id=7).items():
+    for name, value in {"temperature": 0.01, "top_k": 1, "do_sample": False, "max_new_tokens": 2, "eos_token_id": 7}.items():
         setattr(model.generation_config, name, value)
     assert kind(model, text_of).generate(prompts, wanted, TRAIN) == before
     assert all(len({completion.token_ids for completion in group}) > 1 for group in before)
@@ -380,7 +385,7 @@ def test_cuda_agrees_with_the_slow_engine(family):
     wanted = sampling(group_size=2)
     fast = LocalEngine(model, text_of, 5).generate(prompts, wanted, TRAIN)
     slow = HFEngine(model, text_of).generate(prompts, wanted, TRAIN)
-    same = [ours.token_ids == theirs.token_ids for ours, theirs in zip(sum(fast, []), sum(slow, []), strict=True)]
+    same = [ours.token_ids == theirs.token_ids for ours, theirs in zip(flat(fast), flat(slow), strict=True)]
     assert sum(same) >= 15
     half = LocalEngine(model.bfloat16(), text_of).generate(prompts, wanted, TRAIN)
     assert all(math.isfinite(logprob) for group in half for c in group for logprob in c.sampling_logprobs)
@@ -391,15 +396,22 @@ def test_cuda_agrees_with_the_slow_engine(family):
 # ---------------------------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "Mamba": ("linear_attention", dict(hidden_size=16, state_size=4, num_hidden_layers=1)),
-    "GptOss": ("attention sinks", dict(num_local_experts=2, num_experts_per_tok=1, rope_parameters=None)),
-    "Bloom": ("attention function from outside", dict(n_layer=1, n_head=2, hidden_size=16)),
-    "OPT": ("single length", dict(ffn_dim=32, word_embed_proj_dim=32)),
+    "Mamba": ("linear_attention", {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}),
+    "GptOss": ("attention sinks", {"num_local_experts": 2, "num_experts_per_tok": 1, "rope_parameters": None}),
+    "Bloom": ("attention function from outside", {"n_layer": 1, "n_head": 2, "hidden_size": 16}),
+    "OPT": ("single length", {"ffn_dim": 32, "word_embed_proj_dim": 32}),
     "DeepseekV3": (
         "latent attention",
-        dict(num_hidden_layers=1, num_key_value_heads=4, n_routed_experts=2, n_group=1, topk_group=1, num_experts_per_tok=1),
+        {
+            "num_hidden_layers": 1,
+            "num_key_value_heads": 4,
+            "n_routed_experts": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 1,
+        },
     ),
-    "Llama4Text": ("chunked_attention", dict(num_local_experts=2)),
+    "Llama4Text": ("chunked_attention", {"num_local_experts": 2}),
 }
 
 

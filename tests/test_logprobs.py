@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from conftest import ragged_examples, tiny_policy
 
 from cohort.algorithms.logprobs import token_logprobs
 from cohort.batching import pack
+from conftest import ragged_examples, tiny_policy
 
 M, H, V = 13, 6, 11
 
@@ -46,7 +46,9 @@ def test_chunked_equals_whole_in_value_and_gradient(rows, entropy_gradient, temp
 def test_without_gradients_chunks_give_the_same_numbers():
     hidden_MH, weight_VH, token_ids_M = inputs()
     with torch.no_grad():
-        chunked = token_logprobs(hidden_MH, token_ids_M, lambda hidden: hidden @ weight_VH.T, vocabulary=V, temperature=1.0, chunk_elements=3 * V)
+        chunked = token_logprobs(
+            hidden_MH, token_ids_M, lambda hidden: hidden @ weight_VH.T, vocabulary=V, temperature=1.0, chunk_elements=3 * V
+        )
         whole = token_logprobs(hidden_MH, token_ids_M, lambda hidden: hidden @ weight_VH.T, vocabulary=V, temperature=1.0)
     assert (chunked[0] - whole[0]).abs().max() <= 1e-14
     assert (chunked[1] - whole[1]).abs().max() <= 1e-14
@@ -69,7 +71,9 @@ def test_entropy_has_a_gradient_only_when_asked():
     logits_V = torch.tensor([[0.3, -1.0, 2.0, 0.1]], dtype=torch.float64, requires_grad=True)
     _, off = token_logprobs(logits_V, torch.tensor([0]), lambda hidden: hidden * 1.0, vocabulary=4, temperature=1.0)
     assert not off.requires_grad
-    _, on = token_logprobs(logits_V, torch.tensor([0]), lambda hidden: hidden * 1.0, vocabulary=4, temperature=1.0, entropy_gradient=True)
+    _, on = token_logprobs(
+        logits_V, torch.tensor([0]), lambda hidden: hidden * 1.0, vocabulary=4, temperature=1.0, entropy_gradient=True
+    )
     on.sum().backward()
     logprobs_V = torch.log_softmax(logits_V.detach(), -1)
     expected = -logprobs_V.exp() * (logprobs_V + on.item())
@@ -95,12 +99,16 @@ def test_policy_scores_the_right_tokens_under_padding(temperature):
     assert max(float(logprobs_T.max()) for logprobs_T in scored) <= 0.0
 
 
-def test_low_precision_logits_are_scored_in_float32():
+def test_low_precision_logits_are_scored_in_float32(plain_bfloat16):
     policy = tiny_policy(dtype=torch.bfloat16)
     examples = ragged_examples(policy, dtype=torch.float32)
-    micro = pack(examples, aggregation="token_mean", max_completion_tokens=8, micro_batch_tokens=1000, skip_zero_advantage=False).micro_batches[0]
+    micro = pack(
+        examples, aggregation="token_mean", max_completion_tokens=8, micro_batch_tokens=1000, skip_zero_advantage=False
+    ).micro_batches[0]
     scores = policy.compute_logprobs(micro)
     assert scores.logprobs_M.dtype == scores.entropy_M.dtype == torch.float32
-    hidden = policy.split.backbone(input_ids=micro.token_ids_BT, use_cache=False).last_hidden_state[micro.row_M, micro.position_M - 1]
+    hidden = policy.split.backbone(input_ids=micro.token_ids_BT, use_cache=False).last_hidden_state[
+        micro.row_M, micro.position_M - 1
+    ]
     logits_MV = policy.split.projection(hidden).float()
     assert torch.equal(scores.logprobs_M, torch.log_softmax(logits_MV, -1).gather(1, micro.token_ids_M[:, None]).squeeze(1))

@@ -8,7 +8,7 @@ from typing import Any
 
 from cohort.config import load_recipe
 from cohort.errors import RecipeError
-from cohort.session import RunResult
+from cohort.session import PYTHON_ROWS, RunResult
 from cohort.session import resume as resume_session
 from cohort.session import start as start_session
 
@@ -39,7 +39,7 @@ def train(
     if isinstance(prompts, str | Path):
         values["prompts.source"] = str(prompts)
     elif prompts is not None:
-        values["prompts.source"], rows = "python:rows", prompts
+        values["prompts.source"], rows = PYTHON_ROWS, prompts
     functions: dict[str, Callable[..., Any]] = {}
     if rewards is not None:
         given = [rewards] if callable(rewards) or isinstance(rewards, str | Mapping) else list(rewards)
@@ -72,9 +72,11 @@ def reward_entry(reward: Reward, functions: dict[str, Callable[..., Any]]) -> di
         return {"function": reward}
     name = getattr(reward, "__name__", type(reward).__name__).strip("<>")
     if is_importable(reward):
-        return {"function": f"{reward.__module__}:{reward.__qualname__}", "name": name}
-    functions[f"python:{name}"] = reward
-    return {"function": f"python:{name}", "name": name}
+        spec = f"{reward.__module__}:{reward.__qualname__}"
+    else:
+        spec = f"python:{name}"
+    functions[spec] = reward
+    return {"function": spec, "name": name}
 
 
 def is_importable(function: Callable[..., Any]) -> bool:

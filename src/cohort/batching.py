@@ -90,7 +90,11 @@ class Minibatch:
 
 
 def make_examples(
-    rollouts: Sequence[Rollout], advantages_N: Sequence[float], *, left_out: AbstractSet[int] = frozenset(), mask_truncated: bool = False
+    rollouts: Sequence[Rollout],
+    advantages_N: Sequence[float],
+    *,
+    left_out: AbstractSet[int] = frozenset(),
+    mask_truncated: bool = False,
 ) -> list[Example]:
     """Rollouts with a reward, as examples. Unscored rollouts and groups that are `left_out` are in no mean at all."""
     examples = []
@@ -131,7 +135,8 @@ def pack(
     lengths_N = [example.trained_tokens for example in examples]
     weights_N = AGGREGATIONS[aggregation](lengths_N, max_completion_tokens)
     forwarded = [
-        index for index, example in enumerate(examples)
+        index
+        for index, example in enumerate(examples)
         if lengths_N[index] and (example.has_gradient or not skip_zero_advantage)
     ]
     micro_batches = [

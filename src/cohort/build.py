@@ -62,10 +62,10 @@ def alphabet_of(data: Data, recipe: Recipe) -> list[str]:
     return [str(row[column]) for rows in groups for row in rows for column in columns if column in row]
 
 
-def load_policy(recipe: Recipe, data: Data, folder: Path | None = None) -> Policy:
-    """The starting policy in float32, or the one saved in `folder`. The caller casts to the compute dtype."""
-    if folder is not None:
-        model, tokenizer = load_pretrained(str(folder))
+def load_policy(recipe: Recipe, data: Data, source: str | Path | None = None) -> Policy:
+    """The starting policy in float32, or the one of another `source`. The caller casts to the compute dtype."""
+    if source is not None:
+        model, tokenizer = load_pretrained(str(source))
         model = model.to(pick_device(recipe.model))
     else:
         model, tokenizer = load_model(recipe.model, recipe.seed, alphabet_of(data, recipe))

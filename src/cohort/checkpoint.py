@@ -57,7 +57,10 @@ def save(root: Path, name: str, snapshot: Snapshot) -> Path:
             save_file(contiguous, temporary / f"{part}.safetensors")
         (temporary / "state.json").write_text(json.dumps(snapshot.document), encoding="utf-8")
         files = sorted(temporary.iterdir())
-        manifest = {"format": FORMAT, "files": {file.name: {"sha256": sha256(file), "bytes": file.stat().st_size} for file in files}}
+        manifest = {
+            "format": FORMAT,
+            "files": {file.name: {"sha256": sha256(file), "bytes": file.stat().st_size} for file in files},
+        }
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         for file in [*files, temporary / MANIFEST, temporary]:
             sync(file)
@@ -119,7 +122,9 @@ def listed(root: Path) -> list[Path]:
     """Checkpoint folders, oldest first."""
     if not root.is_dir():
         return []
-    return sorted((folder for folder in root.iterdir() if order(folder.name) is not None), key=lambda folder: order(folder.name) or ())
+    return sorted(
+        (folder for folder in root.iterdir() if order(folder.name) is not None), key=lambda folder: order(folder.name) or ()
+    )
 
 
 def order(name: str) -> tuple[int, int, int] | None:

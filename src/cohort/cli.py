@@ -36,7 +36,8 @@ def plain_errors() -> Iterator[None]:
 @app.command()
 def train(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe file or built-in name, then overrides.")
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe file or built-in name, then overrides."),
     ] = None,
 ) -> None:
     """Train. Without a recipe: the built-in demo, on a CPU, with nothing downloaded."""
@@ -62,7 +63,10 @@ def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
 
 @app.command()
 def evaluate(
-    targets: Annotated[list[str], typer.Argument(metavar="RUN_OR_MODEL...", help="Run folders, model folders or hub ids; several are compared in pairs.")],
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN_OR_MODEL...", help="Run folders, model folders or hub ids; several are compared in pairs."),
+    ],
     recipe: Annotated[str, typer.Option(help="Recipe that names prompts and rewards; a run brings its own.")] = "",
     checkpoint: Annotated[str, typer.Option(help="For runs: final, start, best, or a checkpoint such as step-100.")] = "final",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override of the recipe, key=value; may be repeated.")] = None,

@@ -17,6 +17,7 @@ from cohort.batching import Example, pack
 from cohort.chat import ChatCodec
 from cohort.config import Recipe
 from cohort.errors import PromptError
+from cohort.interrupts import deferred
 from cohort.parts import Parts
 from cohort.state import TrainState
 from cohort.types import NoiseKey, Prompt, Sampling
@@ -50,17 +51,16 @@ def cold_start(parts: Parts, state: TrainState, demonstrations: Sequence[Demonst
     stream = type(parts.stream)([demonstration.prompt for demonstration in demonstrations], parts.recipe.seed, shuffle=True)
     success: float | None = None
     while state.cold_steps < recipe.num_steps:
+        # Looked at before the update, from the step number alone: a resumed run stops at the very same step.
+        if recipe.until_success < 1.0 and state.cold_steps and state.cold_steps % recipe.check_every == 0:
+            success = sampled_success(parts, stream.take(0, recipe.check_prompts), state.cold_steps)
+            if success >= recipe.until_success:
+                return
         prompts = stream.take(state.cold_steps * recipe.batch_size, recipe.batch_size)
         loss = supervised_update(parts, state, [by_index[prompt.index] for prompt in prompts])
-        state.cold_steps += 1
-        every = parts.recipe.checkpoints.every_steps
-        looking = recipe.until_success < 1.0 and state.cold_steps % recipe.check_every == 0
-        if looking:
-            success = sampled_success(parts, stream.take(0, recipe.check_prompts), state.cold_steps)
         seen = {"loss": loss} if success is None else {"loss": loss, "success": success}
         parts.monitors.on_progress(state.cold_steps, seen)
-        if looking and success is not None and success >= recipe.until_success:
-            return
+        every = parts.recipe.checkpoints.every_steps
         if every and state.cold_steps % every == 0:
             parts.save(state)
 
@@ -80,7 +80,9 @@ def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[
         loss = (-scores.logprobs_M * micro.loss_weights_M).sum()
         loss.backward()
         total += float(loss.detach())
-    state.optimizer.clip_and_step()
+    with deferred():
+        state.optimizer.clip_and_step()
+        state.cold_steps += 1
     return total
 
 

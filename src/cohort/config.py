@@ -45,8 +45,9 @@ class ModelConfig(Section):
     source: str = Field("scratch", description='A local folder, a hub id, or "scratch" for the model of [model.scratch].')
     revision: str = Field("", description='Hub revision; "" is the default branch.')
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Dtype of the parameters while computing. auto: bfloat16 on CUDA, float32 on CPU. "
-        "The optimizer always keeps float32 masters."
+        "auto",
+        description="Dtype of the parameters while computing. auto: bfloat16 on CUDA, float32 on CPU. "
+        "The optimizer always keeps float32 masters.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     scratch: ScratchConfig = ScratchConfig()
@@ -86,14 +87,18 @@ class AlgorithmConfig(Section):
     """The objective: a named preset, any of whose choices can be overridden."""
 
     name: str = Field("grpo", description="Preset that fills the choices below: " + ", ".join(sorted(PRESETS)) + ".")
-    advantage: Literal["group_normalized", "group_centered"] = Field("group_normalized", description="What replaces the critic.")
+    advantage: Literal["group_normalized", "group_centered"] = Field(
+        "group_normalized", description="What replaces the critic."
+    )
     std_ddof: Literal[0, 1] = Field(0, description="Degrees of freedom of the group's standard deviation (TRL: 1).")
     std_epsilon: float = Field(1e-6, ge=0, description="Added to the standard deviation (TRL: 1e-4).")
     clip_low: float = Field(0.2, ge=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
     clip_high: float = Field(0.2, ge=0, description="The ratio is clipped above 1 + clip_high.")
     kl_coef: float = Field(0.04, ge=0, description="Weight of the k3 KL to the reference in the loss; 0 loads no reference.")
     entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus.")
-    aggregation: Literal["sequence_mean", "token_mean", "constant"] = Field("sequence_mean", description="How tokens become one number.")
+    aggregation: Literal["sequence_mean", "token_mean", "constant"] = Field(
+        "sequence_mean", description="How tokens become one number."
+    )
     zero_variance: Literal["keep", "drop"] = Field(
         "keep", description="Groups of equal rewards: keep counts them in every denominator, drop takes them out."
     )
@@ -114,8 +119,9 @@ class SamplingConfig(Section):
     """How training rollouts are drawn."""
 
     engine: Literal["auto", "local", "hf"] = Field(
-        "auto", description="local: fast, shares the policy's weights. hf: slow and obvious. "
-        "auto: local where it is exact for the architecture, else hf, and says so."
+        "auto",
+        description="local: fast, shares the policy's weights. hf: slow and obvious. "
+        "auto: local where it is exact for the architecture, else hf, and says so.",
     )
     temperature: float = Field(1.0, description="Sampling temperature; also divides the logits wherever they are scored.")
     max_completion_tokens: int = Field(512, ge=1, description="Completions are cut here.")
@@ -133,7 +139,9 @@ class TrainConfig(Section):
     group_size: int = Field(8, ge=1, description="Completions sampled per prompt.")
     minibatches_per_step: int = Field(1, ge=1, description="Optimizer steps that one pass over a batch is cut into.")
     passes_per_step: int = Field(1, ge=1, description="Passes over each batch.")
-    micro_batch_tokens: int = Field(16384, ge=1, description="Padded tokens of one forward-backward; never changes the gradient.")
+    micro_batch_tokens: int = Field(
+        16384, ge=1, description="Padded tokens of one forward-backward; never changes the gradient."
+    )
     max_fault_share: float = Field(0.1, ge=0, le=1, description="Reward faults above this share of a step stop the run.")
 
 
@@ -181,7 +189,9 @@ class EvaluationConfig(Section):
     max_completion_tokens: int = Field(0, ge=0, description="0: as in [sampling].")
     greedy: bool = Field(True, description="Also report greedy accuracy.")
     resamples: int = Field(1000, ge=100, description="Bootstrap resamples for the intervals.")
-    sets: dict[str, PromptsConfig] = Field(default_factory=dict, description="Named sets; empty: a held-out share of the training rows.")
+    sets: dict[str, PromptsConfig] = Field(
+        default_factory=dict, description="Named sets; empty: a held-out share of the training rows."
+    )
 
 
 class CheckpointsConfig(Section):
@@ -319,7 +329,9 @@ UNCLEAR_WORDS = {
 """Words that one section has but that mean something else to most people: refused undotted."""
 
 
-def load_recipe(path: str | Path | None = None, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(
+    path: str | Path | None = None, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None
+) -> Recipe:
     """Read a TOML recipe, apply `key=value` overrides, then already typed values (the Python API), and validate."""
     tree: dict[str, Any] = {}
     if path is not None:
@@ -345,7 +357,7 @@ def build_recipe(tree: Mapping[str, Any]) -> Recipe:
         return Recipe.model_validate(tree)
     except ValidationError as problem:
         # A union reports each of its branches; the literal one says nothing that the other does not.
-        errors = [error for error in problem.errors() if not str(error["loc"][-1:]).startswith("(\"literal[")]
+        errors = [error for error in problem.errors() if not str(error["loc"][-1:]).startswith('("literal[')]
         raise RecipeError("\n".join(explain(error) for error in errors or problem.errors())) from None
 
 
@@ -467,7 +479,9 @@ def walk(path: Iterable[Any]) -> tuple[Any, Any]:
 def section_fields(path: Iterable[Any]) -> list[str]:
     annotation, _ = walk(path)
     options = [annotation, *get_args(annotation)]
-    return next((list(option.model_fields) for option in options if isinstance(option, type) and issubclass(option, BaseModel)), [])
+    return next(
+        (list(option.model_fields) for option in options if isinstance(option, type) and issubclass(option, BaseModel)), []
+    )
 
 
 def explain(error: Mapping[str, Any]) -> str:
@@ -513,9 +527,17 @@ def recipe_warnings(recipe: Recipe) -> list[str]:
             warnings.append(f"{path} = {value:g} is outside {low:g} to {high:g}: {why}")
 
     check("train.group_size", recipe.train.group_size, 4, 64, "small groups are often without signal, large ones cost rollouts")
-    check("sampling.temperature", recipe.sampling.temperature, 0.6, 1.0, "too low and a group holds copies, too high and it holds noise")
+    check(
+        "sampling.temperature",
+        recipe.sampling.temperature,
+        0.6,
+        1.0,
+        "too low and a group holds copies, too high and it holds noise",
+    )
     check("algorithm.clip_low", recipe.algorithm.clip_low, 0.1, 0.3, "the trust region of PPO and GRPO is about 0.2")
     check("algorithm.clip_high", recipe.algorithm.clip_high, 0.1, 0.3, "DAPO's clip-higher is 0.28")
-    check("algorithm.kl_coef", recipe.algorithm.kl_coef, 0.0, 0.04, "more KL than DeepSeekMath used holds the policy at its start")
+    check(
+        "algorithm.kl_coef", recipe.algorithm.kl_coef, 0.0, 0.04, "more KL than DeepSeekMath used holds the policy at its start"
+    )
     check("optimizer.learning_rate", recipe.optimizer.learning_rate, 1e-7, 1e-5, "full fine-tuning with RL works around 1e-6")
     return warnings

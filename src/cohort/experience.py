@@ -19,7 +19,10 @@ from cohort.types import Completion, Outcome, Prompt, Rollout
 
 
 def as_rollouts(
-    prompts: Sequence[Prompt], completions_PG: Sequence[Sequence[Completion]], outcomes_N: Sequence[Outcome], policy_version: int
+    prompts: Sequence[Prompt],
+    completions_PG: Sequence[Sequence[Completion]],
+    outcomes_N: Sequence[Outcome],
+    policy_version: int,
 ) -> list[Rollout]:
     outcomes = iter(outcomes_N)
     return [

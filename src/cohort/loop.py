@@ -54,4 +54,6 @@ def train(parts: Parts, state: TrainState) -> None:
             state.update(meter, minibatch)
         watch.lap("update")
 
-        parts.observe(state.finish_step(recipe.train.prompts_per_step), watch, state)
+        parts.observe(state, watch)
+        state.finish_step(recipe.train.prompts_per_step)
+        parts.save_if_due(state)

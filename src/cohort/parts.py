@@ -20,9 +20,9 @@ from cohort.prompts import PromptStream
 from cohort.rewards.base import RewardRunner, Scored
 from cohort.rollout.engine import Engine
 from cohort.run import RunFolder
-from cohort.state import FinishedStep, TrainState
+from cohort.state import TrainState
 from cohort.types import Completion, Prompt, Sampling
-from cohort.updates import UpdateMeter, check_same_policy, mismatch_limit
+from cohort.updates import UpdateMeter, check_same_policy, mean_metrics, mismatch_limit
 
 
 class Stopwatch:
@@ -63,7 +63,10 @@ class Parts:
     def score(self, prompts: Sequence[Prompt], completions_PG: Sequence[Sequence[Completion]], step: int) -> Scored:
         flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
         return self.rewards.score(
-            [prompt for prompt, _ in flat], [completion for _, completion in flat], step=step, num_steps=self.recipe.train.num_steps
+            [prompt for prompt, _ in flat],
+            [completion for _, completion in flat],
+            step=step,
+            num_steps=self.recipe.train.num_steps,
         )
 
     def check_before_update(self, meter: UpdateMeter, state: TrainState) -> None:
@@ -75,45 +78,52 @@ class Parts:
         check_same_policy(meter, limit, weights_equal_reference=state.policy_version == 0)
         self.first_update_checked = True
 
-    def observe(self, finished: FinishedStep, watch: Stopwatch, state: TrainState) -> None:
-        """Write down what happened; then evaluate and save where the recipe says so."""
-        recipe, step = self.recipe, finished.step
-        row: dict[str, Any] = {"step": step, **finished.batch.metrics, **finished.update_metrics}
-        row["rollout/epoch"] = self.stream.epoch(state.cursor)
+    def observe(self, state: TrainState, watch: Stopwatch) -> None:
+        """Write down what the step did, and evaluate where the recipe says so.
+
+        The step is not finished yet: a kill in here repeats the observation from the saved batch and loses no row.
+        """
+        recipe, step, batch = self.recipe, state.step + 1, state.batch
+        assert batch is not None
+        row: dict[str, Any] = {"step": step, **batch.metrics, **mean_metrics(state.update_metrics)}
+        row["rollout/epoch"] = self.stream.epoch(state.cursor + recipe.train.prompts_per_step)
         row["optim/policy_version"] = state.policy_version
         if recipe.monitors.rollouts_every and step % recipe.monitors.rollouts_every == 0:
-            self.folder.write_rollouts(step, finished.batch.rollouts, finished.batch.advantages_N)
-        improved = False
-        if recipe.evaluation.every_steps and step % recipe.evaluation.every_steps == 0 and step < recipe.train.num_steps:
-            result = self.evaluate("during", state)
-            improved = self._remember_best(result, state)
+            self.folder.write_rollouts(step, batch.rollouts, batch.advantages_N)
+        every = recipe.evaluation.every_steps
+        if self.evaluation_sets and every and step % every == 0 and step < recipe.train.num_steps:
+            result = self.evaluate("during", step)
+            self._remember_best(result, state)
             row |= result.metrics()
             watch.lap("evaluate")
-        # The row is on disk before the checkpoint that counts it: a kill in between repeats a step, it never loses a row.
         self.monitors.on_metrics(row | time_metrics(watch, self.save_seconds) | speed_metrics(row, watch))
         self.save_seconds = 0.0
-        if improved or (recipe.checkpoints.every_steps and step % recipe.checkpoints.every_steps == 0):
+
+    def save_if_due(self, state: TrainState) -> None:
+        every = self.recipe.checkpoints.every_steps
+        if state.best_step == state.step or (every and state.step % every == 0):
             self.save(state)
 
-    def evaluate(self, label: str, state: TrainState) -> Evaluation:
+    def evaluate(self, label: str, step: int) -> Evaluation:
         """Held-out evaluation, written to the run folder."""
         recipe = self.recipe.evaluation
-        sampling = Sampling(
-            group_size=recipe.samples,
-            temperature=recipe.temperature,
-            max_completion_tokens=recipe.max_completion_tokens or self.sampling.max_completion_tokens,
-            stop_ids=self.sampling.stop_ids,
-            top_p=recipe.top_p,
-            top_k=recipe.top_k,
-        )
+        sampling = evaluation_sampling(self.recipe, self.sampling)
         sets = dict(self.evaluation_sets)
         if label == "during":
             first = next(iter(sets))
             sets = {first: sets[first][: recipe.every_problems]}
         result = evaluate(
-            self.engine, sets, self.rewards, sampling=sampling, seed=self.recipe.seed, step=state.step,
-            num_steps=self.recipe.train.num_steps, greedy=recipe.greedy and label != "during",
-            resamples=recipe.resamples, label=label,
+            self.engine,
+            sets,
+            self.rewards,
+            sampling=sampling,
+            seed=self.recipe.seed,
+            step=step,
+            num_steps=self.recipe.train.num_steps,
+            greedy=recipe.greedy and label != "during",
+            resamples=recipe.resamples,
+            answers=self.rewards.has_answers,
+            label=label,
         )
         if label in ("before", "after"):
             self.folder.samples.mkdir(exist_ok=True)
@@ -122,12 +132,11 @@ class Parts:
         self.monitors.on_evaluation(result.to_json())
         return result
 
-    def _remember_best(self, result: Evaluation, state: TrainState) -> bool:
+    def _remember_best(self, result: Evaluation, state: TrainState) -> None:
+        """Best by held-out reward; the loss says nothing about it."""
         reward = next(iter(result.sets.values()))["reward"].value
-        if not self.recipe.checkpoints.best or reward is None or (state.best_reward is not None and reward <= state.best_reward):
-            return False
-        state.best_reward, state.best_step = reward, state.step
-        return True
+        if self.recipe.checkpoints.best and reward is not None and (state.best_reward is None or reward > state.best_reward):
+            state.best_reward, state.best_step = reward, result.step
 
     def seconds(self) -> float:
         return self.base_seconds + time.monotonic() - self.started
@@ -141,6 +150,19 @@ class Parts:
             best = {"checkpoint": f"step-{state.best_step}", "reward": state.best_reward}
             self.folder.write_json(self.folder.checkpoints / "best.json", best)
         self.save_seconds += time.monotonic() - started
+
+
+def evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:
+    """Evaluation draws as [evaluation] says; only the stop ids, and by default the length, are those of training."""
+    settings = recipe.evaluation
+    return Sampling(
+        group_size=settings.samples,
+        temperature=settings.temperature,
+        max_completion_tokens=settings.max_completion_tokens or training.max_completion_tokens,
+        stop_ids=training.stop_ids,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+    )
 
 
 def time_metrics(watch: Stopwatch, save_seconds: float) -> dict[str, float]:

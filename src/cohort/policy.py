@@ -72,7 +72,10 @@ class Policy:
         dtype = torch.promote_types(self.model.dtype, torch.float32)
         scored = [torch.zeros(len(example.completion_ids), dtype=dtype) for example in examples]
         batch = pack(
-            examples, aggregation="token_mean", max_completion_tokens=1, micro_batch_tokens=micro_batch_tokens,
+            examples,
+            aggregation="token_mean",
+            max_completion_tokens=1,
+            micro_batch_tokens=micro_batch_tokens,
             skip_zero_advantage=False,
         )
         for micro in batch.micro_batches:
@@ -90,8 +93,16 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Hugging Face format; loads with AutoModelForCausalLM and AutoTokenizer."""
+        hide_progress_bars()
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+def hide_progress_bars() -> None:
+    """transformers' bars would tear the live line of the console."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def pick_device(config: ModelConfig) -> torch.device:
@@ -122,6 +133,7 @@ def load_pretrained(source: str, revision: str = "") -> tuple[Any, Any]:
     """A local folder or a hub id through transformers. Code that ships with a checkpoint is never run."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    hide_progress_bars()
     options: dict[str, Any] = {"revision": revision} if revision else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)

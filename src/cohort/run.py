@@ -1,7 +1,7 @@
 """The run folder: the one place where a run lives, readable without this package.
 
-    runs/<name>/  recipe.toml · metrics.jsonl · evaluations.jsonl · rollouts/ · samples/ · checkpoints/ · start/ · model/
-                  summary.json · report.html
+runs/<name>/  recipe.toml · metrics.jsonl · evaluations.jsonl · rollouts/ · samples/ · checkpoints/ · start/ · model/
+              summary.json · report.html
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class RunFolder:
         try:
             folder.root.mkdir(parents=True)
         except FileExistsError:
-            raise RunError(f"{folder.root} exists. Resume it with `cohort resume {folder.root}`, or choose another name=...") from None
+            raise RunError(
+                f"{folder.root} exists. Resume it with `cohort resume {folder.root}`, or choose another name=..."
+            ) from None
         folder.lock()
         folder.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
         return folder
@@ -70,7 +72,9 @@ class RunFolder:
             stream.seek(0)
             owner = stream.read().strip() or "unknown"
             stream.close()
-            raise RunError(f"{self.root} is in use by process {owner}. Two processes on one run would corrupt it; wait for it or stop it.") from None
+            raise RunError(
+                f"{self.root} is in use by process {owner}. Two processes on one run would corrupt it; wait for it or stop it."
+            ) from None
         stream.truncate(0)
         stream.write(str(os.getpid()))
         stream.flush()
@@ -127,8 +131,13 @@ class RunFolder:
         for name in parts:
             columns[f"reward/{name}"] = [rollout.outcome.parts.get(name) for rollout in rollouts]
         types = {
-            "reward": pa.float64(), "success": pa.bool_(), "answer": pa.string(), "faults": pa.list_(pa.string()),
-            "prompt_ids": pa.list_(pa.int32()), "completion_ids": pa.list_(pa.int32()), "sampling_logprobs": pa.list_(pa.float32()),
+            "reward": pa.float64(),
+            "success": pa.bool_(),
+            "answer": pa.string(),
+            "faults": pa.list_(pa.string()),
+            "prompt_ids": pa.list_(pa.int32()),
+            "completion_ids": pa.list_(pa.int32()),
+            "sampling_logprobs": pa.list_(pa.float32()),
             **{f"reward/{name}": pa.float64() for name in parts},
         }
         table = pa.table({name: pa.array(values, type=types.get(name)) for name, values in columns.items()})

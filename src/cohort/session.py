@@ -6,13 +6,15 @@ killed anywhere, however often, ends with the same weights as one that was not.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cohort.config import OptimizerConfig, Recipe, recipe_warnings
-from cohort.errors import Interrupted
+from cohort.errors import Interrupted, RunError
 from cohort.interrupts import handled
+from cohort.monitors.jsonl import read_rows
 from cohort.rewards.base import RewardRunner
 from cohort.run import RunFolder
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from cohort.parts import Parts
     from cohort.policy import Policy
     from cohort.state import TrainState
+
+
+PYTHON_ROWS = "python:rows"
+"""prompts.source of a run whose rows were handed in from Python."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +62,12 @@ def resume(root: str | Path, materials: Materials | None = None) -> RunResult:
 
 def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None) -> RunResult:
     # Reward workers start before torch is imported: they are small, and nothing of CUDA or of thread pools leaks into them.
-    with handled(), RewardRunner.from_recipe(
-        recipe.rewards, materials.functions if materials else {}, max_fault_share=recipe.train.max_fault_share
-    ) as rewards:
+    with (
+        handled(),
+        RewardRunner.from_recipe(
+            recipe.rewards, materials.functions if materials else {}, max_fault_share=recipe.train.max_fault_share
+        ) as rewards,
+    ):
         try:
             session = Session(folder, recipe, rewards, materials)
             return session.run()
@@ -77,7 +86,9 @@ class Session:
         self.materials = materials or build.Materials()
         self.found = checkpoint.latest(folder.checkpoints) if checkpoint.listed(folder.checkpoints) else None
         # Rows of steps that this process is about to repeat are cut off, so that no step appears twice.
-        self.monitors = build_monitors(recipe, folder.root, resume_step=self.found.snapshot.document["step"] if self.found else 0)
+        self.monitors = build_monitors(
+            recipe, folder.root, resume_step=self.found.snapshot.document["step"] if self.found else 0
+        )
 
     def run(self) -> RunResult:
         """Walk through what is missing. However it ends, what was earned is saved and the folder says how it ended."""
@@ -86,7 +97,8 @@ class Session:
         parts: Parts | None = None
         with self.monitors:
             try:
-                parts, state, encoded = self._assemble()
+                parts, state, encoded = self.assemble()
+                self._preflight(parts, state, encoded)
                 self._cold_start(parts, state, encoded)
                 before = self._evaluate_once("before", parts, state)
                 self._train(parts, state)
@@ -106,7 +118,7 @@ class Session:
 
     # -- building ------------------------------------------------------------------------------------------------------
 
-    def _assemble(self) -> tuple[Parts, TrainState, EncodedData]:
+    def assemble(self) -> tuple[Parts, TrainState, EncodedData]:
         from cohort import build
         from cohort.optim import MasterWeights
         from cohort.parts import Parts
@@ -115,6 +127,7 @@ class Session:
         recipe = self.recipe
         for warning in recipe_warnings(recipe):
             self.monitors.on_message(f"warning: {warning}")
+        self._keep_python_rows()
         data = build.load_data(recipe, self.materials)
         policy = build.load_policy(recipe, data)
         sampling = build.training_sampling(recipe, policy)
@@ -124,12 +137,50 @@ class Session:
         engine, sentence = build.make_engine(recipe, policy)
         self.monitors.on_message(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}")
         self.monitors.on_message(str(encoded.report))
+        for note in self.rewards.notes:
+            self.monitors.on_message(note)
         parts = Parts(
-            recipe=recipe, folder=self.folder, policy=policy, reference=None, engine=engine, rewards=self.rewards,
-            stream=PromptStream(encoded.train, recipe.seed, recipe.prompts.shuffle), sampling=sampling,
-            evaluation_sets=encoded.sets, monitors=self.monitors, base_seconds=state.seconds,
+            recipe=recipe,
+            folder=self.folder,
+            policy=policy,
+            reference=None,
+            engine=engine,
+            rewards=self.rewards,
+            stream=PromptStream(encoded.train, recipe.seed, recipe.prompts.shuffle),
+            sampling=sampling,
+            evaluation_sets=encoded.sets,
+            monitors=self.monitors,
+            base_seconds=state.seconds,
         )
         return parts, state, encoded
+
+    def _keep_python_rows(self) -> None:
+        """Rows handed in from Python are written into the run folder, so that a resume needs nothing but the folder."""
+        from cohort.build import Materials
+        from cohort.prompts import load_rows
+
+        saved = self.folder.root / "prompts.jsonl"
+        rows: Any = self.materials.rows
+        if rows is None and self.recipe.prompts.source == PYTHON_ROWS:
+            if not saved.is_file():
+                raise RunError(
+                    "prompts came from Python and could not be saved with the run: use cohort.resume(run, prompts=rows)."
+                )
+            rows = read_rows(saved)
+        if rows is None:
+            return
+        rows = load_rows(self.recipe.prompts, self.recipe.seed, rows)
+        self.materials = Materials(rows, self.materials.functions)
+        if not saved.is_file():
+            try:
+                text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+            except (TypeError, ValueError):
+                self.monitors.on_message(
+                    "prompts hold values that JSON cannot carry; a resume will need them again: cohort.resume(run, prompts=rows)."
+                )
+                return
+            saved.with_suffix(".tmp").write_text(text, encoding="utf-8")
+            saved.with_suffix(".tmp").replace(saved)
 
     def _restore_state(self, weights: MasterWeights, encoded: EncodedData) -> TrainState:
         """The state of the newest whole checkpoint, or the beginning."""
@@ -156,7 +207,23 @@ class Session:
 
     def _total_updates(self, phase: str) -> int:
         train = self.recipe.train
-        return train.num_steps * train.minibatches_per_step * train.passes_per_step if phase == "train" else self.recipe.cold_start.num_steps
+        return (
+            train.num_steps * train.minibatches_per_step * train.passes_per_step
+            if phase == "train"
+            else self.recipe.cold_start.num_steps
+        )
+
+    def _preflight(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
+        """The cheap part of the doctor, at the start of a run: what is wrong is said, what cannot work stops."""
+        from cohort.preflight import cheap_checks
+
+        if self.found:
+            return
+        for check in cheap_checks(parts, encoded):
+            if check.level == "failure":
+                raise RunError(f"{check.name}: {check.text}")
+            if check.level == "warning":
+                self.monitors.on_message(f"warning: {check.name}: {check.text}")
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
@@ -206,10 +273,10 @@ class Session:
         if not parts.evaluation_sets:
             return None
         for document in self.folder.evaluations():
-            if document["label"] == label:
+            if document["label"] == label and document["step"] in (0, state.step):
                 return Evaluation.from_json(document)
         self.monitors.on_stage("baseline evaluation" if label == "before" else "final evaluation")
-        return parts.evaluate(label, state)
+        return parts.evaluate(label, state.step)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -234,11 +301,21 @@ class Session:
         if error:
             summary["error"] = error
         written = self._write_summary(status, **summary)
-        write_report(self.folder.root)
+        try:
+            write_report(self.folder.root)
+        except OSError as problem:
+            self.monitors.on_message(f"report.html could not be written: {problem}. Later: cohort report {self.folder.root}")
         self.monitors.on_finish(written)
         return RunResult(self.folder.root, status, written)
 
     def _write_summary(self, status: str, **more: Any) -> dict[str, Any]:
-        summary = {"status": status, "steps": 0, "seconds": 0.0, "eval": {"before": {}, "after": {}}, "seed": self.recipe.seed, **more}
+        summary = {
+            "status": status,
+            "steps": 0,
+            "seconds": 0.0,
+            "eval": {"before": {}, "after": {}},
+            "seed": self.recipe.seed,
+            **more,
+        }
         self.folder.write_json(self.folder.summary_file, summary)
         return summary

@@ -19,7 +19,7 @@ from cohort.batching import Example, Minibatch
 from cohort.interrupts import deferred
 from cohort.optim import Optimizer
 from cohort.types import Completion, Outcome, Prompt, Rollout
-from cohort.updates import UpdateMeter, mean_metrics
+from cohort.updates import UpdateMeter
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,6 @@ class Batch:
     """Examples of each optimizer step of this step."""
     metrics: dict[str, float]
     """Metrics of the collecting half of the step."""
-
-
-@dataclass(frozen=True)
-class FinishedStep:
-    step: int
-    batch: Batch
-    update_metrics: dict[str, float]
 
 
 @dataclass
@@ -78,14 +71,11 @@ class TrainState:
             report = self.optimizer.clip_and_step()
             self.update_metrics.append(meter.metrics(report, minibatch))
 
-    def finish_step(self, prompts_taken: int) -> FinishedStep:
-        assert self.batch is not None
+    def finish_step(self, prompts_taken: int) -> None:
         with deferred():
-            finished = FinishedStep(self.step + 1, self.batch, mean_metrics(self.update_metrics))
             self.step += 1
             self.cursor += prompts_taken
             self.batch, self.update_metrics = None, []
-        return finished
 
     @property
     def checkpoint_name(self) -> str:
@@ -131,9 +121,15 @@ def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
     document = {
         "rollouts": [
             {
-                "prompt": rollout.prompt.index, "group": rollout.group, "sample": rollout.sample,
-                "policy_version": rollout.policy_version, "length": len(rollout.completion.token_ids),
-                "all_sampled": rollout.completion.sampled_mask is None, "end": rollout.completion.end, "text": rollout.completion.text, "outcome": encode_outcome(rollout.outcome),
+                "prompt": rollout.prompt.index,
+                "group": rollout.group,
+                "sample": rollout.sample,
+                "policy_version": rollout.policy_version,
+                "length": len(rollout.completion.token_ids),
+                "all_sampled": rollout.completion.sampled_mask is None,
+                "end": rollout.completion.end,
+                "text": rollout.completion.text,
+                "outcome": encode_outcome(rollout.outcome),
             }
             for rollout in batch.rollouts
         ],
@@ -161,7 +157,14 @@ def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prom
             sampled_mask=None if row["all_sampled"] else tuple(tensors["sampled_mask"][span].tolist()),
         )
         rollouts.append(
-            Rollout(find_prompt(row["prompt"]), row["group"], row["sample"], completion, decode_outcome(row["outcome"]), row["policy_version"])
+            Rollout(
+                find_prompt(row["prompt"]),
+                row["group"],
+                row["sample"],
+                completion,
+                decode_outcome(row["outcome"]),
+                row["policy_version"],
+            )
         )
     examples, offset = [], 0
     for index in document["examples"]:
@@ -175,8 +178,12 @@ def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prom
 
 def encode_outcome(outcome: Outcome) -> dict[str, Any]:
     return {
-        "parts": dict(outcome.parts), "reward": outcome.reward, "success": outcome.success, "answer": outcome.answer,
-        "faults": list(outcome.faults), "extras": dict(outcome.extras),
+        "parts": dict(outcome.parts),
+        "reward": outcome.reward,
+        "success": outcome.success,
+        "answer": outcome.answer,
+        "faults": list(outcome.faults),
+        "extras": dict(outcome.extras),
     }
 
 

@@ -109,7 +109,9 @@ def check_same_policy(meter: UpdateMeter, limit: float, weights_equal_reference:
     if weights_equal_reference and meter.kl_max:
         largest_kl = float(torch.stack(meter.kl_max).max())
         if largest_kl != 0.0:
-            raise InvariantError(f"KL to the reference is {largest_kl:.2e} before any update; it must be exactly 0 for equal weights.")
+            raise InvariantError(
+                f"KL to the reference is {largest_kl:.2e} before any update; it must be exactly 0 for equal weights."
+            )
 
 
 def mean_metrics(rows: list[dict[str, float]]) -> dict[str, float]:

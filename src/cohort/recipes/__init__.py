@@ -37,5 +37,7 @@ def find_recipe(recipe: str, overrides: Sequence[str]) -> Recipe:
     if not path.is_file():
         path = HERE / name / "recipe.toml"
     if not path.is_file():
-        raise RecipeError(f"recipe {name!r}: neither a file nor a built-in recipe{nearest(name, built_in())}. Built in: {', '.join(built_in())}")
+        raise RecipeError(
+            f"recipe {name!r}: neither a file nor a built-in recipe{nearest(name, built_in())}. Built in: {', '.join(built_in())}"
+        )
     return load_recipe(path, overrides)

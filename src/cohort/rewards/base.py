@@ -316,6 +316,11 @@ class RewardRunner:
     def worker_pids(self) -> list[int]:
         return self._pool.pids
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether the outcome part exposes the answer it compares: without it there is nothing to vote on."""
+        return self.start()._bound[self._outcome].shape.has_extract
+
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)

@@ -26,7 +26,8 @@ def next_tokens(logits_BV: Tensor, sampling: Sampling, gumbel_BV: Tensor | None)
         assert gumbel_BV is not None, "sampling at a temperature needs noise"
         scaled_BV = logits_BV.float() / sampling.temperature
         ids_B = (cut(scaled_BV, sampling.top_k, sampling.top_p) + gumbel_BV).argmax(-1)
-    logprobs_B = scaled_BV.gather(-1, ids_B[:, None])[:, 0] - scaled_BV.logsumexp(-1)
+    # log_softmax subtracts the maximum first: logit - logsumexp would round a log-prob near 0 to the scale of the logits.
+    logprobs_B = scaled_BV.log_softmax(-1).gather(-1, ids_B[:, None])[:, 0]
     return ids_B, logprobs_B
 
 

@@ -41,8 +41,19 @@ REFUSED_ARGUMENTS = {
     "cu_seq_lens_k": "packed sequences",
 }
 HARMLESS_ARGUMENTS = frozenset(
-    "position_ids cache_position use_cache output_attentions output_hidden_states output_router_logits return_dict layer_idx "
-    "layer_type position_embeddings deterministic".split()
+    [
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "return_dict",
+        "layer_idx",
+        "layer_type",
+        "position_embeddings",
+        "deterministic",
+    ]
 )
 
 

@@ -1,0 +1,259 @@
+"""What can be found out before a night is spent: each check gives a sentence, and a fix where something is wrong.
+
+`cheap_checks` run at the start of every training; `cohort doctor` runs all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psutil
+import torch
+
+from cohort.batching import make_examples
+from cohort.build import EncodedData
+from cohort.errors import RewardError
+from cohort.estimators import useful_share
+from cohort.experience import as_rollouts, rollout_metrics
+from cohort.parts import Parts
+from cohort.types import Completion, NoiseKey, Prompt, Rollout
+from cohort.updates import mismatch_limit
+
+Level = Literal["ok", "warning", "failure"]
+GOLD_ROWS = 64
+TRIAL_PROMPTS = 32
+
+
+@dataclass(frozen=True)
+class Check:
+    level: Level
+    name: str
+    text: str
+
+
+def cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
+    """No forward pass: rewards on golds, sampling, lengths, memory."""
+    return [*gold_checks(parts, encoded.train), sampling_check(parts), length_check(parts, encoded), memory_check(parts)]
+
+
+def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
+    """Rollouts on a few prompts with the starting policy, and the invariants that must hold at step 1."""
+    prompts = parts.stream.take(0, TRIAL_PROMPTS)
+    completions_PG = parts.engine.generate(prompts, parts.sampling, NoiseKey(parts.recipe.seed, "preflight", 0))
+    outcomes = parts.score(prompts, completions_PG, 1).outcomes
+    rollouts = as_rollouts(prompts, completions_PG, outcomes, 0)
+    return [*rollout_checks(parts, rollouts), invariant_check(parts, rollouts)]
+
+
+# -- golds -------------------------------------------------------------------------------------------------------------
+
+
+def gold_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
+    """Gold answers must score, and the answers of other rows must not: a verifier bug is a corrupted gradient."""
+    rows = [prompt for prompt in prompts[: 4 * GOLD_ROWS] if gold_forms(prompt, parts.recipe.cold_start.completion_column)][
+        :GOLD_ROWS
+    ]
+    if len(rows) < 2:
+        return [Check("ok", "golds", "not checked: the rows have neither an `answer` nor a demonstration column")]
+    column = parts.recipe.cold_start.completion_column
+    others = [other_row(number, rows) for number in range(len(rows))]
+    try:
+        right = best_success(parts, rows, [gold_forms(row, column) for row in rows])
+        wrong = best_success(parts, rows, [gold_forms(other, column) if other else [] for other in others])
+    except RewardError as problem:
+        return [Check("failure", "golds", f"the reward functions fail on gold answers: {problem}")]
+    checks = [share_check("golds", right, "gold answers score as success", low=0.99)]
+    checks.append(share_check("shuffled golds", wrong, "answers of other rows score as success", high=0.01))
+    return checks
+
+
+def gold_forms(row: Prompt, column: str) -> list[str]:
+    """Texts that a right completion could be: the demonstration, or the answer in the usual wrappings."""
+    if column in row.columns:
+        return [str(row.columns[column])]
+    answer = row.columns.get("answer")
+    if answer is None:
+        return []
+    return [
+        f"\\boxed{{{answer}}}",
+        f"#### {answer}",
+        f"<answer>{answer}</answer>",
+        str(answer),
+        f"<think>so</think>\n\\boxed{{{answer}}}",
+    ]
+
+
+def other_row(number: int, rows: Sequence[Prompt]) -> Prompt | None:
+    """A row with another answer; None where all answers are the same."""
+    mine = rows[number].columns.get("answer")
+    return next(
+        (
+            rows[(number + shift) % len(rows)]
+            for shift in range(1, len(rows))
+            if rows[(number + shift) % len(rows)].columns.get("answer") != mine
+        ),
+        None,
+    )
+
+
+def best_success(parts: Parts, rows: Sequence[Prompt], forms_P: Sequence[Sequence[str]]) -> list[bool]:
+    """Per row, whether any of its forms is a success."""
+    flat = [(number, row, text) for number, (row, forms) in enumerate(zip(rows, forms_P, strict=True)) for text in forms]
+    completions = [
+        Completion(tuple(parts.policy.tokenizer(text, add_special_tokens=False)["input_ids"]), (), "stop", text)
+        for _, _, text in flat
+    ]
+    outcomes = parts.rewards.score(
+        [row for _, row, _ in flat], completions, step=1, num_steps=parts.recipe.train.num_steps
+    ).outcomes
+    success: dict[int, bool] = {}
+    for (number, _, _), outcome in zip(flat, outcomes, strict=True):
+        success[number] = success.get(number, False) or bool(outcome.success)
+    return list(success.values())
+
+
+def share_check(name: str, verdicts: Sequence[bool], what: str, low: float = 0.0, high: float = 1.0) -> Check:
+    if not verdicts:
+        return Check("ok", name, "not checked: all rows have the same answer")
+    share = sum(verdicts) / len(verdicts)
+    text = f"{sum(verdicts)} of {len(verdicts)} {what}"
+    if low <= share <= high:
+        return Check("ok", name, text)
+    return Check(
+        "warning",
+        name,
+        f"{text}. Look at the outcome reward: it is what the policy will learn to satisfy. `cohort.rewards` can be called by hand.",
+    )
+
+
+# -- sampling, lengths, memory -----------------------------------------------------------------------------------------
+
+
+def sampling_check(parts: Parts) -> Check:
+    sampling, tokenizer = parts.sampling, parts.policy.tokenizer
+    stops = ", ".join(f"{token} {tokenizer.convert_ids_to_tokens(token)!r}" for token in sampling.stop_ids)
+    text = (
+        f"engine {parts.engine.name}, temperature {sampling.temperature:g} over the full distribution (the checkpoint's "
+        f"generation_config is not used), {sampling.group_size} completions of at most {sampling.max_completion_tokens} tokens, stop at {stops or 'nothing'}"
+    )
+    if not sampling.stop_ids:
+        return Check("warning", "sampling", f"{text}. Every completion will run to the limit: name a token in sampling.stop.")
+    return Check("ok", "sampling", text)
+
+
+def length_check(parts: Parts, encoded: EncodedData) -> Check:
+    longest = max(len(prompt.token_ids) for prompt in encoded.train)
+    need = longest + parts.sampling.max_completion_tokens
+    most = getattr(parts.policy.model.config.get_text_config(), "max_position_embeddings", None)
+    if most and need > most:
+        return Check(
+            "failure",
+            "lengths",
+            f"{encoded.report}; prompt and completion need {need} positions, the model has {most}: lower sampling.max_completion_tokens or prompts.max_prompt_tokens",
+        )
+    level: Level = "warning" if encoded.report.too_long or encoded.report.with_unknown else "ok"
+    return Check(level, "lengths", str(encoded.report))
+
+
+def memory_check(parts: Parts) -> Check:
+    """Weights, masters, moments, gradients and reference by count; activations by a rule of thumb."""
+    estimate = memory_estimate(parts)
+    cuda = parts.policy.device.type == "cuda"
+    free = torch.cuda.mem_get_info(parts.policy.device)[0] if cuda else psutil.virtual_memory().available
+    total = sum(estimate.values())
+    detail = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in estimate.items())
+    text = f"about {total / 2**30:.2f} GiB beyond what is loaded ({detail}); {free / 2**30:.1f} GiB are free"
+    if total > free:
+        return Check(
+            "warning", "memory", f"{text}. Lower train.micro_batch_tokens (never changes the gradient), or sampling.slots."
+        )
+    return Check("ok", "memory", text)
+
+
+def memory_estimate(parts: Parts) -> Mapping[str, float]:
+    config, count = parts.policy.model.config.get_text_config(), parts.policy.num_parameters
+    element = parts.policy.model.dtype.itemsize
+    tokens = parts.recipe.train.micro_batch_tokens
+    width = config.hidden_size
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or width // config.num_attention_heads
+    length = parts.recipe.prompts.max_prompt_tokens + parts.sampling.max_completion_tokens
+    slots = parts.recipe.sampling.slots or min(512, parts.recipe.train.prompts_per_step * parts.sampling.group_size)
+    return {
+        "gradients": 4.0 * count,
+        "optimizer": 8.0 * count,
+        "reference": element * count if parts.recipe.algorithm.kl_coef > 0 else 0.0,
+        # About 34 numbers of the width per layer and token are kept for the backward (attention without its scores).
+        "activations": 34.0 * element * tokens * width * config.num_hidden_layers,
+        "keys and values": 2.0 * element * slots * length * heads * head_dim * config.num_hidden_layers,
+    }
+
+
+# -- trial rollouts ----------------------------------------------------------------------------------------------------
+
+
+def rollout_checks(parts: Parts, rollouts: Sequence[Rollout]) -> list[Check]:
+    size = parts.sampling.group_size
+    metrics = rollout_metrics(rollouts)
+    groups = [rollouts[at : at + size] for at in range(0, len(rollouts), size)]
+    rates = [sum(bool(rollout.outcome.success) for rollout in group) / len(group) for group in groups]
+    mean = sum(rates) / len(rates)
+    # A rate of 0 or 1 out of `size` draws is not a probability of 0 or 1: one half of a draw on either side (Jeffreys).
+    predicted = sum(useful_share((rate * size + 0.5) / (size + 1), size) for rate in rates) / len(rates)
+    seen = sum(0 < rate < 1 for rate in rates)
+    checks = []
+    cut = f"{metrics['rollout/truncated']:.0%} of completions were cut at {parts.sampling.max_completion_tokens} tokens; mean length {metrics['rollout/length_mean']:.0f}"
+    untrained = parts.recipe.cold_start.num_steps > 0
+    if metrics["rollout/truncated"] > 0.3 and not untrained:
+        checks.append(Check("warning", "truncation", f"{cut}. Raise sampling.max_completion_tokens."))
+    else:
+        checks.append(Check("ok", "truncation", cut + (" (before the cold start)" if untrained else "")))
+    text = f"{mean:.1%} success on {len(groups)} prompts x {size}; groups with signal: {seen} of {len(groups)} seen, {predicted:.0%} predicted"
+    if untrained:
+        checks.append(Check("ok", "success", f"{text} (before the cold start, which comes first)"))
+    elif seen == 0:
+        hint = (
+            "too hard or not parsed: try easier prompts, a cold start, or look at a completion"
+            if mean < 0.5
+            else "too easy: nothing is left to learn from"
+        )
+        checks.append(Check("warning", "success", f"{text}. {hint[0].upper()}{hint[1:]}."))
+    else:
+        checks.append(Check("ok", "success", text))
+    distinct = metrics["rollout/distinct"]
+    level: Level = "ok" if distinct > 1.5 / size or size == 1 else "warning"
+    checks.append(Check(level, "diversity", f"{distinct:.0%} of the completions of a group are distinct"))
+    checks.append(Check("ok", "example", example_text(rollouts)))
+    return checks
+
+
+def example_text(rollouts: Sequence[Rollout]) -> str:
+    best = max(rollouts, key=lambda rollout: (rollout.outcome.reward or 0.0, -rollout.completion.length))
+    content: Any = best.prompt.content
+    return f"{content!r} -> {best.completion.text[:200]!r} (reward {best.outcome.reward})"
+
+
+@torch.no_grad()
+def invariant_check(parts: Parts, rollouts: Sequence[Rollout]) -> Check:
+    """Ratio 1 between engine and trainer, log-probs <= 0, KL 0 to a copy of the weights."""
+    scored = [rollout for rollout in rollouts if rollout.outcome.reward is not None]
+    examples = make_examples(scored, [0.0] * len(scored))
+    if not examples:
+        return Check("failure", "step 1", "no completion was scored, so nothing could be compared")
+    policy = parts.policy.score_examples(examples, parts.recipe.train.micro_batch_tokens)
+    again = parts.policy.score_examples(examples, parts.recipe.train.micro_batch_tokens)
+    mismatch = torch.cat(
+        [
+            (ours - example.sampling_logprobs_T)[example.loss_mask_T].abs()
+            for ours, example in zip(policy, examples, strict=True)
+        ]
+    )
+    drift = max(float((ours - twice).abs().max()) for ours, twice in zip(policy, again, strict=True))
+    config = parts.policy.model.config.get_text_config()
+    limit = mismatch_limit(parts.policy.model.dtype, config.num_hidden_layers * config.hidden_size)
+    largest, highest = float(mismatch.max()), max(float(ours.max()) for ours in policy)
+    text = f"max |log ratio| engine to trainer {largest:.1e} (limit {limit:.0e}), largest log-prob {highest:.1e}, KL to equal weights {drift:.1e}"
+    held = largest <= limit and highest <= 1e-6 and drift == 0.0
+    return Check("ok" if held else "failure", "step 1", text)

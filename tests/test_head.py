@@ -1,0 +1,101 @@
+"""A model is split into backbone and head only if both together are its own forward; soft-caps and scales are known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from cohort import head
+from cohort.errors import ModelError
+
+SMALL = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def build(family: str, **more):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SMALL, **more)
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+def whole_and_ours(model, parts, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of the model and of the two halves, with the head's weights made larger so that a cap would show."""
+    with torch.no_grad():
+        parts.projection.weight.mul_(factor)
+        token_ids = torch.tensor([[3, 9, 27, 14, 5, 6]])
+        whole = model(input_ids=token_ids, use_cache=False).logits
+        ours = parts.logits(parts.backbone(input_ids=token_ids, use_cache=False).last_hidden_state)
+    return whole, ours
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "expected"),
+    [
+        ("Llama", {}, (0.0, 1.0)),
+        ("Qwen2", {}, (0.0, 1.0)),
+        ("Gemma2", {"final_logit_softcapping": 5.0, "head_dim": 8}, (5.0, 1.0)),
+        ("Cohere", {"logit_scale": 0.0625}, (0.0, 0.0625)),
+        ("Granite", {"logits_scaling": 8.0}, (0.0, 0.125)),
+    ],
+)
+def test_known_heads_are_reproduced(family, more, expected):
+    model = build(family, **more)
+    parts = head.split(model)
+    assert (parts.softcap, parts.scale) == expected
+    whole, ours = whole_and_ours(model, parts, factor=50.0)
+    assert whole.abs().max() > 1.0
+    assert (whole - ours).abs().max().item() < 1e-5 * max(1.0, whole.abs().max().item())
+    if expected[0]:
+        assert whole.abs().max() < 5.0 + 1e-6  # the cap is really at work
+
+
+@pytest.mark.parametrize(
+    "processing",
+    [
+        lambda logits: torch.tanh(logits / 30.0) * 30.0,
+        lambda logits: logits * 1.001,
+        lambda logits: logits + 0.01,
+        lambda logits: logits.masked_fill(torch.arange(logits.shape[-1]) > 30, -1e4),
+        lambda logits: logits * float("nan"),
+    ],
+)
+def test_unknown_processing_of_logits_is_refused(processing, monkeypatch):
+    """Also a soft-cap that the small logits of an untrained model would hide (their largest is far below 30)."""
+    model = build("Llama")
+    assert model(input_ids=torch.tensor([[1, 2, 3]])).logits.abs().max() < 3.0
+    original = type(model).forward
+
+    def forward(self, *args, **kwargs):
+        output = original(self, *args, **kwargs)
+        output.logits = processing(output.logits)
+        return output
+
+    monkeypatch.setattr(type(model), "forward", forward)
+    with pytest.raises(ModelError, match="LlamaForCausalLM"):
+        head.split(model)
+
+
+def test_the_probe_leaves_no_trace():
+    """No hook stays behind, the mode is put back, and logits are bitwise as before."""
+    model = build("Llama").train()
+    before = model(input_ids=torch.tensor([[1, 2, 3]])).logits
+    parts = head.split(model)
+    assert model.training
+    assert not parts.projection._forward_pre_hooks
+    assert torch.equal(model(input_ids=torch.tensor([[1, 2, 3]])).logits, before)
+
+
+def test_a_bare_backbone_is_refused():
+    with pytest.raises(ModelError, match="decoder-only causal LMs"):
+        head.split(build("Llama").model)
+
+
+def test_logits_are_float32_at_least():
+    for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)):
+        projection = torch.nn.Linear(4, 6, bias=False).to(dtype)
+        parts = head.SplitModel(torch.nn.Identity(), projection, 0.0, 1.0)
+        with torch.backends.mkldnn.flags(enabled=False):
+            assert parts.logits(torch.randn(2, 4).to(dtype)).dtype == expected
