@@ -12,10 +12,15 @@ Names are imported on first use, so that `import cohort` and `cohort --help` sta
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Must be set before torch is imported. OpenMP threads that spin while they wait for each other bring a small model to a
+# tenth of its speed as soon as anything else uses one of the cores; threads that sleep cost next to nothing.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from cohort import rewards

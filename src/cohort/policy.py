@@ -17,10 +17,13 @@ from torch import Tensor
 
 from cohort import head
 from cohort.algorithms.logprobs import token_logprobs
+from cohort.attention import CAUSAL_ATTENTION
 from cohort.batching import Example, MicroBatch, pack
 from cohort.chat import ChatCodec
 from cohort.config import ModelConfig
 from cohort.errors import ModelError
+from cohort.rollout.slot_cache import attention_configs
+from cohort.rollout.support import why_not_local
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -39,6 +42,10 @@ class Policy:
         self.tokenizer = tokenizer
         self.codec = ChatCodec(tokenizer)
         self.split = head.split(model)
+        if why_not_local(model) is None:
+            # Proven to run on our attention. Any other model keeps the one of transformers, masks and all.
+            for config in attention_configs(model):
+                config._attn_implementation_internal = CAUSAL_ATTENTION
         self.temperature = temperature
 
     @property

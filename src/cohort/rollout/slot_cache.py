@@ -21,40 +21,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from cohort.attention import accumulation_dtype, additive, attention, causal_attention, check_plain_causal, visible
 from cohort.errors import EngineError
 
 ATTENTION_NAME = "cohort_slots"
 
 ALIGNMENT = 8
 """Cache lengths are multiples of this: fused kernels on CUDA want aligned rows of the bias."""
-
-REFUSED_ARGUMENTS = {
-    "s_aux": "attention sinks (s_aux)",
-    "position_bias": "a position bias",
-    "indices": "sparse attention indices",
-    "block_indices": "sparse attention indices",
-    "cu_seq_lens_q": "packed sequences",
-    "cu_seq_lens_k": "packed sequences",
-}
-HARMLESS_ARGUMENTS = frozenset(
-    [
-        "position_ids",
-        "cache_position",
-        "use_cache",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "return_dict",
-        "layer_idx",
-        "layer_type",
-        "position_embeddings",
-        "deterministic",
-    ]
-)
 
 
 class AttendingCache(Protocol):
@@ -83,13 +59,7 @@ def slot_attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    for name, argument in kwargs.items():
-        if argument is not None and argument is not False and name not in HARMLESS_ARGUMENTS:
-            raise EngineError(f"its attention uses {REFUSED_ARGUMENTS.get(name, f'an argument {name!r}')}")
-    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    if attention_mask is not None or dropout or not causal or getattr(module, "is_cross_attention", False):
-        raise EngineError("its attention is not plain causal self-attention")
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    scale = check_plain_causal(module, query, attention_mask, dropout, scaling, is_causal, kwargs)
     cache = ACTIVE.get()
     out = cache.attend(getattr(module, "layer_idx", None), query, key, value, scale, sliding_window, softcap or 0.0)
     return out, None
@@ -150,18 +120,7 @@ class PrefixCache(RaggedCache):
     ) -> Tensor:
         if layer is not None:
             self.windows[layer] = window
-        length = query.shape[2]
-        if softcap or (window is not None and window < length):
-            # Q is laid out as the group of decoding is: [B, kv_heads, group * Q, D], so one function serves both.
-            at = torch.arange(length, device=query.device)
-            bias_QT = additive(visible(at[:, None], at[None], window), query.dtype)
-            group = query.shape[1] // key.shape[1]
-            grouped = query.reshape(query.shape[0], key.shape[1], group * length, query.shape[3])
-            out = attention(grouped, key, value, bias_QT.repeat(group, 1)[None, None], scaling, softcap)
-            return out.reshape(query.shape).transpose(1, 2)
-        grouped_query = query.shape[1] != key.shape[1]
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped_query)
-        return out.transpose(1, 2)
+        return causal_attention(query, key, value, scaling, window, softcap)
 
 
 class SlotCache(RaggedCache):
@@ -169,10 +128,11 @@ class SlotCache(RaggedCache):
 
     def __init__(self, layers: Sequence[KVShape], slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self.length = -(-length // ALIGNMENT) * ALIGNMENT
+        self.dtype = accumulation_dtype(dtype, device)
 
         # Zeros, not empty memory: what a row does not see still enters the products, and 0 * NaN is NaN.
         def empty(layer: KVShape) -> Tensor:
-            return torch.zeros(slots, layer.heads, self.length, layer.dim, dtype=dtype, device=device)
+            return torch.zeros(slots, layer.heads, self.length, layer.dim, dtype=self.dtype, device=device)
 
         self.keys = [empty(layer) for layer in layers]
         self.values = [empty(layer) for layer in layers]
@@ -200,8 +160,8 @@ class SlotCache(RaggedCache):
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         at, dim = self.written[self.heads[layer]], key.shape[-1]
-        self.flat_keys[layer].index_copy_(0, at, key.reshape(-1, dim))
-        self.flat_values[layer].index_copy_(0, at, value.reshape(-1, dim))
+        self.flat_keys[layer].index_copy_(0, at, key.reshape(-1, dim).to(self.dtype))
+        self.flat_values[layer].index_copy_(0, at, value.reshape(-1, dim).to(self.dtype))
         return self.keys[layer][: self.rows, :, : self.live_length], self.values[layer][: self.rows, :, : self.live_length]
 
     def attend(
@@ -210,16 +170,18 @@ class SlotCache(RaggedCache):
         rows, query_heads, _, dim = query.shape
         if window not in self.biases:
             seen_BT = visible(self.positions_B[:, None], self.at_T[None, : self.live_length], window)
-            self.biases[window] = additive(seen_BT, query.dtype)[:, None, None]
-        grouped = query.reshape(rows, key.shape[1], query_heads // key.shape[1], dim)
-        return attention(grouped, key, value, self.biases[window], scaling, softcap).reshape(rows, 1, query_heads, dim)
+            self.biases[window] = additive(seen_BT, self.dtype)[:, None, None]
+        grouped = query.to(self.dtype).reshape(rows, key.shape[1], query_heads // key.shape[1], dim)
+        out = attention(grouped, key, value, self.biases[window], scaling, softcap)
+        return out.to(query.dtype).reshape(rows, 1, query_heads, dim)
 
     def load(self, rows: Tensor, prefix: PrefixCache, prefix_rows: Tensor) -> None:
         """Copy prompts into slots. Padding comes along: it is never seen and soon written over."""
         for source, target in ((prefix.keys, self.keys), (prefix.values, self.values)):
             for prompt_kv, slot_kv in zip(source, target, strict=True):
                 assert prompt_kv is not None
-                slot_kv[:, :, : prompt_kv.shape[2]].index_copy_(0, rows, prompt_kv.index_select(0, prefix_rows))
+                chosen = prompt_kv.index_select(0, prefix_rows).to(self.dtype)
+                slot_kv[:, :, : prompt_kv.shape[2]].index_copy_(0, rows, chosen)
 
     def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
         """Copy the first `length` positions of rows into other rows."""
@@ -232,27 +194,6 @@ class SlotCache(RaggedCache):
 class KVShape:
     heads: int
     dim: int
-
-
-def visible(query_at: Tensor, key_at: Tensor, window: int | None) -> Tensor:
-    seen = key_at <= query_at
-    return seen if window is None else seen & (key_at > query_at - window)
-
-
-def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
-
-
-def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float, softcap: float) -> Tensor:
-    """softmax(cap(scaling * q k) + bias) v over [B, kv_heads, *, D]."""
-    if query.is_cuda and not softcap:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
-    # Spelled out where no kernel is better: a soft-cap has none, and for a few queries per row the fused CPU kernel takes
-    # 1.2 to 2 times as long (256 rows, 2 kv heads of 32, 16 to 48 keys).
-    scores = torch.matmul(query * scaling, key.transpose(2, 3))
-    if softcap:
-        scores = torch.tanh(scores / softcap) * softcap
-    return torch.matmul((scores + bias).softmax(-1, dtype=torch.float32).to(query.dtype), value)
 
 
 def hidden_states(backbone: Any, cache: PrefixCache | SlotCache, input_ids_BT: Tensor, position_ids_BT: Tensor) -> Tensor:
