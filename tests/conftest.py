@@ -102,10 +102,10 @@ def ragged_examples(
     return moved
 
 
-def gradients(policy: Policy) -> torch.Tensor:
-    """All gradients as one vector, zeros where nothing flowed; the gradients are cleared."""
+def gradients(owner: Any) -> torch.Tensor:
+    """All gradients of `owner.model` as one vector, zeros where nothing flowed; the gradients are cleared."""
     parts = []
-    for parameter in policy.model.parameters():
+    for parameter in owner.model.parameters():
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         parts.append(gradient.detach().flatten().clone())
         parameter.grad = None

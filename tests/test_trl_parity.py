@@ -10,7 +10,7 @@ Given float64 log-probs instead, TRL's loss and ours are the same function: 1e-1
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -51,15 +51,22 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], gradient_accumulation_steps=1,
     )  # fmt: skip
     bench.trainer = GRPOTrainer(
-        model=policy.model, reward_funcs=scripted, args=args, processing_class=policy.tokenizer,
+        model=plain_copy(policy.model), reward_funcs=scripted, args=args, processing_class=policy.tokenizer,
         train_dataset=Dataset.from_list([{"prompt": "1+2="}] * 8),
     )  # fmt: skip
     bench.trainer.current_gradient_accumulation_steps = 1
     bench.trainer.model.train()  # its normalisers differ in evaluation; there is no dropout
+    assert bench.trainer.model is not policy.model
     assert bench.trainer.args.steps_per_generation == 1
     assert bench.trainer.args.use_bias_correction_kl is False
-    yield bench
-    policy.model.eval()
+    return bench
+
+
+def plain_copy(model: Any) -> Any:
+    """The same weights with the attention of transformers, which knows what to do with padding on the left."""
+    model = copy.deepcopy(model)
+    model.set_attn_implementation("sdpa")
+    return model
 
 
 def trl_inputs(examples: list[Example], pad_id: int) -> dict[str, torch.Tensor]:
@@ -118,10 +125,10 @@ def compare(
     examples[2].loss_mask_T[3:5] = False
     trainer.loss_type, trainer.beta = loss_type, beta
     trainer.epsilon_low, trainer.epsilon_high = epsilons
-    policy.model.zero_grad(set_to_none=True)
+    trainer.model.zero_grad(set_to_none=True)
     trl_loss = trainer._compute_loss(trainer.model, trl_inputs(examples, policy.tokenizer.pad_token_id))
     trl_loss.backward()
-    theirs = gradients(policy)
+    theirs = gradients(trainer)
     loss, ours = library_loss_and_gradients(
         policy, examples, aggregation=OUR_NAME[loss_type], kl_coef=beta, clip_low=epsilons[0], clip_high=epsilons[1],
         max_completion_tokens=MAX_COMPLETION, micro_batch_tokens=25,
