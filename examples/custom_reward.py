@@ -63,8 +63,8 @@ def main(**settings: Any) -> cohort.RunResult:
         "cold_start.check_prompts": 64,
         "max_completion_tokens": 28,
         "prompts_per_step": 16,
-        "num_steps": 60,
-        "learning_rate": 1e-3,
+        "num_steps": 80,
+        "learning_rate": 3e-4,
     }
     run = cohort.train(
         recipe=HERE / DEMO / "recipe.toml",

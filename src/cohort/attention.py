@@ -13,7 +13,8 @@ Features that are not honoured are refused by name: an ignored argument would be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -134,3 +135,27 @@ def trainer_attention(
 
 
 AttentionInterface.register(CAUSAL_ATTENTION, trainer_attention)
+
+
+@contextmanager
+def attending(configs: Sequence[Any], name: str) -> Iterator[None]:
+    """Switch the modules of a model, reached through their configs, to the attention of that name, and back again.
+
+    Only for the duration of a call: transformers builds no mask for our names, so a padded batch that somebody else gives
+    the model would be read without its mask.
+    """
+    # The public setter also overwrites sub-configs (a vision tower, say) and could not put those back.
+    before = [config._attn_implementation_internal for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation_internal = name
+        yield
+    finally:
+        for config, previous in zip(configs, before, strict=True):
+            config._attn_implementation_internal = previous
+
+
+def attention_configs(model: Any) -> list[Any]:
+    """Every config object that some module of the model asks for the name of its attention."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    return [config for config in configs.values() if hasattr(config, "_attn_implementation_internal")]

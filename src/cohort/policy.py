@@ -17,12 +17,11 @@ from torch import Tensor
 
 from cohort import head
 from cohort.algorithms.logprobs import token_logprobs
-from cohort.attention import CAUSAL_ATTENTION
+from cohort.attention import CAUSAL_ATTENTION, attending, attention_configs
 from cohort.batching import Example, MicroBatch, pack
 from cohort.chat import ChatCodec
 from cohort.config import ModelConfig
 from cohort.errors import ModelError
-from cohort.rollout.slot_cache import attention_configs
 from cohort.rollout.support import why_not_local
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -42,10 +41,8 @@ class Policy:
         self.tokenizer = tokenizer
         self.codec = ChatCodec(tokenizer)
         self.split = head.split(model)
-        if why_not_local(model) is None:
-            # Proven to run on our attention. Any other model keeps the one of transformers, masks and all.
-            for config in attention_configs(model):
-                config._attn_implementation_internal = CAUSAL_ATTENTION
+        # A model proven to run on our attention is scored with it; any other keeps the one of transformers.
+        self.attention_configs = attention_configs(model) if why_not_local(model) is None else []
         self.temperature = temperature
 
     @property
@@ -60,7 +57,8 @@ class Policy:
         self, micro: MicroBatch, *, temperature: float | None = None, entropy_gradient: bool = False
     ) -> TokenScores:
         """Log-probs and entropies of the trained tokens alone, at the sampling temperature unless told otherwise."""
-        hidden_BTH = self.split.backbone(input_ids=micro.token_ids_BT, use_cache=False).last_hidden_state
+        with attending(self.attention_configs, CAUSAL_ATTENTION):
+            hidden_BTH = self.split.backbone(input_ids=micro.token_ids_BT, use_cache=False).last_hidden_state
         # The state one position earlier predicts a token: the only shift in the project.
         hidden_MH = hidden_BTH[micro.row_M, micro.position_M - 1]
         logprobs_M, entropy_M = token_logprobs(
@@ -119,6 +117,8 @@ def pick_device(config: ModelConfig) -> torch.device:
 
 
 def pick_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+    if config.dtype == "bfloat16" and device.type == "cpu":
+        raise ModelError('model.dtype: bfloat16 on a CPU is slow, and on some CPUs ends the process; use "float32" or a GPU.')
     if config.dtype != "auto":
         return DTYPES[config.dtype]
     return torch.bfloat16 if device.type == "cuda" else torch.float32

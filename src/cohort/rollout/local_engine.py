@@ -22,10 +22,11 @@ import psutil
 import torch
 from torch import Tensor
 
+from cohort.attention import attending
 from cohort.errors import EngineError
 from cohort.noise import gumbel, row_key
 from cohort.rollout.sampling import check_finite, check_request, next_tokens, sampling_mode
-from cohort.rollout.slot_cache import PrefixCache, SlotCache, attending, hidden_states, prefill
+from cohort.rollout.slot_cache import SLOT_ATTENTION, PrefixCache, SlotCache, hidden_states, prefill
 from cohort.rollout.support import LocalModel, prove_local
 from cohort.types import Completion, NoiseKey, Prompt, Sampling
 
@@ -60,7 +61,7 @@ class LocalEngine:
             for sample in range(sampling.group_size)
         ]
         longest = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_completion_tokens
-        with sampling_mode(self.model), attending(self.local.configs):
+        with sampling_mode(self.model), attending(self.local.configs, SLOT_ATTENTION):
             decoding = Decoding(
                 self.local, prompts, sampling, keys, self.slots_for(longest, len(keys)), longest, self.model.device
             )

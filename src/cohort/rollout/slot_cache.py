@@ -14,8 +14,7 @@ Attention features that are not honoured here are refused by name: an ignored ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,7 +26,7 @@ from transformers import AttentionInterface
 from cohort.attention import accumulation_dtype, additive, attention, causal_attention, check_plain_causal, visible
 from cohort.errors import EngineError
 
-ATTENTION_NAME = "cohort_slots"
+SLOT_ATTENTION = "cohort_slots"
 
 ALIGNMENT = 8
 """Cache lengths are multiples of this: fused kernels on CUDA want aligned rows of the bias."""
@@ -65,27 +64,7 @@ def slot_attention(
     return out, None
 
 
-AttentionInterface.register(ATTENTION_NAME, slot_attention)
-
-
-@contextmanager
-def attending(configs: Sequence[Any]) -> Iterator[None]:
-    """Switch the modules of a model, reached through their configs, to `slot_attention`, and back again."""
-    # The public setter also overwrites sub-configs (a vision tower, say) and could not put those back.
-    before = [config._attn_implementation_internal for config in configs]
-    try:
-        for config in configs:
-            config._attn_implementation_internal = ATTENTION_NAME
-        yield
-    finally:
-        for config, name in zip(configs, before, strict=True):
-            config._attn_implementation_internal = name
-
-
-def attention_configs(model: Any) -> list[Any]:
-    """Every config object that some module of the model asks for the name of its attention."""
-    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
-    return [config for config in configs.values() if hasattr(config, "_attn_implementation_internal")]
+AttentionInterface.register(SLOT_ATTENTION, slot_attention)
 
 
 class RaggedCache:

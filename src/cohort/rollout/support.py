@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cohort.attention import attending, attention_configs
 from cohort.errors import CohortError, EngineError
 from cohort.head import SplitModel, split
 from cohort.rollout.sampling import sampling_mode
-from cohort.rollout.slot_cache import KVShape, PrefixCache, SlotCache, attending, attention_configs, hidden_states, prefill
+from cohort.rollout.slot_cache import SLOT_ATTENTION, KVShape, PrefixCache, SlotCache, hidden_states, prefill
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 PROOF_STEPS = 3
@@ -102,7 +103,7 @@ def prove_by_running(model: Any) -> LocalModel:
     with sampling_mode(model):
         parts, configs = split(model), attention_configs(model)
         expected = [model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0].float() for ids in token_ids]
-        with attending(configs):
+        with attending(configs, SLOT_ATTENTION):
             prompts = [ids[:n] for ids, n in zip(token_ids, lengths, strict=True)]
             prefix, last_hidden_PH = prefill(parts.backbone, config.num_hidden_layers, prompts, device)
             local = local_model(model, parts, configs, prefix)
