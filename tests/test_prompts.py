@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cohort import prompts as module
+from cohort import rows as module
 from cohort.config import PromptsConfig
 from cohort.errors import PromptError
-from cohort.prompts import PromptStream, assert_disjoint, load_rows, make_prompts, split_held_out
+from cohort.prompts import PromptStream, assert_disjoint, make_prompts, split_held_out
+from cohort.rows import load_rows
 from cohort.types import Prompt
 
 ROWS = [{"prompt": "1+1=", "answer": "2", "level": 1}, {"prompt": "2+2=", "answer": "4", "level": 3}]

@@ -18,8 +18,10 @@ import pytest
 import test_rewards_zoo as zoo
 from cohort.config import RewardConfig
 from cohort.errors import RewardError
-from cohort.rewards.base import RewardPart, RewardRunner, Scored, importable_name, split, spread
+from cohort.rewards.base import RewardRunner, spread
 from cohort.rewards.call import from_message
+from cohort.rewards.contract import RewardPart, Scored, importable_name
+from cohort.rewards.threads import split
 from cohort.types import Completion, Prompt
 
 
@@ -529,7 +531,8 @@ def test_closing_ends_the_workers_and_a_closed_runner_refuses():
 
 PARENT = """
 import sys, threading, time
-from cohort.rewards.base import RewardPart, RewardRunner
+from cohort.rewards.base import RewardRunner
+from cohort.rewards.contract import RewardPart
 from cohort.types import Completion, Prompt
 runner = RewardRunner([RewardPart("f", "test_rewards_zoo:" + sys.argv[1], timeout_s=60)]).start()
 texts = ["hang"] if sys.argv[1] != "good" else ["x"]

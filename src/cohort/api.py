@@ -8,6 +8,7 @@ from typing import Any
 
 from cohort.config import load_recipe
 from cohort.errors import RecipeError
+from cohort.rewards.contract import importable_name
 from cohort.session import PYTHON_ROWS, RunResult
 from cohort.session import resume as resume_session
 from cohort.session import start as start_session
@@ -71,20 +72,6 @@ def reward_entry(reward: Reward, functions: dict[str, Callable[..., Any]]) -> di
     if isinstance(reward, str):
         return {"function": reward}
     name = getattr(reward, "__name__", type(reward).__name__).strip("<>")
-    if is_importable(reward):
-        spec = f"{reward.__module__}:{reward.__qualname__}"
-    else:
-        spec = f"python:{name}"
+    spec = importable_name(reward) or f"python:{name}"
     functions[spec] = reward
     return {"function": spec, "name": name}
-
-
-def is_importable(function: Callable[..., Any]) -> bool:
-    """Whether another process can import the very same function by its name."""
-    import sys
-
-    module = sys.modules.get(getattr(function, "__module__", ""))
-    name = getattr(function, "__qualname__", "")
-    if module is None or module.__name__ == "__main__" or "." in name or not name:
-        return False
-    return getattr(module, name, None) is function

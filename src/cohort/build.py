@@ -13,9 +13,10 @@ from cohort.cold_start import Demonstration, make_demonstrations
 from cohort.config import PromptsConfig, Recipe
 from cohort.errors import ModelError
 from cohort.policy import Policy, load_model, load_pretrained, pick_device, pick_dtype
-from cohort.prompts import PromptReport, assert_disjoint, load_rows, make_prompts, split_held_out
+from cohort.prompts import PromptReport, assert_disjoint, make_prompts, split_held_out
 from cohort.rollout import build_engine, stop_ids
 from cohort.rollout.engine import Engine
+from cohort.rows import load_rows
 from cohort.types import Prompt, Sampling
 
 Rows = list[dict[str, Any]]

@@ -132,12 +132,18 @@ def order(name: str) -> tuple[int, int, int] | None:
     return (int(match[1] == "step"), int(match[2]), int(match[3] or 0)) if match else None
 
 
-def prune(root: Path, keep: int, always: str = "") -> None:
-    """Delete all but the newest `keep` checkpoints and the one named `always`, and what an unfinished save left."""
+def prune(root: Path, keep: int, always: str = "", newest: str = "") -> None:
+    """Delete all but the newest `keep` checkpoints and the one named `always`, and what an unfinished save left.
+
+    newest: the checkpoint just saved. One that claims to be newer is damaged, else the run would have gone on from it; it
+    must not count as one of those that are kept. It is written anew when the run gets there.
+    """
     with deferred():
         for leftover in [*root.glob(".*.tmp"), *root.glob(".*.old")]:
             shutil.rmtree(leftover, ignore_errors=True)
-        for folder in listed(root)[:-keep]:
+        last = order(newest)
+        folders = [folder for folder in listed(root) if last is None or (order(folder.name) or last) <= last]
+        for folder in folders[:-keep]:
             if folder.name != always:
                 # Renamed first: a kill in the middle of the deletion must not leave half a checkpoint under a real name.
                 doomed = root / f".{folder.name}.old"

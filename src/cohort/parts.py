@@ -17,7 +17,8 @@ from cohort.evaluate import Evaluation, evaluate
 from cohort.monitors import Monitors
 from cohort.policy import Policy
 from cohort.prompts import PromptStream
-from cohort.rewards.base import RewardRunner, Scored
+from cohort.rewards.base import RewardRunner
+from cohort.rewards.contract import Scored
 from cohort.rollout.engine import Engine
 from cohort.run import RunFolder
 from cohort.state import TrainState
@@ -57,7 +58,7 @@ class Parts:
     base_seconds: float = 0.0
     """Seconds the run had already taken when this process took it up."""
     started: float = field(default_factory=time.monotonic)
-    first_update_checked: bool = False
+    policies_checked: int = 0
     save_seconds: float = 0.0
 
     def score(self, prompts: Sequence[Prompt], completions_PG: Sequence[Sequence[Completion]], step: int) -> Scored:
@@ -70,13 +71,14 @@ class Parts:
         )
 
     def check_before_update(self, meter: UpdateMeter, state: TrainState) -> None:
-        """Once per process, before its first update on a fresh batch: engine, trainer and reference are the same policy."""
-        if self.first_update_checked or state.update_metrics or not meter.mismatch:
+        """Before the first update on a fresh batch: engine, trainer and reference are the same policy.
+
+        Twice per process: at its first step, and at the one after, where a copy or cache that missed the update shows.
+        """
+        if self.policies_checked == 2 or state.update_metrics or not meter.mismatch:
             return
-        config = self.policy.model.config.get_text_config()
-        limit = mismatch_limit(self.policy.model.dtype, config.num_hidden_layers * config.hidden_size)
-        check_same_policy(meter, limit, weights_equal_reference=state.policy_version == 0)
-        self.first_update_checked = True
+        check_same_policy(meter, mismatch_limit(self.policy.model), weights_equal_reference=state.policy_version == 0)
+        self.policies_checked += 1
 
     def observe(self, state: TrainState, watch: Stopwatch) -> None:
         """Write down what the step did, and evaluate where the recipe says so.
@@ -144,8 +146,10 @@ class Parts:
     def save(self, state: TrainState) -> None:
         started = time.monotonic()
         state.seconds = self.seconds()
-        state.save(self.folder.checkpoints)
-        checkpoint.prune(self.folder.checkpoints, self.recipe.checkpoints.keep, always=f"step-{state.best_step}")
+        saved = state.save(self.folder.checkpoints)
+        checkpoint.prune(
+            self.folder.checkpoints, self.recipe.checkpoints.keep, always=f"step-{state.best_step}", newest=saved.name
+        )
         if state.best_step >= 0:
             best = {"checkpoint": f"step-{state.best_step}", "reward": state.best_reward}
             self.folder.write_json(self.folder.checkpoints / "best.json", best)

@@ -251,8 +251,7 @@ def invariant_check(parts: Parts, rollouts: Sequence[Rollout]) -> Check:
         ]
     )
     drift = max(float((ours - twice).abs().max()) for ours, twice in zip(policy, again, strict=True))
-    config = parts.policy.model.config.get_text_config()
-    limit = mismatch_limit(parts.policy.model.dtype, config.num_hidden_layers * config.hidden_size)
+    limit = mismatch_limit(parts.policy.model)
     largest, highest = float(mismatch.max()), max(float(ours.max()) for ours in policy)
     text = f"max |log ratio| engine to trainer {largest:.1e} (limit {limit:.0e}), largest log-prob {highest:.1e}, KL to equal weights {drift:.1e}"
     held = largest <= limit and highest <= 1e-6 and drift == 0.0

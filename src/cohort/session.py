@@ -62,17 +62,21 @@ def resume(root: str | Path, materials: Materials | None = None) -> RunResult:
 
 def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None) -> RunResult:
     # Reward workers start before torch is imported: they are small, and nothing of CUDA or of thread pools leaks into them.
-    with (
-        handled(),
-        RewardRunner.from_recipe(
-            recipe.rewards, materials.functions if materials else {}, max_fault_share=recipe.train.max_fault_share
-        ) as rewards,
-    ):
-        try:
-            session = Session(folder, recipe, rewards, materials)
-            return session.run()
-        finally:
-            folder.unlock()
+    try:
+        with (
+            handled(),
+            RewardRunner.from_recipe(
+                recipe.rewards, materials.functions if materials else {}, max_fault_share=recipe.train.max_fault_share
+            ) as rewards,
+        ):
+            return Session(folder, recipe, rewards, materials).run()
+    except Interrupted:  # before the phases began, so there is nothing to save
+        nothing: dict[str, Any] = {"steps": 0, "seconds": 0.0, "eval": {"before": {}, "after": {}}, "seed": recipe.seed}
+        summary = nothing | folder.read_summary() | {"status": "interrupted"}
+        folder.write_json(folder.summary_file, summary)
+        return RunResult(folder.root, "interrupted", summary)
+    finally:
+        folder.unlock()
 
 
 class Session:
@@ -157,7 +161,7 @@ class Session:
     def _keep_python_rows(self) -> None:
         """Rows handed in from Python are written into the run folder, so that a resume needs nothing but the folder."""
         from cohort.build import Materials
-        from cohort.prompts import load_rows
+        from cohort.rows import load_rows
 
         saved = self.folder.root / "prompts.jsonl"
         rows: Any = self.materials.rows
@@ -292,8 +296,9 @@ class Session:
         from cohort.evaluate import summarize
         from cohort.report import write_report
 
-        summary: dict[str, Any] = {"steps": state.step if state else 0, "eval": summarize(before, after)}
+        summary: dict[str, Any] = {"eval": summarize(before, after)}
         if parts and state:
+            summary["steps"] = state.step
             summary["seconds"] = round(parts.seconds(), 2)
             summary["parameters"] = parts.policy.num_parameters
             if state.best_step >= 0:
@@ -311,7 +316,7 @@ class Session:
     def _write_summary(self, status: str, **more: Any) -> dict[str, Any]:
         summary = {
             "status": status,
-            "steps": 0,
+            "steps": self.found.snapshot.document["step"] if self.found else 0,
             "seconds": 0.0,
             "eval": {"before": {}, "after": {}},
             "seed": self.recipe.seed,

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cohort.diagnosis import Finding, diagnose
@@ -21,6 +21,7 @@ from cohort.monitors.base import Monitor
 
 INTERVAL_S = 15.0
 """Seconds between two plain lines."""
+WIDE_TERMINAL = 130
 PACE_WINDOW = 10
 """Steps that the time left is estimated from: recent ones, since completions change length."""
 STYLES = {"info": "cyan", "warning": "yellow", "alarm": "bold red"}
@@ -58,14 +59,15 @@ class ConsoleMonitor(Monitor):
         self.stage, self.total, self.last_line = stage, total, float("-inf")
         if not self.console.is_terminal:
             return
-        counted = (BarColumn(bar_width=16), MofNCompleteColumn()) if total else ()
+        # On a narrow terminal the bar goes first, and facts wrap: a number cut off is worse than a second line.
+        bar = (BarColumn(bar_width=16),) if self.console.width >= WIDE_TERMINAL else ()
         columns = (
             SpinnerColumn(finished_text="✓"),
-            TextColumn("{task.description}", style="bold"),
-            *counted,
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.description}", style="bold", table_column=Column(no_wrap=True, min_width=len(stage))),
+            *((*bar, MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=2 * len(str(total)) + 1))) if total else ()),
+            TextColumn("{task.fields[facts]}", table_column=Column(ratio=1, overflow="fold")),
         )
-        self.progress = Progress(*columns, console=self.console, refresh_per_second=4)
+        self.progress = Progress(*columns, console=self.console, refresh_per_second=4, expand=True)
         self.task = self.progress.add_task(stage, total=total or None, completed=done, facts="")
         self.progress.start()
 

@@ -12,38 +12,22 @@ functions that can be imported by name run in worker processes; the others run i
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import difflib
 import functools
-import inspect
-import itertools
 import logging
 import math
-import queue
-import statistics
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cohort.errors import RewardError
-from cohort.rewards import BUILT_IN, built_in
-from cohort.rewards.call import (
-    OFFERED,
-    Answered,
-    Failed,
-    Signature,
-    TrainerState,
-    call_reward,
-    extract_answers,
-    from_message,
-    is_plain,
-    load_function,
-)
+from cohort.rewards.call import Answered, Failed, Signature, TrainerState, call_reward, extract_answers, from_message, is_plain
+from cohort.rewards.contract import Batch, Bound, RewardPart, Scored, Verdicts, bind, check_args, check_columns
 from cohort.rewards.pool import LoadFailed, Pool, Worker, WorkerDied, WorkerTimeout
-from cohort.types import Completion, Outcome, Prompt
+from cohort.rewards.summing import outcome_of, reward_metrics
+from cohort.rewards.threads import concurrently, split, with_limit
+from cohort.types import Completion, Prompt
 
 if TYPE_CHECKING:
     from cohort.config import RewardConfig
@@ -55,142 +39,6 @@ HOPELESS_TIMEOUTS = 8
 """So many single completions in the time limit, and none answered: the function hangs, not the completions."""
 ASYNC_SINGLES = 16
 """Single calls of an async function in the trainer that wait side by side."""
-RESERVED = {*OFFERED, "prompt", "completion"}
-"""Column names that are not passed on as columns; as in TRL."""
-
-
-@dataclass(frozen=True)
-class RewardPart:
-    """One reward function and its place in the sum."""
-
-    name: str
-    function: str | Callable[..., Any]
-    """A built-in name, "package.module:function", or the function itself."""
-    weight: float = 1.0
-    outcome: bool = False
-    """This part decides success; without any, the first part does."""
-    threshold: float = 0.5
-    timeout_s: float = 10.0
-    args: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Scored:
-    outcomes: list[Outcome]
-    metrics: dict[str, float]
-
-
-@dataclass
-class Bound:
-    """A part together with the function behind it."""
-
-    part: RewardPart
-    spec: str | None
-    """Where a worker imports it from; None: it runs in the trainer."""
-    function: Callable[..., Any] | None
-    """The function itself, where it was given or had to be imported here."""
-    signature: Signature | None = None
-    timeouts_in_a_row: int = 0
-    """Single completions in the time limit since the function last answered at all."""
-    extracts: bool = True
-    retry_noted: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.part.name
-
-    @property
-    def shape(self) -> Signature:
-        assert self.signature is not None
-        return self.signature
-
-    def here(self) -> Callable[..., Any]:
-        """The function in this process."""
-        if self.function is None:
-            assert self.spec is not None
-            try:
-                self.function = load_function(self.spec)
-            except Exception as problem:
-                raise RewardError(f"reward {self.name!r}: {self.spec} cannot be imported: {problem!r}") from problem
-        return self.function
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The arguments of one call for all completions of a step."""
-
-    texts: list[str]
-    values: dict[str, list[Any]]
-    """prompts, completions, completion_ids and every column, by name."""
-    columns: tuple[str, ...]
-    state: TrainerState
-
-    @classmethod
-    def of(cls, prompts: Sequence[Prompt], completions: Sequence[Completion], state: TrainerState) -> Batch:
-        texts = [completion.text for completion in completions]
-        names = dict.fromkeys(name for prompt in prompts for name in prompt.columns if name not in RESERVED)
-        values: dict[str, list[Any]] = {
-            # Messages are copied: a function that edits its arguments must not edit the prompts of the run.
-            "prompts": [p.content if isinstance(p.content, str) else [dict(m) for m in p.content] for p in prompts],
-            "completions": [
-                [{"role": "assistant", "content": text}] if prompt.is_chat else text
-                for prompt, text in zip(prompts, texts, strict=True)
-            ],
-            "completion_ids": [list(completion.token_ids) for completion in completions],
-        }
-        for name in names:
-            values[name] = [prompt.columns.get(name) for prompt in prompts]
-        return cls(texts, values, tuple(names), state)
-
-    def take(self, names: Iterable[str], rows: Sequence[int]) -> dict[str, list[Any]]:
-        return {name: [self.values[name][row] for row in rows] for name in names if name in self.values}
-
-
-@dataclass
-class Verdicts:
-    """What one part said of every completion of the step."""
-
-    values: list[float | None]
-    faults: list[str | None]
-    extras: list[dict[str, Any]]
-    logged: dict[str, list[float]] = field(default_factory=dict)
-    dropped: int = 0
-    details: dict[int, str] = field(default_factory=dict)
-    """By row: the first fault of a call, in words."""
-    seconds: float = 0.0
-    retried: int = 0
-    """Completions that were called one by one."""
-    stopped_early: bool = False
-
-    @classmethod
-    def empty(cls, count: int) -> Verdicts:
-        return cls([None] * count, [None] * count, [{} for _ in range(count)])
-
-    def add(self, rows: Sequence[int], reply: Answered) -> None:
-        for position, row in enumerate(rows):
-            self.values[row], self.faults[row] = reply.values[position], reply.faults[position]
-            self.extras[row] = {column: values[position] for column, values in reply.extras.items()}
-        if reply.detail:
-            self.details[next(row for row, fault in zip(rows, reply.faults, strict=True) if fault)] = reply.detail
-        for name, value in reply.metrics.items():
-            self.logged.setdefault(name, []).append(value)
-        self.dropped += reply.dropped
-
-    def add_failure(self, row: int, reply: Failed) -> None:
-        """One completion on its own made the call fail: at the time limit it scores 0, else it has no score."""
-        self.values[row] = 0.0 if reply.kind == "timeout" else None
-        self.faults[row] = reply.kind
-        if reply.kind != "timeout":
-            self.details[row] = reply.detail
-
-    @property
-    def broken(self) -> list[int]:
-        """Rows on which the function itself was at fault."""
-        return [row for row, fault in enumerate(self.faults) if fault not in (None, "timeout")]
-
-    @property
-    def timeouts(self) -> int:
-        return self.faults.count("timeout")
 
 
 class RewardRunner:
@@ -344,8 +192,8 @@ class RewardRunner:
         for bound, verdict in zip(self._bound, verdicts, strict=True):
             self._check_faults(bound, verdict)
         answers, failed_extracts = self._extract(self._bound[self._outcome], batch, verdicts[self._outcome])
-        outcomes = [self._outcome_of(row, verdicts, answers[row]) for row in range(len(completions))]
-        return Scored(outcomes, self._metrics(outcomes, verdicts, failed_extracts))
+        outcomes = [outcome_of(self._bound, self._outcome, row, verdicts, answers[row]) for row in range(len(completions))]
+        return Scored(outcomes, reward_metrics(self._bound, outcomes, verdicts, failed_extracts))
 
     def _run_part(self, bound: Bound, batch: Batch) -> Verdicts:
         """The whole batch first; whatever of it gave nothing, again completion by completion."""
@@ -499,74 +347,6 @@ class RewardRunner:
             self._note(f"reward {bound.name!r}: extract ran over the time limit and is not called again in this run.")
             return None
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # Summing up
-    # -----------------------------------------------------------------------------------------------------------------
-
-    def _outcome_of(self, row: int, verdicts: Sequence[Verdicts], answer: str | None) -> Outcome:
-        faults = [f"{bound.name}:{v.faults[row]}" for bound, v in zip(self._bound, verdicts, strict=True) if v.faults[row]]
-        spoken = [
-            bound.part.weight * value
-            for bound, v in zip(self._bound, verdicts, strict=True)
-            if (value := v.values[row]) is not None
-        ]
-        scored = bool(spoken) and not any(row_fault not in (None, "timeout") for row_fault in (v.faults[row] for v in verdicts))
-        reward = sum(spoken) if scored else None
-        if reward is not None and not math.isfinite(reward):
-            reward, faults = None, [*faults, "sum:nan"]
-        decisive = verdicts[self._outcome]
-        value = decisive.values[row]
-        if value is None:
-            success = None
-        else:  # running into the limit is never a success, even where the threshold is 0
-            success = decisive.faults[row] is None and value >= self._bound[self._outcome].part.threshold
-        return Outcome(
-            parts={bound.name: v.values[row] for bound, v in zip(self._bound, verdicts, strict=True)},
-            reward=reward,
-            success=success,
-            answer=answer,
-            faults=tuple(faults),
-            extras=self._extras_of(row, verdicts),
-        )
-
-    def _extras_of(self, row: int, verdicts: Sequence[Verdicts]) -> dict[str, Any]:
-        extras: dict[str, Any] = {}
-        for bound, verdict in zip(self._bound, verdicts, strict=True):
-            for column, value in verdict.extras[row].items():
-                extras[f"{bound.name}/{column}" if column in extras else column] = value
-        return extras
-
-    def _metrics(self, outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts], failed_extracts: int) -> dict[str, float]:
-        """Means of nothing are left out. Standard deviations are those of the population, as in the advantages."""
-        rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
-        successes = [float(outcome.success) for outcome in outcomes if outcome.success is not None]
-        metrics: dict[str, float] = {**mean_and_std("reward", rewards)}
-        if successes:
-            metrics["reward/success"] = statistics.fmean(successes)
-        metrics["reward/unscored"] = float(len(outcomes) - len(rewards))
-        metrics["reward/faults"] = float(sum(len(v.broken) for v in verdicts) + sum("sum:nan" in o.faults for o in outcomes))
-        metrics["reward/timeouts"] = float(sum(v.timeouts for v in verdicts))
-        metrics["reward/failed_extracts"] = float(failed_extracts)
-        for bound, verdict in zip(self._bound, verdicts, strict=True):
-            area = f"reward/{bound.name}"
-            own = {
-                **mean_and_std(area, [value for value in verdict.values if value is not None]),
-                f"{area}/none": float(
-                    sum(v is None and f is None for v, f in zip(verdict.values, verdict.faults, strict=True))
-                ),
-                f"{area}/faults": float(len(verdict.broken)),
-                f"{area}/timeouts": float(verdict.timeouts),
-                f"{area}/retried": float(verdict.retried),
-                f"{area}/seconds": verdict.seconds,
-            }
-            if verdict.dropped:
-                own[f"{area}/dropped_logs"] = float(verdict.dropped)
-            for name, values in verdict.logged.items():
-                key = f"{area}/{name}"
-                own[f"{key}_logged" if key in own else key] = statistics.fmean(values)
-            metrics.update(own)
-        return metrics
-
 
 class Singles:
     """Calls completion by completion, after a call of many gave nothing: one bad row is then one fault."""
@@ -626,132 +406,9 @@ class Singles:
                 self._stop = self._verdicts.stopped_early = True
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Finding and checking functions
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def bind(part: RewardPart) -> Bound:
-    function = part.function
-    if callable(function):
-        return Bound(part, importable_name(function), function)
-    if function in BUILT_IN or ":" not in function:
-        found = built_in(function)
-        return Bound(part, importable_name(found), found)
-    if function.startswith("python:"):
-        raise RewardError(f"reward {part.name!r}: {function!r} was given as a Python function; it must be given again here.")
-    module, _, name = function.partition(":")
-    if not module or not name:
-        raise RewardError(f'reward {part.name!r}: {function!r} is not of the form "package.module:function"')
-    return Bound(part, function, None)
-
-
-def importable_name(function: Callable[..., Any]) -> str | None:
-    """ "module:qualname" if importing that gives this very function in another process too, else None."""
-    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    if not module or not qualname or module == "__main__" or "<" in qualname or inspect.ismethod(function):
-        return None
-    target: Any = sys.modules.get(module)
-    for name in qualname.split("."):
-        target = getattr(target, name, None)
-    return f"{module}:{qualname}" if target is function else None
-
-
-def check_args(bound: Bound) -> None:
-    """Bound arguments the function would ignore, or that the runner passes itself, are mistakes of the recipe."""
-    shape, part = bound.shape, bound.part
-    for name in part.args:
-        if name in OFFERED:
-            raise RewardError(f"reward {part.name!r}: args.{name} is passed by the runner and cannot be set")
-        strict = shape.reads is not None or not shape.takes_any
-        if strict and name not in shape.accepted:
-            hint = nearest(name, [known for known in shape.accepted if known not in OFFERED])
-            raise RewardError(f"reward {part.name!r} has no argument {name!r}{hint}")
-
-
-def check_columns(bound: Bound, batch: Batch) -> None:
-    given = {*OFFERED, *batch.columns, *bound.part.args}
-    missing = [name for name in bound.shape.required if name not in given]
-    if missing:
-        hint = nearest(missing[0], batch.columns)
-        raise RewardError(
-            f"reward {bound.name!r} needs the column {missing[0]!r}, which the rows do not have{hint} "
-            f"Columns: {', '.join(batch.columns) or 'none beside the prompt'}."
-        )
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else "."
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Small tools
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def concurrently(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """Results of all tasks, in order; the first error, in order, once all have ended.
-
-    Daemon threads and a queue, not an executor: an executor's threads are joined at exit, and a reward function that
-    never returns would keep the process from ending.
-    """
-    if len(tasks) == 1:
-        return [tasks[0]()]
-    ended: queue.SimpleQueue[tuple[int, T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def run(index: int, task: Callable[[], T]) -> None:
-        try:
-            ended.put((index, task(), None))
-        except BaseException as problem:
-            ended.put((index, None, problem))
-
-    for index, task in enumerate(tasks):
-        threading.Thread(target=run, args=(index, task), daemon=True, name="reward").start()
-    results = sorted((ended.get() for _ in tasks), key=lambda result: result[0])
-    for _, _, problem in results:
-        if problem is not None:
-            raise problem
-    return [value for _, value, _ in results]  # type: ignore[misc]
-
-
-def with_limit(task: Callable[[], T], limit_s: float) -> T:
-    """The task's result, or TimeoutError with the thread left behind."""
-    ended: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            ended.put((task(), None))
-        except BaseException as problem:
-            ended.put((None, problem))
-
-    threading.Thread(target=run, daemon=True, name="reward function").start()
-    with contextlib.suppress(queue.Empty):
-        value, problem = ended.get(timeout=limit_s)
-        if problem is not None:
-            raise problem
-        return value  # type: ignore[return-value]
-    raise TimeoutError
-
-
-def split(count: int, pieces: int) -> list[list[int]]:
-    """0..count-1 as nearly equal runs, none empty."""
-    pieces = max(1, min(pieces, count))
-    edges = [count * i // pieces for i in range(pieces + 1)]
-    return [list(range(low, high)) for low, high in itertools.pairwise(edges)]
-
-
 def spread(rows: Sequence[int]) -> list[int]:
     """The same rows, the first few from all over the batch: one group that hangs is not the whole function."""
     stride = math.ceil(len(rows) / HOPELESS_TIMEOUTS)
     first = list(rows[::stride])
     chosen = set(first)
     return first + [row for row in rows if row not in chosen]
-
-
-def mean_and_std(area: str, values: Sequence[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    mean = statistics.fmean(values)
-    # math.dist scales before it squares, so that large rewards do not overflow.
-    return {f"{area}/mean": mean, f"{area}/std": math.dist(values, [mean] * len(values)) / math.sqrt(len(values))}

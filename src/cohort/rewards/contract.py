@@ -1,0 +1,201 @@
+"""The nouns of scoring: a part of the reward, the function behind it, the arguments of a call, and what came of it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cohort.config import nearest
+from cohort.errors import RewardError
+from cohort.rewards import BUILT_IN, built_in
+from cohort.rewards.call import OFFERED, Answered, Failed, Signature, TrainerState, load_function
+from cohort.types import Completion, Outcome, Prompt
+
+RESERVED = {*OFFERED, "prompt", "completion"}
+"""Column names that are not passed on as columns; as in TRL."""
+
+
+@dataclass(frozen=True)
+class RewardPart:
+    """One reward function and its place in the sum."""
+
+    name: str
+    function: str | Callable[..., Any]
+    """A built-in name, "package.module:function", or the function itself."""
+    weight: float = 1.0
+    outcome: bool = False
+    """This part decides success; without any, the first part does."""
+    threshold: float = 0.5
+    timeout_s: float = 10.0
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scored:
+    outcomes: list[Outcome]
+    metrics: dict[str, float]
+
+
+@dataclass
+class Bound:
+    """A part together with the function behind it."""
+
+    part: RewardPart
+    spec: str | None
+    """Where a worker imports it from; None: it runs in the trainer."""
+    function: Callable[..., Any] | None
+    """The function itself, where it was given or had to be imported here."""
+    signature: Signature | None = None
+    timeouts_in_a_row: int = 0
+    """Single completions in the time limit since the function last answered at all."""
+    extracts: bool = True
+    retry_noted: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.part.name
+
+    @property
+    def shape(self) -> Signature:
+        assert self.signature is not None
+        return self.signature
+
+    def here(self) -> Callable[..., Any]:
+        """The function in this process."""
+        if self.function is None:
+            assert self.spec is not None
+            try:
+                self.function = load_function(self.spec)
+            except Exception as problem:
+                raise RewardError(f"reward {self.name!r}: {self.spec} cannot be imported: {problem!r}") from problem
+        return self.function
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The arguments of one call for all completions of a step."""
+
+    texts: list[str]
+    values: dict[str, list[Any]]
+    """prompts, completions, completion_ids and every column, by name."""
+    columns: tuple[str, ...]
+    state: TrainerState
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], completions: Sequence[Completion], state: TrainerState) -> Batch:
+        texts = [completion.text for completion in completions]
+        names = dict.fromkeys(name for prompt in prompts for name in prompt.columns if name not in RESERVED)
+        values: dict[str, list[Any]] = {
+            # Messages are copied: a function that edits its arguments must not edit the prompts of the run.
+            "prompts": [p.content if isinstance(p.content, str) else [dict(m) for m in p.content] for p in prompts],
+            "completions": [
+                [{"role": "assistant", "content": text}] if prompt.is_chat else text
+                for prompt, text in zip(prompts, texts, strict=True)
+            ],
+            "completion_ids": [list(completion.token_ids) for completion in completions],
+        }
+        for name in names:
+            values[name] = [prompt.columns.get(name) for prompt in prompts]
+        return cls(texts, values, tuple(names), state)
+
+    def take(self, names: Iterable[str], rows: Sequence[int]) -> dict[str, list[Any]]:
+        return {name: [self.values[name][row] for row in rows] for name in names if name in self.values}
+
+
+@dataclass
+class Verdicts:
+    """What one part said of every completion of the step."""
+
+    values: list[float | None]
+    faults: list[str | None]
+    extras: list[dict[str, Any]]
+    logged: dict[str, list[float]] = field(default_factory=dict)
+    dropped: int = 0
+    details: dict[int, str] = field(default_factory=dict)
+    """By row: the first fault of a call, in words."""
+    seconds: float = 0.0
+    retried: int = 0
+    """Completions that were called one by one."""
+    stopped_early: bool = False
+
+    @classmethod
+    def empty(cls, count: int) -> Verdicts:
+        return cls([None] * count, [None] * count, [{} for _ in range(count)])
+
+    def add(self, rows: Sequence[int], reply: Answered) -> None:
+        for position, row in enumerate(rows):
+            self.values[row], self.faults[row] = reply.values[position], reply.faults[position]
+            self.extras[row] = {column: values[position] for column, values in reply.extras.items()}
+        if reply.detail:
+            self.details[next(row for row, fault in zip(rows, reply.faults, strict=True) if fault)] = reply.detail
+        for name, value in reply.metrics.items():
+            self.logged.setdefault(name, []).append(value)
+        self.dropped += reply.dropped
+
+    def add_failure(self, row: int, reply: Failed) -> None:
+        """One completion on its own made the call fail: at the time limit it scores 0, else it has no score."""
+        self.values[row] = 0.0 if reply.kind == "timeout" else None
+        self.faults[row] = reply.kind
+        if reply.kind != "timeout":
+            self.details[row] = reply.detail
+
+    @property
+    def broken(self) -> list[int]:
+        """Rows on which the function itself was at fault."""
+        return [row for row, fault in enumerate(self.faults) if fault not in (None, "timeout")]
+
+    @property
+    def timeouts(self) -> int:
+        return self.faults.count("timeout")
+
+
+def bind(part: RewardPart) -> Bound:
+    function = part.function
+    if callable(function):
+        return Bound(part, importable_name(function), function)
+    if function in BUILT_IN or ":" not in function:
+        found = built_in(function)
+        return Bound(part, importable_name(found), found)
+    if function.startswith("python:"):
+        raise RewardError(f"reward {part.name!r}: {function!r} was given as a Python function; it must be given again here.")
+    module, _, name = function.partition(":")
+    if not module or not name:
+        raise RewardError(f'reward {part.name!r}: {function!r} is not of the form "package.module:function"')
+    return Bound(part, function, None)
+
+
+def importable_name(function: Callable[..., Any]) -> str | None:
+    """ "module:qualname" if importing that gives this very function in another process too, else None."""
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not qualname or module == "__main__" or "<" in qualname or inspect.ismethod(function):
+        return None
+    target: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        target = getattr(target, name, None)
+    return f"{module}:{qualname}" if target is function else None
+
+
+def check_args(bound: Bound) -> None:
+    """Bound arguments the function would ignore, or that the runner passes itself, are mistakes of the recipe."""
+    shape, part = bound.shape, bound.part
+    for name in part.args:
+        if name in OFFERED:
+            raise RewardError(f"reward {part.name!r}: args.{name} is passed by the runner and cannot be set")
+        strict = shape.reads is not None or not shape.takes_any
+        if strict and name not in shape.accepted:
+            hint = nearest(name, [known for known in shape.accepted if known not in OFFERED])
+            raise RewardError(f"reward {part.name!r} has no argument {name!r}{hint}")
+
+
+def check_columns(bound: Bound, batch: Batch) -> None:
+    given = {*OFFERED, *batch.columns, *bound.part.args}
+    missing = [name for name in bound.shape.required if name not in given]
+    if missing:
+        hint = nearest(missing[0], batch.columns)
+        raise RewardError(
+            f"reward {bound.name!r} needs the column {missing[0]!r}, which the rows do not have{hint}. "
+            f"Columns: {', '.join(batch.columns) or 'none beside the prompt'}."
+        )

@@ -1,0 +1,83 @@
+"""From the verdicts of the parts to outcomes and metrics."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from cohort.rewards.contract import Bound, Verdicts
+from cohort.types import Outcome
+
+
+def outcome_of(bound: Sequence[Bound], decisive: int, row: int, verdicts: Sequence[Verdicts], answer: str | None) -> Outcome:
+    """What all parts together say of one completion; `decisive` is the part that decides success."""
+    faults = [f"{one.name}:{v.faults[row]}" for one, v in zip(bound, verdicts, strict=True) if v.faults[row]]
+    spoken = [one.part.weight * value for one, v in zip(bound, verdicts, strict=True) if (value := v.values[row]) is not None]
+    scored = bool(spoken) and not any(row_fault not in (None, "timeout") for row_fault in (v.faults[row] for v in verdicts))
+    reward = sum(spoken) if scored else None
+    if reward is not None and not math.isfinite(reward):
+        reward, faults = None, [*faults, "sum:nan"]
+    deciding = verdicts[decisive]
+    value = deciding.values[row]
+    if value is None:
+        success = None
+    else:  # running into the limit is never a success, even where the threshold is 0
+        success = deciding.faults[row] is None and value >= bound[decisive].part.threshold
+    return Outcome(
+        parts={one.name: v.values[row] for one, v in zip(bound, verdicts, strict=True)},
+        reward=reward,
+        success=success,
+        answer=answer,
+        faults=tuple(faults),
+        extras=extras_of(bound, row, verdicts),
+    )
+
+
+def extras_of(bound: Sequence[Bound], row: int, verdicts: Sequence[Verdicts]) -> dict[str, Any]:
+    extras: dict[str, Any] = {}
+    for one, verdict in zip(bound, verdicts, strict=True):
+        for column, value in verdict.extras[row].items():
+            extras[f"{one.name}/{column}" if column in extras else column] = value
+    return extras
+
+
+def reward_metrics(
+    bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts], failed_extracts: int
+) -> dict[str, float]:
+    """Means of nothing are left out. Standard deviations are those of the population, as in the advantages."""
+    rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+    successes = [float(outcome.success) for outcome in outcomes if outcome.success is not None]
+    metrics: dict[str, float] = {**mean_and_std("reward", rewards)}
+    if successes:
+        metrics["reward/success"] = statistics.fmean(successes)
+    metrics["reward/unscored"] = float(len(outcomes) - len(rewards))
+    metrics["reward/faults"] = float(sum(len(v.broken) for v in verdicts) + sum("sum:nan" in o.faults for o in outcomes))
+    metrics["reward/timeouts"] = float(sum(v.timeouts for v in verdicts))
+    metrics["reward/failed_extracts"] = float(failed_extracts)
+    for one, verdict in zip(bound, verdicts, strict=True):
+        area = f"reward/{one.name}"
+        own = {
+            **mean_and_std(area, [value for value in verdict.values if value is not None]),
+            f"{area}/none": float(sum(v is None and f is None for v, f in zip(verdict.values, verdict.faults, strict=True))),
+            f"{area}/faults": float(len(verdict.broken)),
+            f"{area}/timeouts": float(verdict.timeouts),
+            f"{area}/retried": float(verdict.retried),
+            f"{area}/seconds": verdict.seconds,
+        }
+        if verdict.dropped:
+            own[f"{area}/dropped_logs"] = float(verdict.dropped)
+        for name, values in verdict.logged.items():
+            key = f"{area}/{name}"
+            own[f"{key}_logged" if key in own else key] = statistics.fmean(values)
+        metrics.update(own)
+    return metrics
+
+
+def mean_and_std(area: str, values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    mean = statistics.fmean(values)
+    # math.dist scales before it squares, so that large rewards do not overflow.
+    return {f"{area}/mean": mean, f"{area}/std": math.dist(values, [mean] * len(values)) / math.sqrt(len(values))}

@@ -1,0 +1,324 @@
+"""Whole tiny runs: what must hold at step 1 of each, what stops a run and what does not, and what is left in the folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from session_tools import bits, differences, rows_of, summary_of, tiny, train_tiny
+from transformers import AutoModelForCausalLM
+
+from cohort import build, checkpoint, session
+from cohort.build import Materials
+from cohort.errors import CohortError, InvariantError, RewardError, RunError
+from cohort.policy import Policy
+
+FAST: dict[str, Any] = {
+    "cold_start.num_steps": 0,
+    "evaluation.samples": 0,
+    "train.num_steps": 2,
+    "train.minibatches_per_step": 1,
+    "train.passes_per_step": 1,
+}
+"""Random weights, no evaluation: half a second."""
+
+
+def digit_share(completions: list[str], **columns: Any) -> list[float]:
+    """A reward that random weights can satisfy in part, so that groups have a signal."""
+    return [sum(character.isdigit() for character in text) / (1 + len(text)) for text in completions]
+
+
+def run_with(reward: Any, runs: Any, name: str = "run", **overrides: Any) -> Any:
+    """A fast run with a function of this file, as `cohort.train` would hand it over."""
+    recipe = tiny(runs, name, **FAST | {"rewards": [{"function": "python:reward", "name": "reward"}]} | overrides)
+    return session.start(recipe, Materials(None, {"python:reward": reward}))
+
+
+def start_weights(runs: Any, **overrides: Any) -> dict[str, torch.Tensor]:
+    recipe = tiny(runs, **FAST | overrides)
+    policy = build.load_policy(recipe, build.load_data(recipe, Materials()))
+    return {name: value.detach().clone() for name, value in policy.model.named_parameters()}
+
+
+def weights_of(model: Any) -> dict[str, torch.Tensor]:
+    return dict(AutoModelForCausalLM.from_pretrained(model).named_parameters())
+
+
+def largest_change(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float:
+    assert before.keys() == after.keys()
+    return max(float((before[name] - after[name]).abs().max()) for name in before)
+
+
+# -- step 1 ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("engine", ["local", "hf"])
+def test_engine_trainer_and_reference_agree_before_the_first_update(tmp_path, engine, temperature):
+    """The largest |log ratio| over all sampled tokens is at most 1e-5, the KL to the reference exactly 0."""
+    settings = {"sampling.engine": engine, "sampling.temperature": temperature, "algorithm.kl_coef": 0.04}
+    row = rows_of(run_with(digit_share, tmp_path, **settings).folder)[0]
+    assert row["rollout/mismatch_max"] <= 1e-5
+    assert row["rollout/mismatch_p95"] <= 1e-5
+    assert row["loss/kl"] == 0.0
+    assert row["loss/ratio_max"] == 1.0
+    assert row["advantage/useful_groups"] > 0
+    assert row["optim/grad_norm"] > 0
+
+
+def test_it_holds_after_a_cold_start_and_with_several_minibatches(tmp_path):
+    run = train_tiny(tmp_path, **{"train.num_steps": 2, "evaluation.samples": 0})
+    for row in rows_of(run.folder):
+        assert row["rollout/mismatch_max"] <= 1e-5
+        assert row["rollout/distinct"] > 1 / 4
+
+
+def sabotage_stale(monkeypatch: Any, when: str) -> None:
+    """An engine with its own copy of the weights, taken when it was built."""
+    import copy
+
+    original = build.build_engine
+
+    def with_copy(name: Any, model: Any, decode: Any, slots: int = 0) -> Any:
+        return original(name, copy.deepcopy(model), decode, slots)
+
+    monkeypatch.setattr(build, "build_engine", with_copy)
+
+
+def test_stale_weights_after_a_cold_start_stop_the_run_before_any_update(tmp_path, monkeypatch):
+    sabotage_stale(monkeypatch, "start")
+    with pytest.raises(InvariantError, match="did not come from the policy that is being trained"):
+        train_tiny(tmp_path, **{"evaluation.samples": 0, "cold_start.num_steps": 4})
+    assert summary_of(tmp_path / "run")["status"] == "failed"
+    assert "engine and trainer disagree" in summary_of(tmp_path / "run")["error"]
+    found = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert (found.folder.name, found.snapshot.document["optimizer"]["updates"]) == ("step-0", 0)
+
+
+def test_weights_that_go_stale_with_the_first_update_stop_the_run_before_the_second(tmp_path, monkeypatch):
+    sabotage_stale(monkeypatch, "update")
+    with pytest.raises(InvariantError, match="did not come from the policy"):
+        run_with(digit_share, tmp_path)
+    assert len(rows_of(tmp_path / "run")) == 1
+
+
+def test_another_temperature_in_scoring_stops_the_run(tmp_path, monkeypatch):
+    original = build.load_policy
+
+    def other(recipe: Any, *args: Any) -> Policy:
+        policy = original(recipe, *args)
+        return Policy(policy.model, policy.tokenizer, 0.9)
+
+    monkeypatch.setattr(build, "load_policy", other)
+    with pytest.raises(InvariantError, match="log ratio"):
+        run_with(digit_share, tmp_path)
+
+
+def test_perturbed_sampling_logprobs_stop_the_run(tmp_path, monkeypatch):
+    """One token of one completion, off by 1e-4: the maximum sees it, a mean would not."""
+    from cohort.rollout.local_engine import LocalEngine
+
+    original = LocalEngine.generate
+
+    def perturbed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        groups = original(self, *args, **kwargs)
+        for group in groups:
+            for place, completion in enumerate(group):
+                first, *others = completion.sampling_logprobs
+                group[place] = dataclasses.replace(completion, sampling_logprobs=(first - 1e-4, *others))
+        return groups
+
+    monkeypatch.setattr(LocalEngine, "generate", perturbed)
+    with pytest.raises(InvariantError, match="log ratio"):
+        run_with(digit_share, tmp_path)
+
+
+def test_a_reference_with_other_weights_stops_the_run(tmp_path, monkeypatch):
+    original = Policy.frozen_copy
+
+    def other(self: Policy) -> Policy:
+        reference = original(self)
+        with torch.no_grad():
+            reference.split.backbone.norm.weight.mul_(1.001)
+        return reference
+
+    monkeypatch.setattr(Policy, "frozen_copy", other)
+    with pytest.raises(InvariantError, match="KL to the reference"):
+        run_with(digit_share, tmp_path, **{"algorithm.kl_coef": 0.04})
+
+
+def test_without_kl_no_reference_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(Policy, "frozen_copy", lambda self: pytest.fail("a reference at kl_coef 0"))
+    row = rows_of(run_with(digit_share, tmp_path, **{"algorithm.kl_coef": 0.0}).folder)[0]
+    assert "loss/kl" not in row
+
+
+def test_after_one_step_with_a_huge_learning_rate_the_engine_writes_something_else(tmp_path):
+    """Rollouts of step 2 on the same prompts: they follow the new weights, and the trainer agrees with them."""
+    import pyarrow.parquet as pq
+
+    one_prompt = {"prompts.limit": 1, "train.prompts_per_step": 1, "optimizer.learning_rate": 0.3, "evaluation.held_out": 0.0}
+    run = run_with(digit_share, tmp_path, **one_prompt | {"train.group_size": 8})
+    first, second = (pq.read_table(run.folder / "rollouts" / f"step-00000{step}.parquet") for step in (1, 2))
+    assert first["prompt_ids"].to_pylist() == second["prompt_ids"].to_pylist()
+    assert math.fsum(first["sampling_logprobs"][0].as_py()) != math.fsum(second["sampling_logprobs"][0].as_py())
+    assert rows_of(run.folder)[1]["rollout/mismatch_max"] <= 1e-5
+
+
+# -- rewards -----------------------------------------------------------------------------------------------------------
+
+
+def test_too_many_faults_stop_the_run_with_the_traceback_and_a_mended_reward_goes_on(tmp_path):
+    """The resumed run is bitwise the one whose reward never failed."""
+    settings = {
+        **FAST,
+        "cold_start.num_steps": 10,
+        "train.num_steps": 4,
+        "rewards": [{"function": "session_tools:broken_until_mended", "args": {"mended": str(tmp_path / "mended")}}],
+    }
+    with pytest.raises(RewardError) as problem:
+        train_tiny(tmp_path, "broken", **settings)
+    assert "Traceback" in str(problem.value)
+    assert "the verifier lost its dictionary" in str(problem.value)
+    assert "failed on 24 of 24 completions" in str(problem.value)
+    summary = summary_of(tmp_path / "broken")
+    assert (summary["status"], summary["steps"]) == ("failed", 2)
+    assert "lost its dictionary" in summary["error"]
+    assert checkpoint.latest(tmp_path / "broken" / "checkpoints").folder.name == "step-2"
+    (tmp_path / "mended").touch()
+    assert session.resume(tmp_path / "broken").status == "finished"
+    assert differences(tmp_path / "broken", train_tiny(tmp_path, "whole", **settings).folder) == []
+
+
+def test_a_few_faults_are_counted_and_the_run_goes_on(tmp_path):
+    def sometimes(completions, **columns):
+        return [math.nan, *digit_share(completions[1:])]
+
+    rows = rows_of(run_with(sometimes, tmp_path).folder)
+    assert [row["reward/faults"] for row in rows] == [1, 1]
+    assert [row["reward/unscored"] for row in rows] == [1, 1]
+
+
+def test_unscored_completions_are_counted_and_no_score_at_all_is_a_no_op(tmp_path):
+    """None from every call: nothing is trained, nothing crashes, and it is counted."""
+    run = run_with(lambda completions, **columns: [None] * len(completions), tmp_path, **{"algorithm.kl_coef": 0.04})
+    for row in rows_of(run.folder):
+        assert row["reward/unscored"] == row["rollout/completions"] == 24
+        assert row["advantage/dropped_groups"] == 6
+        assert row.get("loss/trained_tokens", 0) == 0
+        assert "reward/mean" not in row
+    assert largest_change(start_weights(tmp_path), weights_of(run.model)) == 0.0
+
+
+@pytest.mark.parametrize("zero_variance", ["keep", "drop"])
+@pytest.mark.parametrize("kl_coef", [0.0, 0.04])
+def test_equal_rewards_everywhere_leave_every_weight_as_it_was(tmp_path, zero_variance, kl_coef):
+    settings = {"algorithm.zero_variance": zero_variance, "algorithm.kl_coef": kl_coef, "optimizer.weight_decay": 0.1}
+    run = run_with(lambda completions, **columns: [0.35] * len(completions), tmp_path, **settings)
+    for row in rows_of(run.folder):
+        assert row["advantage/zero_variance_groups"] == 6
+        assert row["advantage/useful_groups"] == 0.0
+        assert row["reward/mean"] == pytest.approx(0.35)
+    change = largest_change(start_weights(tmp_path), weights_of(run.model))
+    # With KL a kept group is trained on: its gradient is 0 at the reference, and weight decay is asked for by the recipe.
+    assert change == 0.0 if kl_coef == 0.0 or zero_variance == "drop" else change < 1e-3
+
+
+def test_a_step_moves_every_kind_of_parameter(tmp_path):
+    """Lost to rounding, frozen by mistake or skipped: each would leave a parameter where it was."""
+    before, after = start_weights(tmp_path), weights_of(run_with(digit_share, tmp_path).model)
+    still = [name for name in before if torch.equal(before[name], after[name])]
+    assert still == []
+    assert largest_change(before, after) <= 2 * 1e-3 * 1.01  # two AdamW steps at 1e-3
+
+
+def test_a_reward_that_cannot_be_imported_leaves_the_folder_unlocked(tmp_path):
+    with pytest.raises(RewardError, match="nowhere"):
+        train_tiny(tmp_path, **FAST | {"rewards": [{"function": "nowhere:reward"}]})
+    from cohort.run import RunFolder
+
+    RunFolder.open(tmp_path / "run").lock()
+
+
+def test_a_closure_is_asked_for_again_on_resume(tmp_path):
+    calls = []
+
+    def closure(completions, **columns):
+        calls.append(len(completions))
+        if len(calls) == 2:
+            raise KeyError("once")
+        return digit_share(completions)
+
+    # The second call fails, is repeated one by one (24 calls), and the run goes on.
+    run = run_with(closure, tmp_path)
+    assert rows_of(run.folder)[1]["reward/reward/retried"] == 24
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(RewardError, match="must be given again"):
+        session.resume(tmp_path / "run")
+
+
+# -- the rest of the path ----------------------------------------------------------------------------------------------
+
+
+def test_the_best_checkpoint_is_the_one_with_the_best_held_out_reward(tmp_path):
+    import json
+
+    run = train_tiny(tmp_path, **{"train.num_steps": 4, "evaluation.every_steps": 1, "checkpoints.keep": 1})
+    during = {row["step"]: row["eval/held_out/reward"] for row in rows_of(run.folder) if "eval/held_out/reward" in row}
+    best = json.loads((run.folder / "checkpoints" / "best.json").read_text())
+    step = max(during, key=lambda step: (during[step], -step))
+    assert best == {"checkpoint": f"step-{step}", "reward": during[step]}
+    assert {"best.json", f"step-{step}", "step-4"} == {path.name for path in (run.folder / "checkpoints").iterdir()}
+    assert run.summary["best"] == {"step": step, "reward": during[step]}
+    checkpoint.verify(run.folder / "checkpoints" / f"step-{step}")
+
+
+def test_the_final_checkpoint_and_the_exported_model_hold_the_same_weights(tmp_path):
+    run = run_with(digit_share, tmp_path)
+    saved = bits(run.folder / "checkpoints/step-2/weights.safetensors")
+    assert bits(run.model / "model.safetensors") == saved
+
+
+def test_evaluation_prompts_in_training_are_refused_at_start(tmp_path):
+    shared = {"source": "task:column_addition", "args": {"digits": 1}, "max_prompt_tokens": 8}
+    with pytest.raises(CohortError, match="also in the training|share|both"):
+        train_tiny(tmp_path, **FAST | {"evaluation.samples": 2, "evaluation.sets": {"held_out": shared}})
+
+
+def test_positions_that_the_model_does_not_have_stop_the_run_at_start(tmp_path):
+    with pytest.raises(RunError, match="the model has 32: lower sampling.max_completion_tokens"):
+        train_tiny(tmp_path, **FAST | {"sampling.max_completion_tokens": 40})
+
+
+def test_the_supervised_stage_alone_improves_and_says_before_and_after(tmp_path):
+    """train.num_steps = 0: the cold start is the run. On its own training prompts, 65 sums, it learns by heart."""
+    settings = {"train.num_steps": 0, "cold_start.num_steps": 80, "evaluation.samples": 4, "checkpoints.every_steps": 0}
+    sets = {"held_out": {"source": "task:column_addition", "args": {"digits": 1}, "split": "held_out", "max_prompt_tokens": 8}}
+    run = train_tiny(tmp_path, **settings | {"evaluation.sets": sets, "evaluation.max_problems": 16})
+    assert run.status == "finished"
+    assert run.summary["steps"] == 0
+    labels = [(row["label"], row["step"]) for row in rows_of(run.folder, "evaluations.jsonl")]
+    assert labels == [("before", 0), ("after", 0)]
+    before, after = (run.summary["eval"]["sets"]["held_out"][when] for when in ("before", "after"))
+    assert after["truncated"] < before["truncated"]  # it has learned to stop
+    assert after["pass@1"]["value"] >= before["pass@1"]["value"]
+    assert (run.folder / "samples/before.jsonl").read_text() != (run.folder / "samples/after.jsonl").read_text()
+    assert (run.model / "model.safetensors").exists()
+
+
+def test_the_cold_start_stops_at_the_success_it_is_asked_for(tmp_path):
+    settings = {"cold_start.num_steps": 400, "cold_start.until_success": 0.2, "cold_start.check_every": 5}
+    run = train_tiny(tmp_path, **FAST | settings | {"train.num_steps": 1})
+    found = checkpoint.latest(run.folder / "checkpoints").snapshot.document
+    assert found["cold_steps"] < 400
+    assert found["cold_steps"] % 5 == 0
+
+
+def test_the_seed_decides_everything(tmp_path):
+    same = run_with(digit_share, tmp_path, "a"), run_with(digit_share, tmp_path, "b")
+    assert differences(same[1].folder, same[0].folder) == []
+    other = run_with(digit_share, tmp_path, "c", seed=3)
+    assert differences(other.folder, same[0].folder)
