@@ -52,19 +52,20 @@ def true_steps(completions: list[str], log_metric: Callable[[str, float], None],
 def main(**settings: Any) -> cohort.RunResult:
     """Train with the two rewards. `settings` are recipe words that replace those below."""
     defaults: dict[str, Any] = {
-        "model.scratch.hidden_size": 64,
-        "model.scratch.intermediate_size": 192,
-        "model.scratch.num_layers": 2,
+        "model.scratch.hidden_size": 96,
+        "model.scratch.intermediate_size": 256,
+        "model.scratch.num_layers": 3,
         "prompts.args": {"digits": 2},
-        "evaluation.sets.held_out.args": {"digits": 2},
+        "evaluation.sets": {"held_out": {"source": "task:column_addition", "split": "held_out", "args": {"digits": 2}}},
         "evaluation.max_problems": 128,
         "evaluation.every_steps": 0,
-        "cold_start.until_success": 0.25,
+        "cold_start.until_success": 0.35,
         "cold_start.check_prompts": 64,
         "max_completion_tokens": 28,
-        "prompts_per_step": 16,
-        "num_steps": 80,
+        "prompts_per_step": 32,
+        "num_steps": 60,
         "learning_rate": 3e-4,
+        "kl_coef": 0.0,
     }
     run = cohort.train(
         recipe=HERE / DEMO / "recipe.toml",

@@ -310,12 +310,21 @@ def become(request: Mapping[str, Any]) -> None:
 # -- rewards that tests name by import ---------------------------------------------------------------------------------
 
 
+def digit_share(completions: list[str], **columns: Any) -> list[float]:
+    """A reward that random weights can satisfy in part, so that groups have a signal."""
+    return [sum(character.isdigit() for character in text) / (1 + len(text)) for text in completions]
+
+
 def always_wrong(completions: list[str], **columns: Any) -> list[float]:
     return [0.0 for _ in completions]
 
 
 def always_right(completions: list[str], **columns: Any) -> list[float]:
     return [1.0 for _ in completions]
+
+
+def always_broken(completions: list[str], **columns: Any) -> list[float]:
+    raise ValueError("the verifier lost its dictionary")
 
 
 def broken_until_mended(completions: list[str], mended: str, answer: list[str], **columns: Any) -> list[float]:

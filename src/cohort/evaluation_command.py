@@ -140,6 +140,8 @@ def print_table(console: Any, target: Target, result: Any) -> None:
         for what, estimate in estimates.items():
             if estimate.value is None:
                 table.add_row(what, "-", estimate.reason)
+            elif what == "reward":  # not a share: shaping can take it anywhere
+                table.add_row(what, f"{estimate.value:.3f}", f"{estimate.low:.3f} to {estimate.high:.3f}")
             else:
                 table.add_row(what, f"{100 * estimate.value:.1f} %", f"{100 * estimate.low:.1f} to {100 * estimate.high:.1f}")
         table.add_row("truncated", f"{100 * counts['truncated']:.1f} %", "")

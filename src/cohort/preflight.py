@@ -200,8 +200,10 @@ def rollout_checks(parts: Parts, rollouts: Sequence[Rollout]) -> list[Check]:
     groups = [rollouts[at : at + size] for at in range(0, len(rollouts), size)]
     rates = [sum(bool(rollout.outcome.success) for rollout in group) / len(group) for group in groups]
     mean = sum(rates) / len(rates)
-    # A rate of 0 or 1 out of `size` draws is not a probability of 0 or 1: one half of a draw on either side (Jeffreys).
-    predicted = sum(useful_share((rate * size + 0.5) / (size + 1), size) for rate in rates) / len(rates)
+    # A rate of 0 or 1 out of `size` draws is not a probability of 0 or 1: each is pulled towards the mean of all prompts,
+    # with the weight of two draws, and the mean itself away from 0 and 1 by half a draw.
+    pooled = (mean * len(rollouts) + 0.5) / (len(rollouts) + 1)
+    predicted = sum(useful_share((rate * size + 2 * pooled) / (size + 2), size) for rate in rates) / len(rates)
     seen = sum(0 < rate < 1 for rate in rates)
     checks = []
     cut = f"{metrics['rollout/truncated']:.0%} of completions were cut at {parts.sampling.max_completion_tokens} tokens; mean length {metrics['rollout/length_mean']:.0f}"

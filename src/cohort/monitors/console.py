@@ -64,7 +64,11 @@ class ConsoleMonitor(Monitor):
         columns = (
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}", style="bold", table_column=Column(no_wrap=True, min_width=len(stage))),
-            *((*bar, MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=2 * len(str(total)) + 1))) if total else ()),
+            *(
+                (*bar, MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=2 * len(str(total)) + 1)))
+                if total
+                else ()
+            ),
             TextColumn("{task.fields[facts]}", table_column=Column(ratio=1, overflow="fold")),
         )
         self.progress = Progress(*columns, console=self.console, refresh_per_second=4, expand=True)

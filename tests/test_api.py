@@ -1,0 +1,260 @@
+"""`cohort.train(...)` as documented: rows in every shape, TRL's reward functions unchanged, a model that loads elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import string
+from typing import Any
+
+import pytest
+import torch
+from session_tools import differences, digit_share, rows_of
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import cohort
+from cohort.config import ScratchConfig
+from cohort.errors import PromptError, RecipeError, RunError
+from cohort.scratch import build_scratch
+from cohort.types import NoiseKey, Prompt, Sampling
+
+TEMPLATE = (
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model folder as a person would have one: random weights, printable characters, a chat template."""
+    folder = tmp_path_factory.mktemp("model")
+    shape = ScratchConfig(
+        hidden_size=16, intermediate_size=24, num_layers=2, num_heads=2, num_kv_heads=1, max_positions=96, characters=string.printable
+    )
+    net, tokenizer = build_scratch(shape, (), 0)
+    tokenizer.chat_template = TEMPLATE
+    net.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+SETTINGS: dict[str, Any] = {
+    "group_size": 4,
+    "num_steps": 2,
+    "prompts_per_step": 4,
+    "max_completion_tokens": 8,
+    "learning_rate": 1e-3,
+    "evaluation": {"samples": 2, "resamples": 100, "max_problems": 4},
+    "monitors": {"console": False},
+}
+ROWS = [{"prompt": f"{n} plus {n} is", "answer": str(2 * n)} for n in range(20)]
+CHATS = [{"prompt": [{"role": "user", "content": f"What is {n}?"}], "ground_truth": str(n)} for n in range(12)]
+
+
+def correct(completions, answer, **columns):
+    """The function of the design, as it stands there."""
+    return [float(c.strip().endswith(a)) for c, a in zip(completions, answer)]  # noqa: B905
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_in_every_shape_give_the_same_run(model, tmp_path):
+    """A list of dicts, a datasets.Dataset, a generator and a path: one run, bit for bit."""
+    import datasets
+
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    shapes = {"list": ROWS, "dataset": datasets.Dataset.from_list(ROWS), "generator": (row for row in ROWS), "path": file}
+    runs = {
+        name: cohort.train(model=model, prompts=rows, rewards=[digit_share], name=name, **SETTINGS) for name, rows in shapes.items()
+    }
+    for name in shapes:
+        assert differences(runs[name].folder, runs["list"].folder) == [], name
+
+
+def test_the_result_says_where_everything_is(model, tmp_path):
+    run = cohort.train(model=model, prompts=ROWS, rewards=[here(correct)], name="result", **SETTINGS)
+    assert isinstance(run, cohort.RunResult)
+    assert (run.status, run.folder.resolve()) == ("finished", tmp_path / "runs" / "result")
+    assert run.summary == json.loads((run.folder / "summary.json").read_text())
+    assert run.model == run.folder / "model"
+    assert run.summary["eval"]["before"]["pass@1"].keys() == {"value", "low", "high"}
+    assert [row["step"] for row in rows_of(run.folder)] == [1, 2]
+
+
+def test_the_saved_model_loads_and_writes_what_the_engine_writes(model):
+    """AutoModelForCausalLM.generate, greedy, token for token, on the folder that a run leaves."""
+    from cohort.rollout.local_engine import LocalEngine
+
+    run = cohort.train(model=model, prompts=ROWS, rewards=[digit_share], **SETTINGS)
+    net, tokenizer = AutoModelForCausalLM.from_pretrained(run.model), AutoTokenizer.from_pretrained(run.model)
+    assert tokenizer.chat_template == TEMPLATE
+    texts = [row["prompt"] for row in ROWS[:5]]
+    prompts = [Prompt(n, text, {}, tuple(tokenizer(text)["input_ids"])) for n, text in enumerate(texts)]
+    engine = LocalEngine(AutoModelForCausalLM.from_pretrained(run.model), tokenizer.decode)
+    sampling = Sampling(1, 0.0, 12, (tokenizer.eos_token_id,))
+    ours = engine.generate(prompts, sampling, NoiseKey(0, "evaluate", 0))
+    for text, prompt, group in zip(texts, prompts, ours, strict=True):
+        ids = net.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=12, do_sample=False)[0, len(prompt.token_ids) :]
+        assert tuple(ids.tolist()) == group[0].token_ids
+        assert tokenizer.decode(ids) == tokenizer.decode(group[0].token_ids)
+
+
+def test_a_base_model_starts_without_a_cold_start_and_changes(model):
+    run = cohort.train(model=model, prompts=ROWS, rewards=[digit_share], **SETTINGS)
+    before, after = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (model, run.model))
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+    assert not (run.folder / "start").exists()
+
+
+def test_a_recipe_file_with_overrides_from_python(model, tmp_path):
+    file = tmp_path / "recipe.toml"
+    file.write_text('[[rewards]]\nfunction = "math_answer"\n[prompts]\nsource = "task:column_addition"\nargs = { digits = 1 }\n')
+    run = cohort.train(recipe=file, model=model, **SETTINGS)
+    assert run.status == "finished"
+    assert rows_of(run.folder)[0]["rollout/completions"] == 16
+
+
+# -- rewards as TRL's documentation has them ---------------------------------------------------------------------------
+
+
+def reward_len(completions, **kwargs):
+    return [-abs(20 - len(completion)) for completion in completions]
+
+
+def format_reward_func(completions, **kwargs):
+    """Reward function that checks if the completion has a specific format."""
+    pattern = r"^<think>.*?</think><answer>.*?</answer>$"
+    completion_contents = [completion[0]["content"] for completion in completions]
+    matches = [re.match(pattern, content) for content in completion_contents]
+    return [1.0 if match else 0.0 for match in matches]
+
+
+def reward_func(completions, ground_truth, **kwargs):
+    # Regular expression to capture content inside \boxed{}
+    matches = [re.search(r"\\boxed\{(.*?)\}", completion[0]["content"]) for completion in completions]
+    contents = [match.group(1) if match else "" for match in matches]
+    # Reward 1 if the content is the same as the ground truth, 0 otherwise
+    return [1.0 if c == gt else 0.0 for c, gt in zip(contents, ground_truth)]  # noqa: B905
+
+
+async def async_reward_func(prompts, completions, **kwargs):
+    # Simulate some asynchronous operation
+    import asyncio
+
+    await asyncio.sleep(0.01)
+    # Simple reward: 1.0 if the completion is non-empty, else 0.0
+    return [1.0 if completion else 0.0 for completion in completions]
+
+
+def here(function: Any) -> Any:
+    """The same source as a closure: it then runs in this process, and a worker need not import this file."""
+    scope: dict[str, Any] = {"re": re}
+    exec(inspect.getsource(function), scope)
+    made = scope[function.__name__]
+    made.__module__ = "__main__"
+    return made
+
+
+def test_the_length_reward_of_the_quick_start(model):
+    run = cohort.train(model=model, prompts=ROWS, rewards=here(reward_len), **SETTINGS)
+    row = rows_of(run.folder)[0]
+    assert -20 <= row["reward/reward_len/mean"] == row["reward/mean"] <= 0
+    assert row["reward/faults"] == 0
+
+
+def test_format_and_answer_rewards_on_chat_prompts(model):
+    """Completions arrive as message lists, columns by name; the prompt ids are those of the rendered chat."""
+    import pyarrow.parquet as pq
+
+    run = cohort.train(model=model, prompts=CHATS, rewards=[here(reward_func), here(format_reward_func)], **SETTINGS)
+    row = rows_of(run.folder)[0]
+    assert row["reward/reward_func/faults"] == row["reward/format_reward_func/faults"] == 0
+    assert row["reward/reward_func/mean"] == 0.0
+    table = pq.read_table(run.folder / "rollouts/step-000001.parquet")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    messages = json.loads(table["prompt"][0].as_py())
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert tokenizer.decode(table["prompt_ids"][0].as_py()) == expected
+
+
+def test_the_async_reward(model):
+    run = cohort.train(model=model, prompts=ROWS, rewards=[here(async_reward_func), here(reward_len)], **SETTINGS)
+    assert rows_of(run.folder)[0]["reward/async_reward_func/faults"] == 0
+
+
+def test_an_importable_function_is_written_by_name_and_a_closure_as_python(model):
+    run = cohort.train(model=model, prompts=ROWS, rewards=[digit_share, here(reward_len)], **SETTINGS)
+    recipe = cohort.load_recipe(run.folder / "recipe.toml")
+    assert [reward.function for reward in recipe.rewards] == ["session_tools:digit_share", "python:reward_len"]
+
+
+def test_weights_and_names_of_parts(model):
+    rewards = [{"function": here(reward_len), "weight": 0.5}, {"function": "exact_match", "weight": 0.0, "outcome": True}]
+    run = cohort.train(model=model, prompts=ROWS, rewards=rewards, **SETTINGS)
+    row = rows_of(run.folder)[0]
+    assert row["reward/mean"] == pytest.approx(0.5 * row["reward/reward_len/mean"])
+
+
+# -- resume ------------------------------------------------------------------------------------------------------------
+
+
+def test_resume_needs_nothing_but_the_folder(model, monkeypatch):
+    """Rows from a generator and an importable reward: after a stop inside the run, the folder alone is enough."""
+    from cohort.errors import Interrupted
+    from cohort.parts import Parts
+
+    whole = cohort.train(model=model, prompts=(row for row in ROWS), rewards=[digit_share], name="whole", **SETTINGS)
+    original = Parts.observe
+
+    def stopped(self, state, watch):
+        if state.step == 1:
+            raise Interrupted("SIGTERM")
+        original(self, state, watch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "observe", stopped)
+        run = cohort.train(model=model, prompts=(row for row in ROWS), rewards=[digit_share], name="stopped", **SETTINGS)
+    assert (run.status, run.summary["steps"]) == ("interrupted", 1)
+    run = cohort.resume(run.folder)
+    assert run.status == "finished"
+    assert differences(run.folder, whole.folder) == []
+    assert cohort.resume(run.folder).status == "finished"
+
+
+def test_rows_that_json_cannot_carry_are_asked_for_again(model):
+    import datetime
+
+    rows = [row | {"when": datetime.date(2024, 1, 1)} for row in ROWS]
+    run = cohort.train(model=model, prompts=rows, rewards=[here(reward_len)], **SETTINGS)
+    assert not (run.folder / "prompts.jsonl").exists()
+    (run.folder / "summary.json").unlink()
+    with pytest.raises(RunError, match="cohort.resume"):
+        cohort.resume(run.folder, rewards=[here(reward_len)])
+    assert cohort.resume(run.folder, prompts=rows, rewards=[here(reward_len)]).status == "finished"
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"prompts": ROWS}, RecipeError, "needs rewards="),
+        ({"rewards": [digit_share]}, RecipeError, "needs prompts="),
+        ({"prompts": ROWS, "rewards": [digit_share], "num_generations": 8}, RecipeError, "train.group_size"),
+        ({"prompts": [{"question": "a"}], "rewards": [digit_share]}, PromptError, "question"),
+        ({"prompts": [], "rewards": [digit_share]}, PromptError, "no rows|no prompts|empty"),
+        ({"prompts": CHATS, "rewards": [digit_share], "system": "Be brief.", "max_prompt_tokens": 3}, PromptError, "max_prompt_tokens"),
+    ],
+)
+def test_mistakes_are_answered_in_words(model, arguments, error, words):
+    with pytest.raises(error, match=words):
+        cohort.train(model=model, **SETTINGS | arguments)

@@ -1,0 +1,57 @@
+"""The examples run; grpo_from_scratch.py has a file of its own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+TINY = {
+    "model.scratch.hidden_size": 32,
+    "model.scratch.intermediate_size": 64,
+    "model.scratch.num_layers": 1,
+    "cold_start.num_steps": 3,
+    "cold_start.until_success": 1.0,
+    "prompts.limit": 64,
+    "evaluation.samples": 2,
+    "evaluation.max_problems": 8,
+    "num_steps": 2,
+    "prompts_per_step": 4,
+    "group_size": 4,
+    "monitors.console": False,
+}
+
+
+@pytest.fixture
+def custom_reward(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("custom_reward")
+
+
+def test_the_custom_rewards_by_hand(custom_reward):
+    right, wrong_step, silent = "6+7+0=13\n4+8+1=13\n>133", "6+7+0=13\n4+8+1=12\n>133", ">133"
+    logged = {}
+    assert custom_reward.correct([right, wrong_step, ">13", "133"], answer=["133"] * 4) == [1.0, 1.0, 0.0, 0.0]
+    assert custom_reward.true_steps([right, wrong_step, silent], log_metric=logged.__setitem__) == [1.0, 0.5, None]
+    assert logged == {"silent": 1 / 3}
+    assert custom_reward.correct.extract(right) == "133"
+
+
+def test_custom_reward_trains(custom_reward, tmp_path, capsys):
+    run = custom_reward.main(runs_folder=str(tmp_path), name="example", **TINY)
+    assert run.status == "finished"
+    assert "held-out pass@1" in capsys.readouterr().out
+    rows = [json.loads(line) for line in (tmp_path / "example" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    # Both parts and the logged number are in the metrics, and the weighted sum is that of the parts.
+    for row in rows:
+        assert 0 <= row["reward/true_steps/silent"] <= 1
+        assert row["reward/faults"] == 0
+        if row["reward/true_steps/none"] == 0:
+            parts = row["reward/correct/mean"] + 0.2 * row["reward/true_steps/mean"]
+            assert row["reward/mean"] == pytest.approx(parts, abs=1e-9)
+    assert run.summary["eval"]["after"]["maj@2"]["value"] is not None  # `extract` gives something to vote on

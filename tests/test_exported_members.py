@@ -1,0 +1,49 @@
+"""The public names, exactly: adding or losing one is a decision, not an accident."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import cohort
+
+PUBLIC = [
+    "CohortError",
+    "Completion",
+    "Evaluation",
+    "Outcome",
+    "Prompt",
+    "Recipe",
+    "Rollout",
+    "RunResult",
+    "Sampling",
+    "evaluate",
+    "load_recipe",
+    "resume",
+    "rewards",
+    "train",
+]
+
+
+def test_the_public_names_are_exactly_these():
+    assert cohort.__all__ == PUBLIC
+
+
+def test_each_can_be_imported_and_dir_shows_no_other():
+    for name in PUBLIC:
+        assert getattr(cohort, name) is not None
+    assert set(cohort._HOME) == set(PUBLIC)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    assert not hasattr(cohort, "trainer")
+
+
+def test_importing_cohort_and_reading_a_recipe_loads_no_torch():
+    code = "import sys, cohort; cohort.load_recipe(None, ['group_size=4']); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_reward_is_callable_as_the_design_says():
+    assert cohort.rewards.math_answer(["so \\boxed{7}", "8"], ["7", "7"]) == [1.0, 0.0]
+    assert cohort.rewards.think_format(["<think>a</think> b"]) == [1.0]
