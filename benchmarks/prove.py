@@ -58,7 +58,9 @@ def main() -> int:
     parser.add_argument("--only", choices=sorted(FIGURES), action="append", help="this figure only; may be repeated")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of the demo")
     parser.add_argument("--keep", type=Path, help="folder for the runs; default: a temporary one")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="override of the demo")
+    parser.add_argument(
+        "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="override of the demo"
+    )
     chosen = parser.parse_args()
     print("| figure | command | measured | target | verdict |\n|---|---|---|---|---|", flush=True)
     missed = 0
@@ -96,7 +98,11 @@ def demo_of(seed: int, settings: Settings) -> list[Figure]:
     )
     seconds = time.monotonic() - started
     if ended.returncode:
-        return [Figure(f"demo, seed {seed}", command, f"exit code {ended.returncode}: {ended.stderr.strip()[-300:]!r}", "runs", False)]
+        return [
+            Figure(
+                f"demo, seed {seed}", command, f"exit code {ended.returncode}: {ended.stderr.strip()[-300:]!r}", "runs", False
+            )
+        ]
     run = settings.folder / name
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     before, after = summary["eval"]["before"], summary["eval"]["after"]
@@ -145,7 +151,9 @@ def shared_prompts(run: Path) -> int:
     recipe = load_recipe(run / "recipe.toml")
     data = build.load_data(recipe, build.Materials())
     column = recipe.prompts.prompt_column
-    seen = {row[column] for row in data.train} | {row[column] for row in (data.demonstrations[1] if data.demonstrations else [])}
+    seen = {row[column] for row in data.train} | {
+        row[column] for row in (data.demonstrations[1] if data.demonstrations else [])
+    }
     # Addition commutes: the sum the other way round would be known too.
     seen |= {"+".join(reversed(text.removesuffix("=").split("+"))) + "=" for text in seen if text.endswith("=")}
     return sum(row[column] in seen for _, rows in data.sets.values() for row in rows)
@@ -176,7 +184,13 @@ def lines(settings: Settings) -> list[Figure]:
     total = count_lines(files)
     return [
         Figure("lines of the loop", "wc -l src/cohort/loop.py", str(loop), f"≤ {LOOP_LINES}", loop <= LOOP_LINES),
-        Figure("lines of the package", "find src/cohort -name '*.py' | xargs wc -l", f"{total} in {len(files)} files", "stated", True),
+        Figure(
+            "lines of the package",
+            "find src/cohort -name '*.py' | xargs wc -l",
+            f"{total} in {len(files)} files",
+            "stated",
+            True,
+        ),
     ]
 
 

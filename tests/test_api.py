@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from session_tools import differences, digit_share, rows_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cohort
@@ -18,6 +17,7 @@ from cohort.config import ScratchConfig
 from cohort.errors import PromptError, RecipeError, RunError
 from cohort.scratch import build_scratch
 from cohort.types import NoiseKey, Prompt, Sampling
+from session_tools import differences, digit_share, rows_of
 
 TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}{{ eos_token }}{% endfor %}"
@@ -30,7 +30,13 @@ def model(tmp_path_factory):
     """A model folder as a person would have one: random weights, printable characters, a chat template."""
     folder = tmp_path_factory.mktemp("model")
     shape = ScratchConfig(
-        hidden_size=16, intermediate_size=24, num_layers=2, num_heads=2, num_kv_heads=1, max_positions=96, characters=string.printable
+        hidden_size=16,
+        intermediate_size=24,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        max_positions=96,
+        characters=string.printable,
     )
     net, tokenizer = build_scratch(shape, (), 0)
     tokenizer.chat_template = TEMPLATE
@@ -73,7 +79,8 @@ def test_rows_in_every_shape_give_the_same_run(model, tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     shapes = {"list": ROWS, "dataset": datasets.Dataset.from_list(ROWS), "generator": (row for row in ROWS), "path": file}
     runs = {
-        name: cohort.train(model=model, prompts=rows, rewards=[digit_share], name=name, **SETTINGS) for name, rows in shapes.items()
+        name: cohort.train(model=model, prompts=rows, rewards=[digit_share], name=name, **SETTINGS)
+        for name, rows in shapes.items()
     }
     for name in shapes:
         assert differences(runs[name].folder, runs["list"].folder) == [], name
@@ -102,7 +109,9 @@ def test_the_saved_model_loads_and_writes_what_the_engine_writes(model):
     sampling = Sampling(1, 0.0, 12, (tokenizer.eos_token_id,))
     ours = engine.generate(prompts, sampling, NoiseKey(0, "evaluate", 0))
     for text, prompt, group in zip(texts, prompts, ours, strict=True):
-        ids = net.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=12, do_sample=False)[0, len(prompt.token_ids) :]
+        ids = net.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=12, do_sample=False)[
+            0, len(prompt.token_ids) :
+        ]
         assert tuple(ids.tolist()) == group[0].token_ids
         assert tokenizer.decode(ids) == tokenizer.decode(group[0].token_ids)
 
@@ -116,7 +125,9 @@ def test_a_base_model_starts_without_a_cold_start_and_changes(model):
 
 def test_a_recipe_file_with_overrides_from_python(model, tmp_path):
     file = tmp_path / "recipe.toml"
-    file.write_text('[[rewards]]\nfunction = "math_answer"\n[prompts]\nsource = "task:column_addition"\nargs = { digits = 1 }\n')
+    file.write_text(
+        '[[rewards]]\nfunction = "math_answer"\n[prompts]\nsource = "task:column_addition"\nargs = { digits = 1 }\n'
+    )
     run = cohort.train(recipe=file, model=model, **SETTINGS)
     assert run.status == "finished"
     assert rows_of(run.folder)[0]["rollout/completions"] == 16
@@ -252,7 +263,11 @@ def test_rows_that_json_cannot_carry_are_asked_for_again(model):
         ({"prompts": ROWS, "rewards": [digit_share], "num_generations": 8}, RecipeError, "train.group_size"),
         ({"prompts": [{"question": "a"}], "rewards": [digit_share]}, PromptError, "question"),
         ({"prompts": [], "rewards": [digit_share]}, PromptError, "no rows|no prompts|empty"),
-        ({"prompts": CHATS, "rewards": [digit_share], "system": "Be brief.", "max_prompt_tokens": 3}, PromptError, "max_prompt_tokens"),
+        (
+            {"prompts": CHATS, "rewards": [digit_share], "system": "Be brief.", "max_prompt_tokens": 3},
+            PromptError,
+            "max_prompt_tokens",
+        ),
     ],
 )
 def test_mistakes_are_answered_in_words(model, arguments, error, words):

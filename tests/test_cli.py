@@ -9,10 +9,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from session_tools import COHORT, ONE_THREAD, fork_server, rows_of, summary_of, write_recipe
 
 from cohort import metrics
 from cohort.config import Recipe, leaf_fields, load_recipe
+from session_tools import COHORT, ONE_THREAD, fork_server, rows_of, summary_of, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,17 @@ def says(server, *words: object, code: int = 0) -> str:
 
 def test_training_shows_every_stage_and_ends_with_the_table_and_the_report(world):
     *_, printed = world
-    stages = ["cold start 24/24", "baseline", "training 1/3", "evaluation, held_out", "training 3/3", "final, held_out", "before", "pass@1", "report.html"]
+    stages = [
+        "cold start 24/24",
+        "baseline",
+        "training 1/3",
+        "evaluation, held_out",
+        "training 3/3",
+        "final, held_out",
+        "before",
+        "pass@1",
+        "report.html",
+    ]
     place = 0
     for stage in stages:
         place = printed.index(stage, place)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from session_tools import fork_server, write_recipe
 
 
@@ -23,7 +24,9 @@ def examine(server: Any, *words: object) -> tuple[int, str]:
 
 def level(printed: str, name: str) -> str:
     """ok, warning or FAILURE of the check called `name`."""
-    return next(line.split()[0] for line in printed.splitlines() if line.split(None, 1)[1:] and line.split(None, 1)[1].startswith(name))
+    return next(
+        line.split()[0] for line in printed.splitlines() if line.split(None, 1)[1:] and line.split(None, 1)[1].startswith(name)
+    )
 
 
 def test_the_demo_is_in_order_within_a_minute(server):
@@ -31,7 +34,18 @@ def test_the_demo_is_in_order_within_a_minute(server):
     code, printed = examine(server)
     assert time.monotonic() - started < 60
     assert code == 0, printed
-    for name in ("golds", "shuffled golds", "sampling", "lengths", "memory", "truncation", "success", "diversity", "example", "step 1"):
+    for name in (
+        "golds",
+        "shuffled golds",
+        "sampling",
+        "lengths",
+        "memory",
+        "truncation",
+        "success",
+        "diversity",
+        "example",
+        "step 1",
+    ):
         assert level(printed, name) == "ok", name
     assert "64 of 64 gold answers score as success" in printed
     assert "0 of 64 answers of other rows score as success" in printed

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+
 from session_tools import fork_server, rows_of, summary_of, write_recipe
 
 
@@ -64,12 +65,16 @@ def test_two_targets_are_compared_in_pairs(world):
     (paired,) = document["paired"].values()
     assert paired["held_out"]["pass@1"]["difference"] == 0.0
     assert paired["held_out"]["pass@1"]["p_value"] == 1.0
-    assert re.search(r"held_out pass@1: .*model against .*run \+0\.0 points \[[-+\d., ]+\], p = 1 on \d+ paired problems", printed)
+    assert re.search(
+        r"held_out pass@1: .*model against .*run \+0\.0 points \[[-+\d., ]+\], p = 1 on \d+ paired problems", printed
+    )
 
 
 def test_a_model_folder_with_a_recipe_and_overrides(world):
     server, recipe, run = world
-    _, document = evaluated(server, run / "model", "--recipe", recipe, "--set", "evaluation.samples=4", "--set", "evaluation.top_k=1")
+    _, document = evaluated(
+        server, run / "model", "--recipe", recipe, "--set", "evaluation.samples=4", "--set", "evaluation.top_k=1"
+    )
     numbers = document[str(run / "model")]["sets"]["held_out"]
     assert "pass@4" in numbers
     assert numbers["pass@1"]["value"] == numbers["pass@4"]["value"]  # top-k 1 draws the same completion four times

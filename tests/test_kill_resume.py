@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 import pytest
-from session_tools import Trap, differences, fork_server, leftovers, rows_of, summary_of, train_tiny, write_recipe
 
 from cohort import checkpoint
 from cohort.run import RunFolder
+from session_tools import Trap, differences, fork_server, leftovers, rows_of, summary_of, train_tiny, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,9 @@ def test_twenty_kills(world, capsys):
         found = kill_and_resume(world, f"killed-{number}", traps, pauses)
         equal += not found
         with capsys.disabled():
-            where = ", ".join([f"{trap.target.partition(':')[2]} {trap.call}" for trap in traps] + [f"{pause:.2f} s" for pause in pauses])
+            where = ", ".join(
+                [f"{trap.target.partition(':')[2]} {trap.call}" for trap in traps] + [f"{pause:.2f} s" for pause in pauses]
+            )
             print(f"\n  run {number + 1:2}: killed at {where}: {'bitwise equal' if not found else found}", end="")
     with capsys.disabled():
         print(f"\n{equal} of 20 bitwise equal")
@@ -193,7 +195,10 @@ def test_a_signal_inside_a_batch_saves_the_unfinished_batch_and_resume_uses_it(w
 def test_two_signals_at_once_give_up_politeness_and_corrupt_nothing(world):
     server, recipe, folder, whole = world
     run = folder / "twice"
-    traps = [Trap("cohort.checkpoint:sha256", 45, signal=signal.SIGTERM), Trap("cohort.checkpoint:sha256", 46, signal=signal.SIGINT)]
+    traps = [
+        Trap("cohort.checkpoint:sha256", 45, signal=signal.SIGTERM),
+        Trap("cohort.checkpoint:sha256", 46, signal=signal.SIGINT),
+    ]
     child = server.run("train", recipe, f"name={run.name}", f"runs_folder={folder}", traps=traps)
     assert child.wait() in (1, 130), child.output
     assert "Traceback" not in child.output
@@ -228,7 +233,9 @@ def stopped_run(world, name: str, **settings: object) -> Path:
     server, recipe, folder, _ = world
     run = folder / name
     words = [f"{key}={value}" for key, value in settings.items()]
-    child = server.run("train", recipe, f"name={name}", f"runs_folder={folder}", *words, traps=[Trap("cohort.loop:make_batch", 5)])
+    child = server.run(
+        "train", recipe, f"name={name}", f"runs_folder={folder}", *words, traps=[Trap("cohort.loop:make_batch", 5)]
+    )
     assert child.wait() == -signal.SIGKILL
     return run
 
@@ -302,7 +309,9 @@ def test_if_all_checkpoints_are_damaged_nothing_is_deleted(world):
 def test_a_second_process_on_a_run_is_refused_with_the_pid(world):
     server, recipe, folder, whole = world
     run = folder / "held"
-    child = server.run("train", recipe, f"name={run.name}", f"runs_folder={folder}", traps=[Trap("cohort.loop:make_batch", 2, signal.SIGSTOP)])
+    child = server.run(
+        "train", recipe, f"name={run.name}", f"runs_folder={folder}", traps=[Trap("cohort.loop:make_batch", 2, signal.SIGSTOP)]
+    )
     child.wait_for(lambda: len(rows_of(run)) == 1 if (run / "metrics.jsonl").exists() else False)
     second = server.run("resume", run)
     assert second.wait() == 1
@@ -332,7 +341,9 @@ def test_no_reward_worker_outlives_a_killed_run(world):
     import psutil
 
     server, recipe, folder, _ = world
-    child = server.run("train", recipe, "name=orphans", f"runs_folder={folder}", traps=[Trap("cohort.loop:make_batch", 2, signal.SIGSTOP)])
+    child = server.run(
+        "train", recipe, "name=orphans", f"runs_folder={folder}", traps=[Trap("cohort.loop:make_batch", 2, signal.SIGSTOP)]
+    )
     child.wait_for(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
     workers = psutil.Process(child.pid).children(recursive=True)
     assert workers

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from session_tools import bits, differences, digit_share, rows_of, summary_of, tiny, train_tiny
 from transformers import AutoModelForCausalLM
 
 from cohort import build, checkpoint, session
 from cohort.build import Materials
 from cohort.errors import CohortError, InvariantError, RewardError, RunError
 from cohort.policy import Policy
+from session_tools import bits, differences, digit_share, rows_of, summary_of, tiny, train_tiny
 
 FAST: dict[str, Any] = {
     "cold_start.num_steps": 0,
@@ -224,7 +224,11 @@ def test_equal_rewards_everywhere_leave_every_weight_as_it_was(tmp_path, zero_va
 
 def test_a_step_moves_every_kind_of_parameter(tmp_path):
     """Lost to rounding, frozen by mistake or skipped: each would leave a parameter where it was."""
-    before, after = start_weights(tmp_path), weights_of(run_with(digit_share, tmp_path).model)
+    run = run_with(digit_share, tmp_path)
+    before, after = start_weights(tmp_path), weights_of(run.model)
+    first, second = rows_of(run.folder)
+    assert first["optim/weight_change"] == pytest.approx(1e-3, rel=0.01)  # AdamW's first step is the learning rate
+    assert "optim/weight_change" not in second
     still = [name for name in before if torch.equal(before[name], after[name])]
     assert still == []
     assert largest_change(before, after) <= 2 * 1e-3 * 1.01  # two AdamW steps at 1e-3

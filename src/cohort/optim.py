@@ -20,6 +20,7 @@ from cohort.errors import InvariantError
 from cohort.interrupts import deferred
 
 MAX_SKIPPED_IN_A_ROW = 3
+PROBED_ELEMENTS = 4096
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,14 @@ class MasterWeights:
         for name, master in self.masters.items():
             if master is not self.parameters[name]:
                 self.parameters[name].copy_(master)
+
+    def probe(self) -> list[Tensor]:
+        """A copy of the beginning of each master: enough to see whether an update moved anything, at no cost in memory."""
+        return [master.detach().flatten()[:PROBED_ELEMENTS].clone() for master in self.masters.values()]
+
+    def change_since(self, probe: list[Tensor]) -> float:
+        """Largest |change| of any probed element."""
+        return max(float((now - before).abs().max()) for now, before in zip(self.probe(), probe, strict=True))
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: master.detach() for name, master in self.masters.items()}

@@ -68,8 +68,12 @@ class TrainState:
     def update(self, meter: UpdateMeter, minibatch: Minibatch) -> None:
         """One optimizer step, and its metrics, with no moment in between at which only one of the two is done."""
         with deferred():
+            probe = self.optimizer.weights.probe() if self.policy_version == 0 else None
             report = self.optimizer.clip_and_step()
-            self.update_metrics.append(meter.metrics(report, minibatch))
+            row = meter.metrics(report, minibatch)
+            if probe is not None:  # an update lost to rounding would otherwise go unnoticed
+                row["optim/weight_change"] = self.optimizer.weights.change_since(probe)
+            self.update_metrics.append(row)
 
     def finish_step(self, prompts_taken: int) -> None:
         with deferred():
