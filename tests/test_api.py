@@ -247,7 +247,7 @@ def test_rows_that_json_cannot_carry_are_asked_for_again(model):
     run = cohort.train(model=model, prompts=rows, rewards=[here(reward_len)], **SETTINGS)
     assert not (run.folder / "prompts.jsonl").exists()
     (run.folder / "summary.json").unlink()
-    with pytest.raises(RunError, match="cohort.resume"):
+    with pytest.raises(RunError, match=r"cohort\.resume"):
         cohort.resume(run.folder, rewards=[here(reward_len)])
     assert cohort.resume(run.folder, prompts=rows, rewards=[here(reward_len)]).status == "finished"
 

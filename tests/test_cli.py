@@ -202,7 +202,7 @@ def test_no_command_is_help_and_an_unknown_one_an_error():
 
 def test_sigterm_to_the_real_command_saves_and_exits_with_130(world):
     """The installed script in a process of its own, not a fork of a prepared one; stopped at whatever it is doing."""
-    server, recipe, run, _ = world
+    _, recipe, run, _ = world
     folder = run.parents[1]
     process = subprocess.Popen(
         [COHORT, "train", str(recipe), "name=real", "train.num_steps=10000", "evaluation.every_steps=0", "evaluation.samples=0"],

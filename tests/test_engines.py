@@ -19,6 +19,7 @@ from cohort.rollout.hf_engine import HFEngine
 from cohort.rollout.local_engine import LocalEngine
 from cohort.rollout.sampling import cut, next_tokens
 from cohort.rollout.support import why_not_local
+from cohort.steady import STEADY_ROWS
 from cohort.types import NoiseKey, Prompt, Sampling
 
 VOCAB = 64
@@ -361,9 +362,9 @@ def test_gradient_checkpointing_does_not_switch_the_cache_off():
     fed.clear()
     assert engine.generate(prompts, wanted, TRAIN) == before
     hook.remove()
-    # Tokens through the layers: each prompt once, padded, and each sampled token but the last of its completion once.
-    prefill = len(prompts) * max(len(prompt.token_ids) for prompt in prompts)
-    assert sum(fed) == prefill + sum(completion.length - 1 for group in before for completion in group)
+    # Tokens through the layers: each prompt once, padded, then one token per row and step (with rows that keep it steady).
+    longest = max(completion.length for group in before for completion in group)
+    assert fed == [len(prompts) * max(len(prompt.token_ids) for prompt in prompts)] + [STEADY_ROWS] * (longest - 1)
 
 
 def test_bfloat16_logprobs_are_close_and_dtype_is_kept():
@@ -491,7 +492,7 @@ def test_non_finite_logits_are_an_error(kind):
 
 def test_slots_are_chosen_from_free_memory(monkeypatch):
     engine = LocalEngine(make_model(), text_of)
-    kv_bytes = 2 * 40 * 4 * 2 * (2 * 8)  # keys and values, 40 tokens, float32, 2 layers, 2 kv heads of 8
+    kv_bytes = 2 * 40 * 8 * 2 * (2 * 8)  # keys and values, 40 tokens, float64 on a CPU, 2 layers, 2 kv heads of 8
     slot_bytes = kv_bytes + 4 * 6 * VOCAB
     monkeypatch.setattr(local_engine_module, "free_memory", lambda device: int(2 * slot_bytes * 10.5))
     assert engine.slots_for(40, completions=1000) == 10

@@ -113,7 +113,10 @@ def test_an_interval_of_equal_values_is_not_a_point():
     assert (low, high) == (0.0, pytest.approx(stats.binomtest(0, 100).proportion_ci(0.95, method="exact").high))
     low, high = bootstrap_interval([1.0] * 20, 200, seed=0)
     assert (low, high) == (pytest.approx(stats.binomtest(20, 20).proportion_ci(0.95, method="exact").low), 1.0)
-    assert bootstrap_interval([0.5] * 5, 200, seed=0) == (0.5, 0.5)
+    low, high = bootstrap_interval([0.5] * 5, 200, seed=0)
+    assert 0.0 < low < 0.3
+    assert low + high == pytest.approx(1.0)
+    assert bootstrap_interval([0.5] * 5, 200, seed=0, bounds=None) == (0.5, 0.5)  # nothing is known of what was not seen
 
 
 def test_estimate_of_nothing_is_null_with_a_reason():
@@ -148,6 +151,45 @@ def test_paired_test_ends():
     assert improved.p_value == pytest.approx(1 / 10_001)  # never 0
     with pytest.raises(ValueError, match="same problems"):
         paired_test([0.0], [0.0, 1.0], seed=0)
+
+
+def test_equal_differences_give_the_interval_that_so_few_problems_allow():
+    four = paired_test([0] * 4, [1] * 4, seed=0)
+    exact = stats.binomtest(4, 4).proportion_ci(0.95, method="exact").low
+    assert (four.low, four.high) == (pytest.approx(2 * exact - 1), 1.0)  # the others may all have gone from 1 to 0
+    assert four.low < 0 < four.high
+    assert four.p_value == 0.125
+    for n in range(1, 12):  # interval and p-value agree on whether anything was shown
+        up, down = paired_test([0] * n, [1] * n, seed=0), paired_test([1] * n, [0] * n, seed=0)
+        assert (up.low > 0) == (up.p_value < 0.05) == (n >= 6)
+        assert (down.low, down.high) == (-up.high, -up.low)
+    same = [paired_test([0.5] * n, [0.5] * n, seed=0) for n in (4, 40, 400)]
+    assert all(result.low == -result.high for result in same)
+    assert [round(result.high, 3) for result in same] == [0.602, 0.088, 0.009]
+    tenths = paired_test([0.1, 0.2, 0.3], [0.2, 0.3, 0.4], seed=0)  # equal but for the last bits
+    assert tenths.low < -0.5
+    assert tenths.high > 0.5
+
+
+def test_paired_intervals_cover_a_rare_change():
+    """One problem in fifty changes: most sets of 30 show no change at all, and the interval must allow for it."""
+    rng = np.random.default_rng(5)
+    trials, covered = 300, 0
+    for trial in range(trials):
+        result = paired_test(np.zeros(30), (rng.random(30) < 0.02).astype(float), seed=trial, resamples=400)
+        covered += result.low <= 0.02 <= result.high
+    assert covered / trials >= 0.95
+
+
+def test_paired_intervals_cover_the_truth_about_95_times_in_100():
+    rng = np.random.default_rng(9)
+    trials, covered = 300, 0
+    for trial in range(trials):
+        difficulty = rng.beta(0.7, 1.4, size=80)  # mean 1/3; b solves half of what a does not, so the mean gain is 1/3
+        a, b = rng.binomial(8, difficulty) / 8, rng.binomial(8, (1 + difficulty) / 2) / 8
+        result = paired_test(a, b, seed=trial, resamples=400)
+        covered += result.low <= 1 / 3 <= result.high
+    assert 0.90 <= covered / trials <= 0.98
 
 
 def test_p_values_are_uniform_when_nothing_changed():

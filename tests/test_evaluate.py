@@ -1,23 +1,38 @@
 """Evaluation with a scripted engine: every number can be worked out by hand."""
 
 import json
+import re
 from dataclasses import dataclass
 
 import pytest
 
 from cohort.estimators import pass_at_k
-from cohort.evaluate import Evaluation, compare, default_ks, evaluate, summarize
+from cohort.evaluation import (
+    Evaluation,
+    ProblemVerdicts,
+    compare,
+    compare_set,
+    default_ks,
+    evaluate,
+    problem_key,
+    summarize,
+)
 from cohort.types import Completion, Outcome, Prompt, Sampling
 
 SAMPLING = Sampling(group_size=4, temperature=1.0, max_completion_tokens=8, stop_ids=(2,), top_p=0.9, top_k=5)
 
 
-def make_prompts(texts, start=0):
-    return [Prompt(start + i, text, {"answer": "7"}, (1, 2)) for i, text in enumerate(texts)]
+def make_prompts(texts, names=None):
+    """Problem i is called "problem i", or as `names` says; its script lists what will be written: "7 7 8 -"."""
+    names = names or [f"problem {i}" for i in range(len(texts))]
+    return [
+        Prompt(i, name, {"answer": "7", "script": text}, (1, 2))
+        for i, (name, text) in enumerate(zip(names, texts, strict=True))
+    ]
 
 
 class ScriptedEngine:
-    """A prompt's text lists its completions: "7 7 8 -". Greedy writes the first one."""
+    """Writes the words of a problem's script. Greedy writes the first one."""
 
     name = "scripted"
 
@@ -28,7 +43,7 @@ class ScriptedEngine:
         self.calls.append((len(prompts), sampling, noise, first_draw))
         groups = []
         for prompt in prompts:
-            words = prompt.content.split()[: sampling.group_size]
+            words = prompt.columns["script"].split()[: sampling.group_size]
             groups.append([Completion((5,) * len(w), (-0.1,) * len(w), "length" if len(w) > 3 else "stop", w) for w in words])
         return groups
 
@@ -57,9 +72,9 @@ class Verifier:
         return Result(outcomes)
 
 
-def run(sets, *, extracts=True, **options):
+def run(sets, *, extracts=True, names=None, **options):
     options = {"sampling": SAMPLING, "seed": 3, "step": 10, "greedy": True, "resamples": 200, **options}
-    prompts = {name: make_prompts(texts) for name, texts in sets.items()}
+    prompts = {name: make_prompts(texts, names) for name, texts in sets.items()}
     return evaluate(ScriptedEngine(), prompts, Verifier(extracts), **options)
 
 
@@ -137,7 +152,7 @@ def test_json_round_trip_keeps_what_compare_needs():
     assert (back.step, back.label) == (10, "before")
 
 
-def test_compare_pairs_by_problem_index():
+def test_compare_pairs_problem_by_problem():
     before = run({"s": ["8 8 8 7"] * 6 + ["7 8 8 8"] * 6})
     after = run({"s": ["7 7 7 8"] * 6 + ["7 7 7 7"] * 5})  # one problem fewer
     change = compare(before, after).sets["s"]
@@ -148,12 +163,48 @@ def test_compare_pairs_by_problem_index():
     assert compare(before, run({"other": ["7 7 7 7"]})).sets == {}
 
 
+def test_compare_knows_a_problem_by_its_content_and_not_by_its_row():
+    """Two runs with different seeds: row 0 of one is not row 0 of the other."""
+    before = run({"s": ["8 8 8 8"] * 4}, names=["a", "b", "c", "d"])
+    assert compare(before, run({"s": ["7 7 7 7"] * 4}, names=["e", "f", "g", "h"])).sets == {}
+    after = run({"s": ["7 7 7 7", "8 8 8 8", "8 8 8 8"]}, names=["d", "x", " c\n"])  # other rows, other order
+    change = compare(before, after).sets["s"]["pass@1"]
+    assert (change.problems, change.difference) == (2, 0.5)
+
+
+def test_a_problem_is_its_question_and_its_gold_answer():
+    key = problem_key(Prompt(0, "1+1=", {"answer": "2", "note": "x"}, (1,)))
+    assert re.fullmatch("[0-9a-f]{16}", key)
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}]
+    assert problem_key(Prompt(5, " 1+1=\n", {"answer": 2, "note": "y"}, (3, 4))) == key
+    assert problem_key(Prompt(5, chat, {"answer": "2"}, (3, 4))) == key
+    others = [Prompt(0, "1+1=", {"answer": "3"}, (1,)), Prompt(0, "1+1=", {}, (1,)), Prompt(0, "1+2=", {"answer": "2"}, (1,))]
+    assert len({key, *(problem_key(other) for other in others)}) == 4
+
+
+def test_copies_of_a_problem_are_matched_in_order():
+    before = run({"s": ["8 8 8 8", "? ? ? ?", "7 7 7 7", "8 8 8 8"]}, names=["a", "a", "a", "b"])
+    after = run({"s": ["7 7 7 7", "8 8 8 8", "7 7 7 7", "8 8 8 8", "7 7 7 7"]}, names=["b", "a", "a", "a", "a"])
+    # a: 0 -> 0, (no verdict) -> 1, 1 -> 0, (absent) -> 1; b: 0 -> 1
+    change = compare(before, after).sets["s"]["pass@1"]
+    assert (change.problems, change.difference) == (3, 0.0)
+    assert change.p_value == 1.0
+
+
+def test_row_numbers_of_early_files_still_pair_within_their_run():
+    old = [ProblemVerdicts.from_json({"index": [0, 5], "success": rows, "greedy": ""}) for rows in (["00", "01"], ["11", "01"])]
+    assert old[0].problems == ("row 0", "row 5")
+    assert compare_set(*old, 0, 100)["pass@1"].difference == 0.5
+    new = run({"s": ["7 7 7 7"]}).per_problem["s"]
+    assert compare_set(old[0], new, 0, 100) == {}
+
+
 def test_examples_show_the_first_problems_with_verdicts():
     rows = run({"s": ["7 8 8 8"] * 6}, examples=2).examples
     assert len(rows) == 2
     assert rows[0] == {
         "set": "s",
-        "prompt": "7 8 8 8",
+        "prompt": "problem 0",
         "answer": "7",
         "completions": [{"text": "7", "reward": 2.5, "success": True}] + [{"text": "8", "reward": 0.5, "success": False}] * 3,
     }

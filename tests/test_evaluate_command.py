@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 
 import pytest
+from rich.console import Console
 
-from session_tools import fork_server, rows_of, summary_of, write_recipe
+import cohort
+from cohort.config import Recipe
+from cohort.evaluation import Evaluation, compare
+from cohort.evaluation_command import Result, Target, print_comparison, refuse_unwritable
+from cohort.prompts import split_held_out
+from session_tools import fork_server, rows_of, summary_of, tree, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +75,125 @@ def test_two_targets_are_compared_in_pairs(world):
     assert re.search(
         r"held_out pass@1: .*model against .*run \+0\.0 points \[[-+\d., ]+\], p = 1 on \d+ paired problems", printed
     )
+
+
+def test_runs_with_different_seeds_are_compared_on_the_problems_of_the_first(world):
+    """Row 0 of one run is not row 0 of the other: both must answer the same problems before a difference means anything."""
+    server, recipe, run = world
+    other = server.folder / "runs" / "other"
+    child = server.run("train", recipe, "name=other", "seed=1", "train.num_steps=1", "evaluation.samples=4")
+    assert child.wait() == 0, child.output
+    stored = [rows_of(folder, "evaluations.jsonl")[-1]["per_problem"]["held_out"]["problem"] for folder in (run, other)]
+    assert set(stored[0]) != set(stored[1])
+
+    printed, document = evaluated(server, run, other)
+    assert f"all targets are evaluated on the problems of {run}, with its rewards, evaluation settings and seed" in printed
+    verdicts = [document[str(folder)]["per_problem"]["held_out"] for folder in (run, other)]
+    assert verdicts[0]["problem"] == verdicts[1]["problem"] == stored[0]
+    assert all(len(row) == 8 for row in verdicts[1]["success"])  # the first one's samples too
+    assert document[str(run)]["sets"]["held_out"]["pass@1"] == summary_of(run)["eval"]["after"]["pass@1"]
+    paired = document["paired"][f"{other} against {run}"]["held_out"]["pass@1"]
+    assert paired["problems"] == len(stored[0])
+    rates = [document[str(folder)]["sets"]["held_out"]["pass@1"]["value"] for folder in (other, run)]
+    assert paired["difference"] == pytest.approx(rates[0] - rates[1])
+
+
+def test_a_start_from_nothing_keeps_its_own_seed(tmp_path):
+    """Weights drawn from a seed are those of the run's own seed and rows, whoever's problems it is asked."""
+    recipe = write_recipe(tmp_path / "tiny.toml", **{"train.num_steps": 0, "cold_start.num_steps": 0})
+    with fork_server(tmp_path) as server:
+        for name, words in (("one", ["seed=1"]), ("two", ["seed=2", "prompts.args={digits=2}"])):
+            child = server.run("train", recipe, f"name={name}", *words)
+            assert child.wait() == 0, child.output
+        two = server.folder / "runs" / "two"
+        _, document = evaluated(server, "runs/one", two, two / "model", "--checkpoint", "start")
+    verdicts = [document[name]["per_problem"] for name in (f"{two}@start", str(two / "model"))]
+    assert verdicts[0] == verdicts[1]  # nothing was trained, so model/ holds the very weights of the start
+
+
+def test_a_model_beside_a_run_needs_no_recipe(world):
+    server, _, run = world
+    _, document = evaluated(server, run, run / "model")
+    (paired,) = document["paired"].values()
+    assert paired["held_out"]["pass@1"]["difference"] == 0.0
+
+
+def test_a_run_from_python_rows_is_evaluated_on_the_rows_it_kept(world):
+    """And two of them, split with different seeds: what the second was trained on is counted and said."""
+    server, recipe, _ = world
+    rows = [
+        {"prompt": f"{a}+{b}=", "answer": str(a + b), "demonstration": f"{a}+{b}>{a + b}"} for a in range(9) for b in range(9)
+    ]
+    words = {"recipe": recipe, "rewards": [tree()["rewards"][0]], "runs_folder": str(server.folder / "runs")}
+    words |= {"train.num_steps": 1, "evaluation.sets": {}, "prompts.args": {}, "checkpoints.every_steps": 0}
+    runs = [
+        cohort.train(prompts=rows, name=f"rows-{seed}", **{"seed": seed, "evaluation.held_out": 0.3}, **words).folder
+        for seed in (0, 1)
+    ]
+    printed, document = evaluated(server, *runs)
+    expected = summary_of(runs[0])["eval"]["after"]["pass@1"]
+    assert document[str(runs[0])]["sets"]["held_out"]["pass@1"] == expected
+    assert document["paired"][f"{runs[1]} against {runs[0]}"]["held_out"]["pass@1"]["problems"] == 8
+    (seen,) = document["seen_in_training"].values()
+    held_out = [{row["prompt"] for row in split_held_out(rows, 0.3, seed)[1]} for seed in (0, 1)]
+    asked = [row["prompt"] for row in split_held_out(rows, 0.3, 0)[1]][:8]
+    assert seen == {"held_out": sum(prompt not in held_out[1] for prompt in asked)}
+    assert f"warning: {runs[1]} was trained on {seen['held_out']} of the 8 problems of held_out" in printed
+
+    _, document = evaluated(server, runs[0] / "model", "--recipe", runs[0])
+    assert document[str(runs[0] / "model")]["sets"]["held_out"]["pass@1"] == expected
+
+
+def test_a_reward_that_was_a_closure_is_asked_for(world):
+    server, recipe, _ = world
+    settings = {"recipe": recipe, "runs_folder": str(server.folder / "runs"), "train.num_steps": 0, "cold_start.num_steps": 1}
+    run = cohort.train(rewards=[lambda completions, **columns: [0.5 for _ in completions]], name="closure", **settings).folder
+    child = server.run("evaluate", run)
+    assert child.wait() == 1
+    assert "evaluation needs the function" in child.output
+    assert "cohort.evaluate" in child.output
+    assert "cohort.resume(run, rewards=[function])" in child.output
+    _, document = evaluated(server, run, "--set", "rewards.0.function=math_answer")
+    assert document[str(run)]["sets"]["held_out"]["pass@1"]["value"] is not None
+
+
+def test_an_output_that_cannot_be_written_is_found_before_the_evaluation(world):
+    server, recipe, run = world
+    for output, said in (
+        (server.folder / "nowhere" / "numbers.json", f"the folder {server.folder / 'nowhere'} does not exist"),
+        (recipe / "numbers.json", "Not a directory"),
+        (server.folder, "Is a directory"),
+    ):
+        child = server.run("evaluate", run, "--output", output)
+        assert child.wait() == 1
+        assert f"error: --output {output}: cannot be written ({said})" in child.output
+        assert "evaluating" not in child.output
+    refuse_unwritable(server.folder / "new.json")
+    assert not (server.folder / "new.json").exists()  # trying leaves nothing behind
+    (server.folder / "old.json").write_text("kept")
+    refuse_unwritable(server.folder / "old.json")
+    assert (server.folder / "old.json").read_text() == "kept"
+
+
+def result_of(label: str, keys: list[str], success: list[str]) -> Result:
+    verdicts = {"problem": keys, "success": success, "greedy": ""}
+    document = {"step": 0, "sets": {"held_out": {}}, "per_problem": {"held_out": verdicts}}
+    return Result(Target(label, label, None, Recipe(), None), Evaluation.from_json(document))
+
+
+def test_paired_lines_do_not_wrap_and_nothing_in_common_is_said():
+    def printed(other: Result) -> list[str]:
+        console = Console(file=io.StringIO(), width=40, highlight=False)
+        print_comparison(console, first, other, compare(first.evaluation, other.evaluation))
+        return console.file.getvalue().splitlines()
+
+    first = result_of("runs/a-rather-long-name", ["a", "b"], ["00", "01"])
+    (line,) = printed(result_of("runs/another-long-name", ["b", "c"], ["11", "01"]))
+    assert line.startswith("held_out pass@1: runs/another-long-name against runs/a-rather-long-name +50.0 points [")
+    assert line.endswith("on 1 paired problems")
+    (line,) = printed(result_of("runs/another-long-name", ["x", "y"], ["11", "11"]))
+    assert "no problem with a verdict on both sides" in line
+    assert "p = " not in line
 
 
 def test_a_model_folder_with_a_recipe_and_overrides(world):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import subprocess
 import sys
 
@@ -33,6 +36,18 @@ def test_each_can_be_imported_and_dir_shows_no_other():
     for name in PUBLIC:
         assert getattr(cohort, name) is not None
     assert set(cohort._HOME) == set(PUBLIC)
+
+
+def test_a_public_name_stays_what_it_is_once_every_module_is_loaded():
+    """A module of the same name as a function would take its place with the first import."""
+    for module in pkgutil.walk_packages(cohort.__path__, "cohort."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    for name in PUBLIC:
+        first, second = getattr(cohort, name), getattr(cohort, name)
+        assert first is second, name
+        assert callable(first) == callable(second) == (name != "rewards"), name
+        assert inspect.ismodule(first) == (name == "rewards"), name
 
 
 def test_an_unknown_name_is_an_attribute_error():

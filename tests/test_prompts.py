@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cohort import rows as module
 from cohort.config import PromptsConfig
 from cohort.errors import PromptError
-from cohort.prompts import PromptStream, assert_disjoint, make_prompts, split_held_out
+from cohort.prompts import PromptStream, assert_disjoint, content_key, make_prompts, split_held_out
 from cohort.rows import load_rows
 from cohort.types import Prompt
 
@@ -299,6 +299,52 @@ def test_shared_questions_are_refused_with_an_example():
     assert_disjoint(prompts, other[:1], "held_out")
     with pytest.raises(PromptError, match=r"'hard': 1 of its prompts.*row 1 \(training row 1\): 'b'"):
         assert_disjoint(prompts, other, "hard")
+
+
+def chat(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in pairs]
+
+
+SAME_QUESTION = [
+    "2+2=",
+    chat(("user", "2+2=\n")),
+    chat(("system", "Be brief."), ("user", " 2+2=")),
+    chat(("system", "Think first."), ("user", "2+2=")),
+]
+
+
+@pytest.mark.parametrize(("left", "right"), itertools.combinations(SAME_QUESTION, 2))
+def test_another_system_message_or_form_does_not_hide_a_leak(left, right):
+    train, _ = make_prompts([{"prompt": "x"}, {"prompt": left}], config(), encode)
+    test, _ = make_prompts([{"prompt": right}], config(), encode)
+    with pytest.raises(PromptError, match=r"row 0 \(training row 1\): '2\+2='"):
+        assert_disjoint(train, test, "held_out")
+
+
+def test_a_system_message_of_the_recipe_does_not_hide_a_leak():
+    train, _ = make_prompts([{"prompt": "2+2="}], config(system="Be brief."), encode)
+    test, _ = make_prompts([{"prompt": "2+2="}], config(), encode)
+    with pytest.raises(PromptError, match="1 of its prompts also occur in training"):
+        assert_disjoint(train, test, "held_out")
+
+
+def test_different_conversations_are_different_questions():
+    contents = [
+        "2+2=",
+        chat(("user", "2+3=")),
+        chat(("assistant", "Hello."), ("user", "2+2=")),
+        chat(("user", "Hello."), ("assistant", "Yes?"), ("user", "2+2=")),
+        chat(("user", "Hello."), ("assistant", "No?"), ("user", "2+2=")),
+        chat(("system", "Write a joke.")),
+        chat(("system", "Write a poem.")),
+    ]
+    assert len({content_key(content) for content in contents}) == len(contents)
+
+
+def test_the_split_keeps_a_question_together_under_every_system_message():
+    rows = [{"prompt": chat(("system", system), ("user", f"{n}+1="))} for n in range(40) for system in ("a", "b", "c")]
+    sides = [{row["prompt"][1]["content"] for row in side} for side in split_held_out(rows, 0.5, 0)]
+    assert not sides[0] & sides[1]
 
 
 def test_two_splits_of_a_task_are_disjoint_as_prompts():

@@ -285,7 +285,7 @@ def test_evaluation_prompts_in_training_are_refused_at_start(tmp_path):
 
 
 def test_positions_that_the_model_does_not_have_stop_the_run_at_start(tmp_path):
-    with pytest.raises(RunError, match="the model has 32: lower sampling.max_completion_tokens"):
+    with pytest.raises(RunError, match=r"the model has 32: lower sampling\.max_completion_tokens"):
         train_tiny(tmp_path, **FAST | {"sampling.max_completion_tokens": 40})
 
 

@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from cohort.api import resume, train
     from cohort.config import Recipe, load_recipe
     from cohort.errors import CohortError
-    from cohort.evaluate import Evaluation, evaluate
+    from cohort.evaluation import Evaluation, evaluate
     from cohort.session import RunResult
     from cohort.types import Completion, Outcome, Prompt, Rollout, Sampling
 
 _HOME = {
     "Completion": "cohort.types",
     "CohortError": "cohort.errors",
-    "Evaluation": "cohort.evaluate",
+    "Evaluation": "cohort.evaluation",
     "Outcome": "cohort.types",
     "Prompt": "cohort.types",
     "Recipe": "cohort.config",
     "Rollout": "cohort.types",
     "RunResult": "cohort.session",
     "Sampling": "cohort.types",
-    "evaluate": "cohort.evaluate",
+    "evaluate": "cohort.evaluation",
     "load_recipe": "cohort.config",
     "resume": "cohort.api",
     "rewards": "",

@@ -8,8 +8,9 @@ from typing import Any
 
 from cohort.config import load_recipe
 from cohort.errors import RecipeError
+from cohort.materials import PYTHON_ROWS
 from cohort.rewards.contract import importable_name
-from cohort.session import PYTHON_ROWS, RunResult
+from cohort.session import RunResult
 from cohort.session import resume as resume_session
 from cohort.session import start as start_session
 

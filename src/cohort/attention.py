@@ -5,8 +5,8 @@ Two things differ from the functions that ship with transformers:
 - no mask: rows are right-padded, so plain causal attention is right, and grouped queries never repeat keys and values;
 - on a CPU in float32 the products are accumulated in float64. Decoding one token and reading a whole sequence multiply the
   same numbers in another order; rounded to float32 the results differ in the last bit, and a few layers later a log-ratio
-  that should be 0 is 2e-5. Accumulated in float64 and rounded once they are the same bits, and since every other
-  operation works row by row, so are the log-probs: engine and trainer agree exactly, not nearly.
+  that should be 0 is 2e-5. Accumulated in float64 and rounded once they are the same bits, and where every other
+  operation gives each row the same bits too (steady.py), so are the log-probs.
 
 Features that are not honoured are refused by name: an ignored argument would be a different model.
 """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,17 @@ import torch
 from cohort.cold_start import Demonstration, make_demonstrations
 from cohort.config import PromptsConfig, Recipe
 from cohort.errors import ModelError
+from cohort.materials import PYTHON_ROWS, Materials
 from cohort.policy import Policy, load_model, load_pretrained, pick_device, pick_dtype
 from cohort.prompts import PromptReport, assert_disjoint, make_prompts, split_held_out
 from cohort.rollout import build_engine, stop_ids
 from cohort.rollout.engine import Engine
+from cohort.rollout.local_engine import MOST_SLOTS, LocalEngine
 from cohort.rows import load_rows
 from cohort.types import Prompt, Sampling
 
 Rows = list[dict[str, Any]]
 HELD_OUT = "held_out"
-
-
-@dataclass(frozen=True)
-class Materials:
-    """Python objects that a recipe can only name: rows and reward functions handed to `cohort.train`."""
-
-    rows: Iterable[Mapping[str, Any]] | None = None
-    functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,9 @@ class Data:
 
 def load_data(recipe: Recipe, materials: Materials) -> Data:
     """Training rows, evaluation sets and demonstrations. Without named sets a share of the training rows is held out."""
-    rows = load_rows(recipe.prompts, recipe.seed, materials.rows)
+    # Rows kept from Python were loaded, limited and checked when they were handed in.
+    kept = materials.rows if recipe.prompts.source == PYTHON_ROWS and isinstance(materials.rows, list) else None
+    rows: Rows = list(kept) if kept is not None else load_rows(recipe.prompts, recipe.seed, materials.rows)
     sets = {name: (config, load_rows(config, recipe.seed)) for name, config in recipe.evaluation.sets.items()}
     if not sets and recipe.evaluation.samples and recipe.evaluation.held_out:
         rows, held_out = split_held_out(
@@ -82,27 +79,54 @@ class EncodedData:
     train: list[Prompt]
     sets: dict[str, list[Prompt]]
     demonstrations: list[Demonstration]
-    report: PromptReport
+    reports: dict[str, PromptReport]
+    """What became of the rows, for "prompts", for each evaluation set, and for "demonstrations"."""
+
+    @property
+    def report(self) -> PromptReport:
+        return self.reports["prompts"]
+
+    def digest(self) -> str:
+        """Changes with any training prompt, column or demonstration: a resumed run must go on with the very same data."""
+        digest = hashlib.blake2b(digest_size=16)
+        for prompt in self.train:
+            digest.update(repr((prompt.index, prompt.token_ids, sorted(prompt.columns.items(), key=str))).encode())
+        for demonstration in self.demonstrations:
+            digest.update(repr((demonstration.prompt.token_ids, demonstration.completion_ids)).encode())
+        return digest.hexdigest()
 
 
 def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) -> EncodedData:
     """Tokenised prompts. Evaluation prompts that also occur in training, or in the demonstrations, are an error."""
-    train, report = make_prompts(data.train, recipe.prompts, policy.codec.encode, policy.tokenizer.unk_token_id)
-    sets = {
-        name: make_prompts(rows, config, policy.codec.encode)[0][: recipe.evaluation.max_problems]
-        for name, (config, rows) in data.sets.items()
-    }
+    reports: dict[str, PromptReport] = {}
+
+    def encode(name: str, rows: Rows, config: PromptsConfig) -> list[Prompt]:
+        prompts, reports[name] = make_prompts(rows, config, policy.codec.encode, policy.tokenizer.unk_token_id)
+        if "<think>" not in (policy.tokenizer.chat_template or ""):
+            return prompts
+        # A template that opens <think> itself is invisible in the messages; format rewards are told through a column.
+        return [
+            replace(prompt, columns={**prompt.columns, "prefilled": policy.codec.prefills_think(prompt.content)})
+            if prompt.is_chat and "prefilled" not in prompt.columns
+            else prompt
+            for prompt in prompts
+        ]
+
+    train = encode("prompts", data.train, recipe.prompts)
+    sets = {name: encode(name, rows, config)[: recipe.evaluation.max_problems] for name, (config, rows) in data.sets.items()}
     demonstrations: list[Demonstration] = []
     if data.demonstrations:
         config, rows = data.demonstrations
-        prompts = make_prompts(rows, config, policy.codec.encode)[0]
-        if not sampling.stop_ids:
+        # The end a person would write: the tokenizer's own, not just any of the stops that sampling honours.
+        stop = policy.tokenizer.eos_token_id
+        if stop is None and not sampling.stop_ids:
             raise ModelError("cold_start: the tokenizer has no end token, so a demonstration cannot be ended.")
-        demonstrations = make_demonstrations(prompts, policy.codec, recipe, sampling.stop_ids[0])
+        prompts = encode("demonstrations", rows, config)
+        demonstrations = make_demonstrations(prompts, policy.codec, recipe, sampling.stop_ids[0] if stop is None else stop)
     for name, prompts in sets.items():
         assert_disjoint(train, prompts, name)
         assert_disjoint([demonstration.prompt for demonstration in demonstrations], prompts, name)
-    return EncodedData(train, sets, demonstrations, report)
+    return EncodedData(train, sets, demonstrations, reports)
 
 
 def training_sampling(recipe: Recipe, policy: Policy) -> Sampling:
@@ -116,6 +140,14 @@ def training_sampling(recipe: Recipe, policy: Policy) -> Sampling:
 
 def make_engine(recipe: Recipe, policy: Policy) -> tuple[Engine, str]:
     return build_engine(recipe.sampling.engine, policy.model, policy.codec.decode, recipe.sampling.slots)
+
+
+def choose_slots(recipe: Recipe, engine: Engine, prompts: Sequence[Prompt], sampling: Sampling) -> int:
+    """How many completions are decoded side by side: by the recipe, or by the memory that is free at the start of the run."""
+    if recipe.sampling.slots or not isinstance(engine, LocalEngine):
+        return recipe.sampling.slots
+    longest = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_completion_tokens
+    return engine.slots_for(longest, MOST_SLOTS[engine.model.device.type])
 
 
 def find_by_index(prompts: Sequence[Prompt]) -> Callable[[int], Prompt]:

@@ -15,6 +15,8 @@ from cohort.types import Message
 
 Content = str | list[Message]
 
+MARKER = "cohort-assistant-content"
+
 
 class ChatCodec:
     """Encodes and decodes with one tokenizer."""
@@ -46,15 +48,8 @@ class ChatCodec:
         return self.encode(content), (*completion_ids, end_id)
 
     def end_of_turn_id(self, default: int) -> int:
-        """The special token that the chat template puts after an assistant's message, or the default."""
-        marker = "END-OF-TURN-PROBE"
-        probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": marker}]
-        text = self._apply_template(probe, tokenize=False, add_generation_prompt=False)
-        tail = text[text.rfind(marker) + len(marker) :]
-        special = self._special_ids()
-        return next(
-            (token for token in self.tokenizer(tail, add_special_tokens=False)["input_ids"] if token in special), default
-        )
+        found = end_of_turn_id(self.tokenizer)
+        return default if found is None else found
 
     def prefills_think(self, content: Content) -> bool:
         """Whether the rendered prompt ends inside <think>: completions then hold no opening tag of their own."""
@@ -93,6 +88,18 @@ class ChatCodec:
         plain = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return token_ids if plain and plain[-1] == eos else token_ids[:-1]
 
-    def _special_ids(self) -> set[int]:
-        added = {token for token, entry in self.tokenizer.added_tokens_decoder.items() if entry.special}
-        return added | set(self.tokenizer.all_special_ids)
+
+def end_of_turn_id(tokenizer: Any) -> int | None:
+    """The added token that the chat template writes right after an assistant message; None where there is none."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARKER}]
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+    except Exception:
+        # A template may refuse such a chat (its own roles, mandatory tools); the other sources still hold.
+        return None
+    after = text.rpartition(MARKER)[2].lstrip()
+    added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items()}
+    # Longest first: one added token may begin another.
+    return next((added[token] for token in sorted(added, key=len, reverse=True) if token and after.startswith(token)), None)

@@ -29,18 +29,30 @@ def plain_errors() -> Iterator[None]:
     try:
         yield
     except CohortError as problem:
-        typer.echo(f"error: {problem}", err=True)
-        raise typer.Exit(1) from None
+        message = str(problem)
+    except OSError as problem:  # a full disk, a folder that cannot be written: nobody's bug
+        message = f"{problem.strerror or problem}{f': {problem.filename}' if problem.filename else ''}"
+    else:
+        return
+    typer.echo(f"error: {printable(message)}", err=True)
+    raise typer.Exit(1)
 
 
 @app.command()
 def train(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A recipe file or built-in name, then overrides."),
+        typer.Argument(metavar="RECIPE KEY=VALUE", help="A recipe file or built-in name, then overrides."),
     ] = None,
 ) -> None:
-    """Train. Without a recipe: the built-in demo, on a CPU, with nothing downloaded."""
+    """Train. Without a recipe: the built-in demo, on a CPU, with nothing downloaded.
+
+    \b
+    cohort train                                    the demo
+    cohort train group_size=4 num_steps=50          the demo with other words
+    cohort train gsm8k_qwen model=path/to/a/model   a built-in recipe (see: cohort recipes)
+    cohort train my.toml seed=1 name=second         a recipe of your own (all words: docs/recipe.md)
+    """
     with plain_errors():
         from cohort.recipes import find_recipe, split_words
         from cohort.session import start
@@ -51,7 +63,7 @@ def train(
 
 @app.command()
 def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Go on with a run that was interrupted or killed, exactly where it was."""
+    """Go on with an interrupted run, exactly where it was."""
     with plain_errors():
         from cohort.session import resume as resume_run
 
@@ -72,7 +84,10 @@ def evaluate(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override of the recipe, key=value; may be repeated.")] = None,
     output: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
 ) -> None:
-    """Held-out pass@k, maj@k, mean@k and greedy accuracy with 95 % intervals."""
+    """Held-out pass@k, maj@k and greedy, with intervals.
+
+    Several targets are compared in pairs, problem by problem, on the problems of the first.
+    """
     with plain_errors():
         from cohort.evaluation_command import run_evaluation
 
@@ -81,9 +96,12 @@ def evaluate(
 
 @app.command()
 def doctor(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="As for train.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="RECIPE KEY=VALUE", help="As for train.")] = None,
 ) -> None:
-    """Look a recipe over before a night is spent on it: golds, lengths, success rate, memory, step-1 invariants."""
+    """Look a recipe over before a night is spent on it.
+
+    Golds and shuffled golds, sampling, lengths, truncation, success rate, memory, and the invariants of step 1.
+    """
     with plain_errors():
         from cohort.doctor import run_doctor
         from cohort.recipes import find_recipe, split_words
@@ -95,7 +113,7 @@ def doctor(
 
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Write one self-contained report.html for a run, finished or not."""
+    """Write a run's report.html, finished or not."""
     with plain_errors():
         from cohort.report import write_report
         from cohort.run import RunFolder
@@ -110,6 +128,11 @@ def recipes() -> None:
 
     for name, first_line in built_in().items():
         typer.echo(f"{name:20} {first_line}")
+
+
+def printable(text: str) -> str:
+    """Without control characters: an error may quote what a model wrote, and a terminal would obey it."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def finish(status: str) -> None:

@@ -55,6 +55,10 @@ def cold_start(parts: Parts, state: TrainState, demonstrations: Sequence[Demonst
         if recipe.until_success < 1.0 and state.cold_steps and state.cold_steps % recipe.check_every == 0:
             success = sampled_success(parts, stream.take(0, recipe.check_prompts), state.cold_steps)
             if success >= recipe.until_success:
+                parts.monitors.on_message(
+                    f"cold start ends after {state.cold_steps} batches: {success:.0%} of sampled completions are right, "
+                    f"and until_success is {recipe.until_success:.0%}"
+                )
                 return
         prompts = stream.take(state.cold_steps * recipe.batch_size, recipe.batch_size)
         loss = supervised_update(parts, state, [by_index[prompt.index] for prompt in prompts])
@@ -81,8 +85,11 @@ def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[
         loss.backward()
         total += float(loss.detach())
     with deferred():
-        state.optimizer.clip_and_step()
+        report = state.optimizer.clip_and_step()
         state.cold_steps += 1
+    if report.skipped:
+        parts.monitors.on_message(f"cold start {state.cold_steps}: non-finite gradient, update skipped")
+    state.optimizer.check_finite()
     return total
 
 

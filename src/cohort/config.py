@@ -236,6 +236,10 @@ class Recipe(Section):
     @model_validator(mode="after")
     def refuse_what_cannot_learn(self) -> Recipe:
         training = self.train.num_steps > 0
+        if not training and not self.cold_start.num_steps:
+            raise ValueError(
+                "train.num_steps: 0 trains the cold start alone, but cold_start.num_steps is 0 too: nothing to do."
+            )
         if training and self.sampling.temperature <= 0:
             raise ValueError(
                 "sampling.temperature: 0 makes every completion of a group the same, so every advantage is 0 and nothing "

@@ -39,6 +39,11 @@ def run_doctor(recipe: Recipe) -> bool:
     for check in checks:
         console.print(f"{MARKS[check.level]} {check.name:15} {escape(check.text)}")
     failed = sum(check.level == "failure" for check in checks)
-    verdict = "ready to train" if not failed else f"{failed} checks failed; training would not be trustworthy"
+    warned = sum(check.level == "warning" for check in checks)
+    verdict = f"{failed} checks failed; training would not be trustworthy"
+    if not failed:
+        verdict = (
+            "ready to train" if not warned else f"it would train, but look at the {warned} warning{'s' * (warned > 1)} first"
+        )
     console.print(f"{verdict} ({time.monotonic() - started:.0f} s)")
     return failed == 0

@@ -22,6 +22,9 @@ import numpy as np
 CHUNK = 2_000_000
 """Numbers held at once while resampling: bounds memory, changes no result."""
 
+SAME = 1e-9
+"""Values this close are equal: 0.3 - 0.2 and 0.2 - 0.1 are the same difference, whatever their last bits say."""
+
 EXACT_FLIPS = 14
 """Up to this many non-zero differences, all 2^n sign flips are enumerated and the p-value is exact."""
 
@@ -137,19 +140,22 @@ def win_chance(mine: int, counts: Sequence[int], silent: int, k: int) -> float:
 
 
 def bootstrap_interval(
-    values_per_problem: Sequence[float], resamples: int, seed: int, *, proportion: bool = True
+    values_per_problem: Sequence[float], resamples: int, seed: int, *, bounds: tuple[float, float] | None = (0.0, 1.0)
 ) -> tuple[float, float]:
     """95 % percentile interval of the mean, resampling problems with replacement.
 
-    proportion: the values lie in [0, 1]. When all of them are 0, or all 1, resampling can only repeat itself and the
-    interval would have no width; the exact binomial (Clopper-Pearson) bound is used there: 0 of 100 is not "0.0 +- 0".
+    bounds: the least and the greatest value a problem can have; None: not known. When all n values are equal, resampling
+    can only repeat itself and the interval would have no width. There the exact binomial (Clopper-Pearson) bound is used:
+    if less than a share s = 0.025^(1/n) of all problems had that value, n of n would show it less than 2.5 % of the time;
+    so at least s of them have it, and the rest lie anywhere within the bounds. 0 of 100 is not "0.0 +- 0".
     """
     values = np.asarray(values_per_problem, dtype=np.float64)
     if values.size == 0:
         raise ValueError("an interval needs at least one problem")
-    if proportion and (values == values[0]).all() and values[0] in (0.0, 1.0):
-        edge = 0.025 ** (1.0 / values.size)
-        return (edge, 1.0) if values[0] == 1.0 else (0.0, 1.0 - edge)
+    if bounds is not None and float(np.ptp(values)) <= SAME:
+        value = float(values[0])
+        unseen = 1.0 - 0.025 ** (1.0 / values.size)
+        return value - unseen * (value - bounds[0]), value + unseen * (bounds[1] - value)
     rng = np.random.default_rng(seed)
     rows = max(1, CHUNK // values.size)
     means = np.concatenate(
@@ -163,10 +169,13 @@ def bootstrap_interval(
 
 
 def estimate(values_per_problem: Sequence[float], resamples: int, seed: int, *, proportion: bool = True) -> Estimate:
-    """Mean over problems with its bootstrap interval; null with a reason when there is no problem."""
+    """Mean over problems with its bootstrap interval; null with a reason when there is no problem.
+
+    proportion: the values are known to lie in [0, 1].
+    """
     if not values_per_problem:
         return Estimate(None, None, None, "no problem has enough scored completions")
-    low, high = bootstrap_interval(values_per_problem, resamples, seed, proportion=proportion)
+    low, high = bootstrap_interval(values_per_problem, resamples, seed, bounds=(0.0, 1.0) if proportion else None)
     return Estimate(float(np.mean(values_per_problem)), low, high)
 
 
@@ -174,6 +183,10 @@ def paired_test(
     a_per_problem: Sequence[float], b_per_problem: Sequence[float], seed: int, resamples: int = 10_000
 ) -> PairedDifference:
     """Mean of b - a over the same problems, its bootstrap interval, and a sign-flip permutation p-value.
+
+    Both sides are shares in [0, 1], so a difference lies in [-1, 1]. When all differences are equal the interval is the
+    binomial one of `bootstrap_interval`, which says what so few problems can say: 4 problems that all went from 0 to 1
+    give [-0.20, 1]. With all at +1, or all at -1, it excludes 0 exactly where p < 0.05, that is from 6 problems on.
 
     Pairing removes the spread of difficulty between problems, usually most of the variance. Under the null hypothesis
     that a and b are exchangeable within each problem, every difference is as likely with the other sign.
@@ -183,7 +196,7 @@ def paired_test(
     differences = np.asarray(b_per_problem, dtype=np.float64) - np.asarray(a_per_problem, dtype=np.float64)
     if differences.size == 0:
         raise ValueError("a paired test needs at least one problem")
-    low, high = bootstrap_interval(differences.tolist(), resamples, seed, proportion=False)
+    low, high = bootstrap_interval(differences.tolist(), resamples, seed, bounds=(-1.0, 1.0))
     p_value = sign_flip_p_value(differences, seed, resamples)
     return PairedDifference(float(differences.mean()), low, high, p_value, int(differences.size))
 

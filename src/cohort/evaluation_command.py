@@ -1,16 +1,38 @@
-"""`cohort evaluate`: any run or model, on a run's held-out sets, with intervals; several targets are compared in pairs."""
+"""`cohort evaluate`: any run or model, on held-out problems, with intervals; several targets are compared in pairs.
+
+A pair needs the same problem on both sides. So all targets are evaluated on the problems of the first one (or of
+--recipe), with its rewards, evaluation settings and seed; each brings its own model. That includes what another run may
+have been trained on, which is counted and said.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cohort.config import Recipe, load_recipe
-from cohort.errors import RunError
+from cohort.config import Recipe, is_section_value, load_recipe, parse_value, resolve_undotted
+from cohort.errors import CohortError, RunError
+from cohort.materials import PYTHON_ROWS, Materials
 from cohort.run import RunFolder
+
+if TYPE_CHECKING:
+    from cohort.build import Data
+    from cohort.evaluation import Comparison, Evaluation
+    from cohort.rewards.base import RewardRunner
+    from cohort.types import Prompt
+
+
+@dataclass(frozen=True)
+class Problems:
+    """What every target is evaluated on: prompts, rewards, evaluation settings and seed."""
+
+    label: str
+    recipe: Recipe
+    folder: RunFolder | None
+    """The run they come from, which may hold rows that were handed in from Python."""
 
 
 @dataclass(frozen=True)
@@ -21,52 +43,87 @@ class Target:
     source: str
     checkpoint: Path | None
     recipe: Recipe
+    """Its own: how its model is loaded or built."""
+    folder: RunFolder | None
+
+
+@dataclass(frozen=True)
+class Result:
+    target: Target
+    evaluation: Evaluation
+    seen: Mapping[str, int] = field(default_factory=dict)
+    """Set -> how many of its problems the target was trained on."""
 
 
 def run_evaluation(targets: Sequence[str], recipe: str, checkpoint: str, overrides: Sequence[str], output: Path | None) -> None:
     from rich.console import Console
 
-    from cohort.evaluate import compare
+    from cohort.evaluation import compare
 
-    found = [find_target(target, recipe, checkpoint, overrides) for target in targets]
+    problems = find_problems(targets[0], recipe, overrides)
+    found = [find_target(target, checkpoint, overrides, problems) for target in targets]
+    refuse_lost_rewards(problems)
+    refuse_unwritable(output)
     console = Console(highlight=False)
-    results: list[tuple[Target, Any]] = []
-    for target in found:
-        console.print(f"evaluating {target.label}", markup=False)
-        results.append((target, evaluate_target(target)))
-        print_table(console, *results[-1])
-    comparisons: dict[str, Any] = {}
-    for target, result in results[1:]:
-        first, base = results[0]
-        difference = compare(base, result)
-        comparisons[f"{target.label} against {first.label}"] = difference.to_json()
-        for name, values in difference.sets.items():
-            for what, paired in values.items():
-                console.print(
-                    f"{name} {what}: {target.label} against {first.label} {100 * paired.difference:+.1f} points "
-                    f"[{100 * paired.low:+.1f}, {100 * paired.high:+.1f}], p = {paired.p_value:.3g} on {paired.problems} paired problems",
-                    markup=False,
-                )
-    if output:
-        document = {target.label: result.to_json() for target, result in results} | (
-            {"paired": comparisons} if comparisons else {}
+    if len(found) > 1:
+        say(
+            console,
+            f"all targets are evaluated on the problems of {problems.label}, with its rewards, evaluation settings and seed; "
+            "each with its own model",
         )
+    results = evaluate_targets(console, found, problems)
+    comparisons: dict[str, Any] = {}
+    for result in results[1:]:
+        comparison = compare(results[0].evaluation, result.evaluation)
+        comparisons[f"{result.target.label} against {results[0].target.label}"] = comparison.to_json()
+        print_comparison(console, results[0], result, comparison)
+    if output:
+        document: dict[str, Any] = {result.target.label: result.evaluation.to_json() for result in results}
+        seen = {result.target.label: dict(result.seen) for result in results if result.seen}
+        document |= ({"paired": comparisons} if comparisons else {}) | ({"seen_in_training": seen} if seen else {})
         output.write_text(json.dumps(document, indent=2), encoding="utf-8")
-        console.print(f"written to {output}", markup=False)
+        say(console, f"written to {output}")
 
 
-def find_target(target: str, recipe: str, checkpoint: str, overrides: Sequence[str]) -> Target:
-    """A run folder brings its recipe; for a model the recipe is asked for."""
+# -- what to evaluate, and on what -------------------------------------------------------------------------------------
+
+
+def find_problems(first: str, recipe: str, overrides: Sequence[str]) -> Problems:
+    """Those of --recipe where it is given, else those of the first target, which must then be a run."""
     from cohort.recipes import find_recipe
 
-    path = Path(target)
-    if (path / "recipe.toml").is_file() and not (path / "config.json").is_file():
-        folder = RunFolder.open(path)
-        resolved = find_recipe(recipe, overrides) if recipe else load_recipe(folder.recipe_file, overrides)
-        return run_target(folder, checkpoint, resolved)
-    if not recipe:
-        raise RunError(f"{target} is not a run folder. For a model, name the problems and rewards with --recipe RECIPE.")
-    return Target(target, target, None, find_recipe(recipe, overrides))
+    if recipe:
+        path = Path(recipe)
+        return Problems(recipe, find_recipe(recipe, overrides), as_run(path if path.is_dir() else path.parent))
+    folder = as_run(Path(first))
+    if folder is None:
+        raise RunError(f"{first} is not a run folder. For a model, name the problems and rewards with --recipe RECIPE.")
+    return Problems(first, load_recipe(folder.recipe_file, overrides), folder)
+
+
+def find_target(target: str, checkpoint: str, overrides: Sequence[str], problems: Problems) -> Target:
+    """A run has a recipe of its own, of which the model counts here; a model is loaded as the problems' recipe says."""
+    folder = as_run(Path(target))
+    if folder is None:
+        return Target(target, target, None, problems.recipe, None)
+    return run_target(folder, checkpoint, load_recipe(folder.recipe_file, model_words(overrides)))
+
+
+def as_run(path: Path) -> RunFolder | None:
+    """The run in that folder. One with a config.json is a model, whatever else lies there."""
+    is_run = (path / "recipe.toml").is_file() and not (path / "config.json").is_file()
+    return RunFolder.open(path) if is_run else None
+
+
+def model_words(overrides: Sequence[str]) -> list[str]:
+    """The overrides that concern the model; the others were meant for the problems and may not fit another recipe."""
+
+    def section(override: str) -> str:
+        key, _, text = (word.strip() for word in override.partition("="))
+        whole = "." in key or is_section_value(key, parse_value(text))
+        return (key if whole else resolve_undotted(key)).partition(".")[0]
+
+    return [override for override in overrides if section(override) == "model"]
 
 
 def run_target(folder: RunFolder, checkpoint: str, recipe: Recipe) -> Target:
@@ -75,11 +132,11 @@ def run_target(folder: RunFolder, checkpoint: str, recipe: Recipe) -> Target:
             raise RunError(
                 f"{folder.root} has no model/ yet. Finish it with `cohort resume {folder.root}`, or name a --checkpoint."
             )
-        return Target(str(folder.root), str(folder.model), None, recipe)
+        return Target(str(folder.root), str(folder.model), None, recipe, folder)
     base = str(folder.start) if folder.start.is_dir() else recipe.model.source
     label = f"{folder.root}@{checkpoint}"
     if checkpoint == "start":
-        return Target(label, base, None, recipe)
+        return Target(label, base, None, recipe, folder)
     name = checkpoint
     if checkpoint == "best":
         pointer = folder.checkpoints / "best.json"
@@ -90,44 +147,145 @@ def run_target(folder: RunFolder, checkpoint: str, recipe: Recipe) -> Target:
     if not where.is_dir():
         known = ", ".join(sorted(entry.name for entry in folder.checkpoints.glob("step-*"))) or "none"
         raise RunError(f"{folder.root} has no checkpoint {name!r}; it has: {known}.")
-    return Target(label, base, where, recipe)
+    return Target(label, base, where, recipe, folder)
 
 
-def evaluate_target(target: Target) -> Any:
-    """Load, sample, score. Uses the evaluation half of the recipe only."""
+def refuse_lost_rewards(problems: Problems) -> None:
+    """A closure, a lambda or a function of a notebook was never written down; only the person still has it."""
+    for number, part in enumerate(problems.recipe.rewards):
+        if part.function.startswith("python:"):
+            raise RunError(
+                f"{problems.label}: the reward {part.name or part.function!r} was a Python function that cannot be imported by name "
+                "(a closure, a lambda, a notebook cell), and evaluation needs the function. From Python, hand it to "
+                "cohort.evaluate, or go on with an unfinished run with cohort.resume(run, rewards=[function]). Or put it into a "
+                f"module and name it: --set rewards.{number}.function=package.module:function"
+            )
+
+
+def refuse_unwritable(output: Path | None) -> None:
+    """Found out before the evaluation, which may take an hour, and not after it."""
+    if output is None:
+        return
+    existed = output.exists()
+    try:
+        output.open("a").close()
+        if not existed:
+            output.unlink()
+    except OSError as problem:
+        reason = f"the folder {output.parent} does not exist" if not output.parent.exists() else problem.strerror
+        raise RunError(f"--output {output}: cannot be written ({reason}); name a file in a folder that can.") from problem
+
+
+def kept_rows(recipe: Recipe, folder: RunFolder | None) -> Materials:
+    if folder is None and recipe.prompts.source == PYTHON_ROWS:
+        raise RunError("the recipe's prompts were handed in from Python: name the run folder that keeps them, not its recipe.")
+    return Materials(folder.rows(recipe) if folder is not None else None)
+
+
+# -- evaluating --------------------------------------------------------------------------------------------------------
+
+
+def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems) -> list[Result]:
+    """One after another, each printed as soon as it is there."""
     from cohort.rewards.base import RewardRunner
 
-    recipe = target.recipe
+    recipe = problems.recipe
+    results = []
+    # Reward workers start before torch is imported, as in training.
     with RewardRunner.from_recipe(recipe.rewards, max_fault_share=recipe.train.max_fault_share) as rewards:
-        from cohort import build, checkpoint
-        from cohort.evaluate import evaluate
-        from cohort.optim import MasterWeights
-        from cohort.parts import evaluation_sampling
+        from cohort import build
 
-        data = build.load_data(recipe, build.Materials())
-        policy = build.load_policy(recipe, data, None if target.source == "scratch" else target.source)
-        sampling = build.training_sampling(recipe, policy)
-        sets = build.encode_data(recipe, data, policy, sampling).sets
-        if not sets:
+        data = build.load_data(recipe, kept_rows(recipe, problems.folder))
+        if not data.sets:
             raise RunError("the recipe has no evaluation: set evaluation.samples and evaluation.held_out or [evaluation.sets].")
-        weights = MasterWeights(policy.model, build.compute_dtype(recipe))
-        if target.checkpoint is not None:
-            weights.load(checkpoint.load(target.checkpoint).tensors["weights"])
-        engine, _ = build.make_engine(recipe, policy)
-        return evaluate(
-            engine,
-            sets,
-            rewards,
-            sampling=evaluation_sampling(recipe, sampling),
-            seed=recipe.seed,
-            greedy=recipe.evaluation.greedy,
-            resamples=recipe.evaluation.resamples,
-            answers=rewards.has_answers,
-            label=target.label,
+        for target in targets:
+            say(console, f"evaluating {target.label}")
+            results.append(evaluate_target(console, target, problems, data, rewards))
+            print_table(console, target, results[-1].evaluation)
+    return results
+
+
+def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RewardRunner) -> Result:
+    """Load, sample, score. Of the target's own recipe the model alone counts."""
+    from cohort import build, checkpoint
+    from cohort.evaluation import evaluate
+    from cohort.optim import MasterWeights
+    from cohort.parts import evaluation_sampling
+
+    recipe = problems.recipe.model_copy(update={"model": target.recipe.model})
+    if target.source == "scratch":  # a model from nothing depends on its own seed, and its alphabet on its own rows
+        policy = build.load_policy(target.recipe, build.load_data(target.recipe, kept_rows(target.recipe, target.folder)))
+    else:
+        policy = build.load_policy(recipe, data, target.source)
+    sampling = build.training_sampling(recipe, policy)
+    sets = build.encode_data(recipe, data, policy, sampling).sets
+    seen = seen_in_training(console, target, problems, sets)
+    weights = MasterWeights(policy.model, build.compute_dtype(recipe))
+    if target.checkpoint is not None:
+        weights.load(checkpoint.load(target.checkpoint).tensors["weights"])
+    engine, _ = build.make_engine(recipe, policy)
+    evaluation = evaluate(
+        engine,
+        sets,
+        rewards,
+        sampling=evaluation_sampling(recipe, sampling),
+        seed=recipe.seed,
+        greedy=recipe.evaluation.greedy,
+        resamples=recipe.evaluation.resamples,
+        answers=rewards.has_answers,
+        label=target.label,
+    )
+    return Result(target, evaluation, seen)
+
+
+def seen_in_training(console: Any, target: Target, problems: Problems, sets: Mapping[str, Sequence[Prompt]]) -> dict[str, int]:
+    """How many problems of each set a run was trained on: what one run holds out, another with its own split may train on."""
+    from cohort import build
+    from cohort.prompts import content_key
+    from cohort.rows import render
+
+    if target.folder is None or target.recipe == problems.recipe:  # its own problems: held out, and checked when encoded
+        return {}
+    try:
+        own = build.load_data(target.recipe, kept_rows(target.recipe, target.folder))
+    except (CohortError, OSError) as problem:
+        say(console, f"note: whether {target.label} was trained on some of these problems is not known: {problem}")
+        return {}
+    used = [(target.recipe.prompts, own.train), *([own.demonstrations] if own.demonstrations else [])]
+    trained = {content_key(render(row, config, "prompts")) for config, rows in used for row in rows}
+    seen = {name: sum(content_key(prompt.content) in trained for prompt in prompts) for name, prompts in sets.items()}
+    seen = {name: count for name, count in seen.items() if count}
+    for name, count in seen.items():
+        say(
+            console,
+            f"warning: {target.label} was trained on {count} of the {len(sets[name])} problems of {name}; "
+            "on those its score is memory, not skill",
         )
+    return seen
 
 
-def print_table(console: Any, target: Target, result: Any) -> None:
+# -- printing ----------------------------------------------------------------------------------------------------------
+
+
+def say(console: Any, text: str) -> None:
+    """One line stays one line, however narrow the log is."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def print_comparison(console: Any, first: Result, other: Result, comparison: Comparison) -> None:
+    pair = f"{other.target.label} against {first.target.label}"
+    for name in first.evaluation.sets:
+        for what, paired in comparison.sets.get(name, {}).items():
+            say(
+                console,
+                f"{name} {what}: {pair} {100 * paired.difference:+.1f} points "
+                f"[{100 * paired.low:+.1f}, {100 * paired.high:+.1f}], p = {paired.p_value:.3g} on {paired.problems} paired problems",
+            )
+        if name not in comparison.sets:
+            say(console, f"{name}: {pair}: no problem with a verdict on both sides, so nothing to compare")
+
+
+def print_table(console: Any, target: Target, result: Evaluation) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -138,7 +296,7 @@ def print_table(console: Any, target: Target, result: Any) -> None:
         table.add_column("value", justify="right")
         table.add_column("95 % interval", justify="right")
         for what, estimate in estimates.items():
-            if estimate.value is None:
+            if estimate.value is None or estimate.low is None or estimate.high is None:
                 table.add_row(what, "-", estimate.reason)
             elif what == "reward":  # not a share: shaping can take it anywhere
                 table.add_row(what, f"{estimate.value:.3f}", f"{estimate.low:.3f} to {estimate.high:.3f}")

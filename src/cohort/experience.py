@@ -61,26 +61,36 @@ def make_batch(rollouts: list[Rollout], reward_metrics: Mapping[str, float], rec
     return Batch(rollouts, advantages_N, examples, plan, metrics)
 
 
-def add_logprobs(batch: Batch, policy: Policy, reference: Policy | None, micro_batch_tokens: int) -> Batch:
+def add_logprobs(
+    batch: Batch, policy: Policy, reference: Policy | None, micro_batch_tokens: int, skip_zero_advantage: bool
+) -> Batch:
     """Log-probs under the policy before this step's first update, and under the reference.
 
     Exactly on-policy (one optimizer step per batch) the old log-probs are the current ones and no forward is spent. Each
-    minibatch is scored in the composition in which it is trained: equal weights then give bitwise equal log-probs.
+    minibatch of the first pass is scored in the composition in which it is trained, without the examples that nothing
+    pushes on: equal weights then give bitwise equal log-probs.
     """
     examples = list(batch.examples)
     if len(batch.plan) > 1:
-        _score_into(examples, batch.plan, policy, "old_logprobs_T", micro_batch_tokens)
+        _score_into(examples, batch.plan, policy, "old_logprobs_T", micro_batch_tokens, skip_zero_advantage)
     if reference is not None:
-        _score_into(examples, batch.plan, reference, "ref_logprobs_T", micro_batch_tokens)
+        _score_into(examples, batch.plan, reference, "ref_logprobs_T", micro_batch_tokens, skip_zero_advantage)
     return replace(batch, examples=examples)
 
 
-def _score_into(examples: list[Example], plan: list[list[int]], policy: Policy, field: str, micro_batch_tokens: int) -> None:
+def _score_into(
+    examples: list[Example],
+    plan: list[list[int]],
+    policy: Policy,
+    field: str,
+    micro_batch_tokens: int,
+    skip_zero_advantage: bool,
+) -> None:
     done: set[int] = set()
     for members in plan:
         fresh = [index for index in members if index not in done]
         done.update(fresh)
-        scored = policy.score_examples([examples[index] for index in fresh], micro_batch_tokens)
+        scored = policy.score_examples([examples[index] for index in fresh], micro_batch_tokens, skip_zero_advantage)
         for index, logprobs_T in zip(fresh, scored, strict=True):
             examples[index] = replace(examples[index], **cast(Any, {field: logprobs_T}))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cohort.errors import ModelError
+from cohort.steady import steady_rows
 
 LARGE_LOGIT = 100.0
 """Above every soft-cap in use (Gemma 2: 30), so that one that is forgotten shows."""
@@ -29,7 +30,7 @@ class SplitModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H], in float32 at least (float64 stays, for tests that need it)."""
-        logits = self.projection(hidden)
+        logits = steady_rows(self.projection, hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.scale != 1.0:
             logits = logits * self.scale

@@ -21,6 +21,7 @@ from cohort.updates import UpdateMeter
 def train(parts: Parts, state: TrainState) -> None:
     """Train until `num_steps` steps are finished, from wherever `state` stands."""
     recipe, algorithm = parts.recipe, parts.recipe.algorithm
+    skip_zero_advantage = not pushes_on_all_tokens(algorithm)
     for step in range(state.step + 1, recipe.train.num_steps + 1):
         watch = parts.stopwatch()
 
@@ -32,7 +33,8 @@ def train(parts: Parts, state: TrainState) -> None:
             watch.lap("reward")
             rollouts = as_rollouts(prompts, completions_PG, scored.outcomes, state.policy_version)
             batch = make_batch(rollouts, scored.metrics, recipe, step)
-            state.begin_batch(add_logprobs(batch, parts.policy, parts.reference, recipe.train.micro_batch_tokens))
+            batch = add_logprobs(batch, parts.policy, parts.reference, recipe.train.micro_batch_tokens, skip_zero_advantage)
+            state.begin_batch(batch)
             watch.lap("prepare")
 
         for members in state.remaining_minibatches():
@@ -41,7 +43,7 @@ def train(parts: Parts, state: TrainState) -> None:
                 aggregation=algorithm.aggregation,
                 max_completion_tokens=parts.sampling.max_completion_tokens,
                 micro_batch_tokens=recipe.train.micro_batch_tokens,
-                skip_zero_advantage=not pushes_on_all_tokens(algorithm),
+                skip_zero_advantage=skip_zero_advantage,
             )
             meter = UpdateMeter(algorithm)
             for micro in minibatch.micro_batches:

@@ -142,12 +142,15 @@ class Optimizer:
             self.weights.drop_gradients()
             self.updates += 1
             self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        return StepReport(rate, float(norm), clipped, skipped)
+
+    def check_finite(self) -> None:
+        """Called once the update is written down: three skipped in a row will not mend themselves."""
         if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise InvariantError(
                 f"{MAX_SKIPPED_IN_A_ROW} updates in a row had a non-finite gradient; the weights are as before the first of "
                 "them. Lower optimizer.learning_rate or the temperature, or look at the last rollouts for broken rewards."
             )
-        return StepReport(rate, float(norm), clipped, skipped)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The moments by parameter name, and the counters."""

@@ -13,7 +13,7 @@ import torch
 
 from cohort import checkpoint
 from cohort.config import Recipe
-from cohort.evaluate import Evaluation, evaluate
+from cohort.evaluation import Evaluation, evaluate
 from cohort.monitors import Monitors
 from cohort.policy import Policy
 from cohort.prompts import PromptStream
@@ -95,7 +95,7 @@ class Parts:
         every = recipe.evaluation.every_steps
         if self.evaluation_sets and every and step % every == 0 and step < recipe.train.num_steps:
             result = self.evaluate("during", step)
-            self._remember_best(result, state)
+            self.remember_best(result, state)
             row |= result.metrics()
             watch.lap("evaluate")
         self.monitors.on_metrics(row | time_metrics(watch, self.save_seconds) | speed_metrics(row, watch))
@@ -134,11 +134,18 @@ class Parts:
         self.monitors.on_evaluation(result.to_json())
         return result
 
-    def _remember_best(self, result: Evaluation, state: TrainState) -> None:
-        """Best by held-out reward; the loss says nothing about it."""
+    def remember_best(self, result: Evaluation, state: TrainState) -> None:
+        """Best by held-out reward; the loss says nothing about it. The final evaluation competes too."""
         reward = next(iter(result.sets.values()))["reward"].value
         if self.recipe.checkpoints.best and reward is not None and (state.best_reward is None or reward > state.best_reward):
             state.best_reward, state.best_step = reward, result.step
+            if result.label == "after":  # its checkpoint is there already
+                self._point_at_best(state)
+
+    def _point_at_best(self, state: TrainState) -> None:
+        if state.best_step >= 0:
+            best = {"checkpoint": f"step-{state.best_step}", "reward": state.best_reward}
+            self.folder.write_json(self.folder.checkpoints / "best.json", best)
 
     def seconds(self) -> float:
         return self.base_seconds + time.monotonic() - self.started
@@ -150,9 +157,7 @@ class Parts:
         checkpoint.prune(
             self.folder.checkpoints, self.recipe.checkpoints.keep, always=f"step-{state.best_step}", newest=saved.name
         )
-        if state.best_step >= 0:
-            best = {"checkpoint": f"step-{state.best_step}", "reward": state.best_reward}
-            self.folder.write_json(self.folder.checkpoints / "best.json", best)
+        self._point_at_best(state)
         self.save_seconds += time.monotonic() - started
 
 

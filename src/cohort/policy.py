@@ -7,12 +7,14 @@ sampled, and gradients do not need train mode.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cohort import head
@@ -23,6 +25,7 @@ from cohort.chat import ChatCodec
 from cohort.config import ModelConfig
 from cohort.errors import ModelError
 from cohort.rollout.support import why_not_local
+from cohort.steady import missing_rows
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -57,8 +60,12 @@ class Policy:
         self, micro: MicroBatch, *, temperature: float | None = None, entropy_gradient: bool = False
     ) -> TokenScores:
         """Log-probs and entropies of the trained tokens alone, at the sampling temperature unless told otherwise."""
+        token_ids_BT = micro.token_ids_BT
+        missing = missing_rows(token_ids_BT.numel(), token_ids_BT.device)
+        if missing:
+            token_ids_BT = F.pad(token_ids_BT, (0, -(-missing // token_ids_BT.shape[0])))
         with attending(self.attention_configs, CAUSAL_ATTENTION):
-            hidden_BTH = self.split.backbone(input_ids=micro.token_ids_BT, use_cache=False).last_hidden_state
+            hidden_BTH = self.split.backbone(input_ids=token_ids_BT, use_cache=False).last_hidden_state
         # The state one position earlier predicts a token: the only shift in the project.
         hidden_MH = hidden_BTH[micro.row_M, micro.position_M - 1]
         logprobs_M, entropy_M = token_logprobs(
@@ -72,8 +79,10 @@ class Policy:
         return TokenScores(logprobs_M, entropy_M)
 
     @torch.no_grad()
-    def score_examples(self, examples: list[Example], micro_batch_tokens: int) -> list[Tensor]:
-        """Log-probs of each example's completion tokens (0 where masked), without gradients, back on the CPU."""
+    def score_examples(
+        self, examples: list[Example], micro_batch_tokens: int, skip_zero_advantage: bool = False
+    ) -> list[Tensor]:
+        """Log-probs of each example's completion tokens (0 where masked or skipped), without gradients, on the CPU."""
         dtype = torch.promote_types(self.model.dtype, torch.float32)
         scored = [torch.zeros(len(example.completion_ids), dtype=dtype) for example in examples]
         batch = pack(
@@ -81,7 +90,7 @@ class Policy:
             aggregation="token_mean",
             max_completion_tokens=1,
             micro_batch_tokens=micro_batch_tokens,
-            skip_zero_advantage=False,
+            skip_zero_advantage=skip_zero_advantage,
         )
         for micro in batch.micro_batches:
             logprobs_M = self.compute_logprobs(micro.to(self.device)).logprobs_M.cpu()
@@ -103,6 +112,15 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
+def weights_digest(model: Any) -> str:
+    """A digest of a few values of every parameter: cheap at any size, and training changes all of them."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, parameter in model.named_parameters():
+        few = parameter.detach().flatten()[:256].float().cpu().contiguous()
+        digest.update(name.encode() + few.numpy().tobytes())
+    return digest.hexdigest()
+
+
 def hide_progress_bars() -> None:
     """transformers' bars would tear the live line of the console."""
     from transformers.utils import logging
@@ -112,7 +130,15 @@ def hide_progress_bars() -> None:
 
 def pick_device(config: ModelConfig) -> torch.device:
     if config.device != "auto":
-        return torch.device(config.device)
+        try:
+            device = torch.device(config.device)
+        except RuntimeError:
+            raise ModelError(f"model.device: {config.device!r} is not a device; use auto, cpu, cuda or cuda:N.") from None
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ModelError(
+                f"model.device: {config.device!r}, but this machine shows {torch.cuda.device_count()} CUDA devices."
+            )
+        return device
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import psutil
 import torch
 
+from cohort.attention import accumulation_dtype
 from cohort.batching import make_examples
 from cohort.build import EncodedData
 from cohort.errors import RewardError
@@ -64,9 +65,12 @@ def gold_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
         wrong = best_success(parts, rows, [gold_forms(other, column) if other else [] for other in others])
     except RewardError as problem:
         return [Check("failure", "golds", f"the reward functions fail on gold answers: {problem}")]
-    checks = [share_check("golds", right, "gold answers score as success", low=0.99)]
-    checks.append(share_check("shuffled golds", wrong, "answers of other rows score as success", high=0.01))
-    return checks
+    # A demonstration is the right answer in the right form; guessed wrappings of an answer may miss a form of the user's own.
+    sure = column in rows[0].columns
+    return [
+        share_check("golds", right, "gold answers score as success", low=0.99, fails_below=0.5 if sure else -1.0),
+        share_check("shuffled golds", wrong, "answers of other rows score as success", high=0.01),
+    ]
 
 
 def gold_forms(row: Prompt, column: str) -> list[str]:
@@ -114,18 +118,17 @@ def best_success(parts: Parts, rows: Sequence[Prompt], forms_P: Sequence[Sequenc
     return list(success.values())
 
 
-def share_check(name: str, verdicts: Sequence[bool], what: str, low: float = 0.0, high: float = 1.0) -> Check:
+def share_check(
+    name: str, verdicts: Sequence[bool], what: str, low: float = 0.0, high: float = 1.0, fails_below: float = -1.0
+) -> Check:
     if not verdicts:
         return Check("ok", name, "not checked: all rows have the same answer")
     share = sum(verdicts) / len(verdicts)
     text = f"{sum(verdicts)} of {len(verdicts)} {what}"
     if low <= share <= high:
         return Check("ok", name, text)
-    return Check(
-        "warning",
-        name,
-        f"{text}. Look at the outcome reward: it is what the policy will learn to satisfy. `cohort.rewards` can be called by hand.",
-    )
+    advice = f"{text}. Look at the outcome reward: it is what the policy will learn to satisfy."
+    return Check("failure" if share < fails_below else "warning", name, advice)
 
 
 # -- sampling, lengths, memory -----------------------------------------------------------------------------------------
@@ -144,15 +147,18 @@ def sampling_check(parts: Parts) -> Check:
 
 
 def length_check(parts: Parts, encoded: EncodedData) -> Check:
-    longest = max(len(prompt.token_ids) for prompt in encoded.train)
-    need = longest + parts.sampling.max_completion_tokens
+    """Prompt and completion must fit into the model's positions, in training and in every evaluation set."""
     most = getattr(parts.policy.model.config.get_text_config(), "max_position_embeddings", None)
-    if most and need > most:
-        return Check(
-            "failure",
-            "lengths",
-            f"{encoded.report}; prompt and completion need {need} positions, the model has {most}: lower sampling.max_completion_tokens or prompts.max_prompt_tokens",
-        )
+    evaluated = parts.recipe.evaluation.max_completion_tokens
+    needs = [("sampling.max_completion_tokens", "prompts", encoded.train, parts.sampling.max_completion_tokens)]
+    for name, prompts in encoded.sets.items():
+        field = "evaluation.max_completion_tokens" if evaluated else "sampling.max_completion_tokens"
+        needs.append((field, name, prompts, evaluated or parts.sampling.max_completion_tokens))
+    for field, name, prompts, tokens in needs:
+        longest = max(len(prompt.token_ids) for prompt in prompts)
+        if most and longest + tokens > most:
+            text = f"{name}: prompts of up to {longest} tokens and {field} = {tokens} need {longest + tokens} positions, the model has {most}"
+            return Check("failure", "lengths", f"{text}. Lower {field} or max_prompt_tokens.")
     level: Level = "warning" if encoded.report.too_long or encoded.report.with_unknown else "ok"
     return Check(level, "lengths", str(encoded.report))
 
@@ -187,7 +193,13 @@ def memory_estimate(parts: Parts) -> Mapping[str, float]:
         "reference": element * count if parts.recipe.algorithm.kl_coef > 0 else 0.0,
         # About 34 numbers of the width per layer and token are kept for the backward (attention without its scores).
         "activations": 34.0 * element * tokens * width * config.num_hidden_layers,
-        "keys and values": 2.0 * element * slots * length * heads * head_dim * config.num_hidden_layers,
+        "keys and values": 2.0
+        * accumulation_dtype(parts.policy.model.dtype, parts.policy.device).itemsize
+        * slots
+        * length
+        * heads
+        * head_dim
+        * config.num_hidden_layers,
     }
 
 

@@ -96,10 +96,18 @@ def make_prompts(
 
 
 def content_key(content: Content) -> str:
-    """What makes two prompts the same question: their text and roles, without white space at the ends."""
+    """What makes two prompts the same question: the conversation, without white space at the ends of its texts.
+
+    System messages do not count: under another instruction it is the same question, and a model that was trained on it
+    knows the answer. For the same reason a single user message is the same question as its bare text.
+    """
     if isinstance(content, str):
         return content.strip()
-    return json.dumps([[message["role"], str(message["content"]).strip()] for message in content], ensure_ascii=False)
+    told = [[message["role"], str(message["content"]).strip()] for message in content]
+    asked = [[role, text] for role, text in told if role != "system"]
+    if len(asked) == 1 and asked[0][0] == "user":
+        return asked[0][1]
+    return json.dumps(asked or told, ensure_ascii=False)  # a system message alone is the question
 
 
 def split_held_out(

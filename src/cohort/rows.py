@@ -7,20 +7,18 @@ text 007 of a CSV stays 007. Imports no torch.
 from __future__ import annotations
 
 import csv
-import importlib
 import inspect
 import itertools
 import json
-import os
 import re
 import string
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cohort.config import PromptsConfig, nearest
 from cohort.errors import PromptError
+from cohort.importing import NotImportable, load_function
 from cohort.tasks import load_task
 from cohort.tasks.gym import load_gym
 from cohort.types import Message
@@ -240,20 +238,10 @@ def call_function(source: str, config: PromptsConfig, seed: int) -> Iterable[Any
 
 
 def import_function(source: str) -> Callable[..., Any]:
-    module_name, _, function_name = source.partition(":")
-    if os.getcwd() not in sys.path:  # An installed command does not look in the current folder, where such files lie.
-        sys.path.append(os.getcwd())
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as problem:
-        raise PromptError(
-            f"prompts.source: cannot import {module_name} ({problem}); it is looked for in the current folder too"
-        ) from problem
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        known = [name for name in vars(module) if callable(getattr(module, name))]
-        raise PromptError(f"prompts.source: {module_name} has no function {function_name!r}{nearest(function_name, known)}")
-    return function
+        return load_function(source)
+    except NotImportable as problem:
+        raise PromptError(f"prompts.source: {problem}") from problem
 
 
 # ---------------------------------------------------------------------------------------------------------------------

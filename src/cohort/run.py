@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from cohort.config import Recipe, build_recipe, dump_recipe
+from cohort.config import PromptsConfig, Recipe, build_recipe, dump_recipe
 from cohort.errors import RunError
 from cohort.interrupts import deferred
+from cohort.materials import PYTHON_ROWS
 from cohort.monitors.jsonl import read_rows
+from cohort.rewards.call import is_plain
 from cohort.types import Rollout
 
 
@@ -34,6 +36,7 @@ class RunFolder:
         self.start = root / "start"
         self.model = root / "model"
         self.summary_file = root / "summary.json"
+        self.rows_file = root / "prompts.jsonl"
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -42,14 +45,23 @@ class RunFolder:
         name = recipe.name or default_name(recipe)
         folder = cls(Path(recipe.runs_folder) / name)
         try:
-            folder.root.mkdir(parents=True)
-        except FileExistsError:
+            folder.root.mkdir(parents=True, exist_ok=True)
+            folder.lock()
+            if folder.has_earned():
+                folder.unlock()
+                raise RunError(
+                    f"{folder.root} exists. Resume it with `cohort resume {folder.root}`, or choose another name=..."
+                )
+            folder.write_text(folder.recipe_file, dump_recipe(recipe))
+        except OSError as problem:
             raise RunError(
-                f"{folder.root} exists. Resume it with `cohort resume {folder.root}`, or choose another name=..."
-            ) from None
-        folder.lock()
-        folder.recipe_file.write_text(dump_recipe(recipe), encoding="utf-8")
+                f"runs_folder: cannot make {folder.root} ({problem.strerror}); set runs_folder to one that can be written."
+            ) from problem
         return folder
+
+    def has_earned(self) -> bool:
+        """Whether anything would be lost with this folder. One left by a start that failed at once may be used again."""
+        return any(path.exists() for path in (self.metrics_file, self.evaluations_file, self.checkpoints, self.model))
 
     @classmethod
     def open(cls, root: str | Path) -> RunFolder:
@@ -61,7 +73,12 @@ class RunFolder:
     def recipe(self) -> Recipe:
         import tomllib
 
-        return build_recipe(tomllib.loads(self.recipe_file.read_text(encoding="utf-8")))
+        try:
+            return build_recipe(tomllib.loads(self.recipe_file.read_text(encoding="utf-8")))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+            raise RunError(
+                f"{self.recipe_file} cannot be read ({problem}); restore it from the recipe the run was started with."
+            ) from problem
 
     def lock(self) -> None:
         """Hold the folder for this process. The kernel lets go when the process ends, however it ends."""
@@ -85,13 +102,32 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
-    def write_json(self, path: Path, document: Mapping[str, Any]) -> None:
-        """Replace a JSON file in one move, so that a reader never sees half of it."""
+    def write_text(self, path: Path, text: str) -> None:
+        """Replace a file in one move, so that a reader never sees half of it."""
         with deferred():
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(document, indent=2), encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8")
             temporary.replace(path)
+
+    def write_json(self, path: Path, document: Mapping[str, Any]) -> None:
+        self.write_text(path, json.dumps(document, indent=2))
+
+    def keep_rows(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Write rows handed in from Python into the folder, so that a resume needs nothing else. False: JSON would change them."""
+        if not all(is_plain(dict(row)) for row in rows):
+            return False
+        if not self.rows_file.is_file():
+            self.write_text(self.rows_file, "".join(json.dumps(row) + "\n" for row in rows))
+        return True
+
+    def rows(self, recipe: Recipe) -> list[dict[str, Any]] | None:
+        """The rows a run from Python was started with; None for a run whose recipe names its source."""
+        if recipe.prompts.source != PYTHON_ROWS:
+            return None
+        if not self.rows_file.is_file():
+            raise RunError("prompts came from Python and could not be kept with the run: use cohort.resume(run, prompts=rows).")
+        return [json.loads(line) for line in self.rows_file.read_text(encoding="utf-8").splitlines()]
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Every evaluation written so far."""
@@ -146,6 +182,25 @@ class RunFolder:
             target = self.rollouts / f"step-{step:06d}.parquet"
             pq.write_table(table, target.with_suffix(".tmp"))
             target.with_suffix(".tmp").replace(target)
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Sources that are local files or folders, by their full path: a run can then be resumed from any folder."""
+
+    def absolute(source: str) -> str:
+        return str(Path(source).resolve()) if source != "scratch" and Path(source).exists() else source
+
+    def moved(prompts: PromptsConfig) -> PromptsConfig:
+        return prompts.model_copy(update={"source": absolute(prompts.source)})
+
+    cold, evaluation = recipe.cold_start, recipe.evaluation
+    changes = {
+        "model": recipe.model.model_copy(update={"source": absolute(recipe.model.source)}),
+        "prompts": moved(recipe.prompts),
+        "cold_start": cold.model_copy(update={"source": cold.source if cold.source == "" else moved(cold.source)}),
+        "evaluation": evaluation.model_copy(update={"sets": {name: moved(one) for name, one in evaluation.sets.items()}}),
+    }
+    return recipe.model_copy(update=changes)
 
 
 def default_name(recipe: Recipe) -> str:

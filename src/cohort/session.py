@@ -6,7 +6,7 @@ killed anywhere, however often, ends with the same weights as one that was not.
 
 from __future__ import annotations
 
-import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,21 +14,17 @@ from typing import TYPE_CHECKING, Any
 from cohort.config import OptimizerConfig, Recipe, recipe_warnings
 from cohort.errors import Interrupted, RunError
 from cohort.interrupts import handled
-from cohort.monitors.jsonl import read_rows
+from cohort.materials import Materials
 from cohort.rewards.base import RewardRunner
-from cohort.run import RunFolder
+from cohort.run import RunFolder, with_absolute_paths
 
 if TYPE_CHECKING:
-    from cohort.build import EncodedData, Materials
-    from cohort.evaluate import Evaluation
+    from cohort.build import EncodedData
+    from cohort.evaluation import Evaluation
     from cohort.optim import MasterWeights
     from cohort.parts import Parts
     from cohort.policy import Policy
     from cohort.state import TrainState
-
-
-PYTHON_ROWS = "python:rows"
-"""prompts.source of a run whose rows were handed in from Python."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +42,7 @@ class RunResult:
 
 
 def start(recipe: Recipe, materials: Materials | None = None) -> RunResult:
+    recipe = with_absolute_paths(recipe)
     folder = RunFolder.create(recipe)
     return _execute(folder, recipe, materials)
 
@@ -83,11 +80,12 @@ class Session:
     """The phases of one run. Everything that lasts is in the folder; an instance only walks through it."""
 
     def __init__(self, folder: RunFolder, recipe: Recipe, rewards: RewardRunner, materials: Materials | None):
-        from cohort import build, checkpoint
+        from cohort import checkpoint
         from cohort.monitors import build_monitors
 
+        self.started = time.monotonic()
         self.folder, self.recipe, self.rewards = folder, recipe, rewards
-        self.materials = materials or build.Materials()
+        self.materials = materials or Materials()
         self.found = checkpoint.latest(folder.checkpoints) if checkpoint.listed(folder.checkpoints) else None
         # Rows of steps that this process is about to repeat are cut off, so that no step appears twice.
         self.monitors = build_monitors(
@@ -104,11 +102,11 @@ class Session:
                 parts, state, encoded = self.assemble()
                 self._preflight(parts, state, encoded)
                 self._cold_start(parts, state, encoded)
-                before = self._evaluate_once("before", parts, state)
+                self._evaluate_once("before", parts, state)
                 self._train(parts, state)
                 parts.policy.save(self.folder.model)
-                after = self._evaluate_once("after", parts, state)
-                return self._finish("finished", parts, state, before, after)
+                self._evaluate_once("after", parts, state)
+                return self._finish("finished", parts, state)
             except Interrupted as signal:
                 if parts and state:
                     parts.save(state)
@@ -139,8 +137,11 @@ class Session:
         weights = MasterWeights(policy.model, build.compute_dtype(recipe))
         state = self._restore_state(weights, encoded)
         engine, sentence = build.make_engine(recipe, policy)
+        state.slots = engine.slots = state.slots or build.choose_slots(recipe, engine, encoded.train, sampling)
         self.monitors.on_message(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}")
-        self.monitors.on_message(str(encoded.report))
+        for name, report in encoded.reports.items():
+            if name == "prompts" or report.too_long or report.with_unknown:
+                self.monitors.on_message(f"{name}: {report}")
         for note in self.rewards.notes:
             self.monitors.on_message(note)
         parts = Parts(
@@ -155,36 +156,26 @@ class Session:
             evaluation_sets=encoded.sets,
             monitors=self.monitors,
             base_seconds=state.seconds,
+            started=self.started,
         )
         return parts, state, encoded
 
     def _keep_python_rows(self) -> None:
-        """Rows handed in from Python are written into the run folder, so that a resume needs nothing but the folder."""
-        from cohort.build import Materials
+        """Rows handed in from Python are kept in the run folder; a resume takes them from there."""
         from cohort.rows import load_rows
 
-        saved = self.folder.root / "prompts.jsonl"
         rows: Any = self.materials.rows
-        if rows is None and self.recipe.prompts.source == PYTHON_ROWS:
-            if not saved.is_file():
-                raise RunError(
-                    "prompts came from Python and could not be saved with the run: use cohort.resume(run, prompts=rows)."
-                )
-            rows = read_rows(saved)
         if rows is None:
-            return
-        rows = load_rows(self.recipe.prompts, self.recipe.seed, rows)
-        self.materials = Materials(rows, self.materials.functions)
-        if not saved.is_file():
-            try:
-                text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-            except (TypeError, ValueError):
-                self.monitors.on_message(
-                    "prompts hold values that JSON cannot carry; a resume will need them again: cohort.resume(run, prompts=rows)."
-                )
+            rows = self.folder.rows(self.recipe)
+            if rows is None:
                 return
-            saved.with_suffix(".tmp").write_text(text, encoding="utf-8")
-            saved.with_suffix(".tmp").replace(saved)
+        else:
+            rows = load_rows(self.recipe.prompts, self.recipe.seed, rows)
+            if not self.folder.keep_rows(rows):
+                self.monitors.on_message(
+                    "prompts hold values that JSON would change; a resume will need them again: cohort.resume(run, prompts=rows)."
+                )
+        self.materials = Materials(rows, self.materials.functions)
 
     def _restore_state(self, weights: MasterWeights, encoded: EncodedData) -> TrainState:
         """The state of the newest whole checkpoint, or the beginning."""
@@ -196,7 +187,13 @@ class Session:
         if self.found:
             phase = self.found.snapshot.document["phase"]
         state = TrainState(Optimizer(weights, self._optimizer_config(phase), self._total_updates(phase)), phase=phase)
+        state.data_digest = encoded.digest()
         if self.found:
+            if self.found.snapshot.document["data_digest"] != state.data_digest:
+                raise RunError(
+                    "the prompts or demonstrations are not those the run was started with (prompts.source = "
+                    f"{self.recipe.prompts.source!r}). Going on would train on a mixture: restore the data, or start a new run."
+                )
             for problem in self.found.problems:
                 self.monitors.on_message(f"warning: {problem}; using {self.found.folder.name} instead")
             state.restore(self.found.snapshot, find_by_index(encoded.train))
@@ -204,18 +201,17 @@ class Session:
         return state
 
     def _optimizer_config(self, phase: str) -> OptimizerConfig:
-        if phase == "train":
-            return self.recipe.optimizer
+        """The cold start has its own learning rate and no decay; the rest is shared."""
         cold = self.recipe.cold_start
-        return OptimizerConfig(learning_rate=cold.learning_rate, warmup_steps=cold.warmup_steps)
+        own = {"learning_rate": cold.learning_rate, "warmup_steps": cold.warmup_steps, "schedule": "constant"}
+        return self.recipe.optimizer if phase == "train" else self.recipe.optimizer.model_copy(update=own)
 
     def _total_updates(self, phase: str) -> int:
         train = self.recipe.train
-        return (
-            train.num_steps * train.minibatches_per_step * train.passes_per_step
-            if phase == "train"
-            else self.recipe.cold_start.num_steps
-        )
+        if phase == "cold_start":
+            return self.recipe.cold_start.num_steps
+        # A minibatch holds whole groups, so there are never more of them than prompts.
+        return train.num_steps * min(train.minibatches_per_step, train.prompts_per_step) * train.passes_per_step
 
     def _preflight(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
         """The cheap part of the doctor, at the start of a run: what is wrong is said, what cannot work stops."""
@@ -262,40 +258,47 @@ class Session:
         """The policy the run started from: a copy while the weights are still those, else loaded again."""
         from cohort import build
         from cohort.optim import cast_parameters
+        from cohort.policy import weights_digest
 
         if state.policy_version == 0:
+            state.start_digest = weights_digest(parts.policy.model)
             return parts.policy.frozen_copy()
         folder = self.folder.start if self.folder.start.is_dir() else None
         reference = build.load_policy(self.recipe, build.load_data(self.recipe, self.materials), folder)
         cast_parameters(reference.model.requires_grad_(False), parts.policy.model.dtype)
+        if weights_digest(reference.model) != state.start_digest:
+            raise RunError(
+                f"{folder or self.recipe.model.source} no longer holds the weights the run started from, which are its "
+                "reference for the KL. Restore them, or start a new run."
+            )
         return reference
 
-    def _evaluate_once(self, label: str, parts: Parts, state: TrainState) -> Evaluation | None:
+    def _evaluate_once(self, label: str, parts: Parts, state: TrainState) -> None:
         """Evaluate, unless an earlier process of this run already did."""
-        from cohort.evaluate import Evaluation
-
-        if not parts.evaluation_sets:
-            return None
-        for document in self.folder.evaluations():
-            if document["label"] == label and document["step"] in (0, state.step):
-                return Evaluation.from_json(document)
+        if not parts.evaluation_sets or self._evaluated(label, state):
+            return
         self.monitors.on_stage("baseline evaluation" if label == "before" else "final evaluation")
-        return parts.evaluate(label, state.step)
+        result = parts.evaluate(label, state.step)
+        if label == "after":
+            parts.remember_best(result, state)
+
+    def _evaluated(self, label: str, state: TrainState | None) -> Evaluation | None:
+        """An evaluation that is already written down."""
+        from cohort.evaluation import Evaluation
+
+        step = state.step if state and label == "after" else 0
+        for document in self.folder.evaluations():
+            if document["label"] == label and document["step"] == step:
+                return Evaluation.from_json(document)
+        return None
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
-    def _finish(
-        self,
-        status: str,
-        parts: Parts | None,
-        state: TrainState | None,
-        before: Evaluation | None = None,
-        after: Evaluation | None = None,
-        error: str = "",
-    ) -> RunResult:
-        from cohort.evaluate import summarize
+    def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: str = "") -> RunResult:
+        from cohort.evaluation import summarize
         from cohort.report import write_report
 
+        before, after = self._evaluated("before", state), self._evaluated("after", state)
         summary: dict[str, Any] = {"eval": summarize(before, after)}
         if parts and state:
             summary["steps"] = state.step

@@ -48,6 +48,12 @@ class TrainState:
     seconds: float = 0.0
     best_step: int = -1
     best_reward: float | None = None
+    slots: int = 0
+    """Completions decoded side by side, chosen once: another number could flip near-ties after a resume."""
+    data_digest: str = ""
+    """Of the prompts and demonstrations: a resumed run must go on with the same ones."""
+    start_digest: str = ""
+    """Of the starting weights, where they are needed again as the reference."""
     batch: Batch | None = None
     update_metrics: list[dict[str, float]] = field(default_factory=list)
     """One entry per optimizer step already taken on the unfinished batch."""
@@ -74,6 +80,7 @@ class TrainState:
             if probe is not None:  # an update lost to rounding would otherwise go unnoticed
                 row["optim/weight_change"] = self.optimizer.weights.change_since(probe)
             self.update_metrics.append(row)
+        self.optimizer.check_finite()
 
     def finish_step(self, prompts_taken: int) -> None:
         with deferred():
@@ -108,7 +115,18 @@ class TrainState:
             self.update_metrics = list(document["update_metrics"])
 
 
-PLAIN_FIELDS = ("phase", "cold_steps", "step", "cursor", "seconds", "best_step", "best_reward")
+PLAIN_FIELDS = (
+    "phase",
+    "cold_steps",
+    "step",
+    "cursor",
+    "seconds",
+    "best_step",
+    "best_reward",
+    "slots",
+    "data_digest",
+    "start_digest",
+)
 
 
 def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -132,6 +132,8 @@ def mean_metrics(rows: list[dict[str, float]]) -> dict[str, float]:
             merged[name] = max(values) if not name.startswith("rollout/") else values[0]
         elif name.startswith("rollout/") or name == "optim/weight_change":
             merged[name] = values[0]
+        elif name == "optim/learning_rate":
+            merged[name] = values[-1]
         else:
             merged[name] = sum(values) / len(values)
     return merged

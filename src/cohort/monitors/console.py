@@ -138,7 +138,8 @@ class ConsoleMonitor(Monitor):
         )
 
     def print_line(self, text: str) -> None:
-        """Text, not markup: names of sets and files may hold brackets."""
+        """Text, not markup: names of sets and files may hold brackets, and a message may quote what a model wrote."""
+        text = "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
         self.console.print(Text(text), soft_wrap=not self.console.is_terminal)
 
     # The end -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cohort.evaluate import Evaluation, compare
+from cohort.evaluation import Evaluation, compare
 from cohort.monitors.jsonl import read_rows
 
 

@@ -33,7 +33,7 @@ def built_in(name: str) -> Callable[..., Any]:
     if name in BUILT_IN:
         return BUILT_IN[name]
     close = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"; did you mean {close[0]!r}?" if close else "."
     raise RewardError(
         f"unknown reward {name!r}{hint} Built in: {', '.join(BUILT_IN)}. "
         'A function of your own is written "package.module:function".'

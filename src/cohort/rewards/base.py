@@ -18,16 +18,17 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cohort.errors import RewardError
+from cohort.importing import search_current_folder
 from cohort.rewards.call import Answered, Failed, Signature, TrainerState, call_reward, extract_answers, from_message, is_plain
 from cohort.rewards.contract import Batch, Bound, RewardPart, Scored, Verdicts, bind, check_args, check_columns
 from cohort.rewards.pool import LoadFailed, Pool, Worker, WorkerDied, WorkerTimeout
-from cohort.rewards.summing import outcome_of, reward_metrics
+from cohort.rewards.summing import faulty_rows, outcome_of, reward_metrics, worst_blame
 from cohort.rewards.threads import concurrently, split, with_limit
-from cohort.types import Completion, Prompt
+from cohort.types import Completion, Outcome, Prompt
 
 if TYPE_CHECKING:
     from cohort.config import RewardConfig
@@ -46,9 +47,9 @@ class RewardRunner:
 
     def __init__(self, parts: Sequence[RewardPart], workers: int = 2, max_fault_share: float = 0.1) -> None:
         if not parts:
-            raise RewardError("rewards: at least one part is needed")
+            raise RewardError("rewards: at least one part is needed.")
         if workers < 1:
-            raise RewardError(f"rewards: at least one worker is needed, got {workers}")
+            raise RewardError(f"rewards: at least one worker is needed, got {workers}.")
         names = [part.name for part in parts]
         if len(set(names)) < len(names):
             raise RewardError(f"rewards: two parts share a name ({', '.join(names)}); give each its own `name`.")
@@ -57,7 +58,7 @@ class RewardRunner:
         self.parts = tuple(parts)
         self.notes: list[str] = []
         """What the user should know of where functions run; each is also logged once."""
-        self._bound = [bind(part) for part in parts]
+        self._bound = [bind(part, f"rewards.{index}") for index, part in enumerate(parts)]
         self._outcome = next((i for i, part in enumerate(parts) if part.outcome), 0)
         self._workers, self._max_fault_share = workers, max_fault_share
         self._pool = Pool()
@@ -101,13 +102,14 @@ class RewardRunner:
     def start(self) -> RewardRunner:
         """Start the workers and have them import the functions: a name that cannot be imported is an error here."""
         if self._closed:
-            raise RewardError("the reward runner is closed")
+            raise RewardError("The reward runner is closed.")
         if self._started:
             return self
         self._started = True
         remote = [bound for bound in self._bound if bound.spec is not None]
         try:
             if remote:
+                search_current_folder()  # here, so that workers started later see the same folder
                 self._pool.grow(self._workers)
                 concurrently([functools.partial(self._warm_up, remote) for _ in range(self._workers)])
             for bound in self._bound:
@@ -139,11 +141,10 @@ class RewardRunner:
             bound.signature = Signature.from_message(worker.load(spec))
         except (LoadFailed, WorkerDied, WorkerTimeout) as problem:
             if bound.function is None or spec.startswith("cohort.rewards."):
-                raise RewardError(f"reward {bound.name!r}: {spec} cannot be imported:\n{problem}") from None
+                raise RewardError(f"{bound.place}.function: {load_problem(spec, problem)}") from None
             bound.spec = None
-            last_line = (str(problem).strip().splitlines() or ["no answer"])[-1]
             self._note(
-                f"reward {bound.name!r} runs in the trainer: a worker cannot import {spec} ({last_line}). "
+                f"reward {bound.name!r} runs in the trainer, for a worker {load_problem(spec, problem)} "
                 "Over its time limit it stops the run."
             )
 
@@ -189,14 +190,14 @@ class RewardRunner:
         for bound in self._bound:
             check_columns(bound, batch)
         verdicts = concurrently([functools.partial(self._run_part, bound, batch) for bound in self._bound])
-        for bound, verdict in zip(self._bound, verdicts, strict=True):
-            self._check_faults(bound, verdict)
+        outcomes = [outcome_of(self._bound, self._outcome, row, verdicts) for row in range(len(completions))]
+        self._check_faults(outcomes, verdicts)
         answers, failed_extracts = self._extract(self._bound[self._outcome], batch, verdicts[self._outcome])
-        outcomes = [outcome_of(self._bound, self._outcome, row, verdicts, answers[row]) for row in range(len(completions))]
+        outcomes = [replace(outcome, answer=answer) for outcome, answer in zip(outcomes, answers, strict=True)]
         return Scored(outcomes, reward_metrics(self._bound, outcomes, verdicts, failed_extracts))
 
     def _run_part(self, bound: Bound, batch: Batch) -> Verdicts:
-        """The whole batch first; whatever of it gave nothing, again completion by completion."""
+        """The whole batch first; where the call raised, hung or crashed, again completion by completion."""
         started = time.monotonic()
         count = len(batch.texts)
         verdicts = Verdicts.empty(count)
@@ -207,6 +208,9 @@ class RewardRunner:
         for rows, reply in zip(chunks, concurrently([functools.partial(call, rows) for rows in chunks]), strict=True):
             if isinstance(reply, Answered):
                 verdicts.add(rows, reply)
+                bound.timeouts_in_a_row = 0
+            elif reply.wrong_form:
+                verdicts.add_failure(rows, reply)
                 bound.timeouts_in_a_row = 0
             else:
                 retry += rows
@@ -224,7 +228,7 @@ class RewardRunner:
         if not bound.retry_noted:
             bound.retry_noted = True
             reason = (reply.detail.strip().splitlines() or [reply.kind])[-1]
-            self._note(f"reward {bound.name!r}: a call for many completions failed and was repeated one by one ({reason})")
+            self._note(f"reward {bound.name!r}: a call for many completions failed and was repeated one by one ({reason}).")
 
     def _fits_worker(self, bound: Bound, batch: Batch) -> bool:
         """Whether the call can be put into JSON without changing a value."""
@@ -255,7 +259,9 @@ class RewardRunner:
             try:
                 worker.load(bound.spec)
             except (LoadFailed, WorkerDied, WorkerTimeout) as problem:
-                raise RewardError(f"reward {bound.name!r}: a new worker cannot import {bound.spec}:\n{problem}") from None
+                raise RewardError(
+                    f"{bound.place}.function: a new worker could not import it. {load_problem(bound.spec, problem)}"
+                ) from None
             try:
                 reply = from_message(worker.ask(message, bound.part.timeout_s), len(rows))
             except WorkerTimeout:
@@ -293,19 +299,18 @@ class RewardRunner:
                 threading.Thread(target=self._loop.run_forever, daemon=True, name="async rewards").start()
         return asyncio.run_coroutine_threadsafe(finish(), self._loop).result()
 
-    def _check_faults(self, bound: Bound, verdicts: Verdicts) -> None:
-        broken, count = verdicts.broken, len(verdicts.values)
-        if len(broken) <= self._max_fault_share * count:
+    def _check_faults(self, outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts]) -> None:
+        """The step may lose a share of its completions, whichever part loses them."""
+        lost, count = len(faulty_rows(outcomes, verdicts)), len(outcomes)
+        if lost <= self._max_fault_share * count:
             return
-        kinds = {kind: sum(verdicts.faults[row] == kind for row in broken) for kind in verdicts.faults if kind}
-        kinds.pop("timeout", None)
-        listed = ", ".join(f"{kind} {number}" for kind, number in sorted(kinds.items()))
-        first = min(verdicts.details, default=None)
-        shown = f" The first:\n{verdicts.details[first]}" if first is not None else ""
-        at_least = "at least " if verdicts.stopped_early else ""
+        worst = worst_blame(self._bound, outcomes, verdicts)
+        at_least = "at least " if any(verdict.stopped_early for verdict in verdicts) else ""
+        together = "" if lost == len(worst.rows) else f", all parts together on {lost}"
+        shown = f" The first:\n{worst.detail}" if worst.detail else ""
         raise RewardError(
-            f"reward {bound.name!r} failed on {at_least}{len(broken)} of {count} completions ({listed}), more than the "
-            f"{self._max_fault_share:.0%} a step may lose.{shown}"
+            f"{worst.who} failed on {at_least}{len(worst.rows)} of {count} completions ({worst.kinds}){together}, more than "
+            f"the {self._max_fault_share:.0%} a step may lose.{shown}"
         )
 
     def _extract(self, bound: Bound, batch: Batch, verdicts: Verdicts) -> tuple[list[str | None], int]:
@@ -387,7 +392,7 @@ class Singles:
         if isinstance(reply, Answered):
             self._verdicts.add([row], reply)
         else:
-            self._verdicts.add_failure(row, reply)
+            self._verdicts.add_failure([row], reply)
         if isinstance(reply, Failed) and reply.kind == "timeout":
             self._bound.timeouts_in_a_row += 1
             if not self._answered and self._bound.timeouts_in_a_row >= HOPELESS_TIMEOUTS:
@@ -404,6 +409,11 @@ class Singles:
             self._crashes += 1
             if self._crashes > self._max_faults:
                 self._stop = self._verdicts.stopped_early = True
+
+
+def load_problem(spec: str, problem: LoadFailed | WorkerDied | WorkerTimeout) -> str:
+    """Why a worker does not have the function, as a sentence without its subject."""
+    return str(problem) if isinstance(problem, LoadFailed) else f"cannot import {spec} ({problem})."
 
 
 def spread(rows: Sequence[int]) -> list[int]:

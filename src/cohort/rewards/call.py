@@ -6,7 +6,6 @@ a reward means the same wherever it runs. Imports nothing heavy: workers start w
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 import numbers
@@ -14,6 +13,9 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from cohort.importing import load_function as load_function
+from cohort.rewards.text import printable
 
 OFFERED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """What every reward function can ask for beside the columns of the rows; TRL's names."""
@@ -106,17 +108,6 @@ def parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str
     return tuple(p.name for p in named), required, any(p.kind is p.VAR_KEYWORD for p in found)
 
 
-def load_function(spec: str) -> Callable[..., Any]:
-    """The function of "package.module:qualified.name"."""
-    module_name, _, qualname = spec.partition(":")
-    target: Any = importlib.import_module(module_name)
-    for name in qualname.split("."):
-        target = getattr(target, name)
-    if not callable(target):
-        raise TypeError(f"{spec} is a {type(target).__name__}, not a function")
-    return target
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The call
 # ---------------------------------------------------------------------------------------------------------------------
@@ -143,6 +134,11 @@ class Failed:
 
     kind: str
     detail: str
+
+    @property
+    def wrong_form(self) -> bool:
+        """The function came back with something that is no list of scores. A call for one completion could only hide it."""
+        return self.kind in ("type", "length")
 
 
 class Log:
@@ -192,16 +188,21 @@ def call_reward(
         if inspect.isawaitable(result):
             result = await_result(result)
         entries = entries_of(result)
+        if isinstance(entries, str):
+            return Failed("type", shorten(f"it returned {entries} for {counted(count)}; {EXPECTED}"))
+        if len(entries) != count:
+            return Failed("length", f"it returned {len(entries)} values for {counted(count)}; {EXPECTED}")
+        return answered(entries, log)
     # Everything: sys.exit() inside a reward function is its fault too, and must not end the run or the worker.
     except BaseException as problem:
         return Failed("exception", shorten(readable_traceback(problem)))
-    if isinstance(entries, str):
-        return Failed(
-            "type", f"it returned {entries} for {count} completions; return a list with one float or None per completion"
-        )
-    if len(entries) != count:
-        return Failed("length", f"it returned {len(entries)} values for {count} completions")
-    return answered(entries, log)
+
+
+EXPECTED = "return a list with one float or None per completion."
+
+
+def counted(count: int) -> str:
+    return f"{count} completion{'' if count == 1 else 's'}"
 
 
 def answered(entries: Sequence[Any], log: Log) -> Answered:
@@ -211,7 +212,7 @@ def answered(entries: Sequence[Any], log: Log) -> Answered:
     detail = (
         ""
         if first is None
-        else shorten(f"it returned {describe(entries[first])} for a completion; return a finite float or None")
+        else shorten(f"it returned {describe(entries[first])} for a completion; return a finite float or None.")
     )
     extras = log.extras(len(entries))
     return Answered([value for value, _ in read], faults, detail, extras, log.metrics(), log.dropped)
@@ -222,9 +223,10 @@ def entries_of(result: Any) -> list[Any] | str:
     if isinstance(result, str | bytes | Mapping | set | frozenset) or result is None or getattr(result, "shape", None) == ():
         return describe(result)
     try:
-        return unpacked(result)
+        iter(result)
     except TypeError:
         return describe(result)
+    return unpacked(result)
 
 
 def unpacked(values: Any) -> list[Any]:
@@ -338,5 +340,7 @@ def readable_traceback(problem: BaseException) -> str:
 
 
 def shorten(text: str) -> str:
+    """Foreign text as it can be shown: not endless, and without control characters."""
+    text = printable(text)
     half = MAX_DETAIL_CHARS // 2
     return text if len(text) <= MAX_DETAIL_CHARS else f"{text[:half]}\n[...]\n{text[-half:]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,15 @@ from typing import Any
 
 from cohort.config import nearest
 from cohort.errors import RewardError
+from cohort.importing import NotImportable, load_function
 from cohort.rewards import BUILT_IN, built_in
-from cohort.rewards.call import OFFERED, Answered, Failed, Signature, TrainerState, load_function
+from cohort.rewards.call import OFFERED, Answered, Failed, Signature, TrainerState
 from cohort.types import Completion, Outcome, Prompt
 
 RESERVED = {*OFFERED, "prompt", "completion"}
 """Column names that are not passed on as columns; as in TRL."""
+PATTERN_ARGS = ("pattern",)
+"""Arguments of Cohort's own rewards that are regular expressions."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Bound:
     """A part together with the function behind it."""
 
     part: RewardPart
+    place: str
+    """Where the recipe has it: "rewards.0"."""
     spec: str | None
     """Where a worker imports it from; None: it runs in the trainer."""
     function: Callable[..., Any] | None
@@ -69,8 +75,8 @@ class Bound:
             assert self.spec is not None
             try:
                 self.function = load_function(self.spec)
-            except Exception as problem:
-                raise RewardError(f"reward {self.name!r}: {self.spec} cannot be imported: {problem!r}") from problem
+            except NotImportable as problem:
+                raise RewardError(f"{self.place}.function: {problem}") from problem
         return self.function
 
 
@@ -135,12 +141,13 @@ class Verdicts:
             self.logged.setdefault(name, []).append(value)
         self.dropped += reply.dropped
 
-    def add_failure(self, row: int, reply: Failed) -> None:
-        """One completion on its own made the call fail: at the time limit it scores 0, else it has no score."""
-        self.values[row] = 0.0 if reply.kind == "timeout" else None
-        self.faults[row] = reply.kind
+    def add_failure(self, rows: Sequence[int], reply: Failed) -> None:
+        """A call that will not be repeated gave nothing: at the time limit that is a score of 0, else no score."""
+        for row in rows:
+            self.values[row] = 0.0 if reply.kind == "timeout" else None
+            self.faults[row] = reply.kind
         if reply.kind != "timeout":
-            self.details[row] = reply.detail
+            self.details[rows[0]] = reply.detail
 
     @property
     def broken(self) -> list[int]:
@@ -152,19 +159,26 @@ class Verdicts:
         return self.faults.count("timeout")
 
 
-def bind(part: RewardPart) -> Bound:
+def bind(part: RewardPart, place: str) -> Bound:
     function = part.function
     if callable(function):
-        return Bound(part, importable_name(function), function)
+        return Bound(part, place, importable_name(function), function)
     if function in BUILT_IN or ":" not in function:
-        found = built_in(function)
-        return Bound(part, importable_name(found), found)
+        try:
+            found = built_in(function)
+        except RewardError as problem:
+            raise RewardError(f"{place}.function: {problem}") from None
+        return Bound(part, place, importable_name(found), found)
     if function.startswith("python:"):
-        raise RewardError(f"reward {part.name!r}: {function!r} was given as a Python function; it must be given again here.")
+        raise RewardError(
+            f"{place}.function: {function!r} stands for a Python function, which must be given again with the run. "
+            "Hand it in again with cohort.resume(run, rewards=[function]); if the function itself has another name, "
+            f'with rewards=[{{"function": function, "name": "{function.removeprefix("python:")}"}}].'
+        )
     module, _, name = function.partition(":")
     if not module or not name:
-        raise RewardError(f'reward {part.name!r}: {function!r} is not of the form "package.module:function"')
-    return Bound(part, function, None)
+        raise RewardError(f'{place}.function: {function!r} is not of the form "package.module:function".')
+    return Bound(part, place, function, None)
 
 
 def importable_name(function: Callable[..., Any]) -> str | None:
@@ -183,19 +197,28 @@ def check_args(bound: Bound) -> None:
     shape, part = bound.shape, bound.part
     for name in part.args:
         if name in OFFERED:
-            raise RewardError(f"reward {part.name!r}: args.{name} is passed by the runner and cannot be set")
+            raise RewardError(f"{bound.place}.args.{name}: it is passed by the runner and cannot be set.")
         strict = shape.reads is not None or not shape.takes_any
         if strict and name not in shape.accepted:
-            hint = nearest(name, [known for known in shape.accepted if known not in OFFERED])
-            raise RewardError(f"reward {part.name!r} has no argument {name!r}{hint}")
+            hint = nearest(name, [known for known in shape.accepted if known not in OFFERED]) or "."
+            raise RewardError(f"{bound.place}.args: reward {part.name!r} has no argument {name!r}{hint}")
+        if name in PATTERN_ARGS and bound.spec is not None and bound.spec.startswith("cohort."):
+            check_pattern(part.args[name], f"{bound.place}.args.{name}")
+
+
+def check_pattern(pattern: Any, place: str) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError, OverflowError, RecursionError) as problem:
+        raise RewardError(f"{place}: {pattern!r} is not a regular expression ({problem}).") from None
 
 
 def check_columns(bound: Bound, batch: Batch) -> None:
     given = {*OFFERED, *batch.columns, *bound.part.args}
     missing = [name for name in bound.shape.required if name not in given]
     if missing:
-        hint = nearest(missing[0], batch.columns)
+        hint = nearest(missing[0], batch.columns) or "."
         raise RewardError(
-            f"reward {bound.name!r} needs the column {missing[0]!r}, which the rows do not have{hint}. "
+            f"reward {bound.name!r} needs the column {missing[0]!r}, which the rows do not have{hint} "
             f"Columns: {', '.join(batch.columns) or 'none beside the prompt'}."
         )

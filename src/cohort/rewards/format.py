@@ -12,18 +12,25 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def think_format(
-    completions: Sequence[Any], prompts: Sequence[Any] | None = None, prefilled: bool | None = None, **columns: Any
+    completions: Sequence[Any],
+    prompts: Sequence[Any] | None = None,
+    prefilled: bool | Sequence[bool] | None = None,
+    **columns: Any,
 ) -> list[float]:
     """1.0 for exactly one non-empty <think>...</think> block followed by a non-empty answer, else 0.0.
 
     Many chat templates end the prompt with `<think>`: the completion then starts inside the block and is right without
-    an opening tag. That is read from the prompts where they show it; a template that adds the tag to chat messages
-    leaves no trace in them, so say prefilled = true there.
+    an opening tag. That is read from text prompts, and for chats from a column `prefilled` that a run adds when the
+    template opens the block itself; prefilled = true or false decides it for all.
     """
     starts = prompts if prompts is not None else [""] * len(completions)
+    if prefilled is None:
+        inside = [opens_block(prompt) for prompt in starts]
+    else:
+        inside = [prefilled] * len(completions) if isinstance(prefilled, bool) else list(prefilled)
     return [
-        float(is_thought_then_answer(text_of(completion), opens_block(prompt) if prefilled is None else prefilled))
-        for completion, prompt in zip(completions, starts, strict=True)
+        float(is_thought_then_answer(text_of(completion), within))
+        for completion, within in zip(completions, inside, strict=True)
     ]
 
 
@@ -57,7 +64,7 @@ def regex_format(completions: Sequence[Any], pattern: str, **columns: Any) -> li
     return [float(regex.fullmatch(text_of(completion)) is not None) for completion in completions]
 
 
-think_format.reads = ("completions", "prompts")  # type: ignore[attr-defined]
+think_format.reads = ("completions", "prompts", "prefilled")  # type: ignore[attr-defined]
 think_format.per_completion = True  # type: ignore[attr-defined]
 regex_format.reads = ("completions",)  # type: ignore[attr-defined]
 regex_format.per_completion = True  # type: ignore[attr-defined]

@@ -16,14 +16,13 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from cohort.rewards.text import as_rows, text_of, visible_text
+from cohort.rewards.text import as_rows, last_boxed, text_of, visible_text
 
 MAX_ANSWER_CHARS = 1000
 """A longer answer is compared as it stands: no normalising, no numbers."""
 MAX_NUMBER_CHARS = 400
 MAX_EXPONENT = 400
 
-BRACES = re.compile(r"\\boxed[ ]?\{|\\[{}\\]|[{}]")
 HASHES = re.compile(r"####[ \t]?([^\n]*)")
 ANSWER_IS = re.compile(r"answer\s?(?:is\b|:)([^\n]*)", re.IGNORECASE)
 SENTENCE_END = re.compile(r"[.?](?=\s)|[,;](?=\s[a-z]{2})")
@@ -87,25 +86,6 @@ def find_answer(completion: str, pattern: str = "") -> str | None:
     if found is None:
         found = after_answer_is(text)
     return found.strip() or None if found is not None else None
-
-
-def last_boxed(text: str) -> str | None:
-    r"""Content of the last \boxed{...} whose braces balance. One pass with a stack: unclosed boxes cost nothing extra."""
-    if "\\boxed" not in text:
-        return None
-    open_braces: list[int | None] = []
-    last = (-1, -1)
-    for brace in BRACES.finditer(text):
-        token = brace.group()
-        if token.startswith("\\boxed"):
-            open_braces.append(brace.end())
-        elif token == "{":
-            open_braces.append(None)
-        elif token == "}" and open_braces:
-            start = open_braces.pop()
-            if start is not None and start > last[0]:
-                last = (start, brace.start())
-    return text[last[0] : last[1]] if last[0] >= 0 else None
 
 
 def last_match(text: str, pattern: str) -> str | None:

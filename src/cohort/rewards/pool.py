@@ -22,6 +22,7 @@ from typing import Any
 
 import cohort
 from cohort.errors import RewardError
+from cohort.rewards.call import shorten
 from cohort.rewards.worker import HEADER
 
 LOAD_LIMIT_S = 300.0
@@ -40,7 +41,7 @@ class WorkerDied(Exception):
 
 
 class LoadFailed(Exception):
-    """The worker could not import the function; the message is its traceback."""
+    """The worker could not import the function; the message says why."""
 
 
 class Worker:
@@ -87,7 +88,7 @@ class Worker:
         if spec not in self._loaded:
             reply = self.ask({"op": "load", "spec": spec}, LOAD_LIMIT_S)
             if not isinstance(reply, dict) or "signature" not in reply:
-                raise LoadFailed(str(reply.get("error", "") if isinstance(reply, dict) else reply))
+                raise LoadFailed(shorten(str(reply.get("error", "") if isinstance(reply, dict) else reply)))
             self._loaded[spec] = reply["signature"]
         return self._loaded[spec]
 
@@ -227,7 +228,7 @@ class Pool:
         worker = None
         while worker is None:
             if self._closed:
-                raise RewardError("the reward runner is closed")
+                raise RewardError("The reward runner is closed.")
             with contextlib.suppress(queue.Empty):
                 worker = self._idle.get(timeout=LOOK_EVERY_S)
         try:

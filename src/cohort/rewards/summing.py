@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cohort.rewards.contract import Bound, Verdicts
 from cohort.types import Outcome
 
 
-def outcome_of(bound: Sequence[Bound], decisive: int, row: int, verdicts: Sequence[Verdicts], answer: str | None) -> Outcome:
+SUM_FAULT = "sum:nan"
+"""The parts are finite and their weighted sum is not."""
+
+
+def outcome_of(bound: Sequence[Bound], decisive: int, row: int, verdicts: Sequence[Verdicts]) -> Outcome:
     """What all parts together say of one completion; `decisive` is the part that decides success."""
     faults = [f"{one.name}:{v.faults[row]}" for one, v in zip(bound, verdicts, strict=True) if v.faults[row]]
     spoken = [one.part.weight * value for one, v in zip(bound, verdicts, strict=True) if (value := v.values[row]) is not None]
     scored = bool(spoken) and not any(row_fault not in (None, "timeout") for row_fault in (v.faults[row] for v in verdicts))
     reward = sum(spoken) if scored else None
     if reward is not None and not math.isfinite(reward):
-        reward, faults = None, [*faults, "sum:nan"]
+        reward, faults = None, [*faults, SUM_FAULT]
     deciding = verdicts[decisive]
     value = deciding.values[row]
     if value is None:
@@ -29,10 +35,43 @@ def outcome_of(bound: Sequence[Bound], decisive: int, row: int, verdicts: Sequen
         parts={one.name: v.values[row] for one, v in zip(bound, verdicts, strict=True)},
         reward=reward,
         success=success,
-        answer=answer,
         faults=tuple(faults),
         extras=extras_of(bound, row, verdicts),
     )
+
+
+@dataclass(frozen=True)
+class Blame:
+    """One part (or the sum of all), and the completions it could not score."""
+
+    who: str
+    rows: list[int]
+    kinds: str
+    detail: str
+
+
+def faulty_rows(outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts]) -> set[int]:
+    """Completions on which any part, or the sum, was at fault. One is lost once, however many parts failed on it."""
+    overflowed = {row for row, outcome in enumerate(outcomes) if SUM_FAULT in outcome.faults}
+    return overflowed.union(*(verdict.broken for verdict in verdicts))
+
+
+def worst_blame(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts]) -> Blame:
+    """Whoever failed on the most completions."""
+    blames = []
+    for one, verdict in zip(bound, verdicts, strict=True):
+        kinds = Counter(verdict.faults[row] for row in verdict.broken)
+        listed = ", ".join(f"{kind} {number}" for kind, number in sorted(kinds.items(), key=str))
+        first = min(verdict.details, default=None)
+        blames.append(
+            Blame(f"reward {one.name!r}", verdict.broken, listed, verdict.details[first] if first is not None else "")
+        )
+    overflowed = [row for row, outcome in enumerate(outcomes) if SUM_FAULT in outcome.faults]
+    if overflowed:
+        parts = ", ".join(f"{name} {value!r}" for name, value in outcomes[overflowed[0]].parts.items())
+        detail = f"the weighted sum of {parts} is not a finite number."
+        blames.append(Blame("the sum of the rewards", overflowed, f"nan {len(overflowed)}", detail))
+    return max(blames, key=lambda blame: len(blame.rows))
 
 
 def extras_of(bound: Sequence[Bound], row: int, verdicts: Sequence[Verdicts]) -> dict[str, Any]:
@@ -53,7 +92,7 @@ def reward_metrics(
     if successes:
         metrics["reward/success"] = statistics.fmean(successes)
     metrics["reward/unscored"] = float(len(outcomes) - len(rewards))
-    metrics["reward/faults"] = float(sum(len(v.broken) for v in verdicts) + sum("sum:nan" in o.faults for o in outcomes))
+    metrics["reward/faults"] = float(sum(len(v.broken) for v in verdicts) + sum(SUM_FAULT in o.faults for o in outcomes))
     metrics["reward/timeouts"] = float(sum(v.timeouts for v in verdicts))
     metrics["reward/failed_extracts"] = float(failed_extracts)
     for one, verdict in zip(bound, verdicts, strict=True):

@@ -1,4 +1,4 @@
-"""What a reward reads of a completion: its text, and the part of the text that is meant as the answer."""
+"""What a reward reads of a completion: its text, and the part of it that is meant as the answer; how such text is shown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import re
 from typing import Any
 
 THINK_TAG = re.compile(r"</?think>")
+BRACES = re.compile(r"\\boxed[ ]?\{|\\[{}\\]|[{}]")
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Everything that moves a cursor, colours a terminal, reorders a line or cannot be written; newlines and tabs may stay."""
+
+
+def printable(text: str) -> str:
+    r"""The text with control characters written out (\x1b): model text and exceptions must not steer a terminal."""
+    return CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 def text_of(completion: Any) -> str:
@@ -41,6 +49,25 @@ def visible_text(text: str) -> str:
     if start == 0 or inside or not text[start:].strip():
         return text
     return "".join(kept) + text[start:]
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last \boxed{...} whose braces balance. One pass with a stack: unclosed boxes cost nothing extra."""
+    if "\\boxed" not in text:
+        return None
+    open_braces: list[int | None] = []
+    last = (-1, -1)
+    for brace in BRACES.finditer(text):
+        token = brace.group()
+        if token.startswith("\\boxed"):
+            open_braces.append(brace.end())
+        elif token == "{":
+            open_braces.append(None)
+        elif token == "}" and open_braces:
+            start = open_braces.pop()
+            if start is not None and start > last[0]:
+                last = (start, brace.start())
+    return text[last[0] : last[1]] if last[0] >= 0 else None
 
 
 def as_rows(answer: Any, completions: Any) -> list[Any]:

@@ -20,12 +20,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+from cohort.importing import NotImportable, load_function
 from cohort.rewards.call import (
     Signature,
     TrainerState,
     call_reward,
     extract_answers,
-    load_function,
     readable_traceback,
     shorten,
     to_message,
@@ -73,6 +73,8 @@ class Desk:
         try:
             self.functions[spec] = load_function(spec)
             return {"signature": vars(Signature.of(self.functions[spec]))}
+        except NotImportable as problem:
+            return {"error": str(problem)}
         except BaseException as problem:
             return {"error": shorten(readable_traceback(problem))}
 

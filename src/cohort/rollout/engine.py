@@ -23,6 +23,8 @@ class Engine(Protocol):
     """
 
     name: str
+    slots: int
+    """Completions decoded side by side; 0: the engine chooses, or has no such notion."""
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, noise: NoiseKey, first_draw: int = 0

@@ -18,6 +18,7 @@ from cohort.types import Completion, NoiseKey, Prompt, Sampling
 
 class HFEngine:
     name = "hf"
+    slots = 0
 
     def __init__(self, model: Any, decode: Callable[[Sequence[int]], str]) -> None:
         self.model, self.decode = model, decode

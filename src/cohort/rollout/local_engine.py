@@ -22,12 +22,13 @@ import psutil
 import torch
 from torch import Tensor
 
-from cohort.attention import attending
+from cohort.attention import accumulation_dtype, attending
 from cohort.errors import EngineError
 from cohort.noise import gumbel, row_key
 from cohort.rollout.sampling import check_finite, check_request, next_tokens, sampling_mode
 from cohort.rollout.slot_cache import SLOT_ATTENTION, PrefixCache, SlotCache, hidden_states, prefill
 from cohort.rollout.support import LocalModel, prove_local
+from cohort.steady import missing_rows
 from cohort.types import Completion, NoiseKey, Prompt, Sampling
 
 MOST_SLOTS = {"cpu": 512, "cuda": 1024}
@@ -83,7 +84,7 @@ class LocalEngine:
         if self.slots:
             return min(self.slots, completions)
         kind = self.model.device.type
-        element = torch.empty((), dtype=self.local.dtype).element_size()
+        element = accumulation_dtype(self.local.dtype, self.model.device).itemsize
         kv_bytes = 2 * length * element * sum(layer.heads * layer.dim for layer in self.local.layers)
         slot_bytes = kv_bytes + 4 * SAMPLER_FLOATS * self.model.config.get_text_config().vocab_size
         free = free_memory(self.model.device)
@@ -137,7 +138,8 @@ class Decoding:
         # Longest first: prompts of one prefill are of nearly one length, and the slowest rows start early.
         self.queue = sorted(range(len(prompts)), key=lambda number: -len(self.prompts[number]))
         self.prefix: Prefix | None = None
-        self.cache = SlotCache(local.layers, slots, longest, local.dtype, device)
+        rows = slots + missing_rows(slots, device)
+        self.cache = SlotCache(local.layers, rows, longest, local.dtype, device)
         self.live = 0
 
         total, most = len(keys), sampling.max_completion_tokens
@@ -147,7 +149,7 @@ class Decoding:
         self.stop_ids = torch.tensor(sampling.stop_ids, dtype=torch.int64, device=device)
 
         def per_slot(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(slots, *shape, dtype=dtype, device=device)
+            return torch.zeros(rows, *shape, dtype=dtype, device=device)
 
         self.tokens_S = per_slot()  # the token to feed next
         self.positions_S = per_slot()  # its position in the sequence
@@ -168,13 +170,16 @@ class Decoding:
     def step(self) -> list[int]:
         """One token for every live row; gives the rows that finished with it."""
         live = slice(0, self.live)
-        positions_B = self.positions_S[live]
+        # Dead rows may come along to make the products steady; they write at position 0 of their own slots.
+        rows = slice(0, self.live + missing_rows(self.live, self.device))
+        positions_B = self.positions_S[rows].clone()
+        positions_B[self.live :] = 0
         self.cache.begin_step(positions_B, int(self.host_positions_S[live].max()) + 1)
-        hidden_BTH = hidden_states(self.backbone, self.cache, self.tokens_S[live, None], positions_B[:, None])
-        positions_B += 1
+        hidden_BTH = hidden_states(self.backbone, self.cache, self.tokens_S[rows, None], positions_B[:, None])
+        self.positions_S[live] += 1
         self.host_positions_S[live] += 1
         self.host_counts_S[live] += 1
-        return self.sample(live, self.head(hidden_BTH[:, 0])).nonzero().flatten().tolist()
+        return self.sample(live, self.head(hidden_BTH[live, 0])).nonzero().flatten().tolist()
 
     def sample(self, rows: slice | Tensor, logits_BV: Tensor) -> Tensor:
         """Sample the next token of `rows` and note it down; gives which of them have finished."""

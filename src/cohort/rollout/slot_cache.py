@@ -25,6 +25,7 @@ from transformers import AttentionInterface
 
 from cohort.attention import accumulation_dtype, additive, attention, causal_attention, check_plain_causal, visible
 from cohort.errors import EngineError
+from cohort.steady import missing_rows
 
 SLOT_ATTENTION = "cohort_slots"
 
@@ -190,8 +191,9 @@ def prefill(
 ) -> tuple[PrefixCache, Tensor]:
     """Run prompts as one right-padded batch; give their keys and values and the hidden states [P, H] at their last tokens."""
     width = max(map(len, prompts))
-    token_ids_PT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts], device=device)
-    position_ids_PT = torch.arange(width, device=device).expand(len(prompts), width)
+    rows = [*prompts, *[()] * -(-missing_rows(len(prompts) * width, device) // width)]
+    token_ids_PT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in rows], device=device)
+    position_ids_PT = torch.arange(width, device=device).expand(len(rows), width)
     cache = PrefixCache(num_layers)
     hidden_PTH = hidden_states(backbone, cache, token_ids_PT, position_ids_PT)
     last_P = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cohort.chat import end_of_turn_id
 from cohort.errors import EngineError
-
-MARKER = "cohort-assistant-content"
 
 
 def stop_ids(model: Any, tokenizer: Any, extra: Sequence[str]) -> tuple[int, ...]:
@@ -28,22 +27,6 @@ def as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple | set) else [value]
-
-
-def end_of_turn_id(tokenizer: Any) -> int | None:
-    """The added token that the chat template writes right after an assistant message; None where there is none."""
-    if not getattr(tokenizer, "chat_template", None):
-        return None
-    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARKER}]
-    try:
-        text = tokenizer.apply_chat_template(chat, tokenize=False)
-    except Exception:
-        # A template may refuse such a chat (its own roles, mandatory tools); the other sources still hold.
-        return None
-    after = text.rpartition(MARKER)[2].lstrip()
-    added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items()}
-    # Longest first: one added token may begin another.
-    return next((added[token] for token in sorted(added, key=len, reverse=True) if token and after.startswith(token)), None)
 
 
 def single_token(tokenizer: Any, text: str) -> int:

@@ -30,6 +30,7 @@ from typing import Any
 
 from cohort.config import nearest
 from cohort.errors import PromptError
+from cohort.rewards.text import last_boxed, text_of
 from cohort.tasks.keyed import keyed_hash, keyed_share
 
 HELD_OUT_SHARE = 0.2
@@ -276,7 +277,7 @@ def gym_verifier(
     arguments = gym_args if gym_args is not None else [{}] * len(completions)
     scores, errors = [], []
     for completion, one_entry, name, settings in zip(completions, entry, task, arguments, strict=True):
-        score, error = score_one(extract_answer(completion_text(completion), pattern), one_entry, name, settings)
+        score, error = score_one(extract_answer(text_of(completion), pattern), one_entry, name, settings)
         scores.append(score)
         errors.append(error)
     if log_extra is not None and any(errors):
@@ -301,13 +302,6 @@ def cached_verifier(name: str, settings_json: str) -> Callable[[str, Any], float
     return create_dataset(name, {**json.loads(settings_json), "size": 1, "seed": 0}).score_answer
 
 
-def completion_text(completion: Any) -> str:
-    """The text of a completion: itself, or the last message where completions come as chat."""
-    if isinstance(completion, str):
-        return completion
-    return str(completion[-1]["content"]) if completion else ""
-
-
 ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -323,21 +317,6 @@ def extract_answer(completion: str, pattern: str = "") -> str:
             return (matches[-1].group(1 if matches[-1].re.groups else 0) or "").strip()
     boxed = last_boxed(completion)
     return completion.strip() if boxed is None else boxed.strip()
-
-
-def last_boxed(text: str) -> str | None:
-    r"""What the last complete \boxed{..} holds, inner braces included."""
-    start = text.rfind("\\boxed{")
-    for _ in range(8):  # Bounded: a text of nothing but openings must not cost the square of its length.
-        if start < 0:
-            break
-        depth = 0
-        for position in range(start + len("\\boxed"), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            if depth == 0:
-                return text[start + len("\\boxed{") : position]
-        start = text.rfind("\\boxed{", 0, start)
-    return None
 
 
 gym_verifier.extract = extract_answer  # type: ignore[attr-defined]

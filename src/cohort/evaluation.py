@@ -5,7 +5,8 @@ Differences from the usual evaluation loop:
 - The noise is keyed by (seed, "evaluate", step 0) at every step of training: before and after draw with the same noise on
   the same problems, so their difference is the policy's and not the dice's.
 - Numbers are estimated per problem and resampled over problems; the verdict matrix is kept, so that two evaluations can be
-  compared problem by problem, also from the files of two runs.
+  compared problem by problem, also from the files of two runs. A problem is known by a hash of its content and its gold
+  answer: a row number would pair different problems as soon as two runs differ in seed or source.
 - A completion without a verdict (its reward function failed or abstained) is out of both sides and counted. A problem left
   with fewer than k verdicts is out of pass@k; a majority vote is held among the verdicts that remain.
 - mean@k is the mean *success* of the k completions, equal in value to pass@1; it is printed because papers use the name.
@@ -15,11 +16,14 @@ Differences from the usual evaluation loop:
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cohort.estimators import Estimate, PairedDifference, estimate, maj_at_k, mean_at_k, paired_test, pass_at_k
+from cohort.prompts import content_key
+from cohort.tasks.keyed import keyed_hash
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Sampling
 
 if TYPE_CHECKING:  # comparing two stored evaluations must not load an engine
@@ -47,37 +51,59 @@ class Scorer(Protocol):
 class ProblemVerdicts:
     """Verdicts of one set, kept so that two evaluations can be compared problem by problem."""
 
-    indexes: tuple[int, ...]
-    """`Prompt.index` of each problem: what makes two evaluations comparable."""
+    problems: tuple[str, ...]
+    """`problem_key` of each problem: what makes two evaluations comparable."""
     success: tuple[tuple[bool | None, ...], ...]
     """[problem][sample]; None: no verdict."""
     greedy: tuple[bool | None, ...] = ()
     """One verdict per problem, or empty when greedy was not asked for."""
 
-    def success_rates(self) -> dict[int, float]:
-        """Problem index -> share of its verdicts that are successes; problems without any verdict are left out."""
+    def numbered(self) -> list[tuple[str, int]]:
+        """(key, how often it came before) of each problem: copies of a problem within a set are matched in their order."""
+        seen: Counter[str] = Counter()
+        places = []
+        for key in self.problems:
+            places.append((key, seen[key]))
+            seen[key] += 1
+        return places
+
+    def success_rates(self) -> dict[tuple[str, int], float]:
+        """Problem -> share of its verdicts that are successes; problems without any verdict are left out."""
         rates = {}
-        for index, row in zip(self.indexes, self.success, strict=True):
+        for place, row in zip(self.numbered(), self.success, strict=True):
             verdicts = [verdict for verdict in row if verdict is not None]
             if verdicts:
-                rates[index] = mean_at_k(verdicts)
+                rates[place] = mean_at_k(verdicts)
         return rates
 
+    def greedy_verdicts(self) -> dict[tuple[str, int], float]:
+        """Problem -> 1 or 0 by its greedy completion; problems without a verdict are left out."""
+        pairs = zip(self.numbered(), self.greedy, strict=False)
+        return {place: float(verdict) for place, verdict in pairs if verdict is not None}
+
     def to_json(self) -> dict[str, Any]:
-        """One short string per problem ("1101-011"): a few kilobytes for 512 problems."""
+        """One short string per problem ("1101-011") and its key: some ten kilobytes for 512 problems."""
         return {
-            "index": list(self.indexes),
+            "problem": list(self.problems),
             "success": ["".join(MARKS[verdict] for verdict in row) for row in self.success],
             "greedy": "".join(MARKS[verdict] for verdict in self.greedy),
         }
 
     @staticmethod
     def from_json(plain: Mapping[str, Any]) -> ProblemVerdicts:
+        # Files of early versions hold row numbers, which say which problem it is within one run only.
+        keys = plain["problem"] if "problem" in plain else [f"row {index}" for index in plain["index"]]
         return ProblemVerdicts(
-            tuple(plain["index"]),
+            tuple(keys),
             tuple(tuple(VERDICTS[mark] for mark in row) for row in plain["success"]),
             tuple(VERDICTS[mark] for mark in plain.get("greedy", "")),
         )
+
+
+def problem_key(prompt: Prompt) -> str:
+    """16 hex digits that say which problem it is, in whatever run, row or chat template it occurs: question and gold answer."""
+    gold = prompt.columns.get("answer")
+    return f"{keyed_hash('problem', content_key(prompt.content), '' if gold is None else gold):016x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +277,7 @@ def counts_of(drawn: SampledSet) -> dict[str, float]:
 
 def verdicts_of(drawn: SampledSet) -> ProblemVerdicts:
     return ProblemVerdicts(
-        tuple(prompt.index for prompt in drawn.prompts),
+        tuple(problem_key(prompt) for prompt in drawn.prompts),
         tuple(tuple(outcome.success for outcome in row) for row in drawn.outcomes),
         tuple(outcome.success for outcome in drawn.greedy),
     )
@@ -287,7 +313,7 @@ class Comparison:
 
 
 def compare(a: Evaluation, b: Evaluation, *, seed: int = 0, resamples: int = 10_000) -> Comparison:
-    """Paired comparison on the problems that both evaluations hold, matched by index; sets without common ones are left out."""
+    """Paired comparison on the problems that both evaluations hold, matched by content; sets without common ones are left out."""
     sets = {}
     for name in a.per_problem:
         if name in b.per_problem:
@@ -298,15 +324,12 @@ def compare(a: Evaluation, b: Evaluation, *, seed: int = 0, resamples: int = 10_
 
 
 def compare_set(a: ProblemVerdicts, b: ProblemVerdicts, seed: int, resamples: int) -> dict[str, PairedDifference]:
-    def greedy_of(verdicts: ProblemVerdicts) -> dict[int, float]:
-        pairs = zip(verdicts.indexes, verdicts.greedy, strict=False)
-        return {index: float(verdict) for index, verdict in pairs if verdict is not None}
-
     found = {}
-    for what, left, right in (("pass@1", a.success_rates(), b.success_rates()), ("greedy", greedy_of(a), greedy_of(b))):
-        common = [index for index in left if index in right]
+    sides = {"pass@1": (a.success_rates(), b.success_rates()), "greedy": (a.greedy_verdicts(), b.greedy_verdicts())}
+    for what, (left, right) in sides.items():
+        common = [place for place in left if place in right]
         if common:
-            found[what] = paired_test([left[i] for i in common], [right[i] for i in common], seed, resamples)
+            found[what] = paired_test([left[place] for place in common], [right[place] for place in common], seed, resamples)
     return found
 
 
