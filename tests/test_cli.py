@@ -140,7 +140,7 @@ def test_a_run_is_never_overwritten(world):
         (["top_p=0.9", "sampling.top_p=0.9"], "top_p"),
         (["prompts.source=task:colum_addition"], "column_addition"),
         (["model.source=/nowhere/at/all"], "model.source: cannot load '/nowhere/at/all'"),
-        (["sampling.max_completion_tokens=40"], "lower sampling.max_completion_tokens"),
+        (["sampling.max_completion_tokens=40"], "Lower sampling.max_completion_tokens"),
         (["rewards.0.function=math_anser"], "math_answer"),
         (["monitors.wandb=true"], "wandb"),
     ],

@@ -60,9 +60,9 @@ def broken(server: Any, **overrides: Any) -> tuple[int, str]:
 
 def test_a_reward_that_no_gold_satisfies(server):
     code, printed = broken(server, rewards=[{"function": "session_tools:always_wrong"}])
-    assert level(printed, "golds") == "warning"
+    assert level(printed, "golds") == "FAILURE"
     assert "0 of 64 gold answers score as success" in printed
-    assert code == 0
+    assert code == 1
 
 
 def test_a_reward_that_every_answer_satisfies(server):
@@ -83,7 +83,7 @@ def test_positions_that_the_model_does_not_have(server):
     code, printed = broken(server, **{"sampling.max_completion_tokens": 40})
     assert code == 1
     assert level(printed, "lengths") == "FAILURE"
-    assert "the model has 32: lower sampling.max_completion_tokens" in printed
+    assert "the model has 32. Lower sampling.max_completion_tokens" in printed
     assert "Traceback" not in printed
 
 

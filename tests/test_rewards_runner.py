@@ -76,7 +76,6 @@ WITHOUT_BAD = [1.0] * 7 + [None] + [1.0] * 12
         (zoo.nested_on_bad, "type"),
         (zoo.raise_on_bad, "exception"),
         (zoo.exit_on_bad, "exception"),
-        (zoo.short_with_bad, "length"),
     ],
 )
 def test_one_bad_row_is_one_fault_and_unscored(function, kind):
@@ -97,19 +96,58 @@ def test_one_bad_row_is_one_fault_and_unscored(function, kind):
         (zoo.text_for_all, "str"),
         (zoo.dict_for_all, "dict"),
         (zoo.nested_for_all, "list [1.0]"),
-        (zoo.too_many, "2 values for 1 completions"),
+        (zoo.too_many, "13 values for 12 completions; return a list with one float or None per completion"),
         (zoo.always_raises, "KeyError: 'no such thing'"),
         (lambda completions, **_: None, "NoneType"),
         (lambda completions, **_: np.float64(1.0), "float64"),
         (lambda completions, **_: {1.0}, "set"),
+        (zoo.short_with_bad, "11 values for 12 completions"),
+        (zoo.right_only_for_one, "float 1.0 for 12 completions; return a list with one float or None per completion"),
+        (zoo.raises_type_error_on_the_way, "TypeError: cannot score"),
     ],
 )
 def test_a_wrong_answer_for_the_whole_batch_stops_the_run_in_words(function, said):
     with pytest.raises(RewardError) as caught:
-        score(function, ["fine"] * 12)
+        score(function, ["bad"] + ["fine"] * 11)
     message = str(caught.value)
     assert "reward 'f' failed on 12 of 12 completions" in message
     assert said in message
+
+
+@pytest.mark.parametrize(("function", "kind"), [(zoo.right_only_for_one, "type"), (zoo.right_length_only_for_one, "length")])
+def test_a_wrong_form_is_a_fault_of_every_row_and_not_retried_into_acceptance(function, kind):
+    """Completion by completion these functions would pass: the mistake would cost a call per completion and never be seen."""
+    for form in (function, hidden(function)):
+        scored = score(form, ["x"] * 4, max_fault_share=1.0)
+        assert rewards(scored) == [None] * 4
+        assert [outcome.faults for outcome in scored.outcomes] == [(f"f:{kind}",)] * 4
+        assert scored.metrics["reward/f/retried"] == 0
+        assert scored.metrics["reward/f/faults"] == 4
+
+
+def test_a_chunk_of_the_wrong_length_is_that_chunk():
+    scored = score(zoo.short_with_bad_split, ["bad"] + ["fine"] * 5, workers=2, max_fault_share=0.5)
+    assert rewards(scored) == [None] * 3 + [1.0] * 3
+    assert [outcome.faults for outcome in scored.outcomes] == [("f:length",)] * 3 + [()] * 3
+    assert scored.metrics["reward/f/retried"] == 0
+
+
+def test_a_call_that_raised_is_still_retried_and_a_wrong_form_then_is_a_fault_of_its_row():
+    scored = score(zoo.raises_then_returns_text_on_bad, ONE_BAD)
+    assert rewards(scored) == WITHOUT_BAD
+    assert scored.outcomes[7].faults == ("f:type",)
+    assert scored.metrics["reward/f/retried"] == 20
+
+
+def test_control_characters_of_foreign_text_do_not_reach_messages():
+    """Escape sequences in a completion end up in exceptions: they must not colour, clear or rename a terminal."""
+    for function in (zoo.raise_with_text, hidden(zoo.raise_with_text), zoo.odd_repr, hidden(zoo.odd_repr)):
+        with pytest.raises(RewardError) as caught:
+            score(function, ["\x1b]0;owned\x07 \x9b2J \r \u202e"])
+        message = str(caught.value)
+        assert [c for c in message if not c.isprintable() and c != "\n"] == []
+        assert r"\x1b]0;owned\x07 \x9b2J \r \u202e" in message
+        assert "\n" in message  # a traceback keeps its lines
 
 
 def test_the_first_traceback_is_shown():
@@ -198,10 +236,55 @@ def test_success_is_of_the_outcome_part_else_the_first():
 
 def test_a_sum_that_overflows_is_not_a_reward():
     parts = [RewardPart(name, lambda completions, **_: [1e308] * len(completions)) for name in ("a", "b")]
-    scored = run_parts(parts, ["x"])
+    scored = run_parts(parts, ["x"], max_fault_share=1.0)
     assert rewards(scored) == [None]
     assert scored.outcomes[0].faults == ("sum:nan",)
     assert all(math.isfinite(value) for value in scored.metrics.values())
+    with pytest.raises(
+        RewardError, match=r"the sum of the rewards failed on 2 of 2 completions \(nan 2\)(.|\n)*a 1e\+308, b 1e"
+    ):
+        run_parts(parts, ["x", "y"])
+
+
+def fails_on(text: str, kind: str = "raise"):
+    def function(completions, **_):
+        if text in completions and kind == "raise":
+            raise KeyError(f"{text} is not known")
+        return [math.nan if c == text else 1.0 for c in completions]
+
+    return function
+
+
+def test_the_fault_share_is_of_completions_over_all_parts():
+    """Each part stays below the limit and the step does not: it is the completions lost that count, each once."""
+    parts = [RewardPart("a", fails_on("bad")), RewardPart("b", fails_on("worse", "nan"))]
+    texts = ["bad", "worse", "worse"] + ["fine"] * 17
+    with pytest.raises(RewardError) as caught:
+        run_parts(parts, texts)
+    message = str(caught.value)
+    assert (
+        "reward 'b' failed on 2 of 20 completions (nan 2), all parts together on 3, more than the 10% a step may lose"
+        in message
+    )
+    assert "it returned float nan" in message
+    scored = run_parts(parts, ["bad", "worse"] + ["fine"] * 18)
+    assert rewards(scored) == [None, None] + [2.0] * 18
+    both = [RewardPart("a", fails_on("bad")), RewardPart("b", fails_on("bad"))]
+    scored = run_parts(both, ["bad", "bad"] + ["fine"] * 18)  # two completions lost, not four
+    assert rewards(scored) == [None, None] + [2.0] * 18
+    with pytest.raises(
+        RewardError, match=r"reward 'a' failed on 3 of 20 completions \(exception 3\), more(.|\n)*Traceback(.|\n)*KeyError"
+    ):
+        run_parts(both, ["bad"] * 3 + ["fine"] * 17)
+
+
+def test_a_sum_that_overflows_counts_with_the_faults_of_the_parts():
+    def large_on_large(completions, **_):
+        return [1e308 if c == "large" else 0.0 for c in completions]
+
+    parts = [RewardPart("a", large_on_large), RewardPart("b", large_on_large), RewardPart("c", fails_on("bad"))]
+    with pytest.raises(RewardError, match="all parts together on 3"):
+        run_parts(parts, ["bad", "bad", "large"] + ["fine"] * 17)
 
 
 def test_from_recipe_names_parts_and_takes_python_functions():
@@ -222,19 +305,58 @@ def test_from_recipe_names_parts_and_takes_python_functions():
 @pytest.mark.parametrize(
     ("function", "args", "message"),
     [
-        ("math_anwser", {}, "did you mean 'math_answer'"),
-        ("math_answer", {"tolerence": 0.1}, "no argument 'tolerence'; did you mean 'tolerance'"),
-        ("math_answer", {"completions": []}, "passed by the runner"),
-        ("no_such_module_here:f", {}, "No module named 'no_such_module_here'"),
-        ("test_rewards_zoo:no_such_function", {}, "no_such_function"),
-        ("test_rewards_zoo:__doc__", {}, "not a function"),
-        ("python:gone", {}, "given again"),
-        ("module:", {}, "package.module:function"),
+        ("math_anwser", {}, "function: unknown reward 'math_anwser'; did you mean 'math_answer'? Built in: math_answer,"),
+        ("nosuch", {}, "function: unknown reward 'nosuch'. Built in: math_answer,"),
+        ("math_answer", {"tolerence": 0.1}, "args: reward 'f' has no argument 'tolerence'; did you mean 'tolerance'?"),
+        ("math_answer", {"completions": []}, "args.completions: it is passed by the runner and cannot be set."),
+        ("math_answer", {"pattern": "("}, "args.pattern: '(' is not a regular expression (missing ), unterminated"),
+        ("regex_format", {"pattern": "["}, "args.pattern: '[' is not a regular expression ("),
+        ("regex_format", {"pattern": 3}, "args.pattern: 3 is not a regular expression ("),
+        ("cohort.tasks.gym:gym_verifier", {"pattern": "("}, "args.pattern: '(' is not a regular expression ("),
+        ("no_such_module_here:f", {}, "cannot import no_such_module_here:f (ModuleNotFoundError: No module named"),
+        ("test_rewards_zoo:raise_on_bda", {}, "has no function 'raise_on_bda'; did you mean 'raise_on_bad'?"),
+        ("test_rewards_zoo:Holder.statik", {}, "has no function 'statik'; did you mean 'static'?"),
+        ("test_rewards_zoo:__doc__", {}, "function: cannot use test_rewards_zoo:__doc__: it is of type str, not a function."),
+        ("python:gone", {}, "Hand it in again with cohort.resume(run, rewards=[function])"),
+        ("module:", {}, "'module:' is not of the form \"package.module:function\"."),
     ],
 )
-def test_bad_names_and_args_are_errors_at_start(function, args, message):
-    with pytest.raises(RewardError, match=message):
-        RewardRunner([RewardPart("f", function, args=args)]).start()
+def test_bad_names_and_args_are_one_line_at_start(function, args, message):
+    parts = [RewardPart("first", zoo.good), RewardPart("f", function, args=args)]
+    with pytest.raises(RewardError) as caught:
+        RewardRunner(parts).start()
+    said = str(caught.value)
+    assert said.startswith("rewards.1.")
+    assert message in said
+    assert len(said.splitlines()) == 1
+    assert said.endswith((".", "?"))
+
+
+def test_a_pattern_of_the_users_own_function_is_its_own_business():
+    assert rewards(
+        score(lambda completions, pattern: [float(c in pattern) for c in completions], ["("], args={"pattern": "("})
+    ) == [1.0]
+
+
+BROKEN_MODULES = {
+    "needs_more": (
+        "import no_such_package_here\n",
+        r"No module named 'no_such_package_here', in .*needs_more\.py, line 1\)\.$",
+    ),
+    "half_written": ("def f(:\n", r"SyntaxError: .*half_written\.py, line 1\)\)\.$"),
+    "raises": ("x = 1\nraise KeyError('a\\x1b[2J')\n", r"KeyError: 'a\\x1b\[2J', in .*raises\.py, line 2\)\.$"),
+    "leaves": ("import sys\nsys.exit('no')\n", r"SystemExit: no, in .*leaves\.py, line 2\)\.$"),
+}
+
+
+@pytest.mark.parametrize("module", BROKEN_MODULES)
+def test_a_module_that_breaks_on_import_is_one_line_with_the_place(module, tmp_path, monkeypatch):
+    source, message = BROKEN_MODULES[module]
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RewardError, match=rf"^rewards\.0\.function: cannot import {module}:f \(.*{message}"):
+        RewardRunner([RewardPart("f", f"{module}:f")]).start()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -368,6 +490,46 @@ def test_a_module_of_the_users_folder_is_found(tmp_path, monkeypatch):
     (tmp_path / "my_own_rewards.py").write_text("def half(completions):\n    return [0.5] * len(completions)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert rewards(score("my_own_rewards:half", ["x"])) == [0.5]
+
+
+INSTALLED = """
+import sys
+from cohort.config import RewardConfig, PromptsConfig
+from cohort.errors import CohortError
+from cohort.rewards.base import RewardRunner
+from cohort.rows import load_rows
+from cohort.types import Completion, Prompt
+import test_rewards_zoo
+
+assert "" not in sys.path
+try:
+    with RewardRunner.from_recipe([RewardConfig(function=sys.argv[1])]) as runner:
+        scored = runner.score([Prompt(0, "q", {}, (1,))], [Completion((1,), (0.0,), "stop", "x")], step=1, num_steps=1)
+        print(scored.outcomes[0].reward)
+    print(load_rows(PromptsConfig(source="my_folder_rewards:rows"), 0))
+except CohortError as problem:
+    print(problem)
+"""
+
+
+def run_installed(folder: Path, function: str) -> str:
+    """Output of a program that, as an installed command, does not have the current folder on its path (-P)."""
+    (folder / "my_folder_rewards.py").write_text(
+        "def half(completions):\n    return [0.5] * len(completions)\ndef rows():\n    return [{'prompt': 'a'}]\n"
+    )
+    (folder / "test_rewards_zoo.py").write_text("def good(completions):\n    return [-1.0] * len(completions)\n")
+    environment = {**os.environ, "PYTHONPATH": str(Path(zoo.__file__).parent)}
+    command = [sys.executable, "-P", "-c", INSTALLED, function]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=environment).stdout
+
+
+def test_an_installed_command_finds_modules_of_the_current_folder_last(tmp_path):
+    assert run_installed(tmp_path, "my_folder_rewards:half").splitlines() == ["0.5", "[{'prompt': 'a'}]"]
+    assert run_installed(tmp_path, "test_rewards_zoo:good").splitlines()[0] == "1.0"  # not hidden by the file of that name
+    said = run_installed(tmp_path, "my_floder_rewards:half")
+    assert said.startswith("rewards.0.function: cannot import my_floder_rewards:half (ModuleNotFoundError: No module named")
+    assert f"and in the current folder, {tmp_path}." in said
+    assert len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize("value", [object(), {1: "integer key"}, (1, 2), np.float64(1.0), b"bytes"])

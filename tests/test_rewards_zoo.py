@@ -56,6 +56,53 @@ def short_with_bad(completions, **kwargs):
     return [1.0 for c in completions if c != "bad"]
 
 
+def short_with_bad_split(completions, **kwargs):
+    return short_with_bad(completions)
+
+
+short_with_bad_split.per_completion = True
+
+
+def right_only_for_one(completions, **kwargs):
+    """The mean instead of a list: right, by luck, for a single completion."""
+    return [1.0] if len(completions) == 1 else 1.0
+
+
+def right_length_only_for_one(completions, **kwargs):
+    return [1.0]
+
+
+def raises_type_error_on_the_way(completions, **kwargs):
+    def scores():
+        for _ in completions:
+            raise TypeError("cannot score")
+        yield 1.0
+
+    return scores()
+
+
+def raises_then_returns_text_on_bad(completions, **kwargs):
+    if len(completions) > 1:
+        raise ValueError("one at a time")
+    return "bad" if completions == ["bad"] else [1.0]
+
+
+def raise_with_text(completions, **kwargs):
+    raise ValueError(f"cannot read {completions[0]}")
+
+
+class Odd:
+    def __init__(self, text):
+        self.text = text
+
+    def __repr__(self):
+        return self.text
+
+
+def odd_repr(completions, **kwargs):
+    return [Odd(text) for text in completions]
+
+
 def always_raises(completions, **kwargs):
     raise KeyError("no such thing")
 

@@ -264,6 +264,7 @@ def test_the_best_checkpoint_is_the_one_with_the_best_held_out_reward(tmp_path):
 
     run = train_tiny(tmp_path, **{"train.num_steps": 4, "evaluation.every_steps": 1, "checkpoints.keep": 1})
     during = {row["step"]: row["eval/held_out/reward"] for row in rows_of(run.folder) if "eval/held_out/reward" in row}
+    during[4] = run.summary["eval"]["after"]["reward"]["value"]
     best = json.loads((run.folder / "checkpoints" / "best.json").read_text())
     step = max(during, key=lambda step: (during[step], -step))
     assert best == {"checkpoint": f"step-{step}", "reward": during[step]}
@@ -285,7 +286,7 @@ def test_evaluation_prompts_in_training_are_refused_at_start(tmp_path):
 
 
 def test_positions_that_the_model_does_not_have_stop_the_run_at_start(tmp_path):
-    with pytest.raises(RunError, match=r"the model has 32: lower sampling\.max_completion_tokens"):
+    with pytest.raises(RunError, match=r"the model has 32\. Lower sampling\.max_completion_tokens"):
         train_tiny(tmp_path, **FAST | {"sampling.max_completion_tokens": 40})
 
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cohort.config import load_recipe
 from cohort.errors import RecipeError
-from cohort.materials import PYTHON_ROWS
+from cohort.materials import PYTHON_ROWS, Materials
+from cohort.recipes import DEMO, HERE, find_recipe
 from cohort.rewards.contract import importable_name
 from cohort.session import RunResult
 from cohort.session import resume as resume_session
 from cohort.session import start as start_session
 
 Reward = Callable[..., Any] | str | Mapping[str, Any]
+EXPECTED = "give a function, the name of a built-in reward, or a dict with the fields of [[rewards]]"
+PYTHON_PREFIX = "python:"
+RECIPE_FILE = "recipe.toml"
 
 
 def train(
     model: str | Path | None = None,
     prompts: Any = None,
-    rewards: Sequence[Reward] | Reward | None = None,
+    rewards: Iterable[Reward] | Reward | None = None,
     recipe: str | Path | None = None,
     **settings: Any,
 ) -> RunResult:
@@ -28,12 +32,13 @@ def train(
 
     model: a folder or hub id. prompts: a list of dicts, a `datasets.Dataset`, any iterable of rows, or a path; a `prompt`
     column (text or chat messages), the other columns go to the reward functions by name. rewards: functions in TRL's
-    shape, names of built-in rewards, or dicts with the fields of [[rewards]]. recipe: a TOML file to start from. Every
-    other keyword is a recipe word (`group_size=8`, or a whole section: `evaluation={"samples": 4}`).
+    shape, names of built-in rewards, or dicts with the fields of [[rewards]]. recipe: a TOML file or the name of a
+    built-in recipe to start from. Every other keyword is a recipe word (`group_size=8`, or a whole section:
+    `evaluation={"samples": 4}`).
     """
     if recipe is None and (prompts is None or rewards is None):
         missing = "prompts" if prompts is None else "rewards"
-        raise RecipeError(f"cohort.train needs {missing}=...; or give recipe=, a TOML file that names them.")
+        raise RecipeError(f"cohort.train needs {missing}=...; or give recipe=, a recipe that names them.")
     values: dict[str, Any] = dict(settings)
     if model is not None:
         values["model"] = str(model)
@@ -44,35 +49,52 @@ def train(
         values["prompts.source"], rows = PYTHON_ROWS, prompts
     functions: dict[str, Callable[..., Any]] = {}
     if rewards is not None:
-        given = [rewards] if callable(rewards) or isinstance(rewards, str | Mapping) else list(rewards)
-        values["rewards"] = [reward_entry(reward, functions) for reward in given]
-    resolved = load_recipe(recipe, values=values)
-    return start_session(resolved, materials(rows, functions))
+        values["rewards"] = reward_entries(rewards, functions)
+    resolved = load_recipe(None if recipe is None else recipe_file(recipe), values=values)
+    return start_session(resolved, Materials(rows, functions))
 
 
-def resume(run: str | Path, prompts: Any = None, rewards: Iterable[Callable[..., Any]] = ()) -> RunResult:
-    """Go on with a run. Functions that cannot be imported by name (closures, notebook cells) must be handed in again."""
+def resume(run: str | Path, prompts: Any = None, rewards: Iterable[Reward] | Reward = ()) -> RunResult:
+    """Go on with a run. Functions that cannot be imported by name (closures, notebook cells) must be handed in again.
+
+    A part whose `name` is not that of its function is handed in as it was to `cohort.train`, as a dict with both.
+    """
     functions: dict[str, Callable[..., Any]] = {}
-    for reward in rewards:
-        reward_entry(reward, functions)
-    return resume_session(run, materials(prompts, functions))
+    for entry in reward_entries(rewards, functions):
+        if entry.get("function") in functions:  # importable by now, perhaps, but not when the run began
+            functions.setdefault(f"{PYTHON_PREFIX}{entry['name']}", functions[entry["function"]])
+    return resume_session(run, Materials(prompts, functions))
 
 
-def materials(rows: Any, functions: Mapping[str, Callable[..., Any]]) -> Any:
-    from cohort.build import Materials
+def recipe_file(recipe: str | Path) -> Path:
+    """The file behind a path, a folder or a built-in name; the same words as on the command line."""
+    name = str(recipe) or DEMO
+    for file in (Path(name) / RECIPE_FILE, Path(name), HERE / name / RECIPE_FILE):
+        if file.is_file():
+            return file
+    find_recipe(name, [])  # says what there is
+    raise RecipeError(f"recipe {name!r} cannot be found.")
 
-    return Materials(rows, functions)
+
+def reward_entries(rewards: Any, functions: dict[str, Callable[..., Any]]) -> list[dict[str, Any]]:
+    if callable(rewards) or isinstance(rewards, str | Mapping):
+        rewards = [rewards]
+    if not isinstance(rewards, Iterable) or isinstance(rewards, bytes):
+        raise RecipeError(f"rewards: {EXPECTED}, or a list of these; got {rewards!r}.")
+    return [reward_entry(reward, functions, f"rewards.{index}") for index, reward in enumerate(rewards)]
 
 
-def reward_entry(reward: Reward, functions: dict[str, Callable[..., Any]]) -> dict[str, Any]:
+def reward_entry(reward: Any, functions: dict[str, Callable[..., Any]], place: str) -> dict[str, Any]:
     """A [[rewards]] entry. Importable functions are written by name, so that `cohort resume` finds them again."""
-    if isinstance(reward, Mapping):
-        entry = dict(reward)
-        function = entry.get("function")
-        return entry | reward_entry(function, functions) if callable(function) else entry
     if isinstance(reward, str):
         return {"function": reward}
-    name = getattr(reward, "__name__", type(reward).__name__).strip("<>")
-    spec = importable_name(reward) or f"python:{name}"
-    functions[spec] = reward
-    return {"function": spec, "name": name}
+    if not callable(reward) and not isinstance(reward, Mapping):
+        raise RecipeError(f"{place}: {EXPECTED}; got {reward!r}.")
+    entry = dict(reward) if isinstance(reward, Mapping) else {"function": reward}
+    function = entry.get("function")
+    if not callable(function):
+        return entry
+    name = entry.get("name") or getattr(function, "__name__", type(function).__name__).strip("<>")
+    spec = importable_name(function) or f"{PYTHON_PREFIX}{name}"
+    functions[spec] = function
+    return entry | {"function": spec, "name": name}

@@ -139,13 +139,8 @@ class Parts:
         reward = next(iter(result.sets.values()))["reward"].value
         if self.recipe.checkpoints.best and reward is not None and (state.best_reward is None or reward > state.best_reward):
             state.best_reward, state.best_step = reward, result.step
-            if result.label == "after":  # its checkpoint is there already
-                self._point_at_best(state)
-
-    def _point_at_best(self, state: TrainState) -> None:
-        if state.best_step >= 0:
-            best = {"checkpoint": f"step-{state.best_step}", "reward": state.best_reward}
-            self.folder.write_json(self.folder.checkpoints / "best.json", best)
+            if result.label == "after":  # its checkpoint is there already: this moves the pointer and prunes
+                self.save(state)
 
     def seconds(self) -> float:
         return self.base_seconds + time.monotonic() - self.started
@@ -157,7 +152,9 @@ class Parts:
         checkpoint.prune(
             self.folder.checkpoints, self.recipe.checkpoints.keep, always=f"step-{state.best_step}", newest=saved.name
         )
-        self._point_at_best(state)
+        if state.best_step >= 0:
+            best = {"checkpoint": f"step-{state.best_step}", "reward": state.best_reward}
+            self.folder.write_json(self.folder.checkpoints / "best.json", best)
         self.save_seconds += time.monotonic() - started
 
 

@@ -32,6 +32,8 @@ class Check:
     level: Level
     name: str
     text: str
+    blocks: bool = False
+    """Training would run into an error; other failures leave the choice to the user."""
 
 
 def cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
@@ -158,7 +160,7 @@ def length_check(parts: Parts, encoded: EncodedData) -> Check:
         longest = max(len(prompt.token_ids) for prompt in prompts)
         if most and longest + tokens > most:
             text = f"{name}: prompts of up to {longest} tokens and {field} = {tokens} need {longest + tokens} positions, the model has {most}"
-            return Check("failure", "lengths", f"{text}. Lower {field} or max_prompt_tokens.")
+            return Check("failure", "lengths", f"{text}. Lower {field} or max_prompt_tokens.", blocks=True)
     level: Level = "warning" if encoded.report.too_long or encoded.report.with_unknown else "ok"
     return Check(level, "lengths", str(encoded.report))
 

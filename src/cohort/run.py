@@ -45,13 +45,12 @@ class RunFolder:
         name = recipe.name or default_name(recipe)
         folder = cls(Path(recipe.runs_folder) / name)
         try:
-            folder.root.mkdir(parents=True, exist_ok=True)
-            folder.lock()
             if folder.has_earned():
-                folder.unlock()
                 raise RunError(
                     f"{folder.root} exists. Resume it with `cohort resume {folder.root}`, or choose another name=..."
                 )
+            folder.root.mkdir(parents=True, exist_ok=True)
+            folder.lock()
             folder.write_text(folder.recipe_file, dump_recipe(recipe))
         except OSError as problem:
             raise RunError(

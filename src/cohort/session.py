@@ -220,9 +220,9 @@ class Session:
         if self.found:
             return
         for check in cheap_checks(parts, encoded):
-            if check.level == "failure":
+            if check.blocks:
                 raise RunError(f"{check.name}: {check.text}")
-            if check.level == "warning":
+            if check.level != "ok":
                 self.monitors.on_message(f"warning: {check.name}: {check.text}")
 
     # -- phases --------------------------------------------------------------------------------------------------------

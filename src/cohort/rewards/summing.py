@@ -12,7 +12,6 @@ from typing import Any
 from cohort.rewards.contract import Bound, Verdicts
 from cohort.types import Outcome
 
-
 SUM_FAULT = "sum:nan"
 """The parts are finite and their weighted sum is not."""
 
