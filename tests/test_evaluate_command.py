@@ -12,7 +12,7 @@ from rich.console import Console
 import cohort
 from cohort.config import Recipe
 from cohort.evaluation import Evaluation, compare
-from cohort.evaluation_command import Result, Target, print_comparison, refuse_unwritable
+from cohort.evaluation_command import Result, Target, model_words, print_comparison, refuse_unwritable
 from cohort.prompts import split_held_out
 from session_tools import fork_server, rows_of, summary_of, tree, write_recipe
 
@@ -178,6 +178,19 @@ def test_an_output_that_cannot_be_written_is_found_before_the_evaluation(world):
     (server.folder / "old.json").write_text("kept")
     refuse_unwritable(server.folder / "old.json")
     assert (server.folder / "old.json").read_text() == "kept"
+
+
+def test_only_overrides_of_the_model_reach_another_run():
+    """The others are for the problems, which come from elsewhere; they need not fit the other run's recipe."""
+    words = [
+        "model.dtype=bfloat16",
+        "model=x",
+        "rewards.1.weight=2",
+        "seed=3",
+        "evaluation={samples=2}",
+        "model={dtype='auto'}",
+    ]
+    assert model_words(words) == [words[0], words[1], words[5]]
 
 
 def result_of(label: str, keys: list[str], success: list[str]) -> Result:

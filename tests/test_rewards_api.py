@@ -121,7 +121,7 @@ def test_functions_are_handed_in_again_on_resume(monkeypatch):
     assert given[-1] == {"python:mine": closure}
     cohort.resume("run", rewards=[zoo.good])  # a notebook cell that was moved into a module since
     assert given[-1] == {"test_rewards_zoo:good": zoo.good, "python:good": zoo.good}
-    with pytest.raises(RecipeError, match="^rewards: "):
+    with pytest.raises(RecipeError, match=r"^rewards: "):
         cohort.resume("run", rewards=3)
 
 

@@ -286,3 +286,16 @@ def test_registry():
     assert {"math_answer", "exact_match", "think_format", "regex_format"} <= set(BUILT_IN)
     with pytest.raises(RewardError, match="did you mean 'think_format'"):
         built_in("think_fromat")
+
+
+def test_the_gym_reads_completions_as_the_other_rewards_do():
+    r"""One reader of \boxed{} and of chat messages: an escaped brace, a space, content in blocks, no content."""
+    from cohort.tasks import gym
+
+    assert gym.extract_answer(r"so \boxed{\{1, 2\} and a \} alone}") == r"\{1, 2\} and a \} alone"
+    assert gym.extract_answer(r"so \boxed {7}") == "7"
+    (entry,) = gym.load_gym("chain_sum", "train", 0, {"count": 1})
+    blocks = [[{"role": "assistant", "content": [{"type": "text", "text": f"\\boxed{{{entry['answer']}}}"}]}]]
+    assert gym.gym_verifier(completions=blocks, entry=[entry["entry"]], task=["chain_sum"]) == [1.0]
+    empty = [[{"role": "assistant", "content": None}]]
+    assert gym.gym_verifier(completions=empty, entry=[entry["entry"]], task=["chain_sum"])[0] < 1.0
