@@ -146,7 +146,7 @@ def percent(estimate: dict[str, float]) -> str:
 def shared_prompts(run: Path) -> int:
     """Held-out prompts that are also training or demonstration prompts, counted again from the recipe of the run."""
     from cohort import build
-    from cohort.config import load_recipe
+    from cohort.recipe_file import load_recipe
 
     recipe = load_recipe(run / "recipe.toml")
     data = build.load_data(recipe, build.Materials())

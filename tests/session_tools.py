@@ -59,7 +59,7 @@ TINY: dict[str, Any] = {
 
 def tree(**overrides: Any) -> dict[str, Any]:
     """TINY with dotted overrides, as plain data: tree(**{"train.num_steps": 3})."""
-    from cohort.config import assign
+    from cohort.recipe_file import assign
 
     copy = json.loads(json.dumps(TINY))
     for key, value in overrides.items():
@@ -69,7 +69,7 @@ def tree(**overrides: Any) -> dict[str, Any]:
 
 def tiny(runs: Path, name: str = "run", **overrides: Any) -> Any:
     """The recipe of a tiny run that will land in runs/name."""
-    from cohort.config import build_recipe
+    from cohort.recipe_file import build_recipe
 
     return build_recipe(tree(**overrides) | {"runs_folder": str(runs), "name": name})
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cohort.batching import make_examples, minibatch_members, pack, token_budget_rows
-from cohort.config import load_recipe
 from cohort.errors import InvariantError
 from cohort.experience import make_batch, rewards_of
+from cohort.recipe_file import load_recipe
 from cohort.types import UNSCORED, Completion, Outcome, Prompt, Rollout
 from conftest import ragged_examples, tiny_policy
 

@@ -14,9 +14,10 @@ import torch
 from cohort import checkpoint
 from cohort.batching import Example
 from cohort.checkpoint import CheckpointError, Snapshot
-from cohort.config import OptimizerConfig, load_recipe
+from cohort.config import OptimizerConfig
 from cohort.experience import make_batch
 from cohort.optim import MasterWeights, Optimizer
+from cohort.recipe_file import load_recipe
 from cohort.state import TrainState, decode_batch, encode_batch
 from cohort.types import UNSCORED, Completion, Outcome, Prompt, Rollout
 

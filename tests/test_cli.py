@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cohort import metrics
-from cohort.config import Recipe, leaf_fields, load_recipe
+from cohort.config import Recipe
+from cohort.recipe_file import leaf_fields, load_recipe
 from session_tools import COHORT, ONE_THREAD, fork_server, rows_of, summary_of, write_recipe
 
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cohort.algorithms.presets import PRESETS
-from cohort.config import OTHER_WORDS, Recipe, dump_recipe, leaf_fields, load_recipe, recipe_warnings, walk
+from cohort.config import Recipe, recipe_warnings
 from cohort.errors import RecipeError
+from cohort.recipe_file import OTHER_WORDS, dump_recipe, leaf_fields, load_recipe, walk
 
 
 def message(*overrides: str, toml: str | None = None, folder: Path | None = None, values=None) -> str:
@@ -237,7 +238,7 @@ def test_warnings_are_for_pretrained_models_only():
     ]  # fmt: skip
     assert "3e-04 is outside 1e-07 to 1e-05" in said[-1] or "0.0003 is outside 1e-07 to 1e-05" in said[-1]
     assert recipe_warnings(load_recipe(overrides=["model=some/model"])) == []
-    assert recipe_warnings(load_recipe(overrides=[*odd, "model=some/model", "num_steps=0"])) == []
+    assert recipe_warnings(load_recipe(overrides=[*odd, "model=some/model", "num_steps=0", "cold_start.num_steps=5"])) == []
 
 
 def test_a_frozen_recipe_cannot_be_changed():
@@ -246,7 +247,7 @@ def test_a_frozen_recipe_cannot_be_changed():
 
 
 def test_the_recipe_is_read_without_torch():
-    code = "import sys, cohort.config; cohort.config.load_recipe(); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, cohort.recipe_file; cohort.recipe_file.load_recipe(); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from cohort.algorithms.presets import PRESETS
-from cohort.config import PREFERRED, AlgorithmConfig, PromptsConfig, Recipe, RewardConfig, build_recipe, leaf_fields
+from cohort.config import AlgorithmConfig, PromptsConfig, Recipe, RewardConfig
 from cohort.config_reference import allowed_words, default_words, markdown, sections, shown, type_words
+from cohort.recipe_file import PREFERRED, build_recipe, leaf_fields
 
 PAGE = Path(__file__).parents[1] / "docs" / "recipe.md"
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from cohort.config import build_recipe
 from cohort.diagnosis import CHECKS, History, diagnose
+from cohort.recipe_file import build_recipe
 
 RECIPE = build_recipe({"sampling": {"max_completion_tokens": 256}})
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cohort.config import build_recipe
 from cohort.errors import Interrupted, RecipeError
 from cohort.monitors import JsonlMonitor, Monitor, Monitors, build_monitors, read_rows
 from cohort.monitors.console import ConsoleMonitor, before_after_table, duration, with_interval
 from cohort.monitors.jsonl import append_line, truncate_after
+from cohort.recipe_file import build_recipe
 
 ONE = {"value": 0.541, "low": 0.51, "high": 0.572}
 BETTER = {"value": 0.952, "low": 0.94, "high": 0.96}

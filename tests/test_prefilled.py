@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cohort import build
-from cohort.config import load_recipe
 from cohort.materials import Materials
 from cohort.policy import Policy
+from cohort.recipe_file import load_recipe
 from cohort.rewards import think_format
 from cohort.rewards.base import RewardRunner
 from cohort.scratch import build_scratch

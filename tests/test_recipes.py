@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cohort.config import PromptsConfig, dump_recipe, load_recipe, recipe_warnings
+from cohort.config import PromptsConfig, recipe_warnings
+from cohort.recipe_file import dump_recipe, load_recipe
 from cohort.recipes import DEMO, HERE, built_in, find_recipe
 from cohort.rewards import built_in as built_in_reward
 from cohort.rewards.call import load_function

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from cohort.config import build_recipe, dump_recipe
 from cohort.errors import RunError
+from cohort.recipe_file import build_recipe, dump_recipe
 from cohort.report import write_report
 from cohort.report.charts import Chart, Series, figure, smoothed, stack, thin, ticks
 

@@ -7,12 +7,12 @@ import os
 import signal
 
 import pytest
-from session_tools import rows_of, summary_of, tiny, train_tiny
 
 from cohort import parts, session
 from cohort.errors import PromptError, RunError
 from cohort.scratch import build_scratch
 from cohort.tasks.column_addition import column_addition
+from session_tools import rows_of, summary_of, tiny, train_tiny
 
 
 def write_rows(file, seed=0):
@@ -81,7 +81,7 @@ def test_a_start_that_failed_at_once_does_not_take_the_name(tmp_path):
     with pytest.raises(PromptError):
         train_tiny(tmp_path, **{"prompts.source": str(tmp_path / "missing.jsonl"), "prompts.args": {}})
     assert train_tiny(tmp_path).status == "finished"
-    with pytest.raises(RunError, match="exists. Resume it"):
+    with pytest.raises(RunError, match=r"exists\. Resume it"):
         train_tiny(tmp_path)
 
 

@@ -40,7 +40,9 @@ def test_engine_and_trainer_agree_bitwise_down_to_one_row(layers, micro_batch_to
         for parameter in model.parameters():
             parameter.mul_(1.5).add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
     policy = Policy(model, tokenizer, temperature=0.9)
-    prompts = [Prompt(index, text, {}, policy.codec.encode(text)) for index, text in enumerate(["1+2=", "12+345=", "7=", "99+1="])]
+    prompts = [
+        Prompt(index, text, {}, policy.codec.encode(text)) for index, text in enumerate(["1+2=", "12+345=", "7=", "99+1="])
+    ]
     sampling = Sampling(group_size=3, temperature=0.9, max_completion_tokens=30, stop_ids=(tokenizer.eos_token_id,))
     groups = LocalEngine(model, policy.codec.decode, slots=5).generate(prompts, sampling, NoiseKey(0, "train", 1))
     rollouts = [

@@ -25,9 +25,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if TYPE_CHECKING:
     from cohort import rewards
     from cohort.api import resume, train
-    from cohort.config import Recipe, load_recipe
+    from cohort.config import Recipe
     from cohort.errors import CohortError
     from cohort.evaluation import Evaluation, evaluate
+    from cohort.recipe_file import load_recipe
     from cohort.session import RunResult
     from cohort.types import Completion, Outcome, Prompt, Rollout, Sampling
 
@@ -42,7 +43,7 @@ _HOME = {
     "RunResult": "cohort.session",
     "Sampling": "cohort.types",
     "evaluate": "cohort.evaluation",
-    "load_recipe": "cohort.config",
+    "load_recipe": "cohort.recipe_file",
     "resume": "cohort.api",
     "rewards": "",
     "train": "cohort.api",

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cohort.config import load_recipe
 from cohort.errors import RecipeError
 from cohort.materials import PYTHON_ROWS, Materials
+from cohort.recipe_file import load_recipe
 from cohort.recipes import DEMO, HERE, find_recipe
 from cohort.rewards.contract import importable_name
 from cohort.session import RunResult

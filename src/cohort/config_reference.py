@@ -17,7 +17,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from cohort.algorithms.presets import PRESETS
-from cohort.config import OTHER_WORDS, PREFERRED, UNCLEAR_WORDS, Recipe, RewardConfig, leaf_fields
+from cohort.config import Recipe, RewardConfig
+from cohort.recipe_file import OTHER_WORDS, PREFERRED, UNCLEAR_WORDS, leaf_fields
 
 BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}", "min_length": "at least {}"}
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cohort.config import Recipe, is_section_value, load_recipe, parse_value, resolve_undotted
+from cohort.config import Recipe
 from cohort.errors import CohortError, RunError
 from cohort.materials import PYTHON_ROWS, Materials
+from cohort.recipe_file import is_section_value, load_recipe, parse_value, resolve_undotted
 from cohort.run import RunFolder
 
 if TYPE_CHECKING:

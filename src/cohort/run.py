@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from cohort.config import PromptsConfig, Recipe, build_recipe, dump_recipe
+from cohort.config import PromptsConfig, Recipe
 from cohort.errors import RunError
 from cohort.interrupts import deferred
 from cohort.materials import PYTHON_ROWS
 from cohort.monitors.jsonl import read_rows
+from cohort.recipe_file import build_recipe, dump_recipe
 from cohort.rewards.call import is_plain
 from cohort.types import Rollout
 

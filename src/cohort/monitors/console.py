@@ -154,7 +154,8 @@ class ConsoleMonitor(Monitor):
             self.console.print(table)
         if summary.get("status") == "interrupted":
             self.print_line(f"resume   cohort resume {self.folder}")
-        self.print_line(f"report   {self.folder / 'report.html'}")
+        if summary.get("status") != "failed" or steps:
+            self.print_line(f"report   {self.folder / 'report.html'}")
 
     def close(self) -> None:
         self.end_stage()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cohort.config import Recipe, load_recipe, nearest
+from cohort.config import Recipe, nearest
 from cohort.errors import RecipeError
+from cohort.recipe_file import load_recipe
 
 HERE = Path(__file__).parent
 DEMO = "column_addition"
