@@ -9,7 +9,7 @@ from typing import Any
 from cohort.errors import RecipeError
 from cohort.materials import PYTHON_ROWS, Materials
 from cohort.recipe_file import load_recipe
-from cohort.recipes import DEMO, HERE, find_recipe
+from cohort.recipes import recipe_path
 from cohort.rewards.contract import importable_name
 from cohort.session import RunResult
 from cohort.session import resume as resume_session
@@ -18,7 +18,6 @@ from cohort.session import start as start_session
 Reward = Callable[..., Any] | str | Mapping[str, Any]
 EXPECTED = "give a function, the name of a built-in reward, or a dict with the fields of [[rewards]]"
 PYTHON_PREFIX = "python:"
-RECIPE_FILE = "recipe.toml"
 
 
 def train(
@@ -50,7 +49,7 @@ def train(
     functions: dict[str, Callable[..., Any]] = {}
     if rewards is not None:
         values["rewards"] = reward_entries(rewards, functions)
-    resolved = load_recipe(None if recipe is None else recipe_file(recipe), values=values)
+    resolved = load_recipe(None if recipe is None else recipe_path(recipe), values=values)
     return start_session(resolved, Materials(rows, functions))
 
 
@@ -64,16 +63,6 @@ def resume(run: str | Path, prompts: Any = None, rewards: Iterable[Reward] | Rew
         if entry.get("function") in functions:  # importable by now, perhaps, but not when the run began
             functions.setdefault(f"{PYTHON_PREFIX}{entry['name']}", functions[entry["function"]])
     return resume_session(run, Materials(prompts, functions))
-
-
-def recipe_file(recipe: str | Path) -> Path:
-    """The file behind a path, a folder or a built-in name; the same words as on the command line."""
-    name = str(recipe) or DEMO
-    for file in (Path(name) / RECIPE_FILE, Path(name), HERE / name / RECIPE_FILE):
-        if file.is_file():
-            return file
-    find_recipe(name, [])  # says what there is
-    raise RecipeError(f"recipe {name!r} cannot be found.")
 
 
 def reward_entries(rewards: Any, functions: dict[str, Callable[..., Any]]) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ EXIT_INTERRUPTED = 130
 def plain_errors() -> Iterator[None]:
     """Errors made for people are printed as they are; a traceback is for bugs."""
     from cohort.errors import CohortError
+    from cohort.rewards.text import printable
 
     try:
         yield
@@ -34,7 +35,7 @@ def plain_errors() -> Iterator[None]:
         message = f"{problem.strerror or problem}{f': {problem.filename}' if problem.filename else ''}"
     else:
         return
-    typer.echo(f"error: {printable(message)}", err=True)
+    typer.echo(f"error: {printable(message)}", err=True)  # it may quote what a model wrote, and a terminal would obey
     raise typer.Exit(1)
 
 
@@ -128,11 +129,6 @@ def recipes() -> None:
 
     for name, first_line in built_in().items():
         typer.echo(f"{name:20} {first_line}")
-
-
-def printable(text: str) -> str:
-    """Without control characters: an error may quote what a model wrote, and a terminal would obey it."""
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def finish(status: str) -> None:

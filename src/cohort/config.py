@@ -60,7 +60,9 @@ class PromptsConfig(Section):
     prompt_column: str = Field("prompt", description="Column that holds the prompt.")
     template: str = Field("", description='Text with {column} fields that makes the prompt; "" takes the column as it is.')
     system: str = Field("", description="System message put before chat prompts; turns a text prompt into a chat.")
-    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of a task, a gym task or a function; for a hub dataset, of load_dataset.")
+    args: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of a task, a gym task or a function; for a hub dataset, of load_dataset."
+    )
     limit: int = Field(0, ge=0, description="Use the first N rows only; 0 is all of them.")
     shuffle: bool = Field(True, description="A new seeded order every epoch; false keeps the file's order.")
     max_prompt_tokens: int = Field(512, ge=1, description="Longer prompts are left out, counted and reported at start.")

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from cohort.diagnosis import Finding, diagnose
 from cohort.monitors.base import Monitor
+from cohort.rewards.text import printable
 
 INTERVAL_S = 15.0
 """Seconds between two plain lines."""
@@ -139,8 +140,7 @@ class ConsoleMonitor(Monitor):
 
     def print_line(self, text: str) -> None:
         """Text, not markup: names of sets and files may hold brackets, and a message may quote what a model wrote."""
-        text = "".join(letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text)
-        self.console.print(Text(text), soft_wrap=not self.console.is_terminal)
+        self.console.print(Text(printable(text)), soft_wrap=not self.console.is_terminal)
 
     # The end -----------------------------------------------------------------------------------------------------
 

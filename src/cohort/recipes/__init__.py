@@ -30,15 +30,15 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def find_recipe(recipe: str, overrides: Sequence[str]) -> Recipe:
-    """A file, a folder with a recipe.toml, a built-in name, or (when empty) the demo."""
-    name = recipe or DEMO
-    path = Path(name)
-    if path.is_dir():
-        path = path / "recipe.toml"
-    if not path.is_file():
-        path = HERE / name / "recipe.toml"
-    if not path.is_file():
-        raise RecipeError(
-            f"recipe {name!r}: neither a file nor a built-in recipe{nearest(name, built_in())}. Built in: {', '.join(built_in())}"
-        )
-    return load_recipe(path, overrides)
+    return load_recipe(recipe_path(recipe), overrides)
+
+
+def recipe_path(recipe: str | Path) -> Path:
+    """The file behind a path, a folder with a recipe.toml, a built-in name, or (when empty) the demo."""
+    name = str(recipe) or DEMO
+    for file in (Path(name) / "recipe.toml", Path(name), HERE / name / "recipe.toml"):
+        if file.is_file():
+            return file
+    raise RecipeError(
+        f"recipe {name!r}: neither a file nor a built-in recipe{nearest(name, built_in())}. Built in: {', '.join(built_in())}"
+    )
