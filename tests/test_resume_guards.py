@@ -118,3 +118,25 @@ def test_the_number_of_slots_is_chosen_once(tmp_path, monkeypatch):
     assert saved["slots"] == local_engine.MOST_SLOTS["cpu"]
     monkeypatch.setattr(local_engine, "free_memory", lambda device: 2**20)
     assert session.resume(tmp_path / "run").status == "finished"
+
+
+def test_a_full_disk_names_itself_and_the_run_goes_on_later(tmp_path, monkeypatch):
+    """The save of a step fails as on a full disk: status failed, the cause in words, and a resume ends the run."""
+    from safetensors import SafetensorError
+
+    from cohort import checkpoint
+    from cohort.errors import CheckpointError
+
+    write = checkpoint.save_file
+
+    def full(tensors, file):
+        if "step-0" not in str(file) and "cold" not in str(file):
+            raise SafetensorError("I/O error: No space left on device")
+        write(tensors, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", full)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            train_tiny(tmp_path)
+    assert summary_of(tmp_path / "run")["status"] == "failed"
+    assert session.resume(tmp_path / "run").status == "finished"

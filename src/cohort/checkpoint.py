@@ -54,7 +54,12 @@ def save(root: Path, name: str, snapshot: Snapshot) -> Path:
         temporary.mkdir()
         for part, tensors in snapshot.tensors.items():
             contiguous = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-            save_file(contiguous, temporary / f"{part}.safetensors")
+            try:
+                save_file(contiguous, temporary / f"{part}.safetensors")
+            except SafetensorError as problem:  # how the library reports a full disk
+                raise CheckpointError(
+                    f"cannot write {target}: {problem}. Free some space; the run can be resumed."
+                ) from problem
         (temporary / "state.json").write_text(json.dumps(snapshot.document), encoding="utf-8")
         files = sorted(temporary.iterdir())
         manifest = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cohort.config import OptimizerConfig, Recipe, recipe_warnings
-from cohort.errors import Interrupted, RunError
+from cohort.errors import CheckpointError, Interrupted, RunError
 from cohort.interrupts import handled
 from cohort.materials import Materials
 from cohort.rewards.base import RewardRunner
@@ -108,13 +108,11 @@ class Session:
                 self._evaluate_once("after", parts, state)
                 return self._finish("finished", parts, state)
             except Interrupted as signal:
-                if parts and state:
-                    parts.save(state)
+                self._save_what_is_earned(parts, state)
                 self.monitors.on_message(f"{signal}: saved. Go on with: cohort resume {self.folder.root}")
                 return self._finish("interrupted", parts, state)
             except Exception as problem:
-                if parts and state:
-                    parts.save(state)
+                self._save_what_is_earned(parts, state)
                 self._finish("failed", parts, state, error=str(problem))
                 raise
 
@@ -293,6 +291,14 @@ class Session:
         return None
 
     # -- ending --------------------------------------------------------------------------------------------------------
+
+    def _save_what_is_earned(self, parts: Parts | None, state: TrainState | None) -> None:
+        """A disk that is full must not hide why the run ends; the checkpoint before stays whole."""
+        if parts and state:
+            try:
+                parts.save(state)
+            except (OSError, CheckpointError) as problem:
+                self.monitors.on_message(f"the last steps could not be saved: {problem}")
 
     def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: str = "") -> RunResult:
         from cohort.evaluation import summarize
