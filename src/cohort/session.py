@@ -273,10 +273,12 @@ class Session:
 
     def _evaluate_once(self, label: str, parts: Parts, state: TrainState) -> None:
         """Evaluate, unless an earlier process of this run already did."""
-        if not parts.evaluation_sets or self._evaluated(label, state):
+        if not parts.evaluation_sets:
             return
-        self.monitors.on_stage("baseline evaluation" if label == "before" else "final evaluation")
-        result = parts.evaluate(label, state.step)
+        result = self._evaluated(label, state)
+        if result is None:
+            self.monitors.on_stage("baseline evaluation" if label == "before" else "final evaluation")
+            result = parts.evaluate(label, state.step)
         if label == "after":
             parts.remember_best(result, state)
 
