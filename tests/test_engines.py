@@ -111,7 +111,9 @@ def compare_greedy(model, prompts, wanted, slots):
 def test_greedy_is_token_identical(family, count):
     model, prompts = make_model(family), make_prompts(count)
     wanted = sampling(temperature=0.0, max_completion_tokens=8 if count == 40 else 24)
-    assert compare_greedy(model, prompts, wanted, slots=16) <= count // 40
+    different = compare_greedy(model, prompts, wanted, slots=16)
+    print(f"{family}: {count - different} of {count} greedy completions identical, {different} parted at a near-tie")
+    assert different <= count // 40
     completions = [group[0].token_ids for group in LocalEngine(model, text_of, 16).generate(prompts, wanted, TRAIN)]
     assert len(set(completions)) > count // 2, "degenerate model: the comparison would prove nothing"
 
