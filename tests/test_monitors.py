@@ -73,7 +73,9 @@ def test_even_a_closed_stderr_stops_nobody():
     def closed(text):
         raise ValueError("I/O operation on closed file")
 
-    Monitors([Broken()], report=closed).on_metrics({"step": 1})
+    monitors = Monitors([Broken()], report=closed)
+    monitors.on_metrics({"step": 1})
+    assert monitors.failures == {"Broken": 1, "report": 1}
 
 
 def test_an_interrupt_passes_through_and_monitors_are_closed():

@@ -115,10 +115,6 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
-    @property
-    def full_distribution(self) -> bool:
-        return self.top_p >= 1.0 and self.top_k == 0
-
 
 Stream = Literal["train", "evaluate", "preflight", "cold_start"]
 
