@@ -132,7 +132,7 @@ def test_noise_is_the_same_at_every_step_and_sets_draw_apart():
     assert [call[3] for call in first] == [0, 0, 2, 2]
     assert all((call[2].stream, call[2].step, call[2].seed) == ("evaluate", 0, 3) for call in first)
     greedy = first[1][1]
-    assert (greedy.temperature, greedy.group_size, greedy.full_distribution) == (0.0, 1, True)
+    assert (greedy.temperature, greedy.group_size, greedy.top_p, greedy.top_k) == (0.0, 1, 1.0, 0)
     assert first[0][1] == SAMPLING  # the user's cuts are honoured in evaluation
 
 
