@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from cohort.algorithms.presets import PER_TOKEN
 from cohort.batching import Example, pack
 from cohort.config import AlgorithmConfig, ScratchConfig
-from cohort.objective import token_loss
+from cohort.objective import reads_logprobs, token_loss
 from cohort.policy import Policy
 from cohort.scratch import build_scratch
 
@@ -61,45 +62,72 @@ def ragged_examples(
     shapes: tuple[tuple[int, int], ...] = ((3, 5), (3, 2), (3, 7), (3, 1), (4, 6), (4, 3), (4, 3), (4, 4)),
     off_policy: float = 0.0,
     reference: bool = False,
+    group_size: int = 4,
+    per_token: bool = False,
+    pairs: bool = False,
+    mismatch: float = 0.0,
     dtype: torch.dtype = torch.float64,
 ) -> list[Example]:
-    """Random examples of (prompt length, completion length). off_policy > 0 shifts the old log-probs by noise of that size."""
+    """Random examples of (prompt length, completion length). off_policy > 0 shifts the old log-probs by noise of that size.
+
+    per_token gives every token an advantage of its own, pairs makes groups of two with advantages +1 and -1, and mismatch
+    puts sampling log-probs that far from the old ones (from the current ones, where there are no old ones).
+    """
     generator = torch.Generator().manual_seed(seed)
     vocabulary = policy.model.config.vocab_size
 
     def ids(count: int) -> tuple[int, ...]:
         return tuple(torch.randint(3, vocabulary, (count,), generator=generator).tolist())
 
+    def noise(count: int) -> torch.Tensor:
+        return torch.randn(count, generator=generator, dtype=dtype)
+
     examples = []
     for place, (prompt_length, length) in enumerate(shapes):
-        vectors: dict[str, Any] = {}
-        # Around -log(vocabulary), where a random model's log-probs are: ratios land on both sides of both clips.
-        if off_policy:
-            vectors["old_logprobs_T"] = torch.zeros(length, dtype=dtype)
-        if reference:
-            vectors["ref_logprobs_T"] = torch.zeros(length, dtype=dtype)
+        prompt_ids, completion_ids = ids(prompt_length), ids(length)
+        advantages_T = torch.full((length,), float(torch.randn((), generator=generator, dtype=dtype)), dtype=dtype)
+        if pairs:
+            advantages_T = torch.full((length,), 1.0 if place % 2 == 0 else -1.0, dtype=dtype)
+        elif per_token:
+            advantages_T = noise(length)
         examples.append(
             Example(
                 rollout=place,
-                prompt_ids=ids(prompt_length),
-                completion_ids=ids(length),
+                group=place // (2 if pairs else group_size),
+                prompt_ids=prompt_ids,
+                completion_ids=completion_ids,
                 loss_mask_T=torch.ones(length, dtype=torch.bool),
-                advantages_T=torch.full((length,), float(torch.randn((), generator=generator, dtype=dtype)), dtype=dtype),
+                advantages_T=advantages_T,
                 sampling_logprobs_T=torch.zeros(length, dtype=dtype),
-                **vectors,
             )
         )
-    if not (off_policy or reference):
+    if not (off_policy or reference or mismatch):
         return examples
-    current = policy.score_examples(examples, 10_000)
+    # Around the model's own log-probs: ratios land on both sides of both clips.
     moved = []
-    for example, logprobs_T in zip(examples, current, strict=True):
+    for example, current_T in zip(examples, policy.score_examples(examples, 10_000), strict=True):
+        logprobs_T = current_T.to(dtype)
         changes: dict[str, Any] = {}
         for field, size in (("old_logprobs_T", off_policy), ("ref_logprobs_T", 0.3 if reference else 0.0)):
             if size:
-                changes[field] = logprobs_T.to(dtype) + size * torch.randn(len(logprobs_T), generator=generator, dtype=dtype)
+                changes[field] = logprobs_T + size * noise(len(logprobs_T))
+        if mismatch:
+            changes["sampling_logprobs_T"] = changes.get("old_logprobs_T", logprobs_T) + mismatch * noise(len(logprobs_T))
         moved.append(replace(example, **changes))
     return moved
+
+
+def examples_for(policy: Policy, algorithm: AlgorithmConfig, seed: int = 0, **options: Any) -> list[Example]:
+    """Random examples with what an algorithm trains on: pairs for dpo, credit per token, a reference, stale log-probs."""
+    has_ratio = algorithm.region not in ("none", "dpo")
+    choices: dict[str, Any] = {
+        "off_policy": 0.3 if has_ratio or reads_logprobs(algorithm) or algorithm.kl_corrected else 0.0,
+        "reference": algorithm.kl_coef > 0,
+        "per_token": algorithm.advantage in PER_TOKEN,
+        "pairs": algorithm.region == "dpo",
+        "mismatch": 0.0 if algorithm.mismatch_weight == "off" else 0.5,
+    }
+    return ragged_examples(policy, seed, **(choices | options))
 
 
 def gradients(owner: Any) -> torch.Tensor:
@@ -115,32 +143,39 @@ def gradients(owner: Any) -> torch.Tensor:
 def library_loss_and_gradients(
     policy: Policy,
     examples: list[Example],
+    algorithm: AlgorithmConfig | None = None,
     *,
-    aggregation: str = "sequence_mean",
-    kl_coef: float = 0.0,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    entropy_coef: float = 0.0,
+    kl_coef: float | None = None,
     max_completion_tokens: int = 8,
     micro_batch_tokens: int = 10_000,
     skip_zero_advantage: bool = False,
+    **choices: Any,
 ) -> tuple[float, torch.Tensor]:
-    """The innermost lines of the loop on one minibatch: pack, compute_logprobs, token_loss, weights, backward."""
-    algorithm = AlgorithmConfig(
-        kl_coef=kl_coef, clip_low=clip_low, clip_high=clip_high, entropy_coef=entropy_coef, aggregation=aggregation
-    )
+    """The innermost lines of the loop on one minibatch: pack, compute_logprobs, token_loss, weights, backward.
+
+    The objective is `algorithm`, or GRPO without KL changed by `choices` (`name="gspo"` starts from that preset instead).
+    kl_coef, given beside an algorithm, is the coefficient of the moment, as an adaptive one would be.
+    """
+    if algorithm is None:
+        if kl_coef is not None or "name" not in choices:
+            choices["kl_coef"] = kl_coef or 0.0
+        algorithm = AlgorithmConfig(**choices)
+    elif choices:
+        raise TypeError(f"give an algorithm or its choices, not both: {sorted(choices)}")
     minibatch = pack(
         examples,
-        aggregation=aggregation,
+        aggregation=algorithm.aggregation,
         max_completion_tokens=max_completion_tokens,
         micro_batch_tokens=micro_batch_tokens,
         skip_zero_advantage=skip_zero_advantage,
+        keep_groups=algorithm.region == "dpo",
     )
+    coefficient = algorithm.kl_coef if kl_coef is None else kl_coef
     policy.model.zero_grad(set_to_none=True)
     total = 0.0
     for micro in minibatch.micro_batches:
-        scores = policy.compute_logprobs(micro, entropy_gradient=entropy_coef > 0)
-        loss = (token_loss(scores, micro, algorithm).loss_M * micro.loss_weights_M).sum()
+        scores = policy.compute_logprobs(micro, entropy_gradient=algorithm.entropy_coef > 0)
+        loss = (token_loss(scores, micro, algorithm, coefficient).loss_M * micro.loss_weights_M).sum()
         loss.backward()
         total += float(loss.detach())
     return total, gradients(policy)

@@ -1,7 +1,8 @@
-"""GRPO once more, as slowly and as obviously as possible. Shares no code with the package.
+"""The family once more, as slowly and as obviously as possible. Shares no code with the package.
 
 Python loops over groups, completions and tokens, float64, one forward of the whole model per completion, no padding, no
-micro-batches, no chunks. What the library computes must be this, to the last few bits.
+micro-batches, no chunks; sums by `math.fsum`; trust regions as the cases of their definitions and not as minima of
+products. What the library computes must be this, to the last few bits.
 """
 
 from __future__ import annotations
@@ -14,18 +15,124 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# -- advantages --------------------------------------------------------------------------------------------------------
 
-def reference_advantages(
-    rewards: Sequence[float | None], *, normalize: bool = True, ddof: int = 0, epsilon: float = 1e-6
+
+def mean_of(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def std_of(values: Sequence[float], ddof: int) -> float:
+    if all(value == values[0] for value in values):
+        return 0.0
+    mean = mean_of(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
+
+
+def advantages(
+    name: str, groups: Sequence[Sequence[float | None]], *, ddof: int = 0, epsilon: float = 1e-6
+) -> list[list[float]]:
+    """The advantage of every completion of a batch, from rewards; None is an unscored completion."""
+    raw = [reward for group in groups for reward in group if reward is not None]
+    centred = []
+    for group in groups:
+        scored = [reward for reward in group if reward is not None]
+        if len(scored) >= 2:
+            centred += [reward - mean_of(scored) for reward in scored]
+    return [group_advantages(name, group, raw, centred, ddof, epsilon) for group in groups]
+
+
+def group_advantages(
+    name: str, group: Sequence[float | None], raw: Sequence[float], centred: Sequence[float], ddof: int, epsilon: float
 ) -> list[float]:
-    """Advantages of one group; None is an unscored completion."""
-    scored = [reward for reward in rewards if reward is not None]
+    scored = [reward for reward in group if reward is not None]
     if len(scored) < 2 or all(reward == scored[0] for reward in scored):
-        return [0.0 for _ in rewards]
-    mean = math.fsum(scored) / len(scored)
-    variance = math.fsum((reward - mean) ** 2 for reward in scored) / (len(scored) - ddof)
-    scale = math.sqrt(variance) + epsilon if normalize else 1.0
-    return [0.0 if reward is None else (reward - mean) / scale for reward in rewards]
+        return [0.0 for _ in group]
+    best, worst = max(scored), min(scored)
+    found = []
+    for place, reward in enumerate(group):
+        if reward is None:
+            found.append(0.0)
+        elif name == "group_normalized":
+            found.append((reward - mean_of(scored)) / (std_of(scored, ddof) + epsilon))
+        elif name == "group_centered":
+            found.append(reward - mean_of(scored))
+        elif name == "batch_std":
+            found.append((reward - mean_of(scored)) / (std_of(raw, ddof) + epsilon))
+        elif name == "batch_whitened":
+            found.append((reward - mean_of(scored) - mean_of(centred)) / (std_of(centred, ddof) + epsilon))
+        elif name == "leave_one_out":
+            others = [other for elsewhere, other in enumerate(group) if elsewhere != place and other is not None]
+            found.append(reward - mean_of(others))
+        elif name == "best_and_worst":
+            first_best, first_worst = list(group).index(best), list(group).index(worst)
+            found.append(1.0 if place == first_best else -1.0 if place == first_worst else 0.0)
+        else:
+            raise ValueError(name)
+    return found
+
+
+def process_advantages(
+    steps: Sequence[Sequence[tuple[int, float]] | None], lengths: Sequence[int], *, ddof: int = 0, epsilon: float = 1e-6
+) -> list[list[float]]:
+    """(last token, reward) of each step of each completion of one group -> the advantage of every token."""
+    every = [reward for own in steps if own is not None for _, reward in own]
+    found = []
+    for own, length in zip(steps, lengths, strict=True):
+        tokens = []
+        for token in range(length):
+            later = [reward for end, reward in own or () if end >= token]
+            if not every or all(reward == every[0] for reward in every):
+                tokens.append(0.0)
+            else:
+                scale = std_of(every, ddof) + epsilon
+                tokens.append(math.fsum((reward - mean_of(every)) / scale for reward in later))
+        found.append(tokens)
+    return found
+
+
+def gae_advantages(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> list[float]:
+    """The definition, as the sum over all later surprises: sum_l (gamma lambda)^l (r + gamma V' - V)."""
+    following = [*values[1:], 0.0]
+    surprises = [r + gamma * after - value for r, value, after in zip(rewards, values, following, strict=True)]
+    return [
+        math.fsum((gamma * lam) ** (later - token) * surprises[later] for later in range(token, len(rewards)))
+        for token in range(len(rewards))
+    ]
+
+
+def token_returns(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
+    return [
+        math.fsum(gamma ** (later - token) * rewards[later] for later in range(token, len(rewards)))
+        for token in range(len(rewards))
+    ]
+
+
+def whitened(rows: Sequence[Sequence[float]], *, ddof: int = 0, epsilon: float = 1e-6) -> list[list[float]]:
+    flat = [value for row in rows for value in row]
+    if not flat or all(value == flat[0] for value in flat):
+        return [[0.0 for _ in row] for row in rows]
+    mean, scale = mean_of(flat), std_of(flat, ddof) + epsilon
+    return [[(value - mean) / scale for value in row] for row in rows]
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choices:
+    region: str = "clip"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 3.0
+    ratio_cap: float = 5.0
+    mismatch_weight: str = "off"
+    mismatch_cap: float = 2.0
+    kl_coef: float = 0.0
+    kl_estimator: str = "k3"
+    kl_in: str = "loss"
+    kl_corrected: bool = False
+    entropy_coef: float = 0.0
 
 
 @dataclass
@@ -38,40 +145,158 @@ class Sample:
     advantage: Sequence[float]
     old_logprobs: Sequence[float] | None = None
     ref_logprobs: Sequence[float] | None = None
+    sampling_logprobs: Sequence[float] | None = None
+    group: int = 0
 
 
-def token_logprobs(model: Any, sample: Sample, temperature: float) -> list[Tensor]:
-    """log softmax(logits / temperature) of each completion token, from the model's own forward."""
+@dataclass
+class Token:
+    """One trained token: its log-probability now, with gradient, and the numbers it is trained with."""
+
+    logprob: Tensor
+    advantage: float
+    old: float | None = None
+    ref: float | None = None
+    sampling: float | None = None
+    entropy: Tensor | float = 0.0
+
+    @property
+    def before(self) -> Tensor:
+        """log pi_old; exactly on-policy the current one, without gradient."""
+        return self.logprob.detach() if self.old is None else torch.tensor(self.old, dtype=torch.float64)
+
+
+def clipped(ratio: Tensor, advantage: float, choices: Choices) -> Tensor:
+    """The surrogate of one ratio, case by case: rho A, unless it already gained all that the clip allows."""
+    rho = ratio.item()
+    if advantage > 0 and rho > 1 + choices.clip_high:
+        return torch.tensor((1 + choices.clip_high) * advantage, dtype=torch.float64)
+    if advantage < 0 and rho < 1 - choices.clip_low:
+        return torch.tensor((1 - choices.clip_low) * advantage, dtype=torch.float64)
+    if choices.region == "dual_clip" and advantage < 0 and rho > choices.dual_clip:
+        return torch.tensor(choices.dual_clip * advantage, dtype=torch.float64)
+    return ratio * advantage
+
+
+def surrogates(tokens: Sequence[Token], choices: Choices) -> list[Tensor]:
+    """What each token of one completion gains (the negative of its loss), before any weight."""
+    if not tokens:
+        return []
+    if choices.region in ("sequence", "sequence_product"):
+        total = sum(token.logprob - token.before for token in tokens)
+        ratio = torch.exp(total / len(tokens) if choices.region == "sequence" else total)
+        return [clipped(ratio, token.advantage, choices) for token in tokens]
+    found = []
+    for token in tokens:
+        ratio = torch.exp(token.logprob - token.before)
+        if choices.region in ("clip", "dual_clip"):
+            found.append(clipped(ratio, token.advantage, choices))
+        elif choices.region == "cispo":
+            found.append(min(ratio.item(), choices.ratio_cap) * token.advantage * token.logprob)
+        elif choices.region == "none":
+            found.append(token.advantage * token.logprob)
+        else:
+            raise ValueError(choices.region)
+    return found
+
+
+def engine_weights(tokens: Sequence[Token], choices: Choices) -> list[float]:
+    """pi_old / pi_engine of each token, or of the whole completion, cut or masked."""
+    if choices.mismatch_weight == "off":
+        return [1.0 for _ in tokens]
+    logs = [token.before.item() - float(token.sampling or 0.0) for token in tokens]
+    if choices.mismatch_weight.startswith("sequence"):
+        logs = [math.fsum(logs) for _ in logs]
+    found = []
+    for log in logs:
+        weight, cap = math.exp(log), choices.mismatch_cap
+        if choices.mismatch_weight.endswith("truncate"):
+            found.append(cap if weight > cap else weight)
+        else:
+            found.append(0.0 if weight > cap or weight < 1 / cap else weight)
+    return found
+
+
+def kl_estimate(token: Token, choices: Choices) -> Tensor:
+    assert token.ref is not None
+    gap = token.logprob - token.ref
+    if choices.kl_estimator == "k1":
+        estimate = gap
+    elif choices.kl_estimator == "k2":
+        estimate = gap * gap / 2
+    else:
+        estimate = torch.exp(-gap) + gap - 1
+    return torch.exp(token.logprob - token.before) * estimate if choices.kl_corrected else estimate
+
+
+def completion_losses(tokens: Sequence[Token], choices: Choices) -> list[Tensor]:
+    """The loss of each token of one completion."""
+    gains, weights = surrogates(tokens, choices), engine_weights(tokens, choices)
+    losses = []
+    for token, gain, weight in zip(tokens, gains, weights, strict=True):
+        loss = -gain * weight
+        if token.ref is not None and choices.kl_in == "loss":
+            loss = loss + choices.kl_coef * kl_estimate(token, choices)
+        losses.append(loss - choices.entropy_coef * token.entropy)
+    return losses
+
+
+def pair_loss(chosen: Sequence[Token], rejected: Sequence[Token], beta: float) -> Tensor:
+    """DPO, from the two probabilities: sigmoid(margin) = 1 / (1 + exp(-margin)) is how surely the chosen one is preferred."""
+    preference = sum(token.logprob - token.ref for token in chosen) - sum(token.logprob - token.ref for token in rejected)
+    return -torch.log(1 / (1 + torch.exp(-beta * preference)))
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def aggregate(rows: Sequence[Sequence[Any]], groups: Sequence[int], aggregation: str, max_completion_tokens: int) -> Any:
+    """Tokens of completions of groups, as one number. Completions without a single trained token count nowhere."""
+    kept = [(row, group) for row, group in zip(rows, groups, strict=True) if row]
+    if not kept:
+        return 0.0
+    if aggregation == "sequence_mean":
+        return sum(sum(row) / len(row) for row, _ in kept) / len(kept)
+    if aggregation == "token_mean":
+        return sum(sum(row) for row, _ in kept) / sum(len(row) for row, _ in kept)
+    if aggregation == "constant":
+        return sum(sum(row) for row, _ in kept) / (len(kept) * max_completion_tokens)
+    if aggregation == "sequence_sum":
+        return sum(sum(row) for row, _ in kept) / len(kept)
+    if aggregation == "prompt_mean":
+        means = []
+        for wanted in dict.fromkeys(group for _, group in kept):
+            inside = [value for row, group in kept if group == wanted for value in row]
+            means.append(sum(inside) / len(inside))
+        return sum(means) / len(means)
+    raise ValueError(aggregation)
+
+
+def trained_tokens(model: Any, sample: Sample, temperature: float) -> list[Token]:
+    """log softmax(logits / temperature) of each trained token, from the model's own forward."""
     token_ids = [*sample.prompt, *sample.completion]
     logits_TV = model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0]
-    logprobs = []
+
+    def number(values: Sequence[float] | None, place: int) -> float | None:
+        return None if values is None else float(values[place])
+
+    tokens = []
     for place, token in enumerate(sample.completion):
+        if not sample.trained[place]:
+            continue
         logits_V = logits_TV[len(sample.prompt) + place - 1] / temperature
-        logprobs.append(logits_V[token] - torch.logsumexp(logits_V, 0))
-    return logprobs
-
-
-def token_loss(
-    logprob: Tensor,
-    old_logprob: float | None,
-    ref_logprob: float | None,
-    advantage: float,
-    clip_low: float,
-    clip_high: float,
-    kl_coef: float,
-) -> Tensor:
-    """The loss of one token, written as the cases of the definition and not as a minimum of two products."""
-    ratio = torch.exp(logprob - (logprob.detach() if old_logprob is None else old_logprob))
-    if advantage > 0 and ratio.item() > 1 + clip_high:
-        surrogate = torch.tensor((1 + clip_high) * advantage, dtype=torch.float64)
-    elif advantage < 0 and ratio.item() < 1 - clip_low:
-        surrogate = torch.tensor((1 - clip_low) * advantage, dtype=torch.float64)
-    else:
-        surrogate = ratio * advantage
-    loss = -surrogate
-    if ref_logprob is not None and kl_coef:
-        loss = loss + kl_coef * (torch.exp(ref_logprob - logprob) - (ref_logprob - logprob) - 1)
-    return loss
+        logprobs_V = logits_V - torch.logsumexp(logits_V, 0)
+        tokens.append(
+            Token(
+                logprob=logprobs_V[token],
+                advantage=float(sample.advantage[place]),
+                old=number(sample.old_logprobs, place),
+                ref=number(sample.ref_logprobs, place),
+                sampling=number(sample.sampling_logprobs, place),
+                entropy=-(logprobs_V.exp() * logprobs_V).sum(),
+            )
+        )
+    return tokens
 
 
 def batch_loss(
@@ -80,28 +305,19 @@ def batch_loss(
     *,
     aggregation: str,
     max_completion_tokens: int,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    kl_coef: float = 0.0,
     temperature: float = 1.0,
+    **choices: Any,
 ) -> Tensor:
-    """The whole objective. Completions without a single trained token count nowhere."""
-    per_sample: list[list[Tensor]] = []
-    for sample in samples:
-        losses = []
-        for place, logprob in enumerate(token_logprobs(model, sample, temperature)):
-            if sample.trained[place]:
-                old = None if sample.old_logprobs is None else float(sample.old_logprobs[place])
-                ref = None if sample.ref_logprobs is None else float(sample.ref_logprobs[place])
-                losses.append(token_loss(logprob, old, ref, float(sample.advantage[place]), clip_low, clip_high, kl_coef))
-        if losses:
-            per_sample.append(losses)
-    if not per_sample:
-        return torch.zeros((), dtype=torch.float64)
-    if aggregation == "sequence_mean":
-        return sum(sum(losses) / len(losses) for losses in per_sample) / len(per_sample)
-    if aggregation == "token_mean":
-        return sum(sum(losses) for losses in per_sample) / sum(len(losses) for losses in per_sample)
-    if aggregation == "constant":
-        return sum(sum(losses) for losses in per_sample) / (len(per_sample) * max_completion_tokens)
-    raise ValueError(aggregation)
+    """The whole objective."""
+    chosen = Choices(**choices)
+    rows = [trained_tokens(model, sample, temperature) for sample in samples]
+    groups = [sample.group for sample in samples]
+    if chosen.region == "dpo":
+        pairs: dict[int, dict[bool, list[Token]]] = {}
+        for row, group in zip(rows, groups, strict=True):
+            if row:
+                pairs.setdefault(group, {})[row[0].advantage > 0] = row
+        losses = [pair_loss(pair[True], pair[False], chosen.kl_coef) for pair in pairs.values()]
+        return torch.as_tensor(sum(losses) / len(losses) if losses else 0.0, dtype=torch.float64)
+    per_completion = [completion_losses(row, chosen) for row in rows]
+    return torch.as_tensor(aggregate(per_completion, groups, aggregation, max_completion_tokens), dtype=torch.float64)

@@ -101,7 +101,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def is_timing(name: str) -> bool:
-    return name.startswith(("time/", "perf/")) or name.endswith("seconds")
+    return name.startswith(("time/", "perf/")) or name.endswith("seconds") or name == "peak_memory_gib"
 
 
 def without_timing(node: Any) -> Any:
@@ -125,11 +125,10 @@ def differences(run: Path, expected: Path) -> list[str]:
 
     found = []
     last = f"step-{summary_of(expected)['steps']}"
-    weights = [
-        "model/model.safetensors",
-        f"checkpoints/{last}/weights.safetensors",
-        f"checkpoints/{last}/optimizer.safetensors",
-    ]
+    saved = sorted(path.name for path in (expected / "checkpoints" / last).glob("*.safetensors"))
+    if sorted(path.name for path in (run / "checkpoints" / last).glob("*.safetensors")) != saved:
+        return [f"files in checkpoints/{last}"]
+    weights = ["model/model.safetensors", *(f"checkpoints/{last}/{name}" for name in saved)]
     if (expected / "start").is_dir():
         weights.append("start/model.safetensors")
     found += [file for file in weights if bits(run / file) != bits(expected / file)]

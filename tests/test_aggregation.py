@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 import torch
 
-from cohort.algorithms.aggregation import AGGREGATIONS, constant, sequence_mean, token_mean
+import reference
+from cohort.algorithms.aggregation import AGGREGATIONS, constant, prompt_mean, sequence_mean, sequence_sum, token_mean
 from cohort.batching import pack
 from cohort.config import OptimizerConfig
 from cohort.optim import MasterWeights, Optimizer
@@ -17,26 +19,64 @@ EVERY = sorted(AGGREGATIONS)
 
 
 def test_hand_values():
-    """Lengths 2, 6, 4 with a longest completion of 10."""
-    assert sequence_mean([2, 6, 4], 10) == [1 / 6, 1 / 18, 1 / 12]
-    assert token_mean([2, 6, 4], 10) == [1 / 12] * 3
-    assert constant([2, 6, 4], 10) == [1 / 30] * 3
+    """Lengths 2, 6, 4 with a longest completion of 10; the first two share a group."""
+    groups = [0, 0, 1]
+    assert sequence_mean([2, 6, 4], groups, 10) == [1 / 6, 1 / 18, 1 / 12]
+    assert token_mean([2, 6, 4], groups, 10) == [1 / 12] * 3
+    assert constant([2, 6, 4], groups, 10) == [1 / 30] * 3
+    assert sequence_sum([2, 6, 4], groups, 10) == [1 / 3] * 3
+    # Two groups of 8 and 4 tokens.
+    assert prompt_mean([2, 6, 4], groups, 10) == [1 / 16, 1 / 16, 1 / 8]
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_fully_masked_completion_is_in_neither_side(name):
-    weights = AGGREGATIONS[name]([2, 6, 4], 10)
-    assert AGGREGATIONS[name]([2, 0, 6, 0, 4], 10) == [weights[0], 0.0, weights[1], 0.0, weights[2]]
-    assert AGGREGATIONS[name]([0, 0], 10) == [0.0, 0.0]
-    assert AGGREGATIONS[name]([], 10) == []
+    """The masked ones are a member of a group that has others, and a group of their own."""
+    weights = AGGREGATIONS[name]([2, 6, 4], [0, 0, 2], 10)
+    assert AGGREGATIONS[name]([2, 0, 6, 0, 4], [0, 0, 0, 1, 2], 10) == [weights[0], 0.0, weights[1], 0.0, weights[2]]
+    assert AGGREGATIONS[name]([0, 0], [0, 1], 10) == [0.0, 0.0]
+    assert AGGREGATIONS[name]([], [], 10) == []
 
 
 def test_sums_of_weights():
-    """Sequence mean and token mean are means (the weights of all tokens sum to 1); the constant's sum is the mean length share."""
-    lengths = [3, 1, 7, 5]
-    for name, total in (("sequence_mean", 1.0), ("token_mean", 1.0), ("constant", 16 / (4 * 10))):
-        weights = AGGREGATIONS[name](lengths, 10)
+    """The three means have weights that sum to 1 over all tokens; the constant's sum is the mean length share of the limit,
+    the sequence sum's is the mean length."""
+    lengths, groups = [3, 1, 7, 5], [0, 1, 1, 1]
+    for name, total in (
+        ("sequence_mean", 1.0),
+        ("token_mean", 1.0),
+        ("prompt_mean", 1.0),
+        ("constant", 16 / (4 * 10)),
+        ("sequence_sum", 16 / 4),
+    ):
+        weights = AGGREGATIONS[name](lengths, groups, 10)
         assert sum(weight * length for weight, length in zip(weights, lengths, strict=True)) == pytest.approx(total, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_random_batches_against_the_slow_reference(name):
+    """Ragged lengths, masked completions, groups of different sizes in any order, group numbers with gaps."""
+    generator = random.Random(name)
+    for count in (1, 2, 5, 12, 30):
+        lengths = [generator.choice([0, 1, 2, 3, 9]) for _ in range(count)]
+        groups = [generator.choice([0, 1, 4, 7]) for _ in range(count)]
+        values = [[generator.uniform(-1, 1) for _ in range(length)] for length in lengths]
+        weights = AGGREGATIONS[name](lengths, groups, 9)
+        total = sum(weight * sum(row) for weight, row in zip(weights, values, strict=True))
+        assert total == pytest.approx(reference.aggregate(values, groups, name, 9), abs=1e-14)
+
+
+def test_what_the_choice_changes():
+    """Two equal groups of equal lengths: every mean is the same mean. One long completion is where they part."""
+    means = ("sequence_mean", "token_mean", "prompt_mean")
+    assert all(AGGREGATIONS[name]([4] * 4, [0, 0, 1, 1], 8) == [1 / 16] * 4 for name in means)
+    lengths, groups = [2, 2, 2, 6], [0, 0, 1, 1]
+    shares = {
+        name: [w * n for w, n in zip(AGGREGATIONS[name](lengths, groups, 8), lengths, strict=True)] for name in means
+    }
+    assert shares["sequence_mean"] == pytest.approx([1 / 4] * 4)
+    assert shares["token_mean"] == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
+    assert shares["prompt_mean"] == pytest.approx([1 / 4, 1 / 4, 1 / 8, 3 / 8])
 
 
 def masked(example):

@@ -46,7 +46,7 @@ def message(*overrides: str, toml: str | None = None, folder: Path | None = None
         ("learning_rate=-1", ["optimizer.learning_rate", "greater than 0"]),
         ("learning_rate=inf", ["optimizer.learning_rate", "finite"]),
         ("clip_low=1.5", ["algorithm.clip_low", "less than 1"]),
-        ("aggregation=tokenmean", ["algorithm.aggregation", "'sequence_mean', 'token_mean' or 'constant'", "did you mean 'token_mean'"]),
+        ("aggregation=tokenmean", ["algorithm.aggregation", "'sequence_mean', 'token_mean', 'constant'", "did you mean 'token_mean'"]),
         ("name=5", ["name", "string", "quotes"]),
         ("stop=x", ["sampling.stop", "list"]),
         ("train=5", ["train", "section", "group_size"]),
@@ -59,7 +59,7 @@ def message(*overrides: str, toml: str | None = None, folder: Path | None = None
         ("temperature=0", ["sampling.temperature", "0.6 to 1.0"]),
         ("sampling.top_p=0.9", ["sampling.top_p", "[evaluation]"]),
         ("sampling.top_k=50", ["sampling.top_k", "[evaluation]"]),
-        ("algorithm=dr_grp", ["algorithm", "'dr_grp'", "did you mean 'dr_grpo'", "known: dr_grpo, grpo"]),
+        ("algorithm=dr_grp", ["algorithm", "'dr_grp'", "did you mean 'dr_grpo'", "known: cispo, dapo, dpo, dr_grpo, grpo,"]),
         # rewards
         ('rewards=[{function="a",outcome=true},{function="b",outcome=true}]', ["rewards", "outcome", "more than one"]),
         ('rewards=[{function="a"},{function="m:a"}]', ["rewards", "share a name", "`name`"]),

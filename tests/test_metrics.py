@@ -11,14 +11,21 @@ from cohort.metrics import AREAS, METRICS, describe, markdown
 NAMES = """
 rollout/completions rollout/tokens rollout/length_mean rollout/length_max rollout/truncated rollout/distinct
 rollout/prompt_tokens_mean rollout/epoch rollout/mismatch_mean rollout/mismatch_p95 rollout/mismatch_max
+rollout/rounds rollout/groups_drawn rollout/groups_too_easy rollout/groups_too_hard rollout/groups_surplus
+rollout/prompts_seen rollout/prompts_retired rollout/prompts_hopeless rollout/expected_success
 reward/mean reward/std reward/success reward/unscored reward/faults reward/timeouts
 reward/failed_extracts reward/<part>/mean reward/<part>/std reward/<part>/none reward/<part>/faults reward/<part>/timeouts
-reward/<part>/retried reward/<part>/dropped_logs reward/<part>/seconds reward/<part>/<logged>
+reward/<part>/retried reward/<part>/dropped_logs reward/<part>/steps reward/overlong/mean reward/verifier_agreement
+reward/<part>/seconds reward/<part>/<logged>
 advantage/useful_groups advantage/zero_variance_groups advantage/dropped_groups advantage/all_correct_groups
 advantage/all_wrong_groups advantage/std advantage/abs_max
-loss/total loss/policy loss/kl loss/kl_per_completion loss/entropy loss/clip_low loss/clip_high loss/ratio_max
-loss/trained_tokens
+loss/total loss/policy loss/kl loss/kl_coef loss/kl_term loss/kl_per_completion loss/entropy loss/clip_low loss/clip_high loss/ratio_max
+loss/coefficient_mean loss/coefficient_p05 loss/coefficient_p95 loss/coefficient_abs_max loss/margin loss/preferred
+loss/mismatch_weight loss/mismatch_cut loss/trained_tokens
 optim/learning_rate optim/grad_norm optim/clipped optim/skipped optim/policy_version optim/weight_change
+critic/loss critic/explained_variance critic/value_mean critic/grad_norm critic/clipped_share critic/skipped
+reward_model/iteration reward_model/accuracy reward_model/accuracy_before reward_model/auc reward_model/loss
+reward_model/held_back_loss reward_model/pairs reward_model/held_back_pairs reward_model/completions reward_model/replayed
 eval/<set>/pass@<k> eval/<set>/maj@<k> eval/<set>/mean@<k> eval/<set>/greedy eval/<set>/reward eval/<set>/truncated
 eval/<set>/length_mean eval/<set>/unscored
 time/rollout time/reward time/prepare time/update time/checkpoint time/evaluate time/step
@@ -49,7 +56,8 @@ def test_every_row_is_filled_in():
         ("reward/mean", "reward/mean"),
         ("reward/math_answer/mean", "reward/<part>/mean"),
         ("reward/math_answer/seconds", "reward/<part>/seconds"),
-        ("reward/math_answer/steps", "reward/<part>/<logged>"),
+        ("reward/check_steps/steps", "reward/<part>/steps"),
+        ("reward/math_answer/digits", "reward/<part>/<logged>"),
         ("eval/held_out/pass@1", "eval/<set>/pass@<k>"),
         ("eval/gsm8k.test/maj@16", "eval/<set>/maj@<k>"),
     ],

@@ -664,20 +664,22 @@ def test_overrun_in_the_trainer_explains():
 
 
 def test_a_malformed_reply_is_never_a_score():
-    good = {"values": [1.0], "faults": [None], "extras": {}, "metrics": {}, "dropped": 0, "detail": ""}
-    assert from_message(good, 1) is not None
+    good = {"values": [1.0], "steps": [None], "faults": [None], "extras": {}, "metrics": {}, "dropped": 0, "detail": ""}
+    assert from_message(good, [5]) is not None
     for change in (
         {"values": [float("nan")]},
         {"values": ["1"]},
         {"values": [True]},
         {"values": [1.0, 1.0]},
+        {"steps": None},
+        {"steps": []},
         {"faults": ["made up"]},
         {"extras": {"a": []}},
         {"metrics": {"a": float("inf")}},
         {"dropped": None},
     ):
-        assert from_message({**good, **change}, 1) is None
-    assert from_message([1.0], 1) is None
+        assert from_message({**good, **change}, [5]) is None
+    assert from_message([1.0], [5]) is None
 
 
 def test_closing_ends_the_workers_and_a_closed_runner_refuses():

@@ -274,3 +274,29 @@ class Holder:
 
     def method(self, completions, **kwargs):
         return [float(os.getpid())] * len(completions)
+
+
+def steps_as_told(completions, **kwargs):
+    """Each completion says in Python what is to be returned for it."""
+    import numpy
+
+    return [eval(text, {"np": numpy, "nan": float("nan")}) for text in completions]
+
+
+steps_as_told.per_completion = True  # type: ignore[attr-defined]
+
+
+async def steps_as_told_later(completions, **kwargs):
+    await asyncio.sleep(0)
+    return steps_as_told(completions)
+
+
+def chat_steps(completions, **kwargs):
+    """A wrong step and a right one at the end of the assistant's text."""
+    return [[(1, 0.0), (len(c[-1]["content"]), 1.0)] for c in completions]
+
+
+def hang_or_steps(completions, **kwargs):
+    while "hang" in completions:
+        time.sleep(60)
+    return [[(len(c), 1.0)] for c in completions]

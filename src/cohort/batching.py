@@ -10,7 +10,7 @@ Rows are right-padded: under a causal mask padding after the end is never seen, 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -30,6 +30,8 @@ class Example:
 
     rollout: int
     """Place of its rollout in the step."""
+    group: int
+    """Number of its group in the step; the two completions of a pair share one."""
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     loss_mask_T: Tensor
@@ -39,6 +41,9 @@ class Example:
     old_logprobs_T: Tensor | None = None
     """None: exactly on-policy, the ratio is 1 by construction."""
     ref_logprobs_T: Tensor | None = None
+    old_values_T: Tensor | None = None
+    """PPO: what the critic expected before each token, and the return it should have expected."""
+    returns_T: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -67,6 +72,10 @@ class MicroBatch:
     sampling_logprobs_M: Tensor
     old_logprobs_M: Tensor | None
     ref_logprobs_M: Tensor | None
+    old_values_M: Tensor | None
+    returns_M: Tensor | None
+    group_B: Tensor
+    """Number of each row's group."""
     examples: tuple[int, ...]
     """Place of each row in the list that was packed."""
 
@@ -91,14 +100,13 @@ class Minibatch:
 
 def make_examples(
     rollouts: Sequence[Rollout],
-    advantages_N: Sequence[float],
     *,
     left_out: AbstractSet[int] = frozenset(),
     mask_truncated: bool = False,
 ) -> list[Example]:
-    """Rollouts with a reward, as examples. Unscored rollouts and groups that are `left_out` are in no mean at all."""
+    """Rollouts with a reward, as examples, not credited yet. Unscored ones and groups that are `left_out` are in no mean at all."""
     examples = []
-    for index, (rollout, advantage) in enumerate(zip(rollouts, advantages_N, strict=True)):
+    for index, rollout in enumerate(rollouts):
         if rollout.outcome.reward is None or rollout.group in left_out:
             continue
         completion = rollout.completion
@@ -108,10 +116,11 @@ def make_examples(
         examples.append(
             Example(
                 rollout=index,
+                group=rollout.group,
                 prompt_ids=rollout.prompt.token_ids,
                 completion_ids=completion.token_ids,
                 loss_mask_T=mask_T,
-                advantages_T=torch.full((len(completion.token_ids),), advantage, dtype=torch.float32),
+                advantages_T=torch.zeros(len(completion.token_ids), dtype=torch.float32),
                 sampling_logprobs_T=torch.tensor(completion.sampling_logprobs, dtype=torch.float32),
             )
         )
@@ -125,23 +134,28 @@ def pack(
     max_completion_tokens: int,
     micro_batch_tokens: int,
     skip_zero_advantage: bool,
+    keep_groups: bool = False,
     pad_id: int = 0,
 ) -> Minibatch:
     """One minibatch: weights over all examples, then micro-batches of those that are forwarded.
+
+    keep_groups puts all rows of a group into one micro-batch, for losses that compare rows.
 
     skip_zero_advantage leaves out the forward of examples that nothing pushes on. They stay in the denominators, so the
     gradient is the same; it may only be set when no KL or entropy term acts on them.
     """
     lengths_N = [example.trained_tokens for example in examples]
-    weights_N = AGGREGATIONS[aggregation](lengths_N, max_completion_tokens)
+    weights_N = AGGREGATIONS[aggregation](lengths_N, [example.group for example in examples], max_completion_tokens)
     forwarded = [
         index
         for index, example in enumerate(examples)
         if lengths_N[index] and (example.has_gradient or not skip_zero_advantage)
     ]
+    num_tokens = [example.num_tokens for example in examples]
+    unit_of = (lambda index: examples[index].group) if keep_groups else None
     micro_batches = [
         _micro_batch([(index, examples[index]) for index in rows], weights_N, pad_id)
-        for rows in token_budget_rows(forwarded, [example.num_tokens for example in examples], micro_batch_tokens)
+        for rows in token_budget_rows(forwarded, num_tokens, micro_batch_tokens, unit_of)
     ]
     return Minibatch(micro_batches, completions=sum(length > 0 for length in lengths_N), trained_tokens=sum(lengths_N))
 
@@ -161,14 +175,24 @@ def minibatch_members(groups_N: Sequence[int], minibatches: int, passes: int, se
     return plan
 
 
-def token_budget_rows(rows: Sequence[int], num_tokens: Sequence[int], budget: int) -> list[list[int]]:
-    """Cut rows, longest first, into lists whose padded size (rows x longest) stays within the budget; one row always fits."""
-    ordered = sorted(rows, key=lambda row: (-num_tokens[row], row))
+def token_budget_rows(
+    rows: Sequence[int], num_tokens: Sequence[int], budget: int, unit_of: Callable[[int], int] | None = None
+) -> list[list[int]]:
+    """Cut rows, longest first, into lists whose padded size (rows x longest) stays within the budget; one unit always fits.
+
+    A unit is one row, or with `unit_of` all rows that share its value.
+    """
+    units: dict[int, list[int]] = {}
+    for row in rows:
+        units.setdefault(unit_of(row) if unit_of else row, []).append(row)
+    longest = {unit: max(num_tokens[row] for row in members) for unit, members in units.items()}
     batches: list[list[int]] = []
-    for row in ordered:
-        if not batches or num_tokens[batches[-1][0]] * (len(batches[-1]) + 1) > budget:
+    width = 0
+    for unit in sorted(units, key=lambda unit: (-longest[unit], unit)):
+        if not batches or width * (len(batches[-1]) + len(units[unit])) > budget:
             batches.append([])
-        batches[-1].append(row)
+            width = longest[unit]
+        batches[-1] += units[unit]
     return batches
 
 
@@ -186,7 +210,7 @@ def _micro_batch(rows: Sequence[tuple[int, Example]], weights_N: Sequence[float]
     def flat(vectors: Sequence[Tensor | None]) -> Tensor | None:
         chosen = [vector[example.loss_mask_T] for vector, example in zip(vectors, examples, strict=True) if vector is not None]
         if chosen and len(chosen) < len(examples):
-            raise InvariantError("a minibatch mixes examples with and without old or reference log-probs")
+            raise InvariantError("a minibatch mixes examples with and without old log-probs, reference log-probs or values")
         return torch.cat(chosen) if chosen else None
 
     advantages_M = flat([example.advantages_T for example in examples])
@@ -203,5 +227,8 @@ def _micro_batch(rows: Sequence[tuple[int, Example]], weights_N: Sequence[float]
         sampling_logprobs_M=sampling_logprobs_M,
         old_logprobs_M=flat([example.old_logprobs_T for example in examples]),
         ref_logprobs_M=flat([example.ref_logprobs_T for example in examples]),
+        old_values_M=flat([example.old_values_T for example in examples]),
+        returns_M=flat([example.returns_T for example in examples]),
+        group_B=torch.tensor([example.group for example in examples]),
         examples=tuple(index for index, _ in rows),
     )

@@ -10,16 +10,21 @@ from typing import Any
 
 import torch
 
+from cohort.algorithms.presets import SAMPLED
 from cohort.cold_start import Demonstration, make_demonstrations
 from cohort.config import PromptsConfig, Recipe
 from cohort.errors import ModelError
 from cohort.materials import PYTHON_ROWS, Materials
+from cohort.pairs import CHOSEN, REJECTED, make_pairs
+from cohort.parts import Parts
 from cohort.policy import Policy, load_model, load_pretrained, pick_device, pick_dtype
-from cohort.prompts import PromptReport, assert_disjoint, make_prompts, split_held_out
+from cohort.prompt_choice import InformativeChoice
+from cohort.prompts import PromptReport, PromptStream, assert_disjoint, make_prompts, split_held_out
 from cohort.rollout import build_engine, stop_ids
 from cohort.rollout.engine import Engine
 from cohort.rollout.local_engine import MOST_SLOTS, LocalEngine
 from cohort.rows import load_rows
+from cohort.sources import Sampled, Source, Stream, Written
 from cohort.types import Prompt, Sampling
 
 Rows = list[dict[str, Any]]
@@ -48,14 +53,14 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
         sets = {HELD_OUT: (recipe.prompts, held_out)}
     source = recipe.cold_start.source
     demonstrations = None
-    if recipe.cold_start.num_steps:
+    if recipe.cold_start.num_steps or recipe.algorithm.data == "demonstrations":
         demonstrations = (recipe.prompts, rows) if source == "" else (source, load_rows(source, recipe.seed))
     return Data(rows, sets if recipe.evaluation.samples else {}, demonstrations)
 
 
 def alphabet_of(data: Data, recipe: Recipe) -> list[str]:
     """Every text a character tokenizer must be able to write: prompts, answers and demonstrations, evaluation included."""
-    columns = {recipe.prompts.prompt_column, "answer", recipe.cold_start.completion_column}
+    columns = {recipe.prompts.prompt_column, "answer", recipe.cold_start.completion_column, CHOSEN, REJECTED}
     groups = [data.train, *(rows for _, rows in data.sets.values()), data.demonstrations[1] if data.demonstrations else []]
     return [str(row[column]) for rows in groups for row in rows for column in columns if column in row]
 
@@ -67,7 +72,12 @@ def load_policy(recipe: Recipe, data: Data, source: str | Path | None = None) ->
         model = model.to(pick_device(recipe.model))
     else:
         model, tokenizer = load_model(recipe.model, recipe.seed, alphabet_of(data, recipe))
-    return Policy(model, tokenizer, recipe.sampling.temperature or 1.0)
+    return Policy(model, tokenizer, training_temperature(recipe) or 1.0)
+
+
+def training_temperature(recipe: Recipe) -> float:
+    """What was written and not sampled is learned at temperature 1, whatever temperature it is sampled with later."""
+    return recipe.sampling.temperature if recipe.algorithm.data in SAMPLED else 1.0
 
 
 def compute_dtype(recipe: Recipe) -> torch.dtype:
@@ -79,6 +89,8 @@ class EncodedData:
     train: list[Prompt]
     sets: dict[str, list[Prompt]]
     demonstrations: list[Demonstration]
+    pairs: dict[int, tuple[tuple[int, ...], ...]]
+    """Prompt -> chosen and rejected completion, where algorithm.data is "pairs"."""
     reports: dict[str, PromptReport]
     """What became of the rows, for "prompts", for each evaluation set, and for "demonstrations"."""
 
@@ -93,6 +105,7 @@ class EncodedData:
             digest.update(repr((prompt.index, prompt.token_ids, sorted(prompt.columns.items(), key=str))).encode())
         for demonstration in self.demonstrations:
             digest.update(repr((demonstration.prompt.token_ids, demonstration.completion_ids)).encode())
+        digest.update(repr(self.pairs).encode() if self.pairs else b"")
         return digest.hexdigest()
 
 
@@ -117,22 +130,55 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
     demonstrations: list[Demonstration] = []
     if data.demonstrations:
         config, rows = data.demonstrations
-        # The end a person would write: the tokenizer's own, not just any of the stops that sampling honours.
-        stop = policy.tokenizer.eos_token_id
-        if stop is None and not sampling.stop_ids:
-            raise ModelError("cold_start: the tokenizer has no end token, so a demonstration cannot be ended.")
         prompts = encode("demonstrations", rows, config)
-        demonstrations = make_demonstrations(prompts, policy.codec, recipe, sampling.stop_ids[0] if stop is None else stop)
+        demonstrations = make_demonstrations(prompts, policy.codec, recipe, end_id(policy, sampling))
+    pairs = {}
+    if recipe.algorithm.data == "pairs":
+        pairs = make_pairs(train, policy.codec, end_id(policy, sampling))
     for name, prompts in sets.items():
         assert_disjoint(train, prompts, name)
         assert_disjoint([demonstration.prompt for demonstration in demonstrations], prompts, name)
-    return EncodedData(train, sets, demonstrations, reports)
+    return EncodedData(train, sets, demonstrations, pairs, reports)
+
+
+def end_id(policy: Policy, sampling: Sampling) -> int:
+    """The end a person would write: the tokenizer's own, not just any of the stops that sampling honours."""
+    stop = policy.tokenizer.eos_token_id
+    if stop is None and not sampling.stop_ids:
+        raise ModelError("the tokenizer has no end token, so a completion written in the rows cannot be ended.")
+    return int(sampling.stop_ids[0] if stop is None else stop)
+
+
+def make_stream(recipe: Recipe, encoded: EncodedData) -> Stream:
+    """The prompts of the steps: every prompt once per epoch, or the informative ones more often."""
+    prompts = encoded.train
+    if recipe.algorithm.data == "demonstrations":
+        prompts = [demonstration.prompt for demonstration in encoded.demonstrations]
+    if recipe.algorithm.prompt_choice == "informative":
+        return InformativeChoice(prompts, recipe.seed, recipe.algorithm.choice_floor)
+    return PromptStream(prompts, recipe.seed, recipe.prompts.shuffle)
+
+
+def make_source(parts: Parts, encoded: EncodedData) -> Source:
+    """Where completions come from, by algorithm.data."""
+    recipe, data = parts.recipe, parts.recipe.algorithm.data
+    if data == "demonstrations":
+        written = {one.prompt.index: (one.completion_ids,) for one in encoded.demonstrations}
+        return Written(recipe, parts.stream, written, parts.policy.codec.decode)
+    if data == "pairs":
+        return Written(recipe, parts.stream, encoded.pairs, parts.policy.codec.decode)
+    engine = parts.engine
+    if data == "start":
+        assert parts.reference is not None
+        engine, _ = make_engine(recipe, parts.reference.policy)
+        engine.slots = parts.engine.slots
+    return Sampled(recipe, parts.stream, engine, parts.sampling, parts.score, parts.monitors.on_message)
 
 
 def training_sampling(recipe: Recipe, policy: Policy) -> Sampling:
     return Sampling(
         group_size=recipe.train.group_size,
-        temperature=recipe.sampling.temperature,
+        temperature=training_temperature(recipe),
         max_completion_tokens=recipe.sampling.max_completion_tokens,
         stop_ids=stop_ids(policy.model, policy.tokenizer, recipe.sampling.stop),
     )

@@ -96,6 +96,52 @@ def evaluate(
 
 
 @app.command()
+def compare(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[LABEL=]CONTENDER... KEY=VALUE",
+            help="Algorithms (grpo, dpo:data=start), recipe files or built-in recipes; then overrides for all of them.",
+        ),
+    ],
+    recipe: Annotated[str, typer.Option(help="The recipe that algorithms are put into; without it: the demo.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas; every contender is run with each.")] = "0",
+    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the comparison; runs/compare-TIME unless named. Named again, it goes on.")
+    ] = None,
+) -> None:
+    """Run several algorithms or recipes with the same budget, seeds and start, and compare them.
+
+    \b
+    cohort compare grpo dr_grpo dapo                                the demo with each algorithm
+    cohort compare grpo ppo --recipe my.toml --seeds 0,1,2 --jobs 2 num_steps=60
+    cohort compare grpo loose=grpo:kl_coef=0 dpo:data=start         choices of one contender after a colon
+    cohort compare first=a.toml second=b.toml                       recipes of your own
+    """
+    with plain_errors():
+        from cohort.compare import run_compare
+
+        status = run_compare(words, recipe, seeds, jobs, output)
+        if status == "failed":
+            raise typer.Exit(1)
+        finish(status)
+
+
+@app.command()
+def algorithms(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="One: all its choices. Several: what differs.")
+    ] = None,
+) -> None:
+    """List the algorithms and the choices they are made of."""
+    with plain_errors():
+        from cohort.compare.choices import print_algorithms
+
+        print_algorithms(names or [])
+
+
+@app.command()
 def doctor(
     words: Annotated[list[str] | None, typer.Argument(metavar="RECIPE KEY=VALUE", help="As for train.")] = None,
 ) -> None:

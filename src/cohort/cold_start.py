@@ -100,7 +100,7 @@ def as_example(demonstration: Demonstration) -> Example:
         "advantages_T": torch.ones(length),
         "sampling_logprobs_T": torch.zeros(length),
     }
-    return Example(0, demonstration.prompt.token_ids, demonstration.completion_ids, **vectors)
+    return Example(0, 0, demonstration.prompt.token_ids, demonstration.completion_ids, **vectors)
 
 
 def sampled_success(parts: Parts, prompts: Sequence[Prompt], step: int) -> float:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.presets import NEEDS_GROUP, PRESETS, contradiction
 
 
 class Section(BaseModel):
@@ -81,25 +81,93 @@ class RewardConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """The objective: a named preset, any of whose choices can be overridden."""
+    """The objective: a named preset, any of whose choices can be overridden. data -> reward -> coefficient -> update."""
 
     name: str = Field("grpo", description="Preset that fills the choices below: " + ", ".join(sorted(PRESETS)) + ".")
-    advantage: Literal["group_normalized", "group_centered"] = Field(
-        "group_normalized", description="What replaces the critic."
+    # -- data source ---------------------------------------------------------------------------------------------------
+    data: Literal["policy", "start", "demonstrations", "pairs"] = Field(
+        "policy",
+        description="Where completions come from. policy: sampled from the policy as it is now. start: sampled from the policy "
+        "the run started from. demonstrations: written in the rows. pairs: `chosen` and `rejected` in the rows.",
     )
-    std_ddof: Literal[0, 1] = Field(0, description="Degrees of freedom of the group's standard deviation (TRL: 1).")
-    std_epsilon: float = Field(1e-6, ge=0, description="Added to the standard deviation (TRL: 1e-4).")
+    # -- advantage -----------------------------------------------------------------------------------------------------
+    advantage: Literal[
+        "group_normalized",
+        "group_centered",
+        "batch_std",
+        "batch_whitened",
+        "global_normalized",
+        "leave_one_out",
+        "process",
+        "gae",
+        "binary",
+        "binary_signed",
+        "uniform",
+        "best_and_worst",
+    ] = Field("group_normalized", description="What replaces the critic (gae: the critic of [critic]).")
+    std_ddof: Literal[0, 1] = Field(0, description="Degrees of freedom of standard deviations (TRL: 1).")
+    std_epsilon: float = Field(1e-6, ge=0, description="Added to standard deviations (TRL: 1e-4).")
+    gamma: float = Field(1.0, gt=0, le=1, description="Discount of gae.")
+    gae_lambda: float = Field(1.0, ge=0, le=1, description="Lambda of gae: 1 trusts the returns, 0 the critic.")
+    # -- trust region --------------------------------------------------------------------------------------------------
+    region: Literal["clip", "dual_clip", "sequence_product", "sequence", "cispo", "none", "dpo"] = Field(
+        "clip", description="Ratio and trust region: what keeps one update close to the policy that sampled."
+    )
     clip_low: float = Field(0.2, ge=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
     clip_high: float = Field(0.2, ge=0, description="The ratio is clipped above 1 + clip_high.")
-    kl_coef: float = Field(0.04, ge=0, description="Weight of the k3 KL to the reference in the loss; 0 loads no reference.")
+    dual_clip: float = Field(3.0, gt=1, description="dual_clip: for A < 0 a token's loss is at most this times |A|.")
+    ratio_cap: float = Field(5.0, gt=0, description="cispo: the ratio that weighs a token is capped here.")
+    mismatch_weight: Literal["off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(
+        "off",
+        description="Importance weight pi_old / pi_engine for a gap between engine and trainer, per token or completion; "
+        "cut at mismatch_cap (truncate), or 0 outside 1/mismatch_cap to mismatch_cap (mask).",
+    )
+    mismatch_cap: float = Field(2.0, gt=1, description="Cap of mismatch_weight.")
+    # -- KL to the reference -------------------------------------------------------------------------------------------
+    kl_coef: float = Field(0.04, ge=0, description="Weight of the KL to the reference; 0 loads no reference. For dpo its beta.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="How the KL is estimated from sampled tokens.")
+    kl_in: Literal["loss", "token_reward", "completion_reward"] = Field(
+        "loss",
+        description="Where the KL acts: added to the loss, or subtracted from the reward token by token or once per completion.",
+    )
+    kl_corrected: bool = Field(
+        False, description="In the loss: multiply the estimate by the ratio, which makes its gradient that of the KL."
+    )
+    kl_target: float = Field(
+        0.0, ge=0, description="Nats per completion that kl_coef is adapted to hold; 0 keeps kl_coef as it is."
+    )
+    reference_every: int = Field(0, ge=0, description="The reference becomes the policy every N steps; 0: never.")
+    reference_decay: float = Field(
+        0.0, ge=0, lt=1, description="The reference follows the policy as a moving average with this decay per step; 0: it does not."
+    )
     entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus.")
-    aggregation: Literal["sequence_mean", "token_mean", "constant"] = Field(
+    # -- aggregation ---------------------------------------------------------------------------------------------------
+    aggregation: Literal["sequence_mean", "token_mean", "constant", "sequence_sum", "prompt_mean"] = Field(
         "sequence_mean", description="How tokens become one number."
     )
+    # -- selection -----------------------------------------------------------------------------------------------------
     zero_variance: Literal["keep", "drop"] = Field(
         "keep", description="Groups of equal rewards: keep counts them in every denominator, drop takes them out."
     )
+    refill_rounds: int = Field(
+        0,
+        ge=0,
+        description="Dynamic sampling: draw up to N more rounds of prompts to replace groups that all succeed or all fail; 0: off.",
+    )
+    prompt_choice: Literal["stream", "informative"] = Field(
+        "stream",
+        description="stream: every prompt once per epoch. informative: prefer prompts whose recent success rate is near 1/2.",
+    )
+    choice_floor: float = Field(
+        0.05, gt=0, le=1, description="informative: weight of a solved or hopeless prompt; the best prompt weighs 1."
+    )
     mask_truncated: bool = Field(False, description="Leave completions cut at max_completion_tokens out of the loss.")
+    overlong_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Soft overlong penalty: over this last share of max_completion_tokens the reward falls by 0 to 1; 0: off.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -110,6 +178,37 @@ class AlgorithmConfig(Section):
         if name not in PRESETS:
             raise ValueError(f"unknown algorithm {name!r} (known: {', '.join(sorted(PRESETS))}){nearest(name, PRESETS)}")
         return {**PRESETS[name], **given, "name": name}
+
+    @model_validator(mode="after")
+    def refuse_contradictions(self) -> AlgorithmConfig:
+        reason = contradiction(self.model_dump())
+        if reason:
+            raise ValueError(reason)
+        return self
+
+
+class CriticConfig(Section):
+    """PPO's value function: a network of its own, the size of the policy. Used when algorithm.advantage is "gae"."""
+
+    learning_rate: float = Field(1e-5, gt=0, description="Peak learning rate; schedule and the rest as in [optimizer].")
+    clip: float = Field(0.2, ge=0, description="A value moves at most this far from its old one in a step; 0: no clipping.")
+
+
+class RewardModelConfig(Section):
+    """Iterative training against a learned reward model. The functions of [[rewards]] label its data and judge success."""
+
+    iterations: int = Field(
+        0, ge=0, description="Rounds of (fit the reward model, refresh the reference, train); 0: no reward model."
+    )
+    loss: Literal["pairwise", "pointwise"] = Field(
+        "pairwise", description="pairwise: right above wrong in the same group. pointwise: right or wrong, each by itself."
+    )
+    prompts: int = Field(256, ge=1, description="Training prompts whose fresh completions are labelled before each iteration.")
+    epochs: int = Field(2, ge=1, description="Passes over the labelled data.")
+    batch_size: int = Field(64, ge=1, description="Completions per update of the reward model.")
+    learning_rate: float = Field(1e-5, gt=0, description="Learning rate of the reward model.")
+    replay_share: float = Field(0.1, ge=0, le=1, description="Older labelled completions mixed in, as a share of the new ones.")
+    held_back: float = Field(0.1, gt=0, lt=1, description="Share of the prompts kept from the fit, to measure its accuracy.")
 
 
 class SamplingConfig(Section):
@@ -209,9 +308,6 @@ class MonitorsConfig(Section):
     rollouts_every: int = Field(1, ge=0, description="Keep every completion of every N-th step as parquet; 0 keeps none.")
 
 
-GROUP_BASELINES = {"group_normalized", "group_centered"}
-
-
 class Recipe(Section):
     """Everything a run depends on."""
 
@@ -224,6 +320,8 @@ class Recipe(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     sampling: SamplingConfig = SamplingConfig()
     train: TrainConfig = TrainConfig()
+    critic: CriticConfig = CriticConfig()
+    reward_model: RewardModelConfig = RewardModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     cold_start: ColdStartConfig = ColdStartConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -242,7 +340,7 @@ class Recipe(Section):
                 "sampling.temperature: 0 makes every completion of a group the same, so every advantage is 0 and nothing "
                 "is learned. Use 0.6 to 1.0."
             )
-        if training and self.train.group_size == 1 and self.algorithm.advantage in GROUP_BASELINES:
+        if training and self.train.group_size == 1 and self.algorithm.advantage in NEEDS_GROUP:
             raise ValueError(
                 f"train.group_size: with advantage {self.algorithm.advantage!r} the group is its own baseline, and a group "
                 "of one always has advantage 0. Use a group_size of at least 2 (8 is usual)."

@@ -1,35 +1,75 @@
-"""The collecting half of a step: completions become scored rollouts, rollouts become advantages and a batch."""
+"""From rewards to gradient coefficients: rollouts become examples with log-probs and an advantage on every token."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from cohort.algorithms.advantages import ADVANTAGES, unusable_groups, zero_variance_groups
+from cohort.algorithms.advantages import (
+    FROM_REWARDS,
+    FROM_SUCCESS,
+    gae,
+    process,
+    returns_to_go,
+    unusable_groups,
+    whiten,
+    zero_variance_groups,
+)
+from cohort.algorithms.kl import k1
+from cohort.algorithms.presets import NEEDS_GROUP
 from cohort.batching import Example, make_examples, minibatch_members
-from cohort.config import Recipe
+from cohort.config import AlgorithmConfig, Recipe
+from cohort.critic import Critic, NoCritic
+from cohort.objective import pushes_on_all_tokens, reads_logprobs
 from cohort.policy import Policy
+from cohort.process import token_steps
+from cohort.sources import Collected
 from cohort.state import Batch
-from cohort.types import Completion, Outcome, Prompt, Rollout
+from cohort.types import Rollout
 
 
-def as_rollouts(
-    prompts: Sequence[Prompt],
-    completions_PG: Sequence[Sequence[Completion]],
-    outcomes_N: Sequence[Outcome],
-    policy_version: int,
-) -> list[Rollout]:
-    outcomes = iter(outcomes_N)
-    return [
-        Rollout(prompt, group, sample, completion, next(outcomes), policy_version)
-        for group, (prompt, completions) in enumerate(zip(prompts, completions_PG, strict=True))
-        for sample, completion in enumerate(completions)
-    ]
+@dataclass(frozen=True)
+class Models:
+    """What examples are scored with."""
+
+    policy: Policy
+    reference: Policy | None
+    critic: Critic | NoCritic
+
+
+def make_batch(collected: Collected, models: Models, recipe: Recipe, step: int, kl_coef: float) -> Batch:
+    """Examples, their minibatches, log-probs and advantages. Log-probs come first where advantages depend on them."""
+    algorithm, train = recipe.algorithm, recipe.train
+    rollouts = collected.rollouts
+    rewards_PG, scored_PG = rewards_of(rollouts)
+    left_out_P = torch.zeros(len(scored_PG), dtype=torch.bool)
+    if algorithm.advantage in NEEDS_GROUP:
+        left_out_P = unusable_groups(scored_PG)
+    if algorithm.zero_variance == "drop" or algorithm.region == "dpo":  # a pair of equals prefers nothing
+        left_out_P = left_out_P | zero_variance_groups(rewards_PG, scored_PG)
+    left_out = set(left_out_P.nonzero().flatten().tolist())
+    examples = make_examples(rollouts, left_out=left_out, mask_truncated=algorithm.mask_truncated)
+
+    credit = Credit(rollouts, algorithm, kl_coef, models.policy.codec.decode)
+    if not reads_logprobs(algorithm):
+        examples = credit.advantages(examples)
+    if algorithm.region == "dpo":
+        examples = [example for example in examples if example.has_gradient]
+    groups_N = [example.group for example in examples]
+    plan = minibatch_members(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
+    examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens)
+    if reads_logprobs(algorithm):
+        examples = credit.advantages(examples)
+
+    advantages_N = mean_advantages(examples, len(rollouts))
+    metrics = rollout_metrics(rollouts, collected.tokens_sampled) | collected.metrics
+    metrics |= advantage_metrics(rewards_PG, scored_PG, advantages_N, left_out_P, examples, rollouts)
+    return Batch(rollouts, advantages_N, examples, plan, metrics, collected.prompts_taken, collected.verdicts)
 
 
 def rewards_of(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
@@ -40,62 +80,175 @@ def rewards_of(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
     return rewards_N.view(num_groups, -1), scored_N.view(num_groups, -1)
 
 
-def make_batch(rollouts: list[Rollout], reward_metrics: Mapping[str, float], recipe: Recipe, step: int) -> Batch:
-    """Advantages of the groups, then the examples and minibatches to train on."""
-    algorithm, train = recipe.algorithm, recipe.train
-    rewards_PG, scored_PG = rewards_of(rollouts)
-    advantages_PG = ADVANTAGES[algorithm.advantage](
-        rewards_PG, scored_PG, ddof=algorithm.std_ddof, epsilon=algorithm.std_epsilon
-    )
-    left_out_P = unusable_groups(scored_PG)
-    if algorithm.zero_variance == "drop":
-        left_out_P = left_out_P | zero_variance_groups(rewards_PG, scored_PG)
-    advantages_N = advantages_PG.flatten().tolist()
-    examples = make_examples(
-        rollouts, advantages_N, left_out=set(left_out_P.nonzero().flatten().tolist()), mask_truncated=algorithm.mask_truncated
-    )
-    groups_N = [rollouts[example.rollout].group for example in examples]
-    plan = minibatch_members(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
-    metrics = rollout_metrics(rollouts) | dict(reward_metrics)
-    metrics |= advantage_metrics(rewards_PG, scored_PG, advantages_PG, left_out_P, rollouts)
-    return Batch(rollouts, advantages_N, examples, plan, metrics)
+# -- log-probs ---------------------------------------------------------------------------------------------------------
 
 
 def add_logprobs(
-    batch: Batch, policy: Policy, reference: Policy | None, micro_batch_tokens: int, skip_zero_advantage: bool
-) -> Batch:
-    """Log-probs under the policy before this step's first update, and under the reference.
+    examples: Sequence[Example], plan: list[list[int]], models: Models, algorithm: AlgorithmConfig, micro_batch_tokens: int
+) -> list[Example]:
+    """Log-probs under the policy before this step's first update and under the reference, and the critic's values.
 
-    Exactly on-policy (one optimizer step per batch) the old log-probs are the current ones and no forward is spent. Each
-    minibatch of the first pass is scored in the composition in which it is trained, without the examples that nothing
-    pushes on: equal weights then give bitwise equal log-probs.
+    Exactly on-policy (one optimizer step per batch) the old log-probs are the current ones and no forward is spent, unless
+    the advantages need them. Each minibatch of the first pass is scored in the composition in which it is trained, without
+    the examples that nothing pushes on: equal weights then give bitwise equal log-probs.
     """
-    examples = list(batch.examples)
-    if len(batch.plan) > 1:
-        _score_into(examples, batch.plan, policy, "old_logprobs_T", micro_batch_tokens, skip_zero_advantage)
-    if reference is not None:
-        _score_into(examples, batch.plan, reference, "ref_logprobs_T", micro_batch_tokens, skip_zero_advantage)
-    return replace(batch, examples=examples)
+    examples = list(examples)
+    skip = not pushes_on_all_tokens(algorithm)
+    together = algorithm.region == "dpo"
+    has_ratio = algorithm.region not in ("none", "dpo")
+
+    def score(model: Policy) -> Callable[[list[Example]], list[Tensor]]:
+        return lambda chosen: model.score_examples(chosen, micro_batch_tokens, skip, keep_groups=together)
+
+    if reads_logprobs(algorithm) or (has_ratio and len(plan) > 1):
+        _score_into(examples, plan, "old_logprobs_T", score(models.policy))
+    if models.reference is not None and algorithm.kl_coef > 0:
+        _score_into(examples, plan, "ref_logprobs_T", score(models.reference))
+    if algorithm.advantage == "gae":
+        _score_into(examples, plan, "old_values_T", lambda chosen: models.critic.values(chosen, micro_batch_tokens))
+    return examples
 
 
 def _score_into(
-    examples: list[Example],
-    plan: list[list[int]],
-    policy: Policy,
-    field: str,
-    micro_batch_tokens: int,
-    skip_zero_advantage: bool,
+    examples: list[Example], plan: list[list[int]], field: str, score: Callable[[list[Example]], list[Tensor]]
 ) -> None:
     done: set[int] = set()
     for members in plan:
         fresh = [index for index in members if index not in done]
         done.update(fresh)
-        scored = policy.score_examples([examples[index] for index in fresh], micro_batch_tokens, skip_zero_advantage)
-        for index, logprobs_T in zip(fresh, scored, strict=True):
-            examples[index] = replace(examples[index], **cast(Any, {field: logprobs_T}))
+        for index, values_T in zip(fresh, score([examples[index] for index in fresh]), strict=True):
+            examples[index] = replace(examples[index], **cast(Any, {field: values_T}))
 
 
-def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+# -- advantages --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Puts an advantage on every token of every example, by the recipe's choice."""
+
+    rollouts: Sequence[Rollout]
+    algorithm: AlgorithmConfig
+    kl_coef: float
+    decode: Callable[[Sequence[int]], str]
+
+    def advantages(self, examples: Sequence[Example]) -> list[Example]:
+        name = self.algorithm.advantage
+        if name == "process":
+            return self._process(examples)
+        if name in ("gae", "global_normalized"):
+            return self._per_token(examples)
+        return self._per_completion(examples)
+
+    def _per_completion(self, examples: Sequence[Example]) -> list[Example]:
+        """One advantage per completion, from its reward (less its KL, where that is part of the reward) or its success."""
+        algorithm = self.algorithm
+        rewards_PG, scored_PG = rewards_of(self.rollouts)
+        if algorithm.advantage in FROM_SUCCESS:
+            success_PG = torch.tensor([bool(rollout.outcome.success) for rollout in self.rollouts]).view_as(scored_PG)
+            advantages_PG = FROM_SUCCESS[algorithm.advantage](success_PG, scored_PG)
+        else:
+            rewards_N = rewards_PG.flatten().clone()
+            for example in examples:
+                rewards_N[example.rollout] -= self._kl_rewards(example).sum()
+            function = FROM_REWARDS[algorithm.advantage]
+            advantages_PG = function(
+                rewards_N.view_as(rewards_PG), scored_PG, ddof=algorithm.std_ddof, epsilon=algorithm.std_epsilon
+            )
+        advantages_N = advantages_PG.flatten().tolist()
+        return [
+            replace(example, advantages_T=torch.full_like(example.advantages_T, advantages_N[example.rollout]))
+            for example in examples
+        ]
+
+    def _kl_rewards(self, example: Example) -> Tensor:
+        """kl_coef * k1 of each trained token, where the KL is part of the reward; elsewhere 0."""
+        trained = example.loss_mask_T
+        if not self.kl_coef or self.algorithm.kl_in == "loss":
+            return torch.zeros(example.trained_tokens, dtype=torch.float64)
+        assert example.old_logprobs_T is not None
+        assert example.ref_logprobs_T is not None
+        return self.kl_coef * k1(example.old_logprobs_T[trained].double(), example.ref_logprobs_T[trained].double())
+
+    def _token_rewards(self, example: Example) -> Tensor:
+        """The reward arrives with the last trained token; the KL costs each token its own share, or all of it at the end."""
+        kl_M = self._kl_rewards(example)
+        rewards_M = -kl_M if self.algorithm.kl_in == "token_reward" else torch.zeros_like(kl_M)
+        rewards_M[-1] += self.rollouts[example.rollout].outcome.reward or 0.0
+        if self.algorithm.kl_in == "completion_reward":
+            rewards_M[-1] -= kl_M.sum()
+        return rewards_M
+
+    def _per_token(self, examples: Sequence[Example]) -> list[Example]:
+        """REINFORCE++ and PPO: returns or GAE of each token, whitened over all trained tokens of the batch."""
+        algorithm = self.algorithm
+        trained = [index for index, example in enumerate(examples) if example.trained_tokens]
+        rows, values = [], []
+        for index in trained:
+            example = examples[index]
+            rewards_M = self._token_rewards(example)
+            if algorithm.advantage == "gae":
+                assert example.old_values_T is not None
+                values.append(example.old_values_T[example.loss_mask_T].double())
+                rows.append(gae(rewards_M, values[-1], algorithm.gamma, algorithm.gae_lambda))
+            else:
+                rows.append(returns_to_go(rewards_M, algorithm.gamma))
+        credited = list(examples)
+        for place, white_M in enumerate(whiten(rows, ddof=algorithm.std_ddof, epsilon=algorithm.std_epsilon)):
+            example = examples[trained[place]]
+            changes: dict[str, Any] = {"advantages_T": _spread(white_M, example)}
+            if algorithm.advantage == "gae":
+                changes["returns_T"] = _spread(rows[place] + values[place], example)
+            credited[trained[place]] = replace(example, **changes)
+        if algorithm.advantage == "gae":  # a minibatch holds the same fields throughout, also for what is masked
+            credited = [
+                example if example.returns_T is not None else replace(example, returns_T=torch.zeros_like(example.advantages_T))
+                for example in credited
+            ]
+        return credited
+
+    def _process(self, examples: Sequence[Example]) -> list[Example]:
+        """Step rewards placed on tokens, normalised over their group. A completion without steps has one: its reward, at its end."""
+        by_group: dict[int, list[Example]] = {}
+        for example in examples:
+            by_group.setdefault(example.group, []).append(example)
+        credited: dict[int, Tensor] = {}
+        for members in by_group.values():
+            steps_G = [self._steps(self.rollouts[example.rollout]) for example in members]
+            lengths_G = [len(example.completion_ids) for example in members]
+            options = {"ddof": self.algorithm.std_ddof, "epsilon": self.algorithm.std_epsilon}
+            for example, advantages_T in zip(members, process(steps_G, lengths_G, **options), strict=True):
+                credited[example.rollout] = advantages_T
+        return [
+            replace(example, advantages_T=credited[example.rollout].to(example.advantages_T.dtype)) for example in examples
+        ]
+
+    def _steps(self, rollout: Rollout) -> Sequence[tuple[int, float]]:
+        if rollout.outcome.steps:
+            return token_steps(rollout.completion, rollout.outcome.steps, self.decode)
+        return ((len(rollout.completion.token_ids) - 1, rollout.outcome.reward or 0.0),)
+
+
+def _spread(values_M: Tensor, example: Example) -> Tensor:
+    """Values of the trained tokens as a vector over all tokens of the completion, 0 elsewhere."""
+    spread_T = torch.zeros_like(example.advantages_T)
+    spread_T[example.loss_mask_T] = values_M.to(spread_T.dtype)
+    return spread_T
+
+
+def mean_advantages(examples: Sequence[Example], count: int) -> list[float]:
+    """One number per rollout for the logs: the mean over its trained tokens; 0 where it is not trained on."""
+    advantages_N = [0.0] * count
+    for example in examples:
+        if example.trained_tokens:
+            advantages_N[example.rollout] = float(example.advantages_T[example.loss_mask_T].double().mean())
+    return advantages_N
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------------
+
+
+def rollout_metrics(rollouts: Sequence[Rollout], tokens_sampled: int) -> dict[str, float]:
     lengths = [rollout.completion.length for rollout in rollouts]
     distinct: dict[int, set[tuple[int, ...]]] = {}
     for rollout in rollouts:
@@ -103,7 +256,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     group_size = len(rollouts) / len(distinct)
     return {
         "rollout/completions": len(rollouts),
-        "rollout/tokens": sum(lengths),
+        "rollout/tokens": tokens_sampled,
         "rollout/length_mean": fmean(lengths),
         "rollout/length_max": max(lengths),
         "rollout/truncated": fmean(rollout.completion.end == "length" for rollout in rollouts),
@@ -113,12 +266,18 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def advantage_metrics(
-    rewards_PG: Tensor, scored_PG: Tensor, advantages_PG: Tensor, left_out_P: Tensor, rollouts: Sequence[Rollout]
+    rewards_PG: Tensor,
+    scored_PG: Tensor,
+    advantages_N: Sequence[float],
+    left_out_P: Tensor,
+    examples: Sequence[Example],
+    rollouts: Sequence[Rollout],
 ) -> dict[str, float]:
     zero_P = zero_variance_groups(rewards_PG, scored_PG)
     success_PG = torch.tensor([bool(rollout.outcome.success) for rollout in rollouts]).view_as(scored_PG)
     usable_P = ~unusable_groups(scored_PG)
-    scored = advantages_PG[scored_PG]
+    scored = torch.tensor(advantages_N, dtype=torch.float64).view_as(scored_PG)[scored_PG]
+    largest = [example.advantages_T[example.loss_mask_T].abs().max() for example in examples if example.trained_tokens]
     return {
         "advantage/useful_groups": float((usable_P & ~zero_P).double().mean()),
         "advantage/zero_variance_groups": int(zero_P.sum()),
@@ -126,5 +285,5 @@ def advantage_metrics(
         "advantage/all_correct_groups": int((usable_P & (success_PG | ~scored_PG).all(1)).sum()),
         "advantage/all_wrong_groups": int((usable_P & ~(success_PG & scored_PG).any(1)).sum()),
         "advantage/std": float(scored.std(correction=0)) if scored.numel() else 0.0,
-        "advantage/abs_max": float(scored.abs().max()) if scored.numel() else 0.0,
+        "advantage/abs_max": float(torch.stack(largest).max()) if largest else 0.0,
     }

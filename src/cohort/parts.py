@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-import psutil
 import torch
 
 from cohort import checkpoint
 from cohort.config import Recipe
+from cohort.critic import Critic, NoCritic
 from cohort.evaluation import Evaluation, evaluate
+from cohort.experience import Models
+from cohort.interrupts import deferred
+from cohort.kl_control import KLControl
 from cohort.monitors import Monitors
+from cohort.overlong import penalize_overlong
 from cohort.policy import Policy
-from cohort.prompts import PromptStream
+from cohort.prompt_choice import InformativeChoice
+from cohort.reference import Reference
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import Scored
 from cohort.rollout.engine import Engine
 from cohort.run import RunFolder
+from cohort.sources import Source, Stream
 from cohort.state import TrainState
+from cohort.stopwatch import Stopwatch
 from cohort.types import Completion, Prompt, Sampling
 from cohort.updates import UpdateMeter, check_same_policy, mean_metrics, mismatch_limit
 
 
-class Stopwatch:
-    """Seconds by stage: each lap is the time since the one before."""
+class Scorer(Protocol):
+    """Reward functions, or what stands in for them."""
 
-    def __init__(self) -> None:
-        self.started = self.last = time.monotonic()
-        self.seconds: dict[str, float] = {}
-
-    def lap(self, stage: str) -> None:
-        now = time.monotonic()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self.last
-        self.last = now
-
-    def total(self) -> float:
-        return time.monotonic() - self.started
+    def score(
+        self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, step: int, num_steps: int
+    ) -> Scored: ...
 
 
 @dataclass
@@ -47,35 +47,45 @@ class Parts:
     recipe: Recipe
     folder: RunFolder
     policy: Policy
-    reference: Policy | None
     engine: Engine
     rewards: RewardRunner
-    stream: PromptStream
+    stream: Stream
     sampling: Sampling
     evaluation_sets: Mapping[str, Sequence[Prompt]]
     monitors: Monitors
-    stopwatch: type[Stopwatch] = Stopwatch
+    reference: Reference | None = None
+    kl_control: KLControl = field(init=False)
+    critic: Critic | NoCritic = field(default_factory=NoCritic)
+    scorer: Scorer | None = None
+    """What judges training rollouts, where it is not `rewards`: a learned reward model."""
+    source: Source = field(init=False)
+    constant_metrics: dict[str, float] = field(default_factory=dict)
+    """Written into the row of every step: what the last fit of the reward model measured."""
     base_seconds: float = 0.0
     """Seconds the run had already taken when this process took it up."""
     started: float = field(default_factory=time.monotonic)
     policies_checked: int = 0
     save_seconds: float = 0.0
 
+    @property
+    def models(self) -> Models:
+        return Models(self.policy, self.reference.policy if self.reference else None, self.critic)
+
     def score(self, prompts: Sequence[Prompt], completions_PG: Sequence[Sequence[Completion]], step: int) -> Scored:
+        """Outcomes of training rollouts, the soft overlong penalty included."""
         flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
-        return self.rewards.score(
-            [prompt for prompt, _ in flat],
-            [completion for _, completion in flat],
-            step=step,
-            num_steps=self.recipe.train.num_steps,
-        )
+        completions = [completion for _, completion in flat]
+        scorer: Scorer = self.scorer or self.rewards
+        scored = scorer.score([prompt for prompt, _ in flat], completions, step=step, num_steps=self.recipe.train.num_steps)
+        share = self.recipe.algorithm.overlong_share
+        return penalize_overlong(scored, completions, self.sampling.max_completion_tokens, share) if share else scored
 
     def check_before_update(self, meter: UpdateMeter, state: TrainState) -> None:
         """Before the first update on a fresh batch: engine, trainer and reference are the same policy.
 
         Twice per process: at its first step, and at the one after, where a copy or cache that missed the update shows.
         """
-        if self.policies_checked == 2 or state.update_metrics or not meter.mismatch:
+        if self.policies_checked == 2 or state.update_metrics or not (meter.mismatch or meter.kl_max):
             return
         check_same_policy(meter, mismatch_limit(self.policy.model), weights_equal_reference=state.policy_version == 0)
         self.policies_checked += 1
@@ -87,9 +97,13 @@ class Parts:
         """
         recipe, step, batch = self.recipe, state.step + 1, state.batch
         assert batch is not None
-        row: dict[str, Any] = {"step": step, **batch.metrics, **mean_metrics(state.update_metrics)}
-        row["rollout/epoch"] = self.stream.epoch(state.cursor + recipe.train.prompts_per_step)
+        row: dict[str, Any] = {"step": step, **batch.metrics, **mean_metrics(state.update_metrics), **self.constant_metrics}
+        row["rollout/epoch"] = self.stream.epoch(state.cursor + batch.prompts_taken)
         row["optim/policy_version"] = state.policy_version
+        if self.reference:
+            row["loss/kl_coef"] = state.kl_coef
+        if isinstance(self.stream, InformativeChoice):
+            row |= self.stream.metrics()
         if recipe.monitors.rollouts_every and step % recipe.monitors.rollouts_every == 0:
             self.folder.write_rollouts(step, batch.rollouts, batch.advantages_N)
         every = recipe.evaluation.every_steps
@@ -100,6 +114,18 @@ class Parts:
             watch.lap("evaluate")
         self.monitors.on_metrics(row | time_metrics(watch, self.save_seconds) | speed_metrics(row, watch))
         self.save_seconds = 0.0
+
+    def finish_step(self, state: TrainState) -> None:
+        """The step counts as done, and everything that follows the policy follows it, in one move."""
+        assert state.batch is not None
+        with deferred():
+            self.kl_control.update(mean_metrics(state.update_metrics).get("loss/kl_per_completion"))
+            state.kl_coef = self.kl_control.coef
+            if isinstance(self.stream, InformativeChoice):
+                self.stream.record(state.batch.verdicts)
+            state.finish_step()
+            if self.reference:
+                self.reference.follow(self.policy, state.step)
 
     def save_if_due(self, state: TrainState) -> None:
         every = self.recipe.checkpoints.every_steps
@@ -179,13 +205,17 @@ def time_metrics(watch: Stopwatch, save_seconds: float) -> dict[str, float]:
 
 def speed_metrics(row: Mapping[str, Any], watch: Stopwatch) -> dict[str, float]:
     speeds = {}
-    if watch.seconds.get("rollout"):
+    if watch.seconds.get("rollout") and row["rollout/tokens"]:
         speeds["perf/rollout_tokens_per_second"] = row["rollout/tokens"] / watch.seconds["rollout"]
         speeds["perf/tokens_per_second"] = row["rollout/tokens"] / watch.total()
     if watch.seconds.get("update"):
         speeds["perf/train_tokens_per_second"] = row["loss/trained_tokens"] / watch.seconds["update"]
-    if torch.cuda.is_available():
-        speeds["perf/peak_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    else:
-        speeds["perf/peak_memory_gib"] = psutil.Process().memory_info().rss / 2**30
+    speeds["perf/peak_memory_gib"] = peak_memory_gib()
     return speeds
+
+
+def peak_memory_gib() -> float:
+    """The most memory held at once so far: of the GPU where there is one, else of the process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

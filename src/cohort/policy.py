@@ -80,7 +80,12 @@ class Policy:
 
     @torch.no_grad()
     def score_examples(
-        self, examples: list[Example], micro_batch_tokens: int, skip_zero_advantage: bool = False
+        self,
+        examples: list[Example],
+        micro_batch_tokens: int,
+        skip_zero_advantage: bool = False,
+        *,
+        keep_groups: bool = False,
     ) -> list[Tensor]:
         """Log-probs of each example's completion tokens (0 where masked or skipped), without gradients, on the CPU."""
         dtype = torch.promote_types(self.model.dtype, torch.float32)
@@ -91,6 +96,7 @@ class Policy:
             max_completion_tokens=1,
             micro_batch_tokens=micro_batch_tokens,
             skip_zero_advantage=skip_zero_advantage,
+            keep_groups=keep_groups,
         )
         for micro in batch.micro_batches:
             logprobs_M = self.compute_logprobs(micro.to(self.device)).logprobs_M.cpu()

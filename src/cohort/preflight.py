@@ -17,8 +17,9 @@ from cohort.batching import make_examples
 from cohort.build import EncodedData
 from cohort.errors import RewardError
 from cohort.estimators import useful_share
-from cohort.experience import as_rollouts, rollout_metrics
+from cohort.experience import rollout_metrics
 from cohort.parts import Parts
+from cohort.sources import as_groups
 from cohort.types import Completion, NoiseKey, Prompt, Rollout
 from cohort.updates import mismatch_limit
 
@@ -46,7 +47,7 @@ def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     prompts = parts.stream.take(0, TRIAL_PROMPTS)
     completions_PG = parts.engine.generate(prompts, parts.sampling, NoiseKey(parts.recipe.seed, "preflight", 0))
     outcomes = parts.score(prompts, completions_PG, 1).outcomes
-    rollouts = as_rollouts(prompts, completions_PG, outcomes, 0)
+    rollouts = [rollout for group in as_groups(prompts, completions_PG, outcomes, 0) for rollout in group]
     return [*rollout_checks(parts, rollouts), invariant_check(parts, rollouts)]
 
 
@@ -181,6 +182,7 @@ def memory_check(parts: Parts) -> Check:
 
 
 def memory_estimate(parts: Parts) -> Mapping[str, float]:
+    recipe, algorithm = parts.recipe, parts.recipe.algorithm
     config, count = parts.policy.model.config.get_text_config(), parts.policy.num_parameters
     element = parts.policy.model.dtype.itemsize
     tokens = parts.recipe.train.micro_batch_tokens
@@ -192,7 +194,10 @@ def memory_estimate(parts: Parts) -> Mapping[str, float]:
     return {
         "gradients": 4.0 * count,
         "optimizer": 8.0 * count,
-        "reference": element * count if parts.recipe.algorithm.kl_coef > 0 else 0.0,
+        "reference": element * count if algorithm.kl_coef > 0 or algorithm.data == "start" else 0.0,
+        # Weights, masters where they are apart, gradients and moments once more.
+        "critic": (12.0 + element + (4.0 if element < 4 else 0.0)) * count if algorithm.advantage == "gae" else 0.0,
+        "reward model": (12.0 + element + (4.0 if element < 4 else 0.0)) * count if recipe.reward_model.iterations else 0.0,
         # About 34 numbers of the width per layer and token are kept for the backward (attention without its scores).
         "activations": 34.0 * element * tokens * width * config.num_hidden_layers,
         "keys and values": 2.0
@@ -210,7 +215,7 @@ def memory_estimate(parts: Parts) -> Mapping[str, float]:
 
 def rollout_checks(parts: Parts, rollouts: Sequence[Rollout]) -> list[Check]:
     size = parts.sampling.group_size
-    metrics = rollout_metrics(rollouts)
+    metrics = rollout_metrics(rollouts, 0)
     groups = [rollouts[at : at + size] for at in range(0, len(rollouts), size)]
     rates = [sum(bool(rollout.outcome.success) for rollout in group) / len(group) for group in groups]
     mean = sum(rates) / len(rates)
@@ -255,7 +260,7 @@ def example_text(rollouts: Sequence[Rollout]) -> str:
 def invariant_check(parts: Parts, rollouts: Sequence[Rollout]) -> Check:
     """Ratio 1 between engine and trainer, log-probs <= 0, KL 0 to a copy of the weights."""
     scored = [rollout for rollout in rollouts if rollout.outcome.reward is not None]
-    examples = make_examples(scored, [0.0] * len(scored))
+    examples = make_examples(scored)
     if not examples:
         return Check("failure", "step 1", "no completion was scored, so nothing could be compared")
     policy = parts.policy.score_examples(examples, parts.recipe.train.micro_batch_tokens)

@@ -159,6 +159,7 @@ class RunFolder:
             "answer": [rollout.outcome.answer for rollout in rollouts],
             "advantage": list(advantages_N),
             "faults": [list(rollout.outcome.faults) for rollout in rollouts],
+            "steps": [json.dumps(rollout.outcome.steps) for rollout in rollouts],
             "extras": [json.dumps(dict(rollout.outcome.extras), default=str) for rollout in rollouts],
             "prompt_ids": [list(rollout.prompt.token_ids) for rollout in rollouts],
             "completion_ids": [list(rollout.completion.token_ids) for rollout in rollouts],

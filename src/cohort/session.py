@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cohort.config import OptimizerConfig, Recipe, recipe_warnings
+from cohort.describe import describe
 from cohort.errors import CheckpointError, Interrupted, RunError
 from cohort.interrupts import handled
 from cohort.materials import Materials
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from cohort.optim import MasterWeights
     from cohort.parts import Parts
     from cohort.policy import Policy
+    from cohort.sources import Stream
     from cohort.state import TrainState
 
 
@@ -103,7 +105,7 @@ class Session:
                 self._preflight(parts, state, encoded)
                 self._cold_start(parts, state, encoded)
                 self._evaluate_once("before", parts, state)
-                self._train(parts, state)
+                self._train(parts, state, encoded)
                 parts.policy.save(self.folder.model)
                 self._evaluate_once("after", parts, state)
                 return self._finish("finished", parts, state)
@@ -122,9 +124,10 @@ class Session:
         from cohort import build
         from cohort.optim import MasterWeights
         from cohort.parts import Parts
-        from cohort.prompts import PromptStream
 
         recipe = self.recipe
+        if recipe.train.num_steps:
+            self.monitors.on_message(f"algorithm {describe(recipe.algorithm)}")
         for warning in recipe_warnings(recipe):
             self.monitors.on_message(f"warning: {warning}")
         self._keep_python_rows()
@@ -133,7 +136,8 @@ class Session:
         sampling = build.training_sampling(recipe, policy)
         encoded = build.encode_data(recipe, data, policy, sampling)
         weights = MasterWeights(policy.model, build.compute_dtype(recipe))
-        state = self._restore_state(weights, encoded)
+        stream = build.make_stream(recipe, encoded)
+        state = self._restore_state(weights, encoded, stream)
         engine, sentence = build.make_engine(recipe, policy)
         state.slots = engine.slots = state.slots or build.choose_slots(recipe, engine, encoded.train, sampling)
         self.monitors.on_message(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}")
@@ -146,10 +150,9 @@ class Session:
             recipe=recipe,
             folder=self.folder,
             policy=policy,
-            reference=None,
             engine=engine,
             rewards=self.rewards,
-            stream=PromptStream(encoded.train, recipe.seed, recipe.prompts.shuffle),
+            stream=stream,
             sampling=sampling,
             evaluation_sets=encoded.sets,
             monitors=self.monitors,
@@ -175,7 +178,7 @@ class Session:
                 )
         self.materials = Materials(rows, self.materials.functions)
 
-    def _restore_state(self, weights: MasterWeights, encoded: EncodedData) -> TrainState:
+    def _restore_state(self, weights: MasterWeights, encoded: EncodedData, stream: Stream) -> TrainState:
         """The state of the newest whole checkpoint, or the beginning."""
         from cohort.build import find_by_index
         from cohort.optim import Optimizer
@@ -185,7 +188,7 @@ class Session:
         if self.found:
             phase = self.found.snapshot.document["phase"]
         state = TrainState(Optimizer(weights, self._optimizer_config(phase), self._total_updates(phase)), phase=phase)
-        state.data_digest = encoded.digest()
+        state.data_digest, state.kl_coef = encoded.digest(), self.recipe.algorithm.kl_coef
         if self.found:
             if self.found.snapshot.document["data_digest"] != state.data_digest:
                 raise RunError(
@@ -194,7 +197,7 @@ class Session:
                 )
             for problem in self.found.problems:
                 self.monitors.on_message(f"warning: {problem}; using {self.found.folder.name} instead")
-            state.restore(self.found.snapshot, find_by_index(encoded.train))
+            state.restore(self.found.snapshot, find_by_index(stream.prompts))
             self.monitors.on_message(f"resuming from {self.found.folder.name}")
         return state
 
@@ -242,15 +245,42 @@ class Session:
             state.optimizer = Optimizer(state.optimizer.weights, self._optimizer_config("train"), self._total_updates("train"))
             parts.save(state)
 
-    def _train(self, parts: Parts, state: TrainState) -> None:
+    def _train(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
+        from cohort import build
+        from cohort.iterative import train_in_iterations
         from cohort.loop import train
 
         if state.step < self.recipe.train.num_steps:
-            if self.recipe.algorithm.kl_coef > 0:
-                parts.reference = self._reference(parts, state)
+            self._prepare_training(parts, state, encoded)
             self.monitors.on_stage("training", total=self.recipe.train.num_steps, done=state.step)
-            train(parts, state)
+            if self.recipe.reward_model.iterations:
+                train_in_iterations(parts, state, build.compute_dtype(self.recipe))
+            else:
+                train(parts, state, until=self.recipe.train.num_steps)
         parts.save(state)
+
+    def _prepare_training(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
+        """What training needs beside the policy, made from the starting weights and given the state it had."""
+        from cohort import build
+        from cohort.critic import Critic
+        from cohort.kl_control import KLControl
+        from cohort.prompt_choice import InformativeChoice
+        from cohort.reference import Reference
+
+        algorithm = self.recipe.algorithm
+        parts.kl_control = KLControl(algorithm.kl_coef, algorithm.kl_target)
+        parts.kl_control.coef = state.kl_coef
+        if algorithm.kl_coef > 0 or algorithm.data == "start":
+            parts.reference = Reference(self._reference(parts, state), algorithm.reference_every, algorithm.reference_decay)
+            state.attach("reference", parts.reference)
+        if algorithm.advantage == "gae":
+            updates = self._total_updates("train")
+            dtype = build.compute_dtype(self.recipe)
+            parts.critic = Critic(parts.policy, self.recipe.critic, self.recipe.optimizer, dtype, updates)
+            state.attach("critic", parts.critic)
+        if isinstance(parts.stream, InformativeChoice):
+            state.attach("prompt_choice", parts.stream)
+        parts.source = build.make_source(parts, encoded)
 
     def _reference(self, parts: Parts, state: TrainState) -> Policy:
         """The policy the run started from: a copy while the weights are still those, else loaded again."""
@@ -304,6 +334,7 @@ class Session:
 
     def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: str = "") -> RunResult:
         from cohort.evaluation import summarize
+        from cohort.parts import peak_memory_gib
         from cohort.report import write_report
 
         before, after = self._evaluated("before", state), self._evaluated("after", state)
@@ -312,6 +343,7 @@ class Session:
             summary["steps"] = state.step
             summary["seconds"] = round(parts.seconds(), 2)
             summary["parameters"] = parts.policy.num_parameters
+            summary["peak_memory_gib"] = round(peak_memory_gib(), 4)
             if state.best_step >= 0:
                 summary["best"] = {"step": state.best_step, "reward": state.best_reward}
         if error:

@@ -6,16 +6,17 @@ seed and the step. What cannot be derived is here: weights, optimizer, counters,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from cohort import checkpoint
 from cohort.batching import Example, Minibatch
+from cohort.critic import Critic, NoCritic
 from cohort.interrupts import deferred
 from cohort.optim import Optimizer
 from cohort.types import Completion, Outcome, Prompt, Rollout
@@ -33,6 +34,18 @@ class Batch:
     """Examples of each optimizer step of this step."""
     metrics: dict[str, float]
     """Metrics of the collecting half of the step."""
+    prompts_taken: int
+    """Prompts that the step took from the stream, trained on or not."""
+    verdicts: dict[int, tuple[int, int]]
+    """Prompt -> (successes, verdicts) of every group drawn."""
+
+
+class Component(Protocol):
+    """Something beside the policy that a checkpoint must hold: critic, moving reference, choice of prompts, reward model."""
+
+    def state(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]: ...
+
+    def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None: ...
 
 
 @dataclass
@@ -54,6 +67,14 @@ class TrainState:
     """Of the prompts and demonstrations: a resumed run must go on with the same ones."""
     start_digest: str = ""
     """Of the starting weights, where they are needed again as the reference."""
+    kl_coef: float = 0.0
+    """Weight of the KL as it is now; a target KL moves it."""
+    iteration: int = 0
+    """Finished fits of the reward model."""
+    components: dict[str, Component] = field(default_factory=dict)
+    """The rest of what a checkpoint holds, by name; see `attach`."""
+    found: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=dict)
+    """State of components that the checkpoint held and that are not attached yet."""
     batch: Batch | None = None
     update_metrics: list[dict[str, float]] = field(default_factory=list)
     """One entry per optimizer step already taken on the unfinished batch."""
@@ -61,6 +82,12 @@ class TrainState:
     @property
     def policy_version(self) -> int:
         return self.optimizer.updates if self.phase == "train" else 0
+
+    def attach(self, name: str, component: Component) -> None:
+        """Save this component from now on; if the run was resumed, give it the state it had."""
+        self.components[name] = component
+        if name in self.found:
+            component.load_state(*self.found.pop(name))
 
     def begin_batch(self, batch: Batch) -> None:
         self.batch, self.update_metrics = batch, []
@@ -71,21 +98,23 @@ class TrainState:
         for members in self.batch.plan[len(self.update_metrics) :]:
             yield [self.batch.examples[index] for index in members]
 
-    def update(self, meter: UpdateMeter, minibatch: Minibatch) -> None:
+    def update(self, meter: UpdateMeter, minibatch: Minibatch, critic: Critic | NoCritic) -> None:
         """One optimizer step, and its metrics, with no moment in between at which only one of the two is done."""
         with deferred():
             probe = self.optimizer.weights.probe() if self.policy_version == 0 else None
             report = self.optimizer.clip_and_step()
-            row = meter.metrics(report, minibatch)
+            row = meter.metrics(report, minibatch) | critic.step()
             if probe is not None:  # an update lost to rounding would otherwise go unnoticed
                 row["optim/weight_change"] = self.optimizer.weights.change_since(probe)
             self.update_metrics.append(row)
         self.optimizer.check_finite()
+        critic.check_finite()
 
-    def finish_step(self, prompts_taken: int) -> None:
+    def finish_step(self) -> None:
+        assert self.batch is not None
         with deferred():
             self.step += 1
-            self.cursor += prompts_taken
+            self.cursor += self.batch.prompts_taken
             self.batch, self.update_metrics = None, []
 
     @property
@@ -98,6 +127,12 @@ class TrainState:
         moments, counters = self.optimizer.state()
         tensors: dict[str, dict[str, Tensor]] = {"weights": self.optimizer.weights.tensors(), "optimizer": moments}
         document: dict[str, Any] = {name: getattr(self, name) for name in PLAIN_FIELDS} | {"optimizer": counters}
+        attached = {name: component.state() for name, component in self.components.items()}
+        document["components"] = {}
+        for name, (parts, counters) in {**self.found, **attached}.items():
+            document["components"][name] = counters
+            if parts:
+                tensors[name] = dict(parts)
         # A batch without updates is not saved: it is keyed, and comes out the same when it is collected again.
         if self.batch and self.update_metrics:
             tensors["batch"], document["batch"] = encode_batch(self.batch)
@@ -110,6 +145,7 @@ class TrainState:
             setattr(self, name, document[name])
         self.optimizer.weights.load(snapshot.tensors["weights"])
         self.optimizer.load_state(snapshot.tensors["optimizer"], document["optimizer"])
+        self.found = {name: (dict(snapshot.tensors.get(name, {})), own) for name, own in document["components"].items()}
         if "batch" in document:
             self.batch = decode_batch(dict(snapshot.tensors["batch"]), document["batch"], find_prompt)
             self.update_metrics = list(document["update_metrics"])
@@ -126,6 +162,8 @@ PLAIN_FIELDS = (
     "slots",
     "data_digest",
     "start_digest",
+    "kl_coef",
+    "iteration",
 )
 
 
@@ -159,11 +197,21 @@ def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "advantages": batch.advantages_N,
         "plan": batch.plan,
         "metrics": batch.metrics,
+        "prompts_taken": batch.prompts_taken,
+        "verdicts": [[prompt, *counts] for prompt, counts in batch.verdicts.items()],
     }
     return tensors, document
 
 
-EXAMPLE_VECTORS = ("loss_mask_T", "advantages_T", "sampling_logprobs_T", "old_logprobs_T", "ref_logprobs_T")
+EXAMPLE_VECTORS = (
+    "loss_mask_T",
+    "advantages_T",
+    "sampling_logprobs_T",
+    "old_logprobs_T",
+    "ref_logprobs_T",
+    "old_values_T",
+    "returns_T",
+)
 
 
 def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prompt: Callable[[int], Prompt]) -> Batch:
@@ -194,8 +242,16 @@ def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prom
         span = slice(offset, offset + len(completion.token_ids))
         offset += len(completion.token_ids)
         vectors: dict[str, Any] = {name: tensors[name][span] if name in tensors else None for name in EXAMPLE_VECTORS}
-        examples.append(Example(index, prompt.token_ids, completion.token_ids, **vectors))
-    return Batch(rollouts, document["advantages"], examples, document["plan"], document["metrics"])
+        examples.append(Example(index, rollouts[index].group, prompt.token_ids, completion.token_ids, **vectors))
+    return Batch(
+        rollouts,
+        document["advantages"],
+        examples,
+        document["plan"],
+        document["metrics"],
+        document["prompts_taken"],
+        {prompt: (right, judged) for prompt, right, judged in document["verdicts"]},
+    )
 
 
 def encode_outcome(outcome: Outcome) -> dict[str, Any]:
@@ -206,11 +262,13 @@ def encode_outcome(outcome: Outcome) -> dict[str, Any]:
         "answer": outcome.answer,
         "faults": list(outcome.faults),
         "extras": dict(outcome.extras),
+        "steps": [list(step) for step in outcome.steps],
     }
 
 
 def decode_outcome(row: dict[str, Any]) -> Outcome:
-    return Outcome(row["parts"], row["reward"], row["success"], row["answer"], tuple(row["faults"]), row["extras"])
+    steps = tuple((position, reward) for position, reward in row["steps"])
+    return Outcome(row["parts"], row["reward"], row["success"], row["answer"], tuple(row["faults"]), row["extras"], steps)
 
 
 def flat(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:

@@ -80,6 +80,8 @@ class Outcome:
     """`part:kind` of everything that went wrong, e.g. "math_answer:timeout". Each is counted in the metrics."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """Columns a reward function logged through `log_extra`."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """Process supervision: (characters of the completion up to the end of a step, weighted reward of the step), in order."""
 
 
 UNSCORED = Outcome(parts={}, reward=None, success=None)
@@ -116,7 +118,7 @@ class Sampling:
         return self.temperature == 0.0
 
 
-Stream = Literal["train", "evaluate", "preflight", "cold_start"]
+Stream = Literal["train", "evaluate", "preflight", "cold_start", "reward_model"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cohort.algorithms.losses import clip_shares
+from cohort.algorithms.kl import k3
 from cohort.batching import MicroBatch, Minibatch
 from cohort.config import AlgorithmConfig
 from cohort.errors import InvariantError
@@ -25,26 +25,38 @@ class UpdateMeter:
     algorithm: AlgorithmConfig
     sums: dict[str, Tensor] = field(default_factory=dict)
     mismatch: list[Tensor] = field(default_factory=list)
+    coefficients: list[Tensor] = field(default_factory=list)
     ratio_max: list[Tensor] = field(default_factory=list)
     kl_max: list[Tensor] = field(default_factory=list)
 
     @torch.no_grad()
     def add(self, scores: TokenScores, micro: MicroBatch, loss: TokenLoss) -> None:
         weights_M = micro.loss_weights_M
-        below, above = clip_shares(loss.ratio_M, micro.advantages_M, self.algorithm.clip_low, self.algorithm.clip_high)
         self._sum("tokens", torch.tensor(float(micro.row_M.numel())))
         self._sum("rows", torch.tensor(float(micro.token_ids_BT.shape[0])))
-        self._sum("padded_tokens", torch.tensor(float(micro.token_ids_BT.numel())))
         self._sum("loss", (loss.loss_M * weights_M).sum())
         self._sum("policy_loss", (loss.policy_loss_M * weights_M).sum())
         self._sum("entropy", scores.entropy_M.sum())
-        self._sum("clip_low", below)
-        self._sum("clip_high", above)
-        if loss.kl_M is not None:
-            self._sum("kl", loss.kl_M.sum())
-            self.kl_max.append(loss.kl_M.abs().max())
-        self.mismatch.append((scores.logprobs_M - micro.sampling_logprobs_M).abs())
-        self.ratio_max.append(loss.ratio_M.max())
+        self._sum("clip_low", loss.surrogate.below_M.sum())
+        self._sum("clip_high", loss.surrogate.above_M.sum())
+        self.ratio_max.append(loss.surrogate.ratio_M.max())
+        self.coefficients.append(loss.coefficient_M)
+        if loss.kl_loss_M is not None:
+            self._sum("kl_loss", (loss.kl_loss_M * weights_M).sum())
+        if micro.ref_logprobs_M is not None:  # measured by k3 whichever estimator is trained with: it is never negative
+            kl_M = k3(scores.logprobs_M, micro.ref_logprobs_M)
+            self._sum("kl", kl_M.sum())
+            self.kl_max.append(kl_M.abs().max())
+        if loss.margin_M is not None:
+            self._sum("margin", (loss.margin_M * weights_M).sum())
+            self._sum("preferred", ((loss.margin_M > 0) * weights_M).sum())
+        if self.algorithm.data == "policy":
+            self.mismatch.append((scores.logprobs_M - micro.sampling_logprobs_M).abs())
+        if loss.mismatch_weights_M is not None:
+            masked = self.algorithm.mismatch_weight.endswith("mask")
+            cut_M = loss.mismatch_weights_M == 0 if masked else loss.mismatch_weights_M >= self.algorithm.mismatch_cap
+            self._sum("mismatch_weight", loss.mismatch_weights_M.sum())
+            self._sum("mismatch_cut", cut_M.sum())
 
     def _sum(self, name: str, value: Tensor) -> None:
         value = value.detach().double()
@@ -62,18 +74,32 @@ class UpdateMeter:
             "optim/clipped": float(report.clipped),
             "optim/skipped": float(report.skipped),
         }
-        if tokens:
-            row["loss/entropy"] = sums["entropy"] / tokens
-            row["loss/clip_low"] = sums["clip_low"] / tokens
-            row["loss/clip_high"] = sums["clip_high"] / tokens
-            row["loss/ratio_max"] = float(torch.stack(self.ratio_max).max())
+        if not tokens:
+            return row
+        row["loss/entropy"] = sums["entropy"] / tokens
+        row["loss/clip_low"] = sums["clip_low"] / tokens
+        row["loss/clip_high"] = sums["clip_high"] / tokens
+        row["loss/ratio_max"] = float(torch.stack(self.ratio_max).max())
+        coefficient_M = torch.cat(self.coefficients).float()
+        row["loss/coefficient_mean"] = float(coefficient_M.mean())
+        row["loss/coefficient_p05"] = quantile(coefficient_M, 0.05)
+        row["loss/coefficient_p95"] = quantile(coefficient_M, 0.95)
+        row["loss/coefficient_abs_max"] = float(coefficient_M.abs().max())
+        if self.mismatch:
             mismatch_M = torch.cat(self.mismatch).float()
             row["rollout/mismatch_mean"] = float(mismatch_M.mean())
             row["rollout/mismatch_p95"] = quantile(mismatch_M, 0.95)
             row["rollout/mismatch_max"] = float(mismatch_M.max())
-            if "kl" in sums:
-                row["loss/kl"] = sums["kl"] / tokens
-                row["loss/kl_per_completion"] = sums["kl"] / sums["rows"]
+        if "kl" in sums:
+            row["loss/kl"] = sums["kl"] / tokens
+            row["loss/kl_per_completion"] = sums["kl"] / sums["rows"]
+        if "kl_loss" in sums:
+            row["loss/kl_term"] = sums["kl_loss"]
+        if "margin" in sums:
+            row["loss/margin"], row["loss/preferred"] = sums["margin"], sums["preferred"]
+        if "mismatch_weight" in sums:
+            row["loss/mismatch_weight"] = sums["mismatch_weight"] / tokens
+            row["loss/mismatch_cut"] = sums["mismatch_cut"] / tokens
         return row
 
 

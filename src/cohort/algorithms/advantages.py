@@ -1,14 +1,15 @@
-"""What replaces the critic: the group's own statistics.
+"""What a completion, or a token, is credited with.
 
-Every function takes rewards_PG (P groups of G rewards) and scored_PG (False where a completion has no reward) and gives
-advantages_PG in float64. An unscored completion is out of its group's mean and std and gets 0. A group whose scored
+The functions of `FROM_REWARDS` take rewards_PG (P groups of G rewards) and scored_PG (False where a completion has no
+reward) and give advantages_PG in float64; those of `FROM_SUCCESS` take success_PG instead. The others credit single tokens
+(suffix T: the trained tokens of one completion). An unscored completion is out of its group's mean and std and gets 0. A group whose scored
 rewards are all equal gets exactly 0 for every member: equality is tested on the rewards themselves, since the float
 residue of a variance divided by a tiny epsilon has produced advantages in the thousands elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,10 +29,120 @@ def group_centered(rewards_PG: Tensor, scored_PG: Tensor, *, ddof: int = 0, epsi
     return torch.where(_has_signal(rewards_PG, scored_PG), centered_PG, 0.0)
 
 
-ADVANTAGES: dict[str, Callable[..., Tensor]] = {
+def batch_std(rewards_PG: Tensor, scored_PG: Tensor, *, ddof: int = 0, epsilon: float = 1e-6) -> Tensor:
+    """Lite-PPO: (r - group mean) / (std of all raw rewards of the batch + epsilon). Hard and easy groups keep their scale."""
+    centered_PG, _ = _center(rewards_PG, scored_PG)
+    advantages_PG = centered_PG / (_std(rewards_PG[scored_PG], ddof) + epsilon)
+    return torch.where(_has_signal(rewards_PG, scored_PG), advantages_PG, 0.0)
+
+
+def batch_whitened(rewards_PG: Tensor, scored_PG: Tensor, *, ddof: int = 0, epsilon: float = 1e-6) -> Tensor:
+    """REINFORCE++ with baseline: r - group mean, divided by the std of these centred values over the batch.
+
+    Whitening also subtracts their mean, which is 0 already: every group sums to 0.
+    """
+    centered_PG, _ = _center(rewards_PG, scored_PG)
+    compared_PG = scored_PG & ~unusable_groups(scored_PG)[:, None]
+    advantages_PG = centered_PG / (_std(centered_PG[compared_PG], ddof) + epsilon)
+    return torch.where(_has_signal(rewards_PG, scored_PG), advantages_PG, 0.0)
+
+
+def leave_one_out(rewards_PG: Tensor, scored_PG: Tensor, *, ddof: int = 0, epsilon: float = 0.0) -> Tensor:
+    """RLOO: r minus the mean of the others of its group: an unbiased baseline, G / (G - 1) times the centred reward."""
+    centered_PG, count_P1 = _center(rewards_PG, scored_PG)
+    advantages_PG = centered_PG * count_P1 / (count_P1 - 1).clamp(min=1)
+    return torch.where(_has_signal(rewards_PG, scored_PG), advantages_PG, 0.0)
+
+
+def best_and_worst(rewards_PG: Tensor, scored_PG: Tensor, *, ddof: int = 0, epsilon: float = 0.0) -> Tensor:
+    """DPO on rollouts: +1 for the best completion of a group, -1 for the worst, 0 for the rest; the first one wins a tie."""
+    rewards_PG = rewards_PG.double()
+    best_P1 = torch.where(scored_PG, rewards_PG, -torch.inf).argmax(1, keepdim=True)
+    worst_P1 = torch.where(scored_PG, rewards_PG, torch.inf).argmin(1, keepdim=True)
+    signs_PG = torch.zeros_like(rewards_PG).scatter(1, best_P1, 1.0).scatter(1, worst_P1, -1.0)
+    return torch.where(_has_signal(rewards_PG, scored_PG), signs_PG, 0.0)
+
+
+def binary(success_PG: Tensor, scored_PG: Tensor) -> Tensor:
+    """RFT: 1 where the completion is right, else 0 (DeepSeekMath, table 10)."""
+    return (success_PG & scored_PG).double()
+
+
+def binary_signed(success_PG: Tensor, scored_PG: Tensor) -> Tensor:
+    """+1 where the completion is right, -1 where it is wrong: RFT that also pushes the wrong ones down."""
+    return torch.where(scored_PG, torch.where(success_PG, 1.0, -1.0), 0.0).double()
+
+
+def uniform(success_PG: Tensor, scored_PG: Tensor) -> Tensor:
+    """SFT: 1 on every demonstration."""
+    return scored_PG.double()
+
+
+FROM_REWARDS: dict[str, Callable[..., Tensor]] = {
     "group_normalized": group_normalized,
     "group_centered": group_centered,
+    "batch_std": batch_std,
+    "batch_whitened": batch_whitened,
+    "leave_one_out": leave_one_out,
+    "best_and_worst": best_and_worst,
 }
+FROM_SUCCESS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "binary": binary,
+    "binary_signed": binary_signed,
+    "uniform": uniform,
+}
+
+
+# -- credit for single tokens ------------------------------------------------------------------------------------------
+
+Steps = Sequence[tuple[int, float]]
+"""(index of the token that ends a step, reward of the step), in order."""
+
+
+def process(
+    steps_G: Sequence[Steps | None], lengths_G: Sequence[int], *, ddof: int = 0, epsilon: float = 1e-6
+) -> list[Tensor]:
+    """GRPO with process supervision, for one group: each token gets the normalised rewards of its own step and all later ones.
+
+    Mean and std are over all step rewards of all completions in the group; None is an unscored completion. With one step
+    per completion, at its end, this is `group_normalized`.
+    """
+    rewards_S = torch.tensor([reward for steps in steps_G if steps for _, reward in steps], dtype=torch.float64)
+    advantages_G = [torch.zeros(length, dtype=torch.float64) for length in lengths_G]
+    if rewards_S.numel() == 0 or bool((rewards_S == rewards_S[0]).all()):
+        return advantages_G
+    mean, scale = rewards_S.mean(), _std(rewards_S, ddof) + epsilon
+    for advantages_T, steps in zip(advantages_G, steps_G, strict=True):
+        for end, reward in steps or ():
+            advantages_T[: end + 1] += (reward - mean) / scale
+    return advantages_G
+
+
+def returns_to_go(rewards_T: Tensor, gamma: float = 1.0) -> Tensor:
+    """What follows from each token on: R_t = r_t + gamma R_{t+1}."""
+    return gae(rewards_T, torch.zeros_like(rewards_T), gamma, 1.0)
+
+
+def gae(rewards_T: Tensor, values_T: Tensor, gamma: float, lam: float) -> Tensor:
+    """PPO: A_t = d_t + gamma lambda A_{t+1} with d_t = r_t + gamma V_{t+1} - V_t; nothing follows the last token."""
+    rewards, values = rewards_T.tolist(), [*values_T.tolist(), 0.0]
+    advantages, following = [0.0] * len(rewards), 0.0
+    for place in reversed(range(len(rewards))):
+        surprise = rewards[place] + gamma * values[place + 1] - values[place]
+        advantages[place] = following = surprise + gamma * lam * following
+    return torch.tensor(advantages, dtype=torch.float64)
+
+
+def whiten(rows: Sequence[Tensor], *, ddof: int = 0, epsilon: float = 1e-6) -> list[Tensor]:
+    """All values of all rows together to mean 0 and std 1; values that are all equal become exactly 0."""
+    flat_S = torch.cat([row.double() for row in rows]) if rows else torch.zeros(0)
+    if flat_S.numel() == 0 or bool((flat_S == flat_S[0]).all()):
+        return [torch.zeros_like(row, dtype=torch.float64) for row in rows]
+    mean, scale = flat_S.mean(), _std(flat_S, ddof) + epsilon
+    return [(row.double() - mean) / scale for row in rows]
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
 
 
 def zero_variance_groups(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
@@ -43,6 +154,14 @@ def zero_variance_groups(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
 def unusable_groups(scored_PG: Tensor) -> Tensor:
     """[P] True where fewer than two completions were scored: nothing to compare with."""
     return scored_PG.sum(1) < 2
+
+
+def _std(values_S: Tensor, ddof: int) -> Tensor:
+    """Two passes (centre, then square) keep the variance of nearly equal values exact."""
+    values_S = values_S.double()
+    if values_S.numel() <= ddof or bool((values_S == values_S[0]).all()):
+        return torch.zeros((), dtype=torch.float64)
+    return ((values_S - values_S.mean()).square().sum() / (values_S.numel() - ddof)).sqrt()
 
 
 def _center(rewards_PG: Tensor, scored_PG: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,9 @@
 
     cohort.rewards.math_answer(completions=[r"so \\boxed{4}"], answer=["4"])   ->  [1.0]
 
+A process reward gives a list of (position, reward) pairs in place of a number, one per step of the completion;
+cohort.rewards.steps.split_steps finds the steps.
+
 A reward function may carry attributes that the runner (cohort.rewards.base) honours:
 
     per_completion = True   looks at one completion at a time, so a batch may be split over the workers

@@ -1,4 +1,4 @@
-"""The reward contract and its runner: lists in, one float or None per completion out, and nothing silent.
+"""The reward contract and its runner: lists in, one float, None or list of step rewards per completion out, nothing silent.
 
     with RewardRunner.from_recipe(recipe.rewards) as runner:      # starts the workers
         scored = runner.score(prompts, completions, step=1, num_steps=200)
@@ -190,7 +190,10 @@ class RewardRunner:
         for bound in self._bound:
             check_columns(bound, batch)
         verdicts = concurrently([functools.partial(self._run_part, bound, batch) for bound in self._bound])
-        outcomes = [outcome_of(self._bound, self._outcome, row, verdicts) for row in range(len(completions))]
+        outcomes = [
+            outcome_of(self._bound, self._outcome, row, length, verdicts)
+            for row, length in enumerate(batch.lengths(range(len(completions))))
+        ]
         self._check_faults(outcomes, verdicts)
         answers, failed_extracts = self._extract(self._bound[self._outcome], batch, verdicts[self._outcome])
         outcomes = [replace(outcome, answer=answer) for outcome, answer in zip(outcomes, answers, strict=True)]
@@ -251,7 +254,7 @@ class RewardRunner:
             "op": "call",
             "spec": bound.spec,
             "arguments": {**batch.take(names, rows), **bound.part.args},
-            "count": len(rows),
+            "lengths": batch.lengths(rows),
             "state": asdict(batch.state),
             "names": names,
         }
@@ -263,7 +266,7 @@ class RewardRunner:
                     f"{bound.place}.function: a new worker could not import it. {load_problem(bound.spec, problem)}"
                 ) from None
             try:
-                reply = from_message(worker.ask(message, bound.part.timeout_s), len(rows))
+                reply = from_message(worker.ask(message, bound.part.timeout_s), batch.lengths(rows))
             except WorkerTimeout:
                 return Failed("timeout", f"no answer within {bound.part.timeout_s:g} s")
             except WorkerDied as problem:
@@ -276,7 +279,7 @@ class RewardRunner:
     def _call_here(self, bound: Bound, batch: Batch, rows: Sequence[int]) -> Answered | Failed:
         names = bound.shape.asked(batch.columns, bound.part.args)
         arguments = {**batch.take(names, rows), **bound.part.args}
-        call = functools.partial(call_reward, bound.here(), arguments, len(rows), batch.state, names, self._await)
+        call = functools.partial(call_reward, bound.here(), arguments, batch.lengths(rows), batch.state, names, self._await)
         try:
             return with_limit(call, bound.part.timeout_s)
         except TimeoutError:

@@ -20,7 +20,10 @@ from cohort.rewards.text import printable
 OFFERED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """What every reward function can ask for beside the columns of the rows; TRL's names."""
 
-FAULT_KINDS = ("exception", "type", "length", "nan", "crash")
+Steps = tuple[tuple[int, float], ...]
+"""What a process reward says of one completion: (characters up to and including the end of a step, reward), in order."""
+
+FAULT_KINDS = ("exception", "type", "length", "nan", "position", "crash")
 """Faults of the function. A time limit that one completion runs into is that completion's doing and not among them."""
 
 MAX_DETAIL_CHARS = 8000
@@ -118,6 +121,9 @@ class Answered:
     """The function gave one entry per completion; single entries may still be faults."""
 
     values: list[float | None]
+    """One number per completion; of step rewards, their mean."""
+    steps: list[Steps | None]
+    """The step rewards where the entry was a list of them, else None."""
     faults: list[str | None]
     """Kind of the fault, entry by entry; None where the value can be used."""
     detail: str = ""
@@ -175,13 +181,16 @@ class Log:
 def call_reward(
     function: Callable[..., Any],
     arguments: Mapping[str, Any],
-    count: int,
+    lengths: Sequence[int],
     state: TrainerState,
     names: Iterable[str],
     await_result: Callable[[Awaitable[Any]], Any],
 ) -> Answered | Failed:
-    """Call `function` on `count` completions. `names` says which of trainer_state, log_extra, log_metric it is given."""
-    log = Log()
+    """Call `function` on completions of so many characters.
+
+    `names` says which of trainer_state, log_extra, log_metric it is given.
+    """
+    log, count = Log(), len(lengths)
     given = {"trainer_state": state, "log_extra": log.extra, "log_metric": log.metric}
     try:
         result = function(**arguments, **{name: given[name] for name in names if name in given})
@@ -192,30 +201,30 @@ def call_reward(
             return Failed("type", shorten(f"it returned {entries} for {counted(count)}; {EXPECTED}"))
         if len(entries) != count:
             return Failed("length", f"it returned {len(entries)} values for {counted(count)}; {EXPECTED}")
-        return answered(entries, log)
+        return answered(entries, lengths, log)
     # Everything: sys.exit() inside a reward function is its fault too, and must not end the run or the worker.
     except BaseException as problem:
         return Failed("exception", shorten(readable_traceback(problem)))
 
 
-EXPECTED = "return a list with one float or None per completion."
+EXPECTED = "return a list with one float or None per completion (or, for its steps, a list of (position, reward) pairs)."
 
 
-def counted(count: int) -> str:
-    return f"{count} completion{'' if count == 1 else 's'}"
+def counted(count: int, noun: str = "completion") -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def answered(entries: Sequence[Any], log: Log) -> Answered:
-    read = [read_value(entry) for entry in entries]
-    faults = [fault for _, fault in read]
-    first = next((i for i, fault in enumerate(faults) if fault is not None), None)
-    detail = (
-        ""
-        if first is None
-        else shorten(f"it returned {describe(entries[first])} for a completion; return a finite float or None.")
+def answered(entries: Sequence[Any], lengths: Sequence[int], log: Log) -> Answered:
+    read = [read_entry(entry, length) for entry, length in zip(entries, lengths, strict=True)]
+    return Answered(
+        values=[entry.value for entry in read],
+        steps=[entry.steps for entry in read],
+        faults=[entry.fault for entry in read],
+        detail=next((shorten(entry.detail) for entry in read if entry.fault is not None), ""),
+        extras=log.extras(len(entries)),
+        metrics=log.metrics(),
+        dropped=log.dropped,
     )
-    extras = log.extras(len(entries))
-    return Answered([value for value, _ in read], faults, detail, extras, log.metrics(), log.dropped)
 
 
 def entries_of(result: Any) -> list[Any] | str:
@@ -249,6 +258,111 @@ def read_value(entry: Any) -> tuple[float | None, str | None]:
     return (value, None) if math.isfinite(value) else (None, "nan")
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# One entry
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the function says of one completion, or why that cannot be used."""
+
+    value: float | None = None
+    steps: Steps | None = None
+    fault: str | None = None
+    detail: str = ""
+
+
+PAIRS = (
+    "return a finite float or None, or a list of (position, reward) pairs, one per step, where the position is the number "
+    "of characters up to and including the end of the step."
+)
+
+
+def read_entry(entry: Any, length: int) -> Entry:
+    """One entry of the returned list, for a completion of `length` characters."""
+    if is_listed(entry):
+        return read_steps(entry, length)
+    value, fault = read_value(entry)
+    detail = f"it returned {describe(entry)} for a completion; return a finite float or None." if fault else ""
+    return Entry(value, fault=fault, detail=detail)
+
+
+def read_steps(entry: Any, length: int) -> Entry:
+    """No pairs at all means that no step was found, which is the completion's doing: one step, at its end, worth 0.
+
+    Without that, a completion without steps would escape the mean that wrong steps lower.
+    """
+    steps: list[tuple[int, float]] = []
+    for pair in unpacked(entry):
+        items = unpacked(pair) if is_listed(pair) else []
+        if len(items) != 2:
+            return Entry(
+                fault="type",
+                detail=f"it returned {describe(entry)} for a completion of {counted(length, 'character')}; {PAIRS}",
+            )
+        position = whole_number(items[0])
+        problem = position_problem(items[0], position, steps[-1][0] if steps else None, length)
+        if position is None or problem:
+            return Entry(fault="position", detail=problem)
+        reward, fault = read_value(items[1])
+        if reward is None:
+            detail = (
+                f"it gave the reward {describe(items[1])} to the step at position {position} of a completion with "
+                f"{counted(length, 'character')}; the reward of a step is a finite number."
+            )
+            return Entry(fault=fault or "type", detail=detail)
+        steps.append((position, reward))
+    found = tuple(steps) or ((length, 0.0),)
+    return Entry(mean_reward(found), found)
+
+
+def position_problem(given: Any, position: int | None, last: int | None, length: int) -> str:
+    """What is wrong with a position, in words; empty if nothing is. The end of an empty completion is position 0."""
+    said, low = f"it gave a step reward at position {shown(given)}", min(1, length)
+    if position is None:
+        return (
+            f"{said} ({type(given).__name__}) of a completion with {counted(length, 'character')}; a position is an integer, "
+            "the number of characters up to and including the end of the step."
+        )
+    if not low <= position <= length:
+        return (
+            f"{said}, but the completion has {counted(length, 'character')}; a position is the number of characters up to and "
+            f"including the end of the step, from {low} to {length}."
+        )
+    if last is not None and position <= last:
+        return (
+            f"{said} after one at position {last}, for a completion with {counted(length, 'character')}; give the steps in the "
+            "order of the text, each position once."
+        )
+    return ""
+
+
+def whole_number(value: Any) -> int | None:
+    """An integer, a numpy one or an array of one included; True and 12.0 are none."""
+    if not isinstance(value, numbers.Integral) and getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
+
+
+def is_listed(value: Any) -> bool:
+    return isinstance(value, list | tuple) or (hasattr(value, "tolist") and getattr(value, "shape", ()) != ())
+
+
+def mean_reward(steps: Steps) -> float:
+    """The one number a list of step rewards stands for: in sums, metrics and against the threshold."""
+    rewards = [reward for _, reward in steps]
+    try:
+        return math.fsum(rewards) / len(rewards)
+    except OverflowError:  # finite rewards have a finite mean, even where their sum has no float
+        return math.fsum(reward / len(rewards) for reward in rewards)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers
+# ---------------------------------------------------------------------------------------------------------------------
+
+
 def extract_answers(
     function: Callable[..., Any], texts: Sequence[str], args: Mapping[str, Any]
 ) -> tuple[list[str | None], int]:
@@ -278,15 +392,21 @@ def to_message(reply: Answered | Failed) -> dict[str, Any]:
     return asdict(reply)
 
 
-def from_message(message: Any, count: int) -> Answered | Failed | None:
-    """A worker's reply, checked entry by entry: it has handled model output, so it is not trusted. None: malformed."""
+def from_message(message: Any, lengths: Sequence[int]) -> Answered | Failed | None:
+    """A worker's reply on completions of these lengths, checked entry by entry. None: malformed.
+
+    The worker has handled model output, so it is not trusted: positions are held against the text again, and the mean
+    of step rewards is taken here.
+    """
     if not isinstance(message, dict):
         return None
     if message.get("kind") in FAULT_KINDS:
         return Failed(message["kind"], shorten(str(message.get("detail", ""))))
-    values, faults = message.get("values"), message.get("faults")
+    count, values, steps, faults = len(lengths), message.get("values"), message.get("steps"), message.get("faults")
     extras, metrics, dropped = message.get("extras"), message.get("metrics"), message.get("dropped")
-    if not (isinstance(values, list) and isinstance(faults, list) and len(values) == len(faults) == count):
+    if not (isinstance(values, list) and isinstance(steps, list) and isinstance(faults, list)):
+        return None
+    if not len(values) == len(steps) == len(faults) == count:
         return None
     if not (isinstance(extras, dict) and isinstance(metrics, dict) and isinstance(dropped, int)):
         return None
@@ -299,7 +419,15 @@ def from_message(message: Any, count: int) -> Answered | Failed | None:
     if not well_formed:
         return None
     scores = [None if value is None else float(value) for value in values]
-    return Answered(scores, faults, shorten(str(message.get("detail", ""))), extras, metrics, dropped)
+    kept: list[Steps | None] = [None] * count
+    for row, (pairs, length) in enumerate(zip(steps, lengths, strict=True)):
+        if pairs is None:
+            continue
+        entry = read_steps(pairs, length) if isinstance(pairs, list) and pairs else Entry(fault="type")
+        if entry.fault is not None or faults[row] is not None:
+            return None
+        scores[row], kept[row] = entry.value, entry.steps
+    return Answered(scores, kept, faults, shorten(str(message.get("detail", ""))), extras, metrics, dropped)
 
 
 def is_finite_number(value: Any) -> bool:
@@ -329,8 +457,16 @@ def plain(value: Any) -> Any:
 
 
 def describe(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 100 else text[:100] + '...'}"
+    return f"{type(value).__name__} {shown(value)}"
+
+
+def shown(value: Any) -> str:
+    """Its repr, cut short. What refuses to be shown (an integer of many thousand digits) must not hide the fault."""
+    try:
+        text = repr(value)
+    except Exception:
+        return "(it cannot be shown)"
+    return text if len(text) <= 100 else text[:100] + "..."
 
 
 def readable_traceback(problem: BaseException) -> str:

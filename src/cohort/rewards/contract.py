@@ -13,7 +13,7 @@ from cohort.config import nearest
 from cohort.errors import RewardError
 from cohort.importing import NotImportable, load_function
 from cohort.rewards import BUILT_IN, built_in
-from cohort.rewards.call import OFFERED, Answered, Failed, Signature, TrainerState
+from cohort.rewards.call import OFFERED, Answered, Failed, Signature, Steps, TrainerState
 from cohort.types import Completion, Outcome, Prompt
 
 RESERVED = {*OFFERED, "prompt", "completion"}
@@ -110,6 +110,10 @@ class Batch:
     def take(self, names: Iterable[str], rows: Sequence[int]) -> dict[str, list[Any]]:
         return {name: [self.values[name][row] for row in rows] for name in names if name in self.values}
 
+    def lengths(self, rows: Iterable[int]) -> list[int]:
+        """Characters of these completions: what the positions of step rewards are held against."""
+        return [len(self.texts[row]) for row in rows]
+
 
 @dataclass
 class Verdicts:
@@ -118,6 +122,8 @@ class Verdicts:
     values: list[float | None]
     faults: list[str | None]
     extras: list[dict[str, Any]]
+    steps: list[Steps | None]
+    """Step rewards before weighting, of the completions for which the part gave a list of them."""
     logged: dict[str, list[float]] = field(default_factory=dict)
     dropped: int = 0
     details: dict[int, str] = field(default_factory=dict)
@@ -129,11 +135,12 @@ class Verdicts:
 
     @classmethod
     def empty(cls, count: int) -> Verdicts:
-        return cls([None] * count, [None] * count, [{} for _ in range(count)])
+        return cls([None] * count, [None] * count, [{} for _ in range(count)], [None] * count)
 
     def add(self, rows: Sequence[int], reply: Answered) -> None:
         for position, row in enumerate(rows):
-            self.values[row], self.faults[row] = reply.values[position], reply.faults[position]
+            self.values[row], self.steps[row] = reply.values[position], reply.steps[position]
+            self.faults[row] = reply.faults[position]
             self.extras[row] = {column: values[position] for column, values in reply.extras.items()}
         if reply.detail:
             self.details[next(row for row, fault in zip(rows, reply.faults, strict=True) if fault)] = reply.detail
@@ -144,7 +151,7 @@ class Verdicts:
     def add_failure(self, rows: Sequence[int], reply: Failed) -> None:
         """A call that will not be repeated gave nothing: at the time limit that is a score of 0, else no score."""
         for row in rows:
-            self.values[row] = 0.0 if reply.kind == "timeout" else None
+            self.values[row], self.steps[row] = 0.0 if reply.kind == "timeout" else None, None
             self.faults[row] = reply.kind
         if reply.kind != "timeout":
             self.details[rows[0]] = reply.detail

@@ -9,21 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cohort.rewards.call import Steps
 from cohort.rewards.contract import Bound, Verdicts
 from cohort.types import Outcome
 
 SUM_FAULT = "sum:nan"
-"""The parts are finite and their weighted sum is not."""
+"""The parts are finite and their weighted sum, or a weighted step, is not."""
 
 
-def outcome_of(bound: Sequence[Bound], decisive: int, row: int, verdicts: Sequence[Verdicts]) -> Outcome:
-    """What all parts together say of one completion; `decisive` is the part that decides success."""
+def outcome_of(bound: Sequence[Bound], decisive: int, row: int, length: int, verdicts: Sequence[Verdicts]) -> Outcome:
+    """What all parts together say of one completion of `length` characters; `decisive` is the part that decides success."""
     faults = [f"{one.name}:{v.faults[row]}" for one, v in zip(bound, verdicts, strict=True) if v.faults[row]]
     spoken = [one.part.weight * value for one, v in zip(bound, verdicts, strict=True) if (value := v.values[row]) is not None]
     scored = bool(spoken) and not any(row_fault not in (None, "timeout") for row_fault in (v.faults[row] for v in verdicts))
     reward = sum(spoken) if scored else None
-    if reward is not None and not math.isfinite(reward):
-        reward, faults = None, [*faults, SUM_FAULT]
+    steps = () if reward is None else merged_steps(bound, row, length, verdicts)
+    if reward is not None and not all(map(math.isfinite, [reward, *(weighted for _, weighted in steps)])):
+        reward, steps, faults = None, (), [*faults, SUM_FAULT]
     deciding = verdicts[decisive]
     value = deciding.values[row]
     if value is None:
@@ -36,7 +38,25 @@ def outcome_of(bound: Sequence[Bound], decisive: int, row: int, verdicts: Sequen
         success=success,
         faults=tuple(faults),
         extras=extras_of(bound, row, verdicts),
+        steps=steps,
     )
+
+
+def merged_steps(bound: Sequence[Bound], row: int, length: int, verdicts: Sequence[Verdicts]) -> Steps:
+    """Weighted step rewards of all parts by position, parts in the order of the recipe where positions are equal.
+
+    A part that gave one number has judged the whole completion: it is one more step, at the end. Without a part that
+    gave steps there is no process to supervise, and none are made up.
+    """
+    if all(verdict.steps[row] is None for verdict in verdicts):
+        return ()
+    merged: list[tuple[int, float]] = []
+    for one, verdict in zip(bound, verdicts, strict=True):
+        value, steps = verdict.values[row], verdict.steps[row]
+        if steps is None:
+            steps = () if value is None else ((length, value),)
+        merged += [(position, one.part.weight * reward) for position, reward in steps]
+    return tuple(sorted(merged, key=lambda step: step[0]))
 
 
 @dataclass(frozen=True)
@@ -68,7 +88,7 @@ def worst_blame(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: S
     overflowed = [row for row, outcome in enumerate(outcomes) if SUM_FAULT in outcome.faults]
     if overflowed:
         parts = ", ".join(f"{name} {value!r}" for name, value in outcomes[overflowed[0]].parts.items())
-        detail = f"the weighted sum of {parts} is not a finite number."
+        detail = f"the weighted sum of {parts}, or one of its weighted steps, is not a finite number."
         blames.append(Blame("the sum of the rewards", overflowed, f"nan {len(overflowed)}", detail))
     return max(blames, key=lambda blame: len(blame.rows))
 
@@ -104,6 +124,9 @@ def reward_metrics(
             f"{area}/retried": float(verdict.retried),
             f"{area}/seconds": verdict.seconds,
         }
+        counts = [len(steps) for steps in verdict.steps if steps is not None]
+        if counts:
+            own[f"{area}/steps"] = statistics.fmean(counts)
         if verdict.dropped:
             own[f"{area}/dropped_logs"] = float(verdict.dropped)
         for name, values in verdict.logged.items():

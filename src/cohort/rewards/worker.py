@@ -66,7 +66,9 @@ class Desk:
             return extract_answers(function, message["texts"], message["args"])
         state = TrainerState(**message["state"])
         return to_message(
-            call_reward(function, message["arguments"], message["count"], state, message["names"], self.loop.run_until_complete)
+            call_reward(
+                function, message["arguments"], message["lengths"], state, message["names"], self.loop.run_until_complete
+            )
         )
 
     def load(self, spec: str) -> dict[str, Any]:

@@ -15,15 +15,20 @@ Other distributions, for a second evaluation set:
   kind = "carry"     every column carries. A hard slice of what training on "any" also contains.
   kind = "no_carry"  no column carries. Train on this and evaluate on "carry" for a rule that was never shown.
   digits = 4         longer numbers than the ones trained on.
+
+Process rewards: `check_steps` judges every line of a completion by the demonstration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cohort.config import nearest
 from cohort.errors import PromptError
+from cohort.rewards.steps import split_steps
+from cohort.rewards.text import text_of
 from cohort.tasks.keyed import keyed_hash, keyed_permutation, keyed_share
 
 HELD_OUT_SHARE = 0.1
@@ -68,6 +73,47 @@ def columns(first: int, second: int) -> Iterator[tuple[int, int, int]]:
         yield top, bottom, carry
         carry = (top + bottom + carry) // 10
         first, second = first // 10, second // 10
+
+
+def check_steps(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[list[tuple[int, float]]]:
+    r"""A process reward: each line of a completion is a step, 1.0 if it is the demonstration's line of that number, else 0.0.
+
+        check_steps(["46+87="], ["6+7+0=13\n4+8+1=12\n>133"])   ->   [[(8, 1.0), (17, 0.0), (22, 1.0)]]
+
+    The newline belongs to the line it opens: to go on after the answer is a mistake of the surplus line and not of the
+    answer. Surplus lines are wrong, empty ones too. Where lines are missing, the last one written is wrong whatever it
+    says, for to stop there was the mistake. So the mean reaches 1.0 for the demonstration alone; else one right line, and
+    nothing after it, would be worth as much.
+    """
+    return [
+        judge_lines(text_of(completion), demonstrate(*numbers_of(text_of(prompt))))
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+
+
+check_steps.per_completion = True  # type: ignore[attr-defined]
+check_steps.reads = ("prompts", "completions")  # type: ignore[attr-defined]
+
+
+def judge_lines(text: str, demonstration: str) -> list[tuple[int, float]]:
+    written, expected = split_lines(text), split_lines(demonstration)
+    right = [line == wanted for (line, _), (wanted, _) in zip(written, expected, strict=False)]
+    right += [False] * (len(written) - len(expected))
+    if written and len(written) < len(expected):
+        right[-1] = False
+    return [(end, float(is_right)) for (_, end), is_right in zip(written, right, strict=True)]
+
+
+def split_lines(text: str) -> list[tuple[str, int]]:
+    """(line with the newline before it, where it ends). A first line without a character is one with the second."""
+    return [(step.text, step.end) for step in split_steps(text, keep_empty=True, pattern=r"(?=\n)")]
+
+
+def numbers_of(prompt: str) -> tuple[int, int]:
+    found = re.search(r"(\d+)\+(\d+)=\s*\Z", prompt)
+    if found is None:
+        raise ValueError(f"check_steps: the prompt {prompt!r} does not end in an addition such as 123+989=")
+    return int(found[1]), int(found[2])
 
 
 def split_of(first: int, second: int) -> str:

@@ -1,0 +1,37 @@
+"""DAPO's soft overlong penalty: what a completion loses for coming close to the limit, or being cut at it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from cohort.rewards.contract import Scored
+from cohort.rewards.summing import mean_and_std
+from cohort.types import Completion
+
+PART = "overlong"
+
+
+def soft_overlong(length: int, longest: int, buffer: float) -> float:
+    """0 up to longest - buffer, falling linearly to -1 at `longest`; lengths in tokens."""
+    return -min(1.0, max(0.0, (length - (longest - buffer)) / buffer))
+
+
+def penalize_overlong(scored: Scored, completions: Sequence[Completion], longest: int, share: float) -> Scored:
+    """Scores with the penalty added to the reward, never to the success. A completion cut at the limit loses 1."""
+    outcomes, penalties = [], []
+    for outcome, completion in zip(scored.outcomes, completions, strict=True):
+        cut = completion.end == "length"
+        penalty = -1.0 if cut else soft_overlong(completion.length, longest, share * longest)
+        penalties.append(penalty)
+        if outcome.reward is None:
+            outcomes.append(outcome)
+            continue
+        steps = (*outcome.steps, (len(completion.text), penalty)) if outcome.steps else ()
+        outcomes.append(
+            replace(outcome, reward=outcome.reward + penalty, parts={**outcome.parts, PART: penalty}, steps=steps)
+        )
+    rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+    metrics = {**scored.metrics, **mean_and_std("reward", rewards), f"reward/{PART}/mean": fmean(penalties)}
+    return replace(scored, outcomes=outcomes, metrics=metrics)

@@ -1,0 +1,121 @@
+"""Dynamic sampling (DAPO, arXiv 2503.14476), the rules alone: which groups count, how many prompts to draw next, and what
+to say when the batch cannot be filled.
+
+A group is useful when it holds a success and a failure. Rounds of prompts are drawn until the batch has as many useful
+groups as a step is to train on, or the cap on rounds is reached:
+
+    counts = count_groups(verdicts of every group drawn in the step so far)
+    more = prompts_to_draw(wanted - counts.useful, counts.useful, counts.drawn, most)
+
+Success is the verdict of the outcome part. A shaped reward (a length penalty, a share for the format) gives nearly
+every group some spread, and a filter on it would keep groups that are all right or all wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Verdicts = Sequence[bool | None]
+"""Success of each completion of a group. None: the outcome part did not speak."""
+
+Kind = Literal["useful", "too_easy", "too_hard", "unjudged"]
+
+ONE_SIDED = 0.75
+"""Share of the groups without signal from which on the task is called too easy or too hard, rather than uneven."""
+
+
+def kind_of(verdicts: Verdicts) -> Kind:
+    """useful: successes and failures; too_easy: successes alone; too_hard: failures alone; unjudged: no verdict at all."""
+    right, wrong = True in verdicts, False in verdicts
+    if right and wrong:
+        return "useful"
+    if right:
+        return "too_easy"
+    return "too_hard" if wrong else "unjudged"
+
+
+def is_useful(verdicts: Verdicts) -> bool:
+    """Whether the group holds at least one success and one failure."""
+    return kind_of(verdicts) == "useful"
+
+
+def batch_members(groups: Iterable[Verdicts], wanted: int) -> list[int]:
+    """Places of the groups to train on: the first `wanted` useful ones, in the order in which they were drawn."""
+    return [place for place, verdicts in enumerate(groups) if is_useful(verdicts)][:wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCounts:
+    """What became of the groups drawn in one step, over all its rounds."""
+
+    useful: int = 0
+    too_easy: int = 0
+    too_hard: int = 0
+    unjudged: int = 0
+
+    @property
+    def drawn(self) -> int:
+        return self.useful + self.too_easy + self.too_hard + self.unjudged
+
+
+def count_groups(groups: Iterable[Verdicts]) -> GroupCounts:
+    kinds = [kind_of(verdicts) for verdicts in groups]
+    return GroupCounts(kinds.count("useful"), kinds.count("too_easy"), kinds.count("too_hard"), kinds.count("unjudged"))
+
+
+def prompts_to_draw(missing: int, useful_so_far: int, drawn_so_far: int, most: int) -> int:
+    """Prompts of the next round: missing / (share of useful groups), rounded up; at least `missing`, never above `most`.
+
+    The share is (useful + 1) / (drawn + 2), the mean of a Beta(1, 1) prior after what was seen: with nothing drawn it is
+    1/2, and after a round without a useful group it is small, not 0.
+    """
+    if not 0 <= useful_so_far <= drawn_so_far or most < 1:
+        raise ValueError(f"{useful_so_far} useful of {drawn_so_far} groups drawn, at most {most} a round: not possible")
+    if missing <= 0:
+        return 0
+    expected = -(-missing * (drawn_so_far + 2) // (useful_so_far + 1))  # whole numbers: exact, and rounded up
+    return min(most, max(missing, expected))
+
+
+def refill_metrics(counts: GroupCounts, rounds: int, wanted: int) -> dict[str, float]:
+    """`rounds` counts the first one too. Surplus groups are useful ones beyond the batch, which are not trained on."""
+    return {
+        "rollout/rounds": rounds,
+        "rollout/groups_drawn": counts.drawn,
+        "rollout/groups_too_easy": counts.too_easy,
+        "rollout/groups_too_hard": counts.too_hard,
+        "rollout/groups_surplus": max(0, counts.useful - wanted),
+    }
+
+
+def verdict_on_difficulty(counts: GroupCounts, step: int, wanted: int) -> str:
+    """What it means, and what to do, when the rounds are used up and the batch is not full."""
+    silent = counts.too_easy + counts.too_hard + counts.unjudged
+    groups = f"{counts.drawn} groups drawn at step {step}"
+    batch = f"the batch has {min(counts.useful, wanted)} of {wanted} groups"
+    unjudged = f", {counts.unjudged} without a verdict" if counts.unjudged else ""
+    if silent and counts.unjudged >= ONE_SIDED * silent:
+        return (
+            f"the reward does not judge these completions: {counts.unjudged} of {groups} have no verdict ({counts.too_easy} all "
+            f"right, {counts.too_hard} all failed, {counts.useful} mixed); {batch}. Look at why the outcome part of "
+            "[[rewards]] abstains or fails: dynamic sampling has nothing else to go by."
+        )
+    if silent and counts.too_hard >= ONE_SIDED * silent:
+        return (
+            f"the task is too hard for this policy: in {counts.too_hard} of {groups} every completion failed "
+            f"({counts.too_easy} all right, {counts.useful} mixed{unjudged}); {batch}. "
+            "Use easier prompts, a larger group_size, or a cold start."
+        )
+    if silent and counts.too_easy >= ONE_SIDED * silent:
+        return (
+            f"the task is too easy for this policy: in {counts.too_easy} of {groups} every completion was right "
+            f"({counts.too_hard} all failed, {counts.useful} mixed{unjudged}); {batch}. Use harder prompts, or "
+            'prompt_choice = "informative", which draws solved ones less often; if all are solved, the run is done.'
+        )
+    return (
+        f"too few prompts are of the right difficulty for this policy: of {groups}, {counts.too_easy} were all right and "
+        f"{counts.too_hard} all failed ({counts.useful} mixed{unjudged}); {batch}. Use prompt_choice = "
+        '"informative", which prefers those in between, a larger group_size, or more refill_rounds.'
+    )
