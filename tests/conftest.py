@@ -15,6 +15,7 @@ from cohort.config import AlgorithmConfig, ScratchConfig
 from cohort.objective import reads_logprobs, token_loss
 from cohort.policy import Policy
 from cohort.scratch import build_scratch
+from cohort.types import UNSCORED, Completion, End, Outcome, Prompt, Rollout
 
 # Tiny models gain nothing from threads and lose much when the machine is shared.
 torch.set_num_threads(1)
@@ -125,9 +126,32 @@ def examples_for(policy: Policy, algorithm: AlgorithmConfig, seed: int = 0, **op
         "reference": algorithm.kl_coef > 0,
         "per_token": algorithm.advantage in PER_TOKEN,
         "pairs": algorithm.region == "dpo",
-        "mismatch": 0.0 if algorithm.mismatch_weight == "off" else 0.5,
+        "mismatch": 0.0 if algorithm.mismatch_weight == "off" else 0.3,
     }
     return ragged_examples(policy, seed, **(choices | options))
+
+
+def rollout(
+    group: int,
+    sample: int,
+    reward: float | None,
+    *,
+    length: int = 3,
+    end: End = "stop",
+    mask: tuple[bool, ...] | None = None,
+    success: bool | None = None,
+    token_ids: tuple[int, ...] = (),
+    text: str = "t",
+    steps: tuple[tuple[int, float], ...] = (),
+) -> Rollout:
+    """One rollout by hand: prompt ids 5, 6, completion ids 7, 8, ... and success above a reward of 0.5, unless given."""
+    token_ids = token_ids or tuple(range(7, 7 + length))
+    logprobs = tuple(-0.5 - place for place in range(len(token_ids)))
+    completion = Completion(token_ids, logprobs, end=end, text=text, sampled_mask=mask)
+    outcome = UNSCORED
+    if reward is not None:
+        outcome = Outcome({"r": reward}, reward, reward > 0.5 if success is None else success, steps=steps)
+    return Rollout(Prompt(index=group, content="q", columns={}, token_ids=(5, 6)), group, sample, completion, outcome, 0)
 
 
 def gradients(owner: Any) -> torch.Tensor:

@@ -282,9 +282,7 @@ def test_process_with_one_step_at_the_end_is_group_normalized(ddof):
     for seed in range(10):
         rewards = random_groups(seed, groups=1, size=6)[0]
         lengths = [1 + (seed + place) % 4 for place in range(6)]
-        steps = [
-            None if reward is None else [(length - 1, reward)] for reward, length in zip(rewards, lengths, strict=True)
-        ]
+        steps = [None if reward is None else [(length - 1, reward)] for reward, length in zip(rewards, lengths, strict=True)]
         outcome = group_normalized(*rows(rewards), ddof=ddof)[0].tolist()
         for tokens, advantage, length in zip(process(steps, lengths, ddof=ddof), outcome, lengths, strict=True):
             assert tokens.tolist() == pytest.approx([advantage] * length, abs=1e-12)

@@ -71,9 +71,7 @@ def test_what_the_choice_changes():
     means = ("sequence_mean", "token_mean", "prompt_mean")
     assert all(AGGREGATIONS[name]([4] * 4, [0, 0, 1, 1], 8) == [1 / 16] * 4 for name in means)
     lengths, groups = [2, 2, 2, 6], [0, 0, 1, 1]
-    shares = {
-        name: [w * n for w, n in zip(AGGREGATIONS[name](lengths, groups, 8), lengths, strict=True)] for name in means
-    }
+    shares = {name: [w * n for w, n in zip(AGGREGATIONS[name](lengths, groups, 8), lengths, strict=True)] for name in means}
     assert shares["sequence_mean"] == pytest.approx([1 / 4] * 4)
     assert shares["token_mean"] == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
     assert shares["prompt_mean"] == pytest.approx([1 / 4, 1 / 4, 1 / 8, 3 / 8])

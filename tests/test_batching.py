@@ -9,23 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cohort.algorithms.aggregation import AGGREGATIONS
 from cohort.batching import make_examples, minibatch_members, pack, token_budget_rows
 from cohort.errors import InvariantError
-from cohort.experience import make_batch, rewards_of
-from cohort.recipe_file import load_recipe
-from cohort.types import UNSCORED, Completion, Outcome, Prompt, Rollout
-from conftest import ragged_examples, tiny_policy
+from conftest import ragged_examples, rollout, tiny_policy
 
 OPTIONS = {"aggregation": "token_mean", "max_completion_tokens": 8, "skip_zero_advantage": False}
-
-
-def rollout(group: int, sample: int, reward: float | None, *, length: int = 3, end: str = "stop", mask=None) -> Rollout:
-    prompt = Prompt(index=group, content="q", columns={}, token_ids=(5, 6))
-    completion = Completion(
-        tuple(range(7, 7 + length)), tuple(-0.5 - place for place in range(length)), end=end, text="t", sampled_mask=mask
-    )
-    outcome = UNSCORED if reward is None else Outcome({"r": reward}, reward, reward > 0.5)
-    return Rollout(prompt, group, sample, completion, outcome, policy_version=0)
 
 
 def test_every_trained_token_once_with_its_own_numbers():
@@ -48,6 +37,7 @@ def test_every_trained_token_once_with_its_own_numbers():
                 assert micro.advantages_M[place] == example.advantages_T[position]
                 assert micro.old_logprobs_M[place] == example.old_logprobs_T[position]
                 assert micro.ref_logprobs_M[place] == example.ref_logprobs_T[position]
+                assert micro.group_B[micro.row_M[place]] == example.group
                 assert micro.sampling_logprobs_M[place] == example.sampling_logprobs_T[position]
                 assert micro.loss_weights_M[place] == 1 / minibatch.trained_tokens
         expected = [(index, int(place)) for index, example in enumerate(examples) for place in example.loss_mask_T.nonzero()]
@@ -67,52 +57,44 @@ def test_mixed_old_logprobs_are_refused():
 
 def test_unscored_and_left_out_rollouts_make_no_examples():
     rollouts = [rollout(0, 0, 1.0), rollout(0, 1, None), rollout(1, 0, 0.0), rollout(1, 1, 1.0)]
-    examples = make_examples(rollouts, [0.5, 9.0, -1.0, 1.0], left_out={1})
-    assert [example.rollout for example in examples] == [0]
-    assert examples[0].advantages_T.tolist() == [0.5] * 3
+    examples = make_examples(rollouts, left_out={1})
+    assert [(example.rollout, example.group) for example in examples] == [(0, 0)]
+    assert examples[0].advantages_T.tolist() == [0.0] * 3
+    assert (examples[0].prompt_ids, examples[0].completion_ids) == ((5, 6), (7, 8, 9))
     assert examples[0].sampling_logprobs_T.tolist() == [-0.5, -1.5, -2.5]
 
 
 def test_truncated_completions_are_masked_only_when_asked():
     rollouts = [rollout(0, 0, 1.0, end="length"), rollout(0, 1, 0.0, mask=(True, False, True))]
-    plain = make_examples(rollouts, [1.0, -1.0])
-    masked = make_examples(rollouts, [1.0, -1.0], mask_truncated=True)
+    plain = make_examples(rollouts)
+    masked = make_examples(rollouts, mask_truncated=True)
     assert [example.trained_tokens for example in plain] == [3, 2]
     assert [example.trained_tokens for example in masked] == [0, 2]
     minibatch = pack(masked, micro_batch_tokens=100, **OPTIONS)
     assert (minibatch.completions, minibatch.trained_tokens) == (1, 2)
 
 
-def test_make_batch_keeps_or_drops_zero_variance_groups_and_always_drops_unusable_ones():
-    """Groups: useful, all equal, one score only. keep: 2 + 2 examples count in N; drop: 2. Advantages are +-1 / (1 + 2e-6)."""
-    rollouts = [
-        rollout(0, 0, 1.0), rollout(0, 1, 0.0),
-        rollout(1, 0, 0.3), rollout(1, 1, 0.3),
-        rollout(2, 0, 1.0), rollout(2, 1, None),
-    ]  # fmt: skip
-    counts = {}
-    for choice in ("keep", "drop"):
-        recipe = load_recipe(overrides=["group_size=2", f"zero_variance={choice}"])
-        batch = make_batch(rollouts, {}, recipe, step=1)
-        counts[choice] = pack(batch.examples, micro_batch_tokens=100, **OPTIONS).completions
-        assert batch.advantages_N == pytest.approx([0.5 / 0.500001, -0.5 / 0.500001, 0, 0, 0, 0], abs=1e-15)
-        assert batch.metrics["advantage/useful_groups"] == pytest.approx(1 / 3)
-        assert batch.metrics["advantage/zero_variance_groups"] == 1
-        assert batch.metrics["advantage/dropped_groups"] == {"keep": 1, "drop": 2}[choice]
-    assert counts == {"keep": 4, "drop": 2}
-    rewards_PG, scored_PG = rewards_of(rollouts)
-    assert rewards_PG.tolist() == [[1.0, 0.0], [0.3, 0.3], [1.0, 0.0]]
-    assert scored_PG.tolist() == [[True, True], [True, True], [True, False]]
+@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
+def test_packing_nothing_is_nothing(aggregation):
+    minibatch = pack([], micro_batch_tokens=100, **(OPTIONS | {"aggregation": aggregation}))
+    assert (minibatch.micro_batches, minibatch.completions, minibatch.trained_tokens) == ([], 0, 0)
 
 
-def test_a_step_in_which_every_group_is_dropped_is_an_empty_plan_not_an_error():
-    recipe = load_recipe(overrides=["group_size=2", "zero_variance=drop", "minibatches_per_step=3"])
-    batch = make_batch([rollout(0, 0, 1.0), rollout(0, 1, 1.0)], {}, recipe, step=1)
-    assert batch.examples == []
-    assert batch.plan == [[]]
-    for aggregation in ("sequence_mean", "token_mean", "constant"):
-        minibatch = pack([], micro_batch_tokens=100, **(OPTIONS | {"aggregation": aggregation}))
-        assert (minibatch.micro_batches, minibatch.completions, minibatch.trained_tokens) == ([], 0, 0)
+def test_groups_stay_together_when_they_must():
+    """Three groups of unequal sizes, scattered: whole groups in every micro-batch, longest group first, within the budget
+    where one group allows it; each row keeps its own group number."""
+    policy = tiny_policy()
+    shapes = ((3, 5), (3, 2), (3, 7), (3, 1), (4, 6), (4, 3))
+    groups = (4, 2, 9, 4, 2, 4)
+    examples = [
+        replace(example, group=group) for example, group in zip(ragged_examples(policy, shapes=shapes), groups, strict=True)
+    ]
+    micro_batches = pack(examples, micro_batch_tokens=1, keep_groups=True, **OPTIONS).micro_batches
+    assert [micro.examples for micro in micro_batches] == [(1, 4), (2,), (0, 3, 5)]
+    assert [micro.group_B.tolist() for micro in micro_batches] == [[2, 2], [9], [4, 4, 4]]
+    # Ten wide, three rows: exactly the first two groups fit into 30.
+    pairs = pack(examples, micro_batch_tokens=30, keep_groups=True, **OPTIONS).micro_batches
+    assert [micro.examples for micro in pairs] == [(1, 4, 2), (0, 3, 5)]
 
 
 @settings(max_examples=100, deadline=None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 import torch
@@ -221,7 +222,7 @@ def test_near_the_reference():
         for name, found in shares.items():
             found.append((case.in_reward(name).norm() / exact_V.norm()).item())
     for found in shares.values():
-        for farther, closer in zip(found, found[1:], strict=False):
+        for farther, closer in pairwise(found):
             assert closer == pytest.approx(farther / 10, rel=0.15)
         assert found[-1] < 1e-3
 

@@ -262,9 +262,7 @@ def test_value_and_gradient_of_every_region_against_the_slow_reference(name, lim
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
-        st.tuples(
-            st.floats(-6, -0.01), st.floats(-6, -0.01), st.floats(-6, -0.01), st.floats(-3, 3), st.integers(0, 2)
-        ),
+        st.tuples(st.floats(-6, -0.01), st.floats(-6, -0.01), st.floats(-6, -0.01), st.floats(-3, 3), st.integers(0, 2)),
         min_size=1,
         max_size=8,
     ),

@@ -108,7 +108,9 @@ def _grid(loss_type: str) -> list[Trl]:
         return [Trl("cispo", beta, corrected, epsilon_high=cap) for (beta, corrected), cap in product(kl, (1.0, 1.28, 5.0))]
     clips = [(0.2, 0.2), (0.2, 0.28), (0.1, 0.3)]
     if loss_type == "gspo":  # without the corrected KL, whose ratio is another one (see below)
-        return [Trl("grpo", beta, False, *clip, level="sequence") for (beta, _), clip in product(kl[:2], [*clips, (3e-4, 4e-4)])]
+        return [
+            Trl("grpo", beta, False, *clip, level="sequence") for (beta, _), clip in product(kl[:2], [*clips, (3e-4, 4e-4)])
+        ]
     return [Trl(loss_type, *kl_, *clip, delta=delta) for kl_, clip, delta in product(kl, clips, (None, 1.3, 3.0))]
 
 
@@ -165,8 +167,7 @@ def test_a_second_clip_inside_the_first_is_another_function(bench):
     assert compare(bench, inside, 0.5)[1] > 1e-4
     # For A > 0 it is our clip with clip_high = delta - 1.
     risen = [
-        replace(example, advantages_T=example.advantages_T.abs())
-        for example in holed_examples(bench.policy, 1, off_policy=0.5)
+        replace(example, advantages_T=example.advantages_T.abs()) for example in holed_examples(bench.policy, 1, off_policy=0.5)
     ]
     assert max(compare(bench, inside, 0.5, examples=risen, region="clip", clip_high=1.1 - 1.0)) < 1e-12
     # For A < 0 it is our clip: a ratio above delta still counts up to 1 + epsilon_high, and beyond that it is stopped there.
@@ -187,6 +188,16 @@ def test_the_entropy_bonus_is_weighted_like_the_loss_here_and_by_tokens_in_trl(b
     assert compare(bench, trl, 0.0)[1] > 1e-4
     same_length = ragged_examples(bench.policy, seed=1, shapes=((3, 4),) * 8)
     assert max(compare(bench, trl, 0.0, examples=same_length)) < 1e-12
+
+
+def test_a_ratio_stops_at_e_to_the_20(bench):
+    """TRL's goes on, to infinity in the end; a second clip below makes the two equal again."""
+    examples = holed_examples(bench.policy, 1, off_policy=0.3)
+    examples[0].advantages_T[:] = -1.0
+    examples[0].old_logprobs_T[1] -= 25.0
+    beyond = Trl("grpo", 0.0, corrected=False)
+    assert compare(bench, beyond, 0.3, examples=examples)[1] > 1e-4
+    assert max(compare(bench, replace(beyond, delta=3.0), 0.3, examples=examples)) < 1e-12
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "bnpo", "dapo", "luspo"])

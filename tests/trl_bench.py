@@ -262,12 +262,19 @@ def compare(
     examples = examples or holed_examples(bench.policy, seed, off_policy=off_policy, reference=trl.beta > 0)
     trl_loss, theirs = trl_loss_and_gradients(bench, trl_inputs(examples, bench.policy.tokenizer.pad_token_id))
     loss, ours = our_loss_and_gradients(bench.policy, examples, **{**trl.in_our_words(), **changed})
-    return loss_difference(loss, trl_loss), relative_difference(ours, theirs)
+    return loss_difference(loss, trl_loss, loss_unit(bench, trl, examples)), relative_difference(ours, theirs)
 
 
-def loss_difference(ours: float, theirs: float) -> float:
-    """Absolute up to 1, relative above: a summed or unnormalised loss of 30 has a float32 rounding of 2e-6 by itself."""
-    return abs(ours - theirs) / max(1.0, abs(theirs))
+def loss_difference(ours: float, theirs: float, unit: float = 1.0) -> float:
+    """Absolute up to a loss of `unit`, relative above, as float32 rounds."""
+    return abs(ours - theirs) / max(unit, abs(theirs))
+
+
+def loss_unit(bench: Bench, trl: Trl, examples: Sequence[Example]) -> float:
+    """The size of one token's term: about 1 where it is a ratio, and for cispo, whose terms hold log pi, that of log-probs."""
+    if trl.loss_type != "cispo":
+        return 1.0
+    return max(float(row_T.abs().max()) for row_T in bench.policy.score_examples(list(examples), 10_000))
 
 
 def our_loss_and_gradients(policy: Policy, examples: Sequence[Example], **choices: Any) -> tuple[float, Tensor]:

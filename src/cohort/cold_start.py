@@ -19,6 +19,7 @@ from cohort.config import Recipe
 from cohort.errors import PromptError
 from cohort.interrupts import deferred
 from cohort.parts import Parts
+from cohort.prompts import PromptStream
 from cohort.state import TrainState
 from cohort.types import NoiseKey, Prompt, Sampling
 
@@ -48,7 +49,7 @@ def cold_start(parts: Parts, state: TrainState, demonstrations: Sequence[Demonst
     """Train on demonstrations until `num_steps` batches or until sampled success reaches `until_success`."""
     recipe = parts.recipe.cold_start
     by_index = {demonstration.prompt.index: demonstration for demonstration in demonstrations}
-    stream = type(parts.stream)([demonstration.prompt for demonstration in demonstrations], parts.recipe.seed, shuffle=True)
+    stream = PromptStream([demonstration.prompt for demonstration in demonstrations], parts.recipe.seed, shuffle=True)
     success: float | None = None
     while state.cold_steps < recipe.num_steps:
         # Looked at before the update, from the step number alone: a resumed run stops at the very same step.

@@ -138,7 +138,10 @@ class AlgorithmConfig(Section):
     )
     reference_every: int = Field(0, ge=0, description="The reference becomes the policy every N steps; 0: never.")
     reference_decay: float = Field(
-        0.0, ge=0, lt=1, description="The reference follows the policy as a moving average with this decay per step; 0: it does not."
+        0.0,
+        ge=0,
+        lt=1,
+        description="The reference follows the policy as a moving average with this decay per step; 0: it does not.",
     )
     entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus.")
     # -- aggregation ---------------------------------------------------------------------------------------------------

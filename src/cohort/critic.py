@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cohort.attention import CAUSAL_ATTENTION, attending, attention_configs
+from cohort.attention import attention_configs
 from cohort.batching import Example, MicroBatch, pack
 from cohort.config import CriticConfig, OptimizerConfig
 from cohort.errors import CheckpointError, InvariantError
 from cohort.optim import MAX_SKIPPED_IN_A_ROW, MasterWeights, Optimizer, StepReport
-from cohort.policy import Policy
-from cohort.steady import missing_rows, steady_rows
+from cohort.policy import Policy, states_before
+from cohort.steady import steady_rows
 
 WEIGHTS, MOMENTS = "weights/", "moments/"
 """Prefixes of the tensors in a checkpoint."""
@@ -162,14 +162,7 @@ class Critic:
         self.optimizer.load_state(moments, document)
 
     def _values_before(self, micro: MicroBatch) -> Tensor:
-        token_ids_BT = micro.token_ids_BT
-        missing = missing_rows(token_ids_BT.numel(), token_ids_BT.device)
-        if missing:
-            token_ids_BT = F.pad(token_ids_BT, (0, -(-missing // token_ids_BT.shape[0])))
-        with attending(self.attention_configs, CAUSAL_ATTENTION):
-            hidden_BTH = self.model.backbone(input_ids=token_ids_BT, use_cache=False).last_hidden_state
-        # The state one position earlier, as for log-probs: what is expected before the token is read.
-        return self.model.values(hidden_BTH[micro.row_M, micro.position_M - 1])
+        return self.model.values(states_before(self.model.backbone, self.attention_configs, micro))
 
     def _forget_metrics(self) -> None:
         self._losses: list[Tensor] = []

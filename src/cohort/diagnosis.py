@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
+from cohort.algorithms.presets import NEEDS_GROUP
 from cohort.estimators import useful_share
 
 Level = Literal["info", "warning", "alarm"]
@@ -133,7 +134,8 @@ def no_success(history: History) -> Finding | None:
 
 def no_useful_groups(history: History) -> Finding | None:
     useful = history.now("advantage/useful_groups")
-    if useful is None or useful >= 0.15 or history.now("reward/success") == 0:
+    compares = history.setting("algorithm.advantage", "group_normalized") in NEEDS_GROUP
+    if useful is None or useful >= 0.15 or history.now("reward/success") == 0 or not compares:
         return None
     right, wrong = sum(history.last("advantage/all_correct_groups")), sum(history.last("advantage/all_wrong_groups"))
     group_size = int(history.setting("train.group_size", 8))

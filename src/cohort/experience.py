@@ -21,7 +21,7 @@ from cohort.algorithms.advantages import (
     zero_variance_groups,
 )
 from cohort.algorithms.kl import k1
-from cohort.algorithms.presets import NEEDS_GROUP
+from cohort.algorithms.presets import NEEDS_GROUP, SAMPLED
 from cohort.batching import Example, make_examples, minibatch_members
 from cohort.config import AlgorithmConfig, Recipe
 from cohort.critic import Critic, NoCritic
@@ -68,7 +68,9 @@ def make_batch(collected: Collected, models: Models, recipe: Recipe, step: int, 
 
     advantages_N = mean_advantages(examples, len(rollouts))
     metrics = rollout_metrics(rollouts, collected.tokens_sampled) | collected.metrics
-    metrics |= advantage_metrics(rewards_PG, scored_PG, advantages_N, left_out_P, examples, rollouts)
+    metrics |= advantage_metrics(advantages_N, scored_PG, examples)
+    if algorithm.data in SAMPLED:
+        metrics |= group_metrics(rewards_PG, scored_PG, left_out_P, rollouts)
     return Batch(rollouts, advantages_N, examples, plan, metrics, collected.prompts_taken, collected.verdicts)
 
 
@@ -216,12 +218,10 @@ class Credit:
         for members in by_group.values():
             steps_G = [self._steps(self.rollouts[example.rollout]) for example in members]
             lengths_G = [len(example.completion_ids) for example in members]
-            options = {"ddof": self.algorithm.std_ddof, "epsilon": self.algorithm.std_epsilon}
-            for example, advantages_T in zip(members, process(steps_G, lengths_G, **options), strict=True):
+            advantages_G = process(steps_G, lengths_G, ddof=self.algorithm.std_ddof, epsilon=self.algorithm.std_epsilon)
+            for example, advantages_T in zip(members, advantages_G, strict=True):
                 credited[example.rollout] = advantages_T
-        return [
-            replace(example, advantages_T=credited[example.rollout].to(example.advantages_T.dtype)) for example in examples
-        ]
+        return [replace(example, advantages_T=credited[example.rollout].to(example.advantages_T.dtype)) for example in examples]
 
     def _steps(self, rollout: Rollout) -> Sequence[tuple[int, float]]:
         if rollout.outcome.steps:
@@ -265,25 +265,23 @@ def rollout_metrics(rollouts: Sequence[Rollout], tokens_sampled: int) -> dict[st
     }
 
 
-def advantage_metrics(
-    rewards_PG: Tensor,
-    scored_PG: Tensor,
-    advantages_N: Sequence[float],
-    left_out_P: Tensor,
-    examples: Sequence[Example],
-    rollouts: Sequence[Rollout],
-) -> dict[str, float]:
+def advantage_metrics(advantages_N: Sequence[float], scored_PG: Tensor, examples: Sequence[Example]) -> dict[str, float]:
+    scored = torch.tensor(advantages_N, dtype=torch.float64).view_as(scored_PG)[scored_PG]
+    largest = [example.advantages_T[example.loss_mask_T].abs().max() for example in examples if example.trained_tokens]
+    return {
+        "advantage/std": float(scored.std(correction=0)) if scored.numel() else 0.0,
+        "advantage/abs_max": float(torch.stack(largest).max()) if largest else 0.0,
+    }
+
+
+def group_metrics(rewards_PG: Tensor, scored_PG: Tensor, left_out_P: Tensor, rollouts: Sequence[Rollout]) -> dict[str, float]:
     zero_P = zero_variance_groups(rewards_PG, scored_PG)
     success_PG = torch.tensor([bool(rollout.outcome.success) for rollout in rollouts]).view_as(scored_PG)
     usable_P = ~unusable_groups(scored_PG)
-    scored = torch.tensor(advantages_N, dtype=torch.float64).view_as(scored_PG)[scored_PG]
-    largest = [example.advantages_T[example.loss_mask_T].abs().max() for example in examples if example.trained_tokens]
     return {
         "advantage/useful_groups": float((usable_P & ~zero_P).double().mean()),
         "advantage/zero_variance_groups": int(zero_P.sum()),
         "advantage/dropped_groups": int(left_out_P.sum()),
         "advantage/all_correct_groups": int((usable_P & (success_PG | ~scored_PG).all(1)).sum()),
         "advantage/all_wrong_groups": int((usable_P & ~(success_PG & scored_PG).any(1)).sum()),
-        "advantage/std": float(scored.std(correction=0)) if scored.numel() else 0.0,
-        "advantage/abs_max": float(torch.stack(largest).max()) if largest else 0.0,
     }

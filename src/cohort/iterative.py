@@ -77,9 +77,7 @@ def begin_iteration(parts: Parts, state: TrainState, learned: LearnedReward, ite
     settings, seed = parts.recipe.reward_model, parts.recipe.seed
     fresh = labelled_rollouts(parts, state, iteration)
     data = learned.replay.mix(fresh, settings.replay_share, seed, iteration)
-    metrics = learned.model.fit(
-        data, iteration=iteration, seed=seed, micro_batch_tokens=parts.recipe.train.micro_batch_tokens
-    )
+    metrics = learned.model.fit(data, iteration=iteration, seed=seed, micro_batch_tokens=parts.recipe.train.micro_batch_tokens)
     with deferred():
         learned.metrics = metrics
         if parts.reference:

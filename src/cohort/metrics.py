@@ -19,7 +19,7 @@ AREAS = {
     "advantage": "How the rewards of each group became a training signal.",
     "loss": "The objective, averaged over the tokens and minibatches of the step.",
     "optim": "What the optimizer did with the gradient.",
-    "critic": "PPO's value function (`advantage = \"gae\"` alone).",
+    "critic": 'PPO\'s value function (`advantage = "gae"` alone).',
     "reward_model": "The last fit of a learned reward model (`[reward_model]` alone); the same in every step until the next fit.",
     "eval": "Held-out problems, sampled with the settings under [evaluation] and the same noise every time.",
     "time": "Wall-clock seconds of each stage of the step.",

@@ -29,9 +29,7 @@ def penalize_overlong(scored: Scored, completions: Sequence[Completion], longest
             outcomes.append(outcome)
             continue
         steps = (*outcome.steps, (len(completion.text), penalty)) if outcome.steps else ()
-        outcomes.append(
-            replace(outcome, reward=outcome.reward + penalty, parts={**outcome.parts, PART: penalty}, steps=steps)
-        )
+        outcomes.append(replace(outcome, reward=outcome.reward + penalty, parts={**outcome.parts, PART: penalty}, steps=steps))
     rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
     metrics = {**scored.metrics, **mean_and_std("reward", rewards), f"reward/{PART}/mean": fmean(penalties)}
     return replace(scored, outcomes=outcomes, metrics=metrics)

@@ -23,7 +23,9 @@ def make_pairs(prompts: Sequence[Prompt], codec: ChatCodec, stop_id: int) -> dic
             assert prompt_ids == prompt.token_ids, "a completion must continue the very ids that rollouts start from"
             both.append(completion_ids)
         if both[0] == both[1]:
-            raise PromptError(f"row {prompt.index}: chosen and rejected are the same, so the pair prefers nothing; remove the row.")
+            raise PromptError(
+                f"row {prompt.index}: chosen and rejected are the same, so the pair prefers nothing; remove the row."
+            )
         pairs[prompt.index] = tuple(both)
     return pairs
 
@@ -33,9 +35,9 @@ def completion_text(prompt: Prompt, column: str) -> str:
     if value is None:
         has = ", ".join(sorted(prompt.columns)) or "none"
         raise PromptError(
-            f"algorithm.data: \"pairs\" trains on `chosen` and `rejected` completions, and row {prompt.index} has no column "
-            f"{column!r} (it has {has}). Add them, or build pairs from rollouts with algorithm.data = \"start\" (from the policy "
-            "the run starts from) or \"policy\" (from the policy as it is)."
+            f'algorithm.data: "pairs" trains on `chosen` and `rejected` completions, and row {prompt.index} has no column '
+            f'{column!r} (it has {has}). Add them, or build pairs from rollouts with algorithm.data = "start" (from the policy '
+            'the run starts from) or "policy" (from the policy as it is).'
         )
     if isinstance(value, list):
         last = value[-1] if value else None

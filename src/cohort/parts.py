@@ -37,9 +37,7 @@ from cohort.updates import UpdateMeter, check_same_policy, mean_metrics, mismatc
 class Scorer(Protocol):
     """Reward functions, or what stands in for them."""
 
-    def score(
-        self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, step: int, num_steps: int
-    ) -> Scored: ...
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, step: int, num_steps: int) -> Scored: ...
 
 
 @dataclass

@@ -60,14 +60,7 @@ class Policy:
         self, micro: MicroBatch, *, temperature: float | None = None, entropy_gradient: bool = False
     ) -> TokenScores:
         """Log-probs and entropies of the trained tokens alone, at the sampling temperature unless told otherwise."""
-        token_ids_BT = micro.token_ids_BT
-        missing = missing_rows(token_ids_BT.numel(), token_ids_BT.device)
-        if missing:
-            token_ids_BT = F.pad(token_ids_BT, (0, -(-missing // token_ids_BT.shape[0])))
-        with attending(self.attention_configs, CAUSAL_ATTENTION):
-            hidden_BTH = self.split.backbone(input_ids=token_ids_BT, use_cache=False).last_hidden_state
-        # The state one position earlier predicts a token: the only shift in the project.
-        hidden_MH = hidden_BTH[micro.row_M, micro.position_M - 1]
+        hidden_MH = states_before(self.split.backbone, self.attention_configs, micro)
         logprobs_M, entropy_M = token_logprobs(
             hidden_MH,
             micro.token_ids_M,
@@ -116,6 +109,17 @@ class Policy:
         hide_progress_bars()
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+def states_before(backbone: Any, attention: list[Any], micro: MicroBatch) -> Tensor:
+    """Hidden states from which each trained token is predicted (or valued): those one position earlier."""
+    token_ids_BT = micro.token_ids_BT
+    missing = missing_rows(token_ids_BT.numel(), token_ids_BT.device)
+    if missing:
+        token_ids_BT = F.pad(token_ids_BT, (0, -(-missing // token_ids_BT.shape[0])))
+    with attending(attention, CAUSAL_ATTENTION):
+        hidden_BTH: Tensor = backbone(input_ids=token_ids_BT, use_cache=False).last_hidden_state
+    return hidden_BTH[micro.row_M, micro.position_M - 1]  # the only shift in the project
 
 
 def weights_digest(model: Any) -> str:

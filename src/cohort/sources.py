@@ -11,7 +11,7 @@ file of samples for the same reason: the noise is keyed by the step, so sampling
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -21,7 +21,6 @@ from cohort.rewards.contract import Scored
 from cohort.rollout.engine import Engine
 from cohort.stopwatch import Stopwatch
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Rollout, Sampling
-
 
 LARGEST_ROUND = 4
 """A refill round draws at most this many times prompts_per_step: at a useful share of 0.2, 92 % of batches are then full
@@ -111,7 +110,7 @@ class Written:
 
     recipe: Recipe
     stream: Stream
-    completions: dict[int, tuple[tuple[int, ...], ...]]
+    completions: Mapping[int, tuple[tuple[int, ...], ...]]
     """Prompt -> its completions, best first, each ended by the stop token."""
     decode: Callable[[Sequence[int]], str]
 

@@ -152,7 +152,7 @@ def mean_metrics(rows: list[dict[str, float]]) -> dict[str, float]:
     merged: dict[str, float] = {}
     for name in {name: None for row in rows for name in row}:
         values = [row[name] for row in rows if name in row]
-        if name in ("loss/trained_tokens", "optim/skipped"):
+        if name in ("loss/trained_tokens", "optim/skipped", "critic/skipped"):
             merged[name] = sum(values)
         elif name.endswith("_max"):
             merged[name] = max(values) if not name.startswith("rollout/") else values[0]

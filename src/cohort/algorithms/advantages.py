@@ -99,9 +99,7 @@ Steps = Sequence[tuple[int, float]]
 """(index of the token that ends a step, reward of the step), in order."""
 
 
-def process(
-    steps_G: Sequence[Steps | None], lengths_G: Sequence[int], *, ddof: int = 0, epsilon: float = 1e-6
-) -> list[Tensor]:
+def process(steps_G: Sequence[Steps | None], lengths_G: Sequence[int], *, ddof: int = 0, epsilon: float = 1e-6) -> list[Tensor]:
     """GRPO with process supervision, for one group: each token gets the normalised rewards of its own step and all later ones.
 
     Mean and std are over all step rewards of all completions in the group; None is an unscored completion. With one step

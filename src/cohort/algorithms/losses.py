@@ -134,7 +134,9 @@ REGIONS: dict[str, Region] = {
 # -- preferences -------------------------------------------------------------------------------------------------------
 
 
-def dpo(policy_logprobs_M: Tensor, ref_logprobs_M: Tensor, signs_M: Tensor, pair_M: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+def dpo(
+    policy_logprobs_M: Tensor, ref_logprobs_M: Tensor, signs_M: Tensor, pair_M: Tensor, beta: float
+) -> tuple[Tensor, Tensor]:
     """(loss, margin) of each token's pair: -log sigmoid(margin), margin = beta [(log pi - log ref)(chosen) - (...)(rejected)].
 
     signs_M is +1 on chosen and -1 on rejected tokens; pair_M numbers the pairs from 0.

@@ -52,7 +52,7 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
     if outcome.interrupted:
         again = ["cohort", "compare", *words, "--seeds", seeds, "--jobs", str(jobs), "--output", str(target)]
         again += ["--recipe", recipe] if recipe else []
-        say(f"interrupted: every run has saved itself. Go on with: {shlex.join(again)}")
+        say(f"interrupted: what the runs had earned is saved. Go on with: {shlex.join(again)}")
         return "interrupted"
     console.print()
     print_comparison(console, comparison)

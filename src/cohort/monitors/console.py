@@ -167,11 +167,14 @@ def training_facts(row: Mapping[str, Any], left: float | None) -> str:
         ("reward", "reward/mean", lambda v: f"{v:.3f}"),
         ("success", "reward/success", percent),
         ("useful", "advantage/useful_groups", percent),
+        ("preferred", "loss/preferred", percent),
         ("length", "rollout/length_mean", lambda v: f"{v:.0f}"),
         ("KL", "loss/kl_per_completion", lambda v: f"{v:.2f}"),
         ("entropy", "loss/entropy", lambda v: f"{v:.2f}"),
         ("", "perf/tokens_per_second", lambda v: f"{compact(v)} tok/s"),
     )
+    if "reward/mean" not in row:  # nothing is sampled, so the loss is what there is to watch
+        writers = (("loss", "loss/total", lambda v: f"{v:.3f}"), *writers)
     facts = [f"{label} {write(row[name])}".strip() for label, name, write in writers if isinstance(row.get(name), int | float)]
     return " · ".join(facts + ([f"{duration(left)} left"] if left is not None else []))
 

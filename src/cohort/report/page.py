@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from cohort.config import AlgorithmConfig
+from cohort.describe import describe
 from cohort.diagnosis import STAGES, diagnose
 from cohort.report.charts import Chart, Series, figure
 from cohort.report.data import RunData, as_dict, number
@@ -53,8 +55,16 @@ def header(run: RunData) -> str:
     words = [f"<span>{text(word)}</span>" for word in (algorithm, model, run.last_written) if word]
     return (
         f'<header><div class="top"><h1>{text(run.name)}</h1><span class="badge {run.status}">{run.status}</span>{"".join(words)}</div>'
-        f'<p class="verdict">{text(sentence)}</p><p class="sub">{text(detail)}</p></header>'
+        f'<p class="verdict">{text(sentence)}</p><p class="sub">{text(detail)}</p>{algorithm_line(run)}</header>'
     )
+
+
+def algorithm_line(run: RunData) -> str:
+    """What the name of the algorithm stands for, and what the recipe changed of it."""
+    try:
+        return f'<p class="sub">{text(describe(AlgorithmConfig.model_validate(as_dict(run.recipe.get("algorithm")))))}</p>'
+    except ValueError:  # a recipe of another version: its name is in the line above
+        return ""
 
 
 def verdict(run: RunData) -> tuple[str, str]:
@@ -224,12 +234,18 @@ def charts_of(run: RunData) -> list[Chart]:
         reward = (Series("reward = success", reward[0].points),)
     parts = sorted({m[1] for row in run.rows for name in row if (m := re.fullmatch(r"reward/([^/]+)/mean", name))})
     part_lines = tuple(Series(part, run.series(f"reward/{part}/mean")) for part in parts) if len(parts) > 1 else ()
+    written = as_dict(run.recipe.get("algorithm")).get("data") in ("demonstrations", "pairs")
     return [
         Chart("Held-out pass@1", "Same problems and same sampling noise at every evaluation; bars are 95 % intervals.", held_out(run), share=True),
         Chart("Reward and success", "Of the training completions. Thick lines are moving averages.", reward),
         Chart("Parts of the reward", "Mean of each reward function before weighting.", part_lines),
         Chart("Where the signal is", "Useful groups hold completions with different rewards; only they teach.", lines(useful_groups="advantage/useful_groups", distinct_completions="rollout/distinct"), share=True),
         Chart("KL to the reference", "Summed over a completion. Beyond 5 to 10 nats, read the completions.", lines(KL_per_completion="loss/kl_per_completion"), unit="nats"),
+        Chart("Gradient coefficient", "How hard tokens are pushed up (above 0) or down: 5th percentile, mean and 95th percentile.", lines(p95="loss/coefficient_p95", mean="loss/coefficient_mean", p05="loss/coefficient_p05")),
+        Chart("Loss", "Of demonstrations or pairs; for sampled completions the loss says nothing about progress.", lines(loss="loss/total") if written else ()),
+        Chart("Preferences", "Pairs whose chosen completion gained on the rejected one.", lines(preferred="loss/preferred"), share=True),
+        Chart("Critic", "Share of the variance of returns that the critic explains.", lines(explained_variance="critic/explained_variance")),
+        Chart("Learned reward", "How well the reward model's scores agree with the verifier on training completions (AUC).", lines(agreement="reward/verifier_agreement"), share=True),
         Chart("Entropy", "Per token. A collapse means that exploration has stopped.", lines(entropy="loss/entropy"), unit="nats"),
         Chart("Completion length", "Tokens the policy sampled, stop token included.", lines(mean="rollout/length_mean", longest="rollout/length_max"), unit="tokens"),
         Chart("Cut completions", "Ended at max_completion_tokens instead of a stop token.", lines(truncated="rollout/truncated"), share=True),
