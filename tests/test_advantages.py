@@ -166,6 +166,14 @@ def test_nearly_equal_rewards_keep_an_exact_variance(function):
     assert advantages_G.tolist() == pytest.approx([-1.0, 1.0], abs=1e-12)
 
 
+def test_rewards_that_differ_at_all_are_not_equal():
+    """Equality is exact and not a tolerance: a gap of 1e-12 has a best, a worst and, without an epsilon, +-1."""
+    batch = rows([1e-12, 0.0])
+    assert zero_variance_groups(*batch).tolist() == [False]
+    assert group_normalized(*batch, epsilon=0.0)[0].tolist() == pytest.approx([1.0, -1.0], abs=1e-12)
+    assert best_and_worst(*batch)[0].tolist() == [1.0, -1.0]
+
+
 @pytest.mark.parametrize("ddof", [0, 1])
 @pytest.mark.parametrize("name", EVERY)
 def test_random_batches_against_the_slow_reference(name, ddof):
