@@ -186,12 +186,15 @@ def test_presets_fill_choices_and_choices_override_presets():
 
 
 def test_naming_another_preset_on_a_resolved_recipe_is_not_ignored(tmp_path):
-    """A run's recipe.toml spells every choice out; algorithm=dr_grpo must still change them, and keep one's own."""
+    """A run's recipe.toml spells every choice out, tuned ones too: the word must mean the whole algorithm all the same."""
     path = tmp_path / "recipe.toml"
-    path.write_text(dump_recipe(load_recipe(overrides=["clip_high=0.28"])))
+    path.write_text(dump_recipe(load_recipe(overrides=["clip_high=0.28", "kl_coef=0.005", "mask_truncated=true"])))
     switched = load_recipe(path, ["algorithm=dr_grpo"]).algorithm
-    assert (switched.advantage, switched.aggregation, switched.kl_coef) == ("group_centered", "constant", 0.0)
-    assert switched.clip_high == 0.28
+    assert switched == load_recipe(overrides=["algorithm=dr_grpo", "mask_truncated=true"]).algorithm
+    assert switched.mask_truncated  # no preset has a word on it, so it is one's own
+    for words in (["algorithm=dpo", "kl_coef=0.2"], ["kl_coef=0.2", "algorithm=dpo"]):
+        assert load_recipe(path, words).algorithm.kl_coef == 0.2
+    assert load_recipe(path, values={"kl_coef": 0.2, "algorithm": "dpo"}).algorithm.kl_coef == 0.2
     same = load_recipe(path, ["algorithm=grpo"]).algorithm
     assert same == load_recipe(path).algorithm
 

@@ -139,7 +139,9 @@ REWARDS: list[list[float | None]] = [
 def test_every_group_advantage_through_the_real_path(name):
     """Without KL: the slow reference on the raw rewards, on every token of every scored completion of a usable group."""
     batch = batch_of(grid(REWARDS), "group_size=4", "kl_coef=0", f"algorithm.advantage={name}")
-    expected = [value for group in reference.advantages(name, REWARDS) for value in group]
+    # A group with a single score is left out, so it is in no deviation over the batch either.
+    counted = [group if sum(reward is not None for reward in group) > 1 else [None] * 4 for group in REWARDS]
+    expected = [value for group in reference.advantages(name, counted) for value in group]
     assert [example.rollout for example in batch.examples] == [0, 1, 2, 4, 5, 6, 7, 12, 13, 14, 15]
     for example in batch.examples:
         assert trained(example) == pytest.approx([expected[example.rollout]] * example.trained_tokens, rel=1e-6, abs=1e-7)
@@ -182,7 +184,7 @@ def test_credit_in_float64_is_the_formula_to_the_last_bits():
         old, ref = (torch.randn(len(example.completion_ids), generator=generator, dtype=torch.float64) for _ in range(2))
         vectors = {"old_logprobs_T": old, "ref_logprobs_T": ref}
         examples.append(replace(example, advantages_T=example.advantages_T.double(), **vectors))
-    credit = Credit(rollouts, AlgorithmConfig(name="rloo"), 0.3, policy().codec.decode)
+    credit = Credit(rollouts, torch.ones(1, 3, dtype=torch.bool), AlgorithmConfig(name="rloo"), 0.3, policy().codec.decode)
     rewards = [
         r - 0.3 * (example.old_logprobs_T - example.ref_logprobs_T).sum().item()
         for r, example in zip([1.0, 0.0, 0.25], examples, strict=True)
@@ -387,3 +389,53 @@ def test_log_probs_are_those_of_the_models():
             now, ref = (reference.trained_tokens(model.model, sample_of(example), 1.0) for model in (policy(), other()))
         assert trained(example, example.old_logprobs_T) == pytest.approx([float(token.logprob) for token in now], abs=1e-12)
         assert trained(example, example.ref_logprobs_T) == pytest.approx([float(token.logprob) for token in ref], abs=1e-12)
+
+
+# -- what is left out stays out of everything ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choices", "std"),
+    [
+        (["algorithm.advantage=batch_std"], 0.125**0.5),  # of 1, 0, 0.5 and 0.5
+        (["algorithm.advantage=batch_std", "zero_variance=drop"], 0.5),  # of 1 and 0
+        (["algorithm.advantage=batch_whitened"], 0.125**0.5),  # of 0.5, -0.5, 0 and 0
+        (["algorithm.advantage=batch_whitened", "zero_variance=drop"], 0.5),
+    ],
+)
+def test_groups_that_are_left_out_are_in_no_deviation_over_the_batch(choices, std):
+    """A lone score of 100 in a group that is dropped must not shrink the advantages of the others."""
+    batch = batch_of(grid([[1.0, 0.0], [100.0, None], [0.5, 0.5]]), "group_size=2", "kl_coef=0", *choices)
+    assert batch.advantages_N == pytest.approx([0.5 / std, -0.5 / std, 0.0, 0.0, 0.0, 0.0], rel=1e-4)
+
+
+def test_a_pair_of_which_one_was_cut_and_masked_is_no_pair():
+    rollouts = [rollout(0, 0, 1.0), rollout(0, 1, 0.0, end="length"), rollout(1, 0, 0.0), rollout(1, 1, 1.0)]
+    chosen = ("group_size=2", "algorithm.name=dpo", "algorithm.data=policy")
+    assert [example.rollout for example in batch_of(rollouts, *chosen).examples] == [0, 1, 2, 3]
+    assert [example.rollout for example in batch_of(rollouts, *chosen, "mask_truncated=true").examples] == [2, 3]
+
+
+def test_with_process_supervision_a_group_is_silent_only_if_its_steps_are_equal():
+    """Equal totals made of different steps teach; equal steps do not."""
+    text = policy().codec.decode((7, 8, 9))
+    end = len(text)
+    made_of = [((1, 1.0), (end, 0.0)), ((1, 0.0), (end, 1.0)), ((1, 0.5), (end, 0.5)), ((1, 0.5), (end, 0.5))]
+    rollouts = [rollout(place // 2, place % 2, 0.5, text=text, steps=steps) for place, steps in enumerate(made_of)]
+    batch = batch_of(rollouts, "group_size=2", "algorithm.name=grpo_process", "zero_variance=drop")
+    assert [example.rollout for example in batch.examples] == [0, 1]
+    assert batch.metrics["advantage/zero_variance_groups"] == 1
+    assert batch.metrics["advantage/useful_groups"] == 0.5
+    # Steps of +1 and -1 after normalising: the first token is credited with both, the rest with the second alone.
+    assert trained(batch.examples[0]) == pytest.approx([0.0, -1.0, -1.0], abs=1e-4)
+    assert trained(batch.examples[1]) == pytest.approx([0.0, 1.0, 1.0], abs=1e-4)
+
+
+@pytest.mark.parametrize("choice", ["algorithm.kl_corrected=true", "algorithm.mismatch_weight=token_truncate"])
+def test_old_log_probs_are_kept_wherever_something_reads_them(choice):
+    """Region "none" has no ratio of its own, but a corrected KL or a mismatch weight on a second minibatch does."""
+    chosen = ("algorithm.name=online_rft", "kl_coef=0.1", "group_size=2", "minibatches_per_step=2")
+    plain = batch_of(grid([[1.0, 0.0], [1.0, 1.0]]), *chosen)
+    asked = batch_of(grid([[1.0, 0.0], [1.0, 1.0]]), *chosen, choice)
+    assert all(example.old_logprobs_T is None for example in plain.examples)
+    assert all(example.old_logprobs_T is not None for example in asked.examples)

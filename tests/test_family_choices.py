@@ -69,7 +69,13 @@ CONTRADICTIONS = [
     ({"name": "grpo", "kl_estimator": "k1"}, ["k1", "expected gradient of exactly 0", "kl_corrected"]),
     ({"name": "grpo", "kl_in": "completion_reward"}, ["completion_reward", "k3", 'kl_estimator = "k1"']),
     ({"name": "rloo", "kl_estimator": "k2"}, ["k2", "only k1 has the gradient"]),
-    ({"name": "grpo", "kl_in": "token_reward", "kl_estimator": "k1"}, ["token_reward", "group_normalized", "completion_reward"]),
+    (
+        {"name": "grpo", "kl_in": "token_reward", "kl_estimator": "k1"},
+        ["token_reward", "group_normalized", "completion_reward"],
+    ),
+    ({"name": "grpo", "kl_estimator": "k2", "kl_corrected": True}, ["k2", "loses it", "kl_corrected = false"]),
+    ({"name": "dpo", "entropy_coef": 0.1}, ["dpo", "entropy_coef = 0"]),
+    ({"name": "gspo", "advantage": "global_normalized", "gamma": 0.9}, ["gamma 0.9", "one advantage per completion"]),
     ({"name": "rloo", "kl_corrected": True}, ["kl_corrected", "false"]),
     ({"name": "online_rft", "kl_coef": 0.1, "kl_in": "completion_reward", "kl_estimator": "k1"}, ["binary", '"loss"']),
     ({"name": "dr_grpo", "kl_target": 1.0}, ["kl_target", "kl_coef", "positive"]),
@@ -78,7 +84,10 @@ CONTRADICTIONS = [
     ({"name": "dpo", "data": "start", "reference_every": 5}, ["start", "cannot move"]),
     ({"name": "gspo", "aggregation": "token_mean"}, ["sequence", "once per token", "sequence_mean"]),
     ({"name": "rloo", "region": "sequence_product"}, ["sequence_product", "sequence_mean"]),
-    ({"name": "ppo", "region": "sequence", "aggregation": "sequence_mean"}, ["sequence", "gae", "one advantage per completion"]),
+    (
+        {"name": "ppo", "region": "sequence", "aggregation": "sequence_mean"},
+        ["sequence", "gae", "one advantage per completion"],
+    ),
     ({"name": "sft", "advantage": "group_normalized"}, ["demonstrations", "uniform"]),
     ({"name": "sft", "data": "policy"}, ["uniform", "right or wrong", "binary"]),
     ({"name": "dpo", "kl_coef": 0.0}, ["dpo", "beta", "0.1"]),
@@ -156,4 +165,6 @@ def test_a_run_prints_what_its_word_stands_for(tmp_path, capsys):
 
     short = {"train.num_steps": 1, "evaluation.samples": 0, "monitors.console": True, "algorithm.name": "cispo"}
     start(tiny(tmp_path, "said", **short, **{"algorithm.kl_coef": 0.0}))
-    assert "algorithm cispo: samples of the policy -> group_normalized -> cispo 5 -> token_mean; no KL" in capsys.readouterr().out
+    assert (
+        "algorithm cispo: samples of the policy -> group_normalized -> cispo 5 -> token_mean; no KL" in capsys.readouterr().out
+    )

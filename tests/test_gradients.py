@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from cohort.algorithms.aggregation import AGGREGATIONS
+from cohort.algorithms.contradictions import contradiction
 from cohort.algorithms.losses import REGIONS
-from cohort.algorithms.presets import PRESETS, contradiction
+from cohort.algorithms.presets import PRESETS
 from cohort.batching import Example, MicroBatch, pack
 from cohort.config import AlgorithmConfig
 from cohort.objective import gradient_coefficient, pushes_on_all_tokens, token_loss

@@ -21,6 +21,7 @@ advantage/useful_groups advantage/zero_variance_groups advantage/dropped_groups 
 advantage/all_wrong_groups advantage/std advantage/abs_max
 loss/total loss/policy loss/kl loss/kl_coef loss/kl_term loss/kl_per_completion loss/entropy loss/clip_low loss/clip_high loss/ratio_max
 loss/coefficient_mean loss/coefficient_p05 loss/coefficient_p95 loss/coefficient_abs_max loss/margin loss/preferred
+loss/chosen_gain loss/rejected_gain
 loss/mismatch_weight loss/mismatch_cut loss/trained_tokens
 optim/learning_rate optim/grad_norm optim/clipped optim/skipped optim/policy_version optim/weight_change
 critic/loss critic/explained_variance critic/value_mean critic/grad_norm critic/clipped_share critic/skipped

@@ -41,7 +41,7 @@ class Scripted:
     def score(self, prompts, completions_PG, step):
         outcomes = []
         for group in completions_PG:
-            for completion, mark in zip(group, self.verdicts[int(group[0].text)], strict=True):
+            for mark in self.verdicts[int(group[0].text)]:
                 success = None if mark == "-" else mark == "1"
                 outcomes.append(Outcome({"right": float(bool(success))}, float(bool(success)) + 0.1, success))
         rewards = [outcome.reward for outcome in outcomes]
@@ -113,9 +113,7 @@ ONE_UPDATE = {"train.minibatches_per_step": 1, "train.passes_per_step": 1, "eval
 def completions(run) -> dict[int, list[str]]:
     import pyarrow.parquet as pq
 
-    return {
-        step: pq.read_table(run / "rollouts" / f"step-{step:06d}.parquet")["completion"].to_pylist() for step in (1, 2, 3)
-    }
+    return {step: pq.read_table(run / "rollouts" / f"step-{step:06d}.parquet")["completion"].to_pylist() for step in (1, 2, 3)}
 
 
 def test_rft_goes_on_sampling_from_the_policy_the_run_started_from(tmp_path):
@@ -138,7 +136,12 @@ def test_sft_is_the_cold_start_as_an_algorithm(tmp_path):
     from safetensors.torch import load_file
 
     rate = {"optimizer.learning_rate": 1e-2, "evaluation.samples": 0}
-    cold = {"cold_start.num_steps": 4, "cold_start.batch_size": 16, "cold_start.warmup_steps": 0, "cold_start.learning_rate": 1e-2}
+    cold = {
+        "cold_start.num_steps": 4,
+        "cold_start.batch_size": 16,
+        "cold_start.warmup_steps": 0,
+        "cold_start.learning_rate": 1e-2,
+    }
     first = train_tiny(tmp_path, "cold", **rate, **cold, **{"train.num_steps": 0}).folder
     one = {"train.minibatches_per_step": 1, "train.passes_per_step": 1, "train.prompts_per_step": 16, "train.num_steps": 4}
     sft = {"algorithm.name": "sft", "algorithm.kl_coef": 0.0, "cold_start.num_steps": 0}
@@ -175,7 +178,7 @@ def dpo_recipe(tmp_path, rows, **overrides):
 def test_dpo_on_pairs_starts_at_log_two_and_comes_to_prefer_the_chosen(tmp_path):
     run = start(dpo_recipe(tmp_path, pair_rows(), **{"train.num_steps": 20, "optimizer.learning_rate": 3e-3})).folder
     rows = rows_of(run)
-    assert rows[0]["loss/total"] == pytest.approx(math.log(2), abs=1e-9)
+    assert rows[0]["loss/total"] == pytest.approx(math.log(2), abs=1e-7)
     assert (rows[0]["loss/kl"], rows[0]["loss/margin"]) == (0.0, 0.0)
     assert rows[-1]["loss/preferred"] == 1.0
     assert rows[-1]["loss/margin"] > 1.0
@@ -232,7 +235,5 @@ def test_before_the_first_update_everything_is_the_same_policy(tmp_path, name):
 def test_temperature_zero_is_still_refused_and_a_group_of_one_is_fine_where_nothing_is_compared(tmp_path):
     with pytest.raises(RecipeError, match="temperature"):
         tiny(tmp_path, "cold", **{"sampling.temperature": 0.0})
-    rows = rows_of(
-        train_tiny(tmp_path, "one", **{**ONE_UPDATE, "algorithm.name": "reinforce++", "train.group_size": 1}).folder
-    )
+    rows = rows_of(train_tiny(tmp_path, "one", **{**ONE_UPDATE, "algorithm.name": "reinforce++", "train.group_size": 1}).folder)
     assert rows[0]["optim/grad_norm"] > 0

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cohort.algorithms.presets import NEEDS_GROUP, PRESETS, contradiction
+from cohort.algorithms.contradictions import contradiction
+from cohort.algorithms.presets import NEEDS_GROUP, PRESETS
 
 
 class Section(BaseModel):
@@ -107,7 +108,7 @@ class AlgorithmConfig(Section):
     ] = Field("group_normalized", description="What replaces the critic (gae: the critic of [critic]).")
     std_ddof: Literal[0, 1] = Field(0, description="Degrees of freedom of standard deviations (TRL: 1).")
     std_epsilon: float = Field(1e-6, ge=0, description="Added to standard deviations (TRL: 1e-4).")
-    gamma: float = Field(1.0, gt=0, le=1, description="Discount of gae.")
+    gamma: float = Field(1.0, gt=0, le=1, description="Discount of gae and global_normalized.")
     gae_lambda: float = Field(1.0, ge=0, le=1, description="Lambda of gae: 1 trusts the returns, 0 the critic.")
     # -- trust region --------------------------------------------------------------------------------------------------
     region: Literal["clip", "dual_clip", "sequence_product", "sequence", "cispo", "none", "dpo"] = Field(
@@ -131,7 +132,7 @@ class AlgorithmConfig(Section):
         description="Where the KL acts: added to the loss, or subtracted from the reward token by token or once per completion.",
     )
     kl_corrected: bool = Field(
-        False, description="In the loss: multiply the estimate by the ratio, which makes its gradient that of the KL."
+        False, description="In the loss: multiply k1 or k3 by the ratio, which makes its gradient that of the KL."
     )
     kl_target: float = Field(
         0.0, ge=0, description="Nats per completion that kl_coef is adapted to hold; 0 keeps kl_coef as it is."
@@ -202,6 +203,9 @@ class RewardModelConfig(Section):
 
     iterations: int = Field(
         0, ge=0, description="Rounds of (fit the reward model, refresh the reference, train); 0: no reward model."
+    )
+    source: str = Field(
+        "", description='A folder or hub id of a sequence-classification model to begin with; "" makes one from the policy.'
     )
     loss: Literal["pairwise", "pointwise"] = Field(
         "pairwise", description="pairwise: right above wrong in the same group. pointwise: right or wrong, each by itself."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -21,7 +22,7 @@ from cohort.algorithms.advantages import (
     zero_variance_groups,
 )
 from cohort.algorithms.kl import k1
-from cohort.algorithms.presets import NEEDS_GROUP, SAMPLED
+from cohort.algorithms.presets import NEEDS_GROUP, PER_TOKEN, SAMPLED
 from cohort.batching import Example, make_examples, minibatch_members
 from cohort.config import AlgorithmConfig, Recipe
 from cohort.critic import Critic, NoCritic
@@ -46,20 +47,21 @@ def make_batch(collected: Collected, models: Models, recipe: Recipe, step: int, 
     """Examples, their minibatches, log-probs and advantages. Log-probs come first where advantages depend on them."""
     algorithm, train = recipe.algorithm, recipe.train
     rollouts = collected.rollouts
-    rewards_PG, scored_PG = rewards_of(rollouts)
+    scored_PG = rewards_of(rollouts)[1]
     left_out_P = torch.zeros(len(scored_PG), dtype=torch.bool)
     if algorithm.advantage in NEEDS_GROUP:
         left_out_P = unusable_groups(scored_PG)
+    silent_P = silent_groups(rollouts, algorithm)
     if algorithm.zero_variance == "drop" or algorithm.region == "dpo":  # a pair of equals prefers nothing
-        left_out_P = left_out_P | zero_variance_groups(rewards_PG, scored_PG)
+        left_out_P = left_out_P | silent_P
     left_out = set(left_out_P.nonzero().flatten().tolist())
     examples = make_examples(rollouts, left_out=left_out, mask_truncated=algorithm.mask_truncated)
 
-    credit = Credit(rollouts, algorithm, kl_coef, models.policy.codec.decode)
+    credit = Credit(rollouts, scored_PG & ~left_out_P[:, None], algorithm, kl_coef, models.policy.codec.decode)
     if not reads_logprobs(algorithm):
         examples = credit.advantages(examples)
     if algorithm.region == "dpo":
-        examples = [example for example in examples if example.has_gradient]
+        examples = whole_pairs(examples)
     groups_N = [example.group for example in examples]
     plan = minibatch_members(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
     examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens)
@@ -70,7 +72,7 @@ def make_batch(collected: Collected, models: Models, recipe: Recipe, step: int, 
     metrics = rollout_metrics(rollouts, collected.tokens_sampled) | collected.metrics
     metrics |= advantage_metrics(advantages_N, scored_PG, examples)
     if algorithm.data in SAMPLED:
-        metrics |= group_metrics(rewards_PG, scored_PG, left_out_P, rollouts)
+        metrics |= group_metrics(scored_PG, silent_P, left_out_P, rollouts)
     return Batch(rollouts, advantages_N, examples, plan, metrics, collected.prompts_taken, collected.verdicts)
 
 
@@ -80,6 +82,27 @@ def rewards_of(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
     rewards_N = torch.tensor([rollout.outcome.reward or 0.0 for rollout in rollouts], dtype=torch.float64)
     scored_N = torch.tensor([rollout.outcome.reward is not None for rollout in rollouts])
     return rewards_N.view(num_groups, -1), scored_N.view(num_groups, -1)
+
+
+def silent_groups(rollouts: Sequence[Rollout], algorithm: AlgorithmConfig) -> Tensor:
+    """[P] True where a group was scored and says nothing: all its rewards, or with process supervision all steps, are equal."""
+    rewards_PG, scored_PG = rewards_of(rollouts)
+    if algorithm.advantage != "process":
+        return zero_variance_groups(rewards_PG, scored_PG)
+    rewards: dict[int, set[float]] = {}
+    for rollout in rollouts:
+        if rollout.outcome.reward is not None:
+            steps = [reward for _, reward in rollout.outcome.steps] or [rollout.outcome.reward]
+            rewards.setdefault(rollout.group, set()).update(steps)
+    equal_P = torch.tensor([len(rewards.get(group, ())) == 1 for group in range(len(scored_PG))])
+    return equal_P & ~unusable_groups(scored_PG)
+
+
+def whole_pairs(examples: Sequence[Example]) -> list[Example]:
+    """Best and worst of each group, where both have tokens to train on: one cut and masked leaves nothing to prefer."""
+    members = [example for example in examples if example.has_gradient]
+    sizes = Counter(example.group for example in members)
+    return [example for example in members if sizes[example.group] == 2]
 
 
 # -- log-probs ---------------------------------------------------------------------------------------------------------
@@ -97,7 +120,7 @@ def add_logprobs(
     examples = list(examples)
     skip = not pushes_on_all_tokens(algorithm)
     together = algorithm.region == "dpo"
-    has_ratio = algorithm.region not in ("none", "dpo")
+    has_ratio = algorithm.region not in ("none", "dpo") or algorithm.kl_corrected or algorithm.mismatch_weight != "off"
 
     def score(model: Policy) -> Callable[[list[Example]], list[Tensor]]:
         return lambda chosen: model.score_examples(chosen, micro_batch_tokens, skip, keep_groups=together)
@@ -130,6 +153,8 @@ class Credit:
     """Puts an advantage on every token of every example, by the recipe's choice."""
 
     rollouts: Sequence[Rollout]
+    counted_PG: Tensor
+    """Completions that count in means and deviations: scored, and in a group that is not left out."""
     algorithm: AlgorithmConfig
     kl_coef: float
     decode: Callable[[Sequence[int]], str]
@@ -138,24 +163,22 @@ class Credit:
         name = self.algorithm.advantage
         if name == "process":
             return self._process(examples)
-        if name in ("gae", "global_normalized"):
-            return self._per_token(examples)
-        return self._per_completion(examples)
+        return self._per_token(examples) if name in PER_TOKEN else self._per_completion(examples)
 
     def _per_completion(self, examples: Sequence[Example]) -> list[Example]:
         """One advantage per completion, from its reward (less its KL, where that is part of the reward) or its success."""
         algorithm = self.algorithm
-        rewards_PG, scored_PG = rewards_of(self.rollouts)
+        rewards_PG, counted_PG = rewards_of(self.rollouts)[0], self.counted_PG
         if algorithm.advantage in FROM_SUCCESS:
-            success_PG = torch.tensor([bool(rollout.outcome.success) for rollout in self.rollouts]).view_as(scored_PG)
-            advantages_PG = FROM_SUCCESS[algorithm.advantage](success_PG, scored_PG)
+            success_PG = torch.tensor([bool(rollout.outcome.success) for rollout in self.rollouts]).view_as(counted_PG)
+            advantages_PG = FROM_SUCCESS[algorithm.advantage](success_PG, counted_PG)
         else:
             rewards_N = rewards_PG.flatten().clone()
             for example in examples:
                 rewards_N[example.rollout] -= self._kl_rewards(example).sum()
             function = FROM_REWARDS[algorithm.advantage]
             advantages_PG = function(
-                rewards_N.view_as(rewards_PG), scored_PG, ddof=algorithm.std_ddof, epsilon=algorithm.std_epsilon
+                rewards_N.view_as(rewards_PG), counted_PG, ddof=algorithm.std_ddof, epsilon=algorithm.std_epsilon
             )
         advantages_N = advantages_PG.flatten().tolist()
         return [
@@ -274,13 +297,12 @@ def advantage_metrics(advantages_N: Sequence[float], scored_PG: Tensor, examples
     }
 
 
-def group_metrics(rewards_PG: Tensor, scored_PG: Tensor, left_out_P: Tensor, rollouts: Sequence[Rollout]) -> dict[str, float]:
-    zero_P = zero_variance_groups(rewards_PG, scored_PG)
+def group_metrics(scored_PG: Tensor, silent_P: Tensor, left_out_P: Tensor, rollouts: Sequence[Rollout]) -> dict[str, float]:
     success_PG = torch.tensor([bool(rollout.outcome.success) for rollout in rollouts]).view_as(scored_PG)
     usable_P = ~unusable_groups(scored_PG)
     return {
-        "advantage/useful_groups": float((usable_P & ~zero_P).double().mean()),
-        "advantage/zero_variance_groups": int(zero_P.sum()),
+        "advantage/useful_groups": float((usable_P & ~silent_P).double().mean()),
+        "advantage/zero_variance_groups": int(silent_P.sum()),
         "advantage/dropped_groups": int(left_out_P.sum()),
         "advantage/all_correct_groups": int((usable_P & (success_PG | ~scored_PG).all(1)).sum()),
         "advantage/all_wrong_groups": int((usable_P & ~(success_PG & scored_PG).any(1)).sum()),

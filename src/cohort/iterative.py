@@ -36,10 +36,12 @@ class LearnedReward:
     def __init__(self, model: RewardModel):
         self.model, self.replay = model, Replay()
         self.metrics: dict[str, float] = {}
+        self.before_fit: dict[str, Tensor] = {}
+        """Weights from before a fit that is not written down yet: a checkpoint made in between holds these."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         kept, document = self.replay.state()
-        tensors = {MODEL + name: value for name, value in self.model.tensors().items()}
+        tensors = {MODEL + name: value for name, value in (self.before_fit or self.model.tensors()).items()}
         tensors |= {REPLAY + name: value for name, value in kept.items()}
         return tensors, {"replay": document, "metrics": self.metrics}
 
@@ -55,7 +57,7 @@ class LearnedReward:
 def train_in_iterations(parts: Parts, state: TrainState, compute_dtype: torch.dtype) -> None:
     """Train until `num_steps` steps are finished, in `reward_model.iterations` parts of equal length."""
     recipe = parts.recipe
-    learned = LearnedReward(RewardModel.from_policy(parts.policy, recipe.reward_model, compute_dtype, recipe.seed))
+    learned = LearnedReward(make_reward_model(parts, compute_dtype))
     state.attach("reward_model", learned)
     parts.scorer = LearnedScorer(
         parts.rewards, learned.model, recipe.train.micro_batch_tokens, max_fault_share=recipe.train.max_fault_share
@@ -68,6 +70,13 @@ def train_in_iterations(parts: Parts, state: TrainState, compute_dtype: torch.dt
     learned.model.save(parts.folder.root / "reward_model")
 
 
+def make_reward_model(parts: Parts, compute_dtype: torch.dtype) -> RewardModel:
+    settings = parts.recipe.reward_model
+    if settings.source:
+        return RewardModel.from_pretrained(settings.source, parts.policy, settings, compute_dtype)
+    return RewardModel.from_policy(parts.policy, settings, compute_dtype, parts.recipe.seed)
+
+
 def last_step(recipe: Recipe, iteration: int) -> int:
     return recipe.train.num_steps * iteration // recipe.reward_model.iterations
 
@@ -77,9 +86,13 @@ def begin_iteration(parts: Parts, state: TrainState, learned: LearnedReward, ite
     settings, seed = parts.recipe.reward_model, parts.recipe.seed
     fresh = labelled_rollouts(parts, state, iteration)
     data = learned.replay.mix(fresh, settings.replay_share, seed, iteration)
+    learned.before_fit = {name: value.to("cpu", copy=True) for name, value in learned.model.tensors().items()}
+    parts.monitors.on_message(
+        f"iteration {iteration} of {settings.iterations}: fitting the reward model on {len(data)} completions"
+    )
     metrics = learned.model.fit(data, iteration=iteration, seed=seed, micro_batch_tokens=parts.recipe.train.micro_batch_tokens)
     with deferred():
-        learned.metrics = metrics
+        learned.metrics, learned.before_fit = metrics, {}
         if parts.reference:
             parts.reference.become(parts.policy)
         state.iteration = iteration
@@ -94,8 +107,10 @@ def begin_iteration(parts: Parts, state: TrainState, learned: LearnedReward, ite
 
 
 def labelled_rollouts(parts: Parts, state: TrainState, iteration: int) -> list[Labelled]:
-    """Groups for the prompts that come next, judged by the reward functions."""
-    prompts = parts.stream.take(state.cursor, parts.recipe.reward_model.prompts)
+    """Groups for prompts that come after those of this iteration, so that the reward model is asked about unseen ones."""
+    steps = last_step(parts.recipe, iteration) - state.step
+    place = state.cursor + steps * parts.recipe.train.prompts_per_step
+    prompts = parts.stream.take(place, parts.recipe.reward_model.prompts)
     completions_PG = parts.engine.generate(prompts, parts.sampling, NoiseKey(parts.recipe.seed, "reward_model", iteration))
     flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
     scored = parts.rewards.score(

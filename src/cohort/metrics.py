@@ -116,6 +116,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("loss/coefficient_abs_max", "—", "largest |coefficient|", "below 10", "One token dominates the update: an exploding ratio, or a reference that finds a token far likelier than the policy does."),
     Metric("loss/margin", "nats", "DPO: mean over pairs of beta × (log-ratio of chosen − of rejected)", "rising from 0", "Large and still rising: the pairs are memorised."),
     Metric("loss/preferred", "share", "DPO: pairs whose chosen completion has the larger log-ratio", "rising from 0.5 to 1", "Near 0.5: the pairs hold nothing that the policy can tell apart."),
+    Metric("loss/chosen_gain", "nats", "DPO: mean of log π − log π_ref summed over the chosen completion", "near or above 0", "Far below 0: chosen completions become unlikely too, only less so than rejected ones. DPO constrains the difference alone; where the two share most of their text, pushing one down drags the other along. Raise kl_coef, lower the learning rate, or use a method that rewards the right answer itself."),
+    Metric("loss/rejected_gain", "nats", "the same of the rejected completion", "below chosen_gain", "Falling without end: the pairs are memorised."),
     Metric("loss/mismatch_weight", "ratio", "mean importance weight π_old ÷ π_engine (`mismatch_weight`)", "about 1", "Far from 1: engine and trainer are different policies."),
     Metric("loss/mismatch_cut", "share", "trained tokens whose weight was cut at the cap, or masked", "below 0.01", "Large: most of the batch is corrected away; mend the engine instead."),
     Metric("loss/trained_tokens", "count", "tokens with a non-zero weight in the loss", "close to rollout/tokens", "Much smaller: masks, drops or skipped zero-variance groups. 0: the step was a counted no-op."),

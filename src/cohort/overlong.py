@@ -28,7 +28,10 @@ def penalize_overlong(scored: Scored, completions: Sequence[Completion], longest
         if outcome.reward is None:
             outcomes.append(outcome)
             continue
-        steps = (*outcome.steps, (len(completion.text), penalty)) if outcome.steps else ()
+        steps = outcome.steps
+        if steps:  # into the last step: a step of its own would move the mean over all steps even when it is 0
+            position, reward = steps[-1]
+            steps = (*steps[:-1], (position, reward + penalty))
         outcomes.append(replace(outcome, reward=outcome.reward + penalty, parts={**outcome.parts, PART: penalty}, steps=steps))
     rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
     metrics = {**scored.metrics, **mean_and_std("reward", rewards), f"reward/{PART}/mean": fmean(penalties)}

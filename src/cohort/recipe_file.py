@@ -93,12 +93,12 @@ def load_recipe(
             raise RecipeError(f"recipe {path}: {problem.strerror or problem}") from problem
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise RecipeError(f"recipe {path} is not valid TOML: {problem}") from problem
-    for override in overrides:
+    for override in sorted(overrides, key=lambda text: not names_algorithm(text.partition("=")[0].strip())):
         key, separator, text = override.partition("=")
         if not separator or not key.strip():
             raise RecipeError(f"override {override!r}: write key=value, for example group_size=4")
         assign(tree, key.strip(), parse_value(text.strip()))
-    for key, value in (values or {}).items():
+    for key, value in sorted((values or {}).items(), key=lambda item: not names_algorithm(item[0])):
         assign(tree, key, os.fspath(value) if isinstance(value, os.PathLike) else value)
     return build_recipe(tree)
 
@@ -138,7 +138,7 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
     if names[0] == "rewards" and len(names) > 1 and "rewards" not in tree:
         tree["rewards"] = [reward.model_dump(exclude_defaults=True) for reward in Recipe().rewards]
     if names == ["algorithm", "name"]:
-        forget_preset(tree)
+        forget_preset(tree, value)
     node: Any = tree
     for depth, name in enumerate(names[:-1]):
         try:
@@ -154,13 +154,18 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
     node[names[-1]] = value
 
 
-def forget_preset(tree: dict[str, Any]) -> None:
-    """A resolved recipe spells its preset out. Naming another one replaces those choices; choices of one's own stay."""
+def names_algorithm(key: str) -> bool:
+    """Such an override is applied first: the choices that stand beside it are meant to change the algorithm it names."""
+    return key in ("algorithm", "algorithm.name")
+
+
+def forget_preset(tree: dict[str, Any], name: Any) -> None:
+    """Naming another algorithm replaces every choice that some preset makes: the word then means what it means elsewhere, and
+    not a mixture with what the recipe had tuned for another. Choices that no preset makes stay."""
     section = tree.get("algorithm")
-    if isinstance(section, dict):
-        for choice, value in PRESETS.get(str(section.get("name", "grpo")), {}).items():
-            if section.get(choice) == value:
-                del section[choice]
+    if isinstance(section, dict) and name != section.get("name", "grpo"):
+        for choice in {choice for preset in PRESETS.values() for choice in preset}:
+            section.pop(choice, None)
 
 
 def is_section_value(key: str, value: Any) -> bool:

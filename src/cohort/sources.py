@@ -119,7 +119,7 @@ class Written:
         rollouts = []
         for group, prompt in enumerate(self.stream.take(cursor, count)):
             for sample, token_ids in enumerate(self.completions[prompt.index]):
-                # Not sampled, so there are no sampling log-probs; nothing reads them (presets.contradiction).
+                # Not sampled, so there are no sampling log-probs; nothing reads them (contradictions.py).
                 completion = Completion(token_ids, (0.0,) * len(token_ids), "stop", self.decode(token_ids))
                 outcome = Outcome(parts={}, reward=1.0 if sample == 0 else 0.0, success=None)
                 rollouts.append(Rollout(prompt, group, sample, completion, outcome, policy_version))

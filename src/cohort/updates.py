@@ -50,6 +50,10 @@ class UpdateMeter:
         if loss.margin_M is not None:
             self._sum("margin", (loss.margin_M * weights_M).sum())
             self._sum("preferred", ((loss.margin_M > 0) * weights_M).sum())
+            assert micro.ref_logprobs_M is not None
+            log_ratio_M = scores.logprobs_M - micro.ref_logprobs_M
+            self._sum("chosen", log_ratio_M[micro.advantages_M > 0].sum())
+            self._sum("rejected", log_ratio_M[micro.advantages_M < 0].sum())
         if self.algorithm.data == "policy":
             self.mismatch.append((scores.logprobs_M - micro.sampling_logprobs_M).abs())
         if loss.mismatch_weights_M is not None:
@@ -97,6 +101,8 @@ class UpdateMeter:
             row["loss/kl_term"] = sums["kl_loss"]
         if "margin" in sums:
             row["loss/margin"], row["loss/preferred"] = sums["margin"], sums["preferred"]
+            pairs = sums["rows"] / 2
+            row["loss/chosen_gain"], row["loss/rejected_gain"] = sums["chosen"] / pairs, sums["rejected"] / pairs
         if "mismatch_weight" in sums:
             row["loss/mismatch_weight"] = sums["mismatch_weight"] / tokens
             row["loss/mismatch_cut"] = sums["mismatch_cut"] / tokens
