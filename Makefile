@@ -25,7 +25,7 @@ demo: setup  ## Train the built-in demo on this machine, nothing downloaded
 test: setup  ## Run the tests (a sample of every claim)
 	$(BIN)/python -m pytest -m 'not prove and not gpu'
 
-prove: setup  ## Re-run every figure of docs/results.md in full (about half an hour on two cores)
+prove: setup  ## Re-run every figure of docs/results.md in full (about three hours on two cores)
 	$(BIN)/python -m pytest -m 'prove and not gpu' --durations=20
 	$(BIN)/python benchmarks/prove.py
 

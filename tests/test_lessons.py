@@ -16,9 +16,12 @@ import torch
 from cohort.attention import check_plain_causal
 from cohort.config import ScratchConfig
 from cohort.errors import EngineError, InvariantError
-from cohort.experience import as_rollouts, make_batch
+from cohort.critic import NoCritic
+from cohort.experience import Models, make_batch
 from cohort.scratch import build_scratch
+from cohort.sources import Collected, as_groups
 from cohort.types import Completion, Outcome, Prompt
+from conftest import tiny_policy
 from session_tools import digit_share, rows_of, tiny
 from test_session import FAST, run_with
 
@@ -96,19 +99,23 @@ LESSONS: dict[str, list[str]] = {
     ],
     # KL
     "KL: sign, zero at step 1, larger coefficient gives smaller KL, exact gradient": [
-        "test_losses.py::test_k3_has_the_right_sign",
-        "test_losses.py::test_a_larger_coefficient_ends_with_a_smaller_divergence",
-        "test_losses.py::test_what_k3_in_the_loss_gives_on_a_vocabulary_of_eight",
+        "test_kl.py::test_a_step_on_the_sampled_token_has_the_right_sign",
+        "test_kl.py::test_which_gradients_are_that_of_the_kl_on_policy",
+        "test_kl.py::test_which_gradients_survive_stale_data",
+        "test_reference.py::test_a_larger_coefficient_keeps_the_policy_closer",
+        "test_sources.py::test_before_the_first_update_everything_is_the_same_policy",
         "test_session.py::test_engine_trainer_and_reference_agree_before_the_first_update",
     ],
     "the reference is the model the run started from, also after a resume": [
         "test_kill_resume.py::test_a_killed_run_ends_with_the_same_bits",
+        "test_family_resume.py::test_a_stopped_run_ends_with_the_same_bits",
     ],
     # Groups
     "group by id, never by text; filter whole groups": [
         "test_lessons.py::test_equal_prompts_are_groups_of_their_own",
         "test_engines.py::test_a_prompt_drawn_twice_and_other_keys_give_other_completions",
-        "test_batching.py::test_make_batch_keeps_or_drops_zero_variance_groups_and_always_drops_unusable_ones",
+        "test_sources.py::test_groups_without_both_outcomes_are_replaced_from_the_stream",
+        "test_experience.py::test_make_batch_keeps_or_drops_zero_variance_groups_and_always_drops_unusable_ones",
     ],
     "every odd return of a reward has a defined outcome": [
         "test_rewards_runner.py::test_one_bad_row_is_one_fault_and_unscored",
@@ -270,7 +277,10 @@ def test_equal_prompts_are_groups_of_their_own(tmp_path):
     prompts = [Prompt(0, "1+1=", {}, (1, 2)), Prompt(1, "1+1=", {}, (1, 2))]
     completions = [[Completion((3,), (-1.0,), "stop", "x")] * 2] * 2
     outcomes = [Outcome({"r": reward}, reward, reward > 0.5) for reward in (1.0, 0.0, 0.2, 0.2)]
-    batch = make_batch(as_rollouts(prompts, completions, outcomes, 0), {}, tiny(tmp_path, **FAST | {"train.group_size": 2}), 1)
+    rollouts = [rollout for group in as_groups(prompts, completions, outcomes, 0) for rollout in group]
+    recipe = tiny(tmp_path, **FAST | {"train.group_size": 2, "algorithm.kl_coef": 0.0})
+    models = Models(tiny_policy(), None, NoCritic())
+    batch = make_batch(Collected(rollouts, {}, prompts_taken=2, tokens_sampled=4), models, recipe, 1, kl_coef=0.0)
     assert [rollout.group for rollout in batch.rollouts] == [0, 0, 1, 1]
     assert batch.advantages_N == pytest.approx([1.0, -1.0, 0.0, 0.0], abs=1e-5)
 

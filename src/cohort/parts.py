@@ -110,7 +110,7 @@ class Parts:
             self.remember_best(result, state)
             row |= result.metrics()
             watch.lap("evaluate")
-        self.monitors.on_metrics(row | time_metrics(watch, self.save_seconds) | speed_metrics(row, watch))
+        self.monitors.on_metrics(row | time_metrics(watch, self.save_seconds) | speed_metrics(row, watch, self.policy.device))
         self.save_seconds = 0.0
 
     def finish_step(self, state: TrainState) -> None:
@@ -201,19 +201,19 @@ def time_metrics(watch: Stopwatch, save_seconds: float) -> dict[str, float]:
     return stages | {"time/checkpoint": save_seconds, "time/step": watch.total() + save_seconds}
 
 
-def speed_metrics(row: Mapping[str, Any], watch: Stopwatch) -> dict[str, float]:
+def speed_metrics(row: Mapping[str, Any], watch: Stopwatch, device: torch.device) -> dict[str, float]:
     speeds = {}
     if watch.seconds.get("rollout") and row["rollout/tokens"]:
         speeds["perf/rollout_tokens_per_second"] = row["rollout/tokens"] / watch.seconds["rollout"]
         speeds["perf/tokens_per_second"] = row["rollout/tokens"] / watch.total()
     if watch.seconds.get("update"):
         speeds["perf/train_tokens_per_second"] = row["loss/trained_tokens"] / watch.seconds["update"]
-    speeds["perf/peak_memory_gib"] = peak_memory_gib()
+    speeds["perf/peak_memory_gib"] = peak_memory_gib(device)
     return speeds
 
 
-def peak_memory_gib() -> float:
-    """The most memory held at once so far: of the GPU where there is one, else of the process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
+def peak_memory_gib(device: torch.device) -> float:
+    """The most memory held at once so far: of the GPU the policy is on, else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

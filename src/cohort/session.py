@@ -343,7 +343,7 @@ class Session:
             summary["steps"] = state.step
             summary["seconds"] = round(parts.seconds(), 2)
             summary["parameters"] = parts.policy.num_parameters
-            summary["peak_memory_gib"] = round(peak_memory_gib(), 4)
+            summary["peak_memory_gib"] = round(peak_memory_gib(parts.policy.device), 4)
             if state.best_step >= 0:
                 summary["best"] = {"step": state.best_step, "reward": state.best_reward}
         if error:
