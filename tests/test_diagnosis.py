@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from cohort.diagnosis import CHECKS, History, diagnose
+from cohort.diagnosis import CHECKS, diagnose
+from cohort.history import History
 from cohort.recipe_file import build_recipe
 
 RECIPE = build_recipe({"sampling": {"max_completion_tokens": 256}})
@@ -149,3 +150,27 @@ def test_rows_with_holes_nulls_and_nonsense_are_tolerated():
     rows = [{}, {"step": 1, "reward/success": None}, {"step": 2, "loss/entropy": float("nan"), "eval/x/pass@1": None}] * 20
     diagnose(rows, {"train": 3})
     assert History(rows).setting("train.group_size", 8) == 8
+
+
+def test_right_answers_that_dpo_makes_unlikely_are_an_alarm():
+    found = keys(healthy(**{"loss/chosen_gain": lambda step: -0.3 * step, "loss/preferred": 0.8}))
+    assert found["chosen_displaced"].level == "alarm"
+    assert "16.6 nats" in found["chosen_displaced"].what
+    assert "80 %" in found["chosen_displaced"].what
+    assert "chosen_displaced" not in keys(healthy(**{"loss/chosen_gain": 0.5, "loss/preferred": 0.8}))
+
+
+def test_a_reward_model_that_no_longer_agrees_with_the_verifier():
+    assert keys(healthy(**{"reward/verifier_agreement": 0.65}))["reward_model_outgrown"].level == "warning"
+    assert keys(healthy(**{"reward/verifier_agreement": 0.52}))["reward_model_outgrown"].level == "alarm"
+    assert "reward_model_outgrown" not in keys(healthy(**{"reward/verifier_agreement": 0.9}))
+
+
+def test_a_kind_of_problem_lost_behind_dynamic_sampling():
+    drawn = {"rollout/groups_drawn": 100}
+    lost = healthy(**drawn, **{"rollout/groups_too_hard": lambda step: 12 if step < 5 else 45})
+    assert "45 %" in keys(lost)["lost_unseen"].what
+    assert "12 %" in keys(lost)["lost_unseen"].what
+    learned = healthy(**drawn, **{"rollout/groups_too_hard": lambda step: 40 if step < 5 else 5})
+    assert "lost_unseen" not in keys(learned)
+    assert "lost_unseen" not in keys(healthy(**drawn, **{"rollout/groups_too_hard": 30}))  # hard from the start

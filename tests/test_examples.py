@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -32,6 +33,12 @@ def custom_reward(monkeypatch):
     return importlib.import_module("custom_reward")
 
 
+@pytest.fixture
+def custom_loss(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("custom_loss")
+
+
 def test_the_custom_rewards_by_hand(custom_reward):
     right, wrong_step, silent = "6+7+0=13\n4+8+1=13\n>133", "6+7+0=13\n4+8+1=12\n>133", ">133"
     logged = {}
@@ -55,3 +62,25 @@ def test_custom_reward_trains(custom_reward, tmp_path, capsys):
             parts = row["reward/correct/mean"] + 0.2 * row["reward/true_steps/mean"]
             assert row["reward/mean"] == pytest.approx(parts, abs=1e-9)
     assert run.summary["eval"]["after"]["maj@2"]["value"] is not None  # `extract` gives something to vote on
+
+
+def test_the_custom_advantage_and_region_by_hand(custom_loss):
+    rewards_PG = torch.tensor([[0.0, 0.0, 0.5, 1.0], [1.0, 1.0, 1.0, 1.0]])
+    assert custom_loss.median_centered(rewards_PG).tolist() == [[-0.25, -0.25, 0.25, 0.75], [0.0, 0.0, 0.0, 0.0]]
+    # d loss / d log pi = -A rho 4 p (1 - p) with p = sigmoid(10 (rho - 1)): p = 1/2 at 1, 0.8808 at 1.2, 0.1192 at 0.8.
+    old_logprobs_M = torch.zeros(3, dtype=torch.float64)
+    logprobs_M = torch.tensor([1.0, 1.2, 0.8], dtype=torch.float64).log().requires_grad_()
+    loss_M = custom_loss.soft_clip(logprobs_M, old_logprobs_M, torch.tensor([2.0, 2.0, -1.0], dtype=torch.float64))
+    loss_M.sum().backward()
+    fade = 4 * 0.880797 * 0.119203
+    assert logprobs_M.grad.tolist() == pytest.approx([-2.0, -2.0 * 1.2 * fade, 0.8 * fade], rel=1e-5)
+    assert custom_loss.count_reward("3", "456") == 1.0
+    assert custom_loss.count_reward("9", "013") == pytest.approx(2 / 3)
+    assert custom_loss.count_reward("3", "") == 0.0
+
+
+def test_custom_loss_trains(custom_loss, capsys):
+    history = custom_loss.train(num_steps=20)
+    assert history[0] < 0.2
+    assert history[-1] > 0.7
+    assert "step  20" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from cohort.algorithms.advantages import FROM_REWARDS
 from cohort.batching import Example, make_examples, pack
 from cohort.config import AlgorithmConfig, CriticConfig, OptimizerConfig
 from cohort.critic import Critic, NoCritic
+from cohort.errors import RewardError
 from cohort.experience import Credit, Models, make_batch, rewards_of
 from cohort.policy import Policy
 from cohort.recipe_file import load_recipe
@@ -354,7 +355,7 @@ def test_process_rewards_reach_the_tokens_of_their_steps():
 
 def test_process_without_steps_is_the_outcome():
     """A completion that no function split into steps has one: its reward, at its end. Then process is group_normalized."""
-    process = batch_of(grid(REWARDS), "algorithm.name=grpo_process", "group_size=4")
+    process = batch_of(grid(REWARDS), "algorithm.name=grpo_process", "group_size=4", step=2)
     outcome = batch_of(grid(REWARDS), "algorithm.name=grpo", "group_size=4")
     assert process.advantages_N == pytest.approx(outcome.advantages_N, rel=1e-6, abs=1e-7)
 
@@ -439,3 +440,25 @@ def test_old_log_probs_are_kept_wherever_something_reads_them(choice):
     asked = batch_of(grid([[1.0, 0.0], [1.0, 1.0]]), *chosen, choice)
     assert all(example.old_logprobs_T is None for example in plain.examples)
     assert all(example.old_logprobs_T is not None for example in asked.examples)
+
+
+def test_what_nobody_judged_is_neither_right_nor_wrong():
+    """Scored by a shaping part, but without a verdict: out of RFT altogether, signed or not."""
+    rollouts = [rollout(0, 0, 1.0), rollout(0, 1, 0.0), rollout(0, 2, 0.7)]
+    rollouts[2] = replace(rollouts[2], outcome=replace(rollouts[2].outcome, success=None))
+    for name in ("binary", "binary_signed"):
+        batch = batch_of(rollouts, "group_size=3", "algorithm.name=online_rft", f"algorithm.advantage={name}")
+        assert [example.rollout for example in batch.examples] == [0, 1]
+        assert batch.advantages_N == [1.0, -1.0 if name == "binary_signed" else 0.0, 0.0]
+
+
+def test_process_supervision_without_a_single_step_is_refused():
+    with pytest.raises(RewardError, match=r"'process'.*no reward function gave any.*\[\(position, reward\), \.\.\.\]"):
+        batch_of(grid([[1.0, 0.0]]), "group_size=2", "algorithm.name=grpo_process")
+
+
+def test_a_masked_completion_is_not_chosen_for_a_pair():
+    """The best was cut: the second best takes its place, and the group is not lost."""
+    rollouts = [rollout(0, 0, 1.0, end="length"), rollout(0, 1, 0.6), rollout(0, 2, 0.0)]
+    batch = batch_of(rollouts, "group_size=3", "algorithm.name=dpo", "algorithm.data=policy", "mask_truncated=true")
+    assert [(example.rollout, example.advantages_T[0].item()) for example in batch.examples] == [(1, 1.0), (2, -1.0)]

@@ -97,6 +97,8 @@ CONTRADICTIONS = [
     ({"name": "grpo", "data": "start"}, ["start", "ratio", '"none"']),
     ({"name": "rft", "mismatch_weight": "token_truncate"}, ["mismatch_weight", "start", "off"]),
     ({"name": "grpo", "region": "dual_clip", "dual_clip": 1.1}, ["dual_clip", "1 + clip_high"]),
+    ({"name": "online_rft", "zero_variance": "drop"}, ["binary", "learns from those too", "keep"]),
+    ({"name": "sft", "zero_variance": "drop"}, ["uniform", "keep"]),
     ({"name": "sft", "refill_rounds": 2}, ["refill_rounds", "demonstrations"]),
     ({"name": "ppo", "refill_rounds": 2}, ["refill_rounds", "gae"]),
 ]
@@ -168,3 +170,36 @@ def test_a_run_prints_what_its_word_stands_for(tmp_path, capsys):
     assert (
         "algorithm cispo: samples of the policy -> group_normalized -> cispo 5 -> token_mean; no KL" in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"algorithm": "rft"}, ["'start'", "not sampled anew"]),
+        ({"algorithm": "sft"}, ["'demonstrations'", "not sampled anew"]),
+        ({"algorithm": "grpo_process"}, ["'process'", "never the learned reward"]),
+        ({"algorithm": "online_rft"}, ["'binary'", "never the learned reward"]),
+        ({"algorithm": "dapo"}, ["overlong_share = 0"]),
+        ({"train.num_steps": 2}, ["3 fits", "num_steps = 2"]),
+    ],
+)
+def test_a_reward_model_that_nothing_would_read_is_refused(values, words):
+    with pytest.raises(RecipeError) as problem:
+        load_recipe(values={"reward_model.iterations": 3, **values})
+    assert str(problem.value).startswith("reward_model.iterations: ")
+    assert [word for word in words if word not in str(problem.value)] == []
+
+
+def test_stale_data_without_a_ratio_is_warned_of_also_from_scratch():
+    from cohort.config import recipe_warnings
+
+    assert recipe_warnings(load_recipe(overrides=["algorithm=rloo"])) == []
+    (warning,) = recipe_warnings(load_recipe(overrides=["algorithm=rloo", "passes_per_step=2"]))
+    assert "stale" in warning
+    assert recipe_warnings(load_recipe(overrides=["algorithm=rft", "passes_per_step=2"])) == []  # never on-policy anyway
+
+
+@pytest.mark.parametrize("algorithm", ["dpo", "sft"])
+def test_written_data_needs_neither_a_group_nor_a_temperature(algorithm):
+    recipe = load_recipe(overrides=[f"algorithm={algorithm}", "group_size=1", "temperature=0"])
+    assert recipe.train.group_size == 1

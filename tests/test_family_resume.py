@@ -51,6 +51,12 @@ FAMILY: dict[str, dict[str, object]] = {
     "moving reference": {"algorithm.reference_decay": 0.9},
     "informative prompts": {"algorithm.prompt_choice": "informative"},
     "mismatch weights, masked": {"algorithm.mismatch_weight": "sequence_mask", "algorithm.region": "dual_clip"},
+    "reward model and moving reference": {
+        "reward_model.iterations": 2,
+        "reward_model.prompts": 16,
+        "algorithm.reference_decay": 0.9,
+        "checkpoints.every_steps": 0,
+    },
     "reward model": {"reward_model.iterations": 2, "reward_model.prompts": 16, "reward_model.learning_rate": 1e-3},
 }
 
@@ -88,6 +94,25 @@ def test_a_stopped_run_ends_with_the_same_bits(world, name):
     assert child.wait() == 0, child.output
 
     assert differences(run, whole) == []
+    if "reward model" in name:
+        assert (run / "reward_model" / "model.safetensors").is_file()
     rows = rows_of(whole)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert sum(row["optim/grad_norm"] > 0 for row in rows) >= 2, "a run that learns nothing resumes trivially"
+
+
+def test_a_fit_is_saved_at_once_and_not_made_again(world):
+    """Killed right after the first fit, the run goes on from it: the step number is the same, the checkpoint is another."""
+    import tomli_w
+
+    server, folder, start = world
+    recipe = folder / "fit.toml"
+    choices = {**SHORT, "model.source": str(start), **FAMILY["reward model"]}
+    recipe.write_text(tomli_w.dumps(tree(**choices)), encoding="utf-8")
+    run = folder / "fitted"
+    child = server.run("train", recipe, "name=fitted", f"runs_folder={folder}", traps=[Trap("cohort.iterative:train", 1)])
+    assert child.wait() == -signal.SIGKILL, child.output
+    assert (run / "checkpoints" / "step-0.0").is_dir()
+    # Two fits are owed in all, and one is done: a second call of `fit` never comes.
+    child = server.run("resume", run, traps=[Trap("cohort.reward_model:RewardModel.fit", 2)])
+    assert child.wait() == 0, child.output

@@ -26,7 +26,8 @@ loss/mismatch_weight loss/mismatch_cut loss/trained_tokens
 optim/learning_rate optim/grad_norm optim/clipped optim/skipped optim/policy_version optim/weight_change
 critic/loss critic/explained_variance critic/value_mean critic/grad_norm critic/clipped_share critic/skipped
 reward_model/iteration reward_model/accuracy reward_model/accuracy_before reward_model/auc reward_model/loss
-reward_model/held_back_loss reward_model/pairs reward_model/held_back_pairs reward_model/completions reward_model/replayed
+reward_model/held_back_loss reward_model/pairs reward_model/held_back_pairs reward_model/completions
+reward_model/tokens reward_model/seconds reward_model/replayed
 eval/<set>/pass@<k> eval/<set>/maj@<k> eval/<set>/mean@<k> eval/<set>/greedy eval/<set>/reward eval/<set>/truncated
 eval/<set>/length_mean eval/<set>/unscored
 time/rollout time/reward time/prepare time/update time/checkpoint time/evaluate time/step

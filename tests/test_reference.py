@@ -54,7 +54,8 @@ def test_averages_are_kept_in_float32_under_bfloat16_parameters():
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.fill_(1.0)
-    reference = Reference(policy.frozen_copy(), decay=0.999)
+    with torch.backends.mkldnn.flags(enabled=False):  # oneDNN's bfloat16 kernels end the process on some CPUs
+        reference = Reference(policy.frozen_copy(), decay=0.999)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.fill_(1.25)
@@ -110,3 +111,30 @@ def test_an_adaptive_coefficient_moves_towards_its_target(tmp_path):
     assert tight[0]["loss/kl_coef"] == loose[0]["loss/kl_coef"] == 0.02
     assert tight[-1]["loss/kl_coef"] > 0.02 * 1.05
     assert loose[-1]["loss/kl_coef"] < 0.02 * 0.95
+
+
+def test_a_moving_reference_that_is_refreshed_starts_its_average_over():
+    """Otherwise the next step would pull it back to where it was, and a checkpoint would hold the old one."""
+    policy = tiny_policy()
+    reference = Reference(policy.frozen_copy(), decay=0.75)
+    reference.become(moved(policy, 4.0))
+    assert first_weight(reference.policy) == first_weight(policy)
+    tensors, _ = reference.state()
+    assert next(iter(tensors.values())).flatten()[0].item() == pytest.approx(first_weight(policy), rel=1e-6)
+    reference.follow(policy, 1)
+    assert first_weight(reference.policy) == pytest.approx(first_weight(policy), rel=1e-6)
+
+
+@pytest.mark.parametrize("choices", [{"algorithm.name": "dpo", "algorithm.data": "start"}, {"algorithm.name": "sft"}])
+def test_another_reference_stops_the_run_also_where_nothing_was_sampled_from_the_policy(tmp_path, monkeypatch, choices):
+    from cohort.errors import InvariantError
+    from cohort.policy import Policy
+
+    copy = Policy.frozen_copy
+
+    def scaled(self):
+        return moved(copy(self), 0.01)
+
+    monkeypatch.setattr(Policy, "frozen_copy", scaled)
+    with pytest.raises(InvariantError, match="KL to the reference"):
+        train_tiny(tmp_path, "other", **ONE_UPDATE, **choices, **{"algorithm.kl_coef": 0.1})

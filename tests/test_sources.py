@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-from cohort.config import AlgorithmConfig
 from cohort.errors import PromptError, RecipeError
 from cohort.prompts import PromptStream
 from cohort.recipe_file import build_recipe
@@ -179,7 +178,8 @@ def test_dpo_on_pairs_starts_at_log_two_and_comes_to_prefer_the_chosen(tmp_path)
     run = start(dpo_recipe(tmp_path, pair_rows(), **{"train.num_steps": 20, "optimizer.learning_rate": 3e-3})).folder
     rows = rows_of(run)
     assert rows[0]["loss/total"] == pytest.approx(math.log(2), abs=1e-7)
-    assert (rows[0]["loss/kl"], rows[0]["loss/margin"]) == (0.0, 0.0)
+    assert (rows[0]["loss/margin"], rows[0]["loss/chosen_gain"], rows[0]["loss/rejected_gain"]) == (0.0, 0.0, 0.0)
+    assert "loss/kl" not in rows[0]  # pairs are no samples of the policy, so nothing here measures its KL
     assert rows[-1]["loss/preferred"] == 1.0
     assert rows[-1]["loss/margin"] > 1.0
     assert rows[-1]["loss/total"] < 0.3
@@ -224,12 +224,15 @@ def test_before_the_first_update_everything_is_the_same_policy(tmp_path, name):
     chosen = {"algorithm.name": name, "algorithm.kl_coef": 0.05, **ONE_UPDATE, "train.num_steps": 2}
     if name == "dpo":
         chosen["algorithm.data"] = "policy"
+    if name == "grpo_process":
+        answer = {"function": "math_answer", "args": {"pattern": r">(\d+)\s*$"}}
+        chosen["rewards"] = [answer, {"function": "cohort.tasks.column_addition:check_steps"}]
     first, second = rows_of(train_tiny(tmp_path, "first", **chosen).folder)
-    assert first["loss/kl"] == 0.0
+    distance = "loss/margin" if name == "dpo" else "loss/kl"
+    assert first[distance] == 0.0
     assert first["loss/ratio_max"] == 1.0
     assert first["rollout/mismatch_max"] == 0.0
-    assert second["loss/kl"] > 0.0
-    assert AlgorithmConfig(name=name).name == name
+    assert second[distance] != 0.0
 
 
 def test_temperature_zero_is_still_refused_and_a_group_of_one_is_fine_where_nothing_is_compared(tmp_path):
@@ -237,3 +240,10 @@ def test_temperature_zero_is_still_refused_and_a_group_of_one_is_fine_where_noth
         tiny(tmp_path, "cold", **{"sampling.temperature": 0.0})
     rows = rows_of(train_tiny(tmp_path, "one", **{**ONE_UPDATE, "algorithm.name": "reinforce++", "train.group_size": 1}).folder)
     assert rows[0]["optim/grad_norm"] > 0
+
+
+def test_written_completions_that_do_not_fit_the_model_are_refused_by_row(tmp_path):
+    rows = pair_rows()
+    rows[7]["rejected"] = ">" + "1" * 40
+    with pytest.raises(PromptError, match=r"pairs, row 7: .* 46 tokens together, and the model has 32 positions"):
+        start(dpo_recipe(tmp_path, rows, **{"evaluation.held_out": 0.0, "evaluation.samples": 0}))

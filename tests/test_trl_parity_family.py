@@ -192,7 +192,8 @@ def our_examples(bench: Bench, scores: dict[str, Tensor], rewards: list[float | 
     for name, model in (("old_logprobs_T", bench.policy), ("ref_logprobs_T", bench.reference)):
         scored = model.score_examples(examples, 10_000)
         examples = [replace(example, **{name: row_T}) for example, row_T in zip(examples, scored, strict=True)]
-    return Credit(rollouts, algorithm, algorithm.kl_coef, lambda ids: "").advantages(examples)
+    counted_PG = torch.tensor([[rollout.outcome.reward is not None for rollout in rollouts]]).view(rollouts[-1].group + 1, -1)
+    return Credit(rollouts, counted_PG, algorithm, algorithm.kl_coef, lambda ids: "").advantages(examples)
 
 
 ROLLOUT_REWARDS: list[list[float | None]] = [

@@ -13,7 +13,7 @@ import torch
 from cohort.algorithms.presets import SAMPLED
 from cohort.cold_start import Demonstration, make_demonstrations
 from cohort.config import PromptsConfig, Recipe
-from cohort.errors import ModelError
+from cohort.errors import ModelError, PromptError
 from cohort.materials import PYTHON_ROWS, Materials
 from cohort.pairs import CHOSEN, REJECTED, make_pairs
 from cohort.parts import Parts
@@ -135,10 +135,24 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
     pairs = {}
     if recipe.algorithm.data == "pairs":
         pairs = make_pairs(train, policy.codec, end_id(policy, sampling))
+    check_lengths(policy, {one.prompt.index: (one.prompt, (one.completion_ids,)) for one in demonstrations}, "demonstrations")
+    check_lengths(policy, {prompt.index: (prompt, pairs[prompt.index]) for prompt in train if pairs}, "pairs")
     for name, prompts in sets.items():
         assert_disjoint(train, prompts, name)
         assert_disjoint([demonstration.prompt for demonstration in demonstrations], prompts, name)
     return EncodedData(train, sets, demonstrations, pairs, reports)
+
+
+def check_lengths(policy: Policy, rows: Mapping[int, tuple[Prompt, Sequence[Sequence[int]]]], what: str) -> None:
+    """Completions that stand in the rows must fit into the positions the model has; sampled ones are cut in time."""
+    most = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    for index, (prompt, completions) in rows.items():
+        longest = len(prompt.token_ids) + max(map(len, completions))
+        if most is not None and longest > most:
+            raise PromptError(
+                f"{what}, row {index}: prompt and completion have {longest} tokens together, and the model has {most} positions. "
+                "Shorten or remove the row, or use a model with more positions."
+            )
 
 
 def end_id(policy: Policy, sampling: Sampling) -> int:

@@ -4,8 +4,8 @@ A checkpoint is a folder that appears under its name only when complete: files a
 folder, then a manifest with their SHA-256, then one rename. Reading verifies every byte (one flipped bit in a safetensors
 file otherwise loads without a word); a damaged checkpoint is named and the one before it is used.
 
-Names: `step-7` after seven finished steps; `step-7.2` two optimizer steps into the eighth, its batch inside;
-`cold-40` forty batches into the cold start.
+Names: `step-7` after seven finished steps; `step-7.0` once a reward model was fitted there; `step-7.2` two optimizer steps
+into the eighth, its batch inside; `cold-40` forty batches into the cold start.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def listed(root: Path) -> list[Path]:
 
 def order(name: str) -> tuple[int, int, int] | None:
     match = re.fullmatch(r"(cold|step)-(\d+)(?:\.(\d+))?", name)
-    return (int(match[1] == "step"), int(match[2]), int(match[3] or 0)) if match else None
+    return (int(match[1] == "step"), int(match[2]), int(match[3]) if match[3] else -1) if match else None
 
 
 def prune(root: Path, keep: int, always: str = "", newest: str = "") -> None:

@@ -174,7 +174,7 @@ def recipes() -> None:
     from cohort.recipes import built_in
 
     for name, first_line in built_in().items():
-        typer.echo(f"{name:20} {first_line}")
+        typer.echo(f"{name:24} {first_line}")
 
 
 def finish(status: str) -> None:

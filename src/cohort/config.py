@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cohort.algorithms.contradictions import contradiction
-from cohort.algorithms.presets import NEEDS_GROUP, PRESETS
+from cohort.algorithms.presets import NEEDS_GROUP, PRESETS, SAMPLED
 
 
 class Section(BaseModel):
@@ -338,16 +338,17 @@ class Recipe(Section):
     @model_validator(mode="after")
     def refuse_what_cannot_learn(self) -> Recipe:
         training = self.train.num_steps > 0
+        sampled = training and self.algorithm.data in SAMPLED
         if not training and not self.cold_start.num_steps:
             raise ValueError(
                 "train.num_steps: 0 trains the cold start alone, but cold_start.num_steps is 0 too: nothing to do."
             )
-        if training and self.sampling.temperature <= 0:
+        if sampled and self.sampling.temperature <= 0:
             raise ValueError(
                 "sampling.temperature: 0 makes every completion of a group the same, so every advantage is 0 and nothing "
                 "is learned. Use 0.6 to 1.0."
             )
-        if training and self.train.group_size == 1 and self.algorithm.advantage in NEEDS_GROUP:
+        if sampled and self.train.group_size == 1 and self.algorithm.advantage in NEEDS_GROUP:
             raise ValueError(
                 f"train.group_size: with advantage {self.algorithm.advantage!r} the group is its own baseline, and a group "
                 "of one always has advantage 0. Use a group_size of at least 2 (8 is usual)."
@@ -362,7 +363,38 @@ class Recipe(Section):
         names = [reward_name(reward) for reward in self.rewards]
         if len(set(names)) < len(names):
             raise ValueError(f"rewards: two parts share a name ({', '.join(names)}); give each its own `name`.")
+        reason = why_no_reward_model(self)
+        if reason:
+            raise ValueError(reason)
         return self
+
+
+def why_no_reward_model(recipe: Recipe) -> str:
+    """Why these choices would never read a learned reward, or read it wrongly; "" when they do."""
+    algorithm, iterations = recipe.algorithm, recipe.reward_model.iterations
+    if not iterations:
+        return ""
+    if algorithm.data != "policy":
+        return (
+            f"reward_model.iterations: algorithm.data {algorithm.data!r} is not sampled anew, so a reward model that is fitted "
+            "on the policy's completions has nothing to judge. Use data = 'policy', or iterations = 0."
+        )
+    if algorithm.advantage in ("process", "binary", "binary_signed"):
+        return (
+            f"reward_model.iterations: advantage {algorithm.advantage!r} reads step rewards or success, never the learned "
+            "reward of a completion. Use a group advantage such as 'group_normalized', or iterations = 0."
+        )
+    if algorithm.overlong_share:
+        return (
+            "reward_model.iterations: a learned score has no scale, so the overlong penalty of 0 to 1 may drown it or drown "
+            "in it. Set algorithm.overlong_share = 0."
+        )
+    if iterations > recipe.train.num_steps:
+        return (
+            f"reward_model.iterations: {iterations} fits for train.num_steps = {recipe.train.num_steps} steps; some would train "
+            "nothing. Use at most one per step."
+        )
+    return ""
 
 
 def reward_name(reward: RewardConfig) -> str:
@@ -376,9 +408,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def recipe_warnings(recipe: Recipe) -> list[str]:
     """Values outside the ranges that are known to work. Ranges are for pretrained models; from scratch none apply."""
-    if recipe.model.source == "scratch" or recipe.train.num_steps == 0:
-        return []
     warnings = []
+    stale = recipe.train.minibatches_per_step * recipe.train.passes_per_step > 1
+    if recipe.train.num_steps and stale and recipe.algorithm.region == "none" and recipe.algorithm.data == "policy":
+        warnings.append(
+            "algorithm.region = none corrects nothing on stale data, and with several minibatches or passes all but the first "
+            "are stale: set train.minibatches_per_step = train.passes_per_step = 1, or use region = clip"
+        )
+    if recipe.model.source == "scratch" or recipe.train.num_steps == 0:
+        return warnings
 
     def check(path: str, value: float, low: float, high: float, why: str) -> None:
         if not low <= value <= high:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cohort.algorithms.acting import idle
 from cohort.config import AlgorithmConfig
 
 DATA_WORDS = {
@@ -20,9 +21,10 @@ def describe(algorithm: AlgorithmConfig) -> str:
         f"{algorithm.name}: {DATA_WORDS[algorithm.data]} -> {algorithm.advantage} -> {region_words(algorithm)} -> "
         f"{algorithm.aggregation}; {kl_words(algorithm)}"
     )
-    extras = extra_words(algorithm)
-    changed = changes(algorithm)
-    return text + (f"; {extras}" if extras else "") + (f" (changed from the preset: {changed})" if changed else "")
+    extras, changed, ignored = extra_words(algorithm), changes(algorithm), without_effect(algorithm)
+    text += f"; {extras}" if extras else ""
+    text += f" (changed from the preset: {changed})" if changed else ""
+    return text + (f"; without effect here: {ignored}" if ignored else "")
 
 
 def region_words(algorithm: AlgorithmConfig) -> str:
@@ -45,28 +47,44 @@ def kl_words(algorithm: AlgorithmConfig) -> str:
 
 
 def extra_words(algorithm: AlgorithmConfig) -> str:
-    words = []
-    if algorithm.refill_rounds:
-        words.append(f"dynamic sampling, {algorithm.refill_rounds} more rounds at most")
-    if algorithm.overlong_share:
-        words.append(f"soft overlong penalty over the last {algorithm.overlong_share:.0%}")
-    if algorithm.mask_truncated:
-        words.append("cut completions masked")
-    if algorithm.prompt_choice != "stream":
-        words.append(f"{algorithm.prompt_choice} prompts")
-    if algorithm.reference_every:
-        words.append(f"reference refreshed every {algorithm.reference_every} steps")
-    if algorithm.reference_decay:
-        words.append(f"reference a moving average with decay {algorithm.reference_decay:g}")
-    if algorithm.mismatch_weight != "off":
-        words.append(f"mismatch weight {algorithm.mismatch_weight} {algorithm.mismatch_cap:g}")
-    if algorithm.entropy_coef:
-        words.append(f"entropy bonus {algorithm.entropy_coef:g}")
-    return ", ".join(words)
+    """What acts beside data, advantage, region, aggregation and KL."""
+    without = idle(algorithm.model_dump())
+    words = {
+        "refill_rounds": f"dynamic sampling, {algorithm.refill_rounds} more rounds at most",
+        "overlong_share": f"soft overlong penalty over the last {algorithm.overlong_share:.0%}",
+        "mask_truncated": "cut completions masked",
+        "prompt_choice": f"{algorithm.prompt_choice} prompts",
+        "reference_every": f"reference refreshed every {algorithm.reference_every} steps",
+        "reference_decay": f"reference a moving average with decay {algorithm.reference_decay:g}",
+        "mismatch_weight": f"mismatch weight {algorithm.mismatch_weight} {algorithm.mismatch_cap:g}",
+        "entropy_coef": f"entropy bonus {algorithm.entropy_coef:g}",
+    }
+    off = {"prompt_choice": "stream", "mismatch_weight": "off"}
+    return ", ".join(
+        said for choice, said in words.items() if choice not in without and getattr(algorithm, choice) not in (0, off.get(choice))
+    )
 
 
 def changes(algorithm: AlgorithmConfig) -> str:
-    """Choices that are not those of the preset: "kl_coef 0.005 instead of 0.04"."""
-    preset: dict[str, Any] = AlgorithmConfig(name=algorithm.name).model_dump()
+    """Choices that act and are not those of the preset: "kl_coef 0.005 instead of 0.04"."""
+    own, without = algorithm.model_dump(), idle(algorithm.model_dump())
+    preset = differences(algorithm)
+    return ", ".join(f"{choice} {own[choice]} instead of {value}" for choice, value in preset.items() if choice not in without)
+
+
+def without_effect(algorithm: AlgorithmConfig) -> str:
+    """Choices that are not those of the preset and change nothing, each with the reason; those with one reason together."""
+    without = idle(algorithm.model_dump())
+    by_reason: dict[str, list[str]] = {}
+    for choice in differences(algorithm):
+        if choice in without:
+            by_reason.setdefault(without[choice], []).append(choice)
+    return ", ".join(f"{' and '.join(named)} ({reason})" for reason, named in by_reason.items())
+
+
+def differences(algorithm: AlgorithmConfig) -> dict[str, Any]:
+    """Choice -> the value it has in the preset, wherever the algorithm has another."""
     own = algorithm.model_dump()
-    return ", ".join(f"{choice} {own[choice]} instead of {value}" for choice, value in preset.items() if own[choice] != value)
+    return {
+        choice: value for choice, value in AlgorithmConfig(name=algorithm.name).model_dump().items() if own[choice] != value
+    }

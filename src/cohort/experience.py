@@ -26,6 +26,7 @@ from cohort.algorithms.presets import NEEDS_GROUP, PER_TOKEN, SAMPLED
 from cohort.batching import Example, make_examples, minibatch_members
 from cohort.config import AlgorithmConfig, Recipe
 from cohort.critic import Critic, NoCritic
+from cohort.errors import RewardError
 from cohort.objective import pushes_on_all_tokens, reads_logprobs
 from cohort.policy import Policy
 from cohort.process import token_steps
@@ -48,16 +49,23 @@ def make_batch(collected: Collected, models: Models, recipe: Recipe, step: int, 
     algorithm, train = recipe.algorithm, recipe.train
     rollouts = collected.rollouts
     scored_PG = rewards_of(rollouts)[1]
-    left_out_P = torch.zeros(len(scored_PG), dtype=torch.bool)
+    left_out_P = torch.full((len(scored_PG),), not collected.useful)
     if algorithm.advantage in NEEDS_GROUP:
-        left_out_P = unusable_groups(scored_PG)
+        left_out_P = left_out_P | unusable_groups(scored_PG)
     silent_P = silent_groups(rollouts, algorithm)
     if algorithm.zero_variance == "drop" or algorithm.region == "dpo":  # a pair of equals prefers nothing
         left_out_P = left_out_P | silent_P
     left_out = set(left_out_P.nonzero().flatten().tolist())
     examples = make_examples(rollouts, left_out=left_out, mask_truncated=algorithm.mask_truncated)
+    counted_PG = scored_PG & ~left_out_P[:, None]
+    if algorithm.advantage in FROM_SUCCESS and algorithm.data in SAMPLED:  # what nobody judged is neither right nor wrong
+        examples = [example for example in examples if rollouts[example.rollout].outcome.success is not None]
+    if algorithm.region == "dpo" and algorithm.mask_truncated:  # the pair is chosen among those that can be trained on
+        counted_PG &= torch.tensor([rollout.completion.end != "length" for rollout in rollouts]).view_as(scored_PG)
+    if algorithm.advantage == "process" and step == 1:
+        check_steps_exist(rollouts)
 
-    credit = Credit(rollouts, scored_PG & ~left_out_P[:, None], algorithm, kl_coef, models.policy.codec.decode)
+    credit = Credit(rollouts, counted_PG, algorithm, kl_coef, models.policy.codec.decode)
     if not reads_logprobs(algorithm):
         examples = credit.advantages(examples)
     if algorithm.region == "dpo":
@@ -96,6 +104,16 @@ def silent_groups(rollouts: Sequence[Rollout], algorithm: AlgorithmConfig) -> Te
             rewards.setdefault(rollout.group, set()).update(steps)
     equal_P = torch.tensor([len(rewards.get(group, ())) == 1 for group in range(len(scored_PG))])
     return equal_P & ~unusable_groups(scored_PG)
+
+
+def check_steps_exist(rollouts: Sequence[Rollout]) -> None:
+    scored = [rollout.outcome for rollout in rollouts if rollout.outcome.reward is not None]
+    if scored and not any(outcome.steps for outcome in scored):
+        raise RewardError(
+            "algorithm.advantage: 'process' credits steps, and no reward function gave any: without them it is group_normalized "
+            "under another name. Add a reward that returns [(position, reward), ...] per completion (docs/rewards.md), or use "
+            "advantage = 'group_normalized'."
+        )
 
 
 def whole_pairs(examples: Sequence[Example]) -> list[Example]:

@@ -10,7 +10,10 @@ Rollouts are keyed and a fit leaves no half-fitted weights, so a run killed whil
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,7 +70,16 @@ def train_in_iterations(parts: Parts, state: TrainState, compute_dtype: torch.dt
             begin_iteration(parts, state, learned, iteration)
         parts.constant_metrics = {"reward_model/iteration": iteration, **learned.metrics}
         train(parts, state, until=last_step(recipe, iteration))
-    learned.model.save(parts.folder.root / "reward_model")
+    export(learned.model, parts.folder.reward_model)
+
+
+def export(model: RewardModel, folder: Path) -> None:
+    """In Hugging Face format, whole or not at all."""
+    temporary = folder.with_suffix(".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
 
 
 def make_reward_model(parts: Parts, compute_dtype: torch.dtype) -> RewardModel:
@@ -83,7 +95,7 @@ def last_step(recipe: Recipe, iteration: int) -> int:
 
 def begin_iteration(parts: Parts, state: TrainState, learned: LearnedReward, iteration: int) -> None:
     """Fit the reward model on what the policy writes now, and let the policy start over from here."""
-    settings, seed = parts.recipe.reward_model, parts.recipe.seed
+    settings, seed, started = parts.recipe.reward_model, parts.recipe.seed, time.monotonic()
     fresh = labelled_rollouts(parts, state, iteration)
     data = learned.replay.mix(fresh, settings.replay_share, seed, iteration)
     learned.before_fit = {name: value.to("cpu", copy=True) for name, value in learned.model.tensors().items()}
@@ -93,9 +105,11 @@ def begin_iteration(parts: Parts, state: TrainState, learned: LearnedReward, ite
     metrics = learned.model.fit(data, iteration=iteration, seed=seed, micro_batch_tokens=parts.recipe.train.micro_batch_tokens)
     with deferred():
         learned.metrics, learned.before_fit = metrics, {}
+        learned.metrics["reward_model/tokens"] = float(sum(len(item.completion_ids) for item in fresh))
+        learned.metrics["reward_model/seconds"] = time.monotonic() - started
         if parts.reference:
             parts.reference.become(parts.policy)
-        state.iteration = iteration
+        state.iteration, state.fitted_at = iteration, state.step
         parts.save(state)
     accuracy = learned.metrics.get("reward_model/accuracy")
     parts.monitors.on_message(
@@ -107,10 +121,12 @@ def begin_iteration(parts: Parts, state: TrainState, learned: LearnedReward, ite
 
 
 def labelled_rollouts(parts: Parts, state: TrainState, iteration: int) -> list[Labelled]:
-    """Groups for prompts that come after those of this iteration, so that the reward model is asked about unseen ones."""
-    steps = last_step(parts.recipe, iteration) - state.step
-    place = state.cursor + steps * parts.recipe.train.prompts_per_step
-    prompts = parts.stream.take(place, parts.recipe.reward_model.prompts)
+    """Groups for the prompts that come next, judged by the reward functions.
+
+    The reward model has then seen the prompts it is asked about in training, though not the completions; how well it does
+    on prompts it has not seen is what the held-back ones measure.
+    """
+    prompts = parts.stream.take(state.cursor, parts.recipe.reward_model.prompts)
     completions_PG = parts.engine.generate(prompts, parts.sampling, NoiseKey(parts.recipe.seed, "reward_model", iteration))
     flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
     scored = parts.rewards.score(

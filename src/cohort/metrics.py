@@ -145,6 +145,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("reward_model/pairs", "count", "pairs it was fitted on", "hundreds", "Few: groups are all right or all wrong."),
     Metric("reward_model/held_back_pairs", "count", "pairs it was measured on", "tens at least", "Few: accuracy is a rough number."),
     Metric("reward_model/completions", "count", "completions it was fitted on", "reward_model.prompts × group_size, less what is held back", "Fewer: the verifier gave no verdict on the rest."),
+    Metric("reward_model/tokens", "count", "tokens sampled to be labelled before this iteration", "stated beside rollout/tokens", "They are part of the budget: a learned reward is not free."),
+    Metric("reward_model/seconds", "seconds", "labelling and fitting before this iteration", "a part of the iteration's time", "Longer than the steps it serves: fewer prompts or epochs, or longer iterations."),
     Metric("reward_model/replayed", "count", "of these, from earlier iterations", "a tenth of the new ones", "0 after the first iteration: replay_share is 0."),
     # eval --------------------------------------------------------------------------------------------------------
     Metric("eval/<set>/pass@<k>", "share", "mean over problems of 1 − C(n−c, k) ÷ C(n, k), with c successes of n completions", "rising; pass@1 most of all", "pass@1 up while pass@8 falls: the policy is sharpening what it could already do and forgetting the rest."),

@@ -40,8 +40,11 @@ class Reference:
     @torch.no_grad()
     def become(self, policy: Policy) -> None:
         self.moved = True
-        for mine, theirs in zip(self.policy.model.parameters(), policy.model.parameters(), strict=True):
-            mine.copy_(theirs)
+        theirs = dict(policy.model.named_parameters())
+        for name, mine in self.policy.model.named_parameters():
+            mine.copy_(theirs[name])
+            if self.averages:  # a moving average starts over from here
+                self.averages[name].copy_(theirs[name])
 
     @torch.no_grad()
     def _average(self, policy: Policy) -> None:

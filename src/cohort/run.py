@@ -36,6 +36,7 @@ class RunFolder:
         self.checkpoints = root / "checkpoints"
         self.start = root / "start"
         self.model = root / "model"
+        self.reward_model = root / "reward_model"
         self.summary_file = root / "summary.json"
         self.rows_file = root / "prompts.jsonl"
         self._lock: IO[str] | None = None
@@ -189,7 +190,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     """Sources that are local files or folders, by their full path: a run can then be resumed from any folder."""
 
     def absolute(source: str) -> str:
-        return str(Path(source).resolve()) if source != "scratch" and Path(source).exists() else source
+        return str(Path(source).resolve()) if source not in ("", "scratch") and Path(source).exists() else source
 
     def moved(prompts: PromptsConfig) -> PromptsConfig:
         return prompts.model_copy(update={"source": absolute(prompts.source)})
@@ -198,6 +199,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     changes = {
         "model": recipe.model.model_copy(update={"source": absolute(recipe.model.source)}),
         "prompts": moved(recipe.prompts),
+        "reward_model": recipe.reward_model.model_copy(update={"source": absolute(recipe.reward_model.source)}),
         "cold_start": cold.model_copy(update={"source": cold.source if cold.source == "" else moved(cold.source)}),
         "evaluation": evaluation.model_copy(update={"sets": {name: moved(one) for name, one in evaluation.sets.items()}}),
     }

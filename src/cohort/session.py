@@ -127,7 +127,9 @@ class Session:
 
         recipe = self.recipe
         if recipe.train.num_steps:
-            self.monitors.on_message(f"algorithm {describe(recipe.algorithm)}")
+            iterations = recipe.reward_model.iterations
+            learned = f"; the reward is a learned model's, fitted {iterations} times" if iterations else ""
+            self.monitors.on_message(f"algorithm {describe(recipe.algorithm)}{learned}")
         for warning in recipe_warnings(recipe):
             self.monitors.on_message(f"warning: {warning}")
         self._keep_python_rows()
@@ -250,10 +252,11 @@ class Session:
         from cohort.iterative import train_in_iterations
         from cohort.loop import train
 
-        if state.step < self.recipe.train.num_steps:
+        learned = self.recipe.reward_model.iterations > 0
+        if state.step < self.recipe.train.num_steps or (learned and not self.folder.reward_model.is_dir()):
             self._prepare_training(parts, state, encoded)
             self.monitors.on_stage("training", total=self.recipe.train.num_steps, done=state.step)
-            if self.recipe.reward_model.iterations:
+            if learned:
                 train_in_iterations(parts, state, build.compute_dtype(self.recipe))
             else:
                 train(parts, state, until=self.recipe.train.num_steps)

@@ -49,6 +49,8 @@ class Collected:
     tokens_sampled: int
     verdicts: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Prompt -> (successes, verdicts), for every group that was drawn, trained on or not."""
+    useful: bool = True
+    """False: dynamic sampling found no group worth training on; what is here only shows what was sampled."""
 
 
 class Source(Protocol):
@@ -90,7 +92,7 @@ class Sampled:
         row, kept = merge_metrics(metrics), groups
         if rounds:
             row |= refill_metrics(counts, len(metrics), wanted)
-            # With no useful group at all the batch holds the first ones: nothing is learned, and the rollouts show why.
+            # With no useful group at all the first ones are kept to be looked at, and nothing is trained.
             kept = [groups[place] for place in batch_members(verdicts, wanted)] or groups[:wanted]
             if counts.useful < wanted and step >= self.quiet_until:
                 self.quiet_until = step + QUIET_STEPS
@@ -101,6 +103,7 @@ class Sampled:
             prompts_taken=len(groups),
             tokens_sampled=sum(rollout.completion.length for group in groups for rollout in group),
             verdicts=count_verdicts(groups),
+            useful=not rounds or counts.useful > 0,
         )
 
 

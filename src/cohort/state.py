@@ -71,6 +71,8 @@ class TrainState:
     """Weight of the KL as it is now; a target KL moves it."""
     iteration: int = 0
     """Finished fits of the reward model."""
+    fitted_at: int = -1
+    """Step after which the last of them was made."""
     components: dict[str, Component] = field(default_factory=dict)
     """The rest of what a checkpoint holds, by name; see `attach`."""
     found: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=dict)
@@ -121,7 +123,8 @@ class TrainState:
     def checkpoint_name(self) -> str:
         if self.phase == "cold_start":
             return f"cold-{self.cold_steps}"
-        return f"step-{self.step}.{len(self.update_metrics)}" if self.update_metrics else f"step-{self.step}"
+        inside = self.update_metrics or self.fitted_at == self.step
+        return f"step-{self.step}.{len(self.update_metrics)}" if inside else f"step-{self.step}"
 
     def save(self, root: Path) -> Path:
         moments, counters = self.optimizer.state()
@@ -164,6 +167,7 @@ PLAIN_FIELDS = (
     "start_digest",
     "kl_coef",
     "iteration",
+    "fitted_at",
 )
 
 

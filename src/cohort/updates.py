@@ -45,8 +45,9 @@ class UpdateMeter:
             self._sum("kl_loss", (loss.kl_loss_M * weights_M).sum())
         if micro.ref_logprobs_M is not None:  # measured by k3 whichever estimator is trained with: it is never negative
             kl_M = k3(scores.logprobs_M, micro.ref_logprobs_M)
-            self._sum("kl", kl_M.sum())
             self.kl_max.append(kl_M.abs().max())
+            if self.algorithm.data == "policy" and self.algorithm.region != "dpo":  # elsewhere these are not its own samples
+                self._sum("kl", kl_M.sum())
         if loss.margin_M is not None:
             self._sum("margin", (loss.margin_M * weights_M).sum())
             self._sum("preferred", ((loss.margin_M > 0) * weights_M).sum())
@@ -135,9 +136,7 @@ def mismatch_limit(model: Any) -> float:
 
 def check_same_policy(meter: UpdateMeter, limit: float, weights_equal_reference: bool) -> None:
     """Before the first update: the policy that is scored is the policy that sampled, and it is the reference."""
-    if not meter.mismatch:
-        return
-    mismatch_M = torch.cat(meter.mismatch)
+    mismatch_M = torch.cat(meter.mismatch) if meter.mismatch else torch.zeros(1)  # nothing was sampled by this policy
     largest, mean = float(mismatch_M.max()), float(mismatch_M.mean())
     if not (largest <= limit and mean <= max(limit / 10, 1e-6)):
         raise InvariantError(

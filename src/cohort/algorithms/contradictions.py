@@ -145,6 +145,10 @@ def about_selection(choices: Choices) -> str:
     chosen = choices["refill_rounds"] or choices["prompt_choice"] != "stream" or choices["overlong_share"]
     if data not in SAMPLED and chosen:
         return f"refill_rounds, prompt_choice and overlong_share act on sampled completions, and data {data!r} is not sampled."
+    if choices["zero_variance"] == "drop" and (data not in SAMPLED or advantage not in NEEDS_GROUP):
+        return (
+            f"zero_variance 'drop' takes groups of equals away, but advantage {advantage!r} learns from those too: set 'keep'."
+        )
     if choices["refill_rounds"] and advantage not in NEEDS_GROUP:
         return f"refill_rounds replaces groups without differences, but advantage {advantage!r} learns from those too: set it to 0."
     return ""

@@ -5,28 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cohort.algorithms.acting import idle
 from cohort.algorithms.presets import PRESETS
 from cohort.config import AlgorithmConfig, nearest
 from cohort.errors import RecipeError
 
 Choices = dict[str, Any]
 COLUMNS = ("data", "advantage", "region", "aggregation", "KL", "extras")
-SAME_WITHOUT_USE: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "std_ddof": ("advantage", ("group_normalized", "batch_std", "batch_whitened", "global_normalized", "process", "gae")),
-    "std_epsilon": ("advantage", ("group_normalized", "batch_std", "batch_whitened", "global_normalized", "process", "gae")),
-    "gamma": ("advantage", ("gae",)),
-    "gae_lambda": ("advantage", ("gae",)),
-    "clip_low": ("region", ("clip", "dual_clip", "sequence", "sequence_product")),
-    "clip_high": ("region", ("clip", "dual_clip", "sequence", "sequence_product")),
-    "dual_clip": ("region", ("dual_clip",)),
-    "ratio_cap": ("region", ("cispo",)),
-    "choice_floor": ("prompt_choice", ("informative",)),
-}
-"""Choice -> the other choice it refines, and the values of that one under which it acts at all."""
-KL_WORDS = ("kl_estimator", "kl_in", "kl_corrected", "kl_target", "reference_every", "reference_decay")
-"""Act only while there is a KL term."""
-DETAILS = ("std_ddof", "std_epsilon", "gamma")
-"""Told only where two that use them disagree: that one of them has no use for it follows from its advantage."""
+DETAILS = ("std_ddof", "std_epsilon", "gamma", "mismatch_weight", "zero_variance", "prompt_choice")
+"""Told only where two that use them disagree: that one of them has no use for it follows from its data and advantage."""
 WHOLE_LINES = 400
 """Columns where the output is no terminal: nothing is folded, a line is a row."""
 KL_PLACES = {"loss": "in loss", "token_reward": "per token", "completion_reward": "per completion"}
@@ -41,16 +28,8 @@ def preset_choices(name: str) -> Choices:
 
 def in_use(choices: Mapping[str, Any]) -> Choices:
     """The choices that act: a clip range says nothing about an algorithm that clips nothing."""
-
-    def acts(choice: str) -> bool:
-        if choice in KL_WORDS:
-            return bool(choices["kl_coef"] > 0) and choices["region"] != "dpo"
-        if choice == "mismatch_cap":
-            return bool(choices["mismatch_weight"] != "off")
-        other, values = SAME_WITHOUT_USE.get(choice, ("", ()))
-        return not other or choices[other] in values
-
-    return {choice: value for choice, value in choices.items() if acts(choice)}
+    without = idle(choices)
+    return {choice: value for choice, value in choices.items() if choice not in without}
 
 
 def differing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -79,9 +58,9 @@ def region_text(choices: Mapping[str, Any]) -> str:
     used = in_use(choices)
     if "ratio_cap" in used:
         return f"cispo {used['ratio_cap']:g}"
-    if "clip_low" not in used:
+    if "clip_high" not in used:
         return str(choices["region"])
-    low, high = f"{used['clip_low']:g}", f"{used['clip_high']:g}"
+    low, high = f"{choices['clip_low']:g}", f"{choices['clip_high']:g}"
     cap = f", {used['dual_clip']:g}" if "dual_clip" in used else ""
     return f"{choices['region']} {low if low == high else f'{low}/{high}'}{cap}"
 
@@ -95,17 +74,17 @@ def kl_text(choices: Mapping[str, Any]) -> str:
 
 
 def extras(choices: Mapping[str, Any]) -> list[str]:
-    found = []
-    if choices["advantage"] == "gae":
-        found.append(f"critic, lambda {choices['gae_lambda']:g}")
-    if choices["refill_rounds"]:
+    used, found = in_use(choices), []
+    if "gae_lambda" in used:
+        found.append(f"critic, lambda {used['gae_lambda']:g}")
+    if used.get("refill_rounds"):
         found.append("dynamic sampling")
-    if choices["overlong_share"]:
-        found.append(f"overlong {choices['overlong_share']:g}")
+    if used.get("overlong_share"):
+        found.append(f"overlong {used['overlong_share']:g}")
     named = {"mask_truncated": "truncated masked", "kl_corrected": "KL corrected"}
-    found += [text for choice, text in named.items() if choices[choice]]
-    if choices["entropy_coef"]:
-        found.append(f"entropy {choices['entropy_coef']:g}")
+    found += [text for choice, text in named.items() if used.get(choice)]
+    if used.get("entropy_coef"):
+        found.append(f"entropy {used['entropy_coef']:g}")
     return found
 
 

@@ -32,7 +32,6 @@ from cohort.recipe_file import (
 )
 from cohort.recipes import DEMO, built_in, recipe_path
 
-BELONGS_TO_THE_ALGORITHM = frozenset(choice for preset in PRESETS.values() for choice in preset)
 BUDGET = ("train.num_steps", "train.prompts_per_step", "train.group_size", "evaluation")
 """Equal for all, or the table compares budgets and not algorithms."""
 NOT_FOR_ALL = {
@@ -216,11 +215,9 @@ def read_tree(recipe: str) -> dict[str, Any]:
 
 
 def with_algorithm(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The tree as `algorithm=NAME` on the command line would leave it."""
     changed = copy.deepcopy(dict(tree))
-    section = dict(changed.get("algorithm", {}))
-    if section.get("name", "grpo") != name:
-        section = {choice: value for choice, value in section.items() if choice not in BELONGS_TO_THE_ALGORITHM}
-    changed["algorithm"] = section | {"name": name}
+    assign(changed, "algorithm.name", name)
     return changed
 
 

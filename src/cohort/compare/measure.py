@@ -19,6 +19,8 @@ from cohort.report.data import RunData, as_dict, load_run, number
 
 LAST_STEPS = 10
 RESAMPLES = 10_000
+FIT = "reward_model"
+"""Area of the metrics that tell what labelling and fitting a reward model took, once per iteration."""
 Entry = Mapping[str, Any]
 
 
@@ -34,8 +36,10 @@ class Measured:
     sets: Mapping[str, Mapping[str, Entry]]
     """Set -> before / after -> pass@1, maj@k, pass@k as {value, low, high}, and length_mean and truncated."""
     sampled_tokens: int
+    """For training, and for the labels of a reward model where there is one."""
     trained_tokens: int
     training_seconds: float
+    """All steps, and the fits of a reward model where there is one."""
     whole_seconds: float | None
     peak_memory_gib: float | None
     last_reward: float | None
@@ -195,15 +199,16 @@ def measure_run(plan: Plan, planned: PlannedRun, failed: Mapping[str, str]) -> M
         reason = f"KL to the start was not measured: {failed.get(f'{planned.name} divergence', 'interrupted')}"
     memory = number(run.summary.get("peak_memory_gib"))
     rewards = [value for _, value in run.series("reward/mean")][-LAST_STEPS:]
+    labelled_tokens, fit_seconds = once_per_iteration(run, f"{FIT}/tokens"), once_per_iteration(run, f"{FIT}/seconds")
     return Measured(
         name=planned.name,
         seed=planned.seed,
         status=status,
         reason=reason,
         sets=numbers_of(run, min(8, plan.base.evaluation.samples)),
-        sampled_tokens=int(sum(value for _, value in run.series("rollout/tokens"))),
+        sampled_tokens=int(sum(value for _, value in run.series("rollout/tokens")) + labelled_tokens),
         trained_tokens=int(sum(value for _, value in run.series("loss/trained_tokens"))),
-        training_seconds=sum(value for _, value in run.series("time/step")),
+        training_seconds=sum(value for _, value in run.series("time/step")) + fit_seconds,
         whole_seconds=number(run.summary.get("seconds")),
         peak_memory_gib=memory or max((value for _, value in run.series("perf/peak_memory_gib")), default=None),
         last_reward=fmean(rewards) if rewards else None,
@@ -212,6 +217,12 @@ def measure_run(plan: Plan, planned: PlannedRun, failed: Mapping[str, str]) -> M
         evaluation_curve=evaluation_curve(run),
         after=stored_evaluation(run, "after") if status == "finished" else None,
     )
+
+
+def once_per_iteration(run: RunData, name: str) -> float:
+    """Sum over iterations of a metric that stands with the same value in the row of every step of its iteration."""
+    values = {row.get(f"{FIT}/iteration"): value for row in run.rows if (value := number(row.get(name))) is not None}
+    return sum(values.values())
 
 
 def numbers_of(run: RunData, votes: int) -> dict[str, dict[str, dict[str, Any]]]:

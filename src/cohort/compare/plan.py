@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cohort.compare.columns import refuse_missing_columns
 from cohort.compare.contenders import Contender, Field, flatten, shown
 from cohort.config import Recipe
 from cohort.errors import RunError
@@ -59,6 +60,8 @@ class Plan:
 
 def make_plan(field: Field, seeds: Sequence[int], output: Path) -> Plan:
     base, starts, runs = field.base, [], []
+    for contender in field.contenders:
+        refuse_missing_columns(contender, seeds[0])
     shared = base.cold_start.num_steps > 0 and any(contender.shares_start for contender in field.contenders)
     for seed in seeds:
         start = f"start-seed-{seed}" if shared else ""

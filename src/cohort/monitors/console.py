@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from cohort.diagnosis import Finding, diagnose
+from cohort.diagnosis import diagnose
+from cohort.history import Finding
 from cohort.monitors.base import Monitor
 from cohort.rewards.text import printable
 

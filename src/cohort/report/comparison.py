@@ -13,8 +13,8 @@ from cohort.compare.table import compact, p_text, plain
 from cohort.estimators import PairedDifference
 from cohort.report.charts import Chart, Points, Series, figure, ticks
 from cohort.report.data import as_dict, number
-from cohort.report.page import duration, percent, spoken, text, with_interval
-from cohort.report.style import CSS, SCRIPT, content_security_policy
+from cohort.report.frame import frame, text
+from cohort.report.page import duration, percent, spoken, with_interval
 
 COLOURS = 6
 WIDTH, RIGHT, TOP, BOTTOM = 1080, 24, 8, 30
@@ -36,23 +36,8 @@ td.same{color:var(--soft)}
 
 def render(comparison: Comparison) -> str:
     sections = (header, dots, table, costs, curves, choices, other_sets, remarks)
-    body = "\n".join(safely(section, comparison) for section in sections)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{content_security_policy()}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">'
-        f"<title>{text(' · '.join(s.label for s in comparison.standings))} · Cohort comparison</title>"
-        f"<style>{CSS}{MORE_CSS}</style></head>\n<body><main>\n{body}\n</main><script>{SCRIPT}</script></body></html>\n"
-    )
-
-
-def safely(section: Callable[[Comparison], str], comparison: Comparison) -> str:
-    """A file of unexpected shape costs one section, never the page."""
-    try:
-        return section(comparison)
-    except Exception as problem:
-        name = section.__name__.replace("_", " ")
-        return f'<p class="none">The section “{name}” could not be written: {text(type(problem).__name__)}: {text(problem)}</p>'
+    names = " · ".join(standing.label for standing in comparison.standings)
+    return frame(f"{names} · Cohort comparison", sections, comparison, MORE_CSS)
 
 
 def colour(place: int) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cohort.config import AlgorithmConfig
@@ -12,7 +11,7 @@ from cohort.describe import describe
 from cohort.diagnosis import STAGES, diagnose
 from cohort.report.charts import Chart, Series, figure
 from cohort.report.data import RunData, as_dict, number
-from cohort.report.style import CSS, SCRIPT, content_security_policy
+from cohort.report.frame import frame, text
 
 COMPLETIONS_SHOWN = 3
 """Completions per side of a problem: enough to see whether the policy is consistent."""
@@ -20,27 +19,7 @@ COMPLETIONS_SHOWN = 3
 
 def render(run: RunData) -> str:
     sections = (header, facts, before_after, findings, plots, completions, recipe, next_steps)
-    body = "\n".join(safely(section, run) for section in sections)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{content_security_policy()}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">'
-        f"<title>{text(run.name)} · Cohort report</title><style>{CSS}</style></head>\n<body><main>\n{body}\n</main>"
-        f"<script>{SCRIPT}</script></body></html>\n"
-    )
-
-
-def safely(section: Callable[[RunData], str], run: RunData) -> str:
-    """A file of unexpected shape costs one section, never the report."""
-    try:
-        return section(run)
-    except Exception as problem:
-        name = section.__name__.replace("_", " ")
-        return f'<p class="none">The section “{name}” could not be written: {text(type(problem).__name__)}: {text(problem)}</p>'
-
-
-def text(value: Any) -> str:
-    return escape(str(value), quote=True)
+    return frame(f"{run.name} · Cohort report", sections, run)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
