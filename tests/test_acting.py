@@ -18,6 +18,7 @@ from torch import Tensor
 from cohort.algorithms.acting import ALWAYS, CONDITIONS, idle
 from cohort.algorithms.presets import PRESETS, SAMPLED
 from cohort.batching import pack
+from cohort.build import EncodedData, make_stream
 from cohort.config import AlgorithmConfig, CriticConfig, OptimizerConfig, Recipe
 from cohort.critic import Critic, NoCritic
 from cohort.describe import describe
@@ -25,10 +26,11 @@ from cohort.experience import Models, make_batch
 from cohort.objective import pushes_on_all_tokens, token_loss
 from cohort.overlong import penalize_overlong
 from cohort.policy import Policy
+from cohort.prompt_choice import InformativeChoice
 from cohort.recipe_file import load_recipe
 from cohort.rewards.contract import Scored
 from cohort.sources import Collected
-from cohort.types import Rollout
+from cohort.types import Prompt, Rollout
 from conftest import gradients, rollout, tiny_policy
 
 LONGEST = 6
@@ -67,7 +69,7 @@ BASES: list[dict[str, Any]] = [{"name": name} for name in PRESETS] + [
     {"name": "online_rft", "overlong_share": 0.5, "kl_coef": 0.1},
     {"name": "rft", "kl_coef": 0.1},
     {"name": "sft", "region": "clip", "kl_coef": 0.1},
-    {"name": "dpo", "data": "policy", "reference_every": 3},
+    {"name": "dpo", "data": "policy"},
     {"name": "dpo", "data": "start"},
 ]
 
@@ -103,7 +105,7 @@ def critic() -> Critic:
 
 
 REWARDS = {
-    "policy": [[1.0, 0.0, 0.25, None], [0.75, 0.75, 0.75, 0.75], [0.0, 1.0, 3.0, 0.5], [0.0, 0.0, 0.25, 1.0]],
+    "policy": [[1.0, 0.0, 0.25, None], [0.75, 0.75, 0.75, 0.75], [0.0, 1.0, 3.0, 0.75], [0.0, 0.0, 0.25, 1.0]],
     "start": [[0.0, 0.0, 1.0, 0.5], [1.0, 0.25, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 1.0, None, 0.0]],
     "demonstrations": [[1.0], [1.0], [1.0], [1.0]],
     "pairs": [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]],
@@ -237,10 +239,43 @@ def test_every_condition_is_met_and_missed_among_the_cases():
         assert {condition.holds(choices) for choices in dumped} == {True, False}, condition.otherwise
 
 
-def test_dpo_has_a_reference_that_may_move_and_no_estimate_of_a_kl():
+SWITCHES = {
+    "mismatch_weight", "kl_target", "reference_every", "reference_decay", "entropy_coef", "refill_rounds", "prompt_choice",
+    "overlong_share",
+}  # fmt: skip
+"""Choices that are off unless switched on."""
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: ",".join(map(str, base.values())))
+def test_what_may_not_be_switched_on_is_idle(base):
+    choices = AlgorithmConfig(**base).model_dump()
+    for choice in SWITCHES:
+        assert any(flips(choices, choice)) or choice in idle(choices), choice
+
+
+def test_who_has_a_reference_that_may_move_and_an_estimate_of_the_kl():
     without = idle(AlgorithmConfig(name="dpo").model_dump())
     assert {"kl_estimator", "kl_in", "kl_corrected", "kl_target"} <= without.keys()
     assert not {"kl_coef", "reference_every", "reference_decay"} & without.keys()
+    assert idle(AlgorithmConfig(name="rloo").model_dump())["kl_corrected"] == "only a KL in the loss is corrected"
+    fixed = idle(AlgorithmConfig(name="rft", kl_coef=0.1).model_dump())
+    assert "kl_estimator" not in fixed
+    assert fixed["reference_every"] == fixed["reference_decay"] == "data 'start' is sampled from the reference, which stays"
+
+
+def test_the_floor_acts_where_prompts_are_chosen_and_nowhere_else():
+    """Half of 40 prompts are hopeless: which are drawn depends on their floor, unless all are drawn in turn."""
+    prompts = [Prompt(index, "q", {}, (5, 6)) for index in range(40)]
+    for word in ("stream", "informative"):
+        drawn = []
+        for floor in (0.05, 1.0):
+            algorithm = AlgorithmConfig(prompt_choice=word, choice_floor=floor)
+            recipe = base_recipe().model_copy(update={"algorithm": algorithm})
+            stream = make_stream(recipe, EncodedData(prompts, {}, [], {}, {}))
+            if isinstance(stream, InformativeChoice):
+                stream.record({index: (0 if index < 20 else 4, 8) for index in range(40)})
+            drawn.append([prompt.index for prompt in stream.take(0, 40)])
+        assert (drawn[0] == drawn[1]) == ("choice_floor" in idle(algorithm.model_dump()))
 
 
 def test_a_run_says_which_of_its_changes_have_no_effect():

@@ -26,7 +26,7 @@ from cohort.compare.measure import against, measure
 from cohort.compare.plan import make_plan, open_output
 from cohort.compare.runner import child_environment, execute
 from cohort.compare.table import compact, p_text, print_comparison
-from cohort.errors import CohortError, RecipeError, RunError
+from cohort.errors import CohortError, PromptError, RecipeError, RunError
 from cohort.estimators import estimate
 from cohort.evaluation import Evaluation, compare
 from cohort.report.comparison import mean_curve, render
@@ -138,6 +138,21 @@ def test_without_a_cold_start_and_with_a_model_of_ones_own_nothing_is_shared(tmp
     mixed = plan_of(tmp_path, ["grpo", str(other)], recipe)
     assert [run.start for run in mixed.runs] == ["start-seed-0", ""]
     assert mixed.runs[1].recipe.cold_start.num_steps == 24
+
+
+def test_what_must_stand_in_the_rows_is_looked_up_before_anything_runs(tmp_path, recipe):
+    with pytest.raises(PromptError, match=r"contender dpo: .*no column 'chosen' .*algorithm.data = \"start\""):
+        plan_of(tmp_path, ["grpo", "dpo"], recipe)
+    with pytest.raises(PromptError, match=r"contender sft: .*no column 'solution' \(it has answer, demonstration\)"):
+        plan_of(tmp_path, ["grpo", "sft", "cold_start.completion_column=solution", "cold_start.num_steps=0"], recipe)
+    assert len(plan_of(tmp_path, ["sft", "dpo:data=start", "dpo:data=policy"], recipe).runs) == 3
+    rows = tmp_path / "pairs.jsonl"
+    rows.write_text(json.dumps({"prompt": "1+1", "chosen": "2", "rejected": "3"}) + "\n")
+    words = ["dpo", "cold_start.num_steps=0", "prompts.args={}"]
+    assert len(plan_of(tmp_path, [*words, f"prompts.source={rows}"], recipe).runs) == 1
+    # The hub is not asked, and no code is called: the run itself says what is wrong.
+    assert len(plan_of(tmp_path, [*words, "prompts.source=someone/pairs"], recipe).runs) == 1
+    assert len(plan_of(tmp_path, [*words, "prompts.source=no.such.module:rows"], recipe).runs) == 1
 
 
 def test_a_folder_holds_one_comparison(tmp_path, recipe):
@@ -256,6 +271,23 @@ def test_the_summarys_peak_memory_is_preferred(tmp_path, recipe):
     assert measure(plan, {}).standings[0].runs[0].peak_memory_gib == 2.5
 
 
+def test_a_reward_model_costs_its_labels_and_fits_once_per_iteration(tmp_path, recipe):
+    """12 steps in 3 iterations, two of which took equally long; the values stand in every row of their iteration."""
+    plan = fabricated_plan(tmp_path, recipe, {"grpo": [16], "dr_grpo": [20]})
+    file = plan.folder("grpo-seed-0") / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    fits = {1: (1000.0, 2.5), 2: (1000.0, 2.5), 3: (700.0, 4.0)}
+    for row in rows:
+        iteration = 1 + (row["step"] - 1) // 4
+        tokens, seconds = fits[iteration]
+        row |= {"reward_model/iteration": iteration, "reward_model/tokens": tokens, "reward_model/seconds": seconds}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    learned, plain = (standing.runs[0] for standing in measure(plan, {}).standings)
+    assert learned.sampled_tokens == plain.sampled_tokens + 2700
+    assert learned.training_seconds == plain.training_seconds + 9.0
+    assert learned.trained_tokens == plain.trained_tokens
+
+
 def test_over_seeds_and_paired_with_the_first(tmp_path, recipe):
     comparison = measure(fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28]}), {})
     first, second = comparison.standings
@@ -313,6 +345,14 @@ def test_differences_between_choices_leave_out_what_has_no_effect():
     assert "clip_low" not in in_use(preset_choices("rloo"))
     assert "gae_lambda" in in_use(preset_choices("ppo"))
     assert "gae_lambda" not in grpo
+    assert "gamma" in in_use(preset_choices("reinforce++"))
+    assert {"reference_every", "reference_decay"} <= in_use(preset_choices("dpo")).keys()
+    # Off and without use are the same: dpo has no mismatch weight and nothing to drop, which nobody needs to be told.
+    dpo = in_use(preset_choices("dpo"))
+    assert differing([grpo, dpo]) == [
+        "name", "data", "advantage", "region", "clip_low", "clip_high", "kl_coef", "kl_estimator", "kl_in", "aggregation"
+    ]  # fmt: skip
+    assert summary_row(preset_choices("online_rft") | {"region": "clip", "overlong_share": 0.3})[2::3] == ["clip 0.2", ""]
 
 
 # -- KL to the start ---------------------------------------------------------------------------------------------------

@@ -96,6 +96,14 @@ TRIGGERS = [
     ("slow_reward", "warning", {"time/reward": 20.0, "time/step": 29.5}, "68 % of the time goes into reward"),
     ("slow_rollout", "info", {"time/rollout": 96.0, "time/step": 100.0}, "96 % of the time goes into rollout"),
     ("steps_missing", "warning", {"step": lambda s: s if s < 30 else s + 5}, "from step 29 to step 35"),
+    ("chosen_displaced", "alarm", {"loss/chosen_gain": -10.0, "loss/preferred": 0.8}, "10.0 nats"),
+    ("reward_model_outgrown", "warning", {"reward/verifier_agreement": 0.65}, "0.65"),
+    (
+        "lost_unseen",
+        "warning",
+        {"rollout/groups_drawn": 100, "rollout/groups_too_hard": lambda s: 12 if s < 5 else 45},
+        "45 % of the groups drawn are all wrong, up from 12 %",
+    ),
     ("held_out_falls", "alarm", {"eval/held_out/pass@1": lambda s: {20: 0.6, 40: 0.5, 60: 0.4}.get(s)}, "step 20"),
 ]
 

@@ -508,3 +508,12 @@ def test_a_score_that_is_not_finite_is_a_fault(monkeypatch):
     assert scored.metrics["reward/mean"] == 1.0
     assert (scored.metrics["reward/unscored"], scored.metrics["reward/faults"]) == (1.0, 2.0)
     assert scored.metrics["reward/verifier_agreement"] == 0.5  # 0.5 and 1.5 against 1.0
+
+
+def test_a_pointwise_score_is_paid_as_the_probability_of_being_right():
+    """Being ever more sure pays nothing more; what is not finite stays a fault. Pairwise scores are taken as they are."""
+    pointwise, pairwise = make(loss="pointwise"), make(loss="pairwise")
+    assert pointwise.rewards([0.0, math.log(3.0), -math.log(3.0)]) == pytest.approx([0.5, 0.75, 0.25], abs=1e-15)
+    assert pointwise.rewards([40.0])[0] - pointwise.rewards([30.0])[0] < 1e-12
+    assert [math.isfinite(reward) for reward in pointwise.rewards([math.inf, -math.inf, math.nan])] == [False] * 3
+    assert pairwise.rewards([-3.5, 40.0]) == [-3.5, 40.0]

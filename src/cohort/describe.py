@@ -61,7 +61,9 @@ def extra_words(algorithm: AlgorithmConfig) -> str:
     }
     off = {"prompt_choice": "stream", "mismatch_weight": "off"}
     return ", ".join(
-        said for choice, said in words.items() if choice not in without and getattr(algorithm, choice) not in (0, off.get(choice))
+        said
+        for choice, said in words.items()
+        if choice not in without and getattr(algorithm, choice) not in (0, off.get(choice))
     )
 
 

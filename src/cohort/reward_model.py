@@ -149,6 +149,14 @@ class RewardModel:
                 scores[row] = value
         return scores
 
+    def rewards(self, scores: Sequence[float]) -> list[float]:
+        """What a score is worth: fitted pointwise it is a logit, and the reward the probability of being right, which does not
+        pay for being ever more sure; fitted on pairs only differences mean something, and the score is taken as it is."""
+        if self.settings.loss == "pairwise":
+            return list(scores)
+        logits = torch.tensor(scores, dtype=torch.float64)
+        return torch.where(logits.isfinite(), torch.sigmoid(logits), logits).tolist()
+
     def values(self, sequences: Sequences) -> Tensor:
         """values_B of one micro-batch, in float32 at least. Rows are right-padded: a causal model never sees what follows."""
         rows = [[*prompt, *completion] for prompt, completion in sequences]
@@ -440,7 +448,7 @@ class LearnedScorer:
     def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, step: int, num_steps: int) -> Scored:
         verified = self.verifier.score(prompts, completions, step=step, num_steps=num_steps)
         sequences = [(prompt.token_ids, completion.token_ids) for prompt, completion in zip(prompts, completions, strict=True)]
-        scores = self.reward_model.score(sequences, self.micro_batch_tokens)
+        scores = self.reward_model.rewards(self.reward_model.score(sequences, self.micro_batch_tokens))
         outcomes = [learned_outcome(outcome, score) for outcome, score in zip(verified.outcomes, scores, strict=True)]
         broken = sum(not math.isfinite(score) for score in scores)
         if broken > self.max_fault_share * len(scores):
