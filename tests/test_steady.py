@@ -51,6 +51,6 @@ def test_engine_and_trainer_agree_bitwise_down_to_one_row(layers, micro_batch_to
         for sample, completion in enumerate(completions)
     ]
     assert len({len(rollout.completion.token_ids) for rollout in rollouts}) > 3
-    examples = make_examples(rollouts, [1.0] * len(rollouts))
+    examples = make_examples(rollouts)
     for example, logprobs_T in zip(examples, policy.score_examples(examples, micro_batch_tokens), strict=True):
         assert torch.equal(logprobs_T, example.sampling_logprobs_T)
