@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cohort.attention import attention_configs
-from cohort.batching import Example, MicroBatch, pack
+from cohort.batching import Example, MicroBatch
 from cohort.config import CriticConfig, OptimizerConfig
 from cohort.errors import CheckpointError, InvariantError
 from cohort.optim import MAX_SKIPPED_IN_A_ROW, MasterWeights, Optimizer, StepReport
-from cohort.policy import Policy, states_before
+from cohort.policy import Policy, score_tokens, states_before
 from cohort.steady import steady_rows
 
 WEIGHTS, MOMENTS = "weights/", "moments/"
@@ -99,21 +99,7 @@ class Critic:
     def values(self, examples: list[Example], micro_batch_tokens: int) -> list[Tensor]:
         """V before each completion token (0 where the loss mask is False), without gradients, on the CPU."""
         dtype = torch.promote_types(self.model.head.weight.dtype, torch.float32)
-        valued = [torch.zeros(len(example.completion_ids), dtype=dtype) for example in examples]
-        batch = pack(
-            examples,
-            aggregation="token_mean",
-            max_completion_tokens=1,
-            micro_batch_tokens=micro_batch_tokens,
-            skip_zero_advantage=False,
-        )
-        for micro in batch.micro_batches:
-            values_M = self._values_before(micro.to(self.device)).cpu()
-            for row, index in enumerate(micro.examples):
-                chosen_M = micro.row_M == row
-                start = len(examples[index].prompt_ids)
-                valued[index][micro.position_M[chosen_M] - start] = values_M[chosen_M]
-        return valued
+        return score_tokens(examples, lambda micro: self._values_before(micro.to(self.device)), dtype, micro_batch_tokens)
 
     def backward(self, micro: MicroBatch) -> None:
         """Add the gradient of the weighted value loss of this micro-batch to the critic's; the policy is not touched."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,23 +81,12 @@ class Policy:
         keep_groups: bool = False,
     ) -> list[Tensor]:
         """Log-probs of each example's completion tokens (0 where masked or skipped), without gradients, on the CPU."""
+
+        def logprobs(micro: MicroBatch) -> Tensor:
+            return self.compute_logprobs(micro.to(self.device)).logprobs_M
+
         dtype = torch.promote_types(self.model.dtype, torch.float32)
-        scored = [torch.zeros(len(example.completion_ids), dtype=dtype) for example in examples]
-        batch = pack(
-            examples,
-            aggregation="token_mean",
-            max_completion_tokens=1,
-            micro_batch_tokens=micro_batch_tokens,
-            skip_zero_advantage=skip_zero_advantage,
-            keep_groups=keep_groups,
-        )
-        for micro in batch.micro_batches:
-            logprobs_M = self.compute_logprobs(micro.to(self.device)).logprobs_M.cpu()
-            for row, index in enumerate(micro.examples):
-                chosen_M = micro.row_M == row
-                start = len(examples[index].prompt_ids)
-                scored[index][micro.position_M[chosen_M] - start] = logprobs_M[chosen_M]
-        return scored
+        return score_tokens(examples, logprobs, dtype, micro_batch_tokens, skip_zero_advantage, keep_groups)
 
     def frozen_copy(self) -> Policy:
         """A reference: the same weights, never trained."""
@@ -109,6 +98,32 @@ class Policy:
         hide_progress_bars()
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+
+
+def score_tokens(
+    examples: list[Example],
+    score: Callable[[MicroBatch], Tensor],
+    dtype: torch.dtype,
+    micro_batch_tokens: int,
+    skip_zero_advantage: bool = False,
+    keep_groups: bool = False,
+) -> list[Tensor]:
+    """`score` of every trained token, as one vector per example over its completion (0 elsewhere), on the CPU."""
+    scored = [torch.zeros(len(example.completion_ids), dtype=dtype) for example in examples]
+    batch = pack(
+        examples,
+        aggregation="token_mean",
+        max_completion_tokens=1,
+        micro_batch_tokens=micro_batch_tokens,
+        skip_zero_advantage=skip_zero_advantage,
+        keep_groups=keep_groups,
+    )
+    for micro in batch.micro_batches:
+        values_M = score(micro).cpu()
+        for row, index in enumerate(micro.examples):
+            chosen_M = micro.row_M == row
+            scored[index][micro.position_M[chosen_M] - len(examples[index].prompt_ids)] = values_M[chosen_M]
+    return scored
 
 
 def states_before(backbone: Any, attention: list[Any], micro: MicroBatch) -> Tensor:
