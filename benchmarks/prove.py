@@ -306,7 +306,7 @@ def iterative(settings: Settings) -> list[Figure]:
     run = settings.folder / name
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    accuracy = [row["reward_model/accuracy"] for row in rows if row["step"] in (1, 21, 41)]
+    accuracy = [row["reward_model/accuracy"] for row in rows if row["step"] in (1, 16, 31)]
     before, after = summary["eval"]["before"]["pass@1"], summary["eval"]["after"]["pass@1"]
     shown = f"{percent(before)} → {percent(after)}; pairs ranked right {', '.join(f'{100 * a:.0f} %' for a in accuracy)}"
     target = "up, three fits"
