@@ -23,7 +23,7 @@ demo: setup  ## Train the built-in demo on this machine, nothing downloaded
 	$(BIN)/cohort train
 
 test: setup  ## Run the tests (a sample of every claim)
-	$(BIN)/python -m pytest -m 'not prove and not gpu'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu' -n 2 --dist loadfile
 
 prove: setup  ## Re-run every figure of docs/results.md in full (about three hours on two cores)
 	$(BIN)/python -m pytest -m 'prove and not gpu' --durations=20
