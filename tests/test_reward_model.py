@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from cohort.config import RewardModelConfig
 from cohort.errors import CheckpointError, Interrupted, InvariantError, ModelError, RewardError, RunError
+from cohort.learned_scorer import LearnedScorer
 from cohort.policy import Policy
 from cohort.reward_data import Labelled, Replay, groups_of, is_held_back, label, pairs_of
-from cohort.reward_model import LearnedScorer, RewardModel, auc, fill, fit_losses, fit_units, ranked_right
+from cohort.reward_model import RewardModel, auc, fill, fit_losses, fit_units, ranked_right
 from cohort.rewards.contract import Scored
 from cohort.types import Completion, Outcome, Prompt, Rollout
 from conftest import gradients, make_norms_float64, relative_difference, tiny_policy

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from cohort.config import Recipe
 from cohort.interrupts import deferred
+from cohort.learned_scorer import LearnedScorer
 from cohort.loop import train
 from cohort.parts import Parts
 from cohort.reward_data import Labelled, Replay, label
-from cohort.reward_model import LearnedScorer, RewardModel
+from cohort.reward_model import RewardModel
 from cohort.sources import as_groups
 from cohort.state import TrainState
 from cohort.types import NoiseKey
