@@ -1,0 +1,388 @@
+"""What runs inside the jail. The host hands this text to a fresh interpreter: `python -c TEXT REQUESTS REPLIES`.
+
+First it gives up everything (files, user, memory, system calls), and says so on the pipe; only then does it look at the
+program. It imports nothing of this package and little of the standard library: every import is paid for by every run.
+Nothing in here is trusted once the program is loaded. It knows the arguments of a call and never the expected value.
+
+The host writes marshal, which is safe in that direction alone; this side writes JSON with tags (see values.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import os
+import resource
+import sys
+from _json import encode_basestring_ascii as quoted  # the C half of json, whose import is many times cheaper
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+MAX_DEPTH = 100
+MAX_NODES = 1_000_000
+SMALL_INT = 2**53
+HEADER_BYTES = 4
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The pipe
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Pipe:
+    def __init__(self, requests: int, replies: int) -> None:
+        self.requests, self.replies = requests, replies
+
+    def read(self) -> Any:
+        """The next request, or None when the host hangs up."""
+        header = self.exactly(HEADER_BYTES)
+        body = header and self.exactly(int.from_bytes(header, "big"))
+        return marshal.loads(body) if body else None
+
+    def exactly(self, size: int) -> bytes | None:
+        pieces = []
+        while size:
+            piece = os.read(self.requests, min(size, 1 << 20))
+            if not piece:
+                return None
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def write(self, text: str) -> None:
+        body = text.encode("ascii")
+        view = memoryview(len(body).to_bytes(HEADER_BYTES, "big") + body)
+        while view:
+            view = view[os.write(self.replies, view) :]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class NotPlain(Exception):
+    pass
+
+
+def encode(value: Any) -> str:
+    return encoded(value, 0, [MAX_NODES])
+
+
+def encoded(value: Any, depth: int, left: list[int]) -> str:
+    """Text of a plain value. Subclasses are written as the built-in they extend: the host compares values, not objects."""
+    left[0] -= 1
+    if depth > MAX_DEPTH or left[0] < 0:
+        raise NotPlain("the value is nested too deep or too large")
+    kind = type(value)
+    if value is None:
+        return "null"
+    if kind is bool:
+        return "true" if value else "false"
+    if isinstance(value, int):
+        number = int.__int__(value)
+        return str(number) if -SMALL_INT < number < SMALL_INT else '["i", "' + hex(number) + '"]'
+    if isinstance(value, float):
+        return '["f", "' + float.hex(value) + '"]'
+    if isinstance(value, complex):
+        return '["c", "' + float.hex(value.real) + '", "' + float.hex(value.imag) + '"]'
+    if isinstance(value, str):
+        return quoted(str.__str__(value) if kind is str else str.__add__(value, ""))
+    if isinstance(value, bytes):
+        return '["b", "' + bytes.hex(value) + '"]'
+    if isinstance(value, dict):
+        parts = [part for pair in dict.items(value) for part in pair]
+        return listed("d", parts, depth, left)
+    bases: tuple[tuple[type, str], ...] = ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z"))
+    for base, tag in bases:
+        if isinstance(value, base):
+            return listed(tag, base.__iter__(value), depth, left)  # type: ignore[attr-defined]
+    raise NotPlain("a value of type " + kind.__name__ + " is not plain")
+
+
+def listed(tag: str, items: Iterable[Any], depth: int, left: list[int]) -> str:
+    return "[" + ", ".join(['"' + tag + '"', *(encoded(item, depth + 1, left) for item in items)]) + "]"
+
+
+def told(problem: BaseException) -> str:
+    """(class name, message) of an exception, as JSON text; its __str__ may be hostile."""
+    try:
+        message = str(problem)[:2000]
+    except BaseException:
+        message = ""
+    return quoted(str(type(problem).__name__)[:200]) + ", " + quoted(message)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Giving up
+# ---------------------------------------------------------------------------------------------------------------------
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+SIGKILL = 9
+
+
+def must(result: int, what: str) -> int:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), what + ": " + os.strerror(ctypes.get_errno()))
+    return result
+
+
+def confine(setup: dict[str, Any]) -> None:
+    """Every step must succeed: a jail with a hole is no jail, and the host runs nothing in it."""
+    os.umask(0o077)
+    if setup["unsafe"]:
+        relax(setup)
+        return
+    # While the user may still enter every folder.
+    open_folders = hold_folders(setup) if setup["hold_folders"] else {}
+    ruleset = landlock_ruleset(setup["landlock"]) if setup["landlock"] else None
+    if setup["tmpfs"]:
+        # Mounted here and not by bubblewrap, which cannot limit the number of files.
+        options = setup["tmpfs"].encode()
+        must(LIBC.mount(b"tmpfs", setup["scratch"].encode(), b"tmpfs", 2 | 4 | 8, options), "mount")  # nosuid, nodev, noexec
+    for limit, value in setup["limits"].items():
+        resource.setrlimit(getattr(resource, limit), (value, value))
+    if setup["user"] is not None:
+        os.setgroups([])
+        os.setresgid(setup["user"], setup["user"], setup["user"])
+        os.setresuid(setup["user"], setup["user"], setup["user"])
+    drop_capabilities()
+    # Readable to itself, which changing the user had ended: paths through /proc/self below need it.
+    must(LIBC.prctl(PR_SET_DUMPABLE, int(bool(open_folders)), 0, 0, 0), "dumpable")
+    must(LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "dying with the parent")
+    if setup["parent"] is not None and os.getppid() != setup["parent"]:
+        raise OSError("the parent has ended")
+    must(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    if ruleset is not None:
+        must(LIBC.syscall(RESTRICT_SELF, ruleset, 0), "landlock")
+        os.close(ruleset)
+    os.chdir(setup["scratch"])
+    reroute(open_folders)
+    sys.path += setup["path"]
+    filtered(setup["filter"])
+
+
+def relax(setup: dict[str, Any]) -> None:
+    """Asked for in so many words where there is no jail: the limits that any system has, and nothing else."""
+    for limit, value in setup["limits"].items():
+        try:  # noqa: SIM105  (contextlib is one more import for every run)
+            resource.setrlimit(getattr(resource, limit), (value, value))
+        except (AttributeError, OSError, ValueError):
+            pass
+    os.chdir(setup["scratch"])
+    sys.path.extend(setup["path"])
+
+
+def drop_capabilities() -> None:
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    must(LIBC.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)())), "capset")
+
+
+def filtered(code: bytes) -> None:
+    program = ctypes.create_string_buffer(code, len(code))
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+
+    given = Program(len(code) // 8, ctypes.cast(program, ctypes.c_void_p))
+    must(LIBC.prctl(PR_SET_SECCOMP, 2, ctypes.byref(given), 0, 0), "seccomp")
+
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+
+
+def landlock_ruleset(rules: dict[str, Any]) -> int:
+    """All rights are handled, hence refused, except below the folders named here."""
+    handled = ctypes.create_string_buffer(rules["handled"])
+    ruleset = must(LIBC.syscall(CREATE_RULESET, handled, len(rules["handled"]), 0), "landlock ruleset")
+    for path, rights in rules["allowed"]:
+        try:
+            where = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        rule = ctypes.create_string_buffer(
+            rights.to_bytes(8, sys.byteorder) + where.to_bytes(4, sys.byteorder, signed=True), 12
+        )
+        must(LIBC.syscall(ADD_RULE, ruleset, 1, rule, 0), "landlock rule for " + path)
+        os.close(where)
+    return ruleset
+
+
+def hold_folders(setup: dict[str, Any]) -> dict[str, int]:
+    """Descriptors of the folders modules come from, opened while that is still allowed.
+
+    An interpreter under a home folder that others cannot enter is out of reach after the change of user; through an open
+    descriptor the folder itself can still be read.
+    """
+    folders = {}
+    for folder in [*sys.path, *setup["path"]]:
+        if os.path.isdir(folder):
+            folders[folder] = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    return folders
+
+
+def reroute(open_folders: dict[str, int]) -> None:
+    moved = {folder: f"/proc/self/fd/{where}" for folder, where in open_folders.items() if not os.access(folder, os.R_OK)}
+    if not moved:
+        return
+    sys.path[:] = [moved.get(folder, folder) for folder in sys.path]
+    for module in list(sys.modules.values()):
+        for folder, new in moved.items():
+            if getattr(module, "__path__", None):
+                module.__path__ = [new + at[len(folder) :] if at.startswith(folder) else at for at in module.__path__]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Jobs
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def new_module(name: str) -> Any:
+    module = type(sys)(name)
+    sys.modules[name] = module
+    return module
+
+
+def answer_calls(pipe: Pipe, setup: dict[str, Any]) -> None:
+    """Load the program as a module, then call its functions as the host asks."""
+    module = new_module("program")
+    try:
+        exec(compile(setup["program"], "program.py", "exec"), module.__dict__)
+    except BaseException as problem:
+        pipe.write('["load", ' + told(problem) + "]")
+        return
+    pipe.write('["loaded"]')
+    while (request := pipe.read()) is not None:
+        pipe.write(reply_to(module, *request))
+        flush()
+
+
+def reply_to(module: Any, name: str, args: Any, kwargs: Any) -> str:
+    try:
+        value = found(module, name)(*args, **kwargs)
+        if hasattr(type(value), "__await__"):
+            import asyncio
+
+            value = asyncio.run(awaited(value))
+    except BaseException as problem:
+        return '["raised", ' + told(problem) + "]"
+    try:
+        return '["value", ' + encode(value) + "]"
+    except NotPlain as problem:
+        return '["raised", ' + told(problem) + "]"
+    except BaseException as problem:
+        return '["raised", "NotPlain", ' + quoted("the value cannot be read: " + type(problem).__name__) + "]"
+
+
+async def awaited(value: Any) -> Any:
+    return await value
+
+
+def found(module: Any, name: str) -> Any:
+    """The function of that name; of "Solution.solve", the method of a new Solution."""
+    first, *rest = name.split(".")
+    if first not in module.__dict__:
+        raise NameError("the program defines no " + first)
+    target = module.__dict__[first]
+    for part in rest:
+        target = getattr(target() if isinstance(target, type) else target, part)
+    return target
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:  # noqa: SIM105
+            stream.flush()
+        except BaseException:
+            pass
+
+
+def run_script(pipe: Pipe, setup: dict[str, Any]) -> None:
+    """Run the program as __main__; it then owns the process, its standard input and its exit status."""
+    main = new_module("__main__")
+    main.__dict__.update(__file__="program.py", __builtins__=__builtins__)
+    sys.argv[:] = ["program.py"]
+    os.close(pipe.requests)
+    os.close(pipe.replies)
+    exec(compile(setup["program"], "program.py", "exec"), main.__dict__)
+
+
+def make_checks(pipe: Pipe, setup: dict[str, Any]) -> None:
+    """Trusted test code. Its `candidate` is a proxy: the call goes to the host, which passes it on to another jail."""
+    calls = [0]
+    namespace = new_module("tests").__dict__
+    builtin = {name: kind for name, kind in vars(__builtins__).items() if isinstance(kind, type)}
+
+    def proxy(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            arguments = encode([list(args), kwargs])  # raises NotPlain: the test's doing, before the call counts
+            calls[0] += 1
+            pipe.write('["call", ' + quoted(name) + ", " + arguments + "]")
+            word, content, detail = pipe.read()
+            if word == "value":
+                return content
+            kind = builtin.get(content)
+            if word == "raised" and kind is not None and issubclass(kind, Exception):
+                raise kind(detail)
+            raise RuntimeError(str(content) + ": " + str(detail))
+
+        return call
+
+    try:
+        exec(compile(setup["program"], "tests.py", "exec"), namespace)
+    except BaseException as problem:
+        pipe.write('["load", ' + told(problem) + "]")
+        return
+    namespace.update({alias: proxy(name) for alias, name in setup["proxies"].items()})
+    pipe.write('["loaded"]')
+    while (check := pipe.read()) is not None:
+        calls[0] = 0
+        try:
+            exec(compile(check, "check.py", "exec"), namespace)
+            passed, said = "true", '"", ""'
+        except AssertionError as problem:
+            passed, said = "false", told(problem)
+        except BaseException as problem:
+            # Before the candidate was asked, or with arguments that cannot be passed on, the test is at fault.
+            passed, said = ("null" if not calls[0] or isinstance(problem, NotPlain) else "false"), told(problem)
+        pipe.write('["check", ' + passed + ", " + said + "]")
+
+
+def serve(pipe: Pipe, setup: dict[str, Any]) -> None:
+    """A long-lived worker: one function of an installed module, one JSON message at a time."""
+    import importlib
+    import json
+
+    module, _, name = setup["program"].partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except BaseException as problem:
+        pipe.write('["load", ' + told(problem) + "]")
+        return
+    pipe.write('["loaded"]')
+    while (request := pipe.read()) is not None:
+        try:
+            pipe.write('["value", ' + json.dumps(function(json.loads(request))) + "]")
+        except BaseException as problem:
+            pipe.write('["raised", ' + told(problem) + "]")
+        flush()
+
+
+def main() -> None:
+    pipe = Pipe(int(sys.argv[1]), int(sys.argv[2]))
+    setup = pipe.read()
+    try:
+        confine(setup)
+    except BaseException as problem:
+        pipe.write('["refused", ' + told(problem) + "]")
+        os._exit(1)
+    jobs = {"calls": answer_calls, "script": run_script, "checks": make_checks, "worker": serve}
+    pipe.write('["ready"]')
+    jobs[setup["job"]](pipe, setup)
+
+
+main()

@@ -1,0 +1,538 @@
+"""One jailed process: started, spoken to, limited, and ended for certain.
+
+Everything happens in the thread that asks: it waits on the pipes and looks up every few milliseconds at the process's CPU
+clock, its threads and, where the scratch folder is not a file system of its own, at that folder. A jail that was ended
+leaves no process, descriptor or folder behind; only processes started here are ever signalled, and only while they are
+not reaped, so that their ids cannot belong to anyone else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import marshal
+import os
+import pwd
+import queue
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cohort.sandbox import seccomp, tiers
+from cohort.sandbox.limits import FLOOD_BYTES, MAX_FILES, MAX_FRAME_BYTES, JailUnavailable, Limits
+from cohort.sandbox.tiers import Tier, find_tier
+
+HEADER_BYTES = 4
+START_LIMIT_S = 30.0
+"""For starting an interpreter and closing the jail, which no program is charged for."""
+TICK_S = 0.02
+"""How often limits are looked at while a process is silent."""
+THREADS_MARGIN = 16
+TRANSIENT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""Too few processes, pages or descriptors just now: not a property of the machine."""
+BOOT = (Path(__file__).parent / "boot.py").read_text(encoding="utf-8")
+
+
+class Ended(Exception):
+    """The process is gone. kind is one of ENDS."""
+
+    def __init__(self, kind: str, detail: str = "", status: int | None = None) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind, self.detail, self.status = kind, detail, status
+
+
+class Stream:
+    """Standard output or error: the beginning is kept, all of it is counted."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep, self._kept = keep, bytearray()
+        self.total = 0
+
+    def add(self, piece: bytes) -> None:
+        self.total += len(piece)
+        self._kept += piece[: max(0, self._keep - len(self._kept))]
+
+    @property
+    def truncated(self) -> bool:
+        return self.total > len(self._kept)
+
+    def text(self) -> str:
+        return self._kept.decode("utf-8", errors="replace")
+
+
+class Jail:
+    """A process in a jail of its own. Used by one thread at a time; `close` at the end, whatever happened."""
+
+    def __init__(
+        self,
+        job: str,
+        program: str,
+        limits: Limits,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        packages: Sequence[str] = (),
+        stdin: bytes | None = None,
+        tier: Tier | None = None,
+    ) -> None:
+        self.limits, self.tier = limits, tier or find_tier()
+        self.stdout, self.stderr = Stream(limits.output_kb * 1024), Stream(limits.output_kb * 1024)
+        self.cpu_s = 0.0
+        self.peak_mb = 0.0
+        """Resident memory, as often as it was looked at: every few milliseconds, and before a kill."""
+        self._pid = 0
+        """Of the jailed interpreter; bubblewrap's own is another."""
+        self._handle = -1
+        """A descriptor for exactly that process, which no later process with its id can be taken for."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: Ended | None = None
+        self._scratch = "" if self.tier.own_files else tempfile.mkdtemp(prefix="cohort-jail-")
+        self._open: dict[int, str] = {}
+        self._to_write: dict[int, memoryview] = {}
+        self._incoming, self._info = bytearray(), bytearray()
+        self._lifetime_cpu = self._begun_cpu = 0.0
+        self._deadline = time.monotonic() + START_LIMIT_S
+        self._cpu_limit = START_LIMIT_S
+        try:
+            self._start(job, program, dict(extra or {}), [path for path in packages if os.path.exists(path)], stdin)
+        except BaseException:
+            self.close()
+            raise
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Starting
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _start(self, job: str, program: str, extra: dict[str, Any], packages: list[str], stdin: bytes | None) -> None:
+        readable, wrapped = tiers.readable_folders(packages), self.tier.own_files
+        inner, outer = self._pipes(stdin is not None)
+        scratch = tiers.SCRATCH if wrapped else self._scratch
+        command = [tiers.interpreter(), "-s", "-S", "-P", "-B", "-c", BOOT, str(inner["requests"]), str(inner["replies"])]
+        if wrapped:
+            prefix = tiers.bubblewrap_command(self.tier.bubblewrap, readable)
+            command = [*prefix[:1], "--info-fd", str(inner["info"]), *prefix[1:], *command]
+        passed = [inner["requests"], inner["replies"], *([inner["info"]] if wrapped else [])]
+        try:
+            self._process = spawn(
+                lambda: subprocess.Popen(
+                    command,
+                    stdin=inner["stdin"] if stdin is not None else subprocess.DEVNULL,
+                    stdout=inner["stdout"],
+                    stderr=inner["stderr"],
+                    pass_fds=passed,
+                    env=tiers.environment(scratch),
+                    start_new_session=True,
+                    cwd="/",
+                )
+            )
+        except OSError as problem:
+            if problem.errno in TRANSIENT:
+                raise Ended("infrastructure", f"the jail did not start: {problem}") from problem
+            raise JailUnavailable(f"the jail does not start: {problem}") from problem
+        finally:
+            for descriptor in inner.values():
+                os.close(descriptor)
+        for name in ("replies", "stdout", "stderr", "info"):
+            self._open[outer[name]] = name
+        for name in ("requests", "stdin"):
+            if name in outer:
+                self._open[outer[name]] = name
+        if not wrapped:
+            self._pid = self._process.pid
+            self._forget(outer["info"])
+            self._take_handle()
+        if stdin is not None:
+            self._to_write[outer["stdin"]] = memoryview(stdin)
+        dropped = next_user() if os.getuid() == 0 and self.tier.name != "unsafe" else None
+        if dropped is not None and not wrapped:
+            os.chown(self._scratch, dropped, dropped)
+        setup: dict[str, Any] = {
+            "job": job,
+            "program": program,
+            "unsafe": self.tier.name == "unsafe",
+            "path": packages,
+            "scratch": scratch,
+            "user": dropped,
+            "tmpfs": tiers.scratch_options(self.limits) if wrapped else "",
+            "limits": tiers.process_limits(
+                self.limits, own_user=dropped is not None or (wrapped and tiers.counts_per_namespace())
+            ),
+            "parent": None if wrapped else os.getpid(),
+            "hold_folders": dropped is not None and not wrapped,
+            "landlock": tiers.landlock_rules(self.tier, readable, scratch) if self.tier.name == "landlock" else None,
+            "filter": seccomp.build_filter(1 if wrapped else self._pid, wrapped) if self.tier.name != "unsafe" else b"",
+            **extra,
+        }
+        try:
+            word, *said = self.ask_raw(setup)
+        except Ended as ended:
+            detail = self.stderr.text().strip()[-500:] or ended.detail
+            raise Ended("infrastructure", f"the jail did not start ({ended.kind}): {detail}") from None
+        if word != "ready":
+            raise JailUnavailable(f"the jail could not be closed, and nothing was run in it: {': '.join(map(str, said))}")
+        self.charge(self.limits)
+
+    def _pipes(self, with_stdin: bool) -> tuple[dict[str, int], dict[str, int]]:
+        """(ends for the jail, ends for the host), by name."""
+        inner, outer = {}, {}
+        for name in ("requests", "replies", "stdout", "stderr", "info", *(["stdin"] if with_stdin else [])):
+            reading, writing = os.pipe()
+            inner[name], outer[name] = (reading, writing) if name in ("requests", "stdin") else (writing, reading)
+            os.set_blocking(outer[name], False)
+        return inner, outer
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Speaking
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def charge(self, limits: Limits) -> None:
+        """From now on the process pays, within these limits."""
+        self._begun_cpu = self._used_cpu()
+        self._cpu_limit = limits.cpu_s
+        self._deadline = time.monotonic() + limits.wall_s
+
+    def free_of_charge(self, wall_s: float) -> None:
+        """From now on only the wall clock counts: for work of our own, such as an import."""
+        self._begun_cpu, self._cpu_limit = self._used_cpu(), float("inf")
+        self._deadline = time.monotonic() + wall_s
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def ask_raw(self, request: Any) -> list[Any]:
+        """Send one request and return the reply, a list that begins with a word. Raises Ended, with all of it cleaned up."""
+        self.tell(request)
+        return self.hear()
+
+    def tell(self, request: Any) -> None:
+        body = marshal.dumps(request, 4)
+        channel = next((descriptor for descriptor, name in self._open.items() if name == "requests"), None)
+        if channel is not None:
+            self._to_write[channel] = memoryview(len(body).to_bytes(HEADER_BYTES, "big") + body)
+
+    def hear(self) -> list[Any]:
+        while True:
+            if len(self._incoming) >= HEADER_BYTES:
+                size = int.from_bytes(self._incoming[:HEADER_BYTES], "big")
+                if size > MAX_FRAME_BYTES:
+                    self._stop(Ended("output", f"a reply of {size} bytes"))
+                if len(self._incoming) >= HEADER_BYTES + size:
+                    body = bytes(self._incoming[HEADER_BYTES : HEADER_BYTES + size])
+                    del self._incoming[: HEADER_BYTES + size]
+                    return self._read(body)
+            if "replies" not in self._open.values():
+                self.wait()
+            self._turn()
+
+    def _read(self, body: bytes) -> list[Any]:
+        """The program can write here what it likes: that only ever hurts its own score."""
+        with contextlib.suppress(ValueError, RecursionError, MemoryError):
+            reply = json.loads(body)
+            if isinstance(reply, list) and reply and isinstance(reply[0], str):
+                return reply
+        self._stop(Ended("crash", "a reply that makes no sense"))
+        raise AssertionError
+
+    def wait(self) -> None:
+        """Listen until the process ends, and raise how it did."""
+        while self._open or not self._over():
+            self._turn()
+        self._stop(self._epitaph())
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # One turn: read, write, look at the limits
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        if self._end is not None:
+            raise self._end
+        poll = select.poll()
+        for descriptor, name in self._open.items():
+            if name not in ("requests", "stdin"):
+                poll.register(descriptor, select.POLLIN)
+            elif descriptor in self._to_write:
+                poll.register(descriptor, select.POLLOUT)
+        left = self._deadline - time.monotonic()
+        events = poll.poll(max(0.0, min(TICK_S, left)) * 1000)
+        for descriptor, _ in events:
+            self._serve(descriptor)
+        self._look()
+        if not events and self._over():
+            # Nothing left to read, and the process is dead: whoever still holds a pipe open is not the program.
+            for descriptor in list(self._open):
+                self._forget(descriptor)
+
+    def _serve(self, descriptor: int) -> None:
+        name = self._open[descriptor]
+        if name in ("requests", "stdin"):
+            try:
+                written = os.write(descriptor, self._to_write[descriptor][: 1 << 16])
+            except BlockingIOError:
+                return
+            except OSError:  # it does not read any more
+                self._forget(descriptor)
+                return
+            self._to_write[descriptor] = self._to_write[descriptor][written:]
+            if not self._to_write[descriptor]:
+                del self._to_write[descriptor]
+                if name == "stdin":
+                    self._forget(descriptor)
+            return
+        try:
+            piece = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        if not piece:
+            self._forget(descriptor)
+        elif name == "replies":
+            self._incoming += piece
+            if len(self._incoming) > HEADER_BYTES + MAX_FRAME_BYTES + len(piece):
+                self._stop(Ended("output", "replies that nobody asked for"))
+        elif name == "info":
+            self._learn_pid(descriptor, piece)
+        else:
+            stream = self.stdout if name == "stdout" else self.stderr
+            stream.add(piece)
+            if stream.total > FLOOD_BYTES:
+                self._stop(Ended("output", f"more than {FLOOD_BYTES >> 20} MiB on {name}"))
+
+    def _learn_pid(self, descriptor: int, text: bytes) -> None:
+        """Bubblewrap tells the id of the jailed process before that can run. Nobody is listened to after that."""
+        self._info += text
+        with contextlib.suppress(ValueError):  # it comes in pieces
+            self._pid = int(json.loads(self._info)["child-pid"])
+            self._take_handle()
+            self._forget(descriptor)
+
+    def _take_handle(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # gone already, or a kernel older than 5.3
+            self._handle = os.pidfd_open(self._pid)
+
+    def _forget(self, descriptor: int) -> None:
+        self._open.pop(descriptor, None)
+        self._to_write.pop(descriptor, None)
+        os.close(descriptor)
+
+    def _look(self) -> None:
+        used = self._used_cpu() - self._begun_cpu
+        if used > self._cpu_limit:
+            self._stop(Ended("cpu", f"{self._cpu_limit:g} s of CPU time"))
+        if time.monotonic() > self._deadline:
+            self._stop(Ended("wall", f"no end within {self.limits.wall_s:g} s"))
+        status = self._status()
+        self.peak_mb = max(self.peak_mb, status.get("VmHWM", 0) / 1024)
+        if status.get("Threads", 0) > self.limits.threads + THREADS_MARGIN:
+            self._stop(Ended("memory", f"more than {self.limits.threads} threads"))
+        if self._scratch and folder_is_over(self._scratch, int(self.limits.files_mb * 2**20), MAX_FILES):
+            self._stop(Ended("files", f"more than {self.limits.files_mb:g} MB or {MAX_FILES} files"))
+
+    def _used_cpu(self) -> float:
+        """CPU seconds of the process so far. Its clock id is its process id in the kernel's spelling."""
+        if self._pid and not self._over():
+            with contextlib.suppress(OSError):
+                self._lifetime_cpu = max(self._lifetime_cpu, time.clock_gettime((~self._pid << 3) | 2))
+        return self._lifetime_cpu
+
+    def _status(self) -> dict[str, int]:
+        """Numbers the kernel keeps of the process; empty when it is gone.
+
+        The peak that wait4 reports would be no good: it begins with that of the process that started it, the trainer.
+        """
+        try:
+            with open(f"/proc/{self._pid}/status", encoding="ascii", errors="replace") as file:
+                lines = [line.split() for line in file]
+        except OSError:
+            return {}
+        return {words[0][:-1]: int(words[1]) for words in lines if words and words[0] in ("VmHWM:", "Threads:")}
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Ending
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _over(self) -> bool:
+        """Whether the process has ended. It is not reaped here: until then its id is certainly its own."""
+        if self._process is None or self._process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _epitaph(self) -> Ended:
+        self._reap()
+        assert self._process is not None
+        status = self._process.returncode
+        if self.tier.own_files and status > 128:  # bubblewrap's way to say that a signal ended it
+            status = 128 - status
+        if status < 0:
+            with contextlib.suppress(ValueError):
+                return Ended("crash", f"ended by {signal.Signals(-status).name}", status)
+            return Ended("crash", f"ended by signal {-status}", status)
+        return Ended("exit", f"ended by itself with status {status}", status)
+
+    def _stop(self, end: Ended) -> None:
+        self._end = end
+        self.close()
+        raise end
+
+    def _reap(self) -> None:
+        """Kill what is left and wait for it. Bubblewrap waits for its child, so one wait covers both."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        if not self._over():
+            self._used_cpu()
+            self.peak_mb = max(self.peak_mb, self._status().get("VmHWM", 0) / 1024)
+            if self._handle >= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            if self._handle < 0 or not wait_up_to(self._over, 0.25):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # it leads the group, and it is not reaped yet
+        if self._handle >= 0:  # readable once the process is dead
+            select.select([self._handle], [], [], 1.0)
+            os.close(self._handle)
+            self._handle = -1
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except ChildProcessError:
+            process.returncode = -signal.SIGKILL
+            return
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self.cpu_s = max(0.0, max(self._lifetime_cpu, usage.ru_utime + usage.ru_stime) - self._begun_cpu)
+
+    def close(self) -> None:
+        """End the process if it runs, and leave nothing behind."""
+        self._reap()
+        for descriptor in list(self._open):
+            self._forget(descriptor)
+        if self._scratch:
+            remove_folder(self._scratch)
+            self._scratch = ""
+        if self._end is None:
+            self._end = Ended("exit", "closed")
+
+    def __enter__(self) -> Jail:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def wait_up_to(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def folder_is_over(folder: str, max_bytes: int, max_files: int) -> bool:
+    """Whether the folder holds more than that. Stops counting there, so a flood of files does not hold it up."""
+    seen = size = 0
+    todo = [folder]
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    seen += 1
+                    with contextlib.suppress(OSError):
+                        status = entry.stat(follow_symlinks=False)
+                        size += max(status.st_blocks * 512, 0)
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(entry.path)
+                    if seen > max_files or size > max_bytes:
+                        return True
+        except OSError:
+            continue
+    return False
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a scratch folder. Its owner is dead by now; what it made unreadable is made readable again, links not followed."""
+
+    def unlock(_: object, path: str, __: object) -> None:
+        with contextlib.suppress(OSError):
+            os.chmod(os.path.dirname(path), 0o700)
+            if not os.path.islink(path) and os.path.isdir(path):
+                os.chmod(path, 0o700)
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+
+    with contextlib.suppress(OSError):
+        shutil.rmtree(folder, onerror=unlock)
+    if os.path.exists(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Users and processes
+# ---------------------------------------------------------------------------------------------------------------------
+
+_numbers = itertools.count()
+
+
+def next_user() -> int:
+    """A user id that no account and no other jail of this machine has right now."""
+    while True:
+        user = tiers.FIRST_USER + (os.getpid() * 1000 + next(_numbers)) % tiers.USERS
+        with contextlib.suppress(KeyError):
+            pwd.getpwuid(user)
+            continue
+        return user
+
+
+class Spawner:
+    """Starts processes from one thread that never ends.
+
+    A process that dies with its parent dies with the *thread* that started it; the threads that ask for jails come and go.
+    """
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], subprocess.Popen[bytes]], queue.SimpleQueue[Any]]] = (
+            queue.SimpleQueue()
+        )
+        threading.Thread(target=self._work, daemon=True, name="jails").start()
+
+    def _work(self) -> None:
+        while True:
+            start, answer = self._jobs.get()
+            try:
+                answer.put(start())
+            except BaseException as problem:
+                answer.put(problem)
+
+    def start(self, job: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        result: subprocess.Popen[bytes] | BaseException
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._jobs.put((job, answer))
+        result = answer.get()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+
+_spawner: Spawner | None = None
+_spawner_lock = threading.Lock()
+
+
+def spawn(job: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    global _spawner
+    with _spawner_lock:
+        if _spawner is None or _spawner.owner != os.getpid():  # a fork has no threads of its parent
+            _spawner = Spawner()
+    return _spawner.start(job)

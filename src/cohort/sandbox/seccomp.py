@@ -1,0 +1,144 @@
+"""The system-call filter: a short BPF program that refuses what an honest program never needs.
+
+Refused: new processes (threads are allowed), another program in place of this one, looking into or signalling other
+processes, sockets other than a socketpair, mounts and namespaces, io_uring, and every kind of kernel object whose memory
+no limit of the process counts. Refusals are errors (EPERM), not kills: an honest program can handle them. clone3 hides
+its flags behind a pointer, which a filter cannot follow: it is answered "not implemented", and the C library falls back
+to clone. Written by hand rather than with libseccomp because the whole filter is one list of numbers, and the jail then
+needs nothing but the kernel.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+from collections.abc import Iterable
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+# Numbers of the calls on x86_64 and aarch64; None: the architecture does not have it.
+NUMBERS: dict[str, tuple[int | None, int | None]] = {
+    "fork": (57, None), "vfork": (58, None), "clone": (56, 220), "clone3": (435, 435),
+    "execve": (59, 221), "execveat": (322, 281),
+    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240), "pidfd_open": (434, 434), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424),
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "process_madvise": (440, 440),
+    "process_mrelease": (448, 448), "kcmp": (312, 272), "move_pages": (279, 239), "migrate_pages": (256, 238),
+    "prlimit64": (302, 261), "prctl": (157, 167), "setpriority": (141, 140), "ioprio_set": (251, 30),
+    "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274), "setsid": (112, 157), "setpgid": (109, 154), "personality": (135, 92),
+    "arch_prctl": (158, None), "modify_ldt": (154, None), "iopl": (172, None), "ioperm": (173, None), "acct": (163, 89),
+    "setuid": (105, 146), "setgid": (106, 144), "setreuid": (113, 145), "setregid": (114, 143), "setresuid": (117, 147),
+    "setresgid": (119, 149), "setfsuid": (122, 151), "setfsgid": (123, 152), "setgroups": (116, 159), "capset": (126, 91),
+    "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201),
+    "accept": (43, 202), "accept4": (288, 242), "sendmsg": (46, 211), "sendmmsg": (307, 269),
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "move_mount": (429, 429),
+    "open_tree": (428, 428), "open_tree_attr": (467, 467), "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432),
+    "fspick": (433, 433), "mount_setattr": (442, 442), "statmount": (457, 457), "listmount": (458, 458),
+    "unshare": (272, 97), "setns": (308, 268), "quotactl": (179, 60), "quotactl_fd": (443, 443),
+    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "swapon": (167, 224), "swapoff": (168, 225),
+    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "io_setup": (206, 0), "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
+    "fanotify_init": (300, 262), "lookup_dcookie": (212, 18), "add_key": (248, 217), "request_key": (249, 218),
+    "keyctl": (250, 219), "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106),
+    "kexec_load": (246, 104), "kexec_file_load": (320, 294), "reboot": (169, 142), "syslog": (103, 116),
+    "settimeofday": (164, 170), "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171),
+    "sethostname": (170, 161), "setdomainname": (171, 162), "vhangup": (153, 58), "mknod": (133, None), "mknodat": (259, 33),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
+    "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "remap_file_pages": (216, 234), "mbind": (237, 235),
+    "fcntl": (72, 25), "ioctl": (16, 29), "seccomp": (317, 277), "map_shadow_stack": (453, 453), "lsm_set_self_attr": (460, 460),
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
+    "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469), "utime": (132, None),
+    "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "truncate": (76, 45),
+}  # fmt: skip
+
+CHECKED = ("clone", "clone3", "kill", "tgkill", "prlimit64", "prctl", "socketpair", "fcntl", "ioctl", "arch_prctl")
+"""Calls that are refused or not by their arguments; all the others on the list are refused outright."""
+ATTRIBUTES = (
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "setxattr", "lsetxattr", "fsetxattr",
+    "removexattr", "lremovexattr", "fremovexattr", "setxattrat", "removexattrat", "file_setattr", "utime", "utimes",
+    "futimesat", "utimensat", "truncate",
+)  # fmt: skip
+"""What Landlock does not cover: refused only where the file system is not the jail's own."""
+
+AF_UNIX = 1
+CLONE_THREAD = 0x00010000
+PR_NAMES = (15, 16)
+"""PR_SET_NAME, PR_GET_NAME. The rest of prctl could undo dying with the parent."""
+FCNTL_SIGNALS = (8, 10, 15)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to other processes through a descriptor."""
+IOCTL_REFUSED = (0x5412, 0x541C, 0x8901, 0x8902)
+"""TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP."""
+ARCH_CPUID = 0x1012
+X32_BIT = 0x40000000
+
+LOAD, JUMP_EQUAL, JUMP_ABOVE, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, ERROR, KILL = 0x7FFF0000, 0x00050000, 0x80000000
+NUMBER, ARCHITECTURE = 0, 4
+
+
+def argument(index: int) -> int:
+    """Where the low half of an argument lies. Every argument compared here is an int, so the high half says nothing."""
+    return 16 + 8 * index
+
+
+def supported() -> bool:
+    return platform.machine() in ARCHITECTURES
+
+
+def build_filter(own_pid: int, own_files: bool, machine: str = "") -> bytes:
+    """The filter for a process that sees itself as `own_pid`; own_files: every file it can reach is the jail's own."""
+    machine = machine or platform.machine()
+    column = list(ARCHITECTURES).index(machine)
+    numbers = {name: number for name, both in NUMBERS.items() if (number := both[column]) is not None}
+    spared = {*CHECKED, *(ATTRIBUTES if own_files else ())}
+    code = [
+        (LOAD, 0, 0, ARCHITECTURE),
+        (JUMP_EQUAL, 1, 0, ARCHITECTURES[machine]),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER),
+        (JUMP_ABOVE, 0, 1, X32_BIT if machine == "x86_64" else 0x7FFFFFFF),
+        (RETURN, 0, 0, KILL),
+    ]
+    for name, number in numbers.items():
+        if name not in spared:
+            code += [(JUMP_EQUAL, 0, 1, number), refuse()]
+    code += checked(numbers["clone3"], [refuse(errno.ENOSYS)])
+    code += checked(numbers["clone"], only_with_bits(0, CLONE_THREAD))
+    code += checked(numbers["kill"], only(0, [own_pid]))
+    code += checked(numbers["tgkill"], only(0, [own_pid]))
+    code += checked(numbers["prlimit64"], only(0, [0, own_pid]))
+    code += checked(numbers["prctl"], only(0, PR_NAMES))
+    code += checked(numbers["socketpair"], only(0, [AF_UNIX]))
+    code += checked(numbers["fcntl"], all_but(1, FCNTL_SIGNALS))
+    code += checked(numbers["ioctl"], all_but(1, IOCTL_REFUSED))
+    if "arch_prctl" in numbers:  # the C library sets thread-local storage with it; turning off cpuid is not for us
+        code += checked(numbers["arch_prctl"], all_but(0, [ARCH_CPUID]))
+    code.append((RETURN, 0, 0, ALLOW))
+    return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
+
+
+def refuse(reason: int = errno.EPERM) -> tuple[int, int, int, int]:
+    return (RETURN, 0, 0, ERROR | reason)
+
+
+def checked(number: int, rest: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """`rest` for the call of that number; it must end in a return."""
+    return [(JUMP_EQUAL, 0, len(rest), number), *rest]
+
+
+def only(index: int, values: Iterable[int]) -> list[tuple[int, int, int, int]]:
+    tests = [step for value in values for step in ((JUMP_EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW))]
+    return [(LOAD, 0, 0, argument(index)), *tests, refuse()]
+
+
+def all_but(index: int, values: Iterable[int]) -> list[tuple[int, int, int, int]]:
+    tests = [step for value in values for step in ((JUMP_EQUAL, 0, 1, value), refuse())]
+    return [(LOAD, 0, 0, argument(index)), *tests, (RETURN, 0, 0, ALLOW)]
+
+
+def only_with_bits(index: int, bits: int) -> list[tuple[int, int, int, int]]:
+    return [(LOAD, 0, 0, argument(index)), (JUMP_BITS, 0, 1, bits), (RETURN, 0, 0, ALLOW), refuse()]

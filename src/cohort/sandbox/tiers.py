@@ -1,0 +1,197 @@
+"""Which jail this machine can offer, and the command that starts it.
+
+Tier "bubblewrap": namespaces of its own (files, processes, network, IPC), with nothing in them but the interpreter, the
+libraries it needs and an empty scratch folder of limited size. Tier "landlock", where namespaces are refused: the same
+process limits and system-call filter, with the kernel's Landlock rules in place of mounts; the host watches the scratch
+folder's size. Both drop to a user of their own where the trainer is root. Where neither works nothing is run, unless
+COHORT_JAIL=unsafe says so, which every result then carries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from cohort.sandbox import seccomp
+from cohort.sandbox.limits import MAX_FILES, JailUnavailable, Limits
+
+VARIABLE = "COHORT_JAIL"
+TIERS = ("bubblewrap", "landlock", "unsafe")
+LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/lib32", "/usr/local/lib", "/lib", "/lib64")
+DATA_FILES = ("/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+SCRATCH = "/tmp"
+"""Where a bubblewrap jail has its scratch folder."""
+
+FIRST_USER = 1_900_000_000
+"""Users of jails started by root: numbers that no account has. Each concurrent jail has its own, so that limits per user
+are limits per jail and no jail can touch another."""
+USERS = 50_000_000
+
+LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+"""File-system rights by version of the interface."""
+READ_RIGHTS = (1 << 2) | (1 << 3)
+DEVICE_RIGHTS = (1 << 1) | (1 << 2)
+EXECUTE, MAKE_CHAR, MAKE_SOCKET, MAKE_BLOCK = 1 << 0, 1 << 6, 1 << 9, 1 << 11
+
+
+@dataclass(frozen=True)
+class Tier:
+    name: str
+    bubblewrap: str = ""
+    """Path of the program."""
+    landlock_version: int = 0
+
+    @property
+    def own_files(self) -> bool:
+        return self.name == "bubblewrap"
+
+
+def landlock_version() -> int:
+    """0: the kernel has none, or it is switched off."""
+    version = ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1) if sys.platform == "linux" else 0
+    return max(int(version), 0)
+
+
+@functools.cache
+def bubblewrap_problem() -> str:
+    """Why bubblewrap cannot be used, empty if it can: tried on a program that does nothing."""
+    program = shutil.which("bwrap")
+    if program is None:
+        return "bubblewrap is not installed (Debian and Ubuntu: apt install bubblewrap)"
+    command = [*bubblewrap_command(program, []), "/usr/bin/env", "true"]
+    if not os.path.exists("/usr/bin/env"):
+        command = [*bubblewrap_command(program, []), sys.executable, "-c", ""]
+    else:
+        command[1:1] = ["--ro-bind", "/usr/bin", "/usr/bin"]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        return f"bubblewrap does not start ({problem})"
+    return "" if ended.returncode == 0 else f"bubblewrap is refused here ({ended.stderr.strip() or ended.returncode})"
+
+
+def find_tier(name: str = "") -> Tier:
+    """The strongest jail of this machine, or the one that is asked for. Raises JailUnavailable with what is missing."""
+    name = name or os.environ.get(VARIABLE, "")
+    if name and name not in TIERS:
+        raise JailUnavailable(f"{VARIABLE}: {name!r} is no jail; it can be {', '.join(TIERS)}, or unset for the strongest.")
+    if name == "unsafe":
+        return Tier("unsafe")
+    if sys.platform != "linux" or not seccomp.supported():
+        raise JailUnavailable(
+            f"untrusted code runs only on Linux on {' or '.join(seccomp.ARCHITECTURES)}: system calls are filtered by the kernel. "
+            'Score programs on such a machine with backend = "http://host:port" (python -m cohort.sandbox.serve).'
+        )
+    problem = bubblewrap_problem() if name != "landlock" else "not asked for"
+    if not problem:
+        program = shutil.which("bwrap")
+        assert program is not None
+        return Tier("bubblewrap", bubblewrap=program)
+    version = landlock_version()
+    if version and name != "bubblewrap":
+        return Tier("landlock", landlock_version=version)
+    missing = [] if name == "landlock" else [problem]
+    if not version:
+        missing.append("the kernel has no Landlock, or it is switched off (Linux 5.13 or newer, lsm=...,landlock)")
+    raise JailUnavailable(f"there is no jail for untrusted code here: {'; '.join(missing)}.")
+
+
+def readable_folders(packages: Sequence[str]) -> list[str]:
+    """What a jailed interpreter may read: itself, the system's libraries, and the packages asked for."""
+    prefix = os.path.realpath(sys.base_prefix)
+    own = [os.path.join(prefix, "lib"), os.path.join(prefix, "lib64")] if prefix != "/usr" else []
+    wanted = [interpreter(), *own, *LIBRARY_FOLDERS, *DATA_FILES, *packages]
+    return [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
+
+
+@functools.cache
+def interpreter() -> str:
+    """The interpreter behind a virtual environment: the one that brings its own standard library."""
+    return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+
+
+def bubblewrap_command(program: str, readable: Sequence[str]) -> list[str]:
+    command = [program, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    command += ["--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "jail", "--cap-drop", "ALL"]
+    command += ["--cap-add", "CAP_SYS_ADMIN"]  # for the scratch folder alone; boot.py gives it up
+    if os.getuid() == 0:
+        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        command += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+    bound = [path for path in dict.fromkeys((*LIBRARY_FOLDERS, *readable)) if os.path.exists(path)]
+    # Made here, open to all: by itself bubblewrap closes them to the user that the jail drops to.
+    for folder in sorted({str(parent) for path in bound for parent in PurePath(path).parents} - {"/"}):
+        command += ["--perms", "0755", "--dir", folder] if folder not in LIBRARY_FOLDERS else []
+    for path in bound:
+        if os.path.islink(path) and path in LIBRARY_FOLDERS:
+            command += ["--symlink", os.readlink(path), path]
+        else:
+            command += ["--ro-bind", path, path]
+    for device in DEVICES:
+        command += ["--dev-bind", device, device]
+    return [*command, "--dir", SCRATCH, "--chdir", "/", "--remount-ro", "/"]
+
+
+def environment(scratch: str) -> dict[str, str]:
+    return {
+        "PATH": "/usr/bin:/bin",
+        "HOME": scratch,
+        "TMPDIR": scratch,
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",  # the order of sets must not decide a verdict
+        "PYTHONUTF8": "1",
+        # One heap: by default every thread reserves 64 MiB of the address space that is limited.
+        "MALLOC_ARENA_MAX": "1",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+
+
+def process_limits(limits: Limits, own_user: bool) -> dict[str, int]:
+    """`own_user`: threads are counted for this jail alone. Otherwise the limit would count all of the user's processes, and
+    the host watches the number of threads instead."""
+    limited = {
+        "RLIMIT_CORE": 0,
+        "RLIMIT_NOFILE": 128,
+        "RLIMIT_FSIZE": int(limits.files_mb * 2**20),
+        "RLIMIT_STACK": 64 * 2**20,
+        "RLIMIT_MEMLOCK": 64 * 2**10,
+        "RLIMIT_MSGQUEUE": 0,
+        "RLIMIT_SIGPENDING": 256,
+        "RLIMIT_AS": int(limits.memory_mb * 2**20),
+    }
+    return {**limited, "RLIMIT_NPROC": limits.threads} if own_user else limited
+
+
+def counts_per_namespace() -> bool:
+    """Whether the kernel counts a user's processes per user namespace: since 5.14."""
+    major, minor = (int("".join(filter(str.isdigit, part)) or 0) for part in os.uname().release.split(".")[:2])
+    return (major, minor) >= (5, 14)
+
+
+def scratch_options(limits: Limits) -> str:
+    return f"size={int(limits.files_mb * 2**20)},nr_inodes={MAX_FILES},mode=0777"
+
+
+def landlock_rules(tier: Tier, readable: Sequence[str], scratch: str) -> dict[str, object]:
+    version = tier.landlock_version
+    everything = (1 << LANDLOCK_RIGHTS[min(version, max(LANDLOCK_RIGHTS))]) - 1
+    handled = struct.pack("Q", everything)
+    if version >= 4:  # network: bind and connect, of which nothing is allowed
+        handled += struct.pack("Q", 3)
+    if version >= 6:  # abstract sockets and signals stay inside
+        handled += struct.pack("Q", 3)
+    own = everything & ~(EXECUTE | MAKE_CHAR | MAKE_SOCKET | MAKE_BLOCK)
+    allowed: list[tuple[str, int]] = [(path, READ_RIGHTS if os.path.isdir(path) else 1 << 2) for path in readable]
+    allowed += [(device, DEVICE_RIGHTS) for device in DEVICES]
+    return {"handled": handled, "allowed": [*allowed, (scratch, own)]}

@@ -1,0 +1,83 @@
+"""Plain values on the pipe: what a jailed program returns, written as JSON with a tag for every type JSON lacks.
+
+The host rebuilds the values from this text, so whatever a program returns, the host compares exact built-in types: an
+object with an `__eq__` of its own never leaves the jail. The writing half of the pair is in boot.py, in the jail.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MAX_DEPTH = 100
+MAX_NODES = 1_000_000
+SMALL_INT = 2**53
+
+PLAIN_TYPES = "None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset or dict of these"
+
+
+class NotPlain(ValueError):
+    """The value cannot be carried over the pipe; the message says which."""
+
+
+def encode(value: Any) -> str:
+    """The text of a plain value."""
+    return json.dumps(tagged(value, 0))
+
+
+def decode(text: str | bytes) -> Any:
+    """The value of a text that a jailed process wrote. Raises NotPlain on anything that is no such text."""
+    try:
+        return rebuilt(json.loads(text), 0)
+    except NotPlain:
+        raise
+    except (ValueError, TypeError, RecursionError, OverflowError, MemoryError) as problem:
+        raise NotPlain(f"not the text of a plain value ({type(problem).__name__})") from None
+
+
+def tagged(value: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise NotPlain(f"nested deeper than {MAX_DEPTH}")
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if kind is int:
+        return value if -SMALL_INT < value < SMALL_INT else ["i", hex(value)]
+    if kind is float:
+        return ["f", value.hex()]
+    if kind is complex:
+        return ["c", value.real.hex(), value.imag.hex()]
+    if kind is bytes:
+        return ["b", value.hex()]
+    if kind is dict:
+        return ["d", *(tagged(part, depth + 1) for pair in value.items() for part in pair)]
+    if kind in TAGS:
+        return [TAGS[kind], *(tagged(item, depth + 1) for item in value)]
+    raise NotPlain(f"a value of type {kind.__name__} is not plain: {PLAIN_TYPES}")
+
+
+TAGS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
+COLLECTIONS: dict[str, type] = {tag: kind for kind, tag in TAGS.items()}
+
+
+def rebuilt(node: Any, depth: int) -> Any:
+    if node is None or isinstance(node, bool | str | int):
+        return node
+    if depth > MAX_DEPTH or not isinstance(node, list) or not node or not isinstance(node[0], str):
+        raise NotPlain("malformed, or nested too deep")
+    tag, *items = node
+    if tag in COLLECTIONS:
+        return COLLECTIONS[tag](rebuilt(item, depth + 1) for item in items)
+    if tag == "d" and len(items) % 2 == 0:
+        parts = [rebuilt(item, depth + 1) for item in items]
+        return dict(zip(parts[::2], parts[1::2], strict=True))
+    if all(isinstance(item, str) for item in items):
+        if tag == "i" and len(items) == 1:
+            return int(items[0], 16)
+        if tag == "f" and len(items) == 1:
+            return float.fromhex(items[0])
+        if tag == "c" and len(items) == 2:
+            return complex(float.fromhex(items[0]), float.fromhex(items[1]))
+        if tag == "b" and len(items) == 1:
+            return bytes.fromhex(items[0])
+    raise NotPlain("malformed")
