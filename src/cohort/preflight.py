@@ -39,7 +39,8 @@ class Check:
 
 def cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """No forward pass: rewards on golds, sampling, lengths, memory."""
-    return [*gold_checks(parts, encoded.train), sampling_check(parts), length_check(parts, encoded), memory_check(parts)]
+    rows = [*unusable_checks(parts, encoded.train), *gold_checks(parts, encoded.train)]
+    return [*rows, sampling_check(parts), length_check(parts, encoded), memory_check(parts)]
 
 
 def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
@@ -52,6 +53,19 @@ def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
 
 
 # -- golds -------------------------------------------------------------------------------------------------------------
+
+
+def unusable_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
+    """Rows whose gold answer or tests can never be used: each would cost its rollouts and teach nothing."""
+    checks = []
+    for part, problems in parts.rewards.unusable(prompts).items():
+        row, reason = problems[0]
+        text = f"{len(problems)} of {len(prompts)} rows can never be scored by {part}; the first is row {row}: {reason}"
+        hopeless = len(problems) == len(prompts)
+        checks.append(
+            Check("failure" if hopeless else "warning", "golds", f"{text}. Mend or remove these rows.", blocks=hopeless)
+        )
+    return checks
 
 
 def gold_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:

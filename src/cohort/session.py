@@ -148,6 +148,9 @@ class Session:
                 self.monitors.on_message(f"{name}: {report}")
         for note in self.rewards.notes:
             self.monitors.on_message(note)
+        self.rewards.on_progress = self.monitors.on_scoring
+        if self.rewards.jail == "unsafe":
+            self.monitors.on_message("warning: COHORT_JAIL=unsafe: what the policy writes runs on this machine without a jail.")
         parts = Parts(
             recipe=recipe,
             folder=self.folder,
@@ -347,6 +350,8 @@ class Session:
             summary["seconds"] = round(parts.seconds(), 2)
             summary["parameters"] = parts.policy.num_parameters
             summary["peak_memory_gib"] = round(peak_memory_gib(parts.policy.device), 4)
+            if jail := self.rewards.jail:
+                summary["jail"] = jail
             if state.best_step >= 0:
                 summary["best"] = {"step": state.best_step, "reward": state.best_reward}
         if error:

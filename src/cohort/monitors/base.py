@@ -24,6 +24,9 @@ class Monitor:
     def on_progress(self, done: int, values: Mapping[str, float]) -> None:
         """Progress inside a stage that writes no metric rows, such as the cold start: {"loss": 1.2, "success": 0.3}."""
 
+    def on_scoring(self, part: str, done: int, total: int) -> None:
+        """A reward part has judged `done` of the completions it was given. Called from the threads that judge."""
+
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         """One step of training is complete: {"step": 12, "reward/mean": 0.41, ...}."""
 
@@ -53,6 +56,9 @@ class Monitors(Monitor):
 
     def on_progress(self, done: int, values: Mapping[str, float]) -> None:
         self.tell("on_progress", done, values)
+
+    def on_scoring(self, part: str, done: int, total: int) -> None:
+        self.tell("on_scoring", part, done, total)
 
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         self.tell("on_metrics", row)

@@ -23,6 +23,8 @@ from cohort.rewards.text import printable
 
 INTERVAL_S = 15.0
 """Seconds between two plain lines."""
+SCORING_INTERVAL_S = 0.25
+"""Seconds between two updates of the live line while rewards are computed."""
 WIDE_TERMINAL = 130
 PACE_WINDOW = 10
 """Steps that the time left is estimated from: recent ones, since completions change length."""
@@ -51,6 +53,9 @@ class ConsoleMonitor(Monitor):
         self.stage, self.total = "", 0
         self.last_line = float("-inf")
         self.pending = ""
+        self.facts = ""
+        self.scoring: dict[str, tuple[int, int]] = {}
+        self.last_scoring = float("-inf")
         self.progress: Progress | None = None
         self.task: TaskID | None = None
 
@@ -88,7 +93,25 @@ class ConsoleMonitor(Monitor):
         if len(self.rows) <= 50 or step % 10 == 0 or step == self.total:
             self.show_findings()
 
+    def on_scoring(self, part: str, done: int, total: int) -> None:
+        """Shown for scoring that takes a while, and at most a few times a second."""
+        if done == total:
+            self.scoring.pop(part, None)
+        else:
+            self.scoring[part] = (done, total)
+        now = self.clock()
+        if now - self.last_scoring < (SCORING_INTERVAL_S if self.progress is not None else self.interval_s):
+            return
+        self.last_scoring = now
+        line = ", ".join(f"{name} {judged}/{of}" for name, (judged, of) in list(self.scoring.items()))
+        if self.progress is not None and self.task is not None:
+            self.progress.update(self.task, facts=" · ".join(filter(None, (self.facts, f"scoring {line}" if line else ""))))
+        elif line and now - self.last_line >= self.interval_s:
+            self.print_line(f"{self.stage} · scoring {line}")
+            self.last_line = now
+
     def show(self, done: int, facts: str) -> None:
+        self.facts = facts
         if self.progress is not None and self.task is not None:
             self.progress.update(self.task, completed=done, facts=facts)
             return

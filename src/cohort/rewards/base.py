@@ -12,6 +12,7 @@ functions that can be imported by name run in worker processes; the others run i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import math
@@ -23,11 +24,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cohort.errors import RewardError
 from cohort.importing import search_current_folder
-from cohort.rewards.call import Answered, Failed, Signature, TrainerState, call_reward, extract_answers, from_message, is_plain
-from cohort.rewards.contract import Batch, Bound, RewardPart, Scored, Verdicts, bind, check_args, check_columns
+from cohort.rewards.call import (
+    Answered,
+    Failed,
+    Signature,
+    TrainerState,
+    call_reward,
+    extract_answers,
+    from_message,
+    is_plain,
+    parameters,
+)
+from cohort.rewards.contract import RESERVED, Batch, Bound, RewardPart, Scored, Verdicts, bind, check_args, check_columns
 from cohort.rewards.pool import LoadFailed, Pool, Worker, WorkerDied, WorkerTimeout
 from cohort.rewards.summing import faulty_rows, outcome_of, reward_metrics, worst_blame
 from cohort.rewards.threads import concurrently, split, with_limit
+from cohort.sandbox import JailUnavailable, find_tier
 from cohort.types import Completion, Outcome, Prompt
 
 if TYPE_CHECKING:
@@ -65,6 +77,8 @@ class RewardRunner:
         self._started = self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock = threading.Lock()
+        self.on_progress: Callable[[str, int, int], None] | None = None
+        """Told (part, completions judged, completions) from the threads that judge, as the parts get on."""
 
     @classmethod
     def from_recipe(
@@ -106,6 +120,9 @@ class RewardRunner:
         if self._started:
             return self
         self._started = True
+        for bound in self._bound:
+            if bound.function is not None and getattr(bound.function, "supervised", False):
+                bound.spec = None
         remote = [bound for bound in self._bound if bound.spec is not None]
         try:
             if remote:
@@ -139,6 +156,8 @@ class RewardRunner:
             return
         try:
             bound.signature = Signature.from_message(worker.load(spec))
+            if bound.signature.supervised:
+                bound.spec = None
         except (LoadFailed, WorkerDied, WorkerTimeout) as problem:
             if bound.function is None or spec.startswith("cohort.rewards."):
                 raise RewardError(f"{bound.place}.function: {load_problem(spec, problem)}") from None
@@ -169,6 +188,33 @@ class RewardRunner:
     def has_answers(self) -> bool:
         """Whether the outcome part exposes the answer it compares: without it there is nothing to vote on."""
         return self.start()._bound[self._outcome].shape.has_extract
+
+    @property
+    def jail(self) -> str:
+        """The jail that untrusted text of this run goes to; empty if no part needs one, or there is none."""
+        if not any(bound.shape.jailed for bound in self.start()._bound):
+            return ""
+        try:
+            return find_tier().name
+        except JailUnavailable:
+            return ""
+
+    def unusable(self, prompts: Sequence[Prompt]) -> dict[str, list[tuple[int, str]]]:
+        """By part: (number of the row, why it can never be scored), for parts that can tell beforehand."""
+        found: dict[str, list[tuple[int, str]]] = {}
+        for bound in self.start()._bound:
+            if not bound.shape.has_unusable or not prompts:
+                continue
+            check = bound.here().unusable  # type: ignore[attr-defined]
+            columns = {name for prompt in prompts for name in prompt.columns if name not in RESERVED}
+            accepted, _, takes_any = parameters(check)
+            given = {name: value for name, value in bound.args.items() if takes_any or name in accepted}
+            asked = [name for name in (columns if takes_any else accepted) if name in columns and name not in given]
+            reasons = check(**{name: [prompt.columns.get(name) for prompt in prompts] for name in asked}, **given)
+            problems = [(row, str(reason)) for row, reason in enumerate(reasons) if reason is not None]
+            if problems:
+                found[bound.name] = problems
+        return found
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -205,7 +251,17 @@ class RewardRunner:
         count = len(batch.texts)
         verdicts = Verdicts.empty(count)
         in_worker = self._fits_worker(bound, batch)
-        call = functools.partial(self._call_in_worker if in_worker else self._call_here, bound, batch)
+        judged = Progress(bound.name, count, self.on_progress)
+
+        def call(rows: Sequence[int]) -> Answered | Failed:
+            if in_worker:
+                reply = self._call_in_worker(bound, batch, rows)
+            else:
+                reply = self._call_here(bound, batch, rows, judged.one_more)
+            if isinstance(reply, Answered):
+                judged.at_least(len(rows))
+            return reply
+
         chunks = split(count, self._pool.size) if in_worker and bound.shape.per_completion else [list(range(count))]
         retry: list[int] = []
         for rows, reply in zip(chunks, concurrently([functools.partial(call, rows) for rows in chunks]), strict=True):
@@ -276,10 +332,16 @@ class RewardRunner:
                 return Failed("crash", "the worker's reply does not have the form of a reward")
             return reply
 
-    def _call_here(self, bound: Bound, batch: Batch, rows: Sequence[int]) -> Answered | Failed:
-        names = bound.shape.asked(batch.columns, bound.part.args)
-        arguments = {**batch.take(names, rows), **bound.part.args}
-        call = functools.partial(call_reward, bound.here(), arguments, batch.lengths(rows), batch.state, names, self._await)
+    def _call_here(
+        self, bound: Bound, batch: Batch, rows: Sequence[int], on_verdict: Callable[[], None] | None = None
+    ) -> Answered | Failed:
+        names = bound.shape.asked(batch.columns, bound.args)
+        arguments = {**batch.take(names, rows), **bound.args}
+        call = functools.partial(
+            call_reward, bound.here(), arguments, batch.lengths(rows), batch.state, names, self._await, on_verdict
+        )
+        if bound.shape.supervised:
+            return call()
         try:
             return with_limit(call, bound.part.timeout_s)
         except TimeoutError:
@@ -412,6 +474,31 @@ class Singles:
             self._crashes += 1
             if self._crashes > self._max_faults:
                 self._stop = self._verdicts.stopped_early = True
+
+
+class Progress:
+    """How many completions of the step one part has judged; told to whoever watches."""
+
+    def __init__(self, name: str, total: int, tell: Callable[[str, int, int], None] | None) -> None:
+        self._name, self._total, self._tell = name, total, tell
+        self._done = self._certain = 0
+        self._lock = threading.Lock()
+
+    def one_more(self) -> None:
+        self._advance(self._done + 1)
+
+    def at_least(self, more: int) -> None:
+        """A whole call was answered, whether or not the function reported on its completions one by one."""
+        with self._lock:
+            self._certain += more
+        self._advance(max(self._done, self._certain))
+
+    def _advance(self, done: int) -> None:
+        with self._lock:
+            self._done = min(done, self._total)
+        if self._tell is not None:
+            with contextlib.suppress(Exception):  # whoever watches cannot stop the run
+                self._tell(self._name, self._done, self._total)
 
 
 def load_problem(spec: str, problem: LoadFailed | WorkerDied | WorkerTimeout) -> str:

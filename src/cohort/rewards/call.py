@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
+import re
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,14 +18,20 @@ from typing import Any
 from cohort.importing import load_function as load_function
 from cohort.rewards.text import printable
 
-OFFERED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""What every reward function can ask for beside the columns of the rows; TRL's names."""
+OFFERED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "log_verdict")
+"""What every reward function can ask for beside the columns of the rows; TRL's names, and log_verdict."""
+
+CALLBACKS = ("trainer_state", "log_extra", "log_metric", "log_verdict")
 
 Steps = tuple[tuple[int, float], ...]
 """What a process reward says of one completion: (characters up to and including the end of a step, reward), in order."""
 
-FAULT_KINDS = ("exception", "type", "length", "nan", "position", "crash")
-"""Faults of the function. A time limit that one completion runs into is that completion's doing and not among them."""
+FAULT_KINDS = ("exception", "type", "length", "nan", "position", "crash", "infrastructure")
+"""Faults of the function, or of what it relies on: the completion is unscored."""
+LIMIT_KINDS = ("timeout", "memory", "output", "files")
+"""Limits that the completion ran into: its own doing, so it scores 0, is counted, and is never a success."""
+INFRASTRUCTURE = "infrastructure"
+VERDICT_WORD = re.compile(r"[a-z][a-z_]{0,29}")
 
 MAX_DETAIL_CHARS = 8000
 
@@ -63,6 +70,11 @@ class Signature:
     per_completion: bool
     is_async: bool
     has_extract: bool
+    supervised: bool = False
+    """It runs and limits processes of its own, or only waits for the network: called in the trainer, without a limit."""
+    has_unusable: bool = False
+    jailed: bool = False
+    """It hands model text to the jail of this machine."""
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Signature:
@@ -76,6 +88,9 @@ class Signature:
             per_completion=bool(getattr(function, "per_completion", False)),
             is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__),
             has_extract=callable(getattr(function, "extract", None)),
+            supervised=bool(getattr(function, "supervised", False)),
+            has_unusable=callable(getattr(function, "unusable", None)),
+            jailed=bool(getattr(function, "jailed", False)),
         )
 
     @classmethod
@@ -88,15 +103,23 @@ class Signature:
             per_completion=bool(message["per_completion"]),
             is_async=bool(message["is_async"]),
             has_extract=bool(message["has_extract"]),
+            supervised=bool(message["supervised"]),
+            has_unusable=bool(message["has_unusable"]),
+            jailed=bool(message["jailed"]),
         )
 
     def asked(self, columns: Iterable[str], bound: Iterable[str]) -> list[str]:
-        """Names to pass: those it reads, else those it names, else (with **kwargs) everything there is."""
+        """Names to pass: those it reads, else those it names, else (with **kwargs) everything there is.
+
+        log_verdict goes only to who names it: functions written for TRL may pass their **kwargs on.
+        """
         available = [*OFFERED, *columns]
         if self.reads is not None:
-            wanted: Iterable[str] = self.reads
+            wanted: Iterable[str] = (*self.reads, *(name for name in CALLBACKS if name in self.accepted))
+        elif self.takes_any:
+            wanted = [name for name in available if name != "log_verdict" or name in self.accepted]
         else:
-            wanted = available if self.takes_any else self.accepted
+            wanted = self.accepted
         return [name for name in dict.fromkeys(wanted) if name in available and name not in bound]
 
 
@@ -132,6 +155,8 @@ class Answered:
     metrics: dict[str, float] = field(default_factory=dict)
     dropped: int = 0
     """Logged values that could not be used."""
+    verdicts: list[str] = field(default_factory=list)
+    """One word per completion ("wrong", "no_answer", "timeout", ...), empty where the function gave none."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +173,14 @@ class Failed:
 
 
 class Log:
-    """Collects what a function reports through log_extra and log_metric. An observer: it counts misuse, never raises."""
+    """Collects what a function reports through log_extra, log_metric and log_verdict.
 
-    def __init__(self) -> None:
+    An observer: it counts misuse and never raises. on_verdict is told of every verdict as it comes, for progress.
+    """
+
+    def __init__(self, on_verdict: Callable[[], None] | None = None) -> None:
+        self.on_verdict = on_verdict
+        self.verdicts: dict[int, tuple[str, str]] = {}
         self.columns: dict[str, list[Any]] = {}
         self.values: dict[str, list[float]] = {}
         self.dropped = 0
@@ -167,6 +197,24 @@ class Log:
             self.dropped += 1
         else:
             self.values.setdefault(str(name), []).append(number)
+
+    def verdict(self, row: Any, word: Any, detail: Any = "") -> None:
+        """What became of one completion, in a word. "infrastructure" takes its score away."""
+        try:
+            position = whole_number(row)
+            if position is None or not VERDICT_WORD.fullmatch(word):
+                self.dropped += 1
+                return
+            first = position not in self.verdicts
+            self.verdicts[position] = (str(word), str(detail))
+            if first and self.on_verdict is not None:
+                self.on_verdict()
+        except Exception:
+            self.dropped += 1
+
+    def words(self, count: int) -> list[str]:
+        self.dropped += sum(not 0 <= row < count for row in self.verdicts)
+        return [self.verdicts.get(row, ("", ""))[0] for row in range(count)]
 
     def extras(self, count: int) -> dict[str, list[Any]]:
         """Columns with one value per completion. Any other length cannot be attributed."""
@@ -185,13 +233,14 @@ def call_reward(
     state: TrainerState,
     names: Iterable[str],
     await_result: Callable[[Awaitable[Any]], Any],
+    on_verdict: Callable[[], None] | None = None,
 ) -> Answered | Failed:
     """Call `function` on completions of so many characters.
 
-    `names` says which of trainer_state, log_extra, log_metric it is given.
+    `names` says which of trainer_state, log_extra, log_metric, log_verdict it is given.
     """
-    log, count = Log(), len(lengths)
-    given = {"trainer_state": state, "log_extra": log.extra, "log_metric": log.metric}
+    log, count = Log(on_verdict), len(lengths)
+    given = {"trainer_state": state, "log_extra": log.extra, "log_metric": log.metric, "log_verdict": log.verdict}
     try:
         result = function(**arguments, **{name: given[name] for name in names if name in given})
         if inspect.isawaitable(result):
@@ -216,6 +265,10 @@ def counted(count: int, noun: str = "completion") -> str:
 
 def answered(entries: Sequence[Any], lengths: Sequence[int], log: Log) -> Answered:
     read = [read_entry(entry, length) for entry, length in zip(entries, lengths, strict=True)]
+    words = log.words(len(entries))
+    for row, word in enumerate(words):
+        if word == INFRASTRUCTURE and read[row].fault is None:
+            read[row] = Entry(fault=INFRASTRUCTURE, detail=log.verdicts[row][1] or "what it relies on failed")
     return Answered(
         values=[entry.value for entry in read],
         steps=[entry.steps for entry in read],
@@ -224,6 +277,7 @@ def answered(entries: Sequence[Any], lengths: Sequence[int], log: Log) -> Answer
         extras=log.extras(len(entries)),
         metrics=log.metrics(),
         dropped=log.dropped,
+        verdicts=words,
     )
 
 
@@ -404,9 +458,12 @@ def from_message(message: Any, lengths: Sequence[int]) -> Answered | Failed | No
         return Failed(message["kind"], shorten(str(message.get("detail", ""))))
     count, values, steps, faults = len(lengths), message.get("values"), message.get("steps"), message.get("faults")
     extras, metrics, dropped = message.get("extras"), message.get("metrics"), message.get("dropped")
+    words = message.get("verdicts", [""] * count)
     if not (isinstance(values, list) and isinstance(steps, list) and isinstance(faults, list)):
         return None
     if not len(values) == len(steps) == len(faults) == count:
+        return None
+    if not (isinstance(words, list) and len(words) == count and all(is_verdict(word) for word in words)):
         return None
     if not (isinstance(extras, dict) and isinstance(metrics, dict) and isinstance(dropped, int)):
         return None
@@ -427,7 +484,11 @@ def from_message(message: Any, lengths: Sequence[int]) -> Answered | Failed | No
         if entry.fault is not None or faults[row] is not None:
             return None
         scores[row], kept[row] = entry.value, entry.steps
-    return Answered(scores, kept, faults, shorten(str(message.get("detail", ""))), extras, metrics, dropped)
+    return Answered(scores, kept, faults, shorten(str(message.get("detail", ""))), extras, metrics, dropped, words)
+
+
+def is_verdict(word: Any) -> bool:
+    return isinstance(word, str) and (not word or VERDICT_WORD.fullmatch(word) is not None)
 
 
 def is_finite_number(value: Any) -> bool:

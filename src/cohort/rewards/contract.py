@@ -13,11 +13,13 @@ from cohort.config import nearest
 from cohort.errors import RewardError
 from cohort.importing import NotImportable, load_function
 from cohort.rewards import BUILT_IN, built_in
-from cohort.rewards.call import OFFERED, Answered, Failed, Signature, Steps, TrainerState
+from cohort.rewards.call import LIMIT_KINDS, OFFERED, Answered, Failed, Signature, Steps, TrainerState
 from cohort.types import Completion, Outcome, Prompt
 
 RESERVED = {*OFFERED, "prompt", "completion"}
 """Column names that are not passed on as columns; as in TRL."""
+WALL_ARGUMENT = "wall_s"
+"""The argument under which a supervised function is told the part's timeout_s."""
 PATTERN_ARGS = ("pattern",)
 """Arguments of Cohort's own rewards that are regular expressions."""
 
@@ -68,6 +70,12 @@ class Bound:
     def shape(self) -> Signature:
         assert self.signature is not None
         return self.signature
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """Arguments bound to the function."""
+        wall = {WALL_ARGUMENT: self.part.timeout_s} if self.shape.supervised and WALL_ARGUMENT in self.shape.accepted else {}
+        return {**self.part.args, **wall}
 
     def here(self) -> Callable[..., Any]:
         """The function in this process."""
@@ -126,6 +134,8 @@ class Verdicts:
     """Step rewards before weighting, of the completions for which the part gave a list of them."""
     logged: dict[str, list[float]] = field(default_factory=dict)
     dropped: int = 0
+    words: list[str] = field(default_factory=list)
+    """By row: what became of the completion in a word; empty where the function says nothing."""
     details: dict[int, str] = field(default_factory=dict)
     """By row: the first fault of a call, in words."""
     seconds: float = 0.0
@@ -135,12 +145,15 @@ class Verdicts:
 
     @classmethod
     def empty(cls, count: int) -> Verdicts:
-        return cls([None] * count, [None] * count, [{} for _ in range(count)], [None] * count)
+        return cls([None] * count, [None] * count, [{} for _ in range(count)], [None] * count, words=[""] * count)
 
     def add(self, rows: Sequence[int], reply: Answered) -> None:
         for position, row in enumerate(rows):
             self.values[row], self.steps[row] = reply.values[position], reply.steps[position]
             self.faults[row] = reply.faults[position]
+            word = self.words[row] = reply.verdicts[position] if reply.verdicts else ""
+            if word in LIMIT_KINDS and self.faults[row] is None:
+                self.values[row], self.steps[row], self.faults[row] = 0.0, None, word
             self.extras[row] = {column: values[position] for column, values in reply.extras.items()}
         if reply.detail:
             self.details[next(row for row, fault in zip(rows, reply.faults, strict=True) if fault)] = reply.detail
@@ -159,7 +172,7 @@ class Verdicts:
     @property
     def broken(self) -> list[int]:
         """Rows on which the function itself was at fault."""
-        return [row for row, fault in enumerate(self.faults) if fault not in (None, "timeout")]
+        return [row for row, fault in enumerate(self.faults) if fault is not None and fault not in LIMIT_KINDS]
 
     @property
     def timeouts(self) -> int:
@@ -205,6 +218,8 @@ def check_args(bound: Bound) -> None:
     for name in part.args:
         if name in OFFERED:
             raise RewardError(f"{bound.place}.args.{name}: it is passed by the runner and cannot be set.")
+        if name == WALL_ARGUMENT and shape.supervised:
+            raise RewardError(f"{bound.place}.args.{name}: set {bound.place}.timeout_s, which is passed on under this name.")
         strict = shape.reads is not None or not shape.takes_any
         if strict and name not in shape.accepted:
             hint = nearest(name, [known for known in shape.accepted if known not in OFFERED]) or "."

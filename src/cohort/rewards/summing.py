@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cohort.rewards.call import Steps
+from cohort.rewards.call import LIMIT_KINDS, Steps
 from cohort.rewards.contract import Bound, Verdicts
 from cohort.types import Outcome
 
@@ -21,7 +21,7 @@ def outcome_of(bound: Sequence[Bound], decisive: int, row: int, length: int, ver
     """What all parts together say of one completion of `length` characters; `decisive` is the part that decides success."""
     faults = [f"{one.name}:{v.faults[row]}" for one, v in zip(bound, verdicts, strict=True) if v.faults[row]]
     spoken = [one.part.weight * value for one, v in zip(bound, verdicts, strict=True) if (value := v.values[row]) is not None]
-    scored = bool(spoken) and not any(row_fault not in (None, "timeout") for row_fault in (v.faults[row] for v in verdicts))
+    scored = bool(spoken) and all(v.faults[row] in (None, *LIMIT_KINDS) for v in verdicts)
     reward = sum(spoken) if scored else None
     steps = () if reward is None else merged_steps(bound, row, length, verdicts)
     if reward is not None and not all(map(math.isfinite, [reward, *(weighted for _, weighted in steps)])):
@@ -96,6 +96,8 @@ def worst_blame(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: S
 def extras_of(bound: Sequence[Bound], row: int, verdicts: Sequence[Verdicts]) -> dict[str, Any]:
     extras: dict[str, Any] = {}
     for one, verdict in zip(bound, verdicts, strict=True):
+        if verdict.words[row]:
+            extras[f"{one.name}/verdict"] = verdict.words[row]
         for column, value in verdict.extras[row].items():
             extras[f"{one.name}/{column}" if column in extras else column] = value
     return extras
@@ -124,6 +126,7 @@ def reward_metrics(
             f"{area}/retried": float(verdict.retried),
             f"{area}/seconds": verdict.seconds,
         }
+        own |= {f"{area}/verdict/{word}": float(count) for word, count in sorted(Counter(filter(None, verdict.words)).items())}
         counts = [len(steps) for steps in verdict.steps if steps is not None]
         if counts:
             own[f"{area}/steps"] = statistics.fmean(counts)

@@ -88,13 +88,13 @@ class Jail:
         self.cpu_s = 0.0
         self.peak_mb = 0.0
         """Resident memory, as often as it was looked at: every few milliseconds, and before a kill."""
-        self._pid = 0
-        """Of the jailed interpreter; bubblewrap's own is another."""
+        self._first_pid = self._pid = 0
+        """Of the first process in the jail, with which all the others end, and of the interpreter."""
         self._handle = -1
-        """A descriptor for exactly that process, which no later process with its id can be taken for."""
+        """A descriptor for exactly that first process, which no later one with its id can be taken for."""
         self._process: subprocess.Popen[bytes] | None = None
         self._end: Ended | None = None
-        self._scratch = "" if self.tier.own_files else tempfile.mkdtemp(prefix="cohort-jail-")
+        self._scratch = "" if self.tier.own_files else tempfile.mkdtemp(prefix="cohort-jail-", dir=open_folder())
         self._open: dict[int, str] = {}
         self._to_write: dict[int, memoryview] = {}
         self._incoming, self._info = bytearray(), bytearray()
@@ -114,7 +114,7 @@ class Jail:
     def _start(self, job: str, program: str, extra: dict[str, Any], packages: list[str], stdin: bytes | None) -> None:
         readable, wrapped = tiers.readable_folders(packages), self.tier.own_files
         inner, outer = self._pipes(stdin is not None)
-        scratch = tiers.SCRATCH if wrapped else self._scratch
+        scratch = tiers.scratch_folder(readable) if wrapped else self._scratch
         command = [tiers.interpreter(), "-s", "-S", "-P", "-B", "-c", BOOT, str(inner["requests"]), str(inner["replies"])]
         if wrapped:
             prefix = tiers.bubblewrap_command(self.tier.bubblewrap, readable)
@@ -146,7 +146,7 @@ class Jail:
             if name in outer:
                 self._open[outer[name]] = name
         if not wrapped:
-            self._pid = self._process.pid
+            self._first_pid = self._pid = self._process.pid
             self._forget(outer["info"])
             self._take_handle()
         if stdin is not None:
@@ -168,7 +168,9 @@ class Jail:
             "parent": None if wrapped else os.getpid(),
             "hold_folders": dropped is not None and not wrapped,
             "landlock": tiers.landlock_rules(self.tier, readable, scratch) if self.tier.name == "landlock" else None,
-            "filter": seccomp.build_filter(1 if wrapped else self._pid, wrapped) if self.tier.name != "unsafe" else b"",
+            "filter": seccomp.build_filter(tiers.JAILED_PID if wrapped else self._pid, wrapped)
+            if self.tier.name != "unsafe"
+            else b"",
             **extra,
         }
         try:
@@ -308,16 +310,22 @@ class Jail:
                 self._stop(Ended("output", f"more than {FLOOD_BYTES >> 20} MiB on {name}"))
 
     def _learn_pid(self, descriptor: int, text: bytes) -> None:
-        """Bubblewrap tells the id of the jailed process before that can run. Nobody is listened to after that."""
+        """Bubblewrap tells the id of the jail's first process before that can run. Nobody is listened to after that."""
         self._info += text
         with contextlib.suppress(ValueError):  # it comes in pieces
-            self._pid = int(json.loads(self._info)["child-pid"])
+            self._first_pid = int(json.loads(self._info)["child-pid"])
             self._take_handle()
             self._forget(descriptor)
 
     def _take_handle(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # gone already, or a kernel older than 5.3
-            self._handle = os.pidfd_open(self._pid)
+            self._handle = os.pidfd_open(self._first_pid)
+
+    def _learn_interpreter(self) -> None:
+        """The only child of the jail's first process."""
+        children = Path(f"/proc/{self._first_pid}/task/{self._first_pid}/children")
+        with contextlib.suppress(OSError):
+            self._pid = int((children.read_text(encoding="ascii").split() or ["0"])[0])
 
     def _forget(self, descriptor: int) -> None:
         self._open.pop(descriptor, None)
@@ -339,6 +347,8 @@ class Jail:
 
     def _used_cpu(self) -> float:
         """CPU seconds of the process so far. Its clock id is its process id in the kernel's spelling."""
+        if not self._pid and self._first_pid:
+            self._learn_interpreter()
         if self._pid and not self._over():
             with contextlib.suppress(OSError):
                 self._lifetime_cpu = max(self._lifetime_cpu, time.clock_gettime((~self._pid << 3) | 2))
@@ -493,6 +503,17 @@ def next_user() -> int:
             pwd.getpwuid(user)
             continue
         return user
+
+
+def open_folder() -> str | None:
+    """Where scratch folders go: the usual place, if a jail that drops its user can still enter it from the root down."""
+    if os.getuid() != 0:
+        return None
+    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):
+        path = Path(folder).resolve()
+        if path.is_dir() and all(parent.stat().st_mode & 0o001 for parent in (path, *path.parents)):
+            return str(path)
+    return None
 
 
 class Spawner:

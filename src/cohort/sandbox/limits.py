@@ -37,8 +37,8 @@ MAX_FILES = 4096
 """Files and folders in the scratch folder."""
 FLOOD_BYTES = 16 * 2**20
 """Output after which a program is ended instead of being listened to."""
-MAX_FRAME_BYTES = 16 * 2**20
-"""The largest value a program can return, as it is written on the pipe."""
+MAX_FRAME_BYTES = 4 * 2**20
+"""The largest value a program can return, as it is written on the pipe. Rebuilt, it is up to twenty times that size."""
 
 ENDS = ("finished", "load", "exit", "cpu", "wall", "memory", "output", "files", "crash", "infrastructure")
 """How a run ended: all was answered; the program raised while it was loaded; it ended by itself; it ran into a limit;

@@ -10,7 +10,7 @@ from typing import Any
 
 from cohort.sandbox.jail import Ended, Jail
 from cohort.sandbox.limits import Limits
-from cohort.sandbox.values import NotPlain, rebuilt, tagged
+from cohort.sandbox.values import NotPlain, rebuild, tagged
 
 MAX_DETAIL_CHARS = 2000
 DEFAULTS = Limits()
@@ -184,7 +184,7 @@ def run_tests(program: Jail, tests: Jail, checks: Sequence[str], results: list[C
 def relay(program: Jail, said: list[Any]) -> tuple[str, Any, str]:
     """One call on behalf of the test code, answered in the form boot.py expects."""
     name, arguments = said
-    args, kwargs = rebuilt(arguments, 0)
+    args, kwargs = rebuild(arguments)
     reply = read_reply(program.ask_raw((str(name), tuple(args), kwargs)))
     return ("raised", reply.raised, reply.detail) if reply.raised else ("value", reply.value, "")
 
@@ -230,9 +230,9 @@ def read_reply(said: list[Any]) -> Reply:
     """The program may have written anything; what is not a reply is one that raised."""
     if said[0] == "value" and len(said) == 2:
         try:
-            return Reply(value=rebuilt(said[1], 0))
-        except (NotPlain, ValueError, TypeError, RecursionError, OverflowError, MemoryError) as problem:
-            return Reply(raised="NotPlain", detail=f"not a plain value ({type(problem).__name__})")
+            return Reply(value=rebuild(said[1]))
+        except NotPlain as problem:
+            return Reply(raised="NotPlain", detail=str(problem))
     if said[0] == "raised" and len(said) == 3:
         return Reply(raised=str(said[1])[:200] or "Exception", detail=str(said[2])[:MAX_DETAIL_CHARS])
     return Reply(raised="NotPlain", detail="not a reply")

@@ -29,7 +29,11 @@ LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/lib32", "/usr/local/lib", "/l
 DATA_FILES = ("/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 SCRATCH = "/tmp"
-"""Where a bubblewrap jail has its scratch folder."""
+"""Where a bubblewrap jail has its scratch folder, unless something that it must read lies below."""
+OTHER_SCRATCH = "/scratch"
+
+JAILED_PID = 2
+"""What a program in a bubblewrap jail sees as its own process id."""
 
 FIRST_USER = 1_900_000_000
 """Users of jails started by root: numbers that no account has. Each concurrent jail has its own, so that limits per user
@@ -121,7 +125,9 @@ def interpreter() -> str:
 
 def bubblewrap_command(program: str, readable: Sequence[str]) -> list[str]:
     command = [program, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    command += ["--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "jail", "--cap-drop", "ALL"]
+    # Bubblewrap's own first process stays in the jail. It keeps the trainer's user, so it dies with the trainer, and the
+    # kernel then ends every process of the jail; a program that has dropped to another user could not be told to.
+    command += ["--die-with-parent", "--new-session", "--hostname", "jail", "--cap-drop", "ALL"]
     command += ["--cap-add", "CAP_SYS_ADMIN"]  # for the scratch folder alone; boot.py gives it up
     if os.getuid() == 0:
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
@@ -138,7 +144,12 @@ def bubblewrap_command(program: str, readable: Sequence[str]) -> list[str]:
             command += ["--ro-bind", path, path]
     for device in DEVICES:
         command += ["--dev-bind", device, device]
-    return [*command, "--dir", SCRATCH, "--chdir", "/", "--remount-ro", "/"]
+    return [*command, "--dir", scratch_folder(readable), "--chdir", "/", "--remount-ro", "/"]
+
+
+def scratch_folder(readable: Sequence[str]) -> str:
+    """A file system mounted there hides what is below."""
+    return OTHER_SCRATCH if any(path.startswith(f"{SCRATCH}/") for path in readable) else SCRATCH
 
 
 def environment(scratch: str) -> dict[str, str]:

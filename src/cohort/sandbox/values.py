@@ -7,11 +7,13 @@ object with an `__eq__` of its own never leaves the jail. The writing half of th
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 MAX_DEPTH = 100
 MAX_NODES = 1_000_000
 SMALL_INT = 2**53
+BUILD_LIMIT_S = 0.5
 
 PLAIN_TYPES = "None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset or dict of these"
 
@@ -28,11 +30,21 @@ def encode(value: Any) -> str:
 def decode(text: str | bytes) -> Any:
     """The value of a text that a jailed process wrote. Raises NotPlain on anything that is no such text."""
     try:
-        return rebuilt(json.loads(text), 0)
+        return rebuild(json.loads(text))
+    except NotPlain:
+        raise
+    except (ValueError, RecursionError, MemoryError) as problem:
+        raise NotPlain(f"not the text of a plain value ({type(problem).__name__})") from None
+
+
+def rebuild(node: Any) -> Any:
+    """The value of parsed text. Bounded in time too: keys can be chosen so that each collides with all the others."""
+    try:
+        return Builder().build(node, 0)
     except NotPlain:
         raise
     except (ValueError, TypeError, RecursionError, OverflowError, MemoryError) as problem:
-        raise NotPlain(f"not the text of a plain value ({type(problem).__name__})") from None
+        raise NotPlain(f"not a plain value ({type(problem).__name__})") from None
 
 
 def tagged(value: Any, depth: int) -> Any:
@@ -60,17 +72,42 @@ TAGS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
 COLLECTIONS: dict[str, type] = {tag: kind for kind, tag in TAGS.items()}
 
 
-def rebuilt(node: Any, depth: int) -> Any:
-    if node is None or isinstance(node, bool | str | int):
-        return node
-    if depth > MAX_DEPTH or not isinstance(node, list) or not node or not isinstance(node[0], str):
-        raise NotPlain("malformed, or nested too deep")
-    tag, *items = node
-    if tag in COLLECTIONS:
-        return COLLECTIONS[tag](rebuilt(item, depth + 1) for item in items)
-    if tag == "d" and len(items) % 2 == 0:
-        parts = [rebuilt(item, depth + 1) for item in items]
-        return dict(zip(parts[::2], parts[1::2], strict=True))
+class Builder:
+    """One value, built within a budget of nodes and of CPU time."""
+
+    def __init__(self) -> None:
+        self._nodes = MAX_NODES
+        self._deadline = time.thread_time() + BUILD_LIMIT_S
+
+    def build(self, node: Any, depth: int) -> Any:
+        self._nodes -= 1
+        if node is None or isinstance(node, bool | str | int):
+            return node
+        if self._nodes < 0 or depth > MAX_DEPTH or not isinstance(node, list) or not node or not isinstance(node[0], str):
+            raise NotPlain("malformed, too large, or nested too deep")
+        tag, items = node[0], node[1:]
+        if tag in ("l", "t"):
+            return COLLECTIONS[tag](self.build(item, depth + 1) for item in items)
+        if tag in ("s", "z"):
+            members: set[Any] = set()
+            for item in items:
+                members.add(self.build(item, depth + 1))
+                self._check_time(len(members))
+            return COLLECTIONS[tag](members)
+        if tag == "d" and len(items) % 2 == 0:
+            pairs: dict[Any, Any] = {}
+            for key, value in zip(items[::2], items[1::2], strict=True):
+                pairs[self.build(key, depth + 1)] = self.build(value, depth + 1)
+                self._check_time(len(pairs))
+            return pairs
+        return scalar(tag, items)
+
+    def _check_time(self, size: int) -> None:
+        if size % 64 == 0 and time.thread_time() > self._deadline:
+            raise NotPlain("it takes too long to rebuild")
+
+
+def scalar(tag: str, items: list[Any]) -> Any:
     if all(isinstance(item, str) for item in items):
         if tag == "i" and len(items) == 1:
             return int(items[0], 16)

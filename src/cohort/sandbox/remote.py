@@ -1,0 +1,126 @@
+"""Programs run on another machine: the same three runs over HTTP. Expected values stay here; only values come back.
+
+The other side is `python -m cohort.sandbox.serve`, or anything that speaks the same two lines: POST /run with
+{"job", "program", ..., "limits"} gives the fields of the result, values in the tagged form of values.py. What goes wrong on
+the way is "infrastructure", never a verdict on the program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import json
+import os
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cohort.sandbox.limits import ENDS, FLOOD_BYTES, Limits
+from cohort.sandbox.values import NotPlain, rebuild, tagged
+
+if TYPE_CHECKING:
+    from cohort.sandbox.program import Call, CallsResult, ChecksResult, ScriptResult
+
+TOKEN_VARIABLE = "COHORT_SANDBOX_TOKEN"
+"""Sent as a bearer token where it is set. Never written anywhere."""
+PATIENCE_S = 30.0
+"""For the network and the other side's queue, on top of the program's own limit."""
+MAX_BODY_BYTES = 2 * FLOOD_BYTES
+
+
+def remote_calls(backend: str, program: str, calls: Sequence[Call], limits: Limits) -> CallsResult:
+    from cohort.sandbox.program import CallsResult, Reply
+
+    asked = [[call.function, tagged(list(call.args), 0), tagged(dict(call.kwargs), 0)] for call in calls]
+    document, problem = ask(backend, {"job": "calls", "program": program, "calls": asked}, limits)
+    replies: list[Reply | None] = []
+    try:
+        for reply in document.get("replies", []):
+            replies.append(
+                None if reply is None else Reply(rebuild(reply["value"]), str(reply["raised"]), str(reply["detail"]))
+            )
+    except (NotPlain, KeyError, TypeError) as unreadable:
+        problem = f"a reply that makes no sense ({unreadable})"
+    if not problem and len(replies) != len(calls):
+        problem = f"{len(replies)} replies for {len(calls)} calls"
+    return CallsResult(**fields_of(document, problem), replies=(None,) * len(calls) if problem else tuple(replies))
+
+
+def remote_script(backend: str, program: str, stdin: str, limits: Limits) -> ScriptResult:
+    from cohort.sandbox.program import ScriptResult
+
+    document, problem = ask(backend, {"job": "script", "program": program, "stdin": stdin}, limits)
+    status = document.get("status")
+    return ScriptResult(**fields_of(document, problem), status=status if isinstance(status, int) else None)
+
+
+def remote_checks(
+    backend: str, program: str, checks: Sequence[str], proxies: Sequence[str], setup: str, limits: Limits
+) -> ChecksResult:
+    from cohort.sandbox.program import CheckResult, ChecksResult
+
+    asked = {"job": "checks", "program": program, "checks": list(checks), "proxies": list(proxies), "setup": setup}
+    document, problem = ask(backend, asked, limits)
+    results = [
+        CheckResult(check.get("passed"), str(check.get("detail", "")))
+        for check in document.get("checks", [])
+        if isinstance(check, dict) and check.get("passed") in (True, False, None)
+    ]
+    if not problem and len(results) != len(checks):
+        problem = f"{len(results)} results for {len(checks)} checks"
+    return ChecksResult(
+        **fields_of(document, problem), checks=(CheckResult(False, problem),) * len(checks) if problem else tuple(results)
+    )
+
+
+def ask(backend: str, document: Mapping[str, Any], limits: Limits) -> tuple[dict[str, Any], str]:
+    """(the answer, what went wrong)."""
+    address = urllib.parse.urlsplit(backend)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ValueError(f'backend: "http://host:port" is expected, got {backend!r}')
+    headers = {"Content-Type": "application/json"}
+    if token := os.environ.get(TOKEN_VARIABLE):
+        headers["Authorization"] = f"Bearer {token}"
+    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
+    connection = kind(address.hostname, address.port, timeout=2 * limits.wall_s + PATIENCE_S)
+    try:
+        body = json.dumps({**document, "limits": dataclasses.asdict(limits)})
+        connection.request("POST", f"{address.path.rstrip('/')}/run", body, headers)
+        response = connection.getresponse()
+        content = response.read(MAX_BODY_BYTES + 1)
+        if response.status != 200:
+            return {}, f"{address.hostname} answered {response.status}: {content[:300].decode(errors='replace')}"
+        if len(content) > MAX_BODY_BYTES:
+            return {}, f"{address.hostname} answered with more than {MAX_BODY_BYTES >> 20} MiB"
+        answer = json.loads(content)
+    except (OSError, http.client.HTTPException, ValueError, RecursionError) as problem:
+        return {}, f"{address.hostname} could not be asked: {type(problem).__name__}: {problem}"
+    finally:
+        connection.close()
+    return (answer, "") if isinstance(answer, dict) else ({}, f"{address.hostname} answered no object")
+
+
+def fields_of(document: Mapping[str, Any], problem: str) -> dict[str, Any]:
+    """The fields of Run, whatever the other side has left out."""
+
+    def text(name: str) -> str:
+        return str(document.get(name, ""))
+
+    def number(name: str) -> float:
+        value = document.get(name, 0.0)
+        return float(value) if isinstance(value, int | float) else 0.0
+
+    end = text("end")
+    if not problem and end not in ENDS:
+        problem = f"an end called {end[:50]!r}"
+    return {
+        "end": "infrastructure" if problem else end,
+        "detail": problem or text("detail"),
+        "stdout": text("stdout"),
+        "stderr": text("stderr"),
+        "truncated": bool(document.get("truncated")),
+        "cpu_s": number("cpu_s"),
+        "wall_s": number("wall_s"),
+        "peak_mb": number("peak_mb"),
+        "jail": text("jail") or "remote",
+    }

@@ -1,0 +1,533 @@
+"""The jail from its host's side: values, limits, ends, the proxy, workers, the remote back end. Attacks are in tests/hostile."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cohort.sandbox import Call, JailUnavailable, Limits, NotPlain, find_tier, run_calls, run_checks, run_script, tiers
+from cohort.sandbox import values as plain
+from cohort.sandbox.jail import Jail
+from cohort.sandbox.program import read_reply
+from cohort.sandbox.seccomp import ARCHITECTURES, NUMBERS, build_filter
+from cohort.sandbox.serve import Server
+from cohort.sandbox.workers import WorkerPool, package_folders, shared_pool
+
+AVAILABLE = [tier for tier in ("bubblewrap", "landlock") if tier != "bubblewrap" or not tiers.bubblewrap_problem()]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the jail is Linux's")
+
+
+@pytest.fixture(params=["bubblewrap", "landlock"])
+def tier(request, monkeypatch):
+    monkeypatch.setenv("COHORT_JAIL", request.param)
+    try:
+        find_tier()
+    except JailUnavailable as problem:
+        pytest.skip(str(problem))
+    return request.param
+
+
+# -- values --------------------------------------------------------------------------------------------------------------
+
+SOME_VALUES = [
+    None, True, False, 0, -1, 2**53, -(2**53), 2**64, 10**4500, 0.0, -0.0, 1.5, 5e-324, math.inf, -math.inf, 1 + 2j, "", "é\u2028\ud800\x00",
+    b"", b"\x00\xff", [], [1, [2, (3,)]], (), (1,), set(), {1, "a"}, frozenset({(1, 2)}), {}, {"a": 1, 2: "b", (1, 2): None, 1.5: [True]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", SOME_VALUES, ids=range(len(SOME_VALUES)))
+def test_a_plain_value_comes_back_with_its_types(value, tier):
+    assert same(plain.decode(plain.encode(value)), value)
+    reply = run_calls("def same(x): return x", [Call("same", (value,))]).replies[0]
+    assert reply is not None
+    assert not reply.raised
+    assert same(reply.value, value)
+
+
+def same(a, b):
+    """Equality of value and type, all the way down."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return struct.pack("d", a) == struct.pack("d", b)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a.items(), b.items(), strict=True))
+    return a == b
+
+
+def test_nan_comes_back_as_nan():
+    assert math.isnan(plain.decode(plain.encode(math.nan)))
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ("Odd(3)", 3),
+        ("Word('ab')", "ab"),
+        ("collections.Counter('aab')", {"a": 2, "b": 1}),
+        ("collections.OrderedDict(b=1)", {"b": 1}),
+        ("Point(1, 2)", (1, 2)),
+        ("http.HTTPStatus.OK", 200),
+    ],
+)
+def test_an_object_that_extends_a_built_in_arrives_as_that_built_in(returned, expected):
+    program = (
+        "import collections, http\nclass Odd(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n"
+        "class Word(str):\n    def __eq__(self, other): return True\n    __hash__ = str.__hash__\n"
+        f"Point = collections.namedtuple('Point', 'x y')\ndef f(): return {returned}"
+    )
+    reply = run_calls(program, [Call("f")]).replies[0]
+    assert reply is not None
+    assert same(reply.value, expected)
+
+
+@pytest.mark.parametrize(
+    "returned", ["object()", "(i for i in [1])", "range(3)", "lambda: 1", "cycle()", "deep(150)", "[0] * 2_000_000"]
+)
+def test_what_is_not_plain_is_said_so(returned):
+    program = f"def cycle():\n    a = []\n    a.append(a)\n    return a\ndef deep(n):\n    a = []\n    for _ in range(n): a = [a]\n    return a\ndef f(): return {returned}"
+    reply = run_calls(program, [Call("f")]).replies[0]
+    assert reply is not None
+    assert reply.raised == "NotPlain"
+
+
+@pytest.mark.parametrize(
+    "node",
+    [["x"], ["i"], ["i", 5], ["f", "1.5x"], ["d", 1], ["s", ["l"]], {}, 1.5, [1], [], ["c", "0x1p0"], ["b", "zz"], ["l", {}]],
+)
+def test_a_malformed_value_never_becomes_one(node):
+    with pytest.raises(NotPlain):
+        plain.decode(json.dumps(node))
+    assert read_reply(["value", node]).raised == "NotPlain"
+
+
+def test_keys_made_to_collide_cannot_hold_up_the_host():
+    """Multiples of 2**61 - 1 all have the hash 0: a dict of them takes quadratic time to build."""
+    node = ["d", *(part for i in range(60_000) for part in (["i", hex(i * (2**61 - 1))], 0))]
+    began = time.thread_time()
+    with pytest.raises(NotPlain, match="too long"):
+        plain.rebuild(node)
+    assert time.thread_time() - began < plain.BUILD_LIMIT_S + 0.5
+
+
+def test_arguments_that_are_not_plain_are_the_callers_mistake():
+    with pytest.raises(NotPlain):
+        run_calls("def f(x): return 1", [Call("f", (object(),))])
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_calls_in_turn_keep_the_programs_state(tier):
+    program = "seen = []\ndef push(x, *, twice=False):\n    seen.append(x * (2 if twice else 1))\n    return list(seen)"
+    result = run_calls(program, [Call("push", (1,)), Call("push", (5,), {"twice": True})])
+    assert result.end == "finished"
+    assert [reply.value for reply in result.replies if reply] == [[1], [1, 10]]
+    assert result.jail == tier
+
+
+def test_methods_coroutines_and_exceptions():
+    program = (
+        "class Solution:\n    def __init__(self): self.base = 10\n    def add(self, x): return self.base + x\n"
+        "async def later(x):\n    import asyncio\n    await asyncio.sleep(0)\n    return x\n"
+        "def bad(): raise KeyError('k')\nclass Own(Exception):\n    def __str__(self): raise RuntimeError\ndef worse(): raise Own"
+    )
+    result = run_calls(program, [Call("Solution.add", (5,)), Call("later", (7,)), Call("bad"), Call("worse"), Call("none")])
+    told = [(reply.value, reply.raised) for reply in result.replies if reply]
+    assert told == [(15, ""), (7, ""), (None, "KeyError"), (None, "Own"), (None, "NameError")]
+
+
+ENDS = [
+    ("raise ValueError('x')", "load"),
+    ("import sys; sys.exit(0)", "load"),
+    ("def", "load"),
+    ("import os; os._exit(0)", "exit"),
+    ("import os, signal; os.abort()", "crash"),
+    ("while True: pass", "cpu"),
+    ("import time; time.sleep(30)", "wall"),
+    ("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pthread_sigmask(0, range(1, 65))\ntime.sleep(30)", "wall"),
+    ("x = 9 ** 9 ** 9", "cpu"),
+    ("x = bytearray(2 * 10 ** 9)", "memory"),
+    ("import sys\nwhile True: sys.stdout.write('x' * 100_000)", "output"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("program", "end"), ENDS, ids=[end + str(i) for i, (_, end) in enumerate(ENDS)])
+def test_how_a_run_ends(program, end, tier):
+    wall = 0.6 if end == "wall" else 20.0  # CPU decides: on a busy machine the wall clock must not get there first
+    result = run_calls(program, [Call("f")], Limits(cpu_s=0.3, wall_s=wall))
+    assert result.end == end, result
+    assert result.replies == (None,)
+    assert result.wall_s < wall + 0.5
+    assert len(result.stdout) <= 64 * 1024
+    assert len(result.stderr) <= 64 * 1024
+
+
+def test_a_script_has_its_input_output_and_status(tier):
+    result = run_script("import sys\nfor line in sys.stdin: print(line.strip()[::-1])\nsys.exit(3)", "abc\ndéf\n")
+    assert (result.stdout, result.status, result.end) == ("cba\nféd\n", 3, "exit")
+    whole = run_script("if __name__ == '__main__': print(len(input()))", "x" * 300_000 + "\n")
+    assert (whole.stdout, whole.end, whole.status) == ("300000\n", "finished", 0)
+    ignored = run_script("print('no thanks')", "x" * 3_000_000)
+    assert (ignored.stdout, ignored.end) == ("no thanks\n", "finished")
+    failed = run_script("1 / 0", "")
+    assert failed.status == 1
+    assert "ZeroDivisionError" in failed.stderr
+
+
+def test_the_environment_is_empty_and_the_user_another(tier, monkeypatch):
+    monkeypatch.setenv("COHORT_SECRET", "s3cret")
+    program = "import os\ndef f(): return [dict(os.environ), os.getuid(), os.getcwd()]"
+    reply = run_calls(program, [Call("f")]).replies[0]
+    assert reply is not None
+    environment, user, folder = reply.value
+    assert "COHORT_SECRET" not in environment
+    assert set(environment) == set(tiers.environment("")) | ({"PWD"} & set(environment))
+    assert user != 0
+    assert environment["TMPDIR"] == folder
+    assert not os.path.exists(folder) or folder == tiers.SCRATCH
+
+
+def test_set_order_does_not_depend_on_the_run():
+    program = "def f(): return ' '.join({'a', 'b', 'c', 'd', 'e', 'f'})"
+    seen = {run_calls(program, [Call("f")]).replies[0] for _ in range(3)}
+    assert len(seen) == 1
+
+
+# -- trusted test code -----------------------------------------------------------------------------------------------------
+
+
+def test_test_code_calls_the_program_through_a_proxy(tier):
+    result = run_checks(
+        "def half(x):\n    if x < 0: raise ValueError('negative')\n    return x / 2",
+        [
+            "check(candidate)",
+            "assert half(3) == 1",
+            "assert half(undefined) == 1",
+            "try:\n    half(-1)\nexcept ValueError as e:\n    assert 'negative' in str(e)\nelse:\n    assert False",
+            "assert half(lambda: 1)",
+            "assert half('x') == 1",
+        ],
+        ["half", "candidate=half"],
+        setup="import math\ndef check(candidate):\n    for i in range(20):\n        assert math.isclose(candidate(i), i / 2)",
+    )
+    assert [check.passed for check in result.checks] == [True, False, None, True, None, False]
+    assert result.end == "finished"
+
+
+def test_a_program_that_ends_under_test_fails_the_rest():
+    result = run_checks(
+        "import os\ndef f(x):\n    if x: os._exit(0)\n    return 1", ["assert f(0) == 1", "f(1)", "assert True"], ["f"]
+    )
+    assert [check.passed for check in result.checks] == [True, False, False]
+    assert result.end == "exit"
+
+
+def test_test_code_never_meets_the_programs_objects():
+    """A value that claims to equal everything arrives as the plain value it is made of."""
+    program = "class Yes(int):\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n    __hash__ = int.__hash__\ndef f(): return Yes(0)"
+    result = run_checks(program, ["assert f() == 42", "assert f() != 0"], ["f"])
+    assert [check.passed for check in result.checks] == [False, False]
+
+
+def test_test_code_that_does_not_load_is_nobodys_failure():
+    result = run_checks("def f(): return 1", ["assert f() == 1"], ["f"], setup="import no_such_module")
+    assert [check.passed for check in result.checks] == [None]
+
+
+# -- machinery -------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_behind(tier):
+    before = (open_descriptors(), scratch_folders(), children())
+    for program in ("def f(): return 1", "while True: pass", "import os; os._exit(1)", "raise SystemExit"):
+        run_calls(program, [Call("f")], Limits(cpu_s=0.2, wall_s=20))
+    run_checks("def f(): return 1", ["assert f() == 1"], ["f"])
+    assert (open_descriptors(), scratch_folders(), children()) == before
+
+
+def open_descriptors():
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def scratch_folders():
+    import tempfile
+
+    return sorted(path.name for path in Path(tempfile.gettempdir()).glob("cohort-jail-*"))
+
+
+def children():
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+
+
+def test_a_jail_dies_with_its_host(tier, tmp_path):
+    """Even if the host is killed in the middle of a run."""
+    script = (
+        "from cohort.sandbox import *\nimport sys\nrun_calls('import time\\ntime.sleep(60)', [Call('f')], Limits(wall_s=60))"
+    )
+    host = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        jailed: list[int] = []
+        while not any(b"answer_calls" in command_line(pid) for pid in jailed) and time.monotonic() < deadline:
+            jailed = descendants(host.pid)
+            time.sleep(0.05)
+        time.sleep(0.5)  # past the setup, into the program
+        jailed = descendants(host.pid)
+        assert jailed
+    finally:
+        host.kill()
+        host.wait()
+    deadline = time.monotonic() + 5
+    while any(map(runs, jailed)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not [pid for pid in jailed if runs(pid)]
+
+
+def runs(pid):
+    """Not dead; a dead one stays in the table until the machine's first process takes notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def command_line(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def descendants(pid):
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+def test_no_jail_means_nothing_is_run(monkeypatch):
+    monkeypatch.setattr(tiers, "bubblewrap_problem", lambda: "bubblewrap is not installed")
+    monkeypatch.setattr(tiers, "landlock_version", lambda: 0)
+    monkeypatch.delenv("COHORT_JAIL", raising=False)
+    with pytest.raises(JailUnavailable, match=r"bubblewrap is not installed.*no Landlock"):
+        run_calls("def f(): return 1", [Call("f")])
+    monkeypatch.setenv("COHORT_JAIL", "gaol")
+    with pytest.raises(JailUnavailable, match="bubblewrap, landlock, unsafe"):
+        find_tier()
+
+
+def test_a_jail_that_cannot_be_closed_runs_nothing(monkeypatch):
+    """One step of giving up fails: the program is never looked at."""
+    monkeypatch.setattr("cohort.sandbox.seccomp.build_filter", lambda *_: b"\x00" * 7)
+    with pytest.raises(JailUnavailable, match="nothing was run"):
+        run_calls("def f(): return 1", [Call("f")])
+
+
+def test_the_unsafe_switch_is_named_in_every_result(monkeypatch):
+    monkeypatch.setenv("COHORT_JAIL", "unsafe")
+    result = run_calls("def f(): return 1", [Call("f")])
+    assert (result.jail, result.replies[0].value if result.replies[0] else None) == ("unsafe", 1)
+
+
+@pytest.mark.parametrize("field", ["cpu_s", "wall_s", "memory_mb", "output_kb", "files_mb", "threads"])
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+def test_a_limit_that_limits_nothing_is_refused(field, value):
+    with pytest.raises(ValueError, match=field):
+        Limits(**{field: value})
+
+
+def test_the_filter_is_well_formed_on_both_architectures():
+    for machine in ARCHITECTURES:
+        code = build_filter(1, True, machine)
+        count = len(code) // 8
+        assert len(code) % 8 == 0
+        for at in range(count):
+            kind, yes, no, _ = struct.unpack_from("HBBI", code, 8 * at)
+            assert kind in (0x20, 0x15, 0x35, 0x45, 0x06)
+            if kind & 7 == 5:  # every jump stays inside
+                assert at + 1 + max(yes, no) < count
+        assert struct.unpack_from("HBBI", code, 8 * (count - 1))[3] == 0x7FFF0000
+
+
+@pytest.mark.skipif(platform.machine() not in ARCHITECTURES, reason="other architecture")
+def test_system_call_numbers_are_the_kernels():
+    """Against the C header, where there is one."""
+    header = Path(
+        "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"
+        if platform.machine() == "x86_64"
+        else "/usr/include/asm-generic/unistd.h"
+    )
+    if not header.exists():
+        pytest.skip("no kernel headers here")
+    known = {}
+    for line in header.read_text().splitlines():
+        words = line.split()
+        if len(words) == 3 and words[0] == "#define" and words[1].startswith("__NR_") and words[2].isdigit():
+            known[words[1].removeprefix("__NR_")] = int(words[2])
+    column = list(ARCHITECTURES).index(platform.machine())
+    ours = {name: both[column] for name, both in NUMBERS.items() if name in known}
+    assert len(ours) > 80
+    assert ours == {name: known[name] for name in ours}
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def worker_module(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    folder.chmod(0o755)
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:3]:
+        if parent.name.startswith("pytest"):
+            parent.chmod(0o755)
+    (folder / "jailed_helper.py").write_text(
+        "import os, time\n"
+        "def answer(message):\n"
+        "    kind, value = message\n"
+        "    if kind == 'echo': return value\n"
+        "    if kind == 'loop':\n        while True: pass\n"
+        "    if kind == 'sleep': time.sleep(value)\n"
+        "    if kind == 'memory': return len(bytearray(value))\n"
+        "    if kind == 'exit': os._exit(0)\n"
+        "    if kind == 'raise': raise KeyError(value)\n"
+        "    if kind == 'write': open(value, 'w').write('x')\n"
+        "    if kind == 'pid': return os.getpid(), os.getuid()\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    return "jailed_helper:answer"
+
+
+def test_a_worker_answers_and_survives_what_it_can(worker_module, tier):
+    pool = WorkerPool(worker_module, Limits(cpu_s=0.3, wall_s=3.0, memory_mb=256), size=1)
+    try:
+        assert pool.ask(["echo", {"a": [1, 2.5, None, "é"]}]).value == {"a": [1, 2.5, None, "é"]}
+        assert (pool.ask(["raise", "k"]).problem, pool.replaced) == ("exception", 0)
+        for question, problem in (("loop", "cpu"), ("sleep", "wall"), ("memory", "memory"), ("exit", "crash")):
+            assert pool.ask([question, 10**9]).problem == problem
+            assert pool.ask(["echo", 1]).value == 1
+        assert pool.replaced == 4
+    finally:
+        pool.close()
+
+
+def test_a_worker_cannot_touch_the_machine(worker_module, tier, tmp_path):
+    target = tmp_path / "canary"
+    tmp_path.chmod(0o777)
+    pool = WorkerPool(worker_module, Limits(), size=1)
+    try:
+        assert pool.ask(["write", str(target)]).problem == "exception"
+        assert not target.exists()
+        assert pool.ask(["pid", 0]).value[1] != 0
+    finally:
+        pool.close()
+
+
+def test_the_cpu_limit_is_for_each_question(worker_module):
+    """A worker that has worked for long is not charged for it."""
+    pool = WorkerPool(worker_module, Limits(cpu_s=0.4, wall_s=20), size=1)
+    try:
+        for _ in range(3):
+            assert pool.ask(["memory", 200_000_000]).value == 200_000_000
+        assert pool.replaced == 0
+    finally:
+        pool.close()
+
+
+def test_many_questions_are_answered_in_order_from_any_thread(worker_module):
+    pool = shared_pool(worker_module, Limits(cpu_s=1, wall_s=5, memory_mb=300))
+    assert shared_pool(worker_module, Limits(cpu_s=1, wall_s=5, memory_mb=300)) is pool
+    answers = {}
+    threads = [
+        threading.Thread(target=lambda i=i: answers.update({i: pool.ask_many([["echo", i * 100 + j] for j in range(30)])}))
+        for i in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {i: [answer.value for answer in found] for i, found in answers.items()} == {
+        i: [i * 100 + j for j in range(30)] for i in range(3)
+    }
+    pool.close()
+
+
+def test_a_module_that_is_not_there_is_named():
+    with pytest.raises(JailUnavailable, match="no_such_module"):
+        WorkerPool("no_such_module:f", Limits(), size=1).ask(1)
+
+
+def test_workers_see_this_package_and_the_installed_ones():
+    folders = package_folders()
+    assert any((Path(folder) / "cohort").is_dir() for folder in folders)
+    assert all(os.path.isdir(folder) for folder in folders)
+
+
+def test_a_worker_idle_for_long_is_not_charged(worker_module):
+    jail = Jail("worker", worker_module, Limits(wall_s=0.2), packages=package_folders())
+    try:
+        jail.free_of_charge(60)
+        assert jail.hear() == ["loaded"]
+        time.sleep(0.5)
+        jail.charge(Limits(wall_s=5))
+        assert jail.ask_raw(json.dumps(["echo", 5])) == ["value", 5]
+    finally:
+        jail.close()
+
+
+# -- remote ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def backend():
+    server = Server(("127.0.0.1", 0))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_remote_run_gives_what_a_local_one_gives(backend):
+    program = "def f(x): return {'a': (x, 1.5)}\ndef g(): raise KeyError('k')"
+    calls = [Call("f", ([1, 2],)), Call("g"), Call("none")]
+    here, there = run_calls(program, calls), run_calls(program, calls, backend=backend)
+    assert there.replies == here.replies
+    assert (there.end, there.jail) == (here.end, here.jail)
+    script = run_script("print(input())", "ab\n", backend=backend)
+    assert (script.stdout, script.end, script.status) == ("ab\n", "finished", 0)
+    checks = run_checks(program, ["assert f(1)['a'] == (1, 1.5)", "assert f(1) is None"], ["f"], backend=backend)
+    assert [check.passed for check in checks.checks] == [True, False]
+    assert run_calls("while True: pass", [Call("f")], Limits(cpu_s=0.2, wall_s=20), backend=backend).end == "cpu"
+
+
+def test_a_remote_that_fails_says_nothing_about_the_program(backend, monkeypatch):
+    assert run_calls("def f(): return 1", [Call("f")], backend="http://127.0.0.1:9").end == "infrastructure"
+    assert run_script("print(1)", "", backend=backend + "/nowhere/x").end in ("finished", "infrastructure")
+    monkeypatch.setattr("cohort.sandbox.serve.run", lambda document: {"end": "finished", "replies": []})
+    odd = run_calls("def f(): return 1", [Call("f")], backend=backend)
+    assert (odd.end, odd.replies) == ("infrastructure", (None,))
+    with pytest.raises(ValueError, match="backend"):
+        run_calls("def f(): return 1", [Call("f")], backend="ftp://x")
+
+
+def test_a_remote_with_a_token_answers_only_who_has_it(backend, monkeypatch):
+    monkeypatch.setenv("COHORT_SANDBOX_TOKEN", "right")
+    assert run_script("print(1)", "", backend=backend).end == "finished"
+    monkeypatch.setattr("cohort.sandbox.remote.TOKEN_VARIABLE", "COHORT_OTHER")
+    refused = run_script("print(1)", "", backend=backend)
+    assert (refused.end, "401" in refused.detail, "right" in refused.detail) == ("infrastructure", True, False)
