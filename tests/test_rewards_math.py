@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from cohort.errors import RewardError
 from cohort.rewards import BUILT_IN, built_in, exact_match, math_answer, regex_format, think_format
-from cohort.rewards.math import find_answer, parse_number
+from cohort.rewards.math import Comparer, find_answer
 
 extract = math_answer.extract
 
@@ -41,7 +42,7 @@ TABLE = [
     (r"<think>\boxed{5}</think> The answer is 4", "4", 1),
     (r"<think>\boxed{4}</think> I do not know", "4", 0),
     (r"hm \boxed{4}</think> \boxed{5}", "5", 1),
-    (r"<think>so \boxed{4}</think>", "4", 1),
+    (r"<think>so \boxed{4}</think>", "4", 0),  # a box only inside the thinking is no answer
     (r"\boxed{4} <think>or \boxed{5}?</think> done", "4", 1),
     # how numbers are written
     (r"\boxed{1/2}", r"\frac{1}{2}", 1),
@@ -187,7 +188,7 @@ texts = st.one_of(st.text(max_size=200), st.lists(pieces, max_size=60).map("".jo
 
 
 @given(text=texts, gold=st.one_of(st.integers(-1000, 1000), st.sampled_from(["1/2", "x+1", "7%"])))
-@settings(max_examples=300, deadline=500)
+@settings(max_examples=300, deadline=None)
 def test_no_text_makes_it_raise(text, gold):
     verdict = math_answer([text, rf"\boxed{{{text}}}"], [gold, gold])
     assert set(verdict) <= {0.0, 1.0}
@@ -195,7 +196,7 @@ def test_no_text_makes_it_raise(text, gold):
 
 
 @given(numerator=st.integers(-(10**9), 10**9), denominator=st.integers(1, 10**6))
-@settings(max_examples=100, deadline=500)
+@settings(max_examples=100, deadline=None)
 def test_all_spellings_of_a_fraction_are_equal(numerator, denominator):
     spellings = [f"{numerator}/{denominator}", rf"\frac{{{numerator}}}{{{denominator}}}", f"{numerator:,} / {denominator:,}"]
     assert math_answer([rf"\boxed{{{s}}}" for s in spellings], spellings[::-1]) == [1.0] * 3
@@ -225,10 +226,11 @@ def test_long_texts_take_no_time(text):
     assert time.perf_counter() - started < 1.0  # about 0.05 s on an idle machine; anything quadratic takes minutes
 
 
-def test_a_hostile_number_takes_microseconds():
+def test_a_hostile_number_takes_milliseconds():
+    comparer = Comparer(Fraction(0), True, 10.0, 2.0)
     for number in ("1e999999999", "9" * 1_000_000, "1/" + "9" * 399, "9" * 400, "1e400", "1," * 150 + "000", "1 " * 199):
-        best = min(timed(parse_number, number) for _ in range(5))
-        assert best < 0.002, number[:20]
+        best = min(timed(comparer.here, number, "4") for _ in range(5))
+        assert best < 0.01, number[:20]
 
 
 def timed(function, *arguments) -> float:

@@ -21,7 +21,7 @@ from cohort.errors import RewardError
 from cohort.rewards.base import RewardRunner, spread
 from cohort.rewards.call import from_message
 from cohort.rewards.contract import RewardPart, Scored, importable_name
-from cohort.rewards.threads import split
+from cohort.threads import split
 from cohort.types import Completion, Prompt
 
 

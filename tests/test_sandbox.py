@@ -227,6 +227,25 @@ def test_test_code_calls_the_program_through_a_proxy(tier):
     assert result.end == "finished"
 
 
+def test_a_programs_own_exception_is_caught_as_the_built_in_it_extends():
+    program = "class Own(ValueError): pass\ndef f(): raise Own('x')"
+    result = run_checks(program, ["try:\n    f()\nexcept ValueError as e:\n    assert str(e) == 'x'"], ["f"])
+    assert [check.passed for check in result.checks] == [True]
+
+
+def test_a_value_that_cannot_be_passed_on_is_the_programs_failure_not_the_tests():
+    """f(f(1)) with a value nested too deep to be an argument: unscored would be an escape."""
+    program = "def f(x):\n    a = []\n    for _ in range(97): a = [a]\n    return a"
+    result = run_checks(program, ["assert f(f(1)) == 1"], ["f"])
+    assert [check.passed for check in result.checks] == [False]
+
+
+def test_installed_packages_only_on_request():
+    program = "def f():\n    import numpy\n    return int(numpy.arange(4).sum())"
+    assert [reply.raised for reply in run_calls(program, [Call("f")]).replies if reply] == ["ModuleNotFoundError"]
+    assert [reply.value for reply in run_calls(program, [Call("f")], packages=True).replies if reply] == [6]
+
+
 def test_a_program_that_ends_under_test_fails_the_rest():
     result = run_checks(
         "import os\ndef f(x):\n    if x: os._exit(0)\n    return 1", ["assert f(0) == 1", "f(1)", "assert True"], ["f"]

@@ -58,6 +58,11 @@ class PromptsConfig(Section):
         '"gym:NAME" (reasoning-gym), or "package.module:function" yielding rows.',
     )
     split: str = Field("train", description="Split of a hub dataset or of a built-in task.")
+    shape: Literal["", "gsm8k", "math", "humaneval", "mbpp"] = Field(
+        "",
+        description="Whose columns the rows have; the prompt and what the rewards need are made from them. "
+        '"": they have their own.',
+    )
     prompt_column: str = Field("prompt", description="Column that holds the prompt.")
     template: str = Field("", description='Text with {column} fields that makes the prompt; "" takes the column as it is.')
     system: str = Field("", description="System message put before chat prompts; turns a text prompt into a chat.")
@@ -77,7 +82,12 @@ class RewardConfig(Section):
     weight: float = Field(1.0, description="Factor in the summed reward.")
     outcome: bool = Field(False, description="This part decides success (pass@k, difficulty, filtering).")
     threshold: float = Field(0.5, description="The outcome part is a success at or above this value.")
-    timeout_s: float = Field(10.0, gt=0, description="Wall-clock limit of one call, in seconds.")
+    timeout_s: float = Field(
+        10.0,
+        gt=0,
+        description="Wall-clock limit of one call, in seconds; for rewards that limit themselves (math_answer, code_tests, judge, "
+        "gym_verifier), of one completion.",
+    )
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments bound to the function.")
 
 

@@ -7,15 +7,11 @@ from dataclasses import replace
 from statistics import fmean
 
 from cohort.rewards.contract import Scored
+from cohort.rewards.shape import overlong_penalty
 from cohort.rewards.summing import mean_and_std
 from cohort.types import Completion
 
 PART = "overlong"
-
-
-def soft_overlong(length: int, longest: int, buffer: float) -> float:
-    """0 up to longest - buffer, falling linearly to -1 at `longest`; lengths in tokens."""
-    return -min(1.0, max(0.0, (length - (longest - buffer)) / buffer))
 
 
 def penalize_overlong(scored: Scored, completions: Sequence[Completion], longest: int, share: float) -> Scored:
@@ -23,7 +19,7 @@ def penalize_overlong(scored: Scored, completions: Sequence[Completion], longest
     outcomes, penalties = [], []
     for outcome, completion in zip(scored.outcomes, completions, strict=True):
         cut = completion.end == "length"
-        penalty = -1.0 if cut else soft_overlong(completion.length, longest, share * longest)
+        penalty = -1.0 if cut else overlong_penalty(completion.length, longest, share * longest)
         penalties.append(penalty)
         if outcome.reward is None:
             outcomes.append(outcome)

@@ -20,6 +20,7 @@ from cohort.config import PromptsConfig, nearest
 from cohort.errors import PromptError
 from cohort.importing import NotImportable, load_function
 from cohort.tasks import load_task
+from cohort.tasks.files import shape_row
 from cohort.tasks.gym import load_gym
 from cohort.types import Message
 
@@ -39,6 +40,8 @@ def load_rows(config: PromptsConfig, seed: int, rows: Iterable[Any] | None = Non
         if not isinstance(row, Mapping):
             raise PromptError(f"{name}, {place}: a row must be an object with named columns, got {kind_of(row)}")
         row = {str(column): value for column, value in row.items()}
+        if config.shape:
+            row = shape_row(row, config.shape, f"{name}, {place}")
         render(row, config, f"{name}, {place}")
         loaded.append(row)
     if not config.limit and len(loaded) > ENDLESS:

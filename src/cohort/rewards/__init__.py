@@ -10,6 +10,9 @@ A reward function may carry attributes that the runner (cohort.rewards.base) hon
     per_completion = True   looks at one completion at a time, so a batch may be split over the workers
     reads = ("answer",)     the only arguments it uses of those the runner offers; the others are not sent
     extract(text, **args)   the answer it compares: majority votes are counted on it
+    unusable(**columns)     before a run: per row None, or why it can never be scored
+    supervised = True       limits processes of its own, or waits for the network: called in a thread of the trainer
+    jailed = True           hands model text to the jail (cohort.sandbox)
 """
 
 from __future__ import annotations
@@ -19,14 +22,35 @@ from collections.abc import Callable
 from typing import Any
 
 from cohort.errors import RewardError
-from cohort.rewards.format import regex_format, think_format
+from cohort.rewards.code import code_tests
+from cohort.rewards.format import regex_format, think_answer_format, think_format
+from cohort.rewards.judge import judge
+from cohort.rewards.language import language_consistency
 from cohort.rewards.math import exact_match, math_answer
+from cohort.rewards.model import reward_model
+from cohort.rewards.process_model import process_reward_model
+from cohort.rewards.shape import length, repetition, soft_overlong
 
 BUILT_IN: dict[str, Callable[..., Any]] = {
-    "math_answer": math_answer,
-    "exact_match": exact_match,
-    "think_format": think_format,
-    "regex_format": regex_format,
+    function.__name__: function
+    for function in (
+        # outcome
+        math_answer,
+        exact_match,
+        code_tests,
+        # format and shape
+        think_format,
+        think_answer_format,
+        regex_format,
+        soft_overlong,
+        length,
+        repetition,
+        language_consistency,
+        # learned
+        reward_model,
+        process_reward_model,
+        judge,
+    )
 }
 """Rewards a recipe can name. Each is a module-level function, so that workers can import it."""
 
@@ -43,4 +67,4 @@ def built_in(name: str) -> Callable[..., Any]:
     )
 
 
-__all__ = ["BUILT_IN", "built_in", "exact_match", "math_answer", "regex_format", "think_format"]
+__all__ = ["BUILT_IN", "built_in", *sorted(BUILT_IN)]

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cohort.errors import RewardError
+from cohort.errors import CohortError, RewardError
 from cohort.importing import search_current_folder
 from cohort.rewards.call import (
     Answered,
@@ -38,8 +38,8 @@ from cohort.rewards.call import (
 from cohort.rewards.contract import RESERVED, Batch, Bound, RewardPart, Scored, Verdicts, bind, check_args, check_columns
 from cohort.rewards.pool import LoadFailed, Pool, Worker, WorkerDied, WorkerTimeout
 from cohort.rewards.summing import faulty_rows, outcome_of, reward_metrics, worst_blame
-from cohort.rewards.threads import concurrently, split, with_limit
 from cohort.sandbox import JailUnavailable, find_tier
+from cohort.threads import concurrently, split, with_limit
 from cohort.types import Completion, Outcome, Prompt
 
 if TYPE_CHECKING:
@@ -157,6 +157,7 @@ class RewardRunner:
         try:
             bound.signature = Signature.from_message(worker.load(spec))
             if bound.signature.supervised:
+                bound.here()
                 bound.spec = None
         except (LoadFailed, WorkerDied, WorkerTimeout) as problem:
             if bound.function is None or spec.startswith("cohort.rewards."):
@@ -341,7 +342,10 @@ class RewardRunner:
             call_reward, bound.here(), arguments, batch.lengths(rows), batch.state, names, self._await, on_verdict
         )
         if bound.shape.supervised:
-            return call()
+            try:
+                return call(let_through=(CohortError, JailUnavailable))
+            except JailUnavailable as problem:
+                raise RewardError(f"reward {bound.name!r}: {problem}") from problem
         try:
             return with_limit(call, bound.part.timeout_s)
         except TimeoutError:

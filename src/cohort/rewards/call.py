@@ -234,10 +234,12 @@ def call_reward(
     names: Iterable[str],
     await_result: Callable[[Awaitable[Any]], Any],
     on_verdict: Callable[[], None] | None = None,
+    let_through: tuple[type[BaseException], ...] = (),
 ) -> Answered | Failed:
     """Call `function` on completions of so many characters.
 
-    `names` says which of trainer_state, log_extra, log_metric, log_verdict it is given.
+    `names` says which of trainer_state, log_extra, log_metric, log_verdict it is given. `let_through`: exceptions that are
+    not about these completions but about the run, and end it.
     """
     log, count = Log(on_verdict), len(lengths)
     given = {"trainer_state": state, "log_extra": log.extra, "log_metric": log.metric, "log_verdict": log.verdict}
@@ -251,6 +253,8 @@ def call_reward(
         if len(entries) != count:
             return Failed("length", f"it returned {len(entries)} values for {counted(count)}; {EXPECTED}")
         return answered(entries, lengths, log)
+    except let_through:
+        raise
     # Everything: sys.exit() inside a reward function is its fault too, and must not end the run or the worker.
     except BaseException as problem:
         return Failed("exception", shorten(readable_traceback(problem)))

@@ -224,7 +224,8 @@ def check_args(bound: Bound) -> None:
         if strict and name not in shape.accepted:
             hint = nearest(name, [known for known in shape.accepted if known not in OFFERED]) or "."
             raise RewardError(f"{bound.place}.args: reward {part.name!r} has no argument {name!r}{hint}")
-        if name in PATTERN_ARGS and bound.spec is not None and bound.spec.startswith("cohort."):
+        home = bound.spec or str(getattr(bound.function, "__module__", ""))
+        if name in PATTERN_ARGS and home.startswith("cohort."):
             check_pattern(part.args[name], f"{bound.place}.args.{name}")
 
 

@@ -1,60 +1,151 @@
-r"""Does the completion's final answer equal the gold answer? Exact and numeric match, no algebra, nothing evaluated.
+r"""Does the completion's final answer equal the gold answer? Exact match, numbers, then mathematics in a jail.
 
-Differs from the usual verifiers in what it refuses to do. It takes an answer only from a marker (\boxed{}, a pattern of
-the recipe, "#### x", "answer is x") and never guesses the last number of the text; it compares numbers as exact
-fractions, so 0.5 = 1/2 and 0.333 is not 1/3; a percentage is not a number (7% is not 7); a gold answer it cannot use
-is an error of the row, never a reward. Every step is linear in the text, and numbers are bounded in length before
-they are converted: a completion of a million digits, or 1e999999999, costs no more than a wrong answer.
+    math_answer([r"so \boxed{\frac{1}{\sqrt{2}}}"], answer=[r"\frac{\sqrt{2}}{2}"])   ->  [1.0]
+
+Differs from the usual verifiers in what it refuses to do. It takes an answer only from a marker and never guesses; it
+compares numbers as exact fractions, so 0.5 = 1/2 and 0.333 is not 1/3; 7% is not 7; a list of alternatives is not an
+answer; a gold answer it cannot use is an error of the row, never a reward. In the trainer every step is linear in the text
+and bounded; whatever needs more than exact arithmetic is compared in jailed worker processes with limits on CPU time,
+wall clock and memory (cohort.rewards.math_symbolic), so no text can run code, hang the run or stall its threads. The rules
+are in docs/math-rewards.md.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
-import re
-import unicodedata
-from collections.abc import Sequence
+import statistics
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cohort.rewards.text import as_rows, last_boxed, text_of, visible_text
+from cohort.rewards.math_compare import Quick, leaves, same, value_of
+from cohort.rewards.math_find import PatternTimeout, find_answer, gold_text, guess, plain_gold, shown
+from cohort.rewards.math_shape import Group, Relation, Shape, Value, read
+from cohort.rewards.math_text import MAX_ANSWER_CHARS, normalise
+from cohort.rewards.math_tree import exact
+from cohort.rewards.text import as_rows, text_of, visible_text
 
-MAX_ANSWER_CHARS = 1000
-"""A longer answer is compared as it stands: no normalising, no numbers."""
-MAX_NUMBER_CHARS = 400
-MAX_EXPONENT = 400
+if TYPE_CHECKING:
+    from cohort.sandbox import Answer
 
-HASHES = re.compile(r"####[ \t]?([^\n]*)")
-ANSWER_IS = re.compile(r"answer\s?(?:is\b|:)([^\n]*)", re.IGNORECASE)
-SENTENCE_END = re.compile(r"[.?](?=\s)|[,;](?=\s[a-z]{2})")
+logger = logging.getLogger(__name__)
+
+ENTRY = "cohort.rewards.math_symbolic:compare"
+MEMORY_MB = 1024
+SHARE = 0.5
+"""Of cpu_s, after which a comparison gives up by itself. One that cannot is killed at cpu_s, and its worker replaced."""
+PROBLEMS = {"cpu": "timeout", "wall": "timeout", "memory": "memory", "output": "crash", "files": "crash", "crash": "crash"}
+"""How a jailed worker ended, as a verdict."""
+KEPT_GOLDS = 4096
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """right, wrong, no_answer, unparsed, timeout, memory, crash: the completion's doing. infrastructure: not."""
+
+    word: str
+    detail: str = ""
+
+    @property
+    def score(self) -> float | None:
+        return None if self.word == "infrastructure" else float(self.word == "right")
 
 
 def math_answer(
-    completions: Sequence[Any], answer: Sequence[Any], pattern: str = "", tolerance: float = 0.0, **columns: Any
-) -> list[float]:
-    """1.0 where the completion's final answer equals the row's `answer`, else 0.0.
+    completions: Sequence[Any],
+    answer: Sequence[Any],
+    pattern: str = "",
+    tolerance: float = 0.0,
+    fast_path: bool = True,
+    wall_s: float = 10.0,
+    cpu_s: float = 2.0,
+    log_verdict: Callable[..., Any] | None = None,
+    log_extra: Callable[..., Any] | None = None,
+    log_metric: Callable[..., Any] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """1.0 where the completion's final answer equals the row's `answer`, else 0.0; None where the verifier itself failed.
 
     `pattern` is a regular expression for the final answer (its last match, group 1 if it has one), used where there is
-    no \\boxed{}. `tolerance` is an absolute difference that still counts as equal. Raises on a gold answer that is
-    empty or no answer at all.
+    no \\boxed{}. `tolerance` is an absolute difference that still counts as equal. `wall_s` and `cpu_s` limit the
+    comparison of one completion. Without `fast_path` everything is compared in the workers, which is slower and gives the
+    same verdicts. Raises on a gold answer that is empty or no answer at all.
     """
     if not (math.isfinite(tolerance) and tolerance >= 0):
         raise ValueError(f"tolerance: a number from 0 up is expected, got {tolerance!r}")
     golds = [gold_text(gold) for gold in as_rows(answer, completions)]
-    return [
-        float(same_answer(find_answer(text_of(completion), pattern), gold, tolerance))
-        for completion, gold in zip(completions, golds, strict=True)
+    texts = [text_of(completion) for completion in completions]
+    comparer = Comparer(Fraction(repr(float(tolerance))), fast_path, wall_s, cpu_s)
+    found = [found_in(text, pattern) for text in texts]
+    guesses = [
+        guess(text) if isinstance(one, Verdict) and one.word == "no_answer" else None
+        for text, one in zip(texts, found, strict=True)
     ]
+    questions = [one if isinstance(one, str) else None for one in found]
+    judged = comparer.judge([*zip(questions, golds, strict=True), *zip(guesses, golds, strict=True)])
+    strict = [one if isinstance(one, Verdict) else judged[row] for row, one in enumerate(found)]
+    lenient = [
+        judged[len(golds) + row].score if guesses[row] is not None else verdict.score for row, verdict in enumerate(strict)
+    ]
+    if log_verdict is not None:
+        for row, verdict in enumerate(strict):
+            log_verdict(row, verdict.word, verdict.detail)
+    if log_extra is not None:
+        log_extra("lenient", lenient)
+    if log_metric is not None:
+        for name, scores in (("strict", [verdict.score for verdict in strict]), ("lenient", lenient)):
+            known = [score for score in scores if score is not None]
+            if known:
+                log_metric(name, statistics.fmean(known))
+    return [verdict.score for verdict in strict]
+
+
+def found_in(text: str, pattern: str) -> str | Verdict:
+    try:
+        found = find_answer(text, pattern)
+    except PatternTimeout as problem:
+        return Verdict("timeout", str(problem))
+    if found is None or (len(found) <= MAX_ANSWER_CHARS and not normalise(found)):
+        return Verdict("no_answer", "there is no marker with an answer")
+    return found
 
 
 def extract(completion: str, pattern: str = "") -> str | None:
     """The answer that is compared, in one form for all spellings of a number ("0.50" and 1/2 are both "1/2")."""
-    found = find_answer(completion, pattern)
-    if found is None or len(found) > MAX_ANSWER_CHARS:
+    found = found_in(completion, pattern)
+    if isinstance(found, Verdict):
+        return None
+    if len(found) > MAX_ANSWER_CHARS:
         return found
     text = normalise(found)
-    percent = "%" if text.endswith("%") else ""
-    number = parse_number(text.removesuffix("%"))
-    return (text if number is None else f"{number}{percent}") or None
+    shape = read(found)
+    if isinstance(shape, Relation):
+        shape = value_of(shape, strict=False) or shape
+    if isinstance(shape, Group) and shape.grouped is not None:
+        shape = shape.grouped
+    number = exact(shape.node) if isinstance(shape, Value) and shape.node is not None else None
+    if number is None:
+        return text or None
+    return f"{number * 100}%" if text.endswith("%") else str(number)
+
+
+def unusable(answer: Sequence[Any], wall_s: float = 10.0, cpu_s: float = 2.0, **columns: Any) -> list[str | None]:
+    """Per row, why its gold answer can never be scored, or None: each is read, and evaluated in a worker, before the run."""
+    reasons: list[str | None] = []
+    for gold in answer:
+        try:
+            reasons.append(gold_problem(gold_text(gold)))
+        except ValueError as problem:
+            reasons.append(str(problem))
+    open_rows = [row for row, reason in enumerate(reasons) if reason is None and needs_worker(gold_text(answer[row]))]
+    checks = Comparer(Fraction(0), True, wall_s, cpu_s).check_golds([gold_text(answer[row]) for row in open_rows])
+    for row, found in zip(open_rows, checks, strict=True):
+        reasons[row] = f"unusable gold answer {shown(answer[row])}: {found}" if found else None
+    return reasons
 
 
 def exact_match(completions: Sequence[Any], answer: Sequence[Any], ignore_case: bool = False, **columns: Any) -> list[float]:
@@ -71,184 +162,141 @@ def whole_text(completion: str, ignore_case: bool = False) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Finding the answer in a text
+# Golds
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def find_answer(completion: str, pattern: str = "") -> str | None:
-    """The final answer as it is written, or None: without a marker there is no answer."""
-    text = visible_text(completion)
-    found = last_boxed(text)
-    if found is None and pattern:
-        found = last_match(text, pattern)
-    if found is None:
-        found = after_hashes(text)
-    if found is None:
-        found = after_answer_is(text)
-    return found.strip() or None if found is not None else None
+@functools.lru_cache(maxsize=KEPT_GOLDS)
+def read_gold(gold: str) -> Shape:
+    return read(gold)
 
 
-def last_match(text: str, pattern: str) -> str | None:
-    regex = re.compile(pattern)
-    last = None
-    for match in regex.finditer(text):
-        last = match
-    return None if last is None else last.group(1 if regex.groups else 0)
+def gold_problem(gold: str) -> str | None:
+    """Why no spelling but its own could ever match it."""
+    refused = [leaf.refused for leaf in leaves(read_gold(gold)) if leaf.refused]
+    return f"unusable gold answer {shown(gold)}: {refused[0]}" if refused else None
 
 
-def after_hashes(text: str) -> str | None:
-    """GSM8K's "#### 42". A Markdown heading uses the same mark, so the line must begin like a number."""
-    lines = [match.group(1).strip() for match in HASHES.finditer(text)]
-    numbers = [line for line in lines if line and (line[0].isdecimal() or line[0] in "+-−–$\\.(")]
-    return numbers[-1] if numbers else None
-
-
-def after_answer_is(text: str) -> str | None:
-    """The rest of the sentence after the last "answer is" or "answer:"."""
-    last = None
-    for match in ANSWER_IS.finditer(text):
-        last = match
-    if last is None:
-        return None
-    rest = last.group(1).lstrip(" \t:*_")
-    return SENTENCE_END.split(rest, maxsplit=1)[0] if rest else None
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Gold answers
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def plain_gold(gold: Any) -> str:
-    """A gold cell as text. Whatever cannot be an answer raises: it must never be equal to a completion."""
-    if isinstance(gold, str):
-        text = gold
-    elif isinstance(gold, bool) or gold is None or not hasattr(gold, "__float__"):
-        raise ValueError(f"unusable gold answer {shown(gold)}: a string or a number is expected")
-    elif isinstance(gold, int):
-        text = str(gold) if gold.bit_length() < 3 * MAX_NUMBER_CHARS else ""
-    elif not math.isfinite(float(gold)):
-        raise ValueError(f"unusable gold answer {shown(gold)}: it is not finite")
-    else:
-        text = str(gold)
-    if not text.strip():
-        raise ValueError(f"unusable gold answer {shown(gold)}: it is empty or too long")
-    return text
-
-
-def gold_text(gold: Any) -> str:
-    r"""The gold answer to compare with; a whole solution ending in "#### x" or \boxed{x} gives its x."""
-    text = plain_gold(gold)
-    if "\\boxed" in text or "####" in text:
-        boxed = last_boxed(text)
-        found = boxed if boxed is not None else after_hashes(text)
-        if found is None:
-            raise ValueError(f"unusable gold answer {shown(gold)}: its final answer cannot be read")
-        text = found
-    if len(text) > MAX_ANSWER_CHARS or not normalise(text):
-        raise ValueError(f"unusable gold answer {shown(gold)}: it is empty or too long")
-    return text
-
-
-def shown(gold: Any) -> str:
-    if isinstance(gold, int) and gold.bit_length() > 10_000:
-        return f"of {gold.bit_length()} bits"
-    text = repr(gold)
-    return text if len(text) <= 200 else text[:200] + "..."
+def needs_worker(gold: str) -> bool:
+    return any(leaf.node is None or exact(leaf.node) is None for leaf in leaves(read_gold(gold)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparing
 # ---------------------------------------------------------------------------------------------------------------------
 
-
-def same_answer(found: str | None, gold: str, tolerance: float = 0.0) -> bool:
-    if found is None:
-        return False
-    if len(found) > MAX_ANSWER_CHARS:
-        return found.strip() == gold.strip()
-    left, right = normalise(found), normalise(gold)
-    if left.endswith("%") != right.endswith("%"):
-        return False
-    left_number, right_number = parse_number(left.removesuffix("%")), parse_number(right.removesuffix("%"))
-    if left_number is not None and right_number is not None:
-        # repr gives the decimal a person wrote: 0.01 is a hundredth here, not its nearest binary fraction.
-        return abs(left_number - right_number) <= Fraction(repr(float(tolerance)))
-    return left == right and bool(left)
+Question = tuple[str | None, str]
 
 
-MINUS = dict.fromkeys("−–—‐‑‒﹣－", "-")
-SPACE = dict.fromkeys("\u00a0\u2007\u2009\u200a\u202f\u3000\t\n\r", " ")
-WIDE = {"＋": "+", "．": ".", "，": ",", "／": "/", "％": "%", "\u200b": "", "\ufeff": ""}
-CHARACTERS = str.maketrans({**MINUS, **SPACE, **WIDE})
+class Comparer:
+    """Judges (found, gold) pairs: those it can in this process, the others in the jailed workers."""
 
-REPLACEMENTS = (
-    (re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\!|\\[()\[\]]|\\?\$"), ""),
-    (re.compile(r"\\[,;: ]|~|\\q?quad(?![A-Za-z])"), " "),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\\(?:text|textbf|textrm|textit|mathrm|mathbf|mbox)[ ]?\{([^{}]*)\}"), r"\1"),
-    (re.compile(r"\\%"), "%"),
-    (re.compile(r"[ ]+"), " "),
-)
-LOOSE_SPACE = re.compile(r"(?<![\w.])[ ]|[ ](?![\w.])")
+    checked: dict[str, str] = {}
+    """Golds that a worker was asked about, and what is wrong with them ("" for nothing)."""
+    warned = threading.Event()
+
+    def __init__(self, tolerance: Fraction, fast_path: bool, wall_s: float, cpu_s: float) -> None:
+        self.tolerance, self.fast_path, self.wall_s, self.cpu_s = tolerance, fast_path, wall_s, cpu_s
+
+    def judge(self, questions: Sequence[Question]) -> list[Verdict]:
+        """One verdict per pair. Equal pairs, the rule in a group of completions, are compared once."""
+        verdicts: dict[Question, Verdict | None] = {}
+        for question in questions:
+            if question not in verdicts:
+                verdicts[question] = self.here(*question)
+        open_ones = [(found, gold) for (found, gold), verdict in verdicts.items() if verdict is None and found is not None]
+        verdicts.update(zip(open_ones, self.in_workers(open_ones), strict=True))
+        return [verdict for question in questions if (verdict := verdicts[question]) is not None]
+
+    def here(self, found: str | None, gold: str) -> Verdict | None:
+        """The verdict of exact and numeric matching; None where they cannot tell."""
+        if found is None:
+            return Verdict("no_answer")
+        if len(found) > MAX_ANSWER_CHARS:
+            return (
+                Verdict("right") if found.strip() == gold.strip() else Verdict("unparsed", "the answer is too long to be read")
+            )
+        if not self.fast_path:
+            return None
+        if normalise(found) == normalise(gold):
+            return Verdict("right")
+        judge = Quick(self.tolerance)
+        verdict = same(read(found), read_gold(gold), judge)
+        if verdict is None:
+            return None
+        if verdict:
+            return Verdict("right")
+        if judge.gold_unread:
+            return Verdict("infrastructure", f"the gold answer {shown(gold)} cannot be used: {judge.gold_unread}")
+        return Verdict("unparsed", judge.unread) if judge.unread else Verdict("wrong")
+
+    def in_workers(self, questions: Sequence[tuple[str, str]]) -> list[Verdict]:
+        messages = [
+            {"found": found, "gold": gold, "tolerance": str(self.tolerance), "cpu_s": SHARE * self.cpu_s}
+            for found, gold in questions
+        ]
+        answers = self.ask(messages)
+        if answers is None:
+            return [Verdict("unparsed", NO_JAIL)] * len(questions)
+        return [self.verdict_of(answer, gold) for answer, (_, gold) in zip(answers, questions, strict=True)]
+
+    def ask(self, messages: Sequence[Any]) -> list[Answer] | None:
+        """None: there is no jail here, and without one no model text is given to a computer algebra system."""
+        if not messages:
+            return []
+        from cohort.sandbox import JailUnavailable, Limits, shared_pool
+
+        limits = Limits(cpu_s=self.cpu_s, wall_s=self.wall_s, memory_mb=MEMORY_MB)
+        try:
+            return shared_pool(ENTRY, limits=limits).ask_many(messages, limits)
+        except JailUnavailable as problem:
+            if not self.warned.is_set():
+                self.warned.set()
+                logger.warning("math_answer: %s (%s)", NO_JAIL, problem)
+            return None
+
+    def verdict_of(self, answer: Answer, gold: str) -> Verdict:
+        if answer.problem == "infrastructure":
+            return Verdict("infrastructure", answer.detail)
+        said = answer.value if isinstance(answer.value, dict) else {}
+        word, detail = str(said.get("verdict", "")), str(said.get("detail", ""))
+        if word in ("right", "wrong") and not answer.problem:
+            return Verdict(word)
+        if answer.problem:
+            # An exception of the verifier on this text is the text's doing too: else a way out of being scored.
+            word, detail = PROBLEMS.get(answer.problem, "unparsed"), answer.detail
+        if word == "gold" or (word in ("timeout", "memory", "crash") and (problem := self.gold_alone(gold))):
+            return Verdict(
+                "infrastructure", f"the gold answer {shown(gold)} cannot be used: {detail if word == 'gold' else problem}"
+            )
+        return Verdict(word if word in ("unparsed", "timeout", "memory", "crash") else "unparsed", detail)
+
+    def gold_alone(self, gold: str) -> str:
+        """Whether it was the gold answer that ran into a limit: not the completion's doing."""
+        return self.check_golds([gold])[0] if needs_worker(gold) else ""
+
+    def check_golds(self, golds: Sequence[str]) -> list[str]:
+        """What is wrong with each gold, evaluated by itself; "" for nothing, or where there is no jail to ask in."""
+        todo = [gold for gold in dict.fromkeys(golds) if gold not in self.checked]
+        answers = self.ask([{"gold": gold, "cpu_s": SHARE * self.cpu_s} for gold in todo])
+        for gold, answer in zip(todo, answers or [], strict=False):
+            said = answer.value if isinstance(answer.value, dict) else {}
+            if answer.problem == "infrastructure":
+                continue
+            problem = str(said.get("detail", "")) if not answer.problem else f"evaluating it ended with: {answer.problem}"
+            if len(self.checked) >= KEPT_GOLDS:
+                self.checked.clear()
+            self.checked[gold] = problem
+        return [self.checked.get(gold, "") for gold in golds]
 
 
-def normalise(text: str) -> str:
-    """One spelling for what is only typography. Superscripts stay what they are: 5² is not 52."""
-    if not text.isascii():
-        text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text.translate(CHARACTERS))
-    else:
-        text = text.translate(CHARACTERS)
-    for pattern, replacement in REPLACEMENTS:
-        text = pattern.sub(replacement, text)
-    text = text.strip(" *`").removesuffix(".").strip(" *`")
-    # A space between two words or numbers separates them ("4 5" is not 45); any other is typography.
-    return LOOSE_SPACE.sub("", text)
-
-
-DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)"
-DECIMAL = re.compile(rf"([+-]?)(?:({DIGITS})(?:\.(\d*))?|\.(\d+))(?:[eE]([+-]?\d{{1,6}}))?")
-SLASH = re.compile(r"([^/]+)/([^/]+)")
-FRAC = re.compile(r"([+-]?)\\frac(?:\{([^{}]+)\}\{([^{}]+)\}|(\d)(\d))")
-
-
-def parse_number(text: str) -> Fraction | None:
-    r"""12, 1,234.50, .5, 2e-3, 3/4, \frac{3}{4}, each with a sign. None: not a number, or one too long to be meant."""
-    if not text or len(text) > MAX_NUMBER_CHARS:
-        return None
-    if match := DECIMAL.fullmatch(text):
-        return decimal_value(match)
-    if match := FRAC.fullmatch(text):
-        quotient = divide(match.group(2) or match.group(4), match.group(3) or match.group(5))
-        return -quotient if quotient is not None and match.group(1) == "-" else quotient
-    if match := SLASH.fullmatch(text):
-        return divide(match.group(1), match.group(2))
-    return None
-
-
-def decimal_value(match: re.Match[str]) -> Fraction | None:
-    sign, whole, tail, bare_tail, exponent = match.groups()
-    decimals = tail or bare_tail or ""
-    power = int(exponent or 0) - len(decimals)
-    if abs(power) > MAX_EXPONENT:
-        return None
-    digits = int((whole or "").replace(",", "").replace(" ", "") + decimals)
-    value = Fraction(digits * 10**power) if power >= 0 else Fraction(digits, 10**-power)
-    return -value if sign == "-" else value
-
-
-def divide(top: str, bottom: str) -> Fraction | None:
-    upper, lower = DECIMAL.fullmatch(top.strip()), DECIMAL.fullmatch(bottom.strip())
-    if upper is None or lower is None:
-        return None
-    numerator, denominator = decimal_value(upper), decimal_value(lower)
-    return numerator / denominator if numerator is not None and denominator else None
-
+NO_JAIL = "there is no jail on this machine, so answers are compared as text and as numbers only; `cohort doctor` says what is missing"
 
 math_answer.extract = extract  # type: ignore[attr-defined]
+math_answer.unusable = unusable  # type: ignore[attr-defined]
 math_answer.reads = ("completions", "answer")  # type: ignore[attr-defined]
-math_answer.per_completion = True  # type: ignore[attr-defined]
+math_answer.supervised = True  # type: ignore[attr-defined]
+math_answer.jailed = True  # type: ignore[attr-defined]
 exact_match.extract = whole_text  # type: ignore[attr-defined]
 exact_match.reads = ("completions", "answer")  # type: ignore[attr-defined]
 exact_match.per_completion = True  # type: ignore[attr-defined]

@@ -108,12 +108,13 @@ def listed(tag: str, items: Iterable[Any], depth: int, left: list[int]) -> str:
 
 
 def told(problem: BaseException) -> str:
-    """(class name, message) of an exception, as JSON text; its __str__ may be hostile."""
+    """(class name, message, nearest built-in class) of an exception, as JSON text; its __str__ may be hostile."""
     try:
         message = str(problem)[:2000]
     except BaseException:
         message = ""
-    return quoted(str(type(problem).__name__)[:200]) + ", " + quoted(message)
+    built_in = next((kind.__name__ for kind in type(problem).__mro__ if kind.__module__ == "builtins"), "Exception")
+    return ", ".join(map(quoted, (str(type(problem).__name__)[:200], message, str(built_in)[:200])))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -275,7 +276,7 @@ def reply_to(module: Any, name: str, args: Any, kwargs: Any) -> str:
     except NotPlain as problem:
         return '["raised", ' + told(problem) + "]"
     except BaseException as problem:
-        return '["raised", "NotPlain", ' + quoted("the value cannot be read: " + type(problem).__name__) + "]"
+        return '["raised", "NotPlain", ' + quoted("the value cannot be read: " + type(problem).__name__) + ', "Exception"]'
 
 
 async def awaited(value: Any) -> Any:
@@ -343,12 +344,12 @@ def make_checks(pipe: Pipe, setup: dict[str, Any]) -> None:
         calls[0] = 0
         try:
             exec(compile(check, "check.py", "exec"), namespace)
-            passed, said = "true", '"", ""'
+            passed, said = "true", '"", "", ""'
         except AssertionError as problem:
             passed, said = "false", told(problem)
         except BaseException as problem:
-            # Before the candidate was asked, or with arguments that cannot be passed on, the test is at fault.
-            passed, said = ("null" if not calls[0] or isinstance(problem, NotPlain) else "false"), told(problem)
+            # Before the candidate was asked (with arguments that can be passed on) the test itself is at fault.
+            passed, said = ("false" if calls[0] else "null"), told(problem)
         pipe.write('["check", ' + passed + ", " + said + "]")
 
 

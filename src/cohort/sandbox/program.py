@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +35,8 @@ class Reply:
     raised: str = ""
     """Class name of the exception; empty: it returned. "NotPlain": what it returned cannot be carried over."""
     detail: str = ""
+    base: str = ""
+    """The nearest built-in class of the exception: ValueError for a program's own class that extends it."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,18 @@ class ChecksResult(Run):
     checks: tuple[CheckResult, ...] = ()
 
 
-def run_calls(program: str, calls: Sequence[Call], limits: Limits = DEFAULTS, backend: str = "") -> CallsResult:
-    """Load the program in a fresh jail and call its functions in turn. Raises JailUnavailable, and NotPlain for arguments."""
+def run_calls(
+    program: str, calls: Sequence[Call], limits: Limits = DEFAULTS, backend: str = "", packages: bool = False
+) -> CallsResult:
+    """Load the program in a fresh jail and call its functions in turn. Raises JailUnavailable, and NotPlain for arguments.
+
+    packages: what is installed beside the trainer (numpy, ...) can be imported too; else the standard library alone.
+    """
     requests = [(call.function, *plain_arguments(call.args, call.kwargs)) for call in calls]
     if backend:
         from cohort.sandbox.remote import remote_calls
 
-        return remote_calls(backend, program, calls, limits)
+        return remote_calls(backend, program, calls, limits, packages)
     replies: list[Reply | None] = [None] * len(calls)
 
     def talk(jail: Jail) -> str:
@@ -92,16 +101,18 @@ def run_calls(program: str, calls: Sequence[Call], limits: Limits = DEFAULTS, ba
             replies[index] = read_reply(jail.ask_raw(request))
         return "finished"
 
-    run = supervised("calls", program, limits, talk)
+    run = supervised("calls", program, limits, talk, packages)
     return CallsResult(**run, replies=tuple(replies))
 
 
-def run_script(program: str, stdin: str, limits: Limits = DEFAULTS, backend: str = "") -> ScriptResult:
+def run_script(
+    program: str, stdin: str, limits: Limits = DEFAULTS, backend: str = "", packages: bool = False
+) -> ScriptResult:
     """Run the program as __main__ in a fresh jail, with this text on standard input."""
     if backend:
         from cohort.sandbox.remote import remote_script
 
-        return remote_script(backend, program, stdin, limits)
+        return remote_script(backend, program, stdin, limits, packages)
     status: list[int | None] = [None]
 
     def talk(jail: Jail) -> str:
@@ -112,7 +123,7 @@ def run_script(program: str, stdin: str, limits: Limits = DEFAULTS, backend: str
             raise
         raise AssertionError
 
-    run = supervised("script", program, limits, talk, stdin=stdin.encode("utf-8", errors="surrogatepass"))
+    run = supervised("script", program, limits, talk, packages, stdin=stdin.encode("utf-8", errors="surrogatepass"))
     if run["end"] == "exit" and status[0] == 0:
         run["end"] = "finished"
     if run["end"] == "exit" and "MemoryError" in run["stderr"].rsplit("\n", 2)[-2:][0]:
@@ -127,13 +138,14 @@ def run_checks(
     setup: str = "",
     limits: Limits = DEFAULTS,
     backend: str = "",
+    packages: bool = False,
 ) -> ChecksResult:
     """Run trusted test code in a jail of its own; the names in `proxies` ("f", or "candidate=f") call the jailed program."""
     aliases = {name.partition("=")[0]: name.rpartition("=")[2] for name in proxies}
     if backend:
         from cohort.sandbox.remote import remote_checks
 
-        return remote_checks(backend, program, checks, proxies, setup, limits)
+        return remote_checks(backend, program, checks, proxies, setup, limits, packages)
     results: list[CheckResult] = []
 
     def talk(jail: Jail) -> str:
@@ -141,11 +153,11 @@ def run_checks(
         if word == "load":
             return memory_or("load", said)
         left = replace(limits, wall_s=max(jail.seconds_left, 0.1))
-        with Jail("checks", setup, left, extra={"proxies": aliases}) as tests:
+        with Jail("checks", setup, left, extra={"proxies": aliases}, packages=installed_packages(packages)) as tests:
             run_tests(jail, tests, checks, results)
         return "finished"
 
-    run = supervised("calls", program, limits, talk)
+    run = supervised("calls", program, limits, talk, packages)
     missing = "the program ended before" if run["end"] != "infrastructure" else "the jail failed before"
     results += [CheckResult(False, missing)] * (len(checks) - len(results))
     return ChecksResult(**run, checks=tuple(results))
@@ -154,10 +166,11 @@ def run_checks(
 def run_tests(program: Jail, tests: Jail, checks: Sequence[str], results: list[CheckResult]) -> None:
     """Relay calls from the test code to the program. Raises Ended of the *program*; what ends the tests is a result."""
     ended: Ended | None = None
+    asked = False
     try:
         word, *said = tests.hear()
         if word == "load":
-            results += [CheckResult(None, f"the test code does not load: {': '.join(map(str, said))}")] * len(checks)
+            results += [CheckResult(None, f"the test code does not load: {': '.join(map(str, said[:2]))}")] * len(checks)
             return
         for check in checks:
             asked = False
@@ -173,7 +186,7 @@ def run_tests(program: Jail, tests: Jail, checks: Sequence[str], results: list[C
                     raise ended
                 word, *said = tests.ask_raw(answer)
             passed = said[0] if word == "check" and said and isinstance(said[0], bool | None) else None
-            results.append(CheckResult(passed, ": ".join(str(part) for part in said[1:] if part)[:MAX_DETAIL_CHARS]))
+            results.append(CheckResult(passed, ": ".join(str(part) for part in said[1:3] if part)[:MAX_DETAIL_CHARS]))
     except Ended as problem:
         if problem is ended or problem.kind == "infrastructure":
             raise
@@ -184,18 +197,31 @@ def run_tests(program: Jail, tests: Jail, checks: Sequence[str], results: list[C
 def relay(program: Jail, said: list[Any]) -> tuple[str, Any, str]:
     """One call on behalf of the test code, answered in the form boot.py expects."""
     name, arguments = said
-    args, kwargs = rebuild(arguments)
+    try:
+        args, kwargs = rebuild(arguments)
+    except (NotPlain, ValueError, TypeError) as problem:
+        return "raised", "TypeError", str(problem)
     reply = read_reply(program.ask_raw((str(name), tuple(args), kwargs)))
-    return ("raised", reply.raised, reply.detail) if reply.raised else ("value", reply.value, "")
+    return ("raised", reply.base, reply.detail) if reply.raised else ("value", reply.value, "")
+
+
+def installed_packages(wanted: bool) -> list[str]:
+    """Folders of installed packages; not those of the trainer's own source, which no program needs to see."""
+    return [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")] if wanted else []
 
 
 def supervised(
-    job: str, program: str, limits: Limits, talk: Callable[[Jail], str], stdin: bytes | None = None
+    job: str,
+    program: str,
+    limits: Limits,
+    talk: Callable[[Jail], str],
+    packages: bool = False,
+    stdin: bytes | None = None,
 ) -> dict[str, Any]:
     """The fields of Run, of a program that `talk` deals with."""
     detail, began, jail = "", time.monotonic(), None
     try:
-        jail = Jail(job, program, limits, stdin=stdin)
+        jail = Jail(job, program, limits, stdin=stdin, packages=installed_packages(packages))
         began = time.monotonic()
         end = talk(jail)
         jail.close()
@@ -232,10 +258,11 @@ def read_reply(said: list[Any]) -> Reply:
         try:
             return Reply(value=rebuild(said[1]))
         except NotPlain as problem:
-            return Reply(raised="NotPlain", detail=str(problem))
-    if said[0] == "raised" and len(said) == 3:
-        return Reply(raised=str(said[1])[:200] or "Exception", detail=str(said[2])[:MAX_DETAIL_CHARS])
-    return Reply(raised="NotPlain", detail="not a reply")
+            return Reply(raised="NotPlain", detail=str(problem), base="Exception")
+    if said[0] == "raised" and len(said) == 4:
+        name, detail, base = (str(part)[:MAX_DETAIL_CHARS] for part in said[1:])
+        return Reply(raised=name or "Exception", detail=detail, base=base)
+    return Reply(raised="NotPlain", detail="not a reply", base="Exception")
 
 
 def memory_or(end: str, said: list[Any]) -> str:

@@ -28,16 +28,18 @@ PATIENCE_S = 30.0
 MAX_BODY_BYTES = 2 * FLOOD_BYTES
 
 
-def remote_calls(backend: str, program: str, calls: Sequence[Call], limits: Limits) -> CallsResult:
+def remote_calls(backend: str, program: str, calls: Sequence[Call], limits: Limits, packages: bool) -> CallsResult:
     from cohort.sandbox.program import CallsResult, Reply
 
     asked = [[call.function, tagged(list(call.args), 0), tagged(dict(call.kwargs), 0)] for call in calls]
-    document, problem = ask(backend, {"job": "calls", "program": program, "calls": asked}, limits)
+    document, problem = ask(backend, {"job": "calls", "program": program, "calls": asked, "packages": packages}, limits)
     replies: list[Reply | None] = []
     try:
         for reply in document.get("replies", []):
             replies.append(
-                None if reply is None else Reply(rebuild(reply["value"]), str(reply["raised"]), str(reply["detail"]))
+                None
+                if reply is None
+                else Reply(rebuild(reply["value"]), str(reply["raised"]), str(reply["detail"]), str(reply["base"]))
             )
     except (NotPlain, KeyError, TypeError) as unreadable:
         problem = f"a reply that makes no sense ({unreadable})"
@@ -46,21 +48,21 @@ def remote_calls(backend: str, program: str, calls: Sequence[Call], limits: Limi
     return CallsResult(**fields_of(document, problem), replies=(None,) * len(calls) if problem else tuple(replies))
 
 
-def remote_script(backend: str, program: str, stdin: str, limits: Limits) -> ScriptResult:
+def remote_script(backend: str, program: str, stdin: str, limits: Limits, packages: bool) -> ScriptResult:
     from cohort.sandbox.program import ScriptResult
 
-    document, problem = ask(backend, {"job": "script", "program": program, "stdin": stdin}, limits)
+    document, problem = ask(backend, {"job": "script", "program": program, "stdin": stdin, "packages": packages}, limits)
     status = document.get("status")
     return ScriptResult(**fields_of(document, problem), status=status if isinstance(status, int) else None)
 
 
 def remote_checks(
-    backend: str, program: str, checks: Sequence[str], proxies: Sequence[str], setup: str, limits: Limits
+    backend: str, program: str, checks: Sequence[str], proxies: Sequence[str], setup: str, limits: Limits, packages: bool
 ) -> ChecksResult:
     from cohort.sandbox.program import CheckResult, ChecksResult
 
     asked = {"job": "checks", "program": program, "checks": list(checks), "proxies": list(proxies), "setup": setup}
-    document, problem = ask(backend, asked, limits)
+    document, problem = ask(backend, {**asked, "packages": packages}, limits)
     results = [
         CheckResult(check.get("passed"), str(check.get("detail", "")))
         for check in document.get("checks", [])

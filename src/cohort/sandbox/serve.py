@@ -70,18 +70,21 @@ class Handler(BaseHTTPRequestHandler):
 
 def run(document: dict[str, Any]) -> dict[str, Any]:
     limits, program = Limits(**document["limits"]), str(document["program"])
+    packages = bool(document.get("packages", False))
     if document["job"] == "calls":
         calls = [Call(str(name), rebuild(args), rebuild(kwargs)) for name, args, kwargs in document["calls"]]
-        result = run_calls(program, calls, limits)
+        result = run_calls(program, calls, limits, packages=packages)
         replies = [
-            None if reply is None else {"value": tagged(reply.value, 0), "raised": reply.raised, "detail": reply.detail}
+            None if reply is None else {**dataclasses.asdict(reply), "value": tagged(reply.value, 0)}
             for reply in result.replies
         ]
         return {**plain_fields(result, "replies"), "replies": replies}
     if document["job"] == "script":
-        return plain_fields(run_script(program, str(document["stdin"]), limits), "")
+        return plain_fields(run_script(program, str(document["stdin"]), limits, packages=packages), "")
     if document["job"] == "checks":
-        checks = run_checks(program, document["checks"], document["proxies"], str(document["setup"]), limits)
+        checks = run_checks(
+            program, document["checks"], document["proxies"], str(document["setup"]), limits, packages=packages
+        )
         return {**plain_fields(checks, "checks"), "checks": [dataclasses.asdict(check) for check in checks.checks]}
     raise ValueError(f"job: calls, script or checks is expected, got {document['job']!r}")
 

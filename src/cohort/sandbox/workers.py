@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import cohort
-from cohort.rewards.threads import concurrently
+from cohort.threads import concurrently
 from cohort.sandbox.jail import Ended, Jail
 from cohort.sandbox.limits import JailUnavailable, Limits
 from cohort.sandbox.tiers import find_tier

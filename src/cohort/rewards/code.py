@@ -1,0 +1,409 @@
+"""Does the completion's program pass the row's unit tests? It runs in a jail; the verdict is reached outside.
+
+    code_tests(["```python\\ndef add(a, b): return a + b\\n```"], tests=[["assert add(2, 3) == 5"]])   ->  [1.0]
+
+Differs from the usual test runner in where the verdict lives. Nothing in the jail knows what is expected, and neither
+an exit status nor a printed "PASS" counts for anything: the program gives plain values, and the host compares them,
+type-strict. What a program does to its own process (exit, patched builtins, an `__eq__` that always agrees) can so only
+lose it points. A program that has run into a limit is not run again, so it costs about one limit, however many tests.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from cohort.rewards.call import INFRASTRUCTURE, LIMIT_KINDS, shorten, shown
+from cohort.rewards.code_cases import CallCase, StdinCase, Suite, Tests, UnusableTests, read_tests
+from cohort.rewards.code_compare import holds, same_output
+from cohort.rewards.code_format import TAGS, Program, callable_name, find_program, function_name, thinks
+from cohort.rewards.text import text_of
+from cohort.sandbox import Call, Limits, NotPlain, run_calls, run_checks, run_script
+
+logger = logging.getLogger(__name__)
+
+SCORINGS = ("fraction", "all")
+REMOTE_RUNS = 32
+"""Programs that wait for a remote backend side by side; on this machine it is one per core."""
+FREE_WALL_S = 0.25
+"""By the wall clock, per fresh process, not charged: what a busy machine takes to come round to it."""
+MAX_DETAIL_CHARS = 500
+
+LIMIT_WORDS = {"cpu": "timeout", "wall": "timeout", "memory": "memory", "output": "output", "files": "files", "crash": "crash"}
+"""Ends of a run that the program caused, as verdicts. After one of them it is not run again."""
+NOT_PYTHON = ("SyntaxError", "IndentationError", "TabError")
+
+
+def code_tests(
+    completions: Sequence[Any],
+    tests: Sequence[Any],
+    prompts: Sequence[Any] | None = None,
+    *,
+    entry_point: Sequence[str | None] | str | None = None,
+    program_prefix: Sequence[str | None] | str | None = None,
+    prefilled: Sequence[bool | None] | bool | None = None,
+    scoring: str = "fraction",
+    tags: Sequence[str] = TAGS,
+    cpu_s: float = 4.0,
+    wall_s: float = 10.0,
+    memory_mb: int = 512,
+    backend: str = "",
+    log_verdict: Callable[..., None] | None = None,
+    log_extra: Callable[[str, list[Any]], None] | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """The share of its tests that each completion's program passes; with scoring = "all", 1.0 for all of them and else 0.0.
+
+    `tests` holds calls, standard input, asserts or test code per row (docs/code-rewards.md). `entry_point` is the function
+    under test where the tests do not name it, `program_prefix` the start of the program that the prompt gives away. The
+    last block fenced with one of `tags`, else without a tag, is the program. `cpu_s` and `wall_s` are what one program may
+    take over all its tests; one that runs into a limit scores 0.0. None: the row cannot be scored, for its tests are
+    unusable or the jail failed.
+    """
+    if scoring not in SCORINGS:
+        raise ValueError(f"scoring: {' or '.join(map(repr, SCORINGS))} is expected, got {scoring!r}")
+    if isinstance(tags, str):
+        raise TypeError(f"tags: a list of words is expected, got {tags!r}")
+    limits = Limits(cpu_s=cpu_s, wall_s=wall_s, memory_mb=memory_mb)
+    count = len(completions)
+    cells = rows_of("tests", tests, count)
+    starts = rows_of("prompts", prompts, count)
+    entries = [function_name(name or "") for name in rows_of("entry_point", entry_point, count)]
+    prefixes = [text or "" for text in rows_of("program_prefix", program_prefix, count)]
+    inside = [thinks(*row) for row in zip(starts, rows_of("prefilled", prefilled, count), strict=True)]
+    suites = read_rows(cells, entries, prefixes)
+    jobs: list[Job | Judgement] = []
+    for row, suite in enumerate(suites):
+        if isinstance(suite, str):
+            jobs.append(Judgement(None, INFRASTRUCTURE, f"tests: {suite}"))
+            continue
+        program = find_program(
+            text_of(completions[row]),
+            prompt=starts[row],
+            inside_thought=inside[row],
+            tags=tags,
+            entry_point=entries[row] or name_in(suite),
+            prefix=prefixes[row],
+        )
+        jobs.append(Job(program, suite) if program else Judgement.no_answer(suite))
+    judgements = judge_all(jobs, scoring, limits, backend, log_verdict or warn)
+    report(judgements, log_extra, log_metric)
+    return [judgement.score for judgement in judgements]
+
+
+def unusable(
+    tests: Sequence[Any],
+    entry_point: Sequence[str | None] | str | None = None,
+    program_prefix: Sequence[str | None] | str | None = None,
+    **columns: Any,
+) -> list[str | None]:
+    """Per row: None, or why its tests can never score a program."""
+    count = len(tests)
+    entries = [function_name(name or "") for name in rows_of("entry_point", entry_point, count)]
+    prefixes = [text or "" for text in rows_of("program_prefix", program_prefix, count)]
+    read = read_rows(rows_of("tests", tests, count), entries, prefixes)
+    return [f"tests: {one}" if isinstance(one, str) else None for one in read]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(name: str, column: Any, count: int) -> list[Any]:
+    """One value per completion. Only `tests` cannot be one value for all: a text would be one test cell per letter."""
+    if name != "tests" and (column is None or isinstance(column, str | bool)):
+        return [column] * count
+    if isinstance(column, str | Mapping) or not hasattr(column, "__len__"):
+        raise TypeError(f"{name}: a list with one entry per completion is expected, got {shown(column)}")
+    if len(column) != count:
+        raise ValueError(f"{name}: {len(column)} entries for {count} completions")
+    return list(column)
+
+
+def read_rows(cells: Sequence[Any], entries: Sequence[str], prefixes: Sequence[str]) -> list[Tests | str]:
+    """The tests of each row, or why they cannot be used. The completions of a group share one object, read once."""
+    known: dict[tuple[Any, ...], Tests | str] = {}
+    read = []
+    for cell, entry_point, prefix in zip(cells, entries, prefixes, strict=True):
+        key = (cell if isinstance(cell, str) else id(cell), entry_point, prefix)
+        if key not in known:
+            try:
+                known[key] = read_tests(cell, entry_point, prefix)
+            except UnusableTests as problem:
+                known[key] = str(problem)
+        read.append(known[key])
+    return read
+
+
+def name_in(tests: Tests) -> str:
+    """The function under test, where the tests call one directly."""
+    return tests.scored.calls[0].function if tests.scored.calls else ""
+
+
+@dataclass(frozen=True)
+class Job:
+    program: Program
+    tests: Tests
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What became of one completion."""
+
+    score: float | None
+    verdict: str
+    detail: str = ""
+    passed: int = 0
+    total: int = 0
+    visible_passed: int = 0
+    visible_total: int = 0
+
+    @classmethod
+    def no_answer(cls, tests: Tests) -> Judgement:
+        shown_total = tests.visible.total if tests.visible else 0
+        return cls(0.0, "no_answer", "no program was found", total=tests.scored.total, visible_total=shown_total)
+
+
+def judge_all(
+    jobs: Sequence[Job | Judgement], scoring: str, limits: Limits, backend: str, tell: Callable[..., None]
+) -> list[Judgement]:
+    """Programs side by side, each distinct one once: the same text on the same tests deserves the same verdict.
+
+    `tell` hears of every completion as soon as it is judged, from this thread alone.
+    """
+    judged: dict[int, Judgement] = {}
+    rows: dict[tuple[str, int], list[int]] = {}
+    distinct: dict[tuple[str, int], Job] = {}
+    for row, job in enumerate(jobs):
+        if isinstance(job, Judgement):
+            judged[row] = job
+            tell(row, job.verdict, job.detail)
+        else:
+            key = (job.program.text, id(job.tests))
+            distinct[key] = job
+            rows.setdefault(key, []).append(row)
+    if distinct:
+        side_by_side = min(len(distinct), REMOTE_RUNS if backend else min(os.cpu_count() or 1, REMOTE_RUNS))
+        with ThreadPoolExecutor(side_by_side, thread_name_prefix="code tests") as threads:
+            futures = {threads.submit(judge, job, scoring, limits, backend): rows[key] for key, job in distinct.items()}
+            try:
+                for future in as_completed(futures):
+                    judgement = future.result()
+                    for row in futures[future]:
+                        judged[row] = judgement
+                        tell(row, judgement.verdict, judgement.detail)
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+    return [judged[row] for row in range(len(jobs))]
+
+
+def warn(row: int, verdict: str, detail: str) -> None:
+    """Called without a runner, at least what could not be scored is said."""
+    if verdict == INFRASTRUCTURE:
+        logger.warning("code_tests: completion %d is not scored: %s", row, detail)
+
+
+def report(
+    judgements: Sequence[Judgement],
+    log_extra: Callable[[str, list[Any]], None] | None,
+    log_metric: Callable[[str, float], None] | None,
+) -> None:
+    scored = [judgement for judgement in judgements if judgement.score is not None]
+    with_visible = [judgement for judgement in scored if judgement.visible_total]
+    if log_extra is not None:
+        log_extra("tests_passed", [one.passed if one.score is not None else None for one in judgements])
+        log_extra("tests_total", [one.total if one.score is not None else None for one in judgements])
+        if with_visible:
+            shown_passed = [one.visible_passed if one.score is not None and one.visible_total else None for one in judgements]
+            log_extra("visible_passed", shown_passed)
+            log_extra("visible_total", [one.visible_total or None for one in judgements])
+    if log_metric is not None and scored:
+        log_metric("pass_rate", sum(one.passed / one.total for one in scored) / len(scored))
+        log_metric("all_passed", sum(one.passed == one.total for one in scored) / len(scored))
+    if log_metric is not None and with_visible:
+        log_metric("visible_pass_rate", sum(one.visible_passed / one.visible_total for one in with_visible) / len(with_visible))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One program
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def judge(job: Job, scoring: str, limits: Limits, backend: str) -> Judgement:
+    trial = Trial(job.program, limits, backend)
+    scored = trial.run(job.tests.scored, stop_early=scoring == "all")
+    if trial.broken:
+        return Judgement(None, INFRASTRUCTURE, trial.broken)
+    total = job.tests.scored.total
+    verdict, detail = scored.limit or scored.failure or ("right", "")
+    # At a limit there is no partial credit: it would hang on the place of the test that did not end among the others.
+    score = 0.0 if scored.limit else float(scored.passed == total) if scoring == "all" else scored.passed / total
+    if job.tests.visible is None:
+        return Judgement(score, verdict, detail, scored.passed, total)
+    # Afterwards, so that the tests that only inform cannot take the time of those that decide.
+    seen = trial.run(job.tests.visible, stop_early=False)
+    return Judgement(score, verdict, detail, scored.passed, total, seen.passed, job.tests.visible.total)
+
+
+@dataclass
+class Tally:
+    passed: int = 0
+    failure: tuple[str, str] | None = None
+    """Verdict and detail of the first test that failed."""
+    limit: tuple[str, str] | None = None
+    """Of the first that ran into a limit."""
+
+    def fail(self, verdict: str, detail: str = "") -> None:
+        failure = (verdict, shorten(detail[:MAX_DETAIL_CHARS]))
+        self.failure = self.failure or failure
+        if verdict in LIMIT_KINDS:
+            self.limit = self.limit or failure
+
+
+class Trial:
+    """One program on its tests, within one allowance of CPU and wall time for all of them."""
+
+    def __init__(self, program: Program, limits: Limits, backend: str) -> None:
+        self.program, self.limits, self.backend = program, limits, backend
+        self.cpu_left, self.wall_left = limits.cpu_s, limits.wall_s
+        self.ended: tuple[str, str] | None = None
+        """Verdict and detail of an end after which there is no other run."""
+        self.broken = ""
+        """What failed on our side."""
+
+    def run(self, suite: Suite, stop_early: bool) -> Tally:
+        tally = Tally()
+        try:
+            for part in (self._calls, self._scripts, self._checks):
+                if not self.broken and not (stop_early and tally.failure):
+                    part(suite, tally, stop_early)
+        except NotPlain as problem:  # of a test's arguments: what a program returns is part of a reply
+            self.broken = f"tests: {problem}"
+        return tally
+
+    def _allowance(self, output_chars: int = 0) -> Limits | None:
+        """Limits for the next run; None where there is to be none."""
+        if self.ended is None and min(self.cpu_left, self.wall_left) <= 0:
+            self.ended = ("timeout", "the tests before took all the time")
+        if self.ended is not None:
+            return None
+        return Limits(
+            cpu_s=self.cpu_left,
+            wall_s=self.wall_left + FREE_WALL_S,
+            memory_mb=self.limits.memory_mb,
+            output_kb=max(self.limits.output_kb, output_chars * 4 // 1024 + 1),
+        )
+
+    def _account(self, run: Any) -> None:
+        """Pay for a run, and see whether it was the last."""
+        self.cpu_left -= run.cpu_s
+        self.wall_left -= max(0.0, run.wall_s - FREE_WALL_S)
+        if run.end == "infrastructure":
+            self.broken = f"jail: {run.detail or 'it failed'}"
+        elif run.end in LIMIT_WORDS:
+            self.ended = (LIMIT_WORDS[run.end], run.detail)
+        elif run.end == "load":
+            self.ended = (self._not_python() if run.detail.startswith(NOT_PYTHON) else "error", run.detail)
+
+    def _not_python(self) -> str:
+        return "unparsed" if self.program.fenced else "no_answer"
+
+    def _calls(self, suite: Suite, tally: Tally, stop_early: bool) -> None:
+        if not suite.calls:
+            return
+        limits = self._allowance()
+        if limits is None:
+            tally.fail(*self.ended or ("error", ""))
+            return
+        calls = [Call(callable_name(self.program.text, case.function), case.args, case.kwargs) for case in suite.calls]
+        run = run_calls(self.program.text, calls, limits, self.backend)
+        self._account(run)
+        for case, reply in zip(suite.calls, run.replies, strict=True):
+            if reply is None:
+                # An end that is none of the limits: the program has left, and its other tests have failed with it.
+                self.ended = self.ended or ("error", f"the program ended: {run.detail}")
+                tally.fail(*self.ended)
+            elif reply.raised == "NotPlain":
+                tally.fail("wrong", f"{called(case)} gave no plain value: {reply.detail}")
+            elif reply.raised:
+                word = "memory" if reply.raised == "MemoryError" else "error"
+                tally.fail(word, f"{called(case)} raised {reply.raised}: {reply.detail}")
+            elif any(holds(case.rule, reply.value, accepted, case.tolerance) for accepted in case.accepted or (None,)):
+                tally.passed += 1
+            else:
+                tally.fail("wrong", f"{called(case)} gave {shown(reply.value)}")
+
+    def _scripts(self, suite: Suite, tally: Tally, stop_early: bool) -> None:
+        for case in suite.scripts:
+            if self.broken or (stop_early and tally.failure):
+                return
+            limits = self._allowance(len(case.output))
+            if limits is None:
+                tally.fail(*self.ended or ("error", ""))
+                return
+            self._script(case, limits, tally)
+
+    def _script(self, case: StdinCase, limits: Limits, tally: Tally) -> None:
+        run = run_script(self.program.text, case.input, limits, self.backend)
+        self._account(run)
+        if self.ended is not None:
+            tally.fail(*self.ended)
+        elif run.status != 0:
+            last = (run.stderr.strip().splitlines() or [run.detail])[-1]
+            if last.startswith(NOT_PYTHON):
+                self.ended = (self._not_python(), last)
+            tally.fail(self.ended[0] if self.ended else "error", last)
+        elif same_output(run.stdout, case.output, case.tolerance):
+            tally.passed += 1
+        else:
+            tally.fail("wrong", f"it printed {shown(run.stdout)}")
+
+    def _checks(self, suite: Suite, tally: Tally, stop_early: bool) -> None:
+        if not suite.checks:
+            return
+        limits = self._allowance()
+        if limits is None:
+            tally.fail(*self.ended or ("error", ""))
+            return
+        code = [check.code for check in suite.checks]
+        run = run_checks(self.program.text, code, self._proxies(suite), suite.code.setup, limits, self.backend)
+        self._account(run)
+        for result in run.checks:
+            if result.passed is None:
+                self.broken = self.broken or f"tests: {result.detail}"
+            elif result.passed:
+                tally.passed += 1
+            elif self.ended is not None:
+                tally.fail(*self.ended)
+            else:
+                failed_assert = run.end == "finished" and result.detail.startswith("AssertionError")
+                tally.fail("wrong" if failed_assert else "error", result.detail or run.detail)
+
+    def _proxies(self, suite: Suite) -> list[str]:
+        """The names of the checks' proxies, each with the function of this program it stands for."""
+        proxies = []
+        for proxy in suite.code.proxies:
+            name, _, target = proxy.partition("=")
+            target = callable_name(self.program.text, target or name)
+            proxies.append(name if name == target else f"{name}={target}")
+        return proxies
+
+
+def called(case: CallCase) -> str:
+    arguments = [shown(value) for value in case.args] + [f"{name}={shown(value)}" for name, value in case.kwargs.items()]
+    return f"{case.function}({', '.join(arguments)})"
+
+
+# There is no `extract`: two programs that differ in a name or a space are one answer, so a majority of equal texts says
+# nothing, and what would be worth a vote, their outputs on inputs without a known result, is no part of a test row.
+code_tests.supervised = True  # type: ignore[attr-defined]
+code_tests.jailed = True  # type: ignore[attr-defined]
+code_tests.unusable = unusable  # type: ignore[attr-defined]
+code_tests.reads = ("completions", "tests", "prompts", "entry_point", "program_prefix", "prefilled")  # type: ignore[attr-defined]

@@ -1,0 +1,240 @@
+"""From the tests of a row, in any of the usual formats, to cases: calls, standard input, or trusted code.
+
+    read_tests('[{"call": "add", "args": [1, 2], "expected": 3}]')
+    read_tests(["assert add(1, 2) == 3", "assert abs(half(1) - 0.5) < 1e-6"])
+    read_tests({"visible": [...], "hidden": [...]})
+
+The tests are trusted and the program is not. So a test is taken apart as far as it goes: what can be a pair becomes
+one, whose expected half never enters the jail.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cohort.rewards.code_asserts import CallCase, CheckCase, TestCode, UnusableTests, read_code
+from cohort.rewards.code_compare import Rule, plain_problem
+from cohort.rewards.code_format import function_name
+
+MAX_STREAM_CHARS = 4_000_000
+"""Of one standard input or output: at four bytes a character, what a jail listens to before it calls a program a flood."""
+NO_CODE = TestCode()
+
+
+@dataclass(frozen=True)
+class StdinCase:
+    """Run the program on this standard input; it must print this output and end well."""
+
+    input: str
+    output: str
+    tolerance: float = 0.0
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The cases of one set of tests, by the way they are run."""
+
+    calls: tuple[CallCase, ...] = ()
+    scripts: tuple[StdinCase, ...] = ()
+    code: TestCode = NO_CODE
+    """Its checks alone: its pairs are among the calls."""
+
+    @property
+    def checks(self) -> tuple[CheckCase, ...]:
+        return self.code.checks
+
+    @property
+    def total(self) -> int:
+        return len(self.calls) + len(self.scripts) + len(self.checks)
+
+
+@dataclass(frozen=True)
+class Tests:
+    """What a row's reward is made of, and the tests that the prompt shows, where others decide."""
+
+    __test__ = False
+
+    scored: Suite
+    visible: Suite | None = None
+
+
+def read_tests(cell: Any, entry_point: str = "", prefix: str = "") -> Tests:
+    """The tests of one row. Raises UnusableTests where they cannot score any program."""
+    reader = SuiteReader(function_name(entry_point), prefix)
+    tests = unpacked(cell)
+    if isinstance(tests, Mapping) and not {"visible", "hidden"}.isdisjoint(tests):
+        allow(tests, ("visible", "hidden"))
+        visible, hidden = unpacked(tests.get("visible")), unpacked(tests.get("hidden"))
+        if is_empty(hidden):
+            return Tests(reader.suite(visible))
+        return Tests(reader.suite(hidden), None if is_empty(visible) else reader.suite(visible))
+    return Tests(reader.suite(tests))
+
+
+def unpacked(cell: Any) -> Any:
+    """A cell of JSON text as what it stands for; other text (test code) as it is."""
+    if isinstance(cell, str) and cell.lstrip().startswith(("[", "{")):
+        try:
+            return json.loads(cell)
+        except (ValueError, RecursionError) as problem:
+            raise UnusableTests(f"the tests begin like JSON and cannot be read as JSON ({problem})") from None
+    return cell
+
+
+def is_empty(tests: Any) -> bool:
+    return tests is None or (isinstance(tests, str | list | tuple | dict) and not tests)
+
+
+class SuiteReader:
+    """Reads one set of tests, in whatever format it is."""
+
+    def __init__(self, entry_point: str, prefix: str) -> None:
+        self.entry_point, self.prefix = entry_point, prefix
+
+    def suite(self, tests: Any) -> Suite:
+        setup = ""
+        if isinstance(tests, Mapping) and "tests" in tests:
+            allow(tests, ("tests", "setup"))
+            setup, tests = text_field(tests, "setup"), unpacked(tests["tests"])
+        if is_empty(tests):
+            raise UnusableTests("there are no tests")
+        if isinstance(tests, str | Mapping):
+            tests = [tests]
+        if not isinstance(tests, list | tuple):
+            raise UnusableTests(f"tests are a list, a dict, test code or JSON of these, not {type(tests).__name__}")
+        calls: list[CallCase] = []
+        scripts: list[StdinCase] = []
+        texts: list[str] = []
+        for item in map(unpacked, tests):
+            if isinstance(item, str):
+                texts.append(item)
+            elif isinstance(item, Mapping):
+                for case in self._cases(given(item)):
+                    calls.append(case) if isinstance(case, CallCase) else scripts.append(case)
+            else:
+                raise UnusableTests(f"a test is a dict or test code, not {type(item).__name__}")
+        code = NO_CODE
+        if texts:
+            code = read_code("\n".join(texts), entry_point=self.entry_point, prefix=self.prefix, setup=setup)
+        elif setup.strip():
+            raise UnusableTests("setup: only test code can use it, and there is none among the tests")
+        calls += code.calls
+        for case in calls:
+            check_call(case)
+        suite = Suite(tuple(calls), tuple(scripts), TestCode((), code.checks, code.setup, code.proxies))
+        if not suite.total:
+            raise UnusableTests("there are no tests")
+        return suite
+
+    def _cases(self, item: Mapping[str, Any]) -> list[CallCase | StdinCase]:
+        if isinstance(item.get("input"), list | tuple) and "inputs" not in item:
+            # A table turns a list of dicts into a dict of lists.
+            item = {{"input": "inputs", "output": "outputs"}.get(key, key): value for key, value in item.items()}
+        if "inputs" in item or "outputs" in item:
+            return self._columns(item)
+        if "input" in item or "output" in item:
+            allow(item, ("input", "output", "tolerance"))
+            return [StdinCase(stream(item, "input"), stream(item, "output"), tolerance_of(item))]
+        return [self._call(item)]
+
+    def _columns(self, item: Mapping[str, Any]) -> list[CallCase | StdinCase]:
+        """APPS: all inputs and all outputs side by side, with fn_name where a function is called."""
+        allow(item, ("inputs", "outputs", "fn_name", "tolerance"))
+        inputs, outputs = item.get("inputs"), item.get("outputs")
+        if not (isinstance(inputs, list | tuple) and isinstance(outputs, list | tuple)) or len(inputs) != len(outputs):
+            raise UnusableTests("inputs and outputs: two lists of the same length are expected")
+        tolerance = tolerance_of(item)
+        if "fn_name" not in item:
+            pairs = zip(inputs, outputs, strict=True)
+            return [StdinCase(stream_text(one, "inputs"), stream_text(other, "outputs"), tolerance) for one, other in pairs]
+        name = function_name(text_field(item, "fn_name"))
+        if not all(isinstance(args, list | tuple) for args in inputs):
+            raise UnusableTests("inputs: beside fn_name each is the list of the function's arguments")
+        # APPS writes the result 5 as [5] in most rows and as 5 in others: its own checker takes both.
+        wrapped = bool(outputs) and all(isinstance(output, list) and len(output) == 1 for output in outputs)
+        return [
+            CallCase(name, tuple(args), {}, (output[0], output) if wrapped else (output,), "json", tolerance)
+            for args, output in zip(inputs, outputs, strict=True)
+        ]
+
+    def _call(self, item: Mapping[str, Any]) -> CallCase:
+        allow(item, ("call", "args", "kwargs", "expected", "tolerance"))
+        name = function_name(text_field(item, "call") or self.entry_point)
+        args, kwargs = item.get("args", []), item.get("kwargs", {})
+        if not name:
+            raise UnusableTests("call: the name of the function is missing, in the test and as a column entry_point")
+        if "expected" not in item:
+            raise UnusableTests(f"expected: the test of {name} does not say what to expect")
+        if not isinstance(args, list | tuple):
+            raise UnusableTests(f"args: a list of arguments is expected, got {type(args).__name__}")
+        if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+            raise UnusableTests("kwargs: a dict of arguments by name is expected")
+        return CallCase(name, tuple(args), dict(kwargs), (item["expected"],), "strict", tolerance_of(item))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Fields
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def given(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields with a value. Tables fill the fields of other rows with None; only an expected None can be meant."""
+    kept = {key: value for key, value in item.items() if value is not None}
+    if "expected" in item and not {"input", "output", "inputs", "outputs"} & kept.keys():
+        kept["expected"] = item["expected"]
+    return kept
+
+
+def allow(item: Mapping[str, Any], known: Sequence[str]) -> None:
+    for key in item:
+        if key not in known:
+            raise UnusableTests(f"unknown field {key!r} in a test; the fields here are {', '.join(known)}")
+
+
+def text_field(item: Mapping[str, Any], name: str) -> str:
+    value = item.get(name)
+    if value is not None and not isinstance(value, str):
+        raise UnusableTests(f"{name}: text is expected, got {type(value).__name__}")
+    return value or ""
+
+
+def stream(item: Mapping[str, Any], name: str) -> str:
+    if name == "output" and name not in item:
+        raise UnusableTests("output: the test does not say what should be printed")
+    return stream_text(item.get(name, ""), name)
+
+
+def stream_text(value: Any, name: str) -> str:
+    if is_lines(value):
+        return "\n".join(value)
+    if not isinstance(value, str):
+        raise UnusableTests(f"{name}: text, or a list of lines, is expected, got {type(value).__name__}")
+    if len(value) > MAX_STREAM_CHARS:
+        raise UnusableTests(f"{name}: more than {MAX_STREAM_CHARS} characters; a program that prints so much is ended")
+    return value
+
+
+def is_lines(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(line, str) for line in value)
+
+
+def tolerance_of(item: Mapping[str, Any]) -> float:
+    value = item.get("tolerance", 0.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+        raise UnusableTests(f"tolerance: a number from 0 up is expected, got {value!r}")
+    return float(value)
+
+
+def check_call(case: CallCase) -> None:
+    if not case.function.isidentifier():
+        raise UnusableTests(f"call: {case.function!r} is not the name of a function")
+    for what, value in (("args", case.args), ("kwargs", dict(case.kwargs)), ("expected", case.accepted)):
+        if problem := plain_problem(value):
+            raise UnusableTests(f"{what} of {case.function}: {problem}")
+
+
+__all__ = ["CallCase", "CheckCase", "Rule", "StdinCase", "Suite", "Tests", "UnusableTests", "read_tests"]

@@ -1,0 +1,231 @@
+"""Does what a program gave equal what was expected? Plain values and standard output, compared on the host.
+
+Only exact built-in types take part, so no `__eq__` but Python's own ever runs here. The walk is a loop and not a
+recursion, follows the expected value, and compares lengths first: a program cannot make it deeper or longer than the
+test's author did. Differs from Python's `==` in that a bool is never a number (1 is not True, also as a key or inside
+a set) and that nan equals nan.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+import re
+from collections.abc import Collection, Iterable
+from itertools import chain
+from typing import Any, Literal
+
+Rule = Literal["strict", "value", "json", "truthy", "falsy"]
+"""How a returned value is held against the expected one.
+
+strict  the same type at every place: int is not float, list is not tuple, set is not frozenset
+value   as Python's ==: numbers by value, set like frozenset (the author of a test wrote ==)
+json    as value, and a tuple reads like a list (the expected value has been through JSON, which has no tuples)
+truthy  the author wrote `assert f(x)`: anything but None, False, zero and what is empty
+falsy   the author wrote `assert not f(x)`
+"""
+
+MAX_DEPTH = 90
+MAX_NODES = 1_000_000
+"""Nesting and number of values in a test's arguments and expected value: a little less than the jail's pipe carries."""
+MAX_KEY_DEPTH = 20
+"""Nesting of a tuple or frozenset that is a key or a member: their hashes are recursive."""
+
+NUMBERS = (int, float, complex)
+SCALARS = (bool, int, float, complex, str, bytes)
+LISTS = (list, tuple)
+SETS = (set, frozenset)
+DIGITS_AND_POINT = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?")
+MAX_NUMBER_CHARS = 400
+
+
+class TooDeep(ValueError):
+    """A key or a member of a set that is nested deeper than MAX_KEY_DEPTH."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def holds(rule: Rule, value: Any, expected: Any = None, tolerance: float = 0.0) -> bool:
+    """Whether a returned plain value satisfies a test."""
+    if rule in ("truthy", "falsy"):
+        return is_plain_type(value) and bool(value) is (rule == "truthy")
+    return same_value(value, expected, rule, tolerance)
+
+
+def same_value(value: Any, expected: Any, rule: Rule = "strict", tolerance: float = 0.0) -> bool:
+    """Whether two plain values are equal under `rule`; floats may differ by tolerance * max(1, |expected|)."""
+    pending = [(value, expected)]
+    visited = 0
+    while pending:
+        left, right = pending.pop()
+        visited += 1
+        if visited > MAX_NODES or not same_family(type(left), type(right), rule):
+            return False
+        if isinstance(right, LISTS):
+            if len(left) != len(right):
+                return False
+            pending.extend(zip(left, right, strict=True))
+        elif isinstance(right, SETS):
+            if not same_members(left, right, rule):
+                return False
+        elif isinstance(right, dict):
+            pairs = paired_values(left, right, rule)
+            if pairs is None:
+                return False
+            pending.extend(pairs)
+        elif not same_scalar(left, right, tolerance):
+            return False
+    return True
+
+
+def same_family(left: type, right: type, rule: Rule) -> bool:
+    """Whether values of these types can be equal at all. What is no plain type equals nothing."""
+    if not (right in SCALARS or right in LISTS or right in SETS or right in (dict, type(None))):
+        return False
+    if left is right:
+        return True
+    if rule == "strict":
+        return False
+    if (left in NUMBERS and right in NUMBERS) or (left in SETS and right in SETS):
+        return True
+    return rule == "json" and left in LISTS and right in LISTS
+
+
+def same_scalar(left: Any, right: Any, tolerance: float) -> bool:
+    if left == right or (left != left and right != right):
+        return True
+    if not tolerance or type(left) not in NUMBERS or type(right) not in NUMBERS or float not in (type(left), type(right)):
+        return False
+    try:
+        return cmath.isfinite(left) and cmath.isfinite(right) and bool(abs(left - right) <= tolerance * max(1.0, abs(right)))
+    except OverflowError:  # an integer beyond the floats
+        return False
+
+
+def same_members(left: Iterable[Any], right: Iterable[Any], rule: Rule) -> bool:
+    left, right = list(left), list(right)
+    if len(left) != len(right):
+        return False
+    try:
+        return {key_of(item, rule) for item in left} == {key_of(item, rule) for item in right}
+    except TooDeep:
+        return False
+
+
+def paired_values(left: dict[Any, Any], right: dict[Any, Any], rule: Rule) -> list[tuple[Any, Any]] | None:
+    """The values of equal keys side by side; None where the keys differ."""
+    if len(left) != len(right):
+        return None
+    try:
+        found = {key_of(key, rule): item for key, item in left.items()}
+        wanted = {key_of(key, rule): item for key, item in right.items()}
+    except TooDeep:
+        return None
+    if found.keys() != wanted.keys() or len(found) != len(left):
+        return None
+    return [(found[key], item) for key, item in wanted.items()]
+
+
+def key_of(item: Any, rule: Rule, depth: int = 0) -> Any:
+    """A hashable stand-in for a key or member, equal for two of them exactly where the rule calls them equal."""
+    if depth > MAX_KEY_DEPTH:
+        raise TooDeep
+    kind = type(item)
+    if kind in NUMBERS:
+        name = kind.__name__ if rule == "strict" else "number"
+        return (name, "nan") if item != item else (name, item)
+    if kind is tuple:
+        return ("tuple", tuple(key_of(part, rule, depth + 1) for part in item))
+    if kind is frozenset:
+        return ("frozenset", frozenset(key_of(part, rule, depth + 1) for part in item))
+    if item is None or kind in SCALARS:
+        return (kind.__name__, item)
+    raise TooDeep
+
+
+def is_plain_type(value: Any) -> bool:
+    kind = type(value)
+    return value is None or kind in SCALARS or kind in LISTS or kind in SETS or kind is dict
+
+
+def plain_problem(value: Any) -> str:
+    """Why a value of a test cannot be carried to the jail or compared; empty if it can."""
+    level: list[Any] = [value]
+    visited = depth = 0
+    while level:
+        visited += len(level)
+        if depth > MAX_DEPTH:
+            return f"it is nested deeper than {MAX_DEPTH}, or contains itself"
+        if visited > MAX_NODES:
+            return f"it holds more than {MAX_NODES} values"
+        below: list[Collection[Any]] = []
+        for item in level:
+            if not is_plain_type(item):
+                return (
+                    f"a value of type {type(item).__name__} is not plain data (None, bool, int, float, complex, str, bytes, "
+                    "list, tuple, set, frozenset, dict)"
+                )
+            if isinstance(item, dict):
+                below += [item.keys(), item.values()]
+            elif isinstance(item, LISTS + SETS):
+                below.append(item)
+        keys = [part for item in level if isinstance(item, (*SETS, dict)) for part in item]
+        try:
+            for key in keys:
+                key_of(key, "strict")
+        except TooDeep:
+            return f"a key or a member of a set is nested deeper than {MAX_KEY_DEPTH}"
+        # Counted before it is copied: a structure that shares its parts can be exponentially longer than it looks.
+        if visited + sum(map(len, below)) > MAX_NODES:
+            return f"it holds more than {MAX_NODES} values"
+        level, depth = list(chain.from_iterable(below)), depth + 1
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Standard output
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def same_output(printed: str, expected: str, tolerance: float = 0.0) -> bool:
+    """Equal up to white space at the ends of lines and newlines at the end.
+
+    With a tolerance, words that are both decimal numbers may differ by tolerance * max(1, |expected|), and the white
+    space between words may differ too.
+    """
+    left, right = lines_of(printed), lines_of(expected)
+    if left == right:
+        return True
+    if not tolerance or len(left) != len(right):
+        return False
+    return all(same_words(one.split(), other.split(), tolerance) for one, other in zip(left, right, strict=True))
+
+
+def lines_of(text: str) -> list[str]:
+    """Only \\n ends a line: what other characters Python calls line breaks is for the program to get right."""
+    lines = [line.rstrip(" \t\r\f\v") for line in text.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def same_words(left: list[str], right: list[str], tolerance: float) -> bool:
+    return len(left) == len(right) and all(same_word(one, other, tolerance) for one, other in zip(left, right, strict=True))
+
+
+def same_word(left: str, right: str, tolerance: float) -> bool:
+    if left == right:
+        return True
+    found, wanted = number_in(left), number_in(right)
+    return found is not None and wanted is not None and abs(found - wanted) <= tolerance * max(1.0, abs(wanted))
+
+
+def number_in(word: str) -> float | None:
+    """A finite decimal number, or None: "nan", "inf" and "1_000" are words."""
+    if len(word) > MAX_NUMBER_CHARS or not word.isascii() or not DIGITS_AND_POINT.fullmatch(word):
+        return None
+    number = float(word)
+    return number if math.isfinite(number) else None

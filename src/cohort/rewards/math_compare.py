@@ -1,0 +1,392 @@
+r"""Is one answer the same as another? Rules about shapes; single expressions are left to a judge.
+
+There are two judges: `Quick`, for the trainer, knows exact rational numbers and equal trees and leaves the rest open; the one
+of cohort.rewards.math_symbolic, in a jailed worker, decides the rest. Each question has three answers: yes, no, and None for
+open. The rules are written down with examples in docs/math-rewards.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from typing import Protocol
+
+from cohort.rewards.math_shape import Group, Relation, Shape, Value, Words, name_of_part
+from cohort.rewards.math_tree import ANGLES, Node, exact, has, symbols
+
+Verdict = bool | None
+
+INEQUALITIES = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+"""Each with its mirror image."""
+INFINITY = Value(r"\infty", Node("constant", name="infty"))
+MINUS_INFINITY = Value(r"-\infty", Node("negate", (Node("constant", name="infty"),)))
+
+
+class Judge(Protocol):
+    tolerance: Fraction
+
+    def values(self, found: Value, gold: Value, tolerance: Fraction) -> Verdict:
+        """Whether two expressions are the same number, or the same function of their variables."""
+
+    def relations(self, found: tuple[Node, Node], gold: tuple[Node, Node], directed: bool) -> Verdict:
+        """Whether left - right is a constant multiple of the other one's; directed: a positive multiple."""
+
+
+class Quick:
+    """Exact rational numbers and equal trees. Remembers what it could not read, and on which side."""
+
+    def __init__(self, tolerance: Fraction = Fraction(0)) -> None:
+        self.tolerance = tolerance
+        self.unread = self.gold_unread = ""
+
+    def values(self, found: Value, gold: Value, tolerance: Fraction) -> Verdict:
+        if found.node is None or gold.node is None:
+            return self.unknown(found, gold)
+        if found.node == gold.node:
+            return True
+        numbers = exact(found.node), exact(gold.node)
+        if numbers[0] is not None and numbers[1] is not None:
+            return abs(numbers[0] - numbers[1]) <= tolerance
+        return None
+
+    def unknown(self, found: Value, gold: Value) -> Verdict:
+        if found.text == gold.text and found.unit == gold.unit:
+            return True
+        if gold.refused:
+            self.gold_unread = gold.refused
+            return False
+        if found.refused:
+            self.unread = found.refused
+            return False
+        return None
+
+    def relations(self, found: tuple[Node, Node], gold: tuple[Node, Node], directed: bool) -> Verdict:
+        return True if found == gold else None
+
+
+def same(found: Shape, gold: Shape, judge: Judge) -> Verdict:
+    """Whether `found` is the answer `gold`. Not symmetric: the gold answer says what was asked for."""
+    if isinstance(gold, Group) and gold.grouped is not None:
+        return any_of([same(found, gold.grouped, judge), same(found, Group("", gold.items), judge)])
+    if isinstance(found, Group) and found.grouped is not None:
+        return same(found.grouped if isinstance(gold, Value) else Group("", found.items), gold, judge)
+    if isinstance(found, Group) and found.kind == "choice" and not (isinstance(gold, Group) and gold.kind == "choice"):
+        return same(found.items[0] if letter_of(gold) else found.items[1], gold, judge)
+    if letter_of(found) and letter_of(gold):
+        return same_letter(found, gold)
+    if isinstance(gold, Group) and gold.kind == "choice":
+        return all_of(
+            [same(found.items[0] if isinstance(found, Group) and found.kind == "choice" else found, gold.items[0], judge)]
+        )
+    if isinstance(found, Relation) or isinstance(gold, Relation):
+        return same_relation(found, gold, judge)
+    if isinstance(found, Words) or isinstance(gold, Words):
+        return isinstance(found, Words) and isinstance(gold, Words) and bool(gold.text) and found.text == gold.text
+    if isinstance(found, Value) and isinstance(gold, Value):
+        if found.unit and gold.unit and found.unit != gold.unit:
+            return False
+        return judge.values(found, gold, judge.tolerance)
+    return same_group(found, gold, judge)
+
+
+def all_of(verdicts: Iterable[Verdict]) -> Verdict:
+    result: Verdict = True
+    for verdict in verdicts:
+        if verdict is False:
+            return False
+        result = None if verdict is None else result
+    return result
+
+
+def any_of(verdicts: Iterable[Verdict]) -> Verdict:
+    result: Verdict = False
+    for verdict in verdicts:
+        if verdict is True:
+            return True
+        result = None if verdict is None else result
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Letters
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def letter_of(shape: Shape) -> str:
+    """The letter that an answer is, "" if it is none."""
+    if isinstance(shape, Words):
+        return shape.text if shape.label else ""
+    if isinstance(shape, Value) and shape.node is not None and shape.node.op in ("symbol", "constant") and not shape.unit:
+        return shape.node.name if len(shape.node.name) == 1 else ""
+    return ""
+
+
+def same_letter(found: Shape, gold: Shape) -> bool:
+    """A letter marked as a choice, (A), has no case; a bare one may be a variable, and X is not x."""
+    left, right = letter_of(found), letter_of(gold)
+    return left == right or (isinstance(gold, Words) and left.casefold() == right.casefold())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Groups
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def same_group(found: Shape, gold: Shape, judge: Judge) -> Verdict:
+    if not isinstance(found, Group) or not isinstance(gold, Group):
+        return same_single(found, gold, judge)
+    if found.kind == gold.kind:
+        if found.kind in ("{}", "", "cup"):
+            return same_items(found, gold, judge)
+        return in_order(found.items, gold.items, judge)
+    kinds = {found.kind, gold.kind}
+    if kinds == {"{}", ""}:
+        return same_items(found, gold, judge)
+    if kinds == {"()", ""}:
+        return tuple_and_list(found, gold, judge)
+    return False
+
+
+def in_order(found: Sequence[Shape], gold: Sequence[Shape], judge: Judge) -> Verdict:
+    if len(found) != len(gold):
+        return False
+    return all_of(same(left, right, judge) for left, right in zip(found, gold, strict=True))
+
+
+def same_items(found: Group, gold: Group, judge: Judge) -> Verdict:
+    """The same members in any order. In braces a member written twice counts once; in a bare list it counts twice."""
+    table = [[same(left, right, judge) for right in gold.items] for left in found.items]
+    if found.kind == "{}" or gold.kind == "{}":
+        columns = list(zip(*table, strict=True)) if table else [()] * len(gold.items)
+        return all_of([any_of(line) for line in [*table, *columns]])
+    if len(found.items) != len(gold.items):
+        return False
+    certain, possible = paired(table, (True,)), paired(table, (True, None))
+    return True if certain else (None if possible else False)
+
+
+def paired(table: list[list[Verdict]], accepted: tuple[Verdict, ...]) -> bool:
+    """Whether each line finds a column of its own (augmenting paths)."""
+    owner: dict[int, int] = {}
+
+    def place(line: int, tried: set[int]) -> bool:
+        for column, verdict in enumerate(table[line]):
+            if verdict in accepted and column not in tried:
+                tried.add(column)
+                if column not in owner or place(owner[column], tried):
+                    owner[column] = line
+                    return True
+        return False
+
+    return all(place(line, set()) for line in range(len(table)))
+
+
+def tuple_and_list(found: Group, gold: Group, judge: Judge) -> Verdict:
+    """1, 2, 3 for (1, 2, 3) in that order. A pair in parentheses may be an interval, which "1, 2" is not."""
+    names = [
+        name_of_part(item.parts[0]) if isinstance(item, Relation) else None for group in (found, gold) for item in group.items
+    ]
+    if any(names):  # x = 1, y = 2 for (1, 2)
+        return in_order(unnamed(found), unnamed(gold), judge)
+    if gold.kind == "()" and len(gold.items) == 2:
+        return False
+    return in_order(found.items, gold.items, judge)
+
+
+def unnamed(group: Group) -> Sequence[Shape]:
+    """The values of x = 1, y = 2 where the names are in their usual order; else nothing that could match."""
+    names = [name_of_part(item.parts[0]) if isinstance(item, Relation) else None for item in group.items]
+    known = [name for name in names if name is not None]
+    if not known:
+        return group.items
+    if len(known) < len(names) or known != sorted(set(known)):
+        return ()
+    return [item.parts[-1] for item in group.items if isinstance(item, Relation)]
+
+
+def same_single(found: Shape, gold: Shape, judge: Judge) -> Verdict:
+    """A group against a single value: a set of one member, or a ratio of two."""
+    for group, other, found_first in ((found, gold, True), (gold, found, False)):
+        if not isinstance(group, Group) or isinstance(other, Group):
+            continue
+        inner: Shape | None = None
+        if group.kind == "{}" and len(group.items) == 1:
+            inner = group.items[0]
+        if group.kind == ":" and len(group.items) == 2:
+            inner = quotient(group.items[0], group.items[1])
+        if inner is not None:
+            return same(inner, other, judge) if found_first else same(other, inner, judge)
+    return False
+
+
+def quotient(top: Shape, bottom: Shape) -> Shape | None:
+    if isinstance(top, Value) and isinstance(bottom, Value) and top.node is not None and bottom.node is not None:
+        return Value(rf"\frac{{{top.text}}}{{{bottom.text}}}", Node("divide", (top.node, bottom.node)))
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Relations
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def same_relation(found: Shape, gold: Shape, judge: Judge) -> Verdict:
+    if isinstance(found, Relation) and "~" in found.ops:
+        return same_rounded(found, gold, judge)
+    if isinstance(gold, Relation) and "~" in gold.ops:
+        place = gold.ops.index("~")
+        sides = [gold.parts[-1], shortened(gold, place) if place or name_of_part(gold.parts[0]) is None else gold.parts[-1]]
+        return any_of([same(found, side, judge) for side in sides])
+    if isinstance(found, Relation) and isinstance(gold, Relation):
+        return two_relations(found, gold, judge)
+    if isinstance(gold, Relation):
+        wanted = interval_of(gold) if isinstance(found, Group) else None
+        wanted = wanted or value_of(gold, strict=True)
+        return False if wanted is None else same(found, wanted, judge)
+    assert isinstance(found, Relation)
+    given = interval_of(found) if isinstance(gold, Group) or set(found.ops) - {"=", "in"} else None
+    given = given or value_of(found, strict=False)
+    return False if given is None else same(given, gold, judge)
+
+
+def shortened(relation: Relation, place: int) -> Shape:
+    return relation.parts[0] if place == 0 else Relation(relation.parts[: place + 1], relation.ops[:place])
+
+
+def same_rounded(found: Relation, gold: Shape, judge: Judge) -> Verdict:
+    r"""sqrt(2) \approx 1.41 says sqrt(2); for the gold 1.41 it counts if 1.41 is what sqrt(2) rounds to."""
+    place = found.ops.index("~")
+    tail = found.parts[-1]
+    if place == 0 and is_quantity(found.parts[0]) and has_symbols(found.parts[0]):
+        return same(tail, gold, judge)
+    head = shortened(found, place)
+    exactly = same(head, gold, judge)
+    if exactly is True:
+        return True
+    precise = value_of(head, strict=False) if isinstance(head, Relation) else head
+    wanted = value_of(gold, strict=True) if isinstance(gold, Relation) else gold
+    if not (isinstance(precise, Value) and isinstance(tail, Value) and isinstance(wanted, Value)):
+        return exactly
+    half_a_place = Fraction(1, 2 * 10 ** min(len(tail.text.partition(".")[2]), 50))
+    return any_of([exactly, all_of([same(tail, wanted, judge), judge.values(precise, tail, half_a_place)])])
+
+
+def value_of(relation: Relation, strict: bool) -> Shape | None:
+    """5 of "x = 5", of "x = 2 + 3 = 5" and of "5 = x"; None where the relation is the answer.
+
+    strict, for golds: only a name may stand on the left. A completion may also name a quantity there, x + y = 7.
+    """
+    if set(relation.ops) == {"in"}:
+        return relation.parts[-1]
+    if set(relation.ops) != {"="}:
+        return None
+    first, last = relation.parts[0], relation.parts[-1]
+    if len(relation.parts) > 2:
+        before = relation.parts[-2]
+        return before if name_of_part(last) is not None and not has_symbols(before) else last
+    if name_of_part(first) is not None:
+        return last
+    if name_of_part(last) is not None and not has_symbols(first):
+        return first
+    return last if not strict and is_quantity(first) else None
+
+
+def has_symbols(shape: Shape) -> bool:
+    return not isinstance(shape, Value) or shape.node is None or bool(symbols(shape.node))
+
+
+def is_quantity(shape: Shape) -> bool:
+    """Whether the left side names what was asked for: x, f(2), sin A, x + y, 2^10. But 2x = 4 and x^2 = 4 are equations for x."""
+    if name_of_part(shape) is not None or not isinstance(shape, Value):
+        return True
+    if shape.node is None:  # \angle ABC
+        return True
+    if is_call(shape.text):
+        return True
+    named = [op for op in (*ANGLES, "absolute", "log", "ln") if has(shape.node, op)]
+    return bool(named) or len(symbols(shape.node)) != 1
+
+
+def is_call(text: str) -> bool:
+    squeezed = "".join(text.split())
+    return (
+        len(squeezed) > 3 and squeezed[0].isalpha() and squeezed[1] == "(" and squeezed[-1] == ")" and squeezed.count("(") == 1
+    )
+
+
+def two_relations(found: Relation, gold: Relation, judge: Judge) -> Verdict:
+    if found.ops == gold.ops and found.parts == gold.parts:
+        return True
+    left, right = interval_of(found), interval_of(gold)
+    if left is not None and right is not None:
+        return variable_of(found) == variable_of(gold) and same(left, right, judge)
+    if set(found.ops) == set(gold.ops) == {"="}:
+        return two_equations(found, gold, judge)
+    if len(found.ops) == len(gold.ops) == 1 and found.ops[0] in INEQUALITIES and gold.ops[0] in INEQUALITIES:
+        pair, wanted = sides(found), sides(gold)
+        if found.ops[0] == INEQUALITIES[gold.ops[0]] and pair is not None:
+            pair = (pair[1], pair[0])
+        elif found.ops[0] != gold.ops[0]:
+            return False
+        return False if pair is None or wanted is None else judge.relations(pair, wanted, directed=True)
+    if found.ops == gold.ops:
+        return in_order(found.parts, gold.parts, judge)
+    return False
+
+
+def two_equations(found: Relation, gold: Relation, judge: Judge) -> Verdict:
+    """The same name on the left: the right sides decide. Otherwise the equations themselves, up to a constant factor."""
+    names = name_of_part(found.parts[0]), name_of_part(gold.parts[0])
+    if names[0] is not None and names[0] == names[1]:
+        return same(found.parts[-1], gold.parts[-1], judge)
+    pair, wanted = sides(found), sides(gold)
+    if pair is None or wanted is None:
+        return in_order(found.parts, gold.parts, judge) if len(found.parts) == len(gold.parts) else False
+    if symbols(Node("add", pair)) != symbols(Node("add", wanted)):
+        return False
+    return judge.relations(pair, wanted, directed=False)
+
+
+def sides(relation: Relation) -> tuple[Node, Node] | None:
+    first, last = relation.parts[0], relation.parts[-1]
+    if isinstance(first, Value) and isinstance(last, Value) and first.node is not None and last.node is not None:
+        return first.node, last.node
+    return None
+
+
+def variable_of(relation: Relation) -> str:
+    return next((name for part in relation.parts if (name := name_of_part(part)) is not None), "")
+
+
+def interval_of(relation: Relation) -> Shape | None:
+    """1 < x <= 2 as (1, 2], x >= 3 as [3, oo), x != 2 as a union; None where it is no condition on one variable."""
+    parts, ops = relation.parts, relation.ops
+    if ops == ("!=",) and name_of_part(parts[0]) is not None:
+        return Group("cup", (Group("()", (MINUS_INFINITY, parts[1])), Group("()", (parts[1], INFINITY))))
+    if not set(ops) <= set(INEQUALITIES):
+        return None
+    if ops[0] in (">", ">="):
+        parts, ops = parts[::-1], tuple(INEQUALITIES[op] for op in ops[::-1])
+    if set(ops) - {"<", "<="}:
+        return None
+    brackets = {"<": "()", "<=": "[]"}
+    if len(ops) == 1 and name_of_part(parts[0]) is not None:
+        return Group("(" + brackets[ops[0]][1], (MINUS_INFINITY, parts[1]))
+    if len(ops) == 1 and name_of_part(parts[1]) is not None:
+        return Group(brackets[ops[0]][0] + ")", (parts[0], INFINITY))
+    if len(ops) == 2 and name_of_part(parts[1]) is not None:
+        return Group(brackets[ops[0]][0] + brackets[ops[1]][1], (parts[0], parts[2]))
+    return None
+
+
+def leaves(shape: Shape) -> Iterator[Value]:
+    """The expressions that a gold answer is compared by."""
+    if isinstance(shape, Value):
+        yield shape
+    elif isinstance(shape, Group):
+        for item in shape.items:
+            yield from leaves(item)
+    elif isinstance(shape, Relation):
+        value = value_of(shape, strict=True)
+        for part in shape.parts if value is None else (value,):
+            yield from leaves(part)

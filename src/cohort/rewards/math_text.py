@@ -1,0 +1,194 @@
+r"""One spelling for what is only typography in a final answer, and its tokens. Nothing here knows what an answer means.
+
+Two forms are made. `normalise` gives a text to compare letter by letter; `tokens_of` gives tokens for cohort.rewards.math_shape
+and keeps what matters there: which letters were \text{}, and where spaces were (in "100, 200" the comma separates, in "100,200"
+it may group digits). Every pattern is linear, and texts are cut to MAX_ANSWER_CHARS before they come here.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+
+MAX_ANSWER_CHARS = 1000
+"""A longer answer is compared as it stands: it is not read."""
+MAX_TOKENS = 600
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Characters
+# ---------------------------------------------------------------------------------------------------------------------
+
+MINUS = dict.fromkeys("−–—‐‑‒﹣－", "-")
+SPACE = dict.fromkeys("\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000\t\n\r\f\v", " ")
+WIDE = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F) if chr(code) not in MINUS}
+"""Full-width forms. NFKC would do it too, and would turn 5² into 52."""
+CHARACTERS = str.maketrans({**WIDE, **MINUS, **SPACE})
+
+SYMBOLS = {
+    "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ", "∙": r"\cdot ", "∗": "*", "÷": "/", "∕": "/", "⁄": "/", "∶": ":",
+    "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∪": r"\cup ",
+    "∞": r"\infty ", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "φ": r"\phi ",
+    "√": r"\sqrt ", "±": r"\pm ", "∅": r"\emptyset ", "°": r"^\circ ", "ℝ": r"\mathbb{R}", "…": r"\ldots ", "′": "'",
+}  # fmt: skip
+SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
+SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+RAISED = re.compile(f"[{''.join(SUPERSCRIPTS)}]+")
+LOWERED = re.compile(f"[{''.join(SUBSCRIPTS)}]+")
+
+
+def plain_characters(text: str) -> str:
+    """Digits of all scripts as 0-9, every kind of minus and space as one, nothing invisible. 5² stays what it is."""
+    if text.isascii():
+        return text.translate(CHARACTERS)
+    return "".join(map(plain_character, text.translate(CHARACTERS)))
+
+
+def plain_character(character: str) -> str:
+    if character.isascii():
+        return character
+    if character.isdecimal():
+        return str(unicodedata.decimal(character))
+    category = unicodedata.category(character)
+    # Cf: zero-width and direction marks; Mn would be accents, which make another letter; FE00-FE0F choose a glyph.
+    if category == "Cf" or "\ufe00" <= character <= "\ufe0f":
+        return ""
+    if "\U0001d400" <= character <= "\U0001d7ff":  # letters of mathematical alphabets
+        return unicodedata.normalize("NFKC", character)
+    return character
+
+
+def spelled_symbols(text: str) -> str:
+    r"""Mathematical characters as the LaTeX for them: x² as x^{2}, ½ as \frac{1}{2}, π as \pi."""
+    if text.isascii():
+        return text
+    text = RAISED.sub(lambda found: "^{" + "".join(SUPERSCRIPTS[c] for c in found.group()) + "}", text)
+    text = LOWERED.sub(lambda found: "_{" + "".join(SUBSCRIPTS[c] for c in found.group()) + "}", text)
+    return "".join(SYMBOLS.get(c) or vulgar_fraction(c) for c in text)
+
+
+def vulgar_fraction(character: str) -> str:
+    if "¼" <= character <= "¾" or "⅐" <= character <= "⅞":
+        top, _, bottom = unicodedata.normalize("NFKC", character).partition("⁄")
+        return rf"\frac{{{top}}}{{{bottom}}}"
+    return character
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Text compared letter by letter
+# ---------------------------------------------------------------------------------------------------------------------
+
+REPLACEMENTS = (
+    (re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\!|\\[()\[\]]|\\?\$"), ""),
+    (re.compile(r"\\[,;: ]|~|\\q?quad(?![A-Za-z])"), " "),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\\(?:text|textbf|textrm|textit|mathrm|mathbf|mbox)[ ]?\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\%"), "%"),
+    (re.compile(r"[ ]+"), " "),
+)
+LOOSE_SPACE = re.compile(r"(?<![\w.,;])[ ]|[ ](?![\w.])")
+
+
+def normalise(text: str) -> str:
+    """One spelling for what is only typography. Superscripts stay what they are: 5² is not 52."""
+    text = plain_characters(text)
+    for pattern, replacement in REPLACEMENTS:
+        text = pattern.sub(replacement, text)
+    text = text.strip(" *`").removesuffix(".").strip(" *`")
+    # A space between two words or numbers separates them ("4 5" is not 45), and so does one after a comma ("1, 234" is not
+    # 1,234); any other is typography.
+    return LOOSE_SPACE.sub("", text)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tokens
+# ---------------------------------------------------------------------------------------------------------------------
+
+NUMBER, LETTERS, COMMAND, SIGN, TEXT = "number", "letters", "command", "sign", "text"
+
+
+@dataclass(frozen=True)
+class Token:
+    kind: str
+    text: str
+    spaced: bool = False
+    """A space stood before it."""
+
+
+DROPPED = re.compile(
+    r"(?<!\\)\\(?:left|right|middle|displaystyle|textstyle|limits|nolimits|[bB]ig{1,2}[lrm]?)(?![A-Za-z])"
+    r"|(?<!\\)\\!|(?<!\\)\\[()\[\]]|(?<!\\)\$"
+)
+GAPS = re.compile(r"(?<!\\)\\[,;:> ]|~|(?<!\\)\\q?quad(?![A-Za-z])|\\hspace\*?\{[^{}]*\}")
+ROW_GAP = re.compile(r"\\\\\[[^\[\]]{0,20}\]")
+r"""A double backslash ends a row of a matrix; \\[2pt] with more space below it."""
+SAME_COMMANDS = {
+    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "nicefrac": "frac", "sfrac": "frac", "dbinom": "binom", "tbinom": "binom",
+    "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge", "neq": "ne", "sim": "approx", "simeq": "approx",
+    "approxeq": "approx", "varnothing": "emptyset", "infin": "infty", "degree": "circ", "ast": "times", "lbrace": "{",
+    "rbrace": "}", "lvert": "vert", "rvert": "vert", "mid": "vert", "lbrack": "[", "rbrack": "]", "lt": "<", "gt": ">",
+    "colon": ":", "varphi": "phi", "varepsilon": "epsilon", "lg": "lg", "arccot": "arccot", "tg": "tan", "land": "and",
+    "wedge": "and", "lor": "or", "vee": "or", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots", "dotsb": "ldots",
+}  # fmt: skip
+TEXT_COMMANDS = ("text", "textbf", "textrm", "textit", "textsf", "texttt", "mbox", "mathrm", "mathbf", "mathit", "mathsf",
+                 "operatorname", "rm", "bf", "boldsymbol", "bm", "textnormal", "unit", "hbox", "emph")  # fmt: skip
+TOKEN = re.compile(
+    r"(?P<space>[ ]+)"
+    rf"|\\(?:{'|'.join(sorted(TEXT_COMMANDS, key=len, reverse=True))})[ ]?\{{(?P<text>[^{{}}]*)\}}"
+    r"|(?P<command>\\(?:[A-Za-z]+\*?|.))"
+    # Three digits behind every comma or space: thousands. Then plain decimals, and 2e-3 as computers write it.
+    r"|(?P<number>\d{1,3}(?:,\d{3})+(?!\d|,\d)(?:\.\d+)?|\d{1,3}(?:[ ]\d{3})+(?!\d|,\d)(?:\.\d+)?"
+    r"|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+(?![\d.]))?)"
+    r"|(?P<letters>[^\W\d_]+)"
+    r"|(?P<sign>.)"
+)
+DOLLARS = re.compile(r"^\s*(-?\s*)\$(?=\s*-?[\d.])([^$]*)$")
+LETTER_TIMES = re.compile(r"(?<=\d)[ ]?[xX][ ]?(?=10[ ]?\^)")
+"""3 x 10^5"""
+TIGHT_THOUSANDS = re.compile(r"(?<=\d)\{,\}(?=\d{3})")
+
+
+def tokens_of(text: str) -> list[Token] | None:
+    """The answer as tokens; None where it is too long to be meant."""
+    text = spelled_symbols(plain_characters(text))
+    text = DOLLARS.sub(r"\1\\$\2", text)  # a single dollar sign before a number is money, any other delimits mathematics
+    text = LETTER_TIMES.sub(r" \\times ", text)
+    text = ROW_GAP.sub(r"\\\\", text)
+    text = TIGHT_THOUSANDS.sub(",", GAPS.sub(" ", DROPPED.sub("", text)))
+    tokens: list[Token] = []
+    spaced = False
+    for match in TOKEN.finditer(text):
+        if match.lastgroup == "space" or match.lastgroup is None:
+            spaced = True
+            continue
+        tokens.append(token_of(match, spaced))
+        spaced = False
+        if len(tokens) > MAX_TOKENS:
+            return None
+    return tokens
+
+
+def token_of(match: re.Match[str], spaced: bool) -> Token:
+    kind, found = str(match.lastgroup), match.group(str(match.lastgroup))
+    if kind == "text":
+        # One letter in roman type is that letter (\mathrm{e}, \mathbf{v}); more are words.
+        word = found.strip()
+        if len(word) == 1 and word.isalpha() and not match.group().startswith((r"\text", r"\mbox", r"\hbox")):
+            return Token(LETTERS, word, spaced)
+        return Token(TEXT, " ".join(found.split()), spaced)
+    if kind == "command":
+        name = found[1:].removesuffix("*")
+        name = SAME_COMMANDS.get(name, name)
+        if name in ("and", "or"):
+            return Token(TEXT, name, spaced)
+        if name in ("<", ">", ":", "[", "]"):
+            return Token(SIGN, name, spaced)
+        if name in ("vert", "|"):
+            return Token(SIGN, "|", spaced)
+        if name == "%":
+            return Token(SIGN, "%", spaced)
+        return Token(COMMAND, name, spaced)
+    if kind == "letters" and found.lower() == "infinity":
+        return Token(COMMAND, "infty", spaced)
+    return Token(kind, found, spaced)

@@ -1,0 +1,73 @@
+"""The comparison of math_symbolic under watch: for tests and benchmarks that prove that no text runs code.
+
+The entry of a jailed pool of its own. Python's audit hooks report whatever would start a process, write a file, open a
+connection or load a library, and every piece of source text that is compiled; what is part of ordinary work (Math-Verify
+compiles arithmetic, Python reads modules) is left out by name, not by guess.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from cohort.rewards import math_symbolic
+
+FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "webbrowser.", "urllib.", "ftplib.", "smtplib.")
+HARMLESS = ("os.listdir", "os.scandir", "os.walk")
+"""Looking into a folder is how Python finds modules."""
+ARITHMETIC = re.compile(
+    r"[\s\d.+\-*/()\[\]{},'^=:]|Integer|Float|Rational|Symbol|Number|evaluate|False|True|Add|Mul|Pow|Function"
+)
+"""What parse_expr compiles for an arithmetic expression, and nothing else."""
+PREAMBLE = "from sympy import *"
+"""The first thing parse_expr compiles, whatever it is given."""
+
+events: list[str] = []
+watching = False
+
+
+def hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if not watching:
+        return
+    if event == "open":
+        path, mode, flags = (*arguments, None, None, None)[:3]
+        writes = (isinstance(mode, str) and set(mode) & set("wax+")) or (
+            isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
+        )
+        if writes:
+            events.append(f"open {path!r} for writing")
+    elif event == "compile":
+        source = arguments[0] if arguments else None
+        text = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
+        if isinstance(text, str) and text != PREAMBLE and ARITHMETIC.sub("", text):
+            events.append(f"compile {text[:200]!r}")
+    elif event.startswith(FORBIDDEN) and event not in HARMLESS:
+        events.append(event)
+
+
+@functools.cache
+def install() -> None:
+    """Hooks cannot be removed again: only where the watch is wanted."""
+    sys.addaudithook(hook)
+
+
+def compare(message: Mapping[str, Any]) -> dict[str, Any]:
+    """As math_symbolic.compare; with "raw", the text also goes straight to Math-Verify with everything it can read."""
+    global watching
+    install()
+    events.clear()
+    watching = True
+    try:
+        result = math_symbolic.compare(message)
+        if message.get("raw"):
+            with math_symbolic.cpu_share(float(message.get("cpu_s", 0.0))):
+                math_symbolic.math_verify.parse(str(message["raw"]), parsing_timeout=None)
+    except math_symbolic.OutOfTime:
+        result = {"verdict": "timeout", "detail": "Math-Verify alone"}
+    finally:
+        watching = False
+    return {**result, "events": list(events)}

@@ -1,0 +1,90 @@
+"""Words behind a number: units under one name each, scales that multiply, and words that are no unit at all."""
+
+from __future__ import annotations
+
+import re
+
+SCALES = {
+    "dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+}  # fmt: skip
+
+UNITS = {
+    "mm": "millimetre", "cm": "centimetre", "dm": "decimetre", "km": "kilometre", "metre": "metre", "in": "inch", "inches": "inch",
+    "ft": "foot", "feet": "foot", "yd": "yard", "mi": "mile", "mg": "milligram", "kg": "kilogram", "lb": "pound", "lbs": "pound",
+    "oz": "ounce", "ml": "millilitre", "mL": "millilitre", "hr": "hour", "hrs": "hour", "min": "minute", "mins": "minute",
+    "sec": "second", "secs": "second", "ms": "millisecond", "yr": "year", "yrs": "year", "mph": "mile/hour", "kmh": "kilometre/hour",
+    "kmph": "kilometre/hour", "rad": "radian", "deg": "degree", "usd": "dollar", "USD": "dollar", "eur": "euro", "EUR": "euro",
+    "bucks": "dollar", "kph": "kilometre/hour", "kPa": "kilopascal", "Hz": "hertz", "kHz": "kilohertz", "rpm": "rpm", "people": "person", "men": "man", "women": "woman", "children": "child",
+}  # fmt: skip
+"""Bare letters that are read as units behind a number (5 cm, 5cm). A single bare letter is a variable: 5 m is five times m."""
+
+LETTER_UNITS = {
+    "m": "metre", "g": "gram", "s": "second", "h": "hour", "l": "litre", "L": "litre", "N": "newton", "J": "joule", "W": "watt",
+    "V": "volt", "A": "ampere", "K": "kelvin", "C": "celsius", "F": "fahrenheit", "t": "tonne", "d": "day",
+}  # fmt: skip
+r"""Single letters are units in \text{} only."""
+
+NO_UNITS = frozenset({
+    "not", "is", "isn't", "are", "but", "if", "than", "more", "less", "fewer", "least", "most", "about", "nearly",
+    "approximately", "roughly", "except", "maybe", "perhaps", "possibly", "wrong", "or", "and", "to", "from", "with",
+    "without", "remainder", "plus", "minus", "half", "halve", "halves", "third", "quarter", "fourth", "fifth", "sixth",
+    "seventh", "eighth", "ninth", "tenth", "hundredth", "thousandth", "millionth", "squared", "cubed", "mod", "modulo",
+    "when", "where", "for", "each", "otherwise", "either", "neither", "instead", "false", "incorrect", "therefore", "so",
+    "because", "since", "then", "thus", "hence", "factorial", "times", "choose", "root", "over", "divided", "multiplied",
+    "point", "power", "reciprocal", "inverse", "negative", "positive", "double", "triple", "twice", "below", "above",
+    "under", "zero", "log", "hundred", "thousand", "million", "billion", "trillion", "dozen",
+})  # fmt: skip
+"""Behind a number these change its value, or are the beginning of a sentence."""
+
+WORD = re.compile(r"[^\W\d_]+|\^|[23](?!\d)|\d+|\S")
+POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3", "squared": "^2", "cubed": "^3"}
+MAX_WORDS = 4
+
+
+def unit_of(text: str, known: bool = False) -> str | None:
+    """One name for a unit ("sq. cm", "cm^2", "square centimeters"); None where it is none. known: only of the list UNITS."""
+    words = WORD.findall(text.strip(" .-"))
+    if not words:
+        return ""
+    if known:
+        return one_name(words[0]) if len(words) == 1 and words[0] in UNITS else None
+    names: list[str] = []
+    power = ""
+    for word in words:
+        lowered = word.lower()
+        if word == "^":
+            continue
+        if word in ("2", "3"):
+            if not names:
+                return None
+            names[-1] += "^" + word
+        elif lowered in POWERS:
+            power = POWERS[lowered]
+            if lowered in ("squared", "cubed") and names:
+                names[-1], power = names[-1] + power, ""
+        elif word == "/" or lowered == "per":
+            names.append("/")
+        elif word == ".":
+            continue
+        elif not word[0].isalpha() or lowered in NO_UNITS or lowered.removesuffix("s") in NO_UNITS:
+            return None
+        else:
+            names.append(one_name(word) + power)
+            power = ""
+    if power or len(names) > MAX_WORDS or not names:  # "5 squared" is 25
+        return None
+    return "".join(name if name == "/" else f" {name}" for name in names).replace("/ ", "/").strip()
+
+
+def one_name(word: str) -> str:
+    if word in UNITS:
+        return UNITS[word]
+    if word in LETTER_UNITS:
+        return LETTER_UNITS[word]
+    name = word.lower()
+    name = UNITS.get(name, name)
+    if name.endswith(("meter", "meters", "liter", "liters")):  # American spelling
+        name = re.sub(r"(met|lit)ers?$", r"\1re", name)
+    if len(name) > 3 and name.endswith("s") and not name.endswith("ss"):
+        name = name[:-1]
+    return UNITS.get(name, name)

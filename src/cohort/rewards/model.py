@@ -1,0 +1,531 @@
+"""A learned outcome reward: any transformers sequence-classification model, with its own tokenizer and chat template.
+
+    reward_model(completions=["4"], prompts=["2+2="], model="path or hub id")   ->   [0.73]
+
+It differs from the few lines one would write in four ways. The score of a completion does not depend on what it was
+batched with: rows are padded on the right, masked, and pooled at a token that is never padding, also where the model
+has no padding token. A long input loses the beginning of its prompt and never a token of the completion, and is counted.
+Control tokens that a completion spells out in letters ("<|im_end|>") are taken out, or it could close its own turn and
+write the user's applause. And nothing of the model is executed: safetensors only, no code from the hub.
+
+It runs in the trainer, beside the policy: the function is `supervised`, and torch is imported at the first call.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cohort.errors import ModelError, RewardError
+from cohort.rewards.call import OFFERED
+from cohort.rewards.text import text_of
+
+KINDS = {
+    "AutoModelForSequenceClassification": "sequence-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForCausalLM": "causal language",
+}
+TEMPLATES = ("auto", "chat", "plain", "pair")
+OVERLONG = ("cut", "refuse")
+OUTPUTS = ("score", "probability")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+NO_LIMIT = 10**9
+"""Tokenizers that know no longest input say a very large number."""
+NOWHERE = -1
+SEAM = "\ue000"
+"""Of the private use area: stands for a completion where a template is asked where it puts completions."""
+SHORTEST_CONTROL = 3
+"""Special tokens of fewer characters (an exclamation mark that serves as padding) are ordinary text in a completion."""
+REMEMBER_FAILURE_S = 60.0
+"""A model that could not be loaded is not tried again for every single completion of the step."""
+
+
+def reward_model(
+    completions: Sequence[Any],
+    prompts: Sequence[Any],
+    model: str,
+    revision: str = "",
+    device: str = "auto",
+    dtype: str = "auto",
+    template: str = "auto",
+    end_token: bool = False,
+    head: str | int = "auto",
+    output: str = "score",
+    max_tokens: int = 0,
+    overlong: str = "cut",
+    batch_tokens: int = 16384,
+    wall_s: float = 10.0,
+    log_metric: Callable[[str, float], None] | None = None,
+    log_verdict: Callable[..., None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """The model's score of each completion. None, and a fault of the verifier, where it cannot give one.
+
+    template   how prompt and completion become one input. auto: chat messages through the tokenizer's chat template, text
+               as it stands. chat: a text prompt is one user turn. plain: one text. pair: a pair of texts, as encoders take it.
+    end_token  end the input with the tokenizer's end token, for models that were trained to read there.
+    head       which label is the good one, by index or name; auto: the model has one label.
+    output     score: the logit of a single label, the log-odds of one label of several. probability: 0 to 1.
+    max_tokens longest input, prompt and completion together; 0: what the model can read. What is longer loses the beginning
+               of its prompt (overlong = "cut") or is left unscored ("refuse"); so is a completion that does not fit alone.
+    wall_s     seconds per completion: what is not scored when all of them together are over is left unscored.
+    """
+    from torch import no_grad
+
+    refuse_unknown("reward_model", reward_model, columns, len(completions))
+    check_choice("template", template, TEMPLATES)
+    check_choice("overlong", overlong, OVERLONG)
+    check_choice("output", output, OUTPUTS)
+    loaded = load_model("AutoModelForSequenceClassification", model, revision, device, dtype)
+    label = chosen_label(loaded, head, output)
+    limit = loaded.longest(max_tokens)
+    notes = Notes(log_metric, log_verdict)
+    rows: list[Encoded | None] = []
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        text, removed = without_special_tokens(text_of(completion), loaded.special_tokens)
+        notes.count("special_tokens", removed)
+        encoded = encode(loaded.tokenizer, prompt, text, template, end_token, limit)
+        rows.append(fitted(encoded, limit, overlong, row, notes))
+    scores: list[float | None] = [None] * len(rows)
+    with no_grad(), loaded.lock:
+        for members, inputs in batches(loaded, rows, batch_tokens, wall_s * len(rows)):
+            logits_BL = loaded.model(**inputs).logits.float()
+            for row, value in zip(members, label.values(logits_BL).tolist(), strict=True):
+                scores[row] = notes.finite(row, value)
+                notes.scored(row)
+    notes.finish(rows, scores, wall_s)
+    return scores
+
+
+reward_model.reads = ("completions", "prompts", "log_metric", "log_verdict")  # type: ignore[attr-defined]
+reward_model.supervised = True  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments and reports
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def refuse_unknown(name: str, function: Callable[..., Any], columns: Mapping[str, Any], count: int) -> None:
+    """A column is a list with one entry per completion; anything else is an argument that is spelled wrong."""
+    for key, value in columns.items():
+        if key in OFFERED or (isinstance(value, list | tuple) and len(value) == count):
+            continue
+        code = function.__code__
+        known = [known for known in code.co_varnames[: code.co_argcount] if known not in OFFERED]
+        close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]!r}?" if close else f". It takes {', '.join(known)}."
+        raise RewardError(f"{name}: no argument {key!r}, and no column of {count} values{hint}")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise RewardError(f"{name}: {value!r} is not one of {', '.join(choices)}.")
+
+
+@dataclass
+class Notes:
+    """What a call reports beside the scores: counts, and who is to blame for a completion without one."""
+
+    log_metric: Callable[[str, float], None] | None
+    log_verdict: Callable[..., None] | None
+    counts: dict[str, int] = field(default_factory=lambda: {"cut": 0, "refused": 0, "special_tokens": 0})
+    told: set[int] = field(default_factory=set)
+
+    def count(self, name: str, number: int = 1) -> None:
+        self.counts[name] = self.counts.get(name, 0) + number
+
+    def fault(self, row: int, detail: str) -> None:
+        self.told.add(row)
+        if self.log_verdict is not None:
+            self.log_verdict(row, "infrastructure", detail)
+
+    def finite(self, row: int, value: float) -> float | None:
+        if abs(value) < float("inf"):
+            return value
+        self.fault(row, f"the model's score is {value}, which is not a finite number")
+        return None
+
+    def scored(self, row: int) -> None:
+        """One more is done, which whoever waits for the step would like to know."""
+        if row not in self.told and self.log_verdict is not None:
+            self.log_verdict(row, "scored")
+
+    def finish(self, rows: Sequence[Encoded | None], scores: Sequence[Any], wall_s: float) -> None:
+        late = [row for row, score in enumerate(scores) if score is None and row not in self.told]
+        for row in late:
+            self.fault(
+                row,
+                f"not scored in time: {len(rows)} completions x {wall_s:g} s (timeout_s) are over. Raise timeout_s, or take a "
+                "smaller model, a faster device or larger batch_tokens.",
+            )
+        if self.log_metric is not None:
+            for name, number in self.counts.items():
+                self.log_metric(name, float(number))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loading
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in eval mode with its tokenizer. One thread at a time uses it."""
+
+    source: str
+    model: Any
+    tokenizer: Any
+    window: int
+    """The most tokens it can read; NO_LIMIT where it does not say."""
+    pad: int | None
+    """The padding token that the model pools by; None: it has none, and one is borrowed batch by batch."""
+    special_tokens: tuple[str, ...]
+    lock: threading.Lock
+
+    def longest(self, max_tokens: int) -> int:
+        if max_tokens < 0 or max_tokens > self.window:
+            raise RewardError(
+                f"max_tokens: {max_tokens} is not between 0 and {self.window}, the most tokens that {self.source!r} can read."
+            )
+        return max_tokens or self.window
+
+
+_lock = threading.Lock()
+_models: dict[tuple[str, ...], LoadedModel] = {}
+_failures: dict[tuple[str, ...], tuple[float, ModelError]] = {}
+
+
+def load_model(kind: str, source: str, revision: str, device: str, dtype: str) -> LoadedModel:
+    """The one copy of this model in this process. A second call, from whichever thread, waits for the first to load it."""
+    if not isinstance(source, str) or not source:
+        raise RewardError("model: give the folder or the hub id of the model.")
+    check_choice("dtype", dtype, DTYPES)
+    key = (kind, source, revision, device, dtype)
+    with _lock:
+        if key not in _models:
+            when, problem = _failures.get(key, (0.0, None))
+            if problem is not None and time.monotonic() - when < REMEMBER_FAILURE_S:
+                raise ModelError(str(problem))
+            try:
+                _models[key] = _load(*key)
+            except ModelError as failed:
+                _failures[key] = (time.monotonic(), failed)
+                raise
+        return _models[key]
+
+
+def _load(kind: str, source: str, revision: str, device_name: str, dtype_name: str) -> LoadedModel:
+    import torch
+    import transformers
+
+    from cohort.policy import hide_progress_bars
+
+    hide_progress_bars()
+    device = torch.device(device_name if device_name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and dtype_name in ("bfloat16", "float16"):
+        raise ModelError(f'dtype: {dtype_name} on a CPU is slow, and on some CPUs ends the process; use "float32".')
+    dtype: Any = getattr(torch, dtype_name) if dtype_name != "auto" else torch.float32 if device.type == "cpu" else "auto"
+    options: dict[str, Any] = {"trust_remote_code": False, **({"revision": revision} if revision else {})}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
+        model, report = getattr(transformers, kind).from_pretrained(
+            source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as problem:
+        first_line = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        raise ModelError(
+            f"model: cannot load {source!r} as a {KINDS[kind]} model ({first_line}). Give a folder written by save_pretrained "
+            "(safetensors), or a hub id that this machine can reach; models that bring code of their own are not run."
+        ) from problem
+    if report["missing_keys"]:
+        raise ModelError(
+            f"model: {source!r} lacks {', '.join(sorted(report['missing_keys'])[:3])}, which would be made up at random. "
+            f"Give a model that was trained as a {KINDS[kind]} model."
+        )
+    model = model.to(device).eval().requires_grad_(False)
+    keep_head_precise(model)
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    special = tuple(token for token in {*added, *tokenizer.all_special_tokens} if len(token) >= SHORTEST_CONTROL)
+    pad = model.config.get_text_config().pad_token_id
+    return LoadedModel(source, model, tokenizer, window_of(model, tokenizer), pad, special, threading.Lock())
+
+
+def keep_head_precise(model: Any) -> None:
+    """In bfloat16 two scores near 4 differ by 1/64 or not at all: the head of a half-precision model computes in float32."""
+    from torch import float32, nn
+
+    for name in ("score", "classifier"):
+        head = getattr(model, name, None)
+        if isinstance(head, nn.Linear) and head.weight.dtype.itemsize < float32.itemsize:
+            head.float()
+            head.register_forward_pre_hook(lambda _, arguments: (arguments[0].float(), *arguments[1:]))
+
+
+def window_of(model: Any, tokenizer: Any) -> int:
+    """What model and tokenizer agree to read. RoBERTa counts positions from after its padding token's."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            positions -= module.padding_idx + 1
+    return int(min(positions, tokenizer.model_max_length, NO_LIMIT))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Input
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One input of the model."""
+
+    token_ids: tuple[int, ...]
+    types: tuple[int, ...] | None = None
+    """token_type_ids, where the tokenizer has them."""
+    prompt: tuple[int, int] = (0, 0)
+    """First token of the prompt, and the first after it, special tokens left out: what may be cut."""
+    read_at: tuple[int, ...] = ()
+    """Tokens at which a process reward reads, step by step; NOWHERE for a step that the model cannot see."""
+
+    def without(self, excess: int) -> Encoded:
+        """The prompt without its first `excess` tokens."""
+        start, end = self.prompt
+        keep = [index for index in range(len(self.token_ids)) if not start <= index < start + excess]
+        return Encoded(
+            tuple(self.token_ids[index] for index in keep),
+            None if self.types is None else tuple(self.types[index] for index in keep),
+            (start, end - excess),
+            tuple(index if index == NOWHERE else index - excess for index in self.read_at),
+        )
+
+
+def encode(tokenizer: Any, prompt: Any, completion: str, template: str, end_token: bool, limit: int) -> Encoded:
+    """`limit`: where the prompt lies is looked up in a chat only if the input is longer."""
+    is_chat = not isinstance(prompt, str)
+    if template == "chat" or (template == "auto" and is_chat):
+        text = rendered_chat(tokenizer, prompt, completion)
+        found = tokenized(tokenizer, text, add_special_tokens=False)
+        first = int(found["input_ids"][:1] == [tokenizer.bos_token_id])
+        # The same conversation with another completion is the same text up to the completion. (Or a little further, where
+        # both begin alike: hence a character that no completion begins with.)
+        too_long = len(found["input_ids"]) + end_token > limit
+        seam = common_start(text, rendered_chat(tokenizer, prompt, SEAM)) if too_long else 0
+        prompt_span = (first, tokens_before(found, seam, first))
+    elif template == "pair":
+        found = tokenized(tokenizer, prompt_text(prompt), completion)
+        parts = found.sequence_ids(0) if tokenizer.is_fast else []
+        prompt_span = (parts.index(0), parts.index(0) + parts.count(0)) if 0 in parts else (0, 0)
+    else:
+        start = prompt_text(prompt)
+        found = tokenized(tokenizer, start + completion)
+        first = next((index for index, special in enumerate(found["special_tokens_mask"]) if not special), 0)
+        prompt_span = (first, tokens_before(found, len(start), first))
+    ids, types = list(found["input_ids"]), found.get("token_type_ids")
+    if end_token and (not ids or ids[-1] != tokenizer.eos_token_id):
+        if tokenizer.eos_token_id is None:
+            raise RewardError("end_token: the reward model's tokenizer has no end token; leave it at false.")
+        ids.append(tokenizer.eos_token_id)
+        types = None if types is None else [*types, types[-1] if types else 0]
+    return Encoded(tuple(ids), None if types is None else tuple(types), prompt_span)
+
+
+def tokenized(tokenizer: Any, *texts: str, **options: Any) -> Any:
+    """`verbose`: the length is our own concern."""
+    return tokenizer(
+        *texts, return_offsets_mapping=tokenizer.is_fast, return_special_tokens_mask=True, verbose=False, **options
+    )
+
+
+def tokens_before(found: Any, seam: int, first: int) -> int:
+    """Index of the first token from `first` on that reaches beyond `seam` characters."""
+    offsets = found.get("offset_mapping")
+    if offsets is None:
+        return first
+    return next((index for index in range(first, len(offsets)) if offsets[index][1] > seam), len(offsets))
+
+
+def common_start(one: str, other: str) -> int:
+    """Characters with which both begin."""
+    return next(
+        (index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
+    )
+
+
+def prompt_text(prompt: Any) -> str:
+    """A prompt as one text; of a chat, what its messages say."""
+    return prompt if isinstance(prompt, str) else "\n".join(text_of([message]) for message in prompt)
+
+
+def rendered_chat(tokenizer: Any, prompt: Any, completion: str) -> str:
+    """The whole conversation. A completion that goes on with an assistant's message belongs to that message."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
+    if messages and messages[-1].get("role") == "assistant":
+        messages[-1]["content"] = text_of(messages) + completion
+    else:
+        messages.append({"role": "assistant", "content": completion})
+    return rendered(tokenizer, messages)
+
+
+def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    if not tokenizer.chat_template:
+        raise RewardError(
+            "the prompts are chats (or template is chat), but the reward model's tokenizer has no chat template. For an outcome "
+            'reward use template = "pair" (an encoder that takes question and answer) or "plain" (one text); for a process '
+            "reward give text prompts."
+        )
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+    except Exception as problem:  # Templates raise whatever they like.
+        roles = ", ".join(str(message.get("role")) for message in messages)
+        raise RewardError(f"the reward model's chat template refuses the messages ({roles}): {problem}") from problem
+
+
+def without_special_tokens(text: str, special_tokens: Sequence[str], any_case: bool = False) -> tuple[str, int]:
+    """(the text without them, how many there were). One pass: what closes up to another one is met at its last character."""
+    tokens = [token.lower() if any_case else token for token in special_tokens]
+    if not any(token in (text.lower() if any_case else text) for token in tokens):
+        return text, 0
+    ending: dict[str, list[str]] = {}
+    for token in sorted(tokens, key=lambda token: (-len(token), token)):
+        ending.setdefault(token[-1], []).append(token)
+    kept: list[str] = []
+    compared: list[str] = []
+    removed = 0
+    for character in text:
+        kept.append(character)
+        compared.append(character.lower() if any_case else character)
+        for token in ending.get(compared[-1], ()):
+            if "".join(compared[-len(token) :]) == token:
+                del kept[-len(token) :], compared[-len(token) :]
+                removed += 1
+                break
+    return "".join(kept), removed
+
+
+def fitted(encoded: Encoded, limit: int, overlong: str, row: int, notes: Notes) -> Encoded | None:
+    """The input within the limit, or None where it cannot be: then the row is unscored."""
+    length, (start, end) = len(encoded.token_ids), encoded.prompt
+    if not length:
+        notes.fault(row, "prompt and completion together are empty, which the model cannot read")
+        return None
+    if length <= limit:
+        return encoded
+    if overlong == "cut" and length - limit <= end - start:
+        notes.count("cut")
+        return encoded.without(length - limit)
+    notes.count("refused")
+    reason = (
+        "the completion alone is too long for it" if overlong == "cut" else "and overlong = refuse keeps prompts from being cut"
+    )
+    notes.fault(
+        row,
+        f"an input of {length} tokens for a model that reads {limit} (max_tokens), {reason}. Lower max_completion_tokens, or "
+        "take a reward model that reads more.",
+    )
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Forward
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def batches(
+    loaded: LoadedModel, rows: Sequence[Encoded | None], batch_tokens: int, seconds: float
+) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """(row numbers, padded inputs) within batch_tokens, until the time is over. Call it with the model's lock held."""
+    from cohort.batching import token_budget_rows
+
+    if batch_tokens < 1:
+        raise RewardError(f"batch_tokens: {batch_tokens} is not a number of tokens.")
+    deadline = time.monotonic() + seconds
+    lengths = [0 if row is None else len(row.token_ids) for row in rows]
+    config = loaded.model.config.get_text_config()
+    for members in token_budget_rows([index for index, row in enumerate(rows) if row is not None], lengths, batch_tokens):
+        # A row must not end in a padding token that is borrowed: one token of the vocabulary has to be left over for it.
+        size = len(members) if loaded.pad is not None else max(1, config.vocab_size - 1)
+        for start in range(0, len(members), size):
+            if time.monotonic() > deadline:
+                return
+            part = members[start : start + size]
+            encoded = [row for index in part if (row := rows[index]) is not None]
+            pad = loaded.pad if loaded.pad is not None else unused_end(encoded)
+            config.pad_token_id = pad
+            yield part, padded(encoded, pad, loaded)
+
+
+def unused_end(rows: Sequence[Encoded]) -> int:
+    """A token that none of the rows ends with. transformers pools at the last token that is not padding, so this one can
+    stand for padding, wherever else it occurs."""
+    ends = {row.token_ids[-1] for row in rows}
+    return next(token for token in range(len(rows) + 1) if token not in ends)
+
+
+def padded(rows: Sequence[Encoded], pad: int, loaded: LoadedModel) -> dict[str, Any]:
+    """Right-padded: a causal model never sees what follows, and positions count from the first token."""
+    import torch
+
+    width = max(len(row.token_ids) for row in rows)
+
+    def tensor(lists: Sequence[Sequence[int]], filler: int) -> torch.Tensor:
+        return torch.tensor([[*values, *[filler] * (width - len(values))] for values in lists], device=loaded.model.device)
+
+    inputs = {
+        "input_ids": tensor([row.token_ids for row in rows], pad),
+        "attention_mask": tensor([[1] * len(row.token_ids) for row in rows], 0),
+    }
+    if all(row.types is not None for row in rows):
+        inputs["token_type_ids"] = tensor([row.types or () for row in rows], loaded.tokenizer.pad_token_type_id)
+    return inputs
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From logits to a score
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Label:
+    """Which of the logits is the reward, and how it is read."""
+
+    index: int
+    independent: bool
+    """The label does not compete with the others: its logit says all."""
+    probability: bool
+
+    def values(self, logits_BL: Any) -> Any:
+        """One number per row, of logits in float32."""
+        chosen_B = logits_BL[:, self.index]
+        if not self.independent:
+            others = [index for index in range(logits_BL.shape[1]) if index != self.index]
+            chosen_B = chosen_B - logits_BL[:, others].logsumexp(dim=1)
+        return chosen_B.sigmoid() if self.probability else chosen_B
+
+
+def chosen_label(loaded: LoadedModel, head: str | int, output: str) -> Label:
+    config = loaded.model.config
+    labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
+    index = label_index(loaded.source, labels, head)
+    regression = config.problem_type == "regression"
+    if regression and output == "probability":
+        raise RewardError(f'output: {loaded.source!r} is a regression model, which gives no probabilities; use "score".')
+    independent = len(labels) == 1 or regression or config.problem_type == "multi_label_classification"
+    return Label(index, independent, output == "probability")
+
+
+def label_index(source: str, labels: Sequence[str], head: str | int) -> int:
+    if head == "auto" and len(labels) == 1:
+        return 0
+    if isinstance(head, int) and not isinstance(head, bool) and 0 <= head < len(labels):
+        return head
+    if isinstance(head, str) and labels.count(head) == 1:
+        return labels.index(head)
+    listed = ", ".join(f"{index} {label!r}" for index, label in enumerate(labels))
+    raise RewardError(
+        f"head: {head!r} does not name one label of {source!r}; its labels are {listed}. Give an index or a name."
+    )

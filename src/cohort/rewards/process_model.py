@@ -1,0 +1,296 @@
+r"""A learned process reward: a model that says of every step of a completion how likely it is to be right.
+
+    process_reward_model(completions=["2+2=4\n4*3=13"], prompts=["(2+2)*3="], model="path or hub id")
+        ->  [[(6, 0.97), (12, 0.08)]]          (position of the step's last character, probability)
+
+Two kinds of models are in use, and `style` says which this is:
+
+    token_classification   a label per token. Each step is tokenised on its own and closed with the separator, as TRL trains
+                           them, and the label is read at the last token of that.
+    marker                 a causal language model. A marker is written after each step, and read there is how likely
+                           the model goes on with a "good" and not with a "bad" token (Math-Shepherd).
+
+Positions are those of cohort.rewards.steps.split_steps, in characters of the text as it was written; what the model is
+given may differ from it (markers, control tokens taken out), and no position is ever derived from tokens.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cohort.errors import RewardError
+from cohort.rewards.model import (
+    NOWHERE,
+    OVERLONG,
+    Encoded,
+    LoadedModel,
+    Notes,
+    batches,
+    check_choice,
+    fitted,
+    label_index,
+    load_model,
+    refuse_unknown,
+    rendered,
+    tokenized,
+    tokens_before,
+    without_special_tokens,
+)
+from cohort.rewards.steps import Step, split_steps
+from cohort.rewards.text import text_of
+
+STYLES = {"token_classification": "AutoModelForTokenClassification", "marker": "AutoModelForCausalLM"}
+
+StepRewards = list[tuple[int, float]]
+
+
+def process_reward_model(
+    completions: Sequence[Any],
+    prompts: Sequence[Any],
+    model: str,
+    style: str = "token_classification",
+    revision: str = "",
+    device: str = "auto",
+    dtype: str = "auto",
+    step_separator: str = "\n",
+    step_heading: str = "",
+    between: str = "",
+    head: str | int = "auto",
+    marker: str = " ки",
+    good: str = "+",
+    bad: str = "-",
+    max_tokens: int = 0,
+    overlong: str = "cut",
+    batch_tokens: int = 16384,
+    wall_s: float = 10.0,
+    log_metric: Callable[[str, float], None] | None = None,
+    log_verdict: Callable[..., None] | None = None,
+    **columns: Any,
+) -> list[StepRewards | None]:
+    """(position, probability of being right) of every step. An empty list, where there is no step, is worth 0.
+
+    step_separator  ends a step; step_heading (such as "Step") begins one instead, where a number and ":" or "." follow it.
+    between         written between a text prompt and the completion, for the model alone.
+    head            token_classification: the label of a right step, by index or name; auto: the only one, or the second of two.
+    marker, good, bad    marker: what is written after each step, and the two tokens that are compared there.
+    max_tokens, overlong, batch_tokens, wall_s    as for reward_model.
+    """
+    from torch import no_grad
+
+    refuse_unknown("process_reward_model", process_reward_model, columns, len(completions))
+    check_choice("style", style, tuple(STYLES))
+    check_choice("overlong", overlong, OVERLONG)
+    loaded = load_model(STYLES[style], model, revision, device, dtype)
+    limit = loaded.longest(max_tokens)
+    notes = Notes(log_metric, log_verdict)
+    reader: Labels | Markers
+    if style == "marker":
+        reader = Markers(loaded, marker, good, bad)
+    else:
+        reader = Labels(loaded, head, "" if step_heading else step_separator)
+    ends: list[list[int]] = []
+    rows: list[Encoded | None] = []
+    results: list[StepRewards | None] = [None] * len(completions)
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        text = text_of(completion)
+        steps = find_steps(text, step_separator, step_heading)
+        ends.append([step.end for step in steps])
+        encoded = reader.encode(prompt, between, pieces_of(text, steps), notes) if steps else None
+        if not steps:
+            results[row] = []
+        elif encoded is None:
+            notes.fault(
+                row, f"the marker {marker!r} is not a token of its own beside the text of a step; choose another marker"
+            )
+        rows.append(None if encoded is None else fitted(encoded, limit, overlong, row, notes))
+    with no_grad(), loaded.lock:
+        for members, inputs in batches(loaded, rows, batch_tokens, wall_s * len(rows)):
+            places = [found.read_at for row in members if (found := rows[row]) is not None]
+            for row, values in zip(members, reader.read(inputs, places), strict=True):
+                if all(notes.finite(row, value) is not None for value in values):
+                    results[row] = list(zip(ends[row], values, strict=True))
+                notes.scored(row)
+    notes.finish(rows, results, wall_s)
+    return results
+
+
+process_reward_model.reads = ("completions", "prompts", "log_metric", "log_verdict")  # type: ignore[attr-defined]
+process_reward_model.supervised = True  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Steps
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def find_steps(text: str, separator: str, heading: str) -> list[Step]:
+    """By a literal separator or heading only: a regular expression of one's own can take for ever on a hostile text, and
+    this runs where nothing can stop it."""
+    if not heading:
+        return split_steps(text, separator)
+    return split_steps(text, pattern=rf"(?={re.escape(heading)} ?\d{{1,4}}[:.])")
+
+
+def pieces_of(text: str, steps: Sequence[Step]) -> list[tuple[str, str]]:
+    """(what a step says, what lies between it and the next: its separator and empty lines), for each step.
+
+    White space before the first step is left out.
+    """
+    start = 0
+    pieces = []
+    for step in steps:
+        written = text[start : step.end]
+        said = written.find(step.text) + len(step.text)
+        pieces.append((step.text, written[said:]))
+        start = step.end
+    return pieces
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A label per token
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Labels:
+    """Reads the probability of one label at the token that closes a step."""
+
+    def __init__(self, loaded: LoadedModel, head: str | int, closing: str) -> None:
+        self.loaded = loaded
+        config = loaded.model.config
+        labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
+        self.label = 1 if head == "auto" and len(labels) == 2 else label_index(loaded.source, labels, head)
+        self.closing_ids = self.ids(closing) if closing else []
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def encode(self, prompt: Any, between: str, pieces: Sequence[tuple[str, str]], notes: Notes) -> Encoded:
+        from cohort.chat import ChatCodec
+
+        tokenizer = self.loaded.tokenizer
+        prompt_ids = list(ChatCodec(tokenizer).encode(prompt + between if isinstance(prompt, str) else prompt))
+        kept = int(bool(prompt_ids) and prompt_ids[0] in (tokenizer.bos_token_id, tokenizer.cls_token_id))
+        token_ids, read_at = list(prompt_ids), []
+        for said, _ in pieces:
+            clean, removed = without_special_tokens(said, self.loaded.special_tokens)
+            notes.count("special_tokens", removed)
+            said_ids = self.ids(clean)
+            token_ids += said_ids + self.closing_ids
+            read_at.append(len(token_ids) - 1 if said_ids else NOWHERE)
+        return Encoded(tuple(token_ids), None, (kept, len(prompt_ids)), tuple(read_at))
+
+    def read(self, inputs: dict[str, Any], places: Sequence[Sequence[int]]) -> list[list[float]]:
+        logits_BTL = self.loaded.model(**inputs).logits.float()
+        single = logits_BTL.shape[-1] == 1
+        right_BT = logits_BTL[..., 0].sigmoid() if single else logits_BTL.softmax(dim=-1)[..., self.label]
+        return values_at(right_BT.tolist(), places)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A marker after each step
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Markers:
+    """Reads, at a marker written after each step, the probability of the good token against the bad one."""
+
+    def __init__(self, loaded: LoadedModel, marker: str, good: str, bad: str) -> None:
+        self.loaded, self.marker = loaded, marker
+        if not marker or marker[-1].isspace():
+            raise RewardError(
+                f"marker: {marker!r} must end in a character that can be seen, or it melts into the text after it."
+            )
+        if not loaded.tokenizer.is_fast:
+            raise RewardError(f"model: {loaded.source!r} has a slow tokenizer, which does not say where the markers are.")
+        self.candidates = [self.token("good", good), self.token("bad", bad)]
+        if self.candidates[0] == self.candidates[1]:
+            raise RewardError(f"good and bad: {good!r} and {bad!r} are the same token of {loaded.source!r}.")
+        # Only the positions of markers are turned into logits, where the model can do that.
+        self.keeps = "logits_to_keep" in inspect.signature(loaded.model.forward).parameters
+
+    def token(self, name: str, text: str) -> int:
+        found = self.loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(found) != 1 or found[0] == self.loaded.tokenizer.unk_token_id:
+            raise RewardError(f"{name}: {text!r} is not one token of {self.loaded.source!r} (ids {list(found)}).")
+        return int(found[0])
+
+    def encode(self, prompt: Any, between: str, pieces: Sequence[tuple[str, str]], notes: Notes) -> Encoded | None:
+        """One text, tokenised at once, as these models are trained. None: a marker has merged with the text beside it.
+
+        A marker that the completion has written itself is taken out: what stands there looks like a step that was judged.
+        """
+        tokenizer = self.loaded.tokenizer
+        if isinstance(prompt, str):
+            text = prompt + between
+        else:
+            text = rendered(tokenizer, prompt, add_generation_prompt=True)
+        seam = len(text)
+        spans: list[tuple[int, int]] = []
+        visible: list[bool] = []
+        forbidden = (*self.loaded.special_tokens, self.marker.strip())
+        for said, after in pieces:
+            clean, removed = without_special_tokens(said, forbidden)
+            notes.count("special_tokens", removed)
+            visible.append(bool(clean.strip()))
+            text += clean
+            if visible[-1]:
+                spans.append((len(text), len(text) + len(self.marker)))
+                text += self.marker
+            text += after
+        found = tokenized(tokenizer, text, add_special_tokens=isinstance(prompt, str))
+        ids, offsets, special = found["input_ids"], found["offset_mapping"], found["special_tokens_mask"]
+        tokens = tokens_at(offsets, special, spans)
+        if tokens is None:
+            return None
+        following = iter(tokens)
+        read_at = [next(following) if seen else NOWHERE for seen in visible]
+        first = next((index for index, mask in enumerate(special) if not mask), 0)
+        first += int(ids[first : first + 1] == [tokenizer.bos_token_id])
+        return Encoded(tuple(ids), None, (first, tokens_before(found, seam, first)), tuple(read_at))
+
+    def read(self, inputs: dict[str, Any], places: Sequence[Sequence[int]]) -> list[list[float]]:
+        import torch
+
+        model = self.loaded.model
+        kept = sorted({place for found in places for place in found if place != NOWHERE})
+        if not kept:
+            return [[0.0] * len(found) for found in places]
+        if self.keeps:
+            keep_K = torch.tensor(kept, device=model.device)
+            logits_BKV = model(**inputs, logits_to_keep=keep_K, use_cache=False).logits
+        else:
+            logits_BKV = model(**inputs, use_cache=False).logits[:, kept]
+        good_BK, bad_BK = logits_BKV[..., self.candidates].float().unbind(-1)
+        column = {place: index for index, place in enumerate(kept)} | {NOWHERE: NOWHERE}
+        return values_at((good_BK - bad_BK).sigmoid().tolist(), [[column[place] for place in found] for found in places])
+
+
+def values_at(values_BT: Sequence[Sequence[float]], places: Sequence[Sequence[int]]) -> list[list[float]]:
+    """The values at these places of each row. A step of which the model sees nothing is worth 0: it must not inherit the
+    score of the step before."""
+    return [
+        [0.0 if place == NOWHERE else values_T[place] for place in found]
+        for values_T, found in zip(values_BT, places, strict=True)
+    ]
+
+
+def tokens_at(offsets: Sequence[tuple[int, int]], special: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[int] | None:
+    """The last token of each span of characters; None where a token belongs to a span and to what is beside it.
+
+    A character of several bytes may be several tokens, all with the offsets of that character: the last one counts.
+    """
+    found: list[int] = []
+    index = 0
+    for start, end in spans:
+        last = -1
+        while index < len(offsets) and (special[index] or offsets[index][0] < end):
+            if not special[index] and offsets[index][1] > start:
+                last = index
+            index += 1
+        if last < 0 or offsets[last][0] < start or offsets[last][1] != end:
+            return None
+        found.append(last)
+    return found

@@ -1,0 +1,193 @@
+"""Penalties for the shape of a completion: how long it is, and how often it says the same. Linear in the text.
+
+A penalty goes from 0 (nothing to say against it) down to -1 or -max_penalty, so that adding one never pays a wrong
+completion, and a part that is never needed leaves every reward as it was. All of them pay a wrong completion for being
+short just as a right one: keep the weight well below the outcome's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from cohort.rewards.language import MAX_CHARS, UNSPACED, is_mark, script_of
+from cohort.rewards.text import text_of
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Length
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def falling(distance: float, width: float) -> float:
+    """0 up to distance 0, falling linearly to -1 at `width`, -1 beyond."""
+    return max(-1.0, min(0.0, -distance / width))
+
+
+def overlong_penalty(length: float, longest: float, buffer: float) -> float:
+    """DAPO's soft overlong penalty: 0 up to longest - buffer, falling linearly to -1 at `longest`, -1 beyond."""
+    return falling(length - (longest - buffer), buffer)
+
+
+def soft_overlong(
+    completions: Sequence[Any],
+    longest: int,
+    buffer: int,
+    completion_ids: Sequence[Sequence[int]] | None = None,
+    unit: str = "tokens",
+    **columns: Any,
+) -> list[float]:
+    """DAPO's penalty as a part of the reward: 0 up to longest - buffer, falling linearly to -1 at `longest`, -1 beyond.
+
+    In tokens as they were sampled, the stop token included, or with unit = "characters" in characters of the text.
+    """
+    require_whole("longest", longest, 1)
+    require_whole("buffer", buffer, 1)
+    if buffer > longest:
+        raise ValueError(f"buffer: at most longest = {longest} is expected, got {buffer}")
+    return [overlong_penalty(size, longest, buffer) for size in sizes(completions, completion_ids, unit)]
+
+
+def length(
+    completions: Sequence[Any],
+    completion_ids: Sequence[Sequence[int]] | None = None,
+    target_length: int | Sequence[int] | None = None,
+    shortest: int = 0,
+    longest: int = 0,
+    falloff: int = 0,
+    unit: str = "tokens",
+    **columns: Any,
+) -> list[float]:
+    """0 from `shortest` to `longest`, falling linearly to -1 at `falloff` outside of them, -1 beyond.
+
+    longest = 0 is no ceiling. falloff = 0 takes the bound itself: -1 for an empty completion, and for one twice as long as
+    `longest`. `target_length` is both bounds at once, for all rows or, as a column, one for each. Lengths are in tokens
+    as they were sampled, the stop token included, or with unit = "characters" in characters of the text.
+    """
+    require_whole("falloff", falloff, 0)
+    found = sizes(completions, completion_ids, unit)
+    if target_length is not None:
+        if shortest or longest:
+            raise ValueError("target_length: it is both bounds at once; leave out shortest and longest, or target_length")
+        targets = [target_length] * len(found) if isinstance(target_length, int) else list(target_length)
+        bounds = [(target, target) for target in targets]
+    else:
+        bounds = [(shortest, longest)] * len(found)
+    return [outside(size, low, high, falloff) for size, (low, high) in zip(found, bounds, strict=True)]
+
+
+def outside(size: int, shortest: int, longest: int, falloff: int) -> float:
+    require_whole("shortest", shortest, 0)
+    require_whole("longest", longest, 0)
+    if not shortest and not longest:
+        raise ValueError("length: give target_length, longest or shortest (at least 1); without any nothing is measured")
+    if longest and shortest > longest:
+        raise ValueError(f"shortest: at most longest = {longest} is expected, got {shortest}")
+    if size < shortest:
+        return falling(shortest - size, falloff or shortest)
+    return falling(size - longest, falloff or longest) if longest else 0.0
+
+
+def sizes(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] | None, unit: str) -> list[int]:
+    if unit == "characters":
+        return [len(text_of(completion)) for completion in completions]
+    if unit != "tokens":
+        raise ValueError(f'unit: "tokens" or "characters" is expected, got {unit!r}')
+    if completion_ids is None:
+        raise ValueError('completion_ids: tokens are counted in them; pass them, or set unit = "characters"')
+    if len(completion_ids) != len(completions):
+        raise ValueError(f"completion_ids: {len(completion_ids)} lists of token ids for {len(completions)} completions")
+    return [len(ids) for ids in completion_ids]
+
+
+def require_whole(name: str, value: Any, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name}: a whole number from {low} up is expected, got {value!r}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Repetition
+# ---------------------------------------------------------------------------------------------------------------------
+
+LONG_WORD = 30
+"""A longer run of letters and digits is no word ("aaaa...", a wall of hexadecimal): its characters are looked at instead."""
+RUN = re.compile(r"(.)\1{0,19}", re.DOTALL)
+"""Up to twenty times the same sign are one unit, so that a rule under a heading is no repetition and a page of "!" is."""
+KINDS = re.compile(r"(?P<word>[wm]+)|(?P<letter>cm{0,9})|(?P<signs>o+)|(?P<spaces>s{80})|s+")
+"""In a text whose characters are replaced by their kinds. White space is looked at only where there is a lot of it."""
+
+
+def repetition(
+    completions: Sequence[Any], ngram: int = 12, threshold: float = 0.2, max_penalty: float = 1.0, **columns: Any
+) -> list[float]:
+    """0 down to -max_penalty for the share of n-grams that the completion has written before.
+
+    The share is free up to `threshold` (ordinary prose and code stay below it) and falls linearly from there to
+    -max_penalty at 1. An n-gram is `ngram` units in a row: words, signs, and single letters in scripts without spaces.
+    At the time limit of a part a completion scores 0, which is the best score here: hence no text may take long.
+    """
+    require_whole("ngram", ngram, 1)
+    if not 0 <= threshold < 1:
+        raise ValueError(f"threshold: a share from 0 to below 1 is expected, got {threshold!r}")
+    if not (math.isfinite(max_penalty) and max_penalty > 0):
+        raise ValueError(f"max_penalty: a number above 0 is expected, got {max_penalty!r}")
+    shares = [repeated_share(text_of(completion)[-MAX_CHARS:], ngram) for completion in completions]
+    return [max_penalty * falling(share - threshold, 1 - threshold) for share in shares]
+
+
+def repeated_share(text: str, ngram: int) -> float:
+    """1 - distinct / all n-grams; 0 for a text with fewer than `ngram` units.
+
+    Longer n-grams are made of two overlapping shorter ones, each known by its number: exact, and log2(n) passes.
+    """
+    numbers, distinct = numbered(units(text))
+    size = 1
+    while size < ngram:
+        shift = min(size, ngram - size)
+        numbers, distinct = numbered(zip(numbers, numbers[shift:], strict=False))
+        size += shift
+    return 1 - distinct / len(numbers) if numbers else 0.0
+
+
+def numbered(items: Iterable[Hashable]) -> tuple[list[int], int]:
+    """(the items as numbers, equal ones with equal numbers; how many different ones there are)."""
+    seen: dict[Hashable, int] = {}
+    return [seen.setdefault(item, len(seen)) for item in items], len(seen)
+
+
+def units(text: str) -> list[str]:
+    """What a reader would see repeated: words without regard to case, single letters of unspaced scripts, runs of signs."""
+    text = text.lower()
+    found: list[str] = []
+    for run in KINDS.finditer(text.translate({ord(character): kind_of(character) for character in set(text)})):
+        piece = text[run.start() : run.end()]
+        if run.lastgroup == "word" and len(piece) > LONG_WORD:
+            found.extend(piece)
+        elif run.lastgroup == "signs":
+            found.extend(signs.group() for signs in RUN.finditer(piece))
+        elif run.lastgroup == "spaces":
+            found.append(" ")
+        elif run.lastgroup:
+            found.append(piece)
+    return found
+
+
+def kind_of(character: str) -> str:
+    """s: white space, m: mark, c: letter of a script without spaces, w: other letters and digits, o: any other sign."""
+    if character.isspace():
+        return "s"
+    if is_mark(character):
+        return "m"
+    script = script_of(character)
+    if script in UNSPACED:
+        return "c"
+    return "w" if script or character.isalnum() else "o"
+
+
+soft_overlong.reads = ("completions", "completion_ids")  # type: ignore[attr-defined]
+soft_overlong.per_completion = True  # type: ignore[attr-defined]
+length.reads = ("completions", "completion_ids", "target_length")  # type: ignore[attr-defined]
+length.per_completion = True  # type: ignore[attr-defined]
+repetition.reads = ("completions",)  # type: ignore[attr-defined]
+repetition.per_completion = True  # type: ignore[attr-defined]
