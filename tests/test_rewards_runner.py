@@ -756,3 +756,103 @@ def test_split_and_spread():
     assert sorted(spread(list(range(100)))) == list(range(100))
     assert spread(list(range(12)))[:6] == [0, 2, 4, 6, 8, 10]
     assert spread(list(range(64)))[:8] == [0, 8, 16, 24, 32, 40, 48, 56]  # one of each group of eight
+
+
+def test_a_slow_part_never_blocks_the_others(tmp_path, monkeypatch):
+    """Two parts that hold every worker they may have, and a third that is fast: it is done long before them."""
+    (tmp_path / "slow_parts.py").write_text(
+        "import time\n"
+        "def slow(completions, **kwargs):\n    time.sleep(0.5 * len(completions))\n    return [1.0] * len(completions)\n"
+        "slow.per_completion = True\n"
+        "def also_slow(completions, **kwargs):\n    return slow(completions)\n"
+        "also_slow.per_completion = True\n"
+        "def fast(completions, **kwargs):\n    return [1.0] * len(completions)\n"
+        "fast.per_completion = True\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    parts = [RewardPart(name, f"slow_parts:{name}") for name in ("slow", "also_slow", "fast")]
+    with RewardRunner(parts, workers=2) as runner:
+        ended = {}
+        runner.on_progress = lambda part, done, total: ended.setdefault((part, done == total), time.monotonic())
+        scored = runner.score([prompt(i) for i in range(8)], [completion("a")] * 8, step=1, num_steps=1)
+    assert [outcome.reward for outcome in scored.outcomes] == [3.0] * 8
+    assert scored.metrics["reward/slow/seconds"] >= 2.0 > 2 * scored.metrics["reward/fast/seconds"]
+    assert ended["fast", True] < min(ended["slow", True], ended["also_slow", True])
+
+
+def words(completions, log_verdict=None, **columns):
+    """One verdict per completion: the completion itself; "broken" means that the machinery failed."""
+    for row, text in enumerate(completions):
+        log_verdict(row, "infrastructure" if text == "broken" else text, "the jail fell over")
+    return [1.0] * len(completions)
+
+
+def test_a_verdict_in_a_word_is_counted_and_a_limit_scores_nothing():
+    scored = score(words, ["right", "right", "timeout", "memory", "crash", *["right"] * 6, "broken"])
+    assert rewards(scored) == [1.0, 1.0, 0.0, 0.0, 1.0, *[1.0] * 6, None]
+    assert [o.faults for o in scored.outcomes][2:5] == [("f:timeout",), ("f:memory",), ()]
+    assert scored.outcomes[-1].faults == ("f:infrastructure",)
+    assert [o.success for o in scored.outcomes][1:5] == [True, False, False, True]
+    counts = {name.rpartition("/")[2]: value for name, value in scored.metrics.items() if "/verdict/" in name}
+    assert counts == {"right": 8, "timeout": 1, "memory": 1, "crash": 1, "infrastructure": 1}
+    assert scored.metrics["reward/faults"] == scored.metrics["reward/unscored"] == 1
+    assert scored.outcomes[2].extras["f/verdict"] == "timeout"
+
+
+def test_machinery_that_fails_too_often_stops_the_run_with_its_reason():
+    with pytest.raises(RewardError, match=r"infrastructure 2(.|\n)*the jail fell over"):
+        score(words, ["broken", "broken", "right"])
+
+
+def odd_words(completions, log_verdict=None, **columns):
+    log_verdict(0, "two words")
+    log_verdict("a", "right")
+    log_verdict(99, "right")
+    log_verdict(None, None)
+    return [1.0] * len(completions)
+
+
+def test_a_verdict_that_makes_no_sense_is_dropped_and_counted():
+    scored = score(odd_words, ["x"])
+    assert rewards(scored) == [1.0]
+    assert scored.metrics["reward/f/dropped_logs"] == 4
+    assert not [name for name in scored.metrics if "/verdict/" in name]
+
+
+def supervised(completions, wall_s=1.0, log_extra=None, **columns):
+    log_extra("where", [f"{os.getpid()} {wall_s}"] * len(completions))
+    time.sleep(0.3)
+    return [1.0] * len(completions)
+
+
+def test_a_supervised_function_runs_here_without_a_limit_and_is_told_one():
+    supervised.supervised = True
+    scored = score(supervised, ["a", "b"], timeout_s=0.1)
+    assert rewards(scored) == [1.0, 1.0]
+    assert scored.outcomes[0].extras["where"] == f"{os.getpid()} 0.1"
+    with pytest.raises(RewardError, match=r"rewards.0.args.wall_s: set rewards.0.timeout_s"):
+        score(supervised, ["a"], args={"wall_s": 3.0})
+
+
+def about_the_run(completions, **columns):
+    raise RewardError("model: there is no folder of that name")
+
+
+def test_a_supervised_function_can_say_that_the_run_cannot_go_on():
+    about_the_run.supervised = True
+    with pytest.raises(RewardError, match=r"^model: there is no folder of that name$"):
+        score(about_the_run, ["a"] * 50)
+
+
+def graded(completions, answer, **columns):
+    return [1.0] * len(completions)
+
+
+graded.unusable = lambda answer, strict=False: [None if a == "ok" else f"{a!r} is no answer" for a in answer]
+
+
+def test_rows_that_can_never_be_scored_are_named_before_the_run():
+    prompts = [prompt(answer=answer) for answer in ("ok", "", "ok", "?")]
+    with RewardRunner([RewardPart("f", graded), RewardPart("g", words)]) as runner:
+        assert runner.unusable(prompts) == {"f": [(1, "'' is no answer"), (3, "'?' is no answer")]}
+        assert runner.unusable([]) == {}

@@ -133,10 +133,9 @@ class RewardRunner:
                 if bound.spec is None:
                     bound.signature = Signature.of(bound.here())
                 check_args(bound)
-            # Async functions mostly wait: each gets a worker of its own, so that none waits for another.
-            waiting = sum(bound.shape.is_async for bound in remote if bound.spec is not None)
-            if waiting:
-                self._pool.grow(waiting + (waiting < len(remote)))
+            # A part holds at most `workers` of them, so with one more than all the others can hold, none ever waits.
+            parts = sum(bound.spec is not None for bound in remote)
+            self._pool.grow((parts - 1) * self._workers + 1)
         except BaseException:
             self.close()
             raise
@@ -263,7 +262,7 @@ class RewardRunner:
                 judged.at_least(len(rows))
             return reply
 
-        chunks = split(count, self._pool.size) if in_worker and bound.shape.per_completion else [list(range(count))]
+        chunks = split(count, self._workers) if in_worker and bound.shape.per_completion else [list(range(count))]
         retry: list[int] = []
         for rows, reply in zip(chunks, concurrently([functools.partial(call, rows) for rows in chunks]), strict=True):
             if isinstance(reply, Answered):
@@ -278,7 +277,7 @@ class RewardRunner:
                 self._note_retry(bound, reply)
         if retry:
             answered = len(retry) < count
-            side_by_side = self._pool.size if in_worker else ASYNC_SINGLES if bound.shape.is_async else 1
+            side_by_side = self._workers if in_worker else ASYNC_SINGLES if bound.shape.is_async else 1
             Singles(bound, call, verdicts, answered, self._max_fault_share * count).run(spread(retry), side_by_side)
         verdicts.retried, verdicts.seconds = len(retry), time.monotonic() - started
         return verdicts
@@ -389,7 +388,7 @@ class RewardRunner:
         if not rows or not bound.shape.has_extract or not bound.extracts:
             return answers, 0
         in_worker = bound.spec is not None and all(map(is_plain, bound.part.args.values()))
-        chunks = [[rows[i] for i in chunk] for chunk in split(len(rows), self._pool.size if in_worker else 1)]
+        chunks = [[rows[i] for i in chunk] for chunk in split(len(rows), self._workers if in_worker else 1)]
         extract = self._extract_in_worker if in_worker else self._extract_here
         calls = [functools.partial(extract, bound, [batch.texts[row] for row in chunk]) for chunk in chunks]
         failed = 0
