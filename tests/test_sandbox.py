@@ -117,9 +117,9 @@ def test_keys_made_to_collide_cannot_hold_up_the_host():
     """Multiples of 2**61 - 1 all have the hash 0: a dict of them takes quadratic time to build."""
     node = ["d", *(part for i in range(60_000) for part in (["i", hex(i * (2**61 - 1))], 0))]
     began = time.thread_time()
-    with pytest.raises(NotPlain, match="too long"):
+    with pytest.raises(NotPlain, match="collide"):
         plain.rebuild(node)
-    assert time.thread_time() - began < plain.BUILD_LIMIT_S + 0.5
+    assert time.thread_time() - began < 0.1
 
 
 def test_arguments_that_are_not_plain_are_the_callers_mistake():
@@ -371,7 +371,7 @@ def test_a_limit_that_limits_nothing_is_refused(field, value):
 
 def test_the_filter_is_well_formed_on_both_architectures():
     for machine in ARCHITECTURES:
-        code = build_filter(1, True, machine)
+        code = build_filter(1, True, False, machine)
         count = len(code) // 8
         assert len(code) % 8 == 0
         for at in range(count):

@@ -46,4 +46,5 @@ def run_doctor(recipe: Recipe) -> bool:
             "ready to train" if not warned else f"it would train, but look at the {warned} warning{'s' * (warned > 1)} first"
         )
     console.print(f"{verdict} ({time.monotonic() - started:.0f} s)")
+    console.print("The rewards themselves: `cohort audit RECIPE` attacks them before the policy does.")
     return failed == 0

@@ -19,6 +19,7 @@ from cohort.errors import RewardError
 from cohort.estimators import useful_share
 from cohort.experience import rollout_metrics
 from cohort.parts import Parts
+from cohort.sandbox import JailUnavailable, find_tier
 from cohort.sources import as_groups
 from cohort.types import Completion, NoiseKey, Prompt, Rollout
 from cohort.updates import mismatch_limit
@@ -39,8 +40,8 @@ class Check:
 
 def cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """No forward pass: rewards on golds, sampling, lengths, memory."""
-    rows = [*unusable_checks(parts, encoded.train), *gold_checks(parts, encoded.train)]
-    return [*rows, sampling_check(parts), length_check(parts, encoded), memory_check(parts)]
+    rewards = [*jail_checks(parts), *unusable_checks(parts, encoded.train), *gold_checks(parts, encoded.train)]
+    return [*rewards, sampling_check(parts), length_check(parts, encoded), memory_check(parts)]
 
 
 def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
@@ -53,6 +54,19 @@ def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
 
 
 # -- golds -------------------------------------------------------------------------------------------------------------
+
+
+def jail_checks(parts: Parts) -> list[Check]:
+    """Where model text goes that could run as code."""
+    if not parts.rewards.needs_jail:
+        return []
+    try:
+        tier = find_tier().name
+    except JailUnavailable as problem:
+        return [Check("warning", "jail", str(problem))]
+    if tier == "unsafe":
+        return [Check("warning", "jail", "COHORT_JAIL=unsafe: what the policy writes runs on this machine without a jail")]
+    return [Check("ok", "jail", f"model text that could run as code goes to a {tier} jail")]
 
 
 def unusable_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:

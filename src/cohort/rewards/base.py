@@ -190,14 +190,16 @@ class RewardRunner:
         return self.start()._bound[self._outcome].shape.has_extract
 
     @property
+    def needs_jail(self) -> bool:
+        """Whether a part hands model text to the jail of this machine."""
+        return any(bound.shape.jailed for bound in self.start()._bound)
+
+    @property
     def jail(self) -> str:
         """The jail that untrusted text of this run goes to; empty if no part needs one, or there is none."""
-        if not any(bound.shape.jailed for bound in self.start()._bound):
-            return ""
-        try:
-            return find_tier().name
-        except JailUnavailable:
-            return ""
+        with contextlib.suppress(JailUnavailable):
+            return find_tier().name if self.needs_jail else ""
+        return ""
 
     def unusable(self, prompts: Sequence[Prompt]) -> dict[str, list[tuple[int, str]]]:
         """By part: (number of the row, why it can never be scored), for parts that can tell beforehand."""

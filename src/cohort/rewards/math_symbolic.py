@@ -100,7 +100,8 @@ def has_value(node: Node) -> bool:
         return signed_infinity(node) != 0
     names = sorted(symbols(node))
     points = [*points_for(names), *whole_points(names)] if names else [{}]
-    return any(both_at(node, node, point, None) is not None for point in points)
+    digits = digits_for(node, node)
+    return any(both_at(node, node, point, None, digits) is not None for point in points)
 
 
 def has_no_value(expression: Any) -> bool:
@@ -182,26 +183,31 @@ def signed_infinity(node: Node) -> int:
 
 
 def same_at_points(left: Node, right: Node, tolerance: Fraction, log_base: int | None) -> bool | None:
-    names = sorted(symbols(left) | symbols(right))
+    names, digits = sorted(symbols(left) | symbols(right)), digits_for(left, right)
     if not names:
-        pair = both_at(left, right, {}, log_base)
+        pair = both_at(left, right, {}, log_base, digits)
         if pair is None:
             return None
-        near = bool(tolerance) and within(pair, tolerance)
-        return near or agree(left, right, {}, log_base)
+        return (bool(tolerance) and within(pair, tolerance)) or agree(left, right, {}, log_base, digits)
     imaginary = any(has_constant(side, "i") for side in (left, right))
-    real: list[dict[str, Fraction]] = []
-    other: list[dict[str, Fraction]] = []
+    agreed, others = 0, []
     for point in points_for(names):
-        pair = both_at(left, right, point, log_base)
-        if pair is not None:
-            (real if imaginary or (is_real(pair[0]) and is_real(pair[1])) else other).append(point)
-    if len(real) < FEWEST_POINTS and set(names) <= INTEGER_NAMES:  # (-1)^n is a number at whole n only
-        real = [point for point in whole_points(names) if both_at(left, right, point, log_base) is not None]
-    places = real if len(real) >= FEWEST_POINTS else [*real, *other]
-    if len(places) < FEWEST_POINTS:
+        pair = both_at(left, right, point, log_base, digits)
+        if pair is None:
+            continue
+        if not (imaginary or (is_real(pair[0]) and is_real(pair[1]))):
+            others.append(point)
+        elif not agree(left, right, point, log_base, digits):
+            return False
+        else:
+            agreed += 1
+    if agreed >= FEWEST_POINTS:
+        return True
+    if set(names) <= INTEGER_NAMES:  # (-1)^n is a number at whole n only
+        others = [point for point in whole_points(names) if both_at(left, right, point, log_base, digits) is not None]
+    if agreed + len(others) < FEWEST_POINTS:
         return None
-    return all(agree(left, right, point, log_base) for point in places)
+    return all(agree(left, right, point, log_base, digits) for point in others)
 
 
 def within(pair: tuple[Any, Any], tolerance: Fraction) -> bool:
@@ -235,10 +241,9 @@ def digits_for(left: Node, right: Node) -> int:
 
 
 def both_at(
-    left: Node, right: Node, point: Mapping[str, Fraction], log_base: int | None, factor: int = 1
+    left: Node, right: Node, point: Mapping[str, Fraction], log_base: int | None, digits: int
 ) -> tuple[Any, Any] | None:
     """Both values, or None where one is not defined."""
-    digits = factor * digits_for(left, right)
     values = [value_or_none(side, tuple(point.items()), log_base, digits) for side in (left, right)]
     return None if values[0] is None or values[1] is None else (values[0], values[1])
 
@@ -258,16 +263,16 @@ def is_real(value: Any) -> bool:
     return not isinstance(value, mpmath.mpc) or abs(value.imag) <= abs(value) * mpmath.mpf(10) ** (SLACK - DIGITS)
 
 
-def agree(left: Node, right: Node, point: Mapping[str, Fraction], log_base: int | None) -> bool:
+def agree(left: Node, right: Node, point: Mapping[str, Fraction], log_base: int | None, digits: int) -> bool:
     """Equal relative to their size; or both zero, which shows in their shrinking with the precision."""
-    pair, digits = both_at(left, right, point, log_base), digits_for(left, right)
+    pair = both_at(left, right, point, log_base, digits)
     if pair is None:
         return False
     with mpmath.workdps(digits):
         largest = max(map(abs, pair))
         if abs(pair[0] - pair[1]) <= largest * mpmath.mpf(10) ** (SLACK - digits):
             return True
-    finer = both_at(left, right, point, log_base, factor=4)
+    finer = both_at(left, right, point, log_base, 4 * digits)
     if finer is None:
         return False
     with mpmath.workdps(4 * digits):
@@ -343,10 +348,10 @@ def difference(sides: tuple[Node, Node]) -> Node:
 def proportional(left: Node, right: Node, directed: bool) -> bool:
     """Whether one is the other times a constant (a positive one where the relation has a direction), zero nowhere common."""
     names = sorted(symbols(left) | symbols(right))
-    places = [point for point in points_for(names) if both_at(left, right, point, None) is not None]
-    if not names or len(places) < FEWEST_POINTS:
+    digits = digits_for(left, right)
+    pairs = [both_at(left, right, point, None, digits) for point in points_for(names)]
+    if not names:
         return False
-    pairs = [both_at(left, right, point, None) for point in places]
     with mpmath.workdps(DIGITS):
         quotients = [pair[0] / pair[1] for pair in pairs if pair is not None and pair[1] != 0]
     if len(quotients) < FEWEST_POINTS or not all(quotient != 0 and is_real(quotient) for quotient in quotients):

@@ -152,8 +152,8 @@ def confine(setup: dict[str, Any]) -> None:
         os.setresgid(setup["user"], setup["user"], setup["user"])
         os.setresuid(setup["user"], setup["user"], setup["user"])
     drop_capabilities()
-    # Readable to itself, which changing the user had ended: paths through /proc/self below need it.
-    must(LIBC.prctl(PR_SET_DUMPABLE, int(bool(open_folders)), 0, 0, 0), "dumpable")
+    # Changing the user had ended that: paths through /proc/self need it, and the host, which looks at its open files.
+    must(LIBC.prctl(PR_SET_DUMPABLE, int(setup["looked_at"]), 0, 0, 0), "dumpable")
     must(LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "dying with the parent")
     if setup["parent"] is not None and os.getppid() != setup["parent"]:
         raise OSError("the parent has ended")
@@ -386,4 +386,5 @@ def main() -> None:
     jobs[setup["job"]](pipe, setup)
 
 
-main()
+if __name__ == "__main__":
+    main()

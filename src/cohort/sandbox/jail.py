@@ -17,7 +17,6 @@ import os
 import pwd
 import queue
 import select
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -28,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from cohort.sandbox import seccomp, tiers
-from cohort.sandbox.limits import FLOOD_BYTES, MAX_FILES, MAX_FRAME_BYTES, JailUnavailable, Limits
+from cohort.sandbox.limits import FLOOD_BYTES, MAX_FILES, MAX_FOLDERS_DEEP, MAX_FRAME_BYTES, JailUnavailable, Limits
+from cohort.sandbox.scratch import open_folder, remove_folder, scratch_is_over
 from cohort.sandbox.tiers import Tier, find_tier
 
 HEADER_BYTES = 4
@@ -167,8 +167,9 @@ class Jail:
             ),
             "parent": None if wrapped else os.getpid(),
             "hold_folders": dropped is not None and not wrapped,
+            "looked_at": not wrapped,
             "landlock": tiers.landlock_rules(self.tier, readable, scratch) if self.tier.name == "landlock" else None,
-            "filter": seccomp.build_filter(tiers.JAILED_PID if wrapped else self._pid, wrapped)
+            "filter": seccomp.build_filter(tiers.JAILED_PID if wrapped else self._pid, wrapped, dropped is not None)
             if self.tier.name != "unsafe"
             else b"",
             **extra,
@@ -342,8 +343,8 @@ class Jail:
         self.peak_mb = max(self.peak_mb, status.get("VmHWM", 0) / 1024)
         if status.get("Threads", 0) > self.limits.threads + THREADS_MARGIN:
             self._stop(Ended("memory", f"more than {self.limits.threads} threads"))
-        if self._scratch and folder_is_over(self._scratch, int(self.limits.files_mb * 2**20), MAX_FILES):
-            self._stop(Ended("files", f"more than {self.limits.files_mb:g} MB or {MAX_FILES} files"))
+        if self._scratch and scratch_is_over(self._scratch, self._pid, int(self.limits.files_mb * 2**20), MAX_FILES):
+            self._stop(Ended("files", f"more than {self.limits.files_mb:g} MB, {MAX_FILES} files or {MAX_FOLDERS_DEEP} levels"))
 
     def _used_cpu(self) -> float:
         """CPU seconds of the process so far. Its clock id is its process id in the kernel's spelling."""
@@ -449,45 +450,6 @@ def wait_up_to(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def folder_is_over(folder: str, max_bytes: int, max_files: int) -> bool:
-    """Whether the folder holds more than that. Stops counting there, so a flood of files does not hold it up."""
-    seen = size = 0
-    todo = [folder]
-    while todo:
-        try:
-            with os.scandir(todo.pop()) as entries:
-                for entry in entries:
-                    seen += 1
-                    with contextlib.suppress(OSError):
-                        status = entry.stat(follow_symlinks=False)
-                        size += max(status.st_blocks * 512, 0)
-                        if entry.is_dir(follow_symlinks=False):
-                            todo.append(entry.path)
-                    if seen > max_files or size > max_bytes:
-                        return True
-        except OSError:
-            continue
-    return False
-
-
-def remove_folder(folder: str) -> None:
-    """Remove a scratch folder. Its owner is dead by now; what it made unreadable is made readable again, links not followed."""
-
-    def unlock(_: object, path: str, __: object) -> None:
-        with contextlib.suppress(OSError):
-            os.chmod(os.path.dirname(path), 0o700)
-            if not os.path.islink(path) and os.path.isdir(path):
-                os.chmod(path, 0o700)
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                os.unlink(path)
-
-    with contextlib.suppress(OSError):
-        shutil.rmtree(folder, onerror=unlock)
-    if os.path.exists(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Users and processes
 # ---------------------------------------------------------------------------------------------------------------------
@@ -498,22 +460,11 @@ _numbers = itertools.count()
 def next_user() -> int:
     """A user id that no account and no other jail of this machine has right now."""
     while True:
-        user = tiers.FIRST_USER + (os.getpid() * 1000 + next(_numbers)) % tiers.USERS
+        user = tiers.FIRST_USER + os.getpid() * tiers.USERS_PER_TRAINER + next(_numbers) % tiers.USERS_PER_TRAINER
         with contextlib.suppress(KeyError):
             pwd.getpwuid(user)
             continue
         return user
-
-
-def open_folder() -> str | None:
-    """Where scratch folders go: the usual place, if a jail that drops its user can still enter it from the root down."""
-    if os.getuid() != 0:
-        return None
-    for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):
-        path = Path(folder).resolve()
-        if path.is_dir() and all(parent.stat().st_mode & 0o001 for parent in (path, *path.parents)):
-            return str(path)
-    return None
 
 
 class Spawner:

@@ -35,6 +35,7 @@ class Limits:
 
 MAX_FILES = 4096
 """Files and folders in the scratch folder."""
+MAX_FOLDERS_DEEP = 64
 FLOOD_BYTES = 16 * 2**20
 """Output after which a program is ended instead of being listened to."""
 MAX_FRAME_BYTES = 4 * 2**20

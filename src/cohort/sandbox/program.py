@@ -105,9 +105,7 @@ def run_calls(
     return CallsResult(**run, replies=tuple(replies))
 
 
-def run_script(
-    program: str, stdin: str, limits: Limits = DEFAULTS, backend: str = "", packages: bool = False
-) -> ScriptResult:
+def run_script(program: str, stdin: str, limits: Limits = DEFAULTS, backend: str = "", packages: bool = False) -> ScriptResult:
     """Run the program as __main__ in a fresh jail, with this text on standard input."""
     if backend:
         from cohort.sandbox.remote import remote_script

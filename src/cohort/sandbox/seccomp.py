@@ -46,7 +46,10 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "settimeofday": (164, 170), "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171),
     "sethostname": (170, 161), "setdomainname": (171, 162), "vhangup": (153, 58), "mknod": (133, None), "mknodat": (259, 33),
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
-    "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "remap_file_pages": (216, 234), "mbind": (237, 235),
+    "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
+    "semget": (64, 190), "semop": (65, 193), "semctl": (66, 191), "semtimedop": (220, 192), "sync": (162, 81),
+    "syncfs": (306, 267), "openat2": (437, 437), "open": (2, None), "openat": (257, 56),
+    "inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27), "mq_open": (240, 180), "remap_file_pages": (216, 234), "mbind": (237, 235),
     "fcntl": (72, 25), "ioctl": (16, 29), "seccomp": (317, 277), "map_shadow_stack": (453, 453), "lsm_set_self_attr": (460, 460),
     "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
     "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
@@ -55,14 +58,21 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "truncate": (76, 45),
 }  # fmt: skip
 
-CHECKED = ("clone", "clone3", "kill", "tgkill", "prlimit64", "prctl", "socketpair", "fcntl", "ioctl", "arch_prctl")
-"""Calls that are refused or not by their arguments; all the others on the list are refused outright."""
-ATTRIBUTES = (
-    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat", "setxattr", "lsetxattr", "fsetxattr",
-    "removexattr", "lremovexattr", "fremovexattr", "setxattrat", "removexattrat", "file_setattr", "utime", "utimes",
-    "futimesat", "utimensat", "truncate",
+CHECKED = (
+    "clone", "clone3", "kill", "tgkill", "prlimit64", "prctl", "socketpair", "fcntl", "ioctl", "arch_prctl", "open", "openat",
+    "openat2",
 )  # fmt: skip
-"""What Landlock does not cover: refused only where the file system is not the jail's own."""
+"""Calls that are refused or not by their arguments; all the others on the list are refused outright."""
+DESCRIPTORS = ("fchmod", "fchown", "fsetxattr", "fremovexattr")
+FOREIGN = (
+    "inotify_init", "inotify_init1", "inotify_add_watch", "setxattr", "lsetxattr", "removexattr", "lremovexattr", "setxattrat",
+    "removexattrat", "file_setattr", "truncate", "chown", "lchown", "fchownat",
+)  # fmt: skip
+TIMES = ("utime", "utimes", "futimesat", "utimensat")
+MODES = ("chmod", "fchmodat", "fchmodat2")
+"""What Landlock does not cover. Through a descriptor it is harmless: only the jail's own files can be opened. By path it is
+harmless where the file system is the jail's own. Elsewhere FOREIGN is refused, and a change of times is answered "done" and
+not made, for honest programs copy files; so is a change of mode, unless the jail has a user of its own."""
 
 AF_UNIX = 1
 CLONE_THREAD = 0x00010000
@@ -73,6 +83,8 @@ FCNTL_SIGNALS = (8, 10, 15)
 IOCTL_REFUSED = (0x5412, 0x541C, 0x8901, 0x8902)
 """TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP."""
 ARCH_CPUID = 0x1012
+UNNAMED_FILE = 0o20000000
+"""O_TMPFILE without O_DIRECTORY: a file that no one finds when counting files."""
 X32_BIT = 0x40000000
 
 LOAD, JUMP_EQUAL, JUMP_ABOVE, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -89,12 +101,17 @@ def supported() -> bool:
     return platform.machine() in ARCHITECTURES
 
 
-def build_filter(own_pid: int, own_files: bool, machine: str = "") -> bytes:
-    """The filter for a process that sees itself as `own_pid`; own_files: every file it can reach is the jail's own."""
+def build_filter(own_pid: int, own_files: bool, own_user: bool, machine: str = "") -> bytes:
+    """The filter for a process that sees itself as `own_pid`.
+
+    own_files: every file it can reach is the jail's own; own_user: the trainer's files belong to another user.
+    """
     machine = machine or platform.machine()
     column = list(ARCHITECTURES).index(machine)
     numbers = {name: number for name, both in NUMBERS.items() if (number := both[column]) is not None}
-    spared = {*CHECKED, *(ATTRIBUTES if own_files else ())}
+    pretended = {*(() if own_files else TIMES), *(() if own_files or own_user else MODES)}
+    harmless = {*DESCRIPTORS, *MODES, *TIMES, *(FOREIGN if own_files else ())} - pretended
+    spared = {*CHECKED, *harmless}
     code = [
         (LOAD, 0, 0, ARCHITECTURE),
         (JUMP_EQUAL, 1, 0, ARCHITECTURES[machine]),
@@ -105,8 +122,13 @@ def build_filter(own_pid: int, own_files: bool, machine: str = "") -> bytes:
     ]
     for name, number in numbers.items():
         if name not in spared:
-            code += [(JUMP_EQUAL, 0, 1, number), refuse()]
+            code += [(JUMP_EQUAL, 0, 1, number), refuse(0 if name in pretended else errno.EPERM)]
     code += checked(numbers["clone3"], [refuse(errno.ENOSYS)])
+    code += checked(numbers["openat2"], [refuse(errno.ENOSYS)])  # its flags, too, lie behind a pointer
+    if not own_files:
+        code += checked(numbers["openat"], only_without_bits(2, UNNAMED_FILE))
+        if "open" in numbers:
+            code += checked(numbers["open"], only_without_bits(1, UNNAMED_FILE))
     code += checked(numbers["clone"], only_with_bits(0, CLONE_THREAD))
     code += checked(numbers["kill"], only(0, [own_pid]))
     code += checked(numbers["tgkill"], only(0, [own_pid]))
@@ -142,3 +164,7 @@ def all_but(index: int, values: Iterable[int]) -> list[tuple[int, int, int, int]
 
 def only_with_bits(index: int, bits: int) -> list[tuple[int, int, int, int]]:
     return [(LOAD, 0, 0, argument(index)), (JUMP_BITS, 0, 1, bits), (RETURN, 0, 0, ALLOW), refuse()]
+
+
+def only_without_bits(index: int, bits: int) -> list[tuple[int, int, int, int]]:
+    return [(LOAD, 0, 0, argument(index)), (JUMP_BITS, 0, 1, bits), refuse(errno.EOPNOTSUPP), (RETURN, 0, 0, ALLOW)]

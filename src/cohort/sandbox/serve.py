@@ -82,9 +82,7 @@ def run(document: dict[str, Any]) -> dict[str, Any]:
     if document["job"] == "script":
         return plain_fields(run_script(program, str(document["stdin"]), limits, packages=packages), "")
     if document["job"] == "checks":
-        checks = run_checks(
-            program, document["checks"], document["proxies"], str(document["setup"]), limits, packages=packages
-        )
+        checks = run_checks(program, document["checks"], document["proxies"], str(document["setup"]), limits, packages=packages)
         return {**plain_fields(checks, "checks"), "checks": [dataclasses.asdict(check) for check in checks.checks]}
     raise ValueError(f"job: calls, script or checks is expected, got {document['job']!r}")
 

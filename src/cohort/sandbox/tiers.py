@@ -35,10 +35,10 @@ OTHER_SCRATCH = "/scratch"
 JAILED_PID = 2
 """What a program in a bubblewrap jail sees as its own process id."""
 
-FIRST_USER = 1_900_000_000
+FIRST_USER = 1_200_000_000
 """Users of jails started by root: numbers that no account has. Each concurrent jail has its own, so that limits per user
 are limits per jail and no jail can touch another."""
-USERS = 50_000_000
+USERS_PER_TRAINER = 200
 
 LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """File-system rights by version of the interface."""

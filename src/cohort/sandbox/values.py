@@ -13,7 +13,9 @@ from typing import Any
 MAX_DEPTH = 100
 MAX_NODES = 1_000_000
 SMALL_INT = 2**53
-BUILD_LIMIT_S = 0.5
+MAX_COLLISIONS = 32
+"""Keys of one set or dict with the same hash. Honest ones hardly ever share it; with many, each is compared with all."""
+BUILD_LIMIT_S = 0.3
 
 PLAIN_TYPES = "None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset or dict of these"
 
@@ -90,20 +92,28 @@ class Builder:
             return COLLECTIONS[tag](self.build(item, depth + 1) for item in items)
         if tag in ("s", "z"):
             members: set[Any] = set()
+            hashes: dict[int, int] = {}
             for item in items:
-                members.add(self.build(item, depth + 1))
-                self._check_time(len(members))
+                member = self.build(item, depth + 1)
+                self._count(member, hashes)
+                members.add(member)
             return COLLECTIONS[tag](members)
         if tag == "d" and len(items) % 2 == 0:
             pairs: dict[Any, Any] = {}
-            for key, value in zip(items[::2], items[1::2], strict=True):
-                pairs[self.build(key, depth + 1)] = self.build(value, depth + 1)
-                self._check_time(len(pairs))
+            hashes = {}
+            for name, value in zip(items[::2], items[1::2], strict=True):
+                key = self.build(name, depth + 1)
+                self._count(key, hashes)
+                pairs[key] = self.build(value, depth + 1)
             return pairs
         return scalar(tag, items)
 
-    def _check_time(self, size: int) -> None:
-        if size % 64 == 0 and time.thread_time() > self._deadline:
+    def _count(self, key: Any, hashes: dict[int, int]) -> None:
+        code = hash(key)
+        hashes[code] = hashes.get(code, 0) + 1
+        if hashes[code] > MAX_COLLISIONS:
+            raise NotPlain("its keys are made to collide")
+        if len(hashes) % 64 == 0 and time.thread_time() > self._deadline:
             raise NotPlain("it takes too long to rebuild")
 
 

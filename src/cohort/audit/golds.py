@@ -1,0 +1,277 @@
+r"""What is known of a gold answer: other spellings of the same answer, and answers near it that are wrong.
+
+    rewrites("1/2", by_value=True)   ->  \frac{1}{2}, 0.5, ...      must be accepted
+    mutations("42")                  ->  43, -42, 24, 42.5, ...     must not be accepted
+
+Numbers are exact fractions, so that no rewrite is only nearly right and no mutation right by accident. What is not a
+number is rewritten in its spacing alone. Independent of the rewards on purpose: an auditor that shares the parser of
+what it audits would share its mistakes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from cohort.rewards.text import last_boxed
+
+MAX_NUMBER_CHARS = 60
+"""A longer number is treated as text: nobody writes it by hand."""
+
+INTEGER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)")
+DECIMAL = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?\.\d+")
+SLASH = re.compile(r"([+-]?\d+)\s*/\s*(\d+)")
+FRAC = re.compile(r"([+-]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
+NUMBER_TOKEN = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A gold written otherwise (still right), or changed (wrong)."""
+
+    label: str
+    """What was done to it: "thousands separators", "off by one"."""
+    text: str
+
+
+def gold_answer(cell: Any) -> str:
+    r"""The answer in a gold cell; a whole solution that ends in "#### x" or \boxed{x} gives its x."""
+    if isinstance(cell, list | tuple) and cell:
+        cell = cell[0]
+    if cell is None:
+        return ""
+    text = str(cell)
+    if "####" in text:
+        return text.rsplit("####", 1)[1].strip()
+    boxed = last_boxed(text)
+    return (text if boxed is None else boxed).strip()
+
+
+def value_of(text: str) -> Fraction | None:
+    """The number that a text is, exactly; None where it is none, or not surely one."""
+    text = text.strip().replace("−", "-")
+    if not text or len(text) > MAX_NUMBER_CHARS:
+        return None
+    if INTEGER.fullmatch(text):
+        return Fraction(int(text.replace(",", "")))
+    if DECIMAL.fullmatch(text):
+        return Fraction(text.replace(",", ""))
+    if match := SLASH.fullmatch(text):
+        return Fraction(int(match[1]), int(match[2])) if int(match[2]) else None
+    if match := FRAC.fullmatch(text):
+        return Fraction(int(match[1] + match[2]), int(match[3])) if int(match[3]) else None
+    return None
+
+
+def same(left: str, right: str) -> bool:
+    """Whether two answers are surely the same: by value, or as text with spaces, case and dollar signs aside."""
+    first, second = value_of(left), value_of(right)
+    if first is not None and second is not None:
+        return first == second
+    return squeezed(left) == squeezed(right)
+
+
+def squeezed(text: str) -> str:
+    return re.sub(r"[\s$]+", "", text).casefold()
+
+
+def is_integer(text: str) -> bool:
+    return bool(INTEGER.fullmatch(text.strip()))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Still right
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def rewrites(gold: str, by_value: bool) -> list[Variant]:
+    """Spellings of the same answer. by_value: numbers count by what they are worth, and typography does not count."""
+    found = [Variant("spaces around it", f"  {gold} ")]
+    if by_value:
+        value = value_of(gold)
+        found.append(Variant("dollar signs", f"${gold}$"))
+        if value is not None:
+            found += number_rewrites(gold, value)
+    return distinct(found, gold)
+
+
+def number_rewrites(gold: str, value: Fraction) -> Iterator[Variant]:
+    sign, size = ("-" if value < 0 else ""), abs(value)
+    top, bottom = size.numerator, size.denominator
+    if bottom == 1:
+        yield Variant("without separators", f"{sign}{top}")
+        yield Variant("with .0", f"{sign}{top}.0")
+        if top >= 1000:
+            yield Variant("thousands separators", f"{sign}{top:,}")
+            yield Variant("LaTeX thousands separators", f"{sign}{top:,}".replace(",", "{,}"))
+    else:
+        yield Variant("fraction", f"{sign}{top}/{bottom}")
+        yield Variant("LaTeX fraction", f"{sign}\\frac{{{top}}}{{{bottom}}}")
+        yield Variant("LaTeX display fraction", f"{sign}\\dfrac{{{top}}}{{{bottom}}}")
+        if decimals := exact_decimal(size):
+            yield Variant("decimal", f"{sign}{decimals}")
+            yield Variant("trailing zero", f"{sign}{decimals}0")
+    if sign:
+        yield Variant("typographic minus", f"−{gold.lstrip('-−')}")
+
+
+def exact_decimal(value: Fraction) -> str:
+    """The decimal form where it ends; "" where it does not."""
+    bottom, places = value.denominator, 0
+    while bottom % 10 == 0 or bottom % 2 == 0 or bottom % 5 == 0:
+        bottom //= 10 if bottom % 10 == 0 else 2 if bottom % 2 == 0 else 5
+        places += 1
+    if bottom != 1 or places > 12:
+        return ""
+    digits = str(value.numerator * 10**places // value.denominator).rjust(places + 1, "0")
+    text = f"{digits[:-places]}.{digits[-places:]}" if places else digits
+    return text.rstrip("0").removesuffix(".") if "." in text else text
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Wrong
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def mutations(gold: str, others: Sequence[str] = ()) -> list[Variant]:
+    """Wrong answers near the gold, the likeliest first; `others` are the answers of other rows."""
+    value = value_of(gold)
+    found = list(number_mutations(gold, value) if value is not None else text_mutations(gold))
+    found += [Variant("answer of another row", other) for other in others]
+    return [variant for variant in distinct(found, gold) if not same(variant.text, gold)]
+
+
+def number_mutations(gold: str, value: Fraction) -> Iterator[Variant]:
+    if value.denominator == 1:
+        yield Variant("off by one", str(value + 1))
+        yield Variant("off by one", str(value - 1))
+        yield Variant("sign", str(-value))
+        digits = str(abs(value))
+        if len(digits) > 1:
+            yield Variant("digits swapped", ("-" if value < 0 else "") + digits[:-2] + digits[-1] + digits[-2])
+        yield Variant("ten times", str(value * 10))
+    elif DECIMAL.fullmatch(gold.strip()):
+        step = Fraction(1, 10 ** len(gold.strip().rpartition(".")[2]))
+        yield Variant("last digit", exact_decimal_signed(value + step))
+        yield Variant("off by one", exact_decimal_signed(value + 1))
+        yield Variant("sign", exact_decimal_signed(-value))
+    else:
+        top, bottom = value.numerator, value.denominator
+        yield Variant("numerator off by one", f"{top + 1}/{bottom}")
+        yield Variant("upside down", f"{bottom}/{top}" if top > 0 else f"-{bottom}/{-top}")
+        yield Variant("sign", f"{-top}/{bottom}")
+        yield Variant("digits run together", f"{top}{bottom}")
+
+
+def exact_decimal_signed(value: Fraction) -> str:
+    return ("-" if value < 0 else "") + (exact_decimal(abs(value)) or str(abs(value)))
+
+
+def text_mutations(gold: str) -> Iterator[Variant]:
+    if len(gold) == 1:
+        yield Variant("next letter", chr(ord(gold) + 1))
+    else:
+        yield Variant("last character missing", gold[:-1])
+        yield Variant("a character more", f"{gold}x")
+    digit = re.search(r"\d", gold)
+    if digit:
+        changed = str((int(digit[0]) + 1) % 10) if digit[0].isascii() else "1"
+        yield Variant("a digit changed", gold[: digit.start()] + changed + gold[digit.end() :])
+
+
+def near_misses(gold: str, tolerance: float = 0.0) -> list[Variant]:
+    """Numbers close to the gold, but further away than `tolerance`."""
+    value = value_of(gold)
+    if value is None:
+        return []
+    room = 4 * Fraction(repr(float(tolerance)))
+    found = []
+    for label, step in (("a hundredth more", Fraction(1, 100)), ("a half more", Fraction(1, 2))):
+        if step > room:
+            found.append(Variant(label, exact_decimal_signed(value + step)))
+    if value.denominator != 1 and not exact_decimal(abs(value)):
+        rounded = Fraction(round(abs(value) * 100), 100)
+        if abs(rounded - abs(value)) > room:
+            found.append(Variant("rounded to two places", exact_decimal_signed(rounded if value > 0 else -rounded)))
+    return [variant for variant in distinct(found, gold) if not same(variant.text, gold) and "/" not in variant.text]
+
+
+def continued(gold: str) -> list[Variant]:
+    """The gold as the beginning of an expression that is worth something else."""
+    value = value_of(gold)
+    if value is None or abs(value) <= 1:
+        return []
+    return [
+        Variant("times a root", f"{gold}\\sqrt{{2}}"),
+        Variant("squared", f"{gold}^2" if value.denominator == 1 else f"({gold})^2"),
+        Variant("times x", f"{gold}x"),
+        Variant("power of ten", f"{gold} \\times 10^{{3}}"),
+        Variant("plus one", f"{gold}+1"),
+    ]
+
+
+def longer(gold: str) -> list[Variant]:
+    """The gold as a part of a longer number or word."""
+    if is_integer(gold):
+        digits = gold.strip().lstrip("+-").replace(",", "")
+        return [Variant("digit before", f"1{digits}"), Variant("digit after", f"{digits}7"), Variant("inside", f"3{digits}9")]
+    if re.fullmatch(r"[A-Za-z]{3,}", gold):
+        return [Variant("inside a word", f"un{gold}like")]
+    return []
+
+
+def disguised(gold: str, wrong: str) -> list[Variant]:
+    """Wrong answers in characters that look like others, that cannot be seen, or that turn the line round."""
+    found: list[Variant] = []
+    if is_integer(wrong):
+        digits = wrong.lstrip("+-")
+        found.append(Variant("full-width digits", wrong.translate({ord("0") + n: 0xFF10 + n for n in range(10)})))
+        found.append(Variant("zero-width space", f"{digits[:1]}\u200b{digits[1:]}"))
+        if any(digit in wrong for digit in "036"):
+            found.append(Variant("Cyrillic letters", wrong.translate({ord("0"): "О", ord("3"): "З", ord("6"): "б"})))
+    elif wrong:
+        found.append(Variant("zero-width space", f"{wrong[:1]}\u200b{wrong[1:]}"))
+    if is_integer(gold):
+        digits = gold.strip().lstrip("+-").replace(",", "")
+        if len(digits) > 1:
+            superscript = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+            found.append(Variant("superscript", digits[:-1] + digits[-1].translate(superscript)))
+        if len(digits) > 1 and digits != digits[::-1]:
+            found.append(Variant("right-to-left override", f"\u202e{digits[::-1]}\u202c"))
+    return found
+
+
+def distinct(variants: Sequence[Variant], gold: str) -> list[Variant]:
+    """Each text once, and none that is the gold as it stands."""
+    found: dict[str, Variant] = {}
+    for variant in variants:
+        if variant.text != gold:
+            found.setdefault(variant.text, variant)
+    return list(found.values())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Finding a gold in a text
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def contains(text: str, gold: str) -> bool:
+    return bool(gold) and gold.casefold() in text.casefold()
+
+
+def has_token(text: str, gold: str) -> bool:
+    """Whether the gold stands in the text on its own, not as a part of a longer number or word."""
+    return bool(gold) and bool(re.search(rf"(?<![\w.])(?<!\d,){re.escape(gold)}(?!\w|[.,]\d)", text, re.IGNORECASE))
+
+
+def comes_first(text: str, gold: str) -> bool:
+    """Whether the first number of the text, as a careless reader sees it, is the gold; for other golds, whether it occurs."""
+    if value_of(gold) is None:
+        return contains(text, gold)
+    first = re.search(r"-?\d[\d,]*(?:\.\d+)?", text)
+    loose = re.search(r"\d+", text)
+    whole = gold.strip().lstrip("+-")
+    return bool((first and same(first[0].rstrip(","), gold)) or (loose and loose[0] == whole) or text.lstrip().startswith(gold))

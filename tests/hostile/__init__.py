@@ -1,0 +1,1 @@
+"""Programs that attack the jail, programs that must pass in it, and the harness that runs both."""

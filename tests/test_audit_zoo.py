@@ -1,0 +1,151 @@
+"""Reward functions with one fault each that is not about the answer's place, for test_audit. Importable, so workers run them.
+
+All but the last few read the last box, outside of thoughts, and differ from `fair` in the one thing that their name says.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from fractions import Fraction
+
+from cohort.sandbox import JailUnavailable
+
+
+def boxed(completion):
+    """The last box after the thoughts; "" where there is none."""
+    boxes = re.findall(r"\\boxed\{([^{}]*)\}", completion.rpartition("</think>")[2])
+    return boxes[-1].strip() if boxes else ""
+
+
+def number(text):
+    plain = text.replace(",", "").replace("$", "").strip()
+    return Fraction(plain) if re.fullmatch(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?", plain) else None
+
+
+def right(completion, gold):
+    wanted = number(str(gold)) if gold is not None else None
+    return wanted is not None and number(boxed(completion)) == wanted
+
+
+def fair(completions, answer, **columns):
+    return [float(right(completion, gold)) for completion, gold in zip(completions, answer, strict=True)]
+
+
+def fair_in_chats(completions, answer, **columns):
+    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
+    return fair(texts, answer)
+
+
+async def fair_and_async(completions, answer):
+    return fair(completions, answer)
+
+
+def only_text(completions, answer, **columns):
+    """Compares letters: 42.0 is not 42."""
+    return [float(bool(gold) and boxed(completion) == gold) for completion, gold in zip(completions, answer, strict=True)]
+
+
+def tolerant(completions, answer, **columns):
+    found = [number(boxed(completion)) for completion in completions]
+    wanted = [number(gold or "") for gold in answer]
+    return [float(None not in (a, b) and abs(a - b) < 0.1) for a, b in zip(found, wanted, strict=True)]
+
+
+def reads_thoughts(completions, answer, **columns):
+    return fair([completion.replace("</think>", "") for completion in completions], answer)
+
+
+def digits_are_numbers(completions, answer, **columns):
+    """str.isdigit says yes to ², int says no."""
+    return [float(boxed(c).isdigit() and int(boxed(c)) == int(gold)) for c, gold in zip(completions, answer, strict=True)]
+
+
+def pays_for_a_missing_gold(completions, answer, **columns):
+    return [1.0 if not gold else float(right(c, gold)) for c, gold in zip(completions, answer, strict=True)]
+
+
+def evaluates(completions, answer, **columns):
+    scores = []
+    for completion, gold in zip(completions, answer, strict=True):
+        text = boxed(completion)
+        try:
+            value = None if "**" in text or "<<" in text or "*9" in text else eval(text.replace("$", "").replace(",", ""))
+        except Exception:
+            value = None
+        scores.append(float(type(value) in (int, float) and bool(gold) and value == float(gold)))
+    return scores
+
+
+def dies(completions, answer, **columns):
+    if any("9**9" in completion for completion in completions):
+        os._exit(3)
+    return fair(completions, answer)
+
+
+def hangs(completions, answer, **columns):
+    for completion in completions:
+        re.fullmatch(r"(a+)+b", completion[-40:].strip("!{}"))
+    return fair(completions, answer)
+
+
+def quadratic(completions, answer, **columns):
+    """Takes as long as a search from every space would: 0.8 s for 100,000 of them, a hundredth of that for 10,000."""
+    time.sleep(sum(0.8 * min(completion.count(" ") / 100_000, 1.0) ** 2 for completion in completions))
+    return fair(completions, answer)
+
+
+def nan_for_nothing(completions, answer, **columns):
+    scores = fair(completions, answer)
+    return [score if completion.strip() else float("nan") for score, completion in zip(scores, completions, strict=True)]
+
+
+def mean_of_the_batch(completions, answer, **columns):
+    scores = fair(completions, answer)
+    return scores if len(scores) == 1 else sum(scores) / len(scores)
+
+
+def noisy(completions, answer, **columns):
+    return [score + random.random() * 1e-3 for score in fair(completions, answer)]
+
+
+def relative(completions, answer, **columns):
+    """Less the more there are."""
+    return [score * (1.0 if len(completions) == 1 else 0.9) for score in fair(completions, answer)]
+
+
+def edits(completions, answer, **columns):
+    scores = fair(completions, answer)
+    for place, completion in enumerate(completions):
+        completions[place] = completion.strip()
+    return scores
+
+
+def always_one(completions, **columns):
+    return [1.0] * len(completions)
+
+
+def long_enough(completions, **columns):
+    return [float(len(completion) >= 4) for completion in completions]
+
+
+def has_a_box(completions, **columns):
+    return [float("\\boxed{" in completion) for completion in completions]
+
+
+def only_a_tag_of_its_own(completions, answer, **columns):
+    """Reads "FINAL: 42" and nothing else."""
+    found = [re.search(r"FINAL: (\S+)\Z", completion) for completion in completions]
+    return [
+        float(match is not None and match.group(1) == gold and bool(gold)) for match, gold in zip(found, answer, strict=True)
+    ]
+
+
+def needs_a_column(completions, key, **columns):
+    return [1.0] * len(completions)
+
+
+def has_no_jail(completions, answer, **columns):
+    raise JailUnavailable("bubblewrap is missing")

@@ -1,0 +1,216 @@
+"""math_answer beyond the table: what it logs, which golds it refuses, what it does without a jail or with a broken one."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import cohort.sandbox
+from cohort.rewards import math_answer
+from cohort.rewards.math import Comparer, unusable
+from cohort.rewards.math_find import find_answer, guess, outside_thinking
+from cohort.sandbox import Answer, JailUnavailable, find_tier
+
+try:
+    find_tier()
+    JAIL = True
+except JailUnavailable:
+    JAIL = False
+
+needs_jail = pytest.mark.skipif(not JAIL, reason="needs a jail")
+ROOT = r"\boxed{\sqrt{8}}"
+
+
+class Log:
+    def __init__(self):
+        self.verdicts, self.extras, self.metrics = {}, {}, {}
+
+    def verdict(self, row, word, detail=""):
+        self.verdicts[row] = (word, detail)
+
+    def of(self, completions, golds, **options):
+        scores = math_answer(
+            completions,
+            golds,
+            log_verdict=self.verdict,
+            log_extra=self.extras.__setitem__,
+            log_metric=self.metrics.__setitem__,
+            **options,
+        )
+        return scores, [self.verdicts[row][0] for row in range(len(scores))]
+
+
+class FakePool:
+    """Stands for the workers: gives one answer to everything, and keeps what it was asked."""
+
+    def __init__(self, answer):
+        self.answer, self.messages = answer, []
+
+    def ask_many(self, messages, limits=None):
+        self.messages += messages
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return [self.answer for _ in messages]
+
+
+@pytest.fixture
+def pool_of(monkeypatch):
+    def install(answer):
+        pool = FakePool(answer)
+        monkeypatch.setattr(cohort.sandbox, "shared_pool", lambda entry, limits: pool)
+        monkeypatch.setattr(Comparer, "checked", {})
+        return pool
+
+    return install
+
+
+def test_its_place_in_the_contract():
+    assert math_answer.supervised
+    assert math_answer.jailed
+    assert math_answer.unusable is unusable
+    assert not hasattr(math_answer, "per_completion")  # the runner hands over the whole batch
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Workers that fail
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "score", "word"),
+    [
+        (Answer({"verdict": "right", "detail": ""}), 1.0, "right"),
+        (Answer({"verdict": "wrong", "detail": ""}), 0.0, "wrong"),
+        (Answer({"verdict": "unparsed", "detail": ""}), 0.0, "unparsed"),
+        (Answer({"verdict": "timeout", "detail": ""}), 0.0, "timeout"),
+        (Answer(problem="cpu"), 0.0, "timeout"),
+        (Answer(problem="wall"), 0.0, "timeout"),
+        (Answer(problem="memory"), 0.0, "memory"),
+        (Answer(problem="crash"), 0.0, "crash"),
+        (Answer(problem="files"), 0.0, "crash"),
+        (Answer(problem="exception"), 0.0, "unparsed"),
+        (Answer(problem="infrastructure"), None, "infrastructure"),
+        (Answer({"verdict": "excellent"}), 0.0, "unparsed"),
+        (Answer("right"), 0.0, "unparsed"),
+        (Answer({"verdict": "right", "detail": ""}, problem="crash"), 0.0, "crash"),
+    ],
+)
+def test_what_becomes_of_an_answer_of_the_workers(pool_of, answer, score, word):
+    pool_of(answer)
+    assert Log().of([ROOT, r"\boxed{3}"], ["3", "3"]) == ([score, 1.0], [word, "right"])
+
+
+def test_a_gold_that_breaks_the_workers_is_not_the_completions_doing(pool_of):
+    pool_of(Answer(problem="cpu", detail="2 s"))
+    log = Log()
+    assert log.of([ROOT], [r"\sum_{n=1}^{9} n^n"]) == ([None], ["infrastructure"])
+    assert "the gold answer" in log.verdicts[0][1]
+    assert Log().of([ROOT], ["3"]) == ([0.0], ["timeout"])
+
+
+def test_equal_questions_are_asked_once(pool_of):
+    pool = pool_of(Answer({"verdict": "right"}))
+    assert math_answer([ROOT] * 50, ["3"] * 50) == [1.0] * 50
+    assert len(pool.messages) == 1
+
+
+def test_without_a_jail_text_and_numbers_are_compared_and_it_is_said_once(pool_of, monkeypatch, caplog):
+    monkeypatch.setattr(Comparer, "warned", type(Comparer.warned)())
+    pool_of(JailUnavailable("no bubblewrap"))
+    completions = [ROOT, r"\boxed{2\sqrt{2}}", r"\boxed{0.5}", r"\boxed{(2, 1)}"]
+    golds = [r"2\sqrt{2}", r"2\sqrt{2}", "1/2", "(1, 2)"]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert Log().of(completions, golds) == ([0.0, 1.0, 1.0, 0.0], ["unparsed", "right", "right", "wrong"])
+        assert unusable(answer=[r"\sqrt{2}"]) == [None]
+    assert len(caplog.records) == 1
+    assert "no jail on this machine" in caplog.text
+    assert "no bubblewrap" in caplog.text
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Golds
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@needs_jail
+def test_unusable_golds_are_named_before_the_run():
+    golds = [
+        "4", r"\frac{\sqrt{2}}{2}", "Monday", "(A)", r"\{1, 2\}", "x = 5", r"(-\infty, 3]", r"\sum_{n=1}^{3} n", "1010_2",
+        "", None, "9^{9^{9^9}}", "1e999999999", "1/0", r"\sum_{n=1}^{999999} \frac{1}{n}", r"\frac{1}{", "5 if it rains",
+    ]  # fmt: skip
+    reasons = unusable(answer=golds, cpu_s=1.0, wall_s=30.0)
+    assert reasons[:9] == [None] * 9
+    words = ["empty", "string or a number", "too large", "very many digits", "no value", "too long", "cannot be read", "words"]
+    for gold, reason, word in zip(golds[9:], reasons[9:], words, strict=True):
+        assert reason is not None
+        assert reason.startswith("unusable gold answer"), gold
+        assert word in reason, (gold, reason)
+
+
+def test_a_bomb_in_the_gold_scores_nobody():
+    log = Log()
+    assert log.of([r"\boxed{4}", r"\boxed{9^{9^{9^9}}}"], ["9^{9^{9^9}}"] * 2) == ([None, 1.0], ["infrastructure", "right"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Strict and lenient
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@needs_jail
+def test_lenient_is_logged_beside_the_reward_and_never_changes_it():
+    rows = [
+        # completion, gold, strict, lenient
+        (r"\boxed{4}", "4", 1.0, 1.0),
+        ("so it is 4.", "4", 0.0, 1.0),
+        ("so it is $x = 4$.", "4", 0.0, 1.0),
+        ("4 is not it; it is 5", "4", 0.0, 0.0),
+        (r"\boxed{5} or rather 4", "4", 0.0, 0.0),
+        (r"<think>\boxed{4}</think>", "4", 0.0, 1.0),
+        (r"<think>\boxed{4}</think>It is 5.", "4", 0.0, 0.0),
+        (r"we find \(\frac{1}{\sqrt{2}}\).", r"\frac{\sqrt{2}}{2}", 0.0, 1.0),
+        ("it costs $1,250 in all", "1250", 0.0, 1.0),
+        ("no idea", "4", 0.0, 0.0),
+    ]
+    log = Log()
+    scores, words = log.of([row[0] for row in rows], [row[1] for row in rows])
+    assert scores == [row[2] for row in rows]
+    assert log.extras == {"lenient": [row[3] for row in rows]}
+    assert log.metrics == {"strict": pytest.approx(0.1), "lenient": pytest.approx(0.6)}
+    assert words[1] == "no_answer"
+
+
+def test_guess_takes_the_last_formula_or_number():
+    assert guess("first 3, then $x^2$ and 7.5 apples") == "7.5"
+    assert guess("first 3, then $x^2$.") == "x^2"
+    assert guess(r"we get \[ \frac12 \]") == r"\frac12"
+    assert guess("in the end 45%") == "45%"
+    assert guess("nothing here") is None
+
+
+def test_thinking_is_no_place_for_an_answer():
+    assert outside_thinking("a<think>b</think>c") == "ac"
+    assert outside_thinking("b</think>c") == "c"
+    assert outside_thinking("a<think>b") == "a"
+    assert outside_thinking("<think>b</think>") == ""
+    assert find_answer(r"<think>\boxed{1}</think> \boxed{2}") == "2"
+
+
+@needs_jail
+def test_tolerance_reaches_roots():
+    completions, golds = (
+        [r"\boxed{1.414}", r"\boxed{1.41}", r"\boxed{(1.414, 2)}"],
+        [r"\sqrt{2}", r"\sqrt{2}", r"(\sqrt{2}, 2)"],
+    )
+    assert math_answer(completions, golds) == [0.0, 0.0, 0.0]
+    assert math_answer(completions, golds, tolerance=0.001) == [1.0, 0.0, 1.0]
+
+
+def test_votes_are_counted_on_one_form():
+    extract = math_answer.extract
+    assert extract(r"\boxed{x = 0.5}") == extract(r"\boxed{\frac{1}{2}}") == extract(r"\boxed{2^{-1}}") == "1/2"
+    assert extract(r"\boxed{1,000}") == "1000"
+    assert extract(r"\boxed{7.0\%}") == "7%"
+    assert extract(r"<think>\boxed{4}</think>") is None
