@@ -146,12 +146,14 @@ TOKEN = re.compile(
 DOLLARS = re.compile(r"^\s*(-?\s*)\$(?=\s*-?[\d.])([^$]*)$")
 LETTER_TIMES = re.compile(r"(?<=\d)[ ]?[xX][ ]?(?=10[ ]?\^)")
 """3 x 10^5"""
+FULL_STOP = re.compile(r"(?<![.\\])\.(?=[ $*`)\]\\]*$)")
+"""The end of a sentence, inside or outside of dollar signs; three dots are not."""
 TIGHT_THOUSANDS = re.compile(r"(?<=\d)\{,\}(?=\d{3})")
 
 
 def tokens_of(text: str) -> list[Token] | None:
     """The answer as tokens; None where it is too long to be meant."""
-    text = spelled_symbols(plain_characters(text))
+    text = FULL_STOP.sub("", spelled_symbols(plain_characters(text)).rstrip())
     text = DOLLARS.sub(r"\1\\$\2", text)  # a single dollar sign before a number is money, any other delimits mathematics
     text = LETTER_TIMES.sub(r" \\times ", text)
     text = ROW_GAP.sub(r"\\\\", text)
