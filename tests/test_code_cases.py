@@ -1,4 +1,4 @@
-"""code_cases and code_asserts: what each format of tests is read as. The rows are written here, in the shape of known sets."""
+"""cases and asserts of code_tests: what each format of tests is read as. The rows are written here, in the shape of known sets."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from cohort.rewards.code_asserts import read_code
-from cohort.rewards.code_cases import CallCase, StdinCase, UnusableTests, read_tests
+from cohort.rewards.code.asserts import read_code
+from cohort.rewards.code.cases import CallCase, StdinCase, UnusableTests, read_tests
 
 
 def scored(cell, **options):

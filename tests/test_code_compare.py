@@ -1,4 +1,4 @@
-"""code_compare: which returned values and outputs count as equal, on tables written by hand."""
+"""The comparison of code_tests: which returned values and outputs count as equal, on tables written by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cohort.rewards.code_compare import MAX_DEPTH, holds, plain_problem, same_output, same_value
+from cohort.rewards.code.compare import MAX_DEPTH, holds, plain_problem, same_output, same_value
 
 NAN = float("nan")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cohort.rewards.code import LIMIT_WORDS, code_tests
+from cohort.rewards.code.reward import LIMIT_WORDS, code_tests
 from cohort.sandbox import JailUnavailable, find_tier
 
 PAGE = (Path(__file__).parents[1] / "docs" / "code-rewards.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""code_format: which text of a completion is taken for the program."""
+"""code_tests: which text of a completion is taken for the program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cohort.rewards.code_format import Program, callable_name, defines, find_program, function_name, prefix_head
+from cohort.rewards.code.format import Program, callable_name, defines, find_program, function_name, prefix_head
 
 BODY = "def f():\n    return 1\n"
 OTHER = "def f():\n    return 2\n"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cohort.rewards import code
 from cohort.rewards.base import RewardRunner
-from cohort.rewards.code import code_tests, unusable
+from cohort.rewards.code import reward as code
+from cohort.rewards.code.reward import code_tests, unusable
 from cohort.rewards.contract import RewardPart
 from cohort.sandbox import CallsResult, CheckResult, ChecksResult, JailUnavailable, find_tier
 from cohort.types import Completion, Prompt

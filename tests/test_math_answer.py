@@ -8,8 +8,8 @@ import pytest
 
 import cohort.sandbox
 from cohort.rewards import math_answer
-from cohort.rewards.math import Comparer, unusable
-from cohort.rewards.math_find import find_answer, guess, outside_thinking
+from cohort.rewards.math.answer import Comparer, unusable
+from cohort.rewards.math.find import find_answer, guess, outside_thinking
 from cohort.sandbox import Answer, JailUnavailable, find_tier
 
 try:

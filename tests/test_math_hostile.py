@@ -10,8 +10,8 @@ import time
 import pytest
 
 from cohort.rewards import math_answer
-from cohort.rewards.math import ENTRY, MEMORY_MB
-from cohort.rewards.math_shape import read
+from cohort.rewards.math.answer import ENTRY, MEMORY_MB
+from cohort.rewards.math.shapes import read
 from cohort.sandbox import JailUnavailable, Limits, find_tier, shared_pool
 from math_bombs import BOMBS, INJECTIONS, PIECES, fuzzed
 
@@ -22,7 +22,7 @@ except JailUnavailable:
     JAIL = False
 
 needs_jail = pytest.mark.skipif(not JAIL, reason="needs a jail")
-TRIPWIRE = "cohort.rewards.math_tripwire:compare"
+TRIPWIRE = "cohort.rewards.math.tripwire:compare"
 BURNING = (
     "long sum", "long product", "hard integral", "harder integral", "power in an integral", "sum of sums", "factorial in a sum",
     "infinite sum",
@@ -189,7 +189,7 @@ def test_ten_thousand_injections_run_nothing(tmp_path):
 def test_the_tripwire_sees_what_it_is_there_for():
     """Otherwise no event would prove nothing: sympify on the same payload is seen."""
     program = (
-        "import cohort.rewards.math_tripwire as t, sympy\n"
+        "import cohort.rewards.math.tripwire as t, sympy\n"
         "t.install()\nt.watching = True\n"
         "try:\n    sympy.sympify('__import__(\"math\").sqrt(4)')\nexcept Exception:\n    pass\n"
         "open('/dev/null', 'w').close()\n"

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from cohort.rewards import math_answer
-from cohort.rewards.math import unusable
+from cohort.rewards.math.answer import unusable
 from cohort.sandbox import JailUnavailable, find_tier
 from math_pairs import PAIRS
 

@@ -32,14 +32,14 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-import cohort.rewards.model as module
+import cohort.rewards.learned.model as module
 from cohort.config import RewardConfig
 from cohort.errors import ModelError, PromptError, RewardError
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
-from cohort.rewards.judge import judge
-from cohort.rewards.model import keep_head_precise, reward_model, unused_end, without_special_tokens
-from cohort.rewards.process_model import find_steps, pieces_of, process_reward_model, tokens_at
+from cohort.rewards.learned.judging import judge
+from cohort.rewards.learned.model import keep_head_precise, reward_model, unused_end, without_special_tokens
+from cohort.rewards.learned.process_model import find_steps, pieces_of, process_reward_model, tokens_at
 from cohort.scratch import build_tokenizer
 from cohort.types import Completion, Prompt
 
@@ -588,7 +588,7 @@ def test_in_a_run_outcome_and_process_model_score_in_the_trainer(tmp_path):
 
 def test_importing_the_learned_rewards_imports_no_torch():
     code = (
-        "import sys, cohort.rewards.model, cohort.rewards.process_model, cohort.rewards.judge; "
+        "import sys, cohort.rewards.learned.model, cohort.rewards.learned.process_model, cohort.rewards.learned.judging; "
         "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -718,7 +718,7 @@ def test_markers_are_read_for_good_against_bad(tmp_path, monkeypatch, keeps):
     model = llama(tokenizer, LlamaForCausalLM, pad_token_id=None, max_position_embeddings=256)
     source = saved(tmp_path, model, tokenizer)
     if not keeps:
-        monkeypatch.setattr("cohort.rewards.process_model.inspect.signature", lambda _: SimpleNamespace(parameters={}))
+        monkeypatch.setattr("cohort.rewards.learned.process_model.inspect.signature", lambda _: SimpleNamespace(parameters={}))
     completions = ["2+2=4\n漢字🙂", "", "é\n\nü\n+"]
     written = ["q: 2+2=4 ки\n漢字🙂 ки", "q: é ки\n\nü ки\n+ ки"]
     good, bad = (tokenizer(text, add_special_tokens=False)["input_ids"][0] for text in "+-")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from cohort.errors import RewardError
 from cohort.rewards import BUILT_IN, built_in, exact_match, math_answer, regex_format, think_format
-from cohort.rewards.math import Comparer, find_answer
+from cohort.rewards.math.answer import Comparer
+from cohort.rewards.math.find import find_answer
 
 extract = math_answer.extract
 

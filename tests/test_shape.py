@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cohort.rewards.shape import length, overlong_penalty, repeated_share, repetition, soft_overlong, units
+from cohort.rewards.shape import length, repeated_share, repetition, soft_overlong, units
 
 
 def ids(*lengths: int) -> dict[str, list]:

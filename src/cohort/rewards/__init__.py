@@ -22,13 +22,13 @@ from collections.abc import Callable
 from typing import Any
 
 from cohort.errors import RewardError
-from cohort.rewards.code import code_tests
+from cohort.rewards.code.reward import code_tests
 from cohort.rewards.format import regex_format, think_answer_format, think_format
-from cohort.rewards.judge import judge
 from cohort.rewards.language import language_consistency
-from cohort.rewards.math import exact_match, math_answer
-from cohort.rewards.model import reward_model
-from cohort.rewards.process_model import process_reward_model
+from cohort.rewards.learned.judging import judge
+from cohort.rewards.learned.model import reward_model
+from cohort.rewards.learned.process_model import process_reward_model
+from cohort.rewards.math.answer import exact_match, math_answer
 from cohort.rewards.shape import length, repetition, soft_overlong
 
 BUILT_IN: dict[str, Callable[..., Any]] = {

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from cohort.rewards.code_compare import Rule
-from cohort.rewards.code_format import function_name, prefix_head
+from cohort.rewards.code.compare import Rule
+from cohort.rewards.code.format import function_name, prefix_head
 
 
 class UnusableTests(ValueError):
@@ -87,7 +87,7 @@ def parsed(text: str, what: str) -> list[ast.stmt]:
 
 
 class MethodsAsFunctions(ast.NodeTransformer):
-    """`Solution().f(x)` is a call of f: the jail makes the object (see code_format.callable_name)."""
+    """`Solution().f(x)` is a call of f: the jail makes the object (see format.callable_name)."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)

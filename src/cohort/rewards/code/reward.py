@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cohort.rewards.call import INFRASTRUCTURE, LIMIT_KINDS, shorten, shown
-from cohort.rewards.code_cases import CallCase, StdinCase, Suite, Tests, UnusableTests, read_tests
-from cohort.rewards.code_compare import holds, same_output
-from cohort.rewards.code_format import TAGS, Program, callable_name, find_program, function_name, thinks
+from cohort.rewards.code.cases import CallCase, StdinCase, Suite, Tests, UnusableTests, read_tests
+from cohort.rewards.code.compare import holds, same_output
+from cohort.rewards.code.format import TAGS, Program, callable_name, find_program, function_name, thinks
 from cohort.rewards.text import text_of
 from cohort.sandbox import Call, Limits, NotPlain, run_calls, run_checks, run_script
 

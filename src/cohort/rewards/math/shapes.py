@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
-from cohort.rewards.math_text import COMMAND, LETTERS, NUMBER, SIGN, TEXT, Token, tokens_of
-from cohort.rewards.math_tree import (
+from cohort.rewards.math.text import COMMAND, LETTERS, NUMBER, SIGN, TEXT, Token, tokens_of
+from cohort.rewards.math.tree import (
     FUNCTIONS,
     MAX_DEPTH,
     Node,
@@ -24,7 +24,7 @@ from cohort.rewards.math_tree import (
     number,
     read_expression,
 )
-from cohort.rewards.math_units import SCALES, unit_of
+from cohort.rewards.math.units import SCALES, unit_of
 
 MAX_ITEMS = 60
 

@@ -6,7 +6,7 @@ Differs from the usual verifiers in what it refuses to do. It takes an answer on
 compares numbers as exact fractions, so 0.5 = 1/2 and 0.333 is not 1/3; 7% is not 7; a list of alternatives is not an
 answer; a gold answer it cannot use is an error of the row, never a reward. In the trainer every step is linear in the text
 and bounded; whatever needs more than exact arithmetic is compared in jailed worker processes with limits on CPU time,
-wall clock and memory (cohort.rewards.math_symbolic), so no text can run code, hang the run or stall its threads. The rules
+wall clock and memory (cohort.rewards.math.symbolic), so no text can run code, hang the run or stall its threads. The rules
 are in docs/math-rewards.md.
 """
 
@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from cohort.rewards.math_compare import Quick, leaves, same, value_of
-from cohort.rewards.math_find import PatternTimeout, find_answer, gold_text, guess, plain_gold, shown
-from cohort.rewards.math_shape import Group, Relation, Shape, Value, read
-from cohort.rewards.math_text import MAX_ANSWER_CHARS, normalise
-from cohort.rewards.math_tree import exact
+from cohort.rewards.math.compare import Quick, leaves, same, value_of
+from cohort.rewards.math.find import PatternTimeout, find_answer, gold_text, guess, plain_gold, shown
+from cohort.rewards.math.shapes import Group, Relation, Shape, Value, read
+from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
+from cohort.rewards.math.tree import exact
 from cohort.rewards.text import as_rows, text_of, visible_text
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ENTRY = "cohort.rewards.math_symbolic:compare"
+ENTRY = "cohort.rewards.math.symbolic:compare"
 MEMORY_MB = 1024
 SHARE = 0.5
 """Of cpu_s, after which a comparison gives up by itself. One that cannot is killed at cpu_s, and its worker replaced."""

@@ -1,7 +1,7 @@
 r"""Is one answer the same as another? Rules about shapes; single expressions are left to a judge.
 
 There are two judges: `Quick`, for the trainer, knows exact rational numbers and equal trees and leaves the rest open; the one
-of cohort.rewards.math_symbolic, in a jailed worker, decides the rest. Each question has three answers: yes, no, and None for
+of cohort.rewards.math.symbolic, in a jailed worker, decides the rest. Each question has three answers: yes, no, and None for
 open. The rules are written down with examples in docs/math-rewards.md.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Protocol
 
-from cohort.rewards.math_shape import Group, Relation, Shape, Value, Words, name_of_part
-from cohort.rewards.math_tree import ANGLES, Node, exact, has, symbols
+from cohort.rewards.math.shapes import Group, Relation, Shape, Value, Words, name_of_part
+from cohort.rewards.math.tree import ANGLES, Node, exact, has, symbols
 
 Verdict = bool | None
 

@@ -2,7 +2,7 @@ r"""Runs in jailed workers only: are two answers the same where exact arithmetic
 
     compare({"found": "\\frac{1}{\\sqrt{2}}", "gold": "\\frac{\\sqrt{2}}{2}", "tolerance": "0", "cpu_s": 1.0})  ->  {"verdict": "right"}
 
-Expressions that cohort.rewards.math_tree can read are compared by value: to 150 digits, relative to their size, at several
+Expressions that cohort.rewards.math.tree can read are compared by value: to 150 digits, relative to their size, at several
 points if they have variables. That is stricter than a computer algebra system, whose simplifications stop at 15 digits,
 and it never searches, so it never hangs. What that reader does not know (sums, integrals, limits, ...) is read and judged
 by Math-Verify; its yes counts only if both sides are plain expressions, nothing of the text was dropped on the way to
@@ -26,10 +26,10 @@ from typing import Any
 
 import mpmath
 
-from cohort.rewards.math_compare import Quick, leaves, same
-from cohort.rewards.math_shape import Value, read
-from cohort.rewards.math_text import normalise
-from cohort.rewards.math_tree import Node, Refused, check_size, exact, has, symbols
+from cohort.rewards.math.compare import Quick, leaves, same
+from cohort.rewards.math.shapes import Value, read
+from cohort.rewards.math.text import normalise
+from cohort.rewards.math.tree import Node, Refused, check_size, exact, has, symbols
 
 try:
     import math_verify

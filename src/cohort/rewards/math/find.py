@@ -10,8 +10,8 @@ import math
 import re
 from typing import Any
 
-from cohort.rewards.math_text import MAX_ANSWER_CHARS, normalise
-from cohort.rewards.math_tree import MAX_NUMBER_CHARS
+from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
+from cohort.rewards.math.tree import MAX_NUMBER_CHARS
 from cohort.rewards.text import THINK_TAG, last_boxed
 
 PATTERN_LIMIT_S = 1.0

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cohort.rewards.code_asserts import CallCase, CheckCase, TestCode, UnusableTests, read_code
-from cohort.rewards.code_compare import Rule, plain_problem
-from cohort.rewards.code_format import function_name
+from cohort.rewards.code.asserts import CallCase, CheckCase, TestCode, UnusableTests, read_code
+from cohort.rewards.code.compare import Rule, plain_problem
+from cohort.rewards.code.format import function_name
 
 MAX_STREAM_CHARS = 4_000_000
 """Of one standard input or output: at four bytes a character, what a jail listens to before it calls a program a flood."""

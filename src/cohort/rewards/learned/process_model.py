@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cohort.errors import RewardError
-from cohort.rewards.model import (
+from cohort.rewards.learned.model import (
     NOWHERE,
     OVERLONG,
     Encoded,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from cohort.rewards.math_text import COMMAND, LETTERS, NUMBER, SIGN, Token
+from cohort.rewards.math.text import COMMAND, LETTERS, NUMBER, SIGN, Token
 
 MAX_DEPTH = 30
 MAX_NUMBER_CHARS = 400

@@ -1,6 +1,6 @@
 r"""One spelling for what is only typography in a final answer, and its tokens. Nothing here knows what an answer means.
 
-Two forms are made. `normalise` gives a text to compare letter by letter; `tokens_of` gives tokens for cohort.rewards.math_shape
+Two forms are made. `normalise` gives a text to compare letter by letter; `tokens_of` gives tokens for cohort.rewards.math.shapes
 and keeps what matters there: which letters were \text{}, and where spaces were (in "100, 200" the comma separates, in "100,200"
 it may group digits). Every pattern is linear, and texts are cut to MAX_ANSWER_CHARS before they come here.
 """

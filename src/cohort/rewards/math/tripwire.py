@@ -1,4 +1,4 @@
-"""The comparison of math_symbolic under watch: for tests and benchmarks that prove that no text runs code.
+"""The comparison of symbolic.py under watch: for tests and benchmarks that prove that no text runs code.
 
 The entry of a jailed pool of its own. Python's audit hooks report whatever would start a process, write a file, open a
 connection or load a library, and every piece of source text that is compiled; what is part of ordinary work (Math-Verify
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from cohort.rewards import math_symbolic
+from cohort.rewards.math import symbolic
 
 FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "webbrowser.", "urllib.", "ftplib.", "smtplib.")
 HARMLESS = ("os.listdir", "os.scandir", "os.walk")
@@ -56,17 +56,17 @@ def install() -> None:
 
 
 def compare(message: Mapping[str, Any]) -> dict[str, Any]:
-    """As math_symbolic.compare; with "raw", the text also goes straight to Math-Verify with everything it can read."""
+    """As symbolic.compare; with "raw", the text also goes straight to Math-Verify with everything it can read."""
     global watching
     install()
     events.clear()
     watching = True
     try:
-        result = math_symbolic.compare(message)
+        result = symbolic.compare(message)
         if message.get("raw"):
-            with math_symbolic.cpu_share(float(message.get("cpu_s", 0.0))):
-                math_symbolic.math_verify.parse(str(message["raw"]), parsing_timeout=None)
-    except math_symbolic.OutOfTime:
+            with symbolic.cpu_share(float(message.get("cpu_s", 0.0))):
+                symbolic.math_verify.parse(str(message["raw"]), parsing_timeout=None)
+    except symbolic.OutOfTime:
         result = {"verdict": "timeout", "detail": "Math-Verify alone"}
     finally:
         watching = False
