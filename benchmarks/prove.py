@@ -317,6 +317,34 @@ def iterative(settings: Settings) -> list[Figure]:
     ]
 
 
+# -- rewards -----------------------------------------------------------------------------------------------------------
+
+
+def jail(settings: Settings) -> list[Figure]:
+    """What the jail costs, and ten thousand runs of it. Every hostile program by tier and user is a test (make prove)."""
+    return [
+        verdict_of("overhead of the jail", ["benchmarks/jail.py", "overhead"], "≤ 50 ms over bare Python"),
+        verdict_of("soak of the jail", ["benchmarks/jail.py", "soak", "--runs", "10000"], "nothing leaked, 0 rewarded"),
+    ]
+
+
+def math_rewards(settings: Settings) -> list[Figure]:
+    command = ["benchmarks/math_rewards.py"]
+    return [verdict_of("math_answer", command, "table exact, bombs within limits, 512 in 30 s")]
+
+
+def faulty_rewards(settings: Settings) -> list[Figure]:
+    command = ["benchmarks/faulty_rewards.py"]
+    return [verdict_of("200 steps with 5 % reward faults", command, "finishes, counts each, improves")]
+
+
+def verdict_of(name: str, command: Sequence[str], target: str) -> Figure:
+    """A benchmark that prints its own table and tells by its exit code whether every target was met."""
+    ended = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    print(ended.stdout)
+    return Figure(name, f"python {' '.join(command)}", f"exit code {ended.returncode}", target, ended.returncode == 0)
+
+
 FIGURES: dict[str, Callable[[Settings], list[Figure]]] = {
     "lines": lines,
     "help": help_seconds,
@@ -326,6 +354,9 @@ FIGURES: dict[str, Callable[[Settings], list[Figure]]] = {
     "memory": memory,
     "iterative": iterative,
     "family": family,
+    "jail": jail,
+    "math": math_rewards,
+    "faults": faulty_rewards,
 }
 
 if __name__ == "__main__":

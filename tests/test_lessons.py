@@ -181,6 +181,34 @@ LESSONS: dict[str, list[str]] = {
     "zero-variance groups can be dropped": [
         "test_gradients.py::test_dropping_zero_variance_groups_scales_the_gradient_by_the_documented_denominators",
     ],
+    # Verifiers
+    "Math-Verify in a killable worker process; the trainer keeps its pulse": [
+        "test_math_hostile.py::test_bombs_end_within_their_limits_and_the_trainer_keeps_its_pulse",
+        "test_math_hostile.py::test_what_cannot_give_up_by_itself_is_killed_and_the_next_question_is_answered",
+        "test_math_pairs.py::test_the_same_verdicts_from_a_thread_and_from_asyncio",
+    ],
+    "known wrong verdicts of Math-Verify": ["test_math_pairs.py::test_every_row_of_the_table"],
+    "an unusable gold earns nothing and is named at start": [
+        "test_math_answer.py::test_unusable_golds_are_named_before_the_run",
+        "test_math_answer.py::test_a_bomb_in_the_gold_scores_nobody",
+        "test_rewards_runner.py::test_rows_that_can_never_be_scored_are_named_before_the_run",
+    ],
+    "no parser that runs code sees model text outside the jail": [
+        "test_math_hostile.py::test_injections_run_nothing",
+        "test_math_hostile.py::test_the_trainer_never_imports_a_computer_algebra_system",
+        "test_gym_guards.py::test_no_code_passes_a_grammar",
+        "test_gym_guards.py::test_an_audited_worker_never_compiles_hostile_text",
+    ],
+    "code is graded by plain values that the host compares": [
+        "test_code_tests.py::test_no_cheat_earns_anything",
+        "test_code_tests.py::test_expected_values_are_nowhere_in_the_jail",
+        "test_jail_hostile.py::test_a_sample_of_hostile_programs",
+    ],
+    "limits bind for root, and only own processes are ended": [
+        "test_sandbox.py::test_the_environment_is_empty_and_the_user_another",
+        "test_sandbox.py::test_nothing_is_left_behind",
+        "test_sandbox.py::test_a_jail_dies_with_its_host",
+    ],
     # transformers 5
     "a saved tokenizer comes back as it was": [
         "test_scratch.py::test_saving_and_loading_changes_nothing",
@@ -194,9 +222,6 @@ LESSONS: dict[str, list[str]] = {
 
 NOT_BUILT_YET = {
     "LoRA: the reference below an SFT adapter": "there are no adapters",
-    "Math-Verify in a killable worker; its wrong verdicts": "exact and numeric match only, without Math-Verify",
-    "code rewards: grading by plain values in a jail": "there is no sandbox",
-    "reasoning-gym tasks whose verifiers evaluate text": "refused until the jail exists",
 }
 
 
