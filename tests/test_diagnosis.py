@@ -62,6 +62,19 @@ def test_a_healthy_run_has_no_findings_at_any_length():
         assert keys(healthy(steps)) == {}
 
 
+SHARED = {
+    "row": 17,
+    "rows": [17, 40],
+    "prompt": "2+2=",
+    "completion": "I am sure.",
+    "kind": "ending",
+    "text": "I am sure.",
+    "share": 0.83,
+    "share_failed": 0.02,
+    "prompts": 14,
+    "golds": 12,
+}
+
 TRIGGERS = [
     ("loss_zero", "info", {"loss/policy": 1e-9}, "by construction"),
     ("no_success", "alarm", {"reward/success": 0.0, "advantage/useful_groups": 0.0}, "of 2560"),
@@ -105,6 +118,30 @@ TRIGGERS = [
         "45 % of the groups drawn are all wrong, up from 12 %",
     ),
     ("held_out_falls", "alarm", {"eval/held_out/pass@1": lambda s: {20: 0.6, 40: 0.5, 60: 0.4}.get(s)}, "step 20"),
+    (
+        "part_outruns_outcome",
+        "warning",
+        {"reward/success": 0.3, "reward/neatness/mean": lambda s: 0.2 + 0.01 * s, "reward/math_answer/mean": 0.3},
+        "The part neatness went from 0.26 to 0.76 while success (math_answer) stayed at 30 %.",
+    ),
+    (
+        "shared_rewarded",
+        "alarm",
+        {"evidence": lambda s: {"shared": SHARED} if s > 50 else None},
+        "83 % of the successes of step 60 share the last line “I am sure.”",
+    ),
+    (
+        "failures_rise",
+        "warning",
+        {"reward/math_answer/verdict/unparsed": lambda s: s},
+        "The verifier gave up on 22 % of completions, up from 2.1 % (mostly math_answer: unparsed)",
+    ),
+    (
+        "wrong_grows",
+        "warning",
+        {"rollout/length_wrong": lambda s: 100 + 5 * s, "rollout/length_right": 90},
+        "Wrong completions grew from 128 to 378 tokens, right ones from 90 to 90.",
+    ),
 ]
 
 

@@ -147,7 +147,7 @@ LESSONS: dict[str, list[str]] = {
         "test_rewards_math.py::test_unusable_gold_raises_and_is_shown",
         "test_rewards_runner.py::test_an_unusable_gold_is_a_fault_of_its_row",
     ],
-    "no verifier evaluates model text": ["test_tasks.py::test_no_safe_task_can_run_text"],
+    "no verifier evaluates model text": ["test_gym_tasks.py::test_exactly_the_jailed_tasks_can_run_text"],
     # Runs
     "resume: noise, cursor, optimizer, schedule and the unfinished batch": [
         "test_kill_resume.py::test_a_killed_run_ends_with_the_same_bits",

@@ -9,13 +9,13 @@ import pytest
 from cohort.metrics import AREAS, METRICS, describe, markdown
 
 NAMES = """
-rollout/completions rollout/tokens rollout/length_mean rollout/length_max rollout/truncated rollout/distinct
-rollout/prompt_tokens_mean rollout/epoch rollout/mismatch_mean rollout/mismatch_p95 rollout/mismatch_max
+rollout/completions rollout/tokens rollout/length_mean rollout/length_max rollout/length_right rollout/length_wrong rollout/truncated rollout/distinct
+rollout/shared_rewarded rollout/prompt_tokens_mean rollout/epoch rollout/mismatch_mean rollout/mismatch_p95 rollout/mismatch_max
 rollout/rounds rollout/groups_drawn rollout/groups_too_easy rollout/groups_too_hard rollout/groups_surplus
 rollout/prompts_seen rollout/prompts_retired rollout/prompts_hopeless rollout/expected_success
 reward/mean reward/std reward/success reward/unscored reward/faults reward/timeouts
 reward/failed_extracts reward/<part>/mean reward/<part>/std reward/<part>/none reward/<part>/faults reward/<part>/timeouts
-reward/<part>/retried reward/<part>/dropped_logs reward/<part>/steps reward/overlong/mean reward/verifier_agreement
+reward/<part>/retried reward/<part>/verdict/<word> reward/<part>/dropped_logs reward/<part>/steps reward/overlong/mean reward/verifier_agreement
 reward/<part>/seconds reward/<part>/<logged>
 advantage/useful_groups advantage/zero_variance_groups advantage/dropped_groups advantage/all_correct_groups
 advantage/all_wrong_groups advantage/std advantage/abs_max

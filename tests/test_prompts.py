@@ -108,7 +108,7 @@ def test_tasks_and_gym_tasks_go_by_prefix():
     rows = load_rows(config(source="gym:chain_sum", args={"count": 3}), 4)
     assert [row["task"] for row in rows] == ["chain_sum"] * 3
     refused("did you mean 'column_addition'", source="task:colum_addition")
-    refused("sandboxed worker", source="gym:countdown")
+    refused("is gamed", source="gym:propositional_logic")
 
 
 def test_functions_are_called_with_their_arguments_and_the_seed(tmp_path, monkeypatch):

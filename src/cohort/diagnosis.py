@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from cohort.algorithms.presets import NEEDS_GROUP
+from cohort.diagnosis_hacking import HACKING_CHECKS
 from cohort.diagnosis_methods import METHOD_CHECKS
 from cohort.estimators import useful_share
 from cohort.history import PATIENCE, WINDOW, Finding, History, Row, percent
@@ -285,7 +286,7 @@ def weights_still(history: History) -> Finding | None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Cost and generalisation
+# Cost
 # ---------------------------------------------------------------------------------------------------------------------
 
 STAGE_FIXES = {
@@ -318,56 +319,6 @@ def slow_stage(history: History) -> Finding | None:
     )
 
 
-def held_out_falls(history: History) -> Finding | None:
-    """Held-out pass@1 below its best by more than the intervals allow, while the training reward rose."""
-    for name, points in held_out_points(history).items():
-        best = max(points, key=lambda point: point[1])
-        step, value, _, high = points[-1]
-        if step <= best[0] or high >= best[2]:
-            continue
-        rewards = [mean_near(history, point_step) for point_step in (best[0], step)]
-        if rewards[0] is None or rewards[1] is None or rewards[1] <= rewards[0]:
-            continue
-        return Finding(
-            "held_out_falls",
-            "alarm",
-            f"pass@1 on {name} fell from {percent(best[1])} at step {best[0]} to {percent(value)}, while the training reward rose.",
-            "The policy is getting better at the reward and worse at the task: memorised prompts, or a reward that can be gamed.",
-            f"Use the checkpoint near step {best[0]}. Then more prompts, a larger kl_coef, or a stricter reward.",
-        )
-    return None
-
-
-def held_out_points(history: History) -> dict[str, list[tuple[int, float, float, float]]]:
-    """Set -> [(step, pass@1, low, high)]. Evaluations carry intervals; bare metric rows get +- 0.025."""
-    points: dict[str, dict[int, tuple[int, float, float, float]]] = {}
-    for row in history.rows:
-        for name, value in row.items():
-            if name.startswith("eval/") and name.endswith("/pass@1") and isinstance(value, int | float):
-                step = int(row.get("step", 0))
-                points.setdefault(name[5:-7], {})[step] = (step, value, value - 0.025, value + 0.025)
-    for evaluation in history.evaluations:
-        sets = evaluation.get("sets")
-        for name, numbers in sets.items() if isinstance(sets, Mapping) else ():
-            one = numbers.get("pass@1") if isinstance(numbers, Mapping) else None
-            if isinstance(one, Mapping) and isinstance(one.get("value"), int | float):
-                step, value, low, high = int(evaluation.get("step", 0)), float(one["value"]), one.get("low"), one.get("high")
-                points.setdefault(name, {})[step] = (
-                    step,
-                    value,
-                    value if low is None else low,
-                    value if high is None else high,
-                )
-    return {name: [found[step] for step in sorted(found)] for name, found in points.items() if len(found) > 1}
-
-
-def mean_near(history: History, step: int) -> float | None:
-    """Mean reward of the steps around one step."""
-    near = [row for row in history.rows if abs(int(row.get("step", 0)) - max(step, 1)) < PATIENCE]
-    values = history.values("reward/mean", near)
-    return sum(values) / len(values) if values else None
-
-
 def steps_missing(history: History) -> Finding | None:
     steps = [int(row["step"]) for row in history.rows[-200:] if isinstance(row.get("step"), int | float)]
     gaps = [(a, b) for a, b in pairwise(steps) if b != a + 1]
@@ -389,7 +340,7 @@ CHECKS: tuple[Callable[[History], Finding | None], ...] = (
     copies,
     no_gradient,
     weights_still,
-    held_out_falls,
+    *HACKING_CHECKS,
     kl_drift,
     *METHOD_CHECKS,
     entropy_collapse,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, variance
 from typing import Any, Literal
 
 Level = Literal["info", "warning", "alarm"]
@@ -14,6 +15,8 @@ WINDOW = 10
 """Steps that "now" and "at the start" are averaged over."""
 PATIENCE = 5
 """Steps before a low value counts as a pattern rather than as the luck of a small batch."""
+FAILURE_WORDS = ("timeout", "memory", "output", "files", "crash", "unparsed", "infrastructure")
+"""Verdicts that say that a verifier could not do its work. `wrong`, `no_answer` and `error` are work done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,34 @@ class Finding:
     why: str
     fix: str
     """What to do about it; empty when there is nothing to do."""
+    evidence: tuple[str, ...] = ()
+    """Rollouts to look at, one sentence each: step, file and row, and the beginning of what is there."""
 
     @property
     def text(self) -> str:
-        return " ".join(sentence for sentence in (self.what, self.why, self.fix) if sentence)
+        look_at = f"Look at {' · '.join(self.evidence)}" if self.evidence else ""
+        return " ".join(sentence for sentence in (self.what, self.why, self.fix, look_at) if sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """How a metric changed between two windows of steps."""
+
+    start: float
+    now: float
+    error: float
+    """Standard error of the change, from how much single steps scatter within the windows."""
+
+    @property
+    def change(self) -> float:
+        return self.now - self.start
+
+    def rises(self, least: float = 0.0) -> bool:
+        """By at least this much, and by more than the scatter of single steps explains."""
+        return self.change > 0 and self.change >= least and self.change > 3 * self.error
+
+    def falls(self, least: float = 0.0) -> bool:
+        return self.change < 0 and -self.change >= least and -self.change > 3 * self.error
 
 
 @dataclass(frozen=True)
@@ -65,6 +92,22 @@ class History:
     def start(self, name: str, count: int = WINDOW) -> float | None:
         return mean(self.values(name, self.rows[:count]))
 
+    def trend(self, name: str, first: int = 0) -> Trend | None:
+        """From the window of steps that begins with row `first` to the last window; None where they overlap or are empty."""
+        if first + 2 * WINDOW > len(self.rows):
+            return None
+        return trend_between(self.values(name, self.rows[first : first + WINDOW]), self.last(name))
+
+    def evidence(self, kind: str) -> list[tuple[int, Mapping[str, Any]]]:
+        """(step, example) of every step that has evidence of this kind; see hacking.look."""
+        found = []
+        for row in self.rows:
+            kinds = row.get("evidence")
+            one = kinds.get(kind) if isinstance(kinds, Mapping) else None
+            if isinstance(one, Mapping) and isinstance(row.get("step"), int) and isinstance(one.get("row"), int):
+                found.append((row["step"], one))
+        return found
+
     @property
     def long_enough(self) -> bool:
         """Start and now do not overlap."""
@@ -73,6 +116,13 @@ class History:
 
 def mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if len(values) >= PATIENCE else None
+
+
+def trend_between(start: Sequence[float], now: Sequence[float]) -> Trend | None:
+    """None where either side has fewer than PATIENCE values."""
+    if min(len(start), len(now)) < PATIENCE:
+        return None
+    return Trend(fmean(start), fmean(now), math.sqrt(variance(start) / len(start) + variance(now) / len(now)))
 
 
 def percent(share: float) -> str:

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from cohort.rewards.text import printable
-
 MAX_REASON_CHARS = 400
 
 
@@ -52,6 +50,8 @@ def load_function(spec: str) -> Callable[..., Any]:
 
 def reason(problem: BaseException) -> str:
     """The last line of the traceback, and where in the imported code it happened."""
+    from cohort.rewards.text import printable  # here: that package imports this module
+
     first_line = (str(problem).strip().splitlines() or [""])[0]
     text = printable(f"{type(problem).__name__}: {first_line}" if first_line else type(problem).__name__)
     if len(text) > MAX_REASON_CHARS:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from cohort import checkpoint
+from cohort import checkpoint, hacking
 from cohort.config import Recipe
 from cohort.critic import Critic, NoCritic
 from cohort.evaluation import Evaluation, evaluate
@@ -102,6 +102,10 @@ class Parts:
             row["loss/kl_coef"] = state.kl_coef
         if isinstance(self.stream, InformativeChoice):
             row |= self.stream.metrics()
+        signs = hacking.look(batch.rollouts)
+        row |= signs.metrics
+        if signs.evidence:
+            row["evidence"] = signs.evidence
         if recipe.monitors.rollouts_every and step % recipe.monitors.rollouts_every == 0:
             self.folder.write_rollouts(step, batch.rollouts, batch.advantages_N)
         every = recipe.evaluation.every_steps

@@ -166,6 +166,6 @@ def merge_metrics(rows: Sequence[tuple[int, dict[str, float]]]) -> dict[str, flo
     for name in {name: None for _, row in rows for name in row}:
         values = [(count, row[name]) for count, row in rows if name in row]
         total = sum(count for count, _ in values)
-        counted = name.rsplit("/", 1)[-1] in COUNTED
+        counted = "/verdict/" in name or name.rsplit("/", 1)[-1] in COUNTED
         merged[name] = sum(value if counted else value * count / total for count, value in values)
     return merged

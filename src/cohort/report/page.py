@@ -188,7 +188,10 @@ def findings(run: RunData) -> str:
         return f'<h2>Diagnosis</h2><p class="none">{line}</p>'
     cards = "".join(
         f'<div class="card finding {f.level}"><p><span class="level">{f.level}</span><strong>{text(f.what)}</strong></p>'
-        f"<p>{text(f.why)}</p>" + (f'<p class="fix">{text(f.fix)}</p>' if f.fix else "") + "</div>"
+        f"<p>{text(f.why)}</p>"
+        + (f'<p class="fix">{text(f.fix)}</p>' if f.fix else "")
+        + "".join(f'<p class="caption">{text(line)}</p>' for line in f.evidence)
+        + "</div>"
         for f in found
     )
     return f'<h2>Diagnosis</h2><div class="findings">{cards}</div>'

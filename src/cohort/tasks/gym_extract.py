@@ -1,0 +1,48 @@
+r"""The final answer of a completion. Also runs in a jail: a pattern of the user's own on a hostile text may never end.
+
+The rule, outside of thoughts: the last <answer>..</answer>, else the last match of the pattern, else the last \boxed{..},
+else the whole text.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from typing import Any
+
+from cohort.rewards.text import last_boxed, visible_text
+
+OPENING, CLOSING = "<answer>", "</answer>"
+
+
+def extract_answer(completion: str, pattern: str = "") -> str:
+    r"""The final answer: the last <answer>..</answer>, else the last match of `pattern` (its first group, where it has
+    one), else the last \boxed{..}, else the whole text; without white space around it."""
+    completion = visible_text(completion)
+    answer = last_tagged(completion)
+    if answer is None and pattern:
+        answer = last_match(completion, pattern)
+    if answer is None:
+        answer = last_boxed(completion)
+    return (completion if answer is None else answer).strip()
+
+
+def last_tagged(text: str) -> str | None:
+    """Content of the last pair of answer tags. One pass: after an opening without a closing there is none for later ones."""
+    content, position = None, 0
+    while (start := text.find(OPENING, position)) >= 0:
+        end = text.find(CLOSING, start + len(OPENING))
+        if end < 0:
+            break
+        content, position = text[start + len(OPENING) : end], end + len(CLOSING)
+    return content
+
+
+def last_match(text: str, pattern: str) -> str | None:
+    matches = collections.deque(re.finditer(pattern, text, re.DOTALL), maxlen=1)
+    return (matches[0].group(1 if matches[0].re.groups else 0) or "") if matches else None
+
+
+def find(message: Any) -> str:
+    """The worker's side of `extract_answer`."""
+    return extract_answer(str(message["completion"]), str(message["pattern"]))
