@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cohort.overlong import penalize_overlong, soft_overlong
+from cohort.overlong import penalize_overlong
 from cohort.rewards.contract import Scored
+from cohort.rewards.shape import overlong_penalty
 from cohort.types import UNSCORED, Completion, Outcome
 
 
@@ -18,19 +19,19 @@ def completion(length: int, end: str = "stop", mask: tuple[bool, ...] | None = N
 )  # fmt: skip
 def test_by_hand(length, penalty):
     """L_max 100, L_cache 20."""
-    assert soft_overlong(length, 100, 20) == pytest.approx(penalty, abs=1e-15)
-    assert -1.0 <= soft_overlong(length, 100, 20) <= 0.0
+    assert overlong_penalty(length, 100, 20) == pytest.approx(penalty, abs=1e-15)
+    assert -1.0 <= overlong_penalty(length, 100, 20) <= 0.0
 
 
 def test_the_numbers_of_the_paper():
     """DAPO: 16384 expected, a cache of 4096, 20480 at most."""
-    assert soft_overlong(16384, 20480, 4096) == 0.0
-    assert soft_overlong(18432, 20480, 4096) == -0.5
-    assert soft_overlong(20480, 20480, 4096) == -1.0
+    assert overlong_penalty(16384, 20480, 4096) == 0.0
+    assert overlong_penalty(18432, 20480, 4096) == -0.5
+    assert overlong_penalty(20480, 20480, 4096) == -1.0
 
 
 def test_a_share_of_1_starts_at_the_first_token():
-    assert soft_overlong(25, 100, 100) == -0.25
+    assert overlong_penalty(25, 100, 100) == -0.25
 
 
 def test_the_reward_pays_and_success_does_not():

@@ -196,6 +196,7 @@ def markdown_lines() -> Iterator[str]:
     yield ""
     yield 'Every step appends one JSON object to `metrics.jsonl` in the run folder: `{"step": 12, "reward/mean": 0.41, ...}`.'
     yield "A value that does not exist in a step is absent; a value that was not finite is `null`. Shares lie between 0 and 1."
+    yield "`evidence`, where a row has it, holds no number: it names rollouts for the [hacking alarms](hacking-alarms.md)."
     yield ""
     yield "Short of time? Watch five: `reward/success`, `advantage/useful_groups`, `rollout/truncated`, `loss/kl_per_completion`"
     yield "and `eval/<set>/pass@1`. The loss is not among them: exactly on-policy it is 0 by construction."

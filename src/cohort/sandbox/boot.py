@@ -162,8 +162,8 @@ def confine(setup: dict[str, Any]) -> None:
         must(LIBC.syscall(RESTRICT_SELF, ruleset, 0), "landlock")
         os.close(ruleset)
     os.chdir(setup["scratch"])
-    reroute(open_folders)
     sys.path += setup["path"]
+    reroute(open_folders)
     filtered(setup["filter"])
 
 
