@@ -160,6 +160,29 @@ def test_plain_output_is_one_line_per_interval(tmp_path):
     assert "\x1b" not in out.getvalue()
 
 
+def test_scoring_is_mentioned_only_when_it_takes_long(tmp_path):
+    monitor, out, clock = make_console(tmp_path)
+    monitor.on_scoring("math_answer", 1, 64)  # before any stage, and quick
+    monitor.on_scoring("math_answer", 64, 64)
+    monitor.on_stage("training", total=100)
+    for done in range(1, 65):
+        clock.now += 1.0
+        monitor.on_scoring("code_tests", done, 64)
+    assert out.getvalue().splitlines() == [f"training · scoring code_tests {done}/64" for done in (16, 31, 46, 61)]
+
+
+def test_a_live_line_shows_how_far_scoring_is(tmp_path):
+    monitor, out, clock = make_console(tmp_path, terminal=True)
+    monitor.on_stage("training", total=100)
+    monitor.on_metrics(row(1))
+    for done in range(1, 5):
+        clock.now += 1.0
+        monitor.on_scoring("code_tests", done, 64)
+    assert monitor.progress is not None
+    assert monitor.progress.tasks[0].fields["facts"].endswith("3 min left · scoring code_tests 4/64")
+    monitor.close()
+
+
 def test_cold_start_and_evaluation_lines(tmp_path):
     monitor, out, _ = make_console(tmp_path)
     monitor.on_stage("cold start", total=50)

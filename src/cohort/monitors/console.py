@@ -23,7 +23,7 @@ from cohort.rewards.text import printable
 
 INTERVAL_S = 15.0
 """Seconds between two plain lines."""
-SCORING_INTERVAL_S = 0.25
+SCORING_INTERVAL_S = 0.5
 """Seconds between two updates of the live line while rewards are computed."""
 WIDE_TERMINAL = 130
 PACE_WINDOW = 10
@@ -54,7 +54,7 @@ class ConsoleMonitor(Monitor):
         self.last_line = float("-inf")
         self.pending = ""
         self.facts = ""
-        self.scoring: dict[str, tuple[int, int]] = {}
+        self.scoring: dict[str, tuple[int, int, float]] = {}
         self.last_scoring = float("-inf")
         self.progress: Progress | None = None
         self.task: TaskID | None = None
@@ -94,20 +94,23 @@ class ConsoleMonitor(Monitor):
             self.show_findings()
 
     def on_scoring(self, part: str, done: int, total: int) -> None:
-        """Shown for scoring that takes a while, and at most a few times a second."""
+        """Only scoring that takes a while is shown: most takes no longer than it takes to read of it."""
+        now = self.clock()
         if done == total:
             self.scoring.pop(part, None)
-        else:
-            self.scoring[part] = (done, total)
-        now = self.clock()
-        if now - self.last_scoring < (SCORING_INTERVAL_S if self.progress is not None else self.interval_s):
+            return
+        _, _, began = self.scoring.get(part, (0, 0, now))
+        self.scoring[part] = (done, total, began)
+        live = self.progress is not None and self.task is not None
+        patience = SCORING_INTERVAL_S if live else self.interval_s
+        if now - began < patience or now - max(self.last_scoring, self.last_line if not live else 0.0) < patience:
             return
         self.last_scoring = now
-        line = ", ".join(f"{name} {judged}/{of}" for name, (judged, of) in list(self.scoring.items()))
+        line = "scoring " + ", ".join(f"{name} {judged}/{of}" for name, (judged, of, _) in list(self.scoring.items()))
         if self.progress is not None and self.task is not None:
-            self.progress.update(self.task, facts=" · ".join(filter(None, (self.facts, f"scoring {line}" if line else ""))))
-        elif line and now - self.last_line >= self.interval_s:
-            self.print_line(f"{self.stage} · scoring {line}")
+            self.progress.update(self.task, facts=" · ".join(filter(None, (self.facts, line))))
+        else:
+            self.print_line(" · ".join(filter(None, (self.stage, line))))
             self.last_line = now
 
     def show(self, done: int, facts: str) -> None:
