@@ -277,6 +277,42 @@ def test_nothing_is_left_behind(tier):
     assert (open_descriptors(), scratch_folders(), children()) == before
 
 
+def test_folders_of_killed_hosts_are_swept_and_no_others(tmp_path, monkeypatch):
+    from cohort.sandbox import scratch
+
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    target = tmp_path / "precious"
+    target.mkdir(mode=0o755)
+    for name in (f"cohort-jail-{dead.pid}-a", f"cohort-jail-{os.getpid()}-b", "cohort-jail-x", "other"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+    (tmp_path / f"cohort-jail-{dead.pid}-link").symlink_to(target)
+    scratch.sweep.__wrapped__(str(tmp_path), 0)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {f"cohort-jail-{os.getpid()}-b", "cohort-jail-x", "other", "precious", f"cohort-jail-{dead.pid}-link"}
+    assert target.stat().st_mode & 0o777 == 0o755
+
+
+def test_folders_nested_by_the_thousand_are_removed(tmp_path):
+    from cohort.sandbox.scratch import remove_folder, scratch_is_over
+
+    top = tmp_path / "cohort-jail-1-deep"
+    top.mkdir()
+    before, descriptor = os.getcwd(), os.open(top, os.O_RDONLY)
+    try:
+        for _ in range(3000):
+            os.mkdir("d", dir_fd=descriptor)
+            inner = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+    finally:
+        os.close(descriptor)
+    assert os.getcwd() == before
+    assert scratch_is_over(str(top), os.getpid(), 10**9, 10**9)
+    remove_folder(str(top))
+    assert not top.exists()
+
+
 def open_descriptors():
     return sorted(os.listdir("/proc/self/fd"))
 
@@ -284,7 +320,7 @@ def open_descriptors():
 def scratch_folders():
     import tempfile
 
-    return sorted(path.name for path in Path(tempfile.gettempdir()).glob("cohort-jail-*"))
+    return sorted(path.name for path in Path(tempfile.gettempdir()).glob(f"cohort-jail-{os.getpid()}-*"))
 
 
 def children():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_DEPTH = 100
-MAX_NODES = 1_000_000
+MAX_NODES = 300_000
 SMALL_INT = 2**53
 HEADER_BYTES = 4
 

@@ -9,6 +9,7 @@ not reaped, so that their ids cannot belong to anyone else.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import itertools
 import json
@@ -19,7 +20,6 @@ import queue
 import select
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +28,9 @@ from typing import Any
 
 from cohort.sandbox import seccomp, tiers
 from cohort.sandbox.limits import FLOOD_BYTES, MAX_FILES, MAX_FOLDERS_DEEP, MAX_FRAME_BYTES, JailUnavailable, Limits
-from cohort.sandbox.scratch import open_folder, remove_folder, scratch_is_over
+from cohort.sandbox.scratch import make_folder, remove_folder, scratch_is_over
 from cohort.sandbox.tiers import Tier, find_tier
+from cohort.sandbox.values import MAX_NODES
 
 HEADER_BYTES = 4
 START_LIMIT_S = 30.0
@@ -37,6 +38,7 @@ START_LIMIT_S = 30.0
 TICK_S = 0.02
 """How often limits are looked at while a process is silent."""
 THREADS_MARGIN = 16
+LARGE_BYTES = 256 * 1024
 TRANSIENT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """Too few processes, pages or descriptors just now: not a property of the machine."""
 BOOT = (Path(__file__).parent / "boot.py").read_text(encoding="utf-8")
@@ -94,10 +96,11 @@ class Jail:
         """A descriptor for exactly that first process, which no later one with its id can be taken for."""
         self._process: subprocess.Popen[bytes] | None = None
         self._end: Ended | None = None
-        self._scratch = "" if self.tier.own_files else tempfile.mkdtemp(prefix="cohort-jail-", dir=open_folder())
+        self._scratch = "" if self.tier.own_files else make_folder()
         self._open: dict[int, str] = {}
         self._to_write: dict[int, memoryview] = {}
         self._incoming, self._info = bytearray(), bytearray()
+        self._large_replies = 0
         self._lifetime_cpu = self._begun_cpu = 0.0
         self._deadline = time.monotonic() + START_LIMIT_S
         self._cpu_limit = START_LIMIT_S
@@ -238,6 +241,10 @@ class Jail:
 
     def _read(self, body: bytes) -> list[Any]:
         """The program can write here what it likes: that only ever hurts its own score."""
+        # Counted before it is parsed: four bytes of text can be a list of a hundred.
+        if body.count(b"[") + body.count(b",") > MAX_NODES + 16:
+            self._stop(Ended("output", f"a reply of more than {MAX_NODES} values"))
+        self._large_replies += len(body) > LARGE_BYTES
         with contextlib.suppress(ValueError, RecursionError, MemoryError):
             reply = json.loads(body)
             if isinstance(reply, list) and reply and isinstance(reply[0], str):
@@ -264,13 +271,14 @@ class Jail:
                 poll.register(descriptor, select.POLLIN)
             elif descriptor in self._to_write:
                 poll.register(descriptor, select.POLLOUT)
+        over = self._over()  # asked first: what a dead process has written is all there by the time of the poll
         left = self._deadline - time.monotonic()
-        events = poll.poll(max(0.0, min(TICK_S, left)) * 1000)
+        events = poll.poll(0 if over else max(0.0, min(TICK_S, left)) * 1000)
         for descriptor, _ in events:
             self._serve(descriptor)
         self._look()
-        if not events and self._over():
-            # Nothing left to read, and the process is dead: whoever still holds a pipe open is not the program.
+        if over and not events:
+            # Nothing is left to read: whoever still holds a pipe open is not the program.
             for descriptor in list(self._open):
                 self._forget(descriptor)
 
@@ -433,12 +441,21 @@ class Jail:
             self._scratch = ""
         if self._end is None:
             self._end = Ended("exit", "closed")
+        if self._large_replies:
+            self._large_replies = 0
+            return_memory()
 
     def __enter__(self) -> Jail:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def return_memory() -> None:
+    """Give what a large reply took back to the system: the C library keeps it otherwise, and a run has thousands of them."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def wait_up_to(condition: Callable[[], bool], seconds: float) -> bool:

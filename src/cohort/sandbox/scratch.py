@@ -7,6 +7,7 @@ deleted and are still open. So everything here goes by descriptors, never follow
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import stat
@@ -15,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cohort.sandbox.limits import MAX_FOLDERS_DEEP
+from cohort.sandbox.tiers import FIRST_USER
 
+PREFIX = "cohort-jail-"
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -28,6 +31,27 @@ def open_folder() -> str | None:
         if path.is_dir() and all(parent.stat().st_mode & 0o001 for parent in (path, *path.parents)):
             return str(path)
     return None
+
+
+def make_folder() -> str:
+    """A new scratch folder, named after this process: should that be killed, the next one sees whose folder it was."""
+    base = open_folder() or tempfile.gettempdir()
+    sweep(base, os.getpid())
+    return tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base)
+
+
+@functools.cache
+def sweep(base: str, _: int) -> None:
+    """Once per process: remove the folders of processes that were killed in the middle of a run."""
+    with contextlib.suppress(OSError), os.scandir(base) as entries:
+        for entry in entries:
+            owner = entry.name.removeprefix(PREFIX).partition("-")[0]
+            if not entry.name.startswith(PREFIX) or not owner.isdecimal() or os.path.exists(f"/proc/{owner}"):
+                continue
+            with contextlib.suppress(OSError):
+                user = entry.stat(follow_symlinks=False).st_uid
+                if entry.is_dir(follow_symlinks=False) and (user == os.getuid() or (os.getuid() == 0 and user >= FIRST_USER)):
+                    remove_folder(entry.path)
 
 
 def scratch_is_over(folder: str, pid: int, max_bytes: int, max_files: int) -> bool:

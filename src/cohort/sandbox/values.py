@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 MAX_DEPTH = 100
-MAX_NODES = 1_000_000
+MAX_NODES = 300_000
 SMALL_INT = 2**53
 MAX_COLLISIONS = 32
 """Keys of one set or dict with the same hash. Honest ones hardly ever share it; with many, each is compared with all."""
