@@ -38,9 +38,10 @@ format: setup  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: setup  ## Write docs/metrics.md and docs/recipe.md from the code
+docs: setup  ## Write docs/metrics.md, docs/recipe.md and docs/gym-tasks.md from the code
 	$(BIN)/python -m cohort.metrics
 	$(BIN)/python -m cohort.config_reference
+	$(BIN)/python -m cohort.tasks.gym_docs > docs/gym-tasks.md
 
 clean:  ## Remove the environment and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build dist

@@ -25,9 +25,16 @@ from cohort.recipes import DEMO, HERE
 STEP = re.compile(r"(\d)\+(\d)\+(\d)=(\d+)")
 
 
-def correct(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
+def correct(
+    completions: list[str], answer: list[str], log_verdict: Callable[..., None] | None = None, **columns: Any
+) -> list[float]:
     """1.0 where the line after `>` is the right sum. The first reward of the list decides success."""
-    return [float(final_answer(text) == gold) for text, gold in zip(completions, answer, strict=True)]
+    found = [final_answer(text) for text in completions]
+    # A score of 0 does not say why; these are counted as reward/correct/verdict/<word>. Called by hand, there is no log.
+    if log_verdict is not None:
+        for row, (one, gold) in enumerate(zip(found, answer, strict=True)):
+            log_verdict(row, "no_answer" if one is None else "right" if one == gold else "wrong")
+    return [float(one == gold) for one, gold in zip(found, answer, strict=True)]
 
 
 def final_answer(text: str) -> str | None:

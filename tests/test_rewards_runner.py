@@ -834,7 +834,45 @@ def test_a_supervised_function_runs_here_without_a_limit_and_is_told_one():
         score(supervised, ["a"], args={"wall_s": 3.0})
 
 
-def about_the_run(completions, **columns):
+def boundless(completions, **columns):
+    return [1.0] * len(completions)
+
+
+def test_a_supervised_function_must_take_its_limit():
+    boundless.supervised = True
+    with pytest.raises(RewardError, match=r"rewards.0.function: 'f' is supervised and has no argument 'wall_s'"):
+        score(boundless, ["a"])
+
+
+SIGNALLED = """
+import os, signal, threading, time
+from cohort.errors import Interrupted
+from cohort.interrupts import handled
+from cohort.rewards.base import RewardRunner
+from cohort.rewards.contract import RewardPart
+from cohort.types import Completion, Prompt
+
+def waits(completions, wall_s=10.0, **columns):
+    time.sleep(60)
+waits.supervised = True
+
+with RewardRunner([RewardPart("waits", waits)]) as runner, handled():
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    began = time.monotonic()
+    try:
+        runner.score([Prompt(0, "p", {}, (1,))], [Completion((1,), (), "stop", "x")], step=1, num_steps=1)
+    except Interrupted:
+        print("stopped", time.monotonic() - began < 10)
+"""
+
+
+def test_a_signal_ends_the_wait_for_a_supervised_reward():
+    """One part alone: the signal must reach the run, and not pass for a fault of the function."""
+    ended = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, timeout=50, check=False)
+    assert ended.stdout.strip() == "stopped True", ended.stderr
+
+
+def about_the_run(completions, wall_s=10.0, **columns):
     raise RewardError("model: there is no folder of that name")
 
 
@@ -856,3 +894,14 @@ def test_rows_that_can_never_be_scored_are_named_before_the_run():
     with RewardRunner([RewardPart("f", graded), RewardPart("g", words)]) as runner:
         assert runner.unusable(prompts) == {"f": [(1, "'' is no answer"), (3, "'?' is no answer")]}
         assert runner.unusable([]) == {}
+    for bad, words in (
+        (lambda answer: [None], "gave 1 entries for 4 rows"),
+        (lambda answer: 1 / 0, "failed: ZeroDivisionError"),
+    ):
+
+        def judged(completions, answer, **columns):
+            return [1.0] * len(completions)
+
+        judged.unusable = bad
+        with RewardRunner([RewardPart("f", judged)]) as runner, pytest.raises(RewardError, match=message):
+            runner.unusable(prompts)

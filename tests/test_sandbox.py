@@ -573,11 +573,17 @@ def test_a_remote_run_gives_what_a_local_one_gives(backend):
 def test_a_remote_that_fails_says_nothing_about_the_program(backend, monkeypatch):
     assert run_calls("def f(): return 1", [Call("f")], backend="http://127.0.0.1:9").end == "infrastructure"
     assert run_script("print(1)", "", backend=backend + "/nowhere/x").end in ("finished", "infrastructure")
-    monkeypatch.setattr("cohort.sandbox.serve.run", lambda document: {"end": "finished", "replies": []})
+    monkeypatch.setattr("cohort.sandbox.serve.run", lambda document, ceiling: {"end": "finished", "replies": []})
     odd = run_calls("def f(): return 1", [Call("f")], backend=backend)
     assert (odd.end, odd.replies) == ("infrastructure", (None,))
     with pytest.raises(ValueError, match="backend"):
         run_calls("def f(): return 1", [Call("f")], backend="ftp://x")
+
+
+def test_a_remote_gives_no_more_than_its_ceiling(backend):
+    greedy = run_script("print(1)", "", Limits(memory_mb=100_000), backend=backend)
+    assert greedy.end == "infrastructure"
+    assert "limits.memory_mb: at most 4096 here" in greedy.detail
 
 
 def test_a_remote_with_a_token_answers_only_who_has_it(backend, monkeypatch):

@@ -75,10 +75,12 @@ def unusable_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
     for part, problems in parts.rewards.unusable(prompts).items():
         row, reason = problems[0]
         text = f"{len(problems)} of {len(prompts)} rows can never be scored by {part}; the first is row {row}: {reason}"
-        hopeless = len(problems) == len(prompts)
-        checks.append(
-            Check("failure" if hopeless else "warning", "golds", f"{text}. Mend or remove these rows.", blocks=hopeless)
-        )
+        allowed = parts.recipe.train.max_fault_share
+        if len(problems) > allowed * len(prompts):  # a step would lose more than it may, sooner or later
+            advice = f"{text}. That is more than train.max_fault_share = {allowed:g}: mend or remove these rows."
+            checks.append(Check("failure", "golds", advice, blocks=True))
+        else:
+            checks.append(Check("warning", "golds", f"{text}. Mend or remove these rows."))
     return checks
 
 

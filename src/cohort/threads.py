@@ -16,10 +16,9 @@ def concurrently(tasks: Sequence[Callable[[], T]]) -> list[T]:
     """Results of all tasks, in order; the first error, in order, once all have ended.
 
     Daemon threads and a queue, not an executor: an executor's threads are joined at exit, and a reward function that
-    never returns would keep the process from ending.
+    never returns would keep the process from ending. A single task has a thread too: a signal is then raised here, where
+    it ends the run, and not inside a reward function, where it would pass for its fault.
     """
-    if len(tasks) == 1:
-        return [tasks[0]()]
     ended: queue.SimpleQueue[tuple[int, T | None, BaseException | None]] = queue.SimpleQueue()
 
     def run(index: int, task: Callable[[], T]) -> None:

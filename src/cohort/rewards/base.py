@@ -192,7 +192,7 @@ class RewardRunner:
     @property
     def needs_jail(self) -> bool:
         """Whether a part hands model text to the jail of this machine."""
-        return any(bound.shape.jailed for bound in self.start()._bound)
+        return any(bound.shape.jailed and not bound.args.get("backend") for bound in self.start()._bound)
 
     @property
     def jail(self) -> str:
@@ -212,7 +212,19 @@ class RewardRunner:
             accepted, _, takes_any = parameters(check)
             given = {name: value for name, value in bound.args.items() if takes_any or name in accepted}
             asked = [name for name in (columns if takes_any else accepted) if name in columns and name not in given]
-            reasons = check(**{name: [prompt.columns.get(name) for prompt in prompts] for name in asked}, **given)
+            try:
+                reasons = list(check(**{name: [prompt.columns.get(name) for prompt in prompts] for name in asked}, **given))
+            except CohortError:
+                raise
+            except Exception as problem:
+                raise RewardError(
+                    f"{bound.place}.function: `unusable` of {bound.name!r} failed: {type(problem).__name__}: {problem}"
+                ) from problem
+            if len(reasons) != len(prompts):
+                raise RewardError(
+                    f"{bound.place}.function: `unusable` of {bound.name!r} gave {len(reasons)} entries for {len(prompts)} rows; "
+                    "give one per row, None where it can be scored."
+                )
             problems = [(row, str(reason)) for row, reason in enumerate(reasons) if reason is not None]
             if problems:
                 found[bound.name] = problems

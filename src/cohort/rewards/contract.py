@@ -215,6 +215,11 @@ def importable_name(function: Callable[..., Any]) -> str | None:
 def check_args(bound: Bound) -> None:
     """Bound arguments the function would ignore, or that the runner passes itself, are mistakes of the recipe."""
     shape, part = bound.shape, bound.part
+    if shape.supervised and WALL_ARGUMENT not in shape.accepted:
+        raise RewardError(
+            f"{bound.place}.function: {part.name!r} is supervised and has no argument {WALL_ARGUMENT!r}, under which it is told "
+            "timeout_s, the seconds that one completion may take. Add it, and keep to it."
+        )
     for name in part.args:
         if name in OFFERED:
             raise RewardError(f"{bound.place}.args.{name}: it is passed by the runner and cannot be set.")

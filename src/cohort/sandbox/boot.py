@@ -306,6 +306,7 @@ def run_script(pipe: Pipe, setup: dict[str, Any]) -> None:
     """Run the program as __main__; it then owns the process, its standard input and its exit status."""
     main = new_module("__main__")
     main.__dict__.update(__file__="program.py", __builtins__=__builtins__)
+    vars(__builtins__).update(exit=sys.exit, quit=sys.exit)  # what `site` would have added, and contest programs end with
     sys.argv[:] = ["program.py"]
     os.close(pipe.requests)
     os.close(pipe.replies)

@@ -21,12 +21,16 @@ from cohort.sandbox.remote import MAX_BODY_BYTES, TOKEN_VARIABLE
 from cohort.sandbox.tiers import find_tier
 from cohort.sandbox.values import NotPlain, rebuild, tagged
 
+CEILING = Limits(cpu_s=120, wall_s=120, memory_mb=4096)
+
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], runs: int = 0) -> None:
+    def __init__(self, address: tuple[str, int], runs: int = 0, ceiling: Limits = CEILING) -> None:
         super().__init__(address, Handler)
+        self.ceiling = ceiling
+        """The most that a client may ask for, of time and memory."""
         self.slots = threading.BoundedSemaphore(runs or os.cpu_count() or 1)
         """Runs at once: more would only make each of them slower."""
 
@@ -50,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
                 raise ValueError("Content-Length is missing or too large")
             document = json.loads(self.rfile.read(size))
             with self.server.slots:
-                self.answer(200, run(document))
+                self.answer(200, run(document, self.server.ceiling))
         except (ValueError, KeyError, TypeError, RecursionError, NotPlain) as problem:
             self.answer(400, {"error": f"{type(problem).__name__}: {problem}"})
         except JailUnavailable as problem:
@@ -68,8 +72,11 @@ class Handler(BaseHTTPRequestHandler):
         """Quiet: a reward asks thousands of times."""
 
 
-def run(document: dict[str, Any]) -> dict[str, Any]:
+def run(document: dict[str, Any], ceiling: Limits = CEILING) -> dict[str, Any]:
     limits, program = Limits(**document["limits"]), str(document["program"])
+    for name in ("cpu_s", "wall_s", "memory_mb"):
+        if getattr(limits, name) > getattr(ceiling, name):
+            raise ValueError(f"limits.{name}: at most {getattr(ceiling, name):g} here, got {getattr(limits, name):g}")
     packages = bool(document.get("packages", False))
     if document["job"] == "calls":
         calls = [Call(str(name), rebuild(args), rebuild(kwargs)) for name, args, kwargs in document["calls"]]
@@ -92,13 +99,18 @@ def plain_fields(result: Any, but: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m cohort.sandbox.serve", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m cohort.sandbox.serve", description="Run programs in the jail of this machine for trainers elsewhere."
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8088)
     parser.add_argument("--runs", type=int, default=0, help="programs at once; 0: one per core")
+    parser.add_argument("--max-memory-mb", type=int, default=4096, help="the most that a client may ask for")
+    parser.add_argument("--max-wall-s", type=float, default=120.0, help="the longest that a client may ask for")
     options = parser.parse_args()
     tier = find_tier()
-    with Server((options.host, options.port), options.runs) as server:
+    ceiling = Limits(wall_s=options.max_wall_s, cpu_s=options.max_wall_s, memory_mb=options.max_memory_mb)
+    with Server((options.host, options.port), options.runs, ceiling) as server:
         print(f"runs programs in a {tier.name} jail: http://{options.host}:{server.server_port}", flush=True)
         server.serve_forever()
 
