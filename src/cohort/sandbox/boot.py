@@ -368,9 +368,10 @@ def serve(pipe: Pipe, setup: dict[str, Any]) -> None:
     pipe.write('["loaded"]')
     while (request := pipe.read()) is not None:
         try:
-            pipe.write('["value", ' + json.dumps(function(json.loads(request))) + "]")
+            reply = '["value", ' + json.dumps(function(json.loads(request))) + "]"
         except BaseException as problem:
-            pipe.write('["raised", ' + told(problem) + "]")
+            reply = '["raised", ' + told(problem) + "]"
+        pipe.write(reply)
         flush()
 
 

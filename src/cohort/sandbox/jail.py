@@ -9,26 +9,24 @@ not reaped, so that their ids cannot belong to anyone else.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import itertools
+import fcntl
 import json
 import marshal
 import os
-import pwd
-import queue
 import select
 import signal
 import subprocess
-import threading
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cohort.sandbox import seccomp, tiers
 from cohort.sandbox.limits import FLOOD_BYTES, MAX_FILES, MAX_FOLDERS_DEEP, MAX_FRAME_BYTES, JailUnavailable, Limits
 from cohort.sandbox.scratch import make_folder, remove_folder, scratch_is_over
+from cohort.sandbox.spawner import next_user, return_memory, spawn, wait_up_to
 from cohort.sandbox.tiers import Tier, find_tier
 from cohort.sandbox.values import MAX_NODES
 
@@ -36,11 +34,14 @@ HEADER_BYTES = 4
 START_LIMIT_S = 30.0
 """For starting an interpreter and closing the jail, which no program is charged for."""
 TICK_S = 0.02
-"""How often limits are looked at while a process is silent."""
+"""How often limits are looked at."""
+WALK_S = 0.04
+"""How often the files of a scratch folder are counted."""
 THREADS_MARGIN = 16
 LARGE_BYTES = 256 * 1024
-TRANSIENT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""Too few processes, pages or descriptors just now: not a property of the machine."""
+F_ADD_SEALS, F_SEAL_ALL = 1033, 0xF
+TRANSIENT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
+"""Too few processes, pages, descriptors or blocks just now: not a property of the machine."""
 BOOT = (Path(__file__).parent / "boot.py").read_text(encoding="utf-8")
 
 
@@ -96,16 +97,27 @@ class Jail:
         """A descriptor for exactly that first process, which no later one with its id can be taken for."""
         self._process: subprocess.Popen[bytes] | None = None
         self._end: Ended | None = None
-        self._scratch = "" if self.tier.own_files else make_folder()
+        self._scratch = ""
+        self.companion: Jail | None = None
+        """Another jail whose limits are looked at while this one is listened to."""
+        self.questions = 0
+        self._inner: dict[str, int] = {}
+        """Ends of pipes that are the jail's, until it has them."""
         self._open: dict[int, str] = {}
         self._to_write: dict[int, memoryview] = {}
         self._incoming, self._info = bytearray(), bytearray()
-        self._large_replies = 0
+        self._large_replies = self._reply_bytes = 0
+        self._next_look = self._next_walk = 0.0
         self._lifetime_cpu = self._begun_cpu = 0.0
         self._deadline = time.monotonic() + START_LIMIT_S
         self._cpu_limit = START_LIMIT_S
         try:
             self._start(job, program, dict(extra or {}), [path for path in packages if os.path.exists(path)], stdin)
+        except OSError as problem:
+            self.close()
+            if problem.errno in TRANSIENT:
+                raise Ended("infrastructure", f"the jail did not start: {problem}") from problem
+            raise JailUnavailable(f"the jail does not start: {problem}") from problem
         except BaseException:
             self.close()
             raise
@@ -116,44 +128,35 @@ class Jail:
 
     def _start(self, job: str, program: str, extra: dict[str, Any], packages: list[str], stdin: bytes | None) -> None:
         readable, wrapped = tiers.readable_folders(packages), self.tier.own_files
-        inner, outer = self._pipes(stdin is not None)
+        if not wrapped:
+            self._scratch = make_folder()
+        outer = self._make_pipes()
+        if stdin is not None:
+            self._inner["stdin"] = sealed_input(stdin)
+        inner = self._inner
         scratch = tiers.scratch_folder(readable) if wrapped else self._scratch
         command = [tiers.interpreter(), "-s", "-S", "-P", "-B", "-c", BOOT, str(inner["requests"]), str(inner["replies"])]
         if wrapped:
             prefix = tiers.bubblewrap_command(self.tier.bubblewrap, readable)
             command = [*prefix[:1], "--info-fd", str(inner["info"]), *prefix[1:], *command]
         passed = [inner["requests"], inner["replies"], *([inner["info"]] if wrapped else [])]
-        try:
-            self._process = spawn(
-                lambda: subprocess.Popen(
-                    command,
-                    stdin=inner["stdin"] if stdin is not None else subprocess.DEVNULL,
-                    stdout=inner["stdout"],
-                    stderr=inner["stderr"],
-                    pass_fds=passed,
-                    env=tiers.environment(scratch),
-                    start_new_session=True,
-                    cwd="/",
-                )
+        self._process = spawn(
+            lambda: subprocess.Popen(
+                command,
+                stdin=inner.get("stdin", subprocess.DEVNULL),
+                stdout=inner["stdout"],
+                stderr=inner["stderr"],
+                pass_fds=passed,
+                env=tiers.environment(scratch),
+                start_new_session=True,
+                cwd="/",
             )
-        except OSError as problem:
-            if problem.errno in TRANSIENT:
-                raise Ended("infrastructure", f"the jail did not start: {problem}") from problem
-            raise JailUnavailable(f"the jail does not start: {problem}") from problem
-        finally:
-            for descriptor in inner.values():
-                os.close(descriptor)
-        for name in ("replies", "stdout", "stderr", "info"):
-            self._open[outer[name]] = name
-        for name in ("requests", "stdin"):
-            if name in outer:
-                self._open[outer[name]] = name
+        )
+        self._close_inner()
         if not wrapped:
             self._first_pid = self._pid = self._process.pid
             self._forget(outer["info"])
             self._take_handle()
-        if stdin is not None:
-            self._to_write[outer["stdin"]] = memoryview(stdin)
         dropped = next_user() if os.getuid() == 0 and self.tier.name != "unsafe" else None
         if dropped is not None and not wrapped:
             os.chown(self._scratch, dropped, dropped)
@@ -185,15 +188,22 @@ class Jail:
         if word != "ready":
             raise JailUnavailable(f"the jail could not be closed, and nothing was run in it: {': '.join(map(str, said))}")
         self.charge(self.limits)
+        if not self._pid and not self._over():
+            raise JailUnavailable("the jailed process cannot be found in /proc, so its CPU time could not be limited")
 
-    def _pipes(self, with_stdin: bool) -> tuple[dict[str, int], dict[str, int]]:
-        """(ends for the jail, ends for the host), by name."""
-        inner, outer = {}, {}
-        for name in ("requests", "replies", "stdout", "stderr", "info", *(["stdin"] if with_stdin else [])):
+    def _make_pipes(self) -> dict[str, int]:
+        """The host's ends by name. Each end is known as soon as it exists, so that none is lost if the next cannot be had."""
+        outer = {}
+        for name in ("requests", "replies", "stdout", "stderr", "info"):
             reading, writing = os.pipe()
-            inner[name], outer[name] = (reading, writing) if name in ("requests", "stdin") else (writing, reading)
+            self._inner[name], outer[name] = (reading, writing) if name == "requests" else (writing, reading)
+            self._open[outer[name]] = name
             os.set_blocking(outer[name], False)
-        return inner, outer
+        return outer
+
+    def _close_inner(self) -> None:
+        while self._inner:
+            os.close(self._inner.popitem()[1])
 
     # -----------------------------------------------------------------------------------------------------------------
     # Speaking
@@ -201,6 +211,8 @@ class Jail:
 
     def charge(self, limits: Limits) -> None:
         """From now on the process pays, within these limits."""
+        self.stdout, self.stderr = Stream(self.limits.output_kb * 1024), Stream(self.limits.output_kb * 1024)
+        self._reply_bytes = 0
         self._begun_cpu = self._used_cpu()
         self._cpu_limit = limits.cpu_s
         self._deadline = time.monotonic() + limits.wall_s
@@ -209,6 +221,15 @@ class Jail:
         """From now on only the wall clock counts: for work of our own, such as an import."""
         self._begun_cpu, self._cpu_limit = self._used_cpu(), float("inf")
         self._deadline = time.monotonic() + wall_s
+
+    @property
+    def ended(self) -> bool:
+        return self._end is not None or self._over()
+
+    @property
+    def has_more(self) -> bool:
+        """It has said something that nobody has heard yet."""
+        return bool(self._incoming)
 
     @property
     def seconds_left(self) -> float:
@@ -244,6 +265,9 @@ class Jail:
         # Counted before it is parsed: four bytes of text can be a list of a hundred.
         if body.count(b"[") + body.count(b",") > MAX_NODES + 16:
             self._stop(Ended("output", f"a reply of more than {MAX_NODES} values"))
+        self._reply_bytes += len(body)
+        if self._reply_bytes > FLOOD_BYTES:
+            self._stop(Ended("output", f"replies of more than {FLOOD_BYTES >> 20} MiB together"))
         self._large_replies += len(body) > LARGE_BYTES
         with contextlib.suppress(ValueError, RecursionError, MemoryError):
             reply = json.loads(body)
@@ -267,7 +291,7 @@ class Jail:
             raise self._end
         poll = select.poll()
         for descriptor, name in self._open.items():
-            if name not in ("requests", "stdin"):
+            if name != "requests":
                 poll.register(descriptor, select.POLLIN)
             elif descriptor in self._to_write:
                 poll.register(descriptor, select.POLLOUT)
@@ -276,7 +300,12 @@ class Jail:
         events = poll.poll(0 if over else max(0.0, min(TICK_S, left)) * 1000)
         for descriptor, _ in events:
             self._serve(descriptor)
-        self._look()
+        now = time.monotonic()
+        if now >= self._next_look or now > self._deadline:  # a program that writes byte by byte must not cost a look each
+            self._next_look = now + TICK_S / 2
+            self._look()
+            if self.companion is not None:
+                self.companion._look()
         if over and not events:
             # Nothing is left to read: whoever still holds a pipe open is not the program.
             for descriptor in list(self._open):
@@ -284,7 +313,7 @@ class Jail:
 
     def _serve(self, descriptor: int) -> None:
         name = self._open[descriptor]
-        if name in ("requests", "stdin"):
+        if name == "requests":
             try:
                 written = os.write(descriptor, self._to_write[descriptor][: 1 << 16])
             except BlockingIOError:
@@ -295,8 +324,6 @@ class Jail:
             self._to_write[descriptor] = self._to_write[descriptor][written:]
             if not self._to_write[descriptor]:
                 del self._to_write[descriptor]
-                if name == "stdin":
-                    self._forget(descriptor)
             return
         try:
             piece = os.read(descriptor, 1 << 16)
@@ -332,9 +359,11 @@ class Jail:
 
     def _learn_interpreter(self) -> None:
         """The only child of the jail's first process."""
-        children = Path(f"/proc/{self._first_pid}/task/{self._first_pid}/children")
-        with contextlib.suppress(OSError):
-            self._pid = int((children.read_text(encoding="ascii").split() or ["0"])[0])
+        try:
+            children = Path(f"/proc/{self._first_pid}/task/{self._first_pid}/children").read_text(encoding="ascii").split()
+        except OSError:  # gone, or a kernel that does not list them
+            children = [pid for pid in os.listdir("/proc") if pid.isdecimal() and parent_of(pid) == self._first_pid]
+        self._pid = int(children[0]) if children else 0
 
     def _forget(self, descriptor: int) -> None:
         self._open.pop(descriptor, None)
@@ -351,7 +380,13 @@ class Jail:
         self.peak_mb = max(self.peak_mb, status.get("VmHWM", 0) / 1024)
         if status.get("Threads", 0) > self.limits.threads + THREADS_MARGIN:
             self._stop(Ended("memory", f"more than {self.limits.threads} threads"))
-        if self._scratch and scratch_is_over(self._scratch, self._pid, int(self.limits.files_mb * 2**20), MAX_FILES):
+        now = time.monotonic()
+        if self._scratch and now >= self._next_walk:
+            self._next_walk = now + WALK_S
+            self._look_at_files()
+
+    def _look_at_files(self) -> None:
+        if scratch_is_over(self._scratch, self._pid, int(self.limits.files_mb * 2**20), MAX_FILES):
             self._stop(Ended("files", f"more than {self.limits.files_mb:g} MB, {MAX_FILES} files or {MAX_FOLDERS_DEEP} levels"))
 
     def _used_cpu(self) -> float:
@@ -433,6 +468,7 @@ class Jail:
 
     def close(self) -> None:
         """End the process if it runs, and leave nothing behind."""
+        self._close_inner()
         self._reap()
         for descriptor in list(self._open):
             self._forget(descriptor)
@@ -452,76 +488,28 @@ class Jail:
         self.close()
 
 
-def return_memory() -> None:
-    """Give what a large reply took back to the system: the C library keeps it otherwise, and a run has thousands of them."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+def sealed_input(text: bytes) -> int:
+    """A descriptor to read standard input from: a file in memory, which nobody can change or add to any more.
 
-
-def wait_up_to(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.001)
-    return True
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Users and processes
-# ---------------------------------------------------------------------------------------------------------------------
-
-_numbers = itertools.count()
-
-
-def next_user() -> int:
-    """A user id that no account and no other jail of this machine has right now."""
-    while True:
-        user = tiers.FIRST_USER + os.getpid() * tiers.USERS_PER_TRAINER + next(_numbers) % tiers.USERS_PER_TRAINER
-        with contextlib.suppress(KeyError):
-            pwd.getpwuid(user)
-            continue
-        return user
-
-
-class Spawner:
-    """Starts processes from one thread that never ends.
-
-    A process that dies with its parent dies with the *thread* that started it; the threads that ask for jails come and go.
+    Not a pipe: a process that the trainer forks meanwhile would hold its other end open, and the program would wait for ever.
     """
-
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], subprocess.Popen[bytes]], queue.SimpleQueue[Any]]] = (
-            queue.SimpleQueue()
-        )
-        threading.Thread(target=self._work, daemon=True, name="jails").start()
-
-    def _work(self) -> None:
-        while True:
-            start, answer = self._jobs.get()
-            try:
-                answer.put(start())
-            except BaseException as problem:
-                answer.put(problem)
-
-    def start(self, job: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-        result: subprocess.Popen[bytes] | BaseException
-        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._jobs.put((job, answer))
-        result = answer.get()
-        if isinstance(result, BaseException):
-            raise result
-        return result
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryFile() as file:
+            file.write(text)
+            file.seek(0)
+            return os.dup(file.fileno())
+    writer = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with os.fdopen(os.dup(writer), "wb") as file:
+            file.write(text)
+        fcntl.fcntl(writer, F_ADD_SEALS, F_SEAL_ALL)
+        return os.open(f"/proc/self/fd/{writer}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(writer)
 
 
-_spawner: Spawner | None = None
-_spawner_lock = threading.Lock()
-
-
-def spawn(job: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    global _spawner
-    with _spawner_lock:
-        if _spawner is None or _spawner.owner != os.getpid():  # a fork has no threads of its parent
-            _spawner = Spawner()
-    return _spawner.start(job)
+def parent_of(pid: str) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

@@ -150,57 +150,88 @@ def run_checks(
         word, *said = jail.hear()
         if word == "load":
             return memory_or("load", said)
-        left = replace(limits, wall_s=max(jail.seconds_left, 0.1))
-        with Jail("checks", setup, left, extra={"proxies": aliases}, packages=installed_packages(packages)) as tests:
-            run_tests(jail, tests, checks, results)
+        assert tests is not None
+        run_tests(jail, tests, checks, results)
         return "finished"
 
-    run = supervised("calls", program, limits, talk, packages)
+    # The tests are loaded first, at their own expense: a program that leaves them no time must not have them to blame.
+    own = replace(limits, cpu_s=limits.cpu_s + DEFAULTS.cpu_s, wall_s=2 * limits.wall_s + DEFAULTS.wall_s)
+    tests: Jail | None = None
+    try:
+        tests = Jail("checks", setup, own, extra={"proxies": aliases}, packages=installed_packages(packages))
+        word, *said = tests.hear()
+        problem = "" if word == "loaded" else f"the test code does not load: {': '.join(map(str, said[:2]))}"
+        if not problem:
+            tests.charge(own)
+            run = supervised("calls", program, limits, talk, packages)
+    except Ended as ended:
+        problem = f"the test code ended: {ended}"
+        if ended.kind == "infrastructure":
+            return ChecksResult(**nothing_ran(ended), checks=(CheckResult(None, ended.detail),) * len(checks))
+    finally:
+        if tests is not None:
+            tests.close()
+    if problem:
+        return ChecksResult(**nothing_ran(Ended("finished", problem)), checks=(CheckResult(None, problem),) * len(checks))
     missing = "the program ended before" if run["end"] != "infrastructure" else "the jail failed before"
     results += [CheckResult(False, missing)] * (len(checks) - len(results))
     return ChecksResult(**run, checks=tuple(results))
 
 
+def nothing_ran(ended: Ended) -> dict[str, Any]:
+    """The fields of Run where the program was never looked at."""
+    nothing = {"stdout": "", "stderr": "", "truncated": False, "cpu_s": 0.0, "wall_s": 0.0, "peak_mb": 0.0, "jail": ""}
+    return {"end": ended.kind, "detail": ended.detail, **nothing}
+
+
 def run_tests(program: Jail, tests: Jail, checks: Sequence[str], results: list[CheckResult]) -> None:
     """Relay calls from the test code to the program. Raises Ended of the *program*; what ends the tests is a result."""
-    ended: Ended | None = None
+    tests.companion = program  # which goes on running, and paying, while the test code thinks
     asked = False
     try:
-        word, *said = tests.hear()
-        if word == "load":
-            results += [CheckResult(None, f"the test code does not load: {': '.join(map(str, said[:2]))}")] * len(checks)
-            return
         for check in checks:
-            asked = False
+            asked, missing = False, ""
             word, *said = tests.ask_raw(check)
             while word == "call":
                 asked = True
-                try:
-                    answer = relay(program, said)
-                except Ended as problem:
-                    ended, answer = problem, ("raised", "ProgramEnded", problem.kind)
-                if ended is not None:
-                    results.append(CheckResult(False, f"the program ended: {ended}"))
-                    raise ended
+                answer, lacks = relay(program, said)
+                missing = missing or lacks
                 word, *said = tests.ask_raw(answer)
+            if missing:  # test code that waits for an exception would take this one for it
+                results.append(CheckResult(False, missing))
+                continue
             passed = said[0] if word == "check" and said and isinstance(said[0], bool | None) else None
             results.append(CheckResult(passed, ": ".join(str(part) for part in said[1:3] if part)[:MAX_DETAIL_CHARS]))
     except Ended as problem:
-        if problem is ended or problem.kind == "infrastructure":
+        if program.ended:
+            results.append(CheckResult(False, f"the program ended: {problem}"))
             raise
-        # The test code ran into a limit: with what the program had returned, if it was asked at all.
+        if problem.kind == "infrastructure":
+            raise
+        # The test code ran into a limit of its own: with what the program had returned, if it was asked at all.
         results.append(CheckResult(False if asked else None, f"the test code ended: {problem}"))
 
 
-def relay(program: Jail, said: list[Any]) -> tuple[str, Any, str]:
-    """One call on behalf of the test code, answered in the form boot.py expects."""
+def relay(program: Jail, said: list[Any]) -> tuple[tuple[str, Any, str], str]:
+    """One call on behalf of the test code, answered in the form boot.py expects; and what the program lacks for it."""
     name, arguments = said
     try:
         args, kwargs = rebuild(arguments)
     except (NotPlain, ValueError, TypeError) as problem:
-        return "raised", "TypeError", str(problem)
+        return ("raised", "TypeError", str(problem)), ""
     reply = read_reply(program.ask_raw((str(name), tuple(args), kwargs)))
-    return ("raised", reply.base, reply.detail) if reply.raised else ("value", reply.value, "")
+    if not reply.raised:
+        return ("value", reply.value, ""), ""
+    return ("raised", reply.base, reply.detail), f"{reply.raised}: {reply.detail}" if is_missing(str(name), reply) else ""
+
+
+def is_missing(name: str, reply: Reply) -> bool:
+    """Whether there is no such function in the program, in the words of boot.py or of Python (for a method)."""
+    first, _, method = name.partition(".")
+    return (reply.raised, reply.detail) in (
+        ("NameError", f"the program defines no {first}"),
+        ("AttributeError", f"{first!r} object has no attribute {method!r}"),
+    )
 
 
 def installed_packages(wanted: bool) -> list[str]:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "COHORT_SANDBOX_TOKEN"
 """Sent as a bearer token where it is set. Never written anywhere."""
-PATIENCE_S = 30.0
-"""For the network and the other side's queue, on top of the program's own limit."""
+PATIENCE_S = 600.0
+"""For the network and the other side's queue, on top of the program's own limit. Waiting in line is no one's fault."""
 MAX_BODY_BYTES = 2 * FLOOD_BYTES
 
 
@@ -35,7 +35,7 @@ def remote_calls(backend: str, program: str, calls: Sequence[Call], limits: Limi
     document, problem = ask(backend, {"job": "calls", "program": program, "calls": asked, "packages": packages}, limits)
     replies: list[Reply | None] = []
     try:
-        for reply in document.get("replies", []):
+        for reply in document.get("replies") or []:
             replies.append(
                 None
                 if reply is None
@@ -65,7 +65,7 @@ def remote_checks(
     document, problem = ask(backend, {**asked, "packages": packages}, limits)
     results = [
         CheckResult(check.get("passed"), str(check.get("detail", "")))
-        for check in document.get("checks", [])
+        for check in document.get("checks") or []
         if isinstance(check, dict) and check.get("passed") in (True, False, None)
     ]
     if not problem and len(results) != len(checks):
@@ -110,7 +110,7 @@ def fields_of(document: Mapping[str, Any], problem: str) -> dict[str, Any]:
 
     def number(name: str) -> float:
         value = document.get(name, 0.0)
-        return float(value) if isinstance(value, int | float) else 0.0
+        return float(value) if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**53) else 0.0
 
     end = text("end")
     if not problem and end not in ENDS:

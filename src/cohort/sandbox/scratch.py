@@ -18,7 +18,6 @@ from pathlib import Path
 from cohort.sandbox.limits import MAX_FOLDERS_DEEP
 from cohort.sandbox.tiers import FIRST_USER
 
-PREFIX = "cohort-jail-"
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -37,7 +36,17 @@ def make_folder() -> str:
     """A new scratch folder, named after this process: should that be killed, the next one sees whose folder it was."""
     base = open_folder() or tempfile.gettempdir()
     sweep(base, os.getpid())
-    return tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base)
+    return tempfile.mkdtemp(prefix=f"{world()}{os.getpid()}-", dir=base)
+
+
+@functools.cache
+def world() -> str:
+    """How names of scratch folders begin here. A process id means something only within one boot and one namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
+        return f"cohort-jail-{boot}-{os.stat('/proc/self/ns/pid').st_ino}-"
+    except OSError:
+        return "cohort-jail-"
 
 
 @functools.cache
@@ -45,8 +54,8 @@ def sweep(base: str, _: int) -> None:
     """Once per process: remove the folders of processes that were killed in the middle of a run."""
     with contextlib.suppress(OSError), os.scandir(base) as entries:
         for entry in entries:
-            owner = entry.name.removeprefix(PREFIX).partition("-")[0]
-            if not entry.name.startswith(PREFIX) or not owner.isdecimal() or os.path.exists(f"/proc/{owner}"):
+            owner = entry.name.removeprefix(world()).partition("-")[0]
+            if not entry.name.startswith(world()) or not owner.isdecimal() or os.path.exists(f"/proc/{owner}"):
                 continue
             with contextlib.suppress(OSError):
                 user = entry.stat(follow_symlinks=False).st_uid
@@ -121,12 +130,13 @@ def remove_folder(folder: str) -> None:
         top = os.open(folder, FOLDER)
         try:
             numbers = itertools.count()
+            before: list[str] = []
             while names := [name for name in os.listdir(top) if not remove_entry(top, name)]:
-                folders = [name for name in names if is_folder(top, name)]
-                for name in folders:
+                if names == before:
+                    break  # what is left cannot be removed
+                before = names
+                for name in filter(functools.partial(is_folder, top), names):
                     empty_folder(top, name, numbers)
-                if not folders:
-                    break  # what is left is no folder and cannot be removed
         finally:
             os.close(top)
         os.rmdir(folder)

@@ -55,36 +55,43 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
     "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
     "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469), "utime": (132, None),
-    "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "truncate": (76, 45),
+    "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "truncate": (76, 45), "close_range": (436, 436),
+    "fallocate": (285, 47),
 }  # fmt: skip
 
 CHECKED = (
     "clone", "clone3", "kill", "tgkill", "prlimit64", "prctl", "socketpair", "fcntl", "ioctl", "arch_prctl", "open", "openat",
-    "openat2",
+    "openat2", "close_range", "fallocate",
 )  # fmt: skip
 """Calls that are refused or not by their arguments; all the others on the list are refused outright."""
-DESCRIPTORS = ("fchmod", "fchown", "fsetxattr", "fremovexattr")
 FOREIGN = (
     "inotify_init", "inotify_init1", "inotify_add_watch", "setxattr", "lsetxattr", "removexattr", "lremovexattr", "setxattrat",
-    "removexattrat", "file_setattr", "truncate", "chown", "lchown", "fchownat",
+    "removexattrat", "file_setattr", "truncate", "chown", "lchown", "fchownat", "fchown", "fsetxattr",
+    "fremovexattr",
 )  # fmt: skip
 TIMES = ("utime", "utimes", "futimesat", "utimensat")
-MODES = ("chmod", "fchmodat", "fchmodat2")
-"""What Landlock does not cover. Through a descriptor it is harmless: only the jail's own files can be opened. By path it is
-harmless where the file system is the jail's own. Elsewhere FOREIGN is refused, and a change of times is answered "done" and
-not made, for honest programs copy files; so is a change of mode, unless the jail has a user of its own."""
+MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2")
+"""What Landlock does not cover, by path or through a descriptor that may only read. It is harmless where the file system is
+the jail's own. Elsewhere FOREIGN is refused, and a change of times is answered "done" and not made, for honest programs copy
+files; so is a change of mode, unless the jail has a user of its own."""
 
 AF_UNIX = 1
 CLONE_THREAD = 0x00010000
 PR_NAMES = (15, 16)
 """PR_SET_NAME, PR_GET_NAME. The rest of prctl could undo dying with the parent."""
-FCNTL_SIGNALS = (8, 10, 15)
-"""F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to other processes through a descriptor."""
-IOCTL_REFUSED = (0x5412, 0x541C, 0x8901, 0x8902)
-"""TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP."""
+FCNTL_REFUSED = (8, 10, 15, 1024, 1026)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to other processes through a descriptor. F_SETLEASE, F_NOTIFY: a lease on a
+file makes whoever else opens it wait."""
+IOCTL_ALLOWED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: what opening and reading files takes."""
 ARCH_CPUID = 0x1012
 UNNAMED_FILE = 0o20000000
 """O_TMPFILE without O_DIRECTORY: a file that no one finds when counting files."""
+EMPTY_FILE, WRITING = 0o1000, 3
+"""O_TRUNC, and the bits of an access mode that is not O_RDONLY."""
+CLONE_FILES = 0x400
+OWN_TABLE = 2
+"""CLOSE_RANGE_UNSHARE"""
 X32_BIT = 0x40000000
 
 LOAD, JUMP_EQUAL, JUMP_ABOVE, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -110,7 +117,7 @@ def build_filter(own_pid: int, own_files: bool, own_user: bool, machine: str = "
     column = list(ARCHITECTURES).index(machine)
     numbers = {name: number for name, both in NUMBERS.items() if (number := both[column]) is not None}
     pretended = {*(() if own_files else TIMES), *(() if own_files or own_user else MODES)}
-    harmless = {*DESCRIPTORS, *MODES, *TIMES, *(FOREIGN if own_files else ())} - pretended
+    harmless = {*MODES, *TIMES, *(FOREIGN if own_files else ())} - pretended
     spared = {*CHECKED, *harmless}
     code = [
         (LOAD, 0, 0, ARCHITECTURE),
@@ -126,17 +133,21 @@ def build_filter(own_pid: int, own_files: bool, own_user: bool, machine: str = "
     code += checked(numbers["clone3"], [refuse(errno.ENOSYS)])
     code += checked(numbers["openat2"], [refuse(errno.ENOSYS)])  # its flags, too, lie behind a pointer
     if not own_files:
-        code += checked(numbers["openat"], only_without_bits(2, UNNAMED_FILE))
+        # Gigabytes in one call, before anyone has looked.
+        code += checked(numbers["fallocate"], [refuse(errno.EOPNOTSUPP)])
+        code += checked(numbers["openat"], opening(2))
         if "open" in numbers:
-            code += checked(numbers["open"], only_without_bits(1, UNNAMED_FILE))
-    code += checked(numbers["clone"], only_with_bits(0, CLONE_THREAD))
+            code += checked(numbers["open"], opening(1))
+    # Every thread shares the table of open files: the host counts what the process holds open.
+    code += checked(numbers["close_range"], only_without_bits(2, OWN_TABLE))
+    code += checked(numbers["clone"], only_with_bits(0, CLONE_THREAD, CLONE_FILES))
     code += checked(numbers["kill"], only(0, [own_pid]))
     code += checked(numbers["tgkill"], only(0, [own_pid]))
     code += checked(numbers["prlimit64"], only(0, [0, own_pid]))
     code += checked(numbers["prctl"], only(0, PR_NAMES))
     code += checked(numbers["socketpair"], only(0, [AF_UNIX]))
-    code += checked(numbers["fcntl"], all_but(1, FCNTL_SIGNALS))
-    code += checked(numbers["ioctl"], all_but(1, IOCTL_REFUSED))
+    code += checked(numbers["fcntl"], all_but(1, FCNTL_REFUSED))
+    code += checked(numbers["ioctl"], only(1, IOCTL_ALLOWED, errno.ENOTTY))
     if "arch_prctl" in numbers:  # the C library sets thread-local storage with it; turning off cpuid is not for us
         code += checked(numbers["arch_prctl"], all_but(0, [ARCH_CPUID]))
     code.append((RETURN, 0, 0, ALLOW))
@@ -152,9 +163,9 @@ def checked(number: int, rest: list[tuple[int, int, int, int]]) -> list[tuple[in
     return [(JUMP_EQUAL, 0, len(rest), number), *rest]
 
 
-def only(index: int, values: Iterable[int]) -> list[tuple[int, int, int, int]]:
+def only(index: int, values: Iterable[int], reason: int = errno.EPERM) -> list[tuple[int, int, int, int]]:
     tests = [step for value in values for step in ((JUMP_EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW))]
-    return [(LOAD, 0, 0, argument(index)), *tests, refuse()]
+    return [(LOAD, 0, 0, argument(index)), *tests, refuse(reason)]
 
 
 def all_but(index: int, values: Iterable[int]) -> list[tuple[int, int, int, int]]:
@@ -162,9 +173,23 @@ def all_but(index: int, values: Iterable[int]) -> list[tuple[int, int, int, int]
     return [(LOAD, 0, 0, argument(index)), *tests, (RETURN, 0, 0, ALLOW)]
 
 
-def only_with_bits(index: int, bits: int) -> list[tuple[int, int, int, int]]:
-    return [(LOAD, 0, 0, argument(index)), (JUMP_BITS, 0, 1, bits), (RETURN, 0, 0, ALLOW), refuse()]
+def only_with_bits(index: int, first: int, second: int) -> list[tuple[int, int, int, int]]:
+    tests = [(JUMP_BITS, 0, 2, first), (JUMP_BITS, 0, 1, second)]
+    return [(LOAD, 0, 0, argument(index)), *tests, (RETURN, 0, 0, ALLOW), refuse()]
 
 
 def only_without_bits(index: int, bits: int) -> list[tuple[int, int, int, int]]:
     return [(LOAD, 0, 0, argument(index)), (JUMP_BITS, 0, 1, bits), refuse(errno.EOPNOTSUPP), (RETURN, 0, 0, ALLOW)]
+
+
+def opening(index: int) -> list[tuple[int, int, int, int]]:
+    """No unnamed file; and none emptied without the right to write, which Landlock before version 3 lets through."""
+    return [
+        (LOAD, 0, 0, argument(index)),
+        (JUMP_BITS, 0, 1, UNNAMED_FILE),
+        refuse(errno.EOPNOTSUPP),
+        (JUMP_BITS, 0, 2, EMPTY_FILE),
+        (JUMP_BITS, 1, 0, WRITING),
+        refuse(errno.EACCES),
+        (RETURN, 0, 0, ALLOW),
+    ]

@@ -54,8 +54,9 @@ class Handler(BaseHTTPRequestHandler):
                 raise ValueError("Content-Length is missing or too large")
             document = json.loads(self.rfile.read(size))
             with self.server.slots:
-                self.answer(200, run(document, self.server.ceiling))
-        except (ValueError, KeyError, TypeError, RecursionError, NotPlain) as problem:
+                result = run(document, self.server.ceiling)
+            self.answer(200, result)  # without a slot: a client may take its time to read
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, NotPlain) as problem:
             self.answer(400, {"error": f"{type(problem).__name__}: {problem}"})
         except JailUnavailable as problem:
             self.answer(503, {"error": str(problem)})

@@ -14,7 +14,6 @@ import functools
 import os
 import shutil
 import struct
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,22 +64,40 @@ def landlock_version() -> int:
     return max(int(version), 0)
 
 
-@functools.cache
 def bubblewrap_problem() -> str:
-    """Why bubblewrap cannot be used, empty if it can: tried on a program that does nothing."""
+    """Why bubblewrap cannot be used, empty if it can."""
     program = shutil.which("bwrap")
     if program is None:
         return "bubblewrap is not installed (Debian and Ubuntu: apt install bubblewrap)"
-    command = [*bubblewrap_command(program, []), "/usr/bin/env", "true"]
-    if not os.path.exists("/usr/bin/env"):
-        command = [*bubblewrap_command(program, []), sys.executable, "-c", ""]
-    else:
-        command[1:1] = ["--ro-bind", "/usr/bin", "/usr/bin"]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired) as problem:
-        return f"bubblewrap does not start ({problem})"
-    return "" if ended.returncode == 0 else f"bubblewrap is refused here ({ended.stderr.strip() or ended.returncode})"
+    return problem_of(Tier("bubblewrap", bubblewrap=program))
+
+
+def landlock_problem() -> str:
+    version = landlock_version()
+    if not version:
+        return "the kernel has no Landlock, or it is switched off (Linux 5.13 or newer, lsm=...,landlock)"
+    return problem_of(Tier("landlock", landlock_version=version))
+
+
+_known: dict[Tier, str] = {}
+"""What was found out about the jails of this machine."""
+
+
+def problem_of(tier: Tier) -> str:
+    """Tried on a program that does nothing, in the very jail that programs would get. A passing trouble is not remembered."""
+    from cohort.sandbox.jail import Ended, Jail
+
+    if tier not in _known:
+        try:
+            with Jail("script", "", Limits(cpu_s=10, wall_s=30), tier=tier):
+                _known[tier] = ""
+        except JailUnavailable as problem:
+            _known[tier] = f"{tier.name} is refused here ({problem})"
+        except Ended as ended:
+            if ended.kind != "infrastructure" or "(exit)" in ended.detail:
+                _known[tier] = f"{tier.name} is refused here ({ended.detail})"
+            return f"{tier.name} does not start ({ended.detail})"
+    return _known[tier]
 
 
 def find_tier(name: str = "") -> Tier:
@@ -95,17 +112,17 @@ def find_tier(name: str = "") -> Tier:
             f"untrusted code runs only on Linux on {' or '.join(seccomp.ARCHITECTURES)}: system calls are filtered by the kernel. "
             'Score programs on such a machine with backend = "http://host:port" (python -m cohort.sandbox.serve).'
         )
-    problem = bubblewrap_problem() if name != "landlock" else "not asked for"
-    if not problem:
-        program = shutil.which("bwrap")
-        assert program is not None
-        return Tier("bubblewrap", bubblewrap=program)
-    version = landlock_version()
-    if version and name != "bubblewrap":
-        return Tier("landlock", landlock_version=version)
-    missing = [] if name == "landlock" else [problem]
-    if not version:
-        missing.append("the kernel has no Landlock, or it is switched off (Linux 5.13 or newer, lsm=...,landlock)")
+    missing = []
+    if name != "landlock":
+        problem = bubblewrap_problem()
+        if not problem:
+            return Tier("bubblewrap", bubblewrap=str(shutil.which("bwrap")))
+        missing.append(problem)
+    if name != "bubblewrap":
+        problem = landlock_problem()
+        if not problem:
+            return Tier("landlock", landlock_version=landlock_version())
+        missing.append(problem)
     raise JailUnavailable(f"there is no jail for untrusted code here: {'; '.join(missing)}.")
 
 

@@ -16,7 +16,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from typing import Any
 import cohort
 from cohort.sandbox.jail import Ended, Jail
 from cohort.sandbox.limits import JailUnavailable, Limits
-from cohort.sandbox.tiers import find_tier
 from cohort.threads import concurrently
 
 LOAD_LIMIT_S = 120.0
@@ -46,8 +45,10 @@ class Answer:
 class WorkerPool:
     """So many jailed processes with one function; usable from any thread."""
 
-    def __init__(self, entry: str, limits: Limits, size: int = 0) -> None:
+    def __init__(self, entry: str, limits: Limits, size: int = 0, retire_after: Callable[[Answer], bool] | None = None) -> None:
         self.entry, self.limits = entry, limits
+        self.retire_after = retire_after
+        """Answers after which a worker is replaced: it may have been stopped in the middle of a change."""
         self.size = size or max(1, min(os.cpu_count() or 1, MAX_WORKERS))
         self.owner = os.getpid()
         self.replaced = 0
@@ -57,25 +58,46 @@ class WorkerPool:
             self._idle.put(None)  # started when first needed
         self._closed = False
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def ask(self, message: Any, limits: Limits | None = None) -> Answer:
         """One question. Raises JailUnavailable where there is no jail."""
         text = json.dumps(message)
+        worker, answer = self._take(), Answer(problem="infrastructure", detail="the pool is closed")
+        for _ in range(STARTS):
+            if self._closed:
+                break
+            try:
+                held, worker = worker or self._start(), None  # should anything go wrong, its place is filled anew
+                used = held.questions
+                answer, worker = self._question(held, text, limits or self.limits)
+            except Ended as problem:  # it did not start
+                answer = Answer(problem="infrastructure", detail=problem.detail)
+                continue
+            except BaseException:
+                self._put(None)
+                raise
+            # A worker that has answered before may have run full of what others asked: a fresh one decides.
+            if not (used and answer.problem in ("memory", "output", "files", "crash")):
+                break
+        self._put(worker)
+        return answer
+
+    def _take(self) -> Jail | None:
+        """An idle worker, or None for a place that is to be filled. One that has died meanwhile is no one's doing."""
         worker = self._idle.get()
-        try:
-            for attempt in range(STARTS):
-                if self._closed:
-                    return Answer(problem="infrastructure", detail="the pool is closed")
-                try:
-                    worker = worker or self._start()
-                    break
-                except Ended as problem:
-                    if attempt == STARTS - 1:
-                        return Answer(problem="infrastructure", detail=problem.detail)
-            assert worker is not None
-            answer, worker = self._question(worker, text, limits or self.limits)
-            return answer
-        finally:
-            self._idle.put(worker)
+        if worker is not None and worker.ended:
+            worker.close()
+            return None
+        return worker
+
+    def _put(self, worker: Jail | None) -> None:
+        if self._closed and worker is not None:
+            worker.close()
+            worker = None
+        self._idle.put(worker)
 
     def ask_many(self, messages: Sequence[Any], limits: Limits | None = None) -> list[Answer]:
         """All questions, spread over the workers; answers in order. A slow one holds up its own worker only."""
@@ -96,7 +118,6 @@ class WorkerPool:
         return [answer for answer in answers if answer is not None]
 
     def _start(self) -> Jail:
-        find_tier()
         worker = Jail("worker", self.entry, self.limits, packages=package_folders())
         try:
             worker.free_of_charge(LOAD_LIMIT_S)
@@ -111,6 +132,7 @@ class WorkerPool:
 
     def _question(self, worker: Jail, text: str, limits: Limits) -> tuple[Answer, Jail | None]:
         """(answer, the worker if it can go on)."""
+        worker.questions += 1
         try:
             worker.charge(limits)
             word, *said = worker.ask_raw(text)
@@ -122,23 +144,32 @@ class WorkerPool:
         except BaseException:
             worker.close()
             raise
-        if word == "value" and len(said) == 1:
-            return Answer(said[0]), worker
         name, message = (str(part) for part in [*said, "", ""][:2])
-        if name == "MemoryError":  # what is left of its heap may be too small for the next question
+        if word == "value" and len(said) == 1:
+            answer = Answer(said[0])
+        elif name == "MemoryError":
+            answer = Answer(problem="memory", detail=message)
+        else:
+            answer = Answer(problem="exception", detail=f"{name}: {message}")
+        # Retired: what is left of its heap may be too small, it was stopped in the middle of something, or it says more
+        # than it was asked, and the next question would get the answer to this one.
+        if answer.problem == "memory" or worker.has_more or (self.retire_after is not None and self.retire_after(answer)):
             worker.close()
             self.replaced += 1
-            return Answer(problem="memory", detail=message), None
-        return Answer(problem="exception", detail=f"{name}: {message}"), worker
+            return answer, None
+        return answer, worker
 
     def close(self) -> None:
         """End the idle workers; one that is out is ended by whoever has it."""
         self._closed = True
+        idle: list[Jail | None] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                worker = self._idle.get_nowait()
-                if worker is not None:
-                    worker.close()
+                idle.append(self._idle.get_nowait())
+        for worker in idle:
+            if worker is not None:
+                worker.close()
+            self._idle.put(None)  # whoever still waits is told that it is closed
 
 
 def package_folders() -> list[str]:
@@ -159,13 +190,15 @@ _pools: dict[tuple[str, int], WorkerPool] = {}
 _lock = threading.Lock()
 
 
-def shared_pool(entry: str, limits: Limits = DEFAULTS, size: int = 0) -> WorkerPool:
+def shared_pool(
+    entry: str, limits: Limits = DEFAULTS, size: int = 0, retire_after: Callable[[Answer], bool] | None = None
+) -> WorkerPool:
     """The pool of this process for that function and memory limit: made on first use, closed at exit."""
     with _lock:
         key = (entry, limits.memory_mb)
         pool = _pools.get(key)
-        if pool is None or pool.owner != os.getpid():  # after a fork the workers belong to the parent
-            pool = _pools[key] = WorkerPool(entry, replace(limits), size)
+        if pool is None or pool.closed or pool.owner != os.getpid():  # after a fork the workers belong to the parent
+            pool = _pools[key] = WorkerPool(entry, replace(limits), size, retire_after)
         return pool
 
 
