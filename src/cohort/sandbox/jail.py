@@ -211,11 +211,14 @@ class Jail:
 
     def charge(self, limits: Limits) -> None:
         """From now on the process pays, within these limits."""
-        self.stdout, self.stderr = Stream(self.limits.output_kb * 1024), Stream(self.limits.output_kb * 1024)
-        self._reply_bytes = 0
         self._begun_cpu = self._used_cpu()
         self._cpu_limit = limits.cpu_s
         self._deadline = time.monotonic() + limits.wall_s
+
+    def forget_output(self) -> None:
+        """Another question: what was said to the last one no longer counts."""
+        self.stdout, self.stderr = Stream(self.limits.output_kb * 1024), Stream(self.limits.output_kb * 1024)
+        self._reply_bytes = 0
 
     def free_of_charge(self, wall_s: float) -> None:
         """From now on only the wall clock counts: for work of our own, such as an import."""

@@ -134,6 +134,7 @@ class WorkerPool:
         """(answer, the worker if it can go on)."""
         worker.questions += 1
         try:
+            worker.forget_output()
             worker.charge(limits)
             word, *said = worker.ask_raw(text)
             worker.free_of_charge(float("inf"))
