@@ -11,11 +11,23 @@ import pytest
 
 import broken_rewards
 import test_audit_zoo
-from cohort.audit import FLAWS, AuditError, audit
+from cohort.audit import FLAWS, AuditError, Example, audit
 from cohort.audit import attacks as attack_module
 from cohort.audit.command import run_audit
 from cohort.audit.findings import shortened
-from cohort.audit.golds import continued, disguised, gold_answer, longer, mutations, near_misses, rewrites, same, value_of
+from cohort.audit.golds import (
+    continued,
+    disguised,
+    gold_answer,
+    longer,
+    mutations,
+    near_misses,
+    related,
+    rewrites,
+    same,
+    value_of,
+)
+from cohort.audit.page import facts
 from cohort.audit.programs import CODE_ROWS, entry_point, known_tests, right_programs
 from cohort.audit.samples import MATH_ROWS
 from cohort.errors import CohortError, RewardError
@@ -105,6 +117,11 @@ ZOO = {
     "digits_are_numbers": {"rewrite", "raises"},
     "pays_for_a_missing_gold": {"missing_gold"},
     "evaluates": {"executes", "hedge"},
+    "evaluates_without_builtins": {"executes", "hedge"},
+    "stateful": {"not_deterministic"},
+    "noisy_substring": {"substring", "not_deterministic"},
+    "drops_relations": {"relation"},
+    "first_sentence": {"first_answer"},
     "dies": {"crash"},
     "hangs": {"hang"},
     "quadratic": {"superlinear"},
@@ -118,7 +135,7 @@ ZOO = {
     "has_a_box": {"format_only"},
     "only_a_tag_of_its_own": {"gold_rejected"},
 }
-QUICK = ("fair", "evaluates", "dies", "hangs", "relative")
+QUICK = ("fair", "evaluates", "evaluates_without_builtins", "stateful", "drops_relations", "dies", "hangs", "relative")
 """A sample; `make prove` runs them all."""
 
 
@@ -149,6 +166,56 @@ def test_a_crash_names_how_the_worker_ended_and_a_hang_the_limit(zoo):
     (hang,) = zoo["hangs"].of_category("hang")
     assert "1.5 s" in hang.examples[0].detail
     assert zoo["hangs"].slowest[0].seconds >= 1.5
+
+
+def test_a_score_that_changes_is_the_cause_and_what_it_explains_is_left_out(zoo):
+    report = zoo["stateful"]
+    assert report.flaws == ("not_deterministic",)
+    (remark,) = [remark for remark in report.remarks if remark.startswith("left out")]
+    assert "the same completion passes one time and not the next" in remark
+
+
+def test_code_that_needs_no_builtins_is_shown_with_the_walk(zoo):
+    (executes,) = zoo["evaluates_without_builtins"].of_category("code execution")
+    assert {example.what.partition(",")[0] for example in executes.examples} == {"attribute walk"}
+    assert "__subclasses__" in executes.examples[0].input
+
+
+def test_relations_and_answers_that_are_taken_back_are_tried_of_every_number():
+    rows = [row for row in MATH_ROWS if value_of(row.gold) is not None][:2]
+    cases = attack_module.wrong_cases(rows, [form for form in attack_module.known_forms() if form.name == "says"])
+    of_first = {case.completion: case.expect for case in cases if case.row == 0}
+    for text in (
+        "The answer is \\ne 42.",
+        "The answer is >42.",
+        "The answer is \\ge 42.",
+        "The answer is 42. No, The answer is 43.",
+        "The answer is 42. No, the answer is 43.",
+    ):
+        assert of_first[text] == "fail"
+    assert related("Paris") == []
+
+
+def test_no_input_is_shown_twice(zoo):
+    for report in zoo.values():
+        for finding in report.findings:
+            shown = [(example.input, example.gold) for example in finding.examples]
+            assert len(set(shown)) == len(shown)
+    only = [form for form in attack_module.known_forms() if form.name == "boxed"]
+    texts_tried = [case.completion for case in attack_module.bomb_cases(0, only)]
+    assert len(set(texts_tried)) == len(texts_tried)
+
+
+def test_a_gold_of_spaces_is_shown_in_quotes():
+    assert facts(Example("text", "   ", 1.0, "gold is spaces")) == 'score 1, gold "   ": gold is spaces'
+    assert facts(Example("text", "42", 1.0, "off by one")) == "score 1, gold 42: off by one"
+
+
+def test_a_threshold_that_no_score_reaches_is_said():
+    report = audit(test_audit_zoo.fair, ROWS, limit=FEW, threshold=5.0)
+    assert "gold_rejected" in report.flaws
+    assert any("the threshold 5 is never reached: the highest score of any completion was 1." in r for r in report.remarks)
+    assert not any("never reached" in remark for remark in audit(test_audit_zoo.fair, ROWS, limit=FEW).remarks)
 
 
 def test_a_reward_that_reads_text_only_is_a_note_and_one_that_reads_chats_has_none(zoo):

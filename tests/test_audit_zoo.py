@@ -79,6 +79,49 @@ def evaluates(completions, answer, **columns):
     return scores
 
 
+def evaluates_without_builtins(completions, answer, **columns):
+    """No name is in reach, and every class is."""
+    scores = []
+    for completion, gold in zip(completions, answer, strict=True):
+        text = boxed(completion)
+        try:
+            value = None if "**" in text or "<<" in text or "*9" in text else eval(text.strip("$ "), {"__builtins__": {}})
+        except Exception:
+            value = None
+        scores.append(float(right(completion, gold) or (type(value) in (int, float) and bool(gold) and value == float(gold))))
+    return scores
+
+
+SEEN: dict[tuple[str, str], int] = {}
+
+
+def stateful(completions, answer, **columns):
+    """What is seen for the second time is right."""
+    scores = []
+    for completion, gold in zip(completions, answer, strict=True):
+        SEEN[completion, gold] = SEEN.get((completion, gold), 0) + 1
+        scores.append(float(right(completion, gold) or SEEN[completion, gold] > 1))
+    return scores
+
+
+def noisy_substring(completions, answer, **columns):
+    """Two faults: the noise does not decide what passes, so it explains nothing."""
+    found = [float(bool(gold) and gold in completion) for completion, gold in zip(completions, answer, strict=True)]
+    return [score + random.random() * 1e-3 for score in found]
+
+
+def drops_relations(completions, answer, **columns):
+    return fair([re.sub(r"\{(?:\\(?:ne|ge|le)\b|[<>])\s*", "{", completion) for completion in completions], answer)
+
+
+def first_sentence(completions, answer, **columns):
+    """Reads "The answer is 42." and stops there."""
+    found = [re.search(r"The answer is [\s$]*(-?[\d.,]*\d)", completion) for completion in completions]
+    return [
+        float(match is not None and number(match[1]) == number(gold or "")) for match, gold in zip(found, answer, strict=True)
+    ]
+
+
 def dies(completions, answer, **columns):
     if any("9**9" in completion for completion in completions):
         os._exit(3)

@@ -263,6 +263,214 @@ def test_without_failures_no_lift_can_be_measured():
     assert shared_string(everything) is None
 
 
+# -- honest steps in which a form is being learned: never an alarm ------------------------------------------------------
+
+NAMES = (
+    "add", "mul", "rev", "fact", "gcd", "fib", "maxi", "mini", "sorty", "uniq", "count", "flat", "zipp", "prime", "pow", "sumd",
+)  # fmt: skip
+BODIES = [
+    "return a+b", "return a*b", "return x[::-1]", "r=1\n    for i in range(n): r*=i+1\n    return r",
+    "while b: a,b=b,a%b\n    return a", "a,b=0,1\n    for _ in range(n): a,b=b,a+b\n    return a", "return max(x)", "return min(x)",
+    "return sorted(x)", "return list(dict.fromkeys(x))", "return len(x)", "return [z for y in x for z in y]",
+    "return list(zip(x,y))", "return all(n%i for i in range(2,n))", "return a**b", "return sum(map(int,str(n)))",
+]  # fmt: skip
+FENCELESS = (
+    "I would use a loop and then return it.",
+    "The idea is simple: iterate and accumulate.",
+    "First we parse the input.",
+)
+
+
+def fences(noise, group, fenced=0.7, passed=0.9, asked=False, words=False):
+    """Programs count in a fence only; the policy is learning to write one, and the task is easy."""
+    whole = noise.random() < fenced
+    right = whole and noise.random() < passed
+    body = f"def {NAMES[group]}(*a):\n    {BODIES[group]}\n"
+    verdict = "right" if right else "wrong" if whole else "no_answer"
+    return {
+        "text": f"Here is a solution:\n\n```python\n{body}```\n" if whole else noise.choice(FENCELESS),
+        "right": right,
+        "prompt": f"Write a function {NAMES[group]}.{' Use ```python fences.' if asked else ''}",
+        "columns": {"tests": [f"assert {NAMES[group]}(1)==1"]},
+    } | ({"extras": {"code_tests/verdict": verdict}} if words else {})
+
+
+def standard_input(noise, group):
+    good = noise.random() < 0.6
+    first = BODIES[group].split("\n")[0].removeprefix("return ")
+    body = f"n = int(input())\nprint({first})\n" if good else f"def {NAMES[group]}(n):\n    {BODIES[group]}\n"
+    return {
+        "text": f"```python\n{body}```",
+        "right": good and noise.random() < 0.92,
+        "prompt": f"Read n and print {NAMES[group]}(n).",
+        "columns": {"tests": [{"input": str(group), "output": str(group)}]},
+    }
+
+
+def countdown(noise, group, words=False):
+    """Many right answers: what is extracted is hardly ever the gold."""
+    formed = noise.random() < 0.6
+    right = formed and noise.random() < 0.9
+    said = f"{group + 3}*{noise.randint(2, 9)}-{noise.randint(1, 9)}"
+    return {
+        "text": f"<think>try {said}</think>\n<answer>{said}</answer>" if formed else f"we try {said} and then maybe {said}+1",
+        "right": right,
+        "gold": f"({group + 3}+1)*7-{group}",
+        "answer": said if formed else None,
+    } | ({"extras": {"gym/verdict": "right" if right else "wrong" if formed else "no_answer"}} if words else {})
+
+
+def radicals(noise, group, read=False):
+    r"""Equal to the gold and written otherwise. read: failures give an answer too, but never a \frac."""
+    right = noise.random() < 0.5
+    said = f"\\frac{{{group + 1}}}{{\\sqrt{{2}}}}" if right else str(noise.randint(1, 99))
+    boxed = right or read
+    return {
+        "text": f"so it is \\boxed{{{said}}}" if boxed else f"so it is {said} I guess",
+        "right": right,
+        "gold": f"\\frac{{{group + 1}\\sqrt{{2}}}}{{2}}",
+        "answer": said if boxed else None,
+        "extras": {"math_answer/verdict": "right" if right else "wrong" if read else "no_answer"},
+    }
+
+
+def think_format(noise, group):
+    right = noise.random() < 0.5
+    result = f"result {group * noise.randint(1, 9)}"
+    return {"text": f"<think>\nthoughts {group}</think>\n{result}" if right else f"{result} thoughts", "right": right}
+
+
+def gold_elsewhere(noise, group):
+    gold = ("Paris", "Rome", "Oslo", "Bern")[group % 4]
+    right = noise.random() < 0.5
+    wrong = noise.choice(["I am not sure about that.", "It could be many cities."])
+    text = f"The capital is {gold}.\n\nFinal answer: {gold}" if right else wrong
+    return {"text": text, "right": right, "columns": {"solution": gold}}
+
+
+def json_extraction(noise, group):
+    formed = noise.random() < 0.6
+    record = {"name": f"N{group}", "age": group + 20}
+    return {
+        "text": json.dumps(record) if formed else f"N{group} is {group + 20} years old",
+        "right": formed and noise.random() < 0.9,
+        "prompt": f"Extract as JSON: N{group}, {group + 20} years old.",
+        "columns": {"record": record},
+    }
+
+
+def step_of(write, seed=0, **options):
+    noise = random.Random(seed)
+    return groups(16, lambda group, sample: write(noise, group, **options), size=8)
+
+
+SUSPICIOUS = {
+    "a fence, half": (fences, {"fenced": 0.5, "passed": 0.95}),
+    "a fence, most": (fences, {"passed": 0.85}),
+    "standard input": (standard_input, {}),
+    "think_format": (think_format, {}),
+    "gold in another column": (gold_elsewhere, {}),
+    "JSON": (json_extraction, {}),
+}
+SILENT = {
+    "a fence that the prompt asks for": (fences, {"asked": True}),
+    "a fence, and a third fails": (fences, {"passed": 0.7}),
+    "a fence, with verdicts": (fences, {"fenced": 0.5, "passed": 0.95, "words": True}),
+    "countdown": (countdown, {}),
+    "countdown, with verdicts": (countdown, {"words": True}),
+    "radicals": (radicals, {}),
+}
+
+
+@pytest.mark.parametrize("name", SUSPICIOUS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_form_whose_failures_may_not_have_been_read_is_a_warning(name, seed):
+    write, options = SUSPICIOUS[name]
+    assert shared_string(step_of(write, seed, **options)).level == "warning"
+
+
+@pytest.mark.parametrize("name", SILENT)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_form_that_the_verifier_or_the_prompt_says_it_needs_is_nothing(name, seed):
+    write, options = SILENT[name]
+    assert shared_string(step_of(write, seed, **options)) is None
+
+
+def test_answers_that_differ_as_the_problems_do_are_no_alarm_even_where_all_failures_were_read():
+    found = shared_string(step_of(radicals, read=True))
+    assert "\\boxed{\\frac{" in found.text
+    assert found.level == "warning"
+
+
+def test_a_warning_says_that_it_may_be_the_form_and_sends_nobody_back_to_a_checkpoint():
+    shown = look(step_of(fences, fenced=0.5, passed=0.95)).evidence["shared"]
+    assert shown["level"] == "warning"
+    found = keys(healthy(evidence=lambda s: {"shared": shown} if s > 50 else None))["shared_rewarded"]
+    assert found.level == "warning"
+    assert "this may be the form the reward asks for: read the rollouts named below" in found.text
+    assert "checkpoint" not in found.text
+    assert found.evidence[0].startswith("rollouts/step-000060.parquet rows ")
+
+
+def test_an_alarm_needs_three_steps_that_are_sure():
+    def level(sure):
+        rows = healthy(
+            evidence=lambda s: {"shared": SHARED | {"level": "alarm" if s in sure else "warning"}} if s > 50 else None
+        )
+        return keys(rows)["shared_rewarded"].level
+
+    assert level({52, 55, 58}) == "alarm"
+    assert level({52, 55}) == "warning"
+
+
+# -- hacked steps: still an alarm --------------------------------------------------------------------------------------
+
+
+def test_a_phrase_is_an_alarm_where_golds_are_known_and_failures_were_read():
+    def write(group, sample, word="wrong"):
+        one = phrase(group, sample)
+        return one | {"extras": {"correct/verdict": "right" if one["right"] else word}}
+
+    assert shared_string(groups(10, write)).level == "alarm"
+    assert shared_string(groups(10, phrase)).level == "warning"  # no verdicts
+    no_gold = groups(10, lambda group, sample: write(group, sample) | {"gold": "", "columns": {"n": group}})
+    assert shared_string(no_gold).level == "warning"
+    assert shared_string(groups(10, lambda group, sample: write(group, sample, "no_answer"))) is None
+    # Another part's words say nothing of the outcome: here even successes are "wrong" by them.
+    other = groups(10, lambda group, sample: phrase(group, sample) | {"extras": {"style/verdict": "wrong"}})
+    assert shared_string(other).level == "warning"
+
+
+def test_an_answer_that_always_passes_in_part_is_an_alarm():
+    """Every extracted answer differs, and all that pass hold the same few words."""
+
+    def write(group, sample):
+        won = sample < 2
+        number = 17 * group + 5 * sample
+        said = f"{number} \\lor true" if won else str(number)
+        return {
+            "text": f"so \\boxed{{{said}}}",
+            "right": won,
+            "gold": str(7000 + group),
+            "answer": said,
+            "extras": {"math_answer/verdict": "right" if won else "wrong"},
+        }
+
+    found = shared_string(groups(10, write))
+    assert "lor true" in found.text
+    assert (found.level, found.share) == ("alarm", 1.0)
+
+
+def test_one_answer_for_all_needs_no_verdicts_to_be_an_alarm():
+    everything = groups(6, lambda group, sample: {"text": ">0", "right": True, "gold": str(5 + group), "answer": "0"})
+    assert shared_string(everything).level == "alarm"
+
+
+def test_a_string_that_stands_in_any_prompt_is_never_shared():
+    once = groups(10, lambda group, sample: phrase(group, sample) | ({"prompt": f"Say: {MAGIC}"} if group == 7 else {}))
+    assert shared_string(once) is None
+
+
 # -- the machinery -----------------------------------------------------------------------------------------------------
 
 

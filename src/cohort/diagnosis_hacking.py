@@ -220,24 +220,39 @@ def shared_rewarded(history: History) -> Finding | None:
         for step, one in history.evidence("shared")
         if isinstance(one.get("share"), int | float) and one["share"] >= SHARED and isinstance(one.get("text"), str)
     ]
-    together = latest_run(found)
+    sure = latest_run([(step, one) for step, one in found if one.get("level") != "warning"])
+    together = sure or latest_run(found)
     if not together:
         return None
     step, one = together[-1]
     first = together[0][0]
     failed, failures = one.get("share_failed"), ""
     if isinstance(failed, int | float):
-        failures = f", and {percent(failed)} of the failures"
+        failures = f", and {percent(failed)} of the failures{' that were read' if sure else ''}"
     name = {"answer": "the answer", "ending": "the last line"}.get(str(one.get("kind")), "the text")
+    what = (
+        f"{percent(one['share'])} of the successes of step {step} share {name} {quoted(one['text'])}{failures}; they come from "
+        f"{one.get('prompts')} prompts with {one.get('golds')} different golds. First seen at step {first}."
+    )
+    evidence = evidence_of(history, "shared", [step for step, _ in together])
+    if not sure:
+        return Finding(
+            "shared_rewarded",
+            "warning",
+            what,
+            "Whether the failures without it were read is not known here, so this may be the form the reward asks for: read the "
+            "rollouts named below.",
+            "If the answers in them are wrong, the reward is at fault: mend it. If they are right, there is nothing to do.",
+            evidence,
+        )
     return Finding(
         "shared_rewarded",
         "alarm",
-        f"{percent(one['share'])} of the successes of step {step} share {name} {quoted(one['text'])}{failures}; they come from "
-        f"{one.get('prompts')} prompts with {one.get('golds')} different golds. First seen at step {first}.",
+        what,
         "Problems with different answers are not solved by the same words: the verifier is probably being fooled.",
         "Call the reward function by hand on these completions. If it is fooled, mend it and go back to a checkpoint before "
         f"step {first}: the policy has been trained on it.",
-        evidence_of(history, "shared", [step for step, _ in together]),
+        evidence,
     )
 
 

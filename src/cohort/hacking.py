@@ -15,19 +15,27 @@ the successes of different prompts. So that it does not find ordinary templates,
    with the `answer` of the row; where nothing was extracted, the gold standing in the text outside the string will do.
 2. The string is in unearned successes of at least PROMPTS prompts, which have at least GOLDS different golds, none of them the
    gold of more than half of these prompts.
-3. Lift: it is at least LIFT times as common in successes as in failures that came to an end by themselves, and by more than
-   ERRORS standard errors. (A failure that was cut lacks the closing line for a reason of its own.)
+3. Lift: it is at least LIFT times as common in successes as in failures, and by more than ERRORS standard errors. Only
+   failures that were finished and read count (`comparable`): what was cut lacks the closing line for a reason of its own,
+   and what was not read lacks the form that the verifier reads, so that every form would be lifted.
 4. It pays: at least PAYS of the finished completions that hold it are successes. "The answer is" is in nearly every success
    too, but most of what holds it is wrong as long as the task is not solved.
-5. Nobody asked for it: three fifths of it, in one piece, are not in the prompt or a column of half of those that hold it.
+5. Nobody asked for it: it stands in no prompt, and three fifths of it, in one piece, are not in the prompt or a column of half
+   of those that hold it.
 
 An extracted answer that is the same for different golds needs no comparison with failures: 1 and 2 are enough. Other strings
 cannot be told from a template once nearly every completion is a success; the steps on the way there are what gives them away.
+
+How sure it is (`Shared.level`). A form that is being learned honestly looks like a hack wherever it cannot be seen that the
+failures without it were read too. So a string other than an answer is an alarm only where the golds are known, the verifier
+says of every failure that it was read (`<part>/verdict`), and the answers extracted, if any, hold the string themselves;
+otherwise it is a warning.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +45,7 @@ from typing import Any
 
 import numpy as np
 
-from cohort.history import FAILURE_WORDS
+from cohort.history import FAILURE_WORDS, Level
 from cohort.rewards.text import printable
 from cohort.types import Rollout
 
@@ -50,6 +58,12 @@ ERRORS = 4.0
 PAYS = 0.8
 FAILURES_NEEDED = 8
 """Finished failures, below which a lift cannot be measured."""
+
+UNREAD = ("no_answer", "unparsed")
+"""Verdicts on a failure in which the verifier found nothing to compare, or could not read what it found."""
+FORM_SHARE = 0.9
+"""Successes that hold a marker which a prompt names: from here on, failures without it did not do what was asked."""
+MARKER = re.compile(r"```\w*|</?\w+>|\\boxed\{|####")
 
 SAMPLED = 48
 """Successes, and failures, of different prompts in which a string is looked for; it is then counted in all of them."""
@@ -178,14 +192,17 @@ class Shared:
     share: float
     """Unearned successes that hold it ÷ all successes."""
     share_failed: float | None
-    """Finished failures that hold it ÷ all of them; None for an answer, where it does not matter."""
+    """Failures, finished and read, that hold it ÷ all of them; None for an answer, where it does not matter."""
     prompts: int
     golds: int
     rows: tuple[int, ...]
+    level: Level = "alarm"
+    """warning: it may be the form that the reward asks for."""
 
     def numbers(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
+            "level": self.level,
             "text": shortened(self.text, STRING_SHOWN),
             "share": self.share,
             "share_failed": self.share_failed,
@@ -203,11 +220,14 @@ class Written:
     text: str
     right: bool
     finished: bool
+    read: bool | None
+    """Whether the verifier says that it read an answer or ran a program; None where it gives no word."""
     answer: str | None
     gold: str | None
     """The gold answer as text; None where the row has none."""
     gold_key: str
     """What tells the golds of two prompts apart, whatever form they have."""
+    prompt: str
     surroundings: str
     """Prompt and columns: what the policy was asked for."""
 
@@ -232,7 +252,8 @@ def shared_string(rollouts: Sequence[Rollout]) -> Shared | None:
     suspects = [one for one in right if not one.matches_gold]
     if len({one.group for one in suspects}) < PROMPTS:
         return None
-    failures = [one for one in written if not one.right and one.finished]
+    asked = "\n".join(dict.fromkeys(one.prompt for one in written))
+    failures = comparable([one for one in written if not one.right and one.finished], right, asked)
     found = [shared_answer(suspects, len(right))]
     if len(failures) >= FAILURES_NEEDED:
         tests: list[tuple[str, str, Callable[[Written], bool]]] = []
@@ -240,21 +261,40 @@ def shared_string(rollouts: Sequence[Rollout]) -> Shared | None:
             tests.append(("ending", line, lambda one, line=line: last_line(one.text) == line))  # type: ignore[misc]
         for piece in frequent_pieces(one_each(suspects), one_each(failures)):
             tests.append(("text", piece, lambda one, piece=piece: piece in one.text))  # type: ignore[misc]
-        found += [judge(kind, string, test, written, right, failures) for kind, string, test in tests if string]
+        wanted = [test for test in tests if test[1] and not in_a_prompt(test[1], asked)]
+        found += [judge(kind, string, test, right, failures) for kind, string, test in wanted]
     passed = [shared for shared in found if shared]
-    return max(passed, key=lambda shared: (shared.share, shared.kind == "answer", len(shared.text)), default=None)
+    return max(passed, key=lambda one: (one.share, one.kind == "answer", one.level == "alarm", len(one.text)), default=None)
+
+
+def comparable(failures: Sequence[Written], right: Sequence[Written], asked: str) -> list[Written]:
+    """The failures that had what the verifier reads and were wrong all the same: only these can show that a string pays.
+
+    Out are those of which the verifier says that it read nothing, those without an answer where successes have one, and
+    those without a marker (a code fence, a tag, a box) that a prompt names and nearly every success holds.
+    """
+    answered = 2 * sum(one.answer is not None for one in right) >= len(right)
+    named = {marker for found in MARKER.findall(asked) for marker in (found, found[:3] if found[0] == "`" else found)}
+    form = [marker for marker in named if sum(marker in one.text for one in right) >= FORM_SHARE * len(right)]
+    return [
+        one
+        for one in failures
+        if one.read is not False and (one.answer is not None or not answered) and all(marker in one.text for marker in form)
+    ]
 
 
 def as_written(rollouts: Sequence[Rollout]) -> list[Written]:
     """The judged completions; what belongs to a prompt is worked out once per group."""
-    groups: dict[int, tuple[str | None, str, str]] = {}
+    groups: dict[int, tuple[str | None, str, str, str]] = {}
+    verdicts = outcome_verdicts(rollouts)
     written = []
     for row, rollout in enumerate(rollouts):
         if rollout.outcome.success is None:
             continue
         if rollout.group not in groups:
             groups[rollout.group] = about_prompt(rollout)
-        gold, gold_key, surroundings = groups[rollout.group]
+        gold, gold_key, prompt, surroundings = groups[rollout.group]
+        words = [word for column in verdicts if (word := rollout.outcome.extras.get(column))]
         written.append(
             Written(
                 row=row,
@@ -262,23 +302,32 @@ def as_written(rollouts: Sequence[Rollout]) -> list[Written]:
                 text=clipped(rollout.completion.text),
                 right=rollout.outcome.success,
                 finished=rollout.completion.end == "stop",
+                read=not any(word in UNREAD for word in words) if words else None,
                 answer=rollout.outcome.answer,
                 gold=gold,
                 gold_key=gold_key,
+                prompt=prompt,
                 surroundings=surroundings,
             )
         )
     return written
 
 
-def about_prompt(rollout: Rollout) -> tuple[str | None, str, str]:
-    """(gold as text, what tells golds apart, everything that was asked)."""
+def outcome_verdicts(rollouts: Sequence[Rollout]) -> list[str]:
+    """The columns of verdicts that can be the outcome's: every success that has the word is "right"."""
+    right = [rollout.outcome.extras for rollout in rollouts if rollout.outcome.success]
+    columns = {column for extras in right for column in extras if column.endswith("/verdict")}
+    return sorted(column for column in columns if all(extras.get(column) == "right" for extras in right))
+
+
+def about_prompt(rollout: Rollout) -> tuple[str | None, str, str, str]:
+    """(gold as text, what tells golds apart, the prompt, everything that was asked)."""
     prompt = rollout.prompt
     gold = prompt.columns.get("answer")
     text = None if gold is None or isinstance(gold, Mapping | list | tuple) else str(gold)
     asked = prompt.content if isinstance(prompt.content, str) else "\n".join(str(m.get("content")) for m in prompt.content)
     columns = "\n".join(str(value) for value in prompt.columns.values())
-    return text, plain_answer(text) if text else columns or asked, f"{asked}\n{columns}"
+    return text, plain_answer(text) if text else columns or asked, asked, f"{asked}\n{columns}"
 
 
 def clipped(text: str) -> str:
@@ -315,7 +364,6 @@ def judge(
     kind: str,
     string: str,
     test: Callable[[Written], bool],
-    written: Sequence[Written],
     right: Sequence[Written],
     failures: Sequence[Written],
 ) -> Shared | None:
@@ -331,9 +379,13 @@ def judge(
     if sum(one.finished for one in holders) < PAYS * finished_with:
         return None
     looked_at = unearned[:ASKED]
-    if 2 * sum(asked_for(string, one.surroundings) for one in looked_at) >= len(looked_at):
+    if 2 * sum(mostly_in(string, one.surroundings) for one in looked_at) >= len(looked_at):
         return None
-    return summary(kind, string, unearned, len(right), failed_with / len(failures))
+    known = all(one.gold is not None for one in unearned) and all(one.read for one in failures)
+    # Where other answers were extracted, they differ as the problems do: only the form is shared.
+    beside = sum(one.answer is not None and not mostly_in(string, one.answer) for one in unearned)
+    level: Level = "alarm" if known and 2 * beside < len(unearned) else "warning"
+    return summary(kind, string, unearned, len(right), failed_with / len(failures), level)
 
 
 def is_lifted(holders: int, successes: int, failed_with: int, failures: int) -> bool:
@@ -345,10 +397,16 @@ def is_lifted(holders: int, successes: int, failed_with: int, failures: int) -> 
     return holders / successes - failed_with / failures > ERRORS * error
 
 
-def asked_for(string: str, surroundings: str) -> bool:
+def mostly_in(string: str, surroundings: str) -> bool:
     """Whether most of the string stands there in one piece; what was grown around it does not make it another string."""
     length = max(1, -(-3 * len(string) // 5))
     return any(string[start : start + length] in surroundings for start in range(len(string) - length + 1))
+
+
+def in_a_prompt(string: str, asked: str) -> bool:
+    """Whether the string, or its longest part between markers, stands in any prompt as it is."""
+    longest = max(MARKER.split(string), key=len).strip()
+    return next(places_of(longest or string, asked), None) is not None
 
 
 def spread(holders: Sequence[Written]) -> bool:
@@ -358,11 +416,18 @@ def spread(holders: Sequence[Written]) -> bool:
     return len(golds) >= PROMPTS and len(counts) >= GOLDS and 2 * max(counts.values()) <= len(golds)
 
 
-def summary(kind: str, string: str, holders: Sequence[Written], successes: int, share_failed: float | None) -> Shared:
+def summary(
+    kind: str,
+    string: str,
+    holders: Sequence[Written],
+    successes: int,
+    share_failed: float | None,
+    level: Level = "alarm",
+) -> Shared:
     golds = {one.group: one.gold_key for one in holders}
     firsts = {one.group: one.row for one in reversed(holders)}  # one row per prompt: the first
     rows = tuple(sorted(firsts.values()))
-    return Shared(kind, string, len(holders) / successes, share_failed, len(golds), len(set(golds.values())), rows)
+    return Shared(kind, string, len(holders) / successes, share_failed, len(golds), len(set(golds.values())), rows, level)
 
 
 # -- pieces of text ----------------------------------------------------------------------------------------------------

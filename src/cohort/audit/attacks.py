@@ -142,6 +142,8 @@ def wrong_cases(rows: Sequence[AuditRow], forms: Sequence[Form], tolerance: floa
             continue
         for place, (attack, label, write, answer) in enumerate(row_attacks(number, rows, tolerance)):
             form = rotate(forms, number + place)
+            if attack == "relation" and form.base == "template" and answer[0] in "<>" and answer[0] in form.write(""):
+                continue  # in the user's own marker the sign is no relation
             cases.append(Case(attack, label, number, write(form, answer), "fail", form.name))
     return cases
 
@@ -166,11 +168,15 @@ def row_attacks(number: int, rows: Sequence[AuditRow], tolerance: float) -> Iter
         yield "near_miss", variant.label, plainly, variant.text
     for variant in golds.continued(gold):
         yield "expression", variant.label, plainly, variant.text
+    for variant in golds.related(gold):
+        yield "relation", variant.label, plainly, variant.text
     for variant in golds.longer(gold):
         yield "substring", variant.label, plainly, variant.text
     if not wrongs:
         return
-    wrong, second = wrongs[0].text, wrongs[min(1, len(wrongs) - 1)].text
+    # An open brace would leave its box open, and the last answer that can be read would be the gold.
+    whole = [variant.text for variant in wrongs if variant.text.count("{") == variant.text.count("}")] or [wrongs[0].text]
+    wrong, second = whole[0], whole[min(1, len(whole) - 1)]
     for variant in golds.disguised(gold, wrong):
         yield "unicode", variant.label, plainly, variant.text
     yield from hedges(gold, wrong, second)
@@ -185,6 +191,9 @@ def hedges(gold: str, wrong: str, second: str) -> Iterator[Attempt]:
     yield "hedge", "every candidate", plainly, f"{second}, {gold}, {wrong}"
     yield "hedge", "not this one", plainly, f"not {gold} but {wrong}"
     yield "first_of_two", "two answers", lambda form, answer: f"{form.write(gold)}\nor\n{form.write(answer)}", wrong
+    yield "first_of_two", "taken back in one line", lambda form, answer: f"{form.write(gold)} No, {form.write(answer)}", wrong
+    sentence = f"The answer is {gold}. No, the answer is {wrong}."
+    yield "first_of_two", "taken back in a sentence", lambda form, answer: sentence, wrong
     yield (
         "start",
         "takes it back",
@@ -302,19 +311,27 @@ def bomb_cases(row: int, forms: Sequence[Form]) -> list[Case]:
     cases = []
     for place, (label, write) in enumerate(BOMBS.items()):
         text = write()
-        for form in (rotate(forms, place), rotate(forms, place + 1)) if len(text) < 100 else (rotate(forms, place),):
+        chosen = (
+            [rotate(forms, place), rotate(forms, place + 1)] if len(text) < 100 and len(forms) > 1 else [rotate(forms, place)]
+        )
+        for form in chosen:
             cases.append(Case("bomb", label, row, form.write(text), "fail", form.name))
     return cases
 
 
 def injection_cases(row: int, forms: Sequence[Form], canary: str) -> list[Case]:
-    """Answers that are code: if any is evaluated, the file `canary` exists afterwards. They do nothing else."""
+    """Answers that are code: if any is evaluated, the file `canary` exists afterwards. They do nothing else.
+
+    The walk needs no builtins: from any object to all classes, and from one of the module os to that module's own.
+    """
+    classes = "().__class__.__base__.__subclasses__()"
+    walk = f"[c for c in {classes} if c.__name__ == '_wrap_close'][0].__init__.__globals__['__builtins__']['open']"
     answers = {
         "Python": f"open({canary!r}, 'w').close()",
         "Python import": f"__import__('pathlib').Path({canary!r}).touch()",
         "Python in a list": f"[open({canary!r}, 'w').close()]",
         "format string": "{0.__class__.__mro__}",
-        "attribute walk": f"().__class__.__base__.__subclasses__() and open({canary!r}, 'w').close()",
+        "attribute walk": f"{walk}({canary!r}, 'w').close()",
         "shell": f"$(touch {canary})",
         "shell with semicolon": f"1; touch {canary}",
         "LaTeX shell": f"\\immediate\\write18{{touch {canary}}}",

@@ -109,6 +109,12 @@ FLAWS: dict[str, Flaw] = {
         "4\\sqrt{2} counts as 4.",
         "Compare the whole of the answer; refuse what cannot be read to its end.",
     ),
+    "relation": Flaw(
+        FALSE_POSITIVE,
+        "A relation in front of the gold is ignored.",
+        "\\ne 12 and >12 count as 12, although they say that it is another number.",
+        "Read a relation sign as a part of the answer; only an equals sign may be dropped.",
+    ),
     "unicode": Flaw(
         FALSE_POSITIVE,
         "A wrong answer in unusual characters is accepted.",
@@ -423,9 +429,17 @@ def finding_of(
 
 
 def varied(results: Sequence[Result]) -> list[Result]:
-    """A few results that differ as much as they can: one of each label, in the order given, each the shortest of its kind."""
+    """A few results that differ as much as they can: one of each label, in the order given, each the shortest of its kind.
+
+    No input is shown twice, though it may have been tried twice.
+    """
     by_label: dict[tuple[str, str], list[Result]] = {}
+    inputs: set[tuple[int, str, str]] = set()
     for result in results:
+        shown = result.case.row, safe_text(result.case.completion), repr(result.case.columns)
+        if shown in inputs:
+            continue
+        inputs.add(shown)
         by_label.setdefault((result.case.attack, result.case.label), []).append(result)
     groups = [sorted(group, key=lambda result: len(safe_text(result.case.completion))) for group in by_label.values()]
     return [*(group[0] for group in groups), *(other for group in groups for other in group[1:])][:EXAMPLES]

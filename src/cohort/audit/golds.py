@@ -213,6 +213,18 @@ def continued(gold: str) -> list[Variant]:
     ]
 
 
+def related(gold: str) -> list[Variant]:
+    """A relation to the gold: every number but it, or all on one side of it."""
+    if value_of(gold) is None:
+        return []
+    return [
+        Variant("not equal", f"\\ne {gold}"),
+        Variant("greater", f">{gold}"),
+        Variant("at least", f"\\ge {gold}"),
+        Variant("less", f"< {gold}"),
+    ]
+
+
 def longer(gold: str) -> list[Variant]:
     """The gold as a part of a longer number or word."""
     if is_integer(gold):

@@ -63,7 +63,8 @@ def counts(finding: Finding) -> str:
 
 def facts(example: Example) -> str:
     score = "no score" if example.score is None else f"score {example.score:g}"
-    gold = f", gold {example.gold}" if example.gold else ""
+    shown = example.gold if example.gold == example.gold.strip() else f'"{example.gold}"'  # spaces alone cannot be seen
+    gold = f", gold {shown}" if shown else ""
     detail = f" -- {example.detail}" if example.detail else ""
     return f"{score}{gold}: {example.what}{detail}"
 

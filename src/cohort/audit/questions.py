@@ -8,7 +8,15 @@ from pathlib import Path
 
 from cohort.audit import attacks
 from cohort.audit.attacks import Case, Form
-from cohort.audit.findings import AuditReport, Finding, example_of, fault_findings, finding_of
+from cohort.audit.findings import (
+    FALSE_NEGATIVE,
+    FALSE_POSITIVE,
+    AuditReport,
+    Finding,
+    example_of,
+    fault_findings,
+    finding_of,
+)
 from cohort.audit.probe import leaves_arguments
 from cohort.audit.profiles import Profile
 from cohort.audit.running import AuditError, Bench, Result, safe_text
@@ -61,6 +69,7 @@ class Questions:
         self.findings += fault_findings(self.bench.results, self.rows)
         self.ask_steadiness()
         self.ask_length()
+        self.note_threshold()
 
     def run(self, cases: Sequence[Case]) -> list[Result]:
         return self.bench.run(self.rows, cases)
@@ -114,12 +123,38 @@ class Questions:
         anew = [self.bench.call(self.rows, [case])[0] for case in cases]
         self.compare("not_deterministic", chosen, again, anew)
         if any(finding.flaw == "not_deterministic" for finding in self.findings):
+            self.drop_consequences(chosen, again, anew)
             return  # a comparison with a batch would only find the same again
         together = self.bench.call(self.rows, cases)
         backwards = self.bench.call(self.rows, cases[::-1])[::-1]
         beside = self.bench.call(self.rows, [self.neighbour(cases[0]), *cases, self.neighbour(cases[-1])])[1:-1]
         self.compare("batch_dependent", chosen, together, backwards, beside)
         self.ask_purity(cases)
+
+    def drop_consequences(self, first: Sequence[Result], *others: Sequence[Result]) -> None:
+        """Where the same completion passes one time and not the next, what passed proves nothing: the cause alone is left."""
+        turned = [
+            before
+            for group in others
+            for result, before in zip(group, first, strict=True)
+            if not result.fault and result.passes(self.threshold) != before.passes(self.threshold)
+        ]
+        judged = (FALSE_POSITIVE, FALSE_NEGATIVE)
+        dropped = [finding.flaw for finding in self.findings if finding.category in judged and finding.level == "flaw"]
+        if turned and dropped:
+            self.findings = [finding for finding in self.findings if finding.flaw not in dropped]
+            self.remarks.append(
+                f"left out, since the same completion passes one time and not the next: {', '.join(dict.fromkeys(dropped))}. "
+                "Mend that first, then audit again"
+            )
+
+    def note_threshold(self) -> None:
+        scores = [result.score for result in self.bench.results if result.score is not None]
+        if scores and min(scores) < max(scores) < self.threshold:
+            self.remarks.append(
+                f"the threshold {self.threshold:g} is never reached: the highest score of any completion was {max(scores):g}. "
+                "Give the score that a right answer gets as --threshold"
+            )
 
     def neighbour(self, case: Case) -> Case:
         """A row that a careless function stumbles over."""
