@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cohort.rewards.code.asserts import read_code
@@ -33,8 +35,11 @@ def test_calls() -> None:
         CallCase("half", (1,), {}, (0.5,), tolerance=1e-6),
     )
     assert scored(cell).calls == expected
-    assert scored(json.dumps(cell)).calls == expected
-    assert scored([json.dumps(item) for item in cell]).calls == expected
+    from_text = tuple(replace(case, rule="json") for case in expected)
+    assert scored(json.dumps(cell)).calls == from_text
+    assert scored([json.dumps(item) for item in cell]).calls == from_text
+    assert scored({"tests": json.dumps(cell)}).calls == from_text
+    assert scored([cell[0], json.dumps(cell[1])]).calls == (expected[0], from_text[1])
     assert scored(cell[0]).calls == expected[:1]
     assert scored([{"args": [1, 2], "expected": 3}], entry_point="add").calls == expected[:1]
     assert scored(cell).total == 3
@@ -68,15 +73,15 @@ def test_what_a_table_fills_in_is_not_a_field() -> None:
 
 def test_visible_and_hidden() -> None:
     one, other = {"call": "f", "args": [1], "expected": 1}, {"call": "f", "args": [2], "expected": 2}
-    for cell in (
-        {"visible": [one], "hidden": [other]},
-        json.dumps({"visible": [one], "hidden": [other]}),
-        {"visible": json.dumps([one]), "hidden": json.dumps([other])},
+    for cell, rule in (
+        ({"visible": [one], "hidden": [other]}, "strict"),
+        (json.dumps({"visible": [one], "hidden": [other]}), "json"),
+        ({"visible": json.dumps([one]), "hidden": json.dumps([other])}, "json"),
     ):
         tests = read_tests(cell)
-        assert tests.scored.calls == (CallCase("f", (2,), {}, (2,)),)
+        assert tests.scored.calls == (CallCase("f", (2,), {}, (2,), rule),)
         assert tests.visible is not None
-        assert tests.visible.calls == (CallCase("f", (1,), {}, (1,)),)
+        assert tests.visible.calls == (CallCase("f", (1,), {}, (1,), rule),)
     for hidden in ([], None):
         tests = read_tests({"visible": [one], "hidden": hidden})
         assert tests.visible is None
@@ -131,7 +136,8 @@ def test_asserts_that_are_pairs(text, case) -> None:
         "assert f(**{'x': 1}) == 3",
         "assert f(1) == f(2)",
         "assert f(1) == 2 ** 10",
-        "assert sorted(f(1)) == [1, 2]",
+        "assert sorted((x for x in f(1))) == [1, 2]",
+        "assert max(f(1), 2) == 2",
         "assert f(1) == 3 and f(2) == 4",
         "assert all((f(i) == i for i in range(3)))",
         "assert isinstance(f(1), int)",
@@ -146,6 +152,20 @@ def test_asserts_that_stay_code(text) -> None:
     assert [check.code for check in suite.checks] == [text]
     assert suite.code.proxies == ("f",)
     assert suite.code.setup == ""
+
+
+def test_calls_that_a_test_iterates_over() -> None:
+    suite = scored(["assert sorted(f(1), key=abs) == [1, 2]", "assert f(2) < 3", "assert max(f(1)) == sum(g(1), 2)"])
+    assert [check.code for check in suite.checks] == [
+        "assert sorted(_iterated_f(1), key=abs) == [1, 2]",
+        "assert f(2) < 3",
+        "assert max(_iterated_f(1)) == sum(_iterated_g(1), 2)",
+    ]
+    assert suite.code.proxies == ("f", "g")
+    assert suite.code.iterated == ("f", "g")
+    split = scored("def check(candidate):\n    assert list(candidate(1)) == [1]\n", entry_point="f")
+    assert [check.code for check in split.checks] == ["assert list(_iterated_candidate(1)) == [1]"]
+    assert split.code.iterated == ("candidate",)
 
 
 def test_a_mixed_list_keeps_every_test() -> None:
@@ -169,6 +189,81 @@ def test_setup_runs_before_the_checks() -> None:
     assert [check.code for check in suite.checks] == ["assert close(f(1), 2)"]
     assert len(suite.calls) == 1
     assert suite.code.proxies == ("f",)
+
+
+# Test texts with asserts that no program can change, and what is left of them: calls, and checks by a word in their code.
+GIFTS = [
+    (["assert 1 == 1", "assert len('ab') == 2", "assert f(1) == 1"], 1, []),
+    (["import math", "assert math.pi > 3", "assert f(1) > 1"], 0, ["f(1) > 1"]),
+    (["assert callable(f)", "assert f is not None", "assert f(1) > 1"], 0, ["f(1) > 1"]),
+    (["size = 3", "assert size == 3", "assert f(size) == 3"], 0, ["f(size) == 3"]),
+    (["y = f(1)", "assert 1 == 1", "assert y == 2"], 0, ["assert y == 2"]),
+    (["seen = []", "for i in range(3):\n    seen.append(f(i))", "assert seen == [0, 1, 2]"], 0, ["assert seen == [0, 1, 2]"]),
+    (["def twice(x):\n    return f(f(x))", "def one():\n    return 1", "assert one() == 1", "assert twice(2) == 8"], 0, ["twice(2)"]),
+    (["def of(g):\n    return g(1)", "assert of(f) == 1", "assert of(abs) == 1"], 0, ["of(f)"]),
+    (["def test_a():\n    assert 1 == 1", "def test_b():\n    x = f(1)\n    assert x == 1"], 0, ["assert x == 1"]),
+    (["try:\n    f(-1)\n    bad = True\nexcept ValueError:\n    bad = False", "assert not bad"], 0, ["assert not bad"]),
+    (["try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass"], 0, ["f(-1)"]),
+    (["try:\n    f(-1)\n    assert False\nexcept Exception as e:\n    assert isinstance(e, ValueError)"], 0, ["f(-1)"]),
+    (["def test_a():\n    if 1:\n        return\n    assert 2 == 2", "assert f(0) == 0"], 1, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("texts", "calls", "checks"), GIFTS)
+def test_an_assert_that_cannot_reach_the_program_is_no_test(texts, calls, checks) -> None:
+    suite = scored(texts)
+    assert len(suite.calls) == calls
+    assert len(suite.checks) == len(checks)
+    assert all(word in check.code for word, check in zip(checks, suite.checks, strict=True))
+
+
+def test_a_list_that_a_loop_fills_keeps_a_function_whole() -> None:
+    text = "def check(candidate):\n    seen = []\n    for i in range(3):\n        seen.append(candidate(i))\n        assert seen[i] >= 0\n    assert len(seen) == 3\n"
+    assert [check.code for check in scored(text, entry_point="f").checks] == ["check(candidate)"]
+
+
+def test_many_checks_are_read_in_time() -> None:
+    suite = scored([f"assert abs(f({i}) - {i}) < 1" for i in range(2000)])
+    assert len(suite.checks) == 2000
+
+
+def test_arrays_are_lists() -> None:
+    texts = np.array(["assert f(1) == 1", "assert f(2) == 3"], dtype=object)
+    assert scored(texts).calls == scored(texts.tolist()).calls
+    ragged = np.empty(2, dtype=object)
+    ragged[:] = [np.array([1, 2]), np.int64(3)]
+    cell = np.array([{"call": "f", "args": ragged, "expected": np.array([[1.5]])}], dtype=object)
+    assert scored(cell).calls == (CallCase("f", ([1, 2], 3), {}, ([[1.5]],)),)
+    assert [type(value) for value in scored(cell).calls[0].args[0]] == [int, int]
+    assert scored({"inputs": np.array(["1", "2"]), "outputs": np.array(["3", "4"])}).scripts == (
+        StdinCase("1", "3"),
+        StdinCase("2", "4"),
+    )
+    itself: list[object] = []
+    itself += [itself, itself]
+    with pytest.raises(UnusableTests, match="args of f: it "):
+        scored([{"call": "f", "args": [itself], "expected": 1}])
+    assert scored([{"call": "f", "args": [np.float64("nan")], "expected": 1}]).calls[0].function == "f"
+
+
+def test_packages_allow_imports_of_test_code() -> None:
+    text = "import numpy as np\nassert np.isclose(f(1), 2)"
+    suite = scored(text, packages=True)
+    assert [check.code for check in suite.checks] == ["assert np.isclose(f(1), 2)"]
+    assert suite.code.setup == "import numpy as np"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = [3, 1]\ny = f(x)\nassert y == sorted(x)",
+        "x = [3, 1]\nassert f(x) == sorted(x)",
+        "x = [3, 1]\ntry:\n    f(x)\n    assert False\nexcept ValueError:\n    pass\nassert f(x + [2]) == 1",
+        "x = [3, 1]\nf(x)\nx = [1]\nassert f(x) == x",
+    ],
+)
+def test_arguments_that_are_read_for_another_reason_are_fine(text) -> None:
+    assert scored(text).total > 0
 
 
 def test_a_check_that_cannot_fail_is_no_test() -> None:
@@ -296,6 +391,14 @@ def test_a_variable_with_the_name_of_a_function_is_a_variable() -> None:
         ("assert f(1) ==", "not Python"),
         ("x = 1", "asserts nothing"),
         ("assert True", "asserts nothing"),
+        (["assert 1 == 1"], "asserts nothing about the program"),
+        (["import math", "assert math.pi > 3"], "asserts nothing about the program"),
+        ("assert callable(f)", "asserts nothing about the program"),
+        ("try:\n    f(-1)\n    assert False\nexcept Exception:\n    pass", "asserts nothing about the program"),
+        ("try:\n    f(-1)\n    assert False\nexcept (ValueError, AssertionError):\n    pass", "asserts nothing"),
+        ("x = [3, 1]\nf(x)\nassert x == [1, 3]", "look at x after f(x)"),
+        ("def check(c):\n    x = [3, 1]\n    c(x)\n    assert x == [1, 3]\ncheck(f)", "look at x after c(x)"),
+        ("def test_f():\n    x = {}\n    f(into=x)\n    assert len(x) == 1", "look at x after f(x)"),
         ([{"call": "f", "args": [1]}], "does not say what to expect"),
         ([{"args": [1], "expected": 2}], "name of the function is missing"),
         ([{"call": "f", "args": 3, "expected": 2}], "args: a list"),

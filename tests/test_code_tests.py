@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from cohort.rewards.base import RewardRunner
 from cohort.rewards.code import reward as code
 from cohort.rewards.code.reward import code_tests, unusable
 from cohort.rewards.contract import RewardPart
-from cohort.sandbox import CallsResult, CheckResult, ChecksResult, JailUnavailable, find_tier
+from cohort.sandbox import CallsResult, CheckResult, ChecksResult, JailUnavailable, ScriptResult, find_tier
 from cohort.types import Completion, Prompt
 
 
@@ -323,6 +325,116 @@ def test_special_cases_for_the_visible_tests_earn_nothing() -> None:
     assert score(["print(2)", "print(2 * int(input()))"], scripts)[0] == [0.0, 1.0]
 
 
+RAISES = [
+    "try:\n    f(-1)\nexcept Exception:\n    pass\nelse:\n    assert False",
+    "raised = False\ntry:\n    f(-1)\nexcept Exception:\n    raised = True\nassert raised",
+    "def fails(x):\n    try:\n        f(x)\n    except:\n        return True\nassert fails(-1)",
+]
+
+
+@needs_jail
+@pytest.mark.parametrize("tests", RAISES)
+def test_a_missing_function_is_not_the_exception_that_a_test_waits_for(tests) -> None:
+    programs = [
+        "x = 1",
+        "class Solution: pass",
+        "def f(x):\n    if x < 0: raise ValueError('negative')\n    return x",
+        "class Solution:\n    def f(self, x): return {}[x]",
+        "def f(x): return x",
+    ]
+    scores, log = score(programs, [tests])
+    assert scores == [0.0, 0.0, 1.0, 1.0, 0.0]
+    assert log.words == ["error", "error", "right", "right", "wrong"]
+    assert log.details[0] == "NameError: the program defines no f"
+    assert log.details[1] == "AttributeError: 'Solution' object has no attribute 'f'"
+
+
+@needs_jail
+def test_a_check_after_one_that_lacks_its_function_still_counts() -> None:
+    tests = ["try:\n    f(-1)\nexcept Exception:\n    pass\nelse:\n    assert False", "assert g(1) < 2"]
+    scores, log = score(["def g(x): return x"], tests)
+    assert scores == [0.5]
+    assert log.words == ["error"]
+
+
+@needs_jail
+def test_asserts_about_nothing_pay_nothing() -> None:
+    tests = ["assert len('ab') == 2", "assert 1 == 1", "assert f(1) == 1"]
+    assert score(["x = 1", "def f(x): return x"], tests)[0] == [0.0, 1.0]
+    scores, log = score(["x = 1"], ["assert 1 == 1"])
+    assert scores == [None]
+    assert log.words == ["infrastructure"]
+    assert unusable([["assert 1 == 1"]]) == ["tests: the test text asserts nothing about the program"]
+
+
+ITERABLES = {
+    "generator": "def f():\n    yield 2\n    yield 1",
+    "range": "def f(): return range(2, 0, -1)",
+    "deque": "from collections import deque\ndef f(): return deque([2, 1])",
+    "keys": "def f(): return {2: 'a', 1: 'b'}.keys()",
+    "map": "list = sorted = isinstance = 5\ndef f(): return map(int, '21')",
+    "list": "def f(): return [2, 1]",
+    "dict": "def f(): return {2: 0, 1: 0}",
+    "method": "class Solution:\n    def f(self): return iter([2, 1])",
+}
+TAKEN_WHOLE = [
+    "assert list(f()) == [2, 1]",
+    "assert tuple(f()) == (2, 1)",
+    "assert sorted(f()) == [1, 2]",
+    "assert sum(f()) == 3",
+]
+
+
+@needs_jail
+def test_what_a_test_iterates_over_may_be_any_iterable() -> None:
+    assert score(list(ITERABLES.values()), TAKEN_WHOLE)[0] == [1.0] * len(ITERABLES)
+    check = "def check(candidate):\n    assert set(candidate()) == {1, 2}\n    assert max(candidate()) == 2\n"
+    assert score(list(ITERABLES.values()), check, entry_point="f")[0] == [1.0] * len(ITERABLES)
+    # Without that it is what it is: neither equals a list in Python.
+    assert score([ITERABLES["range"], ITERABLES["generator"]], ["assert f() == [2, 1]", "assert len(f()) == 9"])[0] == [0.0] * 2
+    scores, log = score(
+        ["def f(): return 5", "def f(): return [1, 2]", "x = 1", "def f():\n    while True: yield 0"], TAKEN_WHOLE, cpu_s=1.0
+    )
+    assert scores == [0.0, 0.5, 0.0, 0.0]
+    assert log.words[:3] == ["error", "wrong", "error"]
+    assert log.words[3] in ("timeout", "memory")
+    assert log.details[2] == "NameError: the program defines no f"
+    raises = "try:\n    list(f())\nexcept Exception:\n    pass\nelse:\n    assert False"
+    assert score(["x = 1", "def f():\n    yield 1 / 0"], [raises])[0] == [0.0, 1.0]
+
+
+@needs_jail
+def test_expected_values_from_json_text_are_compared_as_json_can_tell() -> None:
+    pair, two = {"call": "f", "args": [], "expected": [1, 2]}, {"call": "f", "args": [], "expected": 2}
+    tuples, floats, truth = "def f(): return (1, 2)", "def f(): return 2.0", "def f(): return True"
+    assert score([tuples, "def f(): return [1, 2.0]", "def f(): return {1, 2}"], json.dumps([pair]))[0] == [1.0, 1.0, 0.0]
+    assert score([floats, truth], json.dumps([two]))[0] == [1.0, 0.0]
+    assert score([truth, "def f(): return 1"], json.dumps([{**two, "expected": True}]))[0] == [1.0, 0.0]
+    assert score([tuples], [pair])[0] == [0.0]
+    assert score([floats], [two])[0] == [0.0]
+
+
+@needs_jail
+def test_packages_are_there_when_asked_for() -> None:
+    program = "import numpy as np\ndef f(x): return int(np.sum(x))"
+    script = "import numpy as np\nprint(int(np.sum([1, 2])))"
+    for tests, text in (
+        ([{"call": "f", "args": [[1, 2]], "expected": 3}], program),
+        (["assert f([1, 2]) < 4"], program),
+        ([{"input": "", "output": "3"}], script),
+    ):
+        scores, log = score([text], tests)
+        assert scores == [0.0]
+        assert "No module named 'numpy'" in log.details[0]
+        assert score([text], tests, packages=True, memory_mb=2048)[0] == [1.0]
+    checked = ["import numpy as np", "assert np.isclose(f([1, 2]), 3)"]
+    assert score([program], checked)[0] == [None]
+    assert score([program, "def f(x): return 0"], checked, packages=True, memory_mb=2048)[0] == [1.0, 0.0]
+    assert "packages = true" in (unusable([checked])[0] or "")
+    assert unusable([checked], packages=True) == [None]
+    assert "packages = true" in (unusable([checked], packages=["a column of that name"])[0] or "")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Verdicts and limits
 # ---------------------------------------------------------------------------------------------------------------------
@@ -464,6 +576,9 @@ def test_unusable_rows_are_faults_not_scores(caplog) -> None:
         ({"tests": "assert f(1) == 2"}, "tests"),
         ({"tests": [ADD, ADD]}, "2 entries for 1 completions"),
         ({"entry_point": ["a", "b"]}, "entry_point"),
+        ({"entry_point": [5]}, "entry_point: text is expected in every row, got 5 in row 0"),
+        ({"program_prefix": [5]}, "program_prefix: text is expected"),
+        ({"packages": "numpy"}, "packages: true or false"),
     ],
 )
 def test_mistakes_of_the_caller_are_errors(options, problem) -> None:
@@ -509,6 +624,44 @@ def test_no_jail_is_an_error_and_nothing_runs(monkeypatch) -> None:
     monkeypatch.setattr(code, "run_calls", refuse)
     with pytest.raises(JailUnavailable):
         score(["def add(a, b): return a + b", "x = 1"], ADD)
+
+
+class Interrupted(BaseException):
+    """What a trainer raises from a signal handler."""
+
+
+def test_an_interrupt_does_not_wait_for_the_programs(monkeypatch) -> None:
+    release, started = threading.Event(), threading.Event()
+    ran: list[str] = []
+
+    def run(program: str, *_: Any) -> Any:
+        ran.append(program)
+        started.set()
+        release.wait(20)
+        return run_of("finished", ScriptResult, status=0)
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(code, "run_script", run)
+    monkeypatch.setattr(code.os, "cpu_count", lambda: 1)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        began = time.monotonic()
+        with pytest.raises(Interrupted):
+            score(["print(1)", "print(2)"], [{"input": "", "output": str(i)} for i in range(5)])
+        assert time.monotonic() - began < 0.7
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        release.set()
+    assert started.is_set()
+    # What ran is let to its end; its other tests, and the programs that waited, are not begun.
+    for thread in threading.enumerate():
+        if thread.name.startswith("code tests"):
+            thread.join(5)
+    assert ran == ["print(1)\n"]
 
 
 def test_equal_programs_run_once_and_different_ones_side_by_side(monkeypatch) -> None:

@@ -9,7 +9,8 @@ import pytest
 import cohort.sandbox
 from cohort.rewards import math_answer
 from cohort.rewards.math.answer import Comparer, unusable
-from cohort.rewards.math.find import find_answer, guess, outside_thinking
+from cohort.rewards.math.find import find_answer, guess
+from cohort.rewards.text import outside_thinking, visible_text
 from cohort.sandbox import Answer, JailUnavailable, find_tier
 
 try:
@@ -149,6 +150,38 @@ def test_unusable_golds_are_named_before_the_run():
         assert word in reason, (gold, reason)
 
 
+FINE_GOLDS = [
+    "0.5", ".5", "-3", "1,234", r"\frac12", r"\tfrac34", r"2\frac12", r"0.\overline{3}", "A", "(A)", "6:8", r"50\%", r"\$5", "5 cm",
+    r"45^\circ", r"\sqrt2", r"3\pi", "x+1", "x_1", r"\theta", "(1,2)", r"\{1,2\}", "[0,1)", "x=5", r"1\pm\sqrt3", r"\text{yes}",
+    r"\begin{pmatrix}1\\2\end{pmatrix}", "5!", r"\sum_{k=1}^3 k", r"\log_2 3", r"\infty", "x>3", "y = 2x + 3", "1011_2", r"\text{June 20}",
+    r"\text{9:30 PM}", r"8\text{ hours }30\text{ minutes}", r"\angle ABC", r"n^2 \equiv 1 \pmod 8", r"\text{2 and 3}",
+]  # fmt: skip
+UNREAD_BY_US = [
+    r"{1 \over 2}", r"\int_0^1 x dx", r"\sum_{k=1}^{4} k^2", r"\lim_{x\to 0} \frac{\sin x}{5x}", r"\frac{d}{dx}x^2", r"\frac{1}{", "1/0",
+    "\ud800\\sqrt{3}", "\x00", r"\phantom{5} = \int_0^1", r"\frac{0}{0} = 5",
+]  # fmt: skip
+
+
+@needs_jail
+@pytest.mark.parametrize("fast_path", [True, False])
+def test_no_completion_makes_itself_unscored(fast_path):
+    """Only a gold that `unusable` names may leave a row without a score."""
+    assert unusable(answer=FINE_GOLDS) == [None] * len(FINE_GOLDS)
+    rows = [(found, gold) for found in UNREAD_BY_US for gold in FINE_GOLDS]
+    rows += [(r"\sum_{n=1}^{999999} \frac{1}{n}", gold) for gold in ("4", r"\sqrt2", r"\sum_{k=1}^3 k")]
+    completions, golds = [rf"\boxed{{{found}}}" for found, _ in rows], [gold for _, gold in rows]
+    scores, words = Log().of(completions, golds, cpu_s=1.0, wall_s=60.0, fast_path=fast_path)
+    assert [row for row, score in zip(rows, scores, strict=True) if score is None] == []
+    assert words[-3:] == ["timeout"] * 3
+
+
+def test_a_gold_the_workers_blame_is_blamed_only_if_it_fails_by_itself(pool_of):
+    pool = pool_of(Answer({"verdict": "gold", "detail": "it cannot be read"}))
+    assert Log().of([ROOT], ["3"]) == ([0.0], ["unparsed"])
+    assert len(pool.messages) == 1  # our own reader knows 3: nobody is asked
+    assert Log().of([ROOT], [r"\sum_{n=1}^{9} n"]) == ([None], ["infrastructure"])
+
+
 def test_a_bomb_in_the_gold_scores_nobody():
     log = Log()
     assert log.of([r"\boxed{4}", r"\boxed{9^{9^{9^9}}}"], ["9^{9^{9^9}}"] * 2) == ([None, 1.0], ["infrastructure", "right"])
@@ -196,6 +229,9 @@ def test_thinking_is_no_place_for_an_answer():
     assert outside_thinking("a<think>b") == "a"
     assert outside_thinking("<think>b</think>") == ""
     assert find_answer(r"<think>\boxed{1}</think> \boxed{2}") == "2"
+    assert visible_text("a<think>b</think>c") == "ac"
+    for whole in ("a<think>b", "<think>b</think>", "a<think>b</think> ", "b</think>", "a"):
+        assert visible_text(whole) == whole
 
 
 @needs_jail

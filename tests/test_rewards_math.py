@@ -127,8 +127,8 @@ def test_pattern_is_used_where_no_box_is():
 def test_tolerance_is_absolute_and_exact_at_the_edge():
     completions = [r"\boxed{0.51}", r"\boxed{0.5101}", r"\boxed{49/100}"]
     assert math_answer(completions, ["0.5"] * 3, tolerance=0.01) == [1.0, 0.0, 1.0]
-    for tolerance in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match="tolerance"):
+    for tolerance in (-1.0, float("nan"), float("inf"), "abc", None, True):
+        with pytest.raises(ValueError, match="tolerance: a number from 0 up is expected"):
             math_answer(completions, ["0.5"] * 3, tolerance=tolerance)
 
 

@@ -281,6 +281,11 @@ def test_a_program_is_watched_while_test_code_runs(tier):
     assert [check.passed for check in result.checks] == [True, False]
 
 
+def test_a_quick_script_loses_nothing_of_what_it_printed(tier):
+    """It may have ended before the host has read that the jail is closed."""
+    assert {run_script("print(1 / 3)", "").stdout for _ in range(40)} == {"0.3333333333333333\n"}
+
+
 def test_contest_programs_may_end_with_exit():
     assert run_script("print(1)\nexit()", "").stdout == "1\n"
     assert run_script("print(1)\nquit(0)\nprint(2)", "").stdout == "1\n"

@@ -32,7 +32,19 @@ def text_of(completion: Any) -> str:
 
 
 def visible_text(text: str) -> str:
-    """The text without its <think> blocks, if anything follows the last of them; else all of it.
+    """The text without its <think> blocks, if anything follows the last of them; else all of it."""
+    before, after = around_thinking(text)
+    return before + after if after is not None and after.strip() else text
+
+
+def outside_thinking(text: str) -> str:
+    """The text without its <think> blocks; "" if there is nothing else. A block that never ends is thinking to the end."""
+    before, after = around_thinking(text)
+    return before + (after or "")
+
+
+def around_thinking(text: str) -> tuple[str, str | None]:
+    """(what stands before and between <think> blocks, what follows the last of them: None if it never ends).
 
     A block that a chat template opened in the prompt has only its closing tag here. One pass over the tags: a search
     per tag would be quadratic on a completion that is nothing but tags.
@@ -46,9 +58,7 @@ def visible_text(text: str) -> str:
         elif not inside:
             kept.append(text[start : tag.start()])
             inside = True
-    if start == 0 or inside or not text[start:].strip():
-        return text
-    return "".join(kept) + text[start:]
+    return "".join(kept), None if inside else text[start:]
 
 
 def last_boxed(text: str) -> str | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -57,12 +57,17 @@ class TestCode:
     """Runs before the checks; it never calls the program, so that a program cannot break it."""
     proxies: tuple[str, ...] = ()
     """Functions of the program that checks call, as "name" or "name=function of the program"."""
+    iterated: tuple[str, ...] = ()
+    """Names among the proxies that checks also call as ITERATED + name, for a list of what the call's value holds."""
 
 
-def read_code(text: str, *, entry_point: str = "", prefix: str = "", setup: str = "") -> TestCode:
-    """The cases of a test text. `setup` is trusted code before it, `prefix` the start of the program in the prompt."""
+def read_code(text: str, *, entry_point: str = "", prefix: str = "", setup: str = "", packages: bool = False) -> TestCode:
+    """The cases of a test text. `setup` is trusted code before it, `prefix` the start of the program in the prompt.
+
+    packages: the test code may import what is installed, not the standard library alone.
+    """
     try:
-        return Reader(text, function_name(entry_point), prefix, setup).read()
+        return Reader(text, function_name(entry_point), prefix, setup, packages).read()
     except RecursionError:
         raise UnusableTests("the test code is nested too deep") from None
 
@@ -150,8 +155,8 @@ def loaded_by(nodes: Iterable[ast.AST]) -> set[str]:
 class Reader:
     """Reads one test text. `program` holds the names that only the program can supply."""
 
-    def __init__(self, text: str, entry_point: str, prefix: str, setup: str) -> None:
-        self.entry_point = entry_point
+    def __init__(self, text: str, entry_point: str, prefix: str, setup: str, packages: bool) -> None:
+        self.entry_point, self.packages = entry_point, packages
         self.calls: list[CallCase] = []
         self.checks: list[CheckCase] = []
         self.proxies: dict[str, str] = {}
@@ -159,7 +164,7 @@ class Reader:
         before = [*helpers, *parsed(setup, "the setup of the tests")]
         statements, self.aliases = without_program_imports(parsed(text, "the test text"))
         self.statements = without_main_guard(statements)
-        everything = [*before, *self.statements]
+        self.everything = everything = [*before, *self.statements]
         free = loaded(everything) - bound(everything) - set(dir(builtins))
         modules = missing_modules(everything, free)
         self.program = (free - set(modules)) | set(self.aliases)
@@ -172,9 +177,12 @@ class Reader:
         """Statements between the asserts that call the program: they run again with every later check."""
         self.functions = {one.name: one for one in self.statements if isinstance(one, ast.FunctionDef)}
         self.asserting = asserting_functions(everything)
+        self._fed: dict[frozenset[str], set[str]] = {}
 
     def read(self) -> TestCode:
         uncalled = self._uncalled_tests()
+        for body in (self.statements, *(function.body for function in self.functions.values())):
+            check_copies(body, self.program)
         for statement in self.statements:
             if isinstance(statement, DEFINITIONS):
                 check_class(statement)
@@ -195,13 +203,15 @@ class Reader:
             raise UnusableTests("the test text asserts nothing about the program")
         if not self.checks:
             return TestCode(tuple(self.calls))
-        check_imports([*self.setup, *self.statements])
+        check_imports([*self.setup, *self.statements], self.packages)
         proxies = {name: self.aliases.get(name, name) for name in sorted(self.program)} | self.proxies
+        iterate = Iterate(set(proxies))
         return TestCode(
             tuple(self.calls),
-            tuple(self.checks),
-            written(self.setup),
+            tuple(CheckCase(iterate.rewritten(check.code)) for check in self.checks),
+            iterate.rewritten(written(self.setup)),
             tuple(name if name == target else f"{name}={target}" for name, target in proxies.items()),
+            tuple(sorted(iterate.iterated)),
         )
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -243,6 +253,7 @@ class Reader:
 
     def _split(self, function: ast.FunctionDef, renamed: Mapping[str, str]) -> None:
         """The asserts of a function as cases of their own; `renamed` maps its arguments to functions of the program."""
+        check_copies(function.body, set(renamed))
         if not self._can_split(function):
             self._check(ast.parse(f"{function.name}({', '.join(renamed)})").body, renamed)
             return
@@ -265,7 +276,7 @@ class Reader:
             if used(statement) & handed_on:
                 return False
             if isinstance(statement, ast.Assert) or self._decides(statement):
-                handed_on |= bound([statement])
+                handed_on |= bound([statement]) | changed_in_place(statement)
                 decisive += 1
         return decisive > 0
 
@@ -275,14 +286,12 @@ class Reader:
 
     def _decides(self, statement: ast.stmt) -> bool:
         """Whether the statement can fail a test: it holds an assert, or calls a function that does."""
-        return not isinstance(statement, DEFINITIONS) and any(can_fail(node, self.asserting) for node in ast.walk(statement))
+        return not isinstance(statement, DEFINITIONS) and any(can_fail(node, self.asserting) for node in uncaught([statement]))
 
     def _assertion(
         self, statement: ast.Assert, renamed: Mapping[str, str] | None = None, local: Sequence[ast.stmt] = ()
     ) -> None:
         test = meant_test(statement.test)
-        if isinstance(test, ast.Constant) and test.value:
-            return  # it passes whatever the program does: counting it would be a gift
         # A variable of the test may carry the name of a function of the program.
         names = {name: self.aliases.get(name, name) for name in self.program} | dict(renamed or {})
         variables = bound([*self.prelude, *local])
@@ -298,12 +307,145 @@ class Reader:
         for name, target in (renamed or {}).items():
             if self.proxies.setdefault(name, target) != target:
                 raise UnusableTests(f"the tests use {name} for two functions, {self.proxies[name]} and {target}")
+        if not self._reaches_program(statements, renamed or {}, local):
+            return  # it passes, or fails, whatever the program does: counting it would be a gift, or a tax
         if local:  # in a function, as they were: their variables must not be seen by the next check
             wrapper = ast.parse(f"def _check_{len(self.checks)}():\n    pass\n_check_{len(self.checks)}()").body
             assert isinstance(wrapper[0], ast.FunctionDef)
             wrapper[0].body = [*local, *statements]
             statements = wrapper
         self.checks.append(CheckCase(written([*self.prelude, *statements])))
+
+    def _reaches_program(self, statements: Sequence[ast.stmt], renamed: Mapping[str, str], local: Sequence[ast.stmt]) -> bool:
+        functions = self.program | set(renamed)
+        if (key := frozenset(functions)) not in self._fed:
+            self._fed[key] = fed_by(self.everything, functions)
+        return reaches(statements, functions, fed_by(local, functions, self._fed[key]))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values that are there to be iterated over
+# ---------------------------------------------------------------------------------------------------------------------
+
+ITERATED = "_iterated_"
+TAKES_ITERABLE = ("list", "tuple", "set", "frozenset", "sorted", "sum", "min", "max")
+
+
+class Iterate(ast.NodeTransformer):
+    """`list(f(x))` asks for a list of what f(x) holds: a generator, a range or a deque is no plain value, its items may be.
+
+    Only where the test itself iterates over all of it, so that nothing passes that would not in Python.
+    """
+
+    def __init__(self, proxies: set[str]) -> None:
+        self.proxies = proxies
+        self.names: set[str] = set()
+        self.iterated: set[str] = set()
+
+    def rewritten(self, code: str) -> str:
+        if not any(f"{word}(" in code for word in TAKES_ITERABLE):
+            return code
+        tree = ast.parse(code)
+        self.names = self.proxies - bound([tree])
+        return ast.unparse(self.visit(tree))
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        first = node.args[0] if node.args else None
+        alone = len(node.args) == 1 or not is_call(node, ("min", "max"))
+        if is_call(node, TAKES_ITERABLE) and alone and first is not None and is_call(first, self.names):
+            self.iterated.add(first.func.id)
+            first.func.id = ITERATED + first.func.id
+        return node
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the program can change
+# ---------------------------------------------------------------------------------------------------------------------
+
+LOOKS_ONLY = ("callable", "hasattr", "id", "isinstance", "type")
+
+
+def reaches(statements: Iterable[ast.AST], functions: set[str], fed: set[str]) -> bool:
+    """Whether the statements can call the program, or read a value of its.
+
+    Comparing a function or asking whether it is callable is neither: its proxy is there whatever the program defines.
+    """
+    nodes = list(nodes_of(statements))
+    looked_at: set[int] = set()
+    for node in nodes:
+        if isinstance(node, ast.Compare):
+            looked_at |= {id(part) for part in (node.left, *node.comparators)}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in LOOKS_ONLY:
+            looked_at |= {id(part) for part in node.args}
+    return any(
+        node.id in fed or (node.id in functions and id(node) not in looked_at)
+        for node in nodes
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    )
+
+
+def fed_by(statements: Sequence[ast.stmt], functions: set[str], known: Iterable[str] = ()) -> set[str]:
+    """Names of the tests that values of the program can be behind: variables, and helpers that call it.
+
+    Rather too many than too few: all names of a statement that reaches the program are, for it may put a value into any.
+    """
+    helpers = {one.name for one in statements if isinstance(one, DEFINITIONS)}
+    imported = bound(node for node in nodes_of(statements) if isinstance(node, ast.Import | ast.ImportFrom))
+    never = helpers | imported | functions | set(dir(builtins))
+    found = set(known)
+    open_statements = [one for one in statements if not isinstance(one, ast.Assert | ast.Import | ast.ImportFrom)]
+    while reaching := {id(one): one for one in open_statements if reaches([one], functions, found)}:
+        for one in reaching.values():
+            if isinstance(one, DEFINITIONS):
+                found |= {one.name} | (loaded([one]) - bound([one]) - never)
+            else:
+                found |= (loaded([one]) | bound([one])) - never
+        open_statements = [one for one in open_statements if id(one) not in reaching]
+    return found
+
+
+def check_copies(statements: Sequence[ast.stmt], functions: set[str]) -> None:
+    """A test that calls the program for what it does to an argument would see nothing of it: the program has a copy."""
+    nodes = run_at_once([one for one in statements if not isinstance(one, DEFINITIONS)])
+    calls = [node for node in nodes if is_call(node, functions)]
+    passed = {id(part) for call in calls for part in nodes_of([*call.args, *call.keywords])}
+    asserted = {id(part) for node in nodes if isinstance(node, ast.Assert) for part in ast.walk(node)}
+    names = [node for node in nodes if isinstance(node, ast.Name) and id(node) not in passed]
+    for statement in nodes:
+        if not isinstance(statement, ast.Expr) or not is_call(statement.value, functions):
+            continue
+        for argument in (*statement.value.args, *(keyword.value for keyword in statement.value.keywords)):
+            if not isinstance(argument, ast.Name):
+                continue
+            later = [one for one in names if one.id == argument.id and position(one) > position(argument)]
+            for name in sorted(later, key=position):
+                if not isinstance(name.ctx, ast.Load):
+                    break
+                if id(name) in asserted:
+                    called = statement.value.func.id
+                    raise UnusableTests(
+                        f"the tests look at {name.id} after {called}({name.id}): the program has a copy of its arguments, so "
+                        f"test what {called} returns"
+                    )
+
+
+def position(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def changed_in_place(statement: ast.stmt) -> set[str]:
+    """Names whose objects the statement changes: `seen.append(x)`, `seen[i] = x`."""
+    names: set[str] = set()
+    for node in ast.walk(statement):
+        changed: ast.expr | None = None
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+            changed = node.value.func.value
+        elif isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            changed = node.value
+        if isinstance(changed, ast.Name):
+            names.add(changed.id)
+    return names
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -362,10 +504,28 @@ def asserting_functions(statements: Iterable[ast.stmt]) -> set[str]:
     functions = [node for node in nodes_of(statements) if isinstance(node, FUNCTIONS)]
     found: set[str] = set()
     while True:
-        more = {one.name for one in functions if any(can_fail(node, found) for node in nodes_of(one.body))}
+        more = {one.name for one in functions if any(can_fail(node, found) for node in uncaught(one.body))}
         if more <= found:
             return found
         found |= more
+
+
+def uncaught(statements: Iterable[ast.AST]) -> Iterable[ast.AST]:
+    """The nodes, less those under a `try` whose `except` would catch a failing assert too: such an assert fails no test."""
+    pending = list(statements)
+    while pending:
+        node = pending.pop()
+        yield node
+        if isinstance(node, ast.Try) and any(catches_asserts(handler.type) for handler in node.handlers):
+            pending += [*node.handlers, *node.orelse, *node.finalbody]
+        else:
+            pending += ast.iter_child_nodes(node)
+
+
+def catches_asserts(kind: ast.expr | None) -> bool:
+    kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    names = ("AssertionError", "Exception", "BaseException")
+    return any(one is None or (isinstance(one, ast.Name) and one.id in names) for one in kinds)
 
 
 def can_fail(node: ast.AST, asserting: set[str]) -> bool:
@@ -390,14 +550,18 @@ def check_setup(statements: Sequence[ast.stmt], program: set[str]) -> None:
         raise UnusableTests(f"the setup of the tests calls {name}, which needs the program: move that line into the tests")
 
 
-def check_imports(statements: Sequence[ast.stmt]) -> None:
-    """Checks run in a jail of their own, which has the standard library and nothing else."""
+def check_imports(statements: Sequence[ast.stmt], packages: bool) -> None:
+    """Checks run in a jail of their own, which has the standard library and, where asked for, installed packages."""
     for node in nodes_of(statements):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for name in names:
-            if name.partition(".")[0] not in sys.stdlib_module_names:
-                raise UnusableTests(f"the tests import {name or 'a relative module'}; test code has the standard library alone")
+            if name and (packages or name.partition(".")[0] in sys.stdlib_module_names):
+                continue
+            raise UnusableTests(
+                f"the tests import {name or 'a relative module'}; test code has the standard library, and what is installed "
+                "with packages = true"
+            )
 
 
 def check_class(statement: ast.stmt) -> None:
@@ -465,15 +629,19 @@ def is_singleton(node: ast.expr) -> TypeGuard[ast.Constant]:
     return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))
 
 
-def is_call(node: ast.expr, names: Mapping[str, str]) -> bool:
+class NamedCall(ast.Call):
+    """For the type checker: a call of a plain name."""
+
+    func: ast.Name
+
+
+def is_call(node: ast.AST, names: Container[str]) -> TypeGuard[NamedCall]:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
 def call_of(node: ast.expr, names: Mapping[str, str], accepted: tuple[Any, ...], rule: Rule) -> CallCase:
     if not is_call(node, names):
         raise NotLiteral
-    assert isinstance(node, ast.Call)
-    assert isinstance(node.func, ast.Name)
     kwargs: dict[str, Any] = {}
     for keyword in node.keywords:
         if keyword.arg is None:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cohort.rewards.code.asserts import CallCase, CheckCase, TestCode, UnusableTests, read_code
-from cohort.rewards.code.compare import Rule, plain_problem
+from cohort.rewards.code.compare import MAX_DEPTH, Rule, plain_problem
 from cohort.rewards.code.format import function_name
 
 MAX_STREAM_CHARS = 4_000_000
@@ -62,27 +62,57 @@ class Tests:
     visible: Suite | None = None
 
 
-def read_tests(cell: Any, entry_point: str = "", prefix: str = "") -> Tests:
+def read_tests(cell: Any, entry_point: str = "", prefix: str = "", packages: bool = False) -> Tests:
     """The tests of one row. Raises UnusableTests where they cannot score any program."""
-    reader = SuiteReader(function_name(entry_point), prefix)
-    tests = unpacked(cell)
+    reader = SuiteReader(function_name(entry_point), prefix, packages)
+    tests, in_json = unpacked(without_arrays(cell))
     if isinstance(tests, Mapping) and not {"visible", "hidden"}.isdisjoint(tests):
         allow(tests, ("visible", "hidden"))
-        visible, hidden = unpacked(tests.get("visible")), unpacked(tests.get("hidden"))
-        if is_empty(hidden):
-            return Tests(reader.suite(visible))
-        return Tests(reader.suite(hidden), None if is_empty(visible) else reader.suite(visible))
-    return Tests(reader.suite(tests))
+        visible, hidden = unpacked(tests.get("visible"), in_json), unpacked(tests.get("hidden"), in_json)
+        if is_empty(hidden[0]):
+            return Tests(reader.suite(*visible))
+        return Tests(reader.suite(*hidden), None if is_empty(visible[0]) else reader.suite(*visible))
+    return Tests(reader.suite(tests, in_json))
 
 
-def unpacked(cell: Any) -> Any:
-    """A cell of JSON text as what it stands for; other text (test code) as it is."""
+def unpacked(cell: Any, in_json: bool = False) -> tuple[Any, bool]:
+    """A cell of JSON text as what it stands for, other text (test code) as it is; and whether it has been through JSON.
+
+    in_json: what the cell was taken from has.
+    """
     if isinstance(cell, str) and cell.lstrip().startswith(("[", "{")):
         try:
-            return json.loads(cell)
+            return json.loads(cell), True
         except (ValueError, RecursionError) as problem:
             raise UnusableTests(f"the tests begin like JSON and cannot be read as JSON ({problem})") from None
-    return cell
+    return cell, in_json
+
+
+def without_arrays(value: Any, depth: int = 0, seen: dict[int, Any] | None = None) -> Any:
+    """numpy's arrays and numbers, at any depth, as the lists and numbers they hold: tables read from files are full of them.
+
+    Each container is visited once, and none that lies deeper than a test's values may.
+    """
+    seen = {} if seen is None else seen
+    kind = type(value)
+    if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+        listed = value.tolist()  # an array of objects may hold arrays again; of any other there is nothing left to do
+        return without_arrays(listed, depth + 1, seen) if isinstance(listed, list) and value.dtype.hasobject else listed
+    if kind not in (list, tuple, dict) or depth > MAX_DEPTH:
+        return value
+    if id(value) in seen:
+        return seen[id(value)]
+    seen[id(value)] = value  # until it is known: it may contain itself
+    if kind is dict:
+        changed: Any = {
+            without_arrays(key, depth + 1, seen): without_arrays(item, depth + 1, seen) for key, item in value.items()
+        }
+        same = all(changed.get(key) is item for key, item in value.items())
+    else:
+        changed = kind(without_arrays(item, depth + 1, seen) for item in value)
+        same = all(one is other for one, other in zip(changed, value, strict=True))
+    seen[id(value)] = value if same else changed
+    return seen[id(value)]
 
 
 def is_empty(tests: Any) -> bool:
@@ -92,14 +122,15 @@ def is_empty(tests: Any) -> bool:
 class SuiteReader:
     """Reads one set of tests, in whatever format it is."""
 
-    def __init__(self, entry_point: str, prefix: str) -> None:
-        self.entry_point, self.prefix = entry_point, prefix
+    def __init__(self, entry_point: str, prefix: str, packages: bool) -> None:
+        self.entry_point, self.prefix, self.packages = entry_point, prefix, packages
 
-    def suite(self, tests: Any) -> Suite:
+    def suite(self, tests: Any, in_json: bool = False) -> Suite:
         setup = ""
         if isinstance(tests, Mapping) and "tests" in tests:
             allow(tests, ("tests", "setup"))
-            setup, tests = text_field(tests, "setup"), unpacked(tests["tests"])
+            setup = text_field(tests, "setup")
+            tests, in_json = unpacked(tests["tests"], in_json)
         if is_empty(tests):
             raise UnusableTests("there are no tests")
         if isinstance(tests, str | Mapping):
@@ -109,28 +140,30 @@ class SuiteReader:
         calls: list[CallCase] = []
         scripts: list[StdinCase] = []
         texts: list[str] = []
-        for item in map(unpacked, tests):
+        for item, item_in_json in (unpacked(test, in_json) for test in tests):
             if isinstance(item, str):
                 texts.append(item)
             elif isinstance(item, Mapping):
-                for case in self._cases(given(item)):
+                for case in self._cases(given(item), "json" if item_in_json else "strict"):
                     calls.append(case) if isinstance(case, CallCase) else scripts.append(case)
             else:
                 raise UnusableTests(f"a test is a dict or test code, not {type(item).__name__}")
         code = NO_CODE
         if texts:
-            code = read_code("\n".join(texts), entry_point=self.entry_point, prefix=self.prefix, setup=setup)
+            code = read_code(
+                "\n".join(texts), entry_point=self.entry_point, prefix=self.prefix, setup=setup, packages=self.packages
+            )
         elif setup.strip():
             raise UnusableTests("setup: only test code can use it, and there is none among the tests")
         calls += code.calls
         for case in calls:
             check_call(case)
-        suite = Suite(tuple(calls), tuple(scripts), TestCode((), code.checks, code.setup, code.proxies))
+        suite = Suite(tuple(calls), tuple(scripts), replace(code, calls=()))
         if not suite.total:
             raise UnusableTests("there are no tests")
         return suite
 
-    def _cases(self, item: Mapping[str, Any]) -> list[CallCase | StdinCase]:
+    def _cases(self, item: Mapping[str, Any], rule: Rule) -> list[CallCase | StdinCase]:
         if isinstance(item.get("input"), list | tuple) and "inputs" not in item:
             # A table turns a list of dicts into a dict of lists.
             item = {{"input": "inputs", "output": "outputs"}.get(key, key): value for key, value in item.items()}
@@ -139,7 +172,7 @@ class SuiteReader:
         if "input" in item or "output" in item:
             allow(item, ("input", "output", "tolerance"))
             return [StdinCase(stream(item, "input"), stream(item, "output"), tolerance_of(item))]
-        return [self._call(item)]
+        return [self._call(item, rule)]
 
     def _columns(self, item: Mapping[str, Any]) -> list[CallCase | StdinCase]:
         """APPS: all inputs and all outputs side by side, with fn_name where a function is called."""
@@ -161,7 +194,8 @@ class SuiteReader:
             for args, output in zip(inputs, outputs, strict=True)
         ]
 
-    def _call(self, item: Mapping[str, Any]) -> CallCase:
+    def _call(self, item: Mapping[str, Any], rule: Rule) -> CallCase:
+        """`rule`: JSON has one kind of list and writes 2.0 as 2, so an expected value from there cannot be strict."""
         allow(item, ("call", "args", "kwargs", "expected", "tolerance"))
         name = function_name(text_field(item, "call") or self.entry_point)
         args, kwargs = item.get("args", []), item.get("kwargs", {})
@@ -173,7 +207,7 @@ class SuiteReader:
             raise UnusableTests(f"args: a list of arguments is expected, got {type(args).__name__}")
         if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
             raise UnusableTests("kwargs: a dict of arguments by name is expected")
-        return CallCase(name, tuple(args), dict(kwargs), (item["expected"],), "strict", tolerance_of(item))
+        return CallCase(name, tuple(args), dict(kwargs), (item["expected"],), rule, tolerance_of(item))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cohort.rewards.call import INFRASTRUCTURE, LIMIT_KINDS, shorten, shown
+from cohort.rewards.code.asserts import ITERATED
 from cohort.rewards.code.cases import CallCase, StdinCase, Suite, Tests, UnusableTests, read_tests
 from cohort.rewards.code.compare import holds, same_output
 from cohort.rewards.code.format import TAGS, Program, callable_name, find_program, function_name, thinks
@@ -51,6 +53,7 @@ def code_tests(
     cpu_s: float = 4.0,
     wall_s: float = 10.0,
     memory_mb: int = 512,
+    packages: bool = False,
     backend: str = "",
     log_verdict: Callable[..., None] | None = None,
     log_extra: Callable[[str, list[Any]], None] | None = None,
@@ -62,21 +65,24 @@ def code_tests(
     `tests` holds calls, standard input, asserts or test code per row (docs/code-rewards.md). `entry_point` is the function
     under test where the tests do not name it, `program_prefix` the start of the program that the prompt gives away. The
     last block fenced with one of `tags`, else without a tag, is the program. `cpu_s` and `wall_s` are what one program may
-    take over all its tests; one that runs into a limit scores 0.0. None: the row cannot be scored, for its tests are
-    unusable or the jail failed.
+    take over all its tests; one that runs into a limit scores 0.0. With `packages`, programs and test code may import what
+    is installed beside the trainer (numpy, ...), else the standard library alone. None: the row cannot be scored, for its
+    tests are unusable or the jail failed.
     """
     if scoring not in SCORINGS:
         raise ValueError(f"scoring: {' or '.join(map(repr, SCORINGS))} is expected, got {scoring!r}")
     if isinstance(tags, str):
         raise TypeError(f"tags: a list of words is expected, got {tags!r}")
+    if not isinstance(packages, bool):
+        raise TypeError(f"packages: true or false is expected, got {packages!r}")
     limits = Limits(cpu_s=cpu_s, wall_s=wall_s, memory_mb=memory_mb)
     count = len(completions)
     cells = rows_of("tests", tests, count)
     starts = rows_of("prompts", prompts, count)
-    entries = [function_name(name or "") for name in rows_of("entry_point", entry_point, count)]
-    prefixes = [text or "" for text in rows_of("program_prefix", program_prefix, count)]
+    entries = [function_name(name) for name in texts_of("entry_point", entry_point, count)]
+    prefixes = texts_of("program_prefix", program_prefix, count)
     inside = [thinks(*row) for row in zip(starts, rows_of("prefilled", prefilled, count), strict=True)]
-    suites = read_rows(cells, entries, prefixes)
+    suites = read_rows(cells, entries, prefixes, packages)
     jobs: list[Job | Judgement] = []
     for row, suite in enumerate(suites):
         if isinstance(suite, str):
@@ -91,7 +97,7 @@ def code_tests(
             prefix=prefixes[row],
         )
         jobs.append(Job(program, suite) if program else Judgement.no_answer(suite))
-    judgements = judge_all(jobs, scoring, limits, backend, log_verdict or warn)
+    judgements = judge_all(jobs, Terms(scoring, limits, packages, backend), log_verdict or warn)
     report(judgements, log_extra, log_metric)
     return [judgement.score for judgement in judgements]
 
@@ -100,13 +106,15 @@ def unusable(
     tests: Sequence[Any],
     entry_point: Sequence[str | None] | str | None = None,
     program_prefix: Sequence[str | None] | str | None = None,
+    packages: Any = False,
     **columns: Any,
 ) -> list[str | None]:
     """Per row: None, or why its tests can never score a program."""
     count = len(tests)
-    entries = [function_name(name or "") for name in rows_of("entry_point", entry_point, count)]
-    prefixes = [text or "" for text in rows_of("program_prefix", program_prefix, count)]
-    read = read_rows(rows_of("tests", tests, count), entries, prefixes)
+    entries = [function_name(name) for name in texts_of("entry_point", entry_point, count)]
+    prefixes = texts_of("program_prefix", program_prefix, count)
+    # All columns of the data come here, and one may be called packages.
+    read = read_rows(rows_of("tests", tests, count), entries, prefixes, packages is True)
     return [f"tests: {one}" if isinstance(one, str) else None for one in read]
 
 
@@ -126,7 +134,16 @@ def rows_of(name: str, column: Any, count: int) -> list[Any]:
     return list(column)
 
 
-def read_rows(cells: Sequence[Any], entries: Sequence[str], prefixes: Sequence[str]) -> list[Tests | str]:
+def texts_of(name: str, column: Any, count: int) -> list[str]:
+    texts = []
+    for row, value in enumerate(rows_of(name, column, count)):
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{name}: text is expected in every row, got {shown(value)} in row {row}")
+        texts.append(value or "")
+    return texts
+
+
+def read_rows(cells: Sequence[Any], entries: Sequence[str], prefixes: Sequence[str], packages: bool) -> list[Tests | str]:
     """The tests of each row, or why they cannot be used. The completions of a group share one object, read once."""
     known: dict[tuple[Any, ...], Tests | str] = {}
     read = []
@@ -134,7 +151,7 @@ def read_rows(cells: Sequence[Any], entries: Sequence[str], prefixes: Sequence[s
         key = (cell if isinstance(cell, str) else id(cell), entry_point, prefix)
         if key not in known:
             try:
-                known[key] = read_tests(cell, entry_point, prefix)
+                known[key] = read_tests(cell, entry_point, prefix, packages)
             except UnusableTests as problem:
                 known[key] = str(problem)
         read.append(known[key])
@@ -144,6 +161,18 @@ def read_rows(cells: Sequence[Any], entries: Sequence[str], prefixes: Sequence[s
 def name_in(tests: Tests) -> str:
     """The function under test, where the tests call one directly."""
     return tests.scored.calls[0].function if tests.scored.calls else ""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What holds for all programs of a batch."""
+
+    scoring: str
+    limits: Limits
+    packages: bool = False
+    backend: str = ""
+    given_up: threading.Event = field(default_factory=threading.Event)
+    """Nobody waits for the verdicts any more."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +199,7 @@ class Judgement:
         return cls(0.0, "no_answer", "no program was found", total=tests.scored.total, visible_total=shown_total)
 
 
-def judge_all(
-    jobs: Sequence[Job | Judgement], scoring: str, limits: Limits, backend: str, tell: Callable[..., None]
-) -> list[Judgement]:
+def judge_all(jobs: Sequence[Job | Judgement], terms: Terms, tell: Callable[..., None]) -> list[Judgement]:
     """Programs side by side, each distinct one once: the same text on the same tests deserves the same verdict.
 
     `tell` hears of every completion as soon as it is judged, from this thread alone.
@@ -189,18 +216,19 @@ def judge_all(
             distinct[key] = job
             rows.setdefault(key, []).append(row)
     if distinct:
-        side_by_side = min(len(distinct), REMOTE_RUNS if backend else min(os.cpu_count() or 1, REMOTE_RUNS))
-        with ThreadPoolExecutor(side_by_side, thread_name_prefix="code tests") as threads:
-            futures = {threads.submit(judge, job, scoring, limits, backend): rows[key] for key, job in distinct.items()}
-            try:
-                for future in as_completed(futures):
-                    judgement = future.result()
-                    for row in futures[future]:
-                        judged[row] = judgement
-                        tell(row, judgement.verdict, judgement.detail)
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
+        side_by_side = min(len(distinct), REMOTE_RUNS if terms.backend else min(os.cpu_count() or 1, REMOTE_RUNS))
+        # Not as a context: that would wait for the programs that run, also on the way out of an interrupt.
+        threads = ThreadPoolExecutor(side_by_side, thread_name_prefix="code tests")
+        try:
+            futures = {threads.submit(judge, job, terms): rows[key] for key, job in distinct.items()}
+            for future in as_completed(futures):
+                judgement = future.result()
+                for row in futures[future]:
+                    judged[row] = judgement
+                    tell(row, judgement.verdict, judgement.detail)
+        finally:
+            terms.given_up.set()
+            threads.shutdown(wait=False, cancel_futures=True)
     return [judged[row] for row in range(len(jobs))]
 
 
@@ -236,15 +264,15 @@ def report(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def judge(job: Job, scoring: str, limits: Limits, backend: str) -> Judgement:
-    trial = Trial(job.program, limits, backend)
-    scored = trial.run(job.tests.scored, stop_early=scoring == "all")
+def judge(job: Job, terms: Terms) -> Judgement:
+    trial = Trial(job.program, terms)
+    scored = trial.run(job.tests.scored, stop_early=terms.scoring == "all")
     if trial.broken:
         return Judgement(None, INFRASTRUCTURE, trial.broken)
     total = job.tests.scored.total
     verdict, detail = scored.limit or scored.failure or ("right", "")
     # At a limit there is no partial credit: it would hang on the place of the test that did not end among the others.
-    score = 0.0 if scored.limit else float(scored.passed == total) if scoring == "all" else scored.passed / total
+    score = 0.0 if scored.limit else float(scored.passed == total) if terms.scoring == "all" else scored.passed / total
     if job.tests.visible is None:
         return Judgement(score, verdict, detail, scored.passed, total)
     # Afterwards, so that the tests that only inform cannot take the time of those that decide.
@@ -270,9 +298,9 @@ class Tally:
 class Trial:
     """One program on its tests, within one allowance of CPU and wall time for all of them."""
 
-    def __init__(self, program: Program, limits: Limits, backend: str) -> None:
-        self.program, self.limits, self.backend = program, limits, backend
-        self.cpu_left, self.wall_left = limits.cpu_s, limits.wall_s
+    def __init__(self, program: Program, terms: Terms) -> None:
+        self.program, self.terms = program, terms
+        self.cpu_left, self.wall_left = terms.limits.cpu_s, terms.limits.wall_s
         self.ended: tuple[str, str] | None = None
         """Verdict and detail of an end after which there is no other run."""
         self.broken = ""
@@ -290,6 +318,9 @@ class Trial:
 
     def _allowance(self, output_chars: int = 0) -> Limits | None:
         """Limits for the next run; None where there is to be none."""
+        if self.terms.given_up.is_set():
+            self.broken = "given up"
+            return None
         if self.ended is None and min(self.cpu_left, self.wall_left) <= 0:
             self.ended = ("timeout", "the tests before took all the time")
         if self.ended is not None:
@@ -297,8 +328,8 @@ class Trial:
         return Limits(
             cpu_s=self.cpu_left,
             wall_s=self.wall_left + FREE_WALL_S,
-            memory_mb=self.limits.memory_mb,
-            output_kb=max(self.limits.output_kb, output_chars * 4 // 1024 + 1),
+            memory_mb=self.terms.limits.memory_mb,
+            output_kb=max(self.terms.limits.output_kb, output_chars * 4 // 1024 + 1),
         )
 
     def _account(self, run: Any) -> None:
@@ -323,7 +354,7 @@ class Trial:
             tally.fail(*self.ended or ("error", ""))
             return
         calls = [Call(callable_name(self.program.text, case.function), case.args, case.kwargs) for case in suite.calls]
-        run = run_calls(self.program.text, calls, limits, self.backend)
+        run = run_calls(self.program.text, calls, limits, self.terms.backend, self.terms.packages)
         self._account(run)
         for case, reply in zip(suite.calls, run.replies, strict=True):
             if reply is None:
@@ -351,7 +382,7 @@ class Trial:
             self._script(case, limits, tally)
 
     def _script(self, case: StdinCase, limits: Limits, tally: Tally) -> None:
-        run = run_script(self.program.text, case.input, limits, self.backend)
+        run = run_script(self.program.text, case.input, limits, self.terms.backend, self.terms.packages)
         self._account(run)
         if self.ended is not None:
             tally.fail(*self.ended)
@@ -373,7 +404,15 @@ class Trial:
             tally.fail(*self.ended or ("error", ""))
             return
         code = [check.code for check in suite.checks]
-        run = run_checks(self.program.text, code, self._proxies(suite), suite.code.setup, limits, self.backend)
+        run = run_checks(
+            self.program.text + self._iterations(suite),
+            code,
+            self._proxies(suite),
+            suite.code.setup,
+            limits,
+            self.terms.backend,
+            self.terms.packages,
+        )
         self._account(run)
         for result in run.checks:
             if result.passed is None:
@@ -384,7 +423,7 @@ class Trial:
                 tally.fail(*self.ended)
             else:
                 failed_assert = run.end == "finished" and result.detail.startswith("AssertionError")
-                tally.fail("wrong" if failed_assert else "error", result.detail or run.detail)
+                tally.fail("wrong" if failed_assert else "error", (result.detail or run.detail).replace(ITERATED, ""))
 
     def _proxies(self, suite: Suite) -> list[str]:
         """The names of the checks' proxies, each with the function of this program it stands for."""
@@ -393,7 +432,18 @@ class Trial:
             name, _, target = proxy.partition("=")
             target = callable_name(self.program.text, target or name)
             proxies.append(name if name == target else f"{name}={target}")
-        return proxies
+        return proxies + [ITERATED + name for name in suite.code.iterated]
+
+    def _iterations(self, suite: Suite) -> str:
+        """Functions after the program that give lists of what its functions' values hold, with no name it may have taken."""
+        targets = dict(proxy.partition("=")[::2] for proxy in self._proxies(suite))
+        text = ""
+        for name in suite.code.iterated:
+            first, _, method = (targets[name] or name).partition(".")
+            made = f"{first}().{method}" if method else first
+            # Where the program lacks the function it lacks this one as well, and the jail says so.
+            text += f"\nif {first!r} in globals():\n    {ITERATED}{name} = lambda *args, **kwargs: [*{made}(*args, **kwargs)]\n"
+        return text
 
 
 def called(case: CallCase) -> str:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.rewards.math.compare import Quick, leaves, same, value_of
 from cohort.rewards.math.find import PatternTimeout, find_answer, gold_text, guess, plain_gold, shown
-from cohort.rewards.math.shapes import Group, Relation, Shape, Value, read
+from cohort.rewards.math.shapes import Group, Relation, Shape, Value, plain_words, read
 from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
 from cohort.rewards.math.tree import exact
 from cohort.rewards.text import as_rows, text_of, visible_text
@@ -41,6 +41,11 @@ SHARE = 0.5
 PROBLEMS = {"cpu": "timeout", "wall": "timeout", "memory": "memory", "output": "crash", "files": "crash", "crash": "crash"}
 """How a jailed worker ended, as a verdict."""
 KEPT_GOLDS = 4096
+
+
+def stopped_midway(answer: Answer) -> bool:
+    """A comparison that ran out of time may have left a table of the algebra system half built, for good."""
+    return isinstance(answer.value, dict) and answer.value.get("verdict") == "timeout"
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ def math_answer(
     comparison of one completion. Without `fast_path` everything is compared in the workers, which is slower and gives the
     same verdicts. Raises on a gold answer that is empty or no answer at all.
     """
-    if not (math.isfinite(tolerance) and tolerance >= 0):
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance: a number from 0 up is expected, got {tolerance!r}")
     golds = [gold_text(gold) for gold in as_rows(answer, completions)]
     texts = [text_of(completion) for completion in completions]
@@ -127,7 +132,8 @@ def extract(completion: str, pattern: str = "") -> str | None:
         shape = value_of(shape, strict=False) or shape
     if isinstance(shape, Group) and shape.grouped is not None:
         shape = shape.grouped
-    number = exact(shape.node) if isinstance(shape, Value) and shape.node is not None else None
+    readable = isinstance(shape, Value) and not shape.doubtful
+    number = exact(shape.node) if isinstance(shape, Value) and readable and shape.node is not None else None
     if number is None:
         return text or None
     return f"{number * 100}%" if text.endswith("%") else str(number)
@@ -138,9 +144,10 @@ def unusable(answer: Sequence[Any], wall_s: float = 10.0, cpu_s: float = 2.0, **
     reasons: list[str | None] = []
     for gold in answer:
         try:
-            reasons.append(gold_problem(gold_text(gold)))
-        except ValueError as problem:
-            reasons.append(str(problem))
+            problem = gold_problem(gold_text(gold))
+            reasons.append(f"unusable gold answer {shown(gold)}: {problem}" if problem else None)
+        except ValueError as error:
+            reasons.append(str(error))
     open_rows = [row for row, reason in enumerate(reasons) if reason is None and needs_worker(gold_text(answer[row]))]
     checks = Comparer(Fraction(0), True, wall_s, cpu_s).check_golds([gold_text(answer[row]) for row in open_rows])
     for row, found in zip(open_rows, checks, strict=True):
@@ -171,14 +178,23 @@ def read_gold(gold: str) -> Shape:
     return read(gold)
 
 
-def gold_problem(gold: str) -> str | None:
-    """Why no spelling but its own could ever match it."""
-    refused = [leaf.refused for leaf in leaves(read_gold(gold)) if leaf.refused]
-    return f"unusable gold answer {shown(gold)}: {refused[0]}" if refused else None
+def refusal(gold: str) -> str:
+    return next((leaf.refused for leaf in leaves(read_gold(gold)) if leaf.refused), "")
+
+
+@functools.lru_cache(maxsize=KEPT_GOLDS)
+def gold_as_words(gold: str) -> str:
+    """Of a gold that is no mathematics but can be an answer (June 20), the words it is compared by; "" for any other."""
+    return plain_words(gold) if refusal(gold) else ""
+
+
+def gold_problem(gold: str) -> str:
+    """Why no spelling but its own could ever match it; "" for nothing."""
+    return "" if gold_as_words(gold) else refusal(gold)
 
 
 def needs_worker(gold: str) -> bool:
-    return any(leaf.node is None or exact(leaf.node) is None for leaf in leaves(read_gold(gold)))
+    return not gold_as_words(gold) and any(leaf.node is None or exact(leaf.node) is None for leaf in leaves(read_gold(gold)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -216,6 +232,8 @@ class Comparer:
             return (
                 Verdict("right") if found.strip() == gold.strip() else Verdict("unparsed", "the answer is too long to be read")
             )
+        if words := gold_as_words(gold):
+            return Verdict("right" if normalise(found) == normalise(gold) or plain_words(found) == words else "wrong")
         if not self.fast_path:
             return None
         if normalise(found) == normalise(gold):
@@ -226,9 +244,9 @@ class Comparer:
             return None
         if verdict:
             return Verdict("right")
-        if judge.gold_unread:
-            return Verdict("infrastructure", f"the gold answer {shown(gold)} cannot be used: {judge.gold_unread}")
-        return Verdict("unparsed", judge.unread) if judge.unread else Verdict("wrong")
+        if problem := gold_problem(gold):
+            return Verdict("infrastructure", f"the gold answer {shown(gold)} cannot be used: {problem}")
+        return Verdict("unparsed", judge.unread or judge.gold_unread) if judge.unread or judge.gold_unread else Verdict("wrong")
 
     def in_workers(self, questions: Sequence[tuple[str, str]]) -> list[Verdict]:
         messages = [
@@ -244,16 +262,20 @@ class Comparer:
         """None: there is no jail here, and without one no model text is given to a computer algebra system."""
         if not messages:
             return []
-        from cohort.sandbox import JailUnavailable, Limits, shared_pool
+        from cohort.sandbox import Answer, JailUnavailable, Limits, find_tier, shared_pool
 
         limits = Limits(cpu_s=self.cpu_s, wall_s=self.wall_s, memory_mb=MEMORY_MB)
         try:
-            return shared_pool(ENTRY, limits=limits).ask_many(messages, limits)
+            find_tier()
         except JailUnavailable as problem:
             if not self.warned.is_set():
                 self.warned.set()
                 logger.warning("math_answer: %s (%s)", NO_JAIL, problem)
             return None
+        try:
+            return shared_pool(ENTRY, limits=limits, retire_after=stopped_midway).ask_many(messages, limits)
+        except JailUnavailable as problem:  # this machine has a jail, which fails just now: no one's answer is worse for it
+            return [Answer(problem="infrastructure", detail=str(problem))] * len(messages)
 
     def verdict_of(self, answer: Answer, gold: str) -> Verdict:
         if answer.problem == "infrastructure":
@@ -265,15 +287,14 @@ class Comparer:
         if answer.problem:
             # An exception of the verifier on this text is the text's doing too: else a way out of being scored.
             word, detail = PROBLEMS.get(answer.problem, "unparsed"), answer.detail
-        if word == "gold" or (word in ("timeout", "memory", "crash") and (problem := self.gold_alone(gold))):
-            return Verdict(
-                "infrastructure", f"the gold answer {shown(gold)} cannot be used: {detail if word == 'gold' else problem}"
-            )
+        # Only what `unusable` says of the gold by itself excuses a row: else a completion could make itself unscored.
+        if word in ("gold", "timeout", "memory", "crash") and (problem := self.gold_alone(gold)):
+            return Verdict("infrastructure", f"the gold answer {shown(gold)} cannot be used: {problem}")
         return Verdict(word if word in ("unparsed", "timeout", "memory", "crash") else "unparsed", detail)
 
     def gold_alone(self, gold: str) -> str:
-        """Whether it was the gold answer that ran into a limit: not the completion's doing."""
-        return self.check_golds([gold])[0] if needs_worker(gold) else ""
+        """What is wrong with the gold answer by itself, which is not the completion's doing; "" for nothing."""
+        return gold_problem(gold) or (self.check_golds([gold])[0] if needs_worker(gold) else "")
 
     def check_golds(self, golds: Sequence[str]) -> list[str]:
         """What is wrong with each gold, evaluated by itself; "" for nothing, or where there is no jail to ask in."""

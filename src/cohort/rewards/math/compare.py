@@ -7,9 +7,12 @@ open. The rules are written down with examples in docs/math-rewards.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import Protocol
+from itertools import pairwise
+from typing import Protocol, TypeGuard
 
 from cohort.rewards.math.shapes import Group, Relation, Shape, Value, Words, name_of_part
 from cohort.rewards.math.tree import ANGLES, Node, exact, has, symbols
@@ -40,6 +43,9 @@ class Quick:
         self.unread = self.gold_unread = ""
 
     def values(self, found: Value, gold: Value, tolerance: Fraction) -> Verdict:
+        if found.doubtful and found.unit != gold.unit:
+            self.unread = "there are words in it that are no unit"
+            return False
         if found.node is None or gold.node is None:
             return self.unknown(found, gold)
         if found.node == gold.node:
@@ -122,9 +128,9 @@ def letter_of(shape: Shape) -> str:
 
 
 def same_letter(found: Shape, gold: Shape) -> bool:
-    """A letter marked as a choice, (A), has no case; a bare one may be a variable, and X is not x."""
+    """A choice, marked as (A) or one of the first capitals, has no case; any other may be a variable, and X is not x."""
     left, right = letter_of(found), letter_of(gold)
-    return left == right or (isinstance(gold, Words) and left.casefold() == right.casefold())
+    return left == right or ((isinstance(gold, Words) or right in "ABCDE") and left.casefold() == right.casefold())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -138,6 +144,8 @@ def same_group(found: Shape, gold: Shape, judge: Judge) -> Verdict:
     if found.kind == gold.kind:
         if found.kind in ("{}", "", "cup"):
             return same_items(found, gold, judge)
+        if found.kind == ":":
+            return same_ratio(found, gold, judge)
         return in_order(found.items, gold.items, judge)
     kinds = {found.kind, gold.kind}
     if kinds == {"{}", ""}:
@@ -219,8 +227,30 @@ def same_single(found: Shape, gold: Shape, judge: Judge) -> Verdict:
     return False
 
 
-def quotient(top: Shape, bottom: Shape) -> Shape | None:
-    if isinstance(top, Value) and isinstance(bottom, Value) and top.node is not None and bottom.node is not None:
+def same_ratio(found: Group, gold: Group, judge: Judge) -> Verdict:
+    """Part by part, or in proportion: 6:8 is 3:4, as 6/8 is 3/4."""
+    if len(found.items) != len(gold.items):
+        return False
+    pairs = [
+        (quotient(left, found.items[0]), quotient(right, gold.items[0]))
+        for left, right in zip(found.items[1:], gold.items[1:], strict=True)
+    ]
+    known = [(left, right) for left, right in pairs if left is not None and right is not None]
+    if len(known) < len(pairs):
+        return in_order(found.items, gold.items, judge)
+    return any_of(
+        [
+            in_order(found.items, gold.items, judge),
+            all_of(judge.values(left, right, judge.tolerance) for left, right in known),
+        ]
+    )
+
+
+def quotient(top: Shape, bottom: Shape) -> Value | None:
+    """None where there is a unit: 9:30 in the morning is no fraction."""
+    if not isinstance(top, Value) or not isinstance(bottom, Value) or top.unit or bottom.unit:
+        return None
+    if top.node is not None and bottom.node is not None and exact(bottom.node) != 0:
         return Value(rf"\frac{{{top.text}}}{{{bottom.text}}}", Node("divide", (top.node, bottom.node)))
     return None
 
@@ -244,9 +274,45 @@ def same_relation(found: Shape, gold: Shape, judge: Judge) -> Verdict:
         wanted = wanted or value_of(gold, strict=True)
         return False if wanted is None else same(found, wanted, judge)
     assert isinstance(found, Relation)
+    if (linked := links_hold(found, judge)) is False:
+        return False
     given = interval_of(found) if isinstance(gold, Group) or set(found.ops) - {"=", "in"} else None
     given = given or value_of(found, strict=False)
-    return False if given is None else same(given, gold, judge)
+    return False if given is None else all_of([linked, same(given, gold, judge)])
+
+
+def links_hold(relation: Relation, judge: Judge) -> Verdict:
+    """Whether the numbers of a chain are equal, or rounded where they have decimals: 14/2 = 8 is no way to say 8."""
+    if set(relation.ops) != {"="}:
+        return True
+    numbers = [part for part in relation.parts if is_number(part)]
+    verdicts: list[Verdict] = []
+    for left, right in pairwise(numbers):
+        if left.unit != right.unit and ((left.unit and right.unit) or "degree" in (left.unit, right.unit)):
+            continue  # 500 cm = 5 m, 30 degrees = pi/6: nothing is converted here
+        verdicts.append(judge.values(left, replace(right, unit=left.unit), half_a_place(right)))
+    groups = [part for part in relation.parts if isinstance(part, Group) and all(map(is_number, part.items))]
+    return all_of([*verdicts, *(same(left, right, judge) for left, right in pairwise(groups))])
+
+
+def is_number(shape: Shape) -> TypeGuard[Value]:
+    """A number whatever the letters mean: e and i may be names, and angles degrees."""
+    if not isinstance(shape, Value) or shape.node is None or symbols(shape.node):
+        return False
+    return not any(has(shape.node, op) for op in ANGLES) and not has_named(shape.node)
+
+
+def has_named(node: Node) -> bool:
+    return (node.op == "constant" and node.name != "pi") or any(map(has_named, node.args))
+
+
+def half_a_place(shape: Value) -> Fraction:
+    """Half of the last place of a decimal; nothing for a whole number."""
+    decimals = DECIMALS.fullmatch(shape.text)
+    return Fraction(1, 2 * 10 ** min(len(decimals[1]), 50)) if decimals else Fraction(0)
+
+
+DECIMALS = re.compile(r"-?\s?[\d,\s]*\.(\d+)")
 
 
 def shortened(relation: Relation, place: int) -> Shape:
@@ -267,8 +333,8 @@ def same_rounded(found: Relation, gold: Shape, judge: Judge) -> Verdict:
     wanted = value_of(gold, strict=True) if isinstance(gold, Relation) else gold
     if not (isinstance(precise, Value) and isinstance(tail, Value) and isinstance(wanted, Value)):
         return exactly
-    half_a_place = Fraction(1, 2 * 10 ** min(len(tail.text.partition(".")[2]), 50))
-    return any_of([exactly, all_of([same(tail, wanted, judge), judge.values(precise, tail, half_a_place)])])
+    last_place = Fraction(1, 2 * 10 ** min(len(tail.text.partition(".")[2]), 50))
+    return any_of([exactly, all_of([same(tail, wanted, judge), judge.values(precise, tail, last_place)])])
 
 
 def value_of(relation: Relation, strict: bool) -> Shape | None:
@@ -277,10 +343,12 @@ def value_of(relation: Relation, strict: bool) -> Shape | None:
     strict, for golds: only a name may stand on the left. A completion may also name a quantity there, x + y = 7.
     """
     if set(relation.ops) == {"in"}:
-        return relation.parts[-1]
+        return None if is_number(relation.parts[0]) else relation.parts[-1]
     if set(relation.ops) != {"="}:
         return None
     first, last = relation.parts[0], relation.parts[-1]
+    if names := names_of_tuple(first):  # (x, y) = (1, 2); in another order it is another pair
+        return last if names == sorted(set(names)) else None
     if len(relation.parts) > 2:
         before = relation.parts[-2]
         return before if name_of_part(last) is not None and not has_symbols(before) else last
@@ -289,6 +357,14 @@ def value_of(relation: Relation, strict: bool) -> Shape | None:
     if name_of_part(last) is not None and not has_symbols(first):
         return first
     return last if not strict and is_quantity(first) else None
+
+
+def names_of_tuple(shape: Shape) -> list[str]:
+    if not isinstance(shape, Group) or shape.kind != "()":
+        return []
+    names = [name_of_part(item) for item in shape.items]
+    known = [name for name in names if name is not None]
+    return known if len(known) == len(names) else []
 
 
 def has_symbols(shape: Shape) -> bool:
@@ -338,7 +414,7 @@ def two_equations(found: Relation, gold: Relation, judge: Judge) -> Verdict:
     """The same name on the left: the right sides decide. Otherwise the equations themselves, up to a constant factor."""
     names = name_of_part(found.parts[0]), name_of_part(gold.parts[0])
     if names[0] is not None and names[0] == names[1]:
-        return same(found.parts[-1], gold.parts[-1], judge)
+        return all_of([links_hold(found, judge), same(found.parts[-1], gold.parts[-1], judge)])
     pair, wanted = sides(found), sides(gold)
     if pair is None or wanted is None:
         return in_order(found.parts, gold.parts, judge) if len(found.parts) == len(gold.parts) else False
@@ -350,7 +426,7 @@ def two_equations(found: Relation, gold: Relation, judge: Judge) -> Verdict:
 def sides(relation: Relation) -> tuple[Node, Node] | None:
     first, last = relation.parts[0], relation.parts[-1]
     if isinstance(first, Value) and isinstance(last, Value) and first.node is not None and last.node is not None:
-        return first.node, last.node
+        return None if first.doubtful or last.doubtful else (first.node, last.node)
     return None
 
 

@@ -16,6 +16,8 @@ from itertools import pairwise
 from cohort.rewards.math.text import COMMAND, LETTERS, NUMBER, SIGN, TEXT, Token, tokens_of
 from cohort.rewards.math.tree import (
     FUNCTIONS,
+    GREEK,
+    MARKS,
     MAX_DEPTH,
     Node,
     Refused,
@@ -24,7 +26,7 @@ from cohort.rewards.math.tree import (
     number,
     read_expression,
 )
-from cohort.rewards.math.units import SCALES, unit_of
+from cohort.rewards.math.units import HEDGES, SCALES, is_doubtful, unit_of
 
 MAX_ITEMS = 60
 
@@ -37,6 +39,8 @@ class Value:
     node: Node | None = None
     unit: str = ""
     refused: str = ""
+    doubtful: bool = False
+    """The unit is words that nobody can vouch for ("versus six"): they count only where the gold has them too."""
 
 
 @dataclass(frozen=True)
@@ -373,6 +377,8 @@ def read_relation(tokens: list[Token], depth: int) -> Shape | None:
     parts, ops = split_at(tokens, places), [RELATIONS[tokens[p].kind, tokens[p].text] for p in places]
     if not parts[-1] or len(ops) > 10:
         return Value(as_text(tokens), refused="a relation without an end")
+    if not parts[0] and ops[0] not in ("=", "~"):  # "> 5" says something else than 5
+        return Words(as_text(tokens).replace(" ", ""))
     if not parts[0]:  # "= 5"
         parts, ops = parts[1:], ops[1:]
     if not all(parts):
@@ -427,7 +433,8 @@ def read_choice(tokens: list[Token], depth: int) -> Shape | None:
     begins = (
         rest[0].spaced and rest[0].kind in (NUMBER, COMMAND, TEXT, LETTERS) and (rest[0].kind, rest[0].text) not in RELATIONS
     )
-    if letter not in CHOICES or not begins or items_of(tokens) is not None or choice_at_start(rest)[0]:
+    denied = rest[0].text.split(" ")[0].lower() in DENIALS
+    if letter not in CHOICES or not begins or denied or items_of(tokens) is not None or choice_at_start(rest)[0]:
         return None
     return Group("choice", (Words(letter, label=True), read_tokens(rest, depth + 1)))
 
@@ -435,6 +442,13 @@ def read_choice(tokens: list[Token], depth: int) -> Shape | None:
 def choice_at_start(tokens: list[Token]) -> tuple[int, str]:
     """(how many tokens name a choice, its letter)."""
     first = tokens[0]
+    if first.text.lower() in ("option", "choice") and len(tokens) > 1:  # option B
+        length, letter = choice_at_start(tokens[1:])
+        if not length and tokens[1].kind in (LETTERS, TEXT) and tokens[1].text in CHOICES:
+            length, letter = 1, tokens[1].text
+        return (1 + length, letter) if length else (0, "")
+    if first.kind == TEXT and first.text.lower().startswith(("option ", "choice ")):
+        return choice_at_start([replace(first, text=first.text[7:]), *tokens[1:]])
     if first.kind == TEXT:
         inner = first.text.strip(" .:")
         found = inner[1:-1] if inner[:1] == "(" and inner[-1:] == ")" else inner.removesuffix(")")
@@ -448,6 +462,27 @@ def choice_at_start(tokens: list[Token]) -> tuple[int, str]:
 
 
 CHOICES = "ABCDEFGHIJ"
+DENIALS = frozenset(
+    {
+        "is",
+        "isn't",
+        "isn",
+        "was",
+        "are",
+        "but",
+        "if",
+        "unless",
+        "rather",
+        "wait",
+        "instead",
+        "versus",
+        "vs",
+        "maybe",
+        "perhaps",
+        "or",
+    }
+)
+"""Behind a letter these speak about the choice; what it stands for begins otherwise, also with "none" or "not"."""
 
 
 def is_letter(text: str) -> bool:
@@ -474,7 +509,7 @@ def read_words(tokens: list[Token], depth: int) -> Shape | None:
     return Words(" ".join(" ".join(token.text for token in tokens).split()).casefold())
 
 
-BASED = re.compile(r"\d+ _ (?:\d+|\{ \d+ \})")
+BASED = re.compile(r"\d+ _ (?:\d+|\{ \d+ \}|\{ \( \d+ \) \})")
 
 
 def read_based(tokens: list[Token], depth: int) -> Shape | None:
@@ -482,10 +517,65 @@ def read_based(tokens: list[Token], depth: int) -> Shape | None:
     texts = [token.text for token in tokens]
     if not BASED.fullmatch(" ".join(texts)):
         return None
-    return Words("".join(text for text in texts if text not in "{}"))
+    return Words("".join(text for text in texts if text not in "{}()"))
 
 
-READERS = (read_choice, read_list, read_relation, read_union, read_ratio, read_brackets, read_matrix, read_words, read_based)
+CLOCK = re.compile(r"(\d{1,2}) ?: ?(\d\d) ?([ap]) ?m")
+
+
+def read_clock(tokens: list[Token], depth: int) -> Shape | None:
+    """9:30 PM, 9:30 p.m. A time without either is read as a ratio, which compares as well."""
+    if len(tokens) > 12 or not any(token.kind in (TEXT, LETTERS) for token in tokens):
+        return None
+    found = CLOCK.fullmatch(" ".join(" ".join(spelled(tokens)).replace(".", " ").lower().split()))
+    return Words(f"{int(found[1])}:{found[2]} {found[3]}m") if found else None
+
+
+READERS = (
+    read_choice, read_clock, read_list, read_relation, read_union, read_ratio, read_brackets, read_matrix, read_words, read_based,
+)  # fmt: skip
+
+THINGS = frozenset(
+    {
+        "angle",
+        "triangle",
+        "parallel",
+        "perp",
+        "cong",
+        "equiv",
+        "pmod",
+        "bmod",
+        "mod",
+        "odot",
+        "square",
+        "widehat",
+        "overrightarrow",
+    }
+)
+"""Commands that name something: an answer with them is compared as it is written."""
+WORD_SIGNS = frozenset(".,;:-'\"()/&{}^=+%")
+WORDS_AND_DIGITS = re.compile(r"\.?\d+(?:[.,]\d+)*|[^\W\d_]+|[^\s.]")
+
+
+def plain_words(text: str) -> str:
+    r"""\text{June 20}, 8 hours 30 minutes, \angle ABC in one spelling; "" for what is no plain text, or a condition or hedge.
+
+    Letter for letter: case (except of names with a command), spaces, dots and the ways of setting text do not matter.
+    """
+    tokens = tokens_of(text) if len(text) <= MAX_WORDS_CHARS else None
+    if not tokens:
+        return ""
+    commands = {token.text for token in tokens if token.kind == COMMAND and token.text != "$"}
+    signs = {token.text for token in tokens if token.kind == SIGN}
+    pieces = [piece for token in tokens for piece in WORDS_AND_DIGITS.findall(token.text)]
+    worded = commands or any(len(piece) > 1 and piece.isalpha() for piece in pieces)
+    if not worded or not commands <= THINGS or not signs <= WORD_SIGNS or any(piece.lower() in HEDGES for piece in pieces):
+        return ""
+    plain = " ".join(piece for piece in pieces if piece not in "{},")
+    return plain if commands else plain.casefold()
+
+
+MAX_WORDS_CHARS = 200
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -506,6 +596,7 @@ def read_value(tokens: list[Token]) -> Shape:
     body, unit, factor = without_unit(tokens)
     if not body:
         return Value(text)
+    doubtful = bool(unit) and is_doubtful(unit)
     inner = as_text(body)
     if factor != 1:
         inner = rf"({inner})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}"
@@ -513,10 +604,10 @@ def read_value(tokens: list[Token]) -> Shape:
         node = read_expression(body)
         check_size(node)
     except Unreadable as problem:
-        return Value(inner, unit=unit, refused=unfit_for_others(body, str(problem)))
+        return Value(inner, unit=unit, refused=unfit_for_others(body, str(problem)), doubtful=doubtful)
     except Refused as problem:
         return Value(text, refused=str(problem))
-    return Value(inner, node if factor == 1 else Node("multiply", (node, number(factor))), unit)
+    return Value(inner, node if factor == 1 else Node("multiply", (node, number(factor))), unit, doubtful=doubtful)
 
 
 MAX_OTHERS_TOKENS = 150
@@ -537,9 +628,16 @@ def unfit_for_others(tokens: Sequence[Token], problem: str) -> str:
         return "a tower of powers"
     if any(token.kind == NUMBER and len(token.text) > MAX_OTHERS_DIGITS for token in tokens):
         return "a long number in what is not understood: " + problem
-    if all(token.kind != COMMAND for token in tokens):
-        return problem
-    return ""
+    commands = {token.text for token in tokens if token.kind == COMMAND}
+    # What hides or strikes out (\phantom, \cancel) is dropped by some readers: only mathematics is handed on.
+    return "" if commands and commands <= FOR_OTHERS else problem
+
+
+FOR_OTHERS = frozenset({
+    "sum", "prod", "int", "iint", "iiint", "oint", "lim", "to", "rightarrow", "infty", "frac", "over", "sqrt", "binom", "choose", "partial",
+    "cdot", "times", "div", "pi", "log", "lg", "max", "min", "sup", "inf", "det", "lfloor", "rfloor", "lceil", "rceil", "circ", "prime",
+    "arccot", "coth", *FUNCTIONS, *GREEK, *MARKS,
+})  # fmt: skip
 
 
 def without_unit(tokens: list[Token]) -> tuple[list[Token], str, Fraction]:
@@ -560,6 +658,8 @@ def without_unit(tokens: list[Token]) -> tuple[list[Token], str, Fraction]:
         return body, unit, factor
     name = " ".join(spelled(body[end:]))
     head = name.split(" ")[0]
+    if name == "per cent":
+        return body[:end], unit, Fraction(1, 100)
     if head in ("percent", "percentage", "pct"):
         return (body[:end], unit, Fraction(1, 100)) if " " not in name else (body, unit, factor)
     if head in SCALES:
@@ -567,6 +667,8 @@ def without_unit(tokens: list[Token]) -> tuple[list[Token], str, Fraction]:
     found = unit_of(name) if name else ""
     if found is None or (unit and found not in ("", unit)):
         return list(tokens), "", Fraction(1)
+    if found in ("celsius", "fahrenheit") and [token.text for token in body[:end][-2:]] == ["^", "circ"]:
+        return body[: end - 2], f"degree {found}", factor
     return body[:end], unit or found, factor
 
 

@@ -147,7 +147,7 @@ class Symbolic(Quick):
         return found == gold or proportional(difference(found), difference(gold), directed)
 
     def asked_math_verify(self, found: Value, gold: Value) -> bool:
-        parsed = [parsed_by_math_verify(side.text) for side in (found, gold)]
+        parsed = [as_sympy(side) for side in (found, gold)]
         if parsed[0] is None:
             self.unread = "it cannot be read, by Math-Verify neither"
         elif parsed[1] is None:
@@ -367,6 +367,42 @@ def proportional(left: Node, right: Node, directed: bool) -> bool:
 # Math-Verify
 # ---------------------------------------------------------------------------------------------------------------------
 
+SYMPY = {
+    "add": "Add", "multiply": "Mul", "power": "Pow", "absolute": "Abs", "floor": "floor", "ceil": "ceiling", "factorial": "factorial",
+    "binomial": "binomial", "log": "log", "ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan",
+}  # fmt: skip
+"""Names of operations that differ there from ours."""
+
+
+def as_sympy(value: Value) -> Any:
+    """An answer as a SymPy expression, or None. What our own reader understood is built from its tree, never read again."""
+    if value.node is None or sympy is None:
+        return parsed_by_math_verify(value.text)
+    with contextlib.suppress(Exception):
+        return built(value.node)
+    return None
+
+
+def built(node: Node) -> Any:
+    number = exact(node)
+    if number is not None:
+        return sympy.Rational(number.numerator, number.denominator)
+    if node.op == "symbol":
+        name, _, index = node.name.removeprefix("\\").partition("_")
+        return sympy.Symbol(f"{name}_{{{index}}}" if len(index) > 1 else node.name.removeprefix("\\"))
+    if node.op == "constant":
+        return {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "infty": sympy.oo}[node.name]
+    args = [built(arg) for arg in node.args]
+    match node.op, args:
+        case "divide", [top, bottom]:
+            return top / bottom
+        case "negate", [inner]:
+            return -inner
+        case "root", [inner, degree]:
+            return inner ** (1 / degree)
+    return getattr(sympy, SYMPY.get(node.op, node.op))(*args)
+
+
 NAMES = re.compile(r"\\([A-Za-z]+)|([A-Za-z])|(\d+)")
 
 
@@ -401,6 +437,9 @@ def same_expressions(found: Any, gold: Any) -> bool:
     """Math-Verify's yes, and the same value at points (or the same tree where nothing has a value)."""
     if {str(symbol) for symbol in found.free_symbols} != {str(symbol) for symbol in gold.free_symbols}:
         return False
+    # One symbol for one name: Math-Verify makes its own kinds of them.
+    ours = {str(symbol): symbol for symbol in found.free_symbols}
+    gold = gold.xreplace({symbol: ours[str(symbol)] for symbol in gold.free_symbols})
     found, gold = done(found), done(gold)  # a sum as its value; comparing two sums term by term may take for ever
     if found == gold:
         return True

@@ -81,7 +81,7 @@ def vulgar_fraction(character: str) -> str:
 REPLACEMENTS = (
     (re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|\\!|\\[()\[\]]|\\?\$"), ""),
     (re.compile(r"\\[,;: ]|~|\\q?quad(?![A-Za-z])"), " "),
-    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\{([,:])\}"), r"\1"),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\(?:text|textbf|textrm|textit|mathrm|mathbf|mbox)[ ]?\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\%"), "%"),
@@ -119,6 +119,10 @@ class Token:
 DROPPED = re.compile(
     r"(?<!\\)\\(?:left|right|middle|displaystyle|textstyle|limits|nolimits|[bB]ig{1,2}[lrm]?)(?![A-Za-z])"
     r"|(?<!\\)\\!|(?<!\\)\\[()\[\]]|(?<!\\)\$"
+    # Colour, size and weight; \bf{x} with braces is text, and read as such.
+    r"|(?<!\\)\\(?:text)?color[ ]?\{[^{}]{0,40}\}|(?<!\\)\\underline(?![A-Za-z])"
+    r"|(?<!\\)\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|itshape)(?![A-Za-z])"
+    r"|(?<!\\)\\(?:bf|it|rm|sf|tt)(?![A-Za-z]|[ ]?\{)"
 )
 GAPS = re.compile(r"(?<!\\)\\[,;:> ]|~|(?<!\\)\\q?quad(?![A-Za-z])|\\hspace\*?\{[^{}]*\}")
 ROW_GAP = re.compile(r"\\\\\[[^\[\]]{0,20}\]")
@@ -148,6 +152,7 @@ LETTER_TIMES = re.compile(r"(?<=\d)[ ]?[xX][ ]?(?=10[ ]?\^)")
 """3 x 10^5"""
 FULL_STOP = re.compile(r"(?<![.\\])\.(?=[ $*`)\]\\]*$)")
 """The end of a sentence, inside or outside of dollar signs; three dots are not."""
+COUNTED = re.compile(r"[ ]*(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)(?:[ ]+([^\W\d_][^\d]*))?")
 TIGHT_THOUSANDS = re.compile(r"(?<=\d)\{,\}(?=\d{3})")
 
 
@@ -156,7 +161,7 @@ def tokens_of(text: str) -> list[Token] | None:
     text = FULL_STOP.sub("", spelled_symbols(plain_characters(text)).rstrip())
     text = DOLLARS.sub(r"\1\\$\2", text)  # a single dollar sign before a number is money, any other delimits mathematics
     text = LETTER_TIMES.sub(r" \\times ", text)
-    text = ROW_GAP.sub(r"\\\\", text)
+    text = ROW_GAP.sub(r"\\\\", text).replace("{:}", ":")
     text = TIGHT_THOUSANDS.sub(",", GAPS.sub(" ", DROPPED.sub("", text)))
     tokens: list[Token] = []
     spaced = False
@@ -164,7 +169,12 @@ def tokens_of(text: str) -> list[Token] | None:
         if match.lastgroup == "space" or match.lastgroup is None:
             spaced = True
             continue
-        tokens.append(token_of(match, spaced))
+        token = token_of(match, spaced)
+        counted = COUNTED.fullmatch(token.text) if token.kind == TEXT else None
+        if counted is not None:  # \text{12 apples}
+            tokens += [Token(NUMBER, counted[1], spaced), *([Token(TEXT, counted[2], True)] if counted[2] else [])]
+        else:
+            tokens.append(token)
         spaced = False
         if len(tokens) > MAX_TOKENS:
             return None
@@ -177,6 +187,8 @@ def token_of(match: re.Match[str], spaced: bool) -> Token:
         # One letter in roman type is that letter (\mathrm{e}, \mathbf{v}); more are words.
         word = found.strip()
         if len(word) == 1 and word.isalpha() and not match.group().startswith((r"\text", r"\mbox", r"\hbox")):
+            return Token(LETTERS, word, spaced)
+        if word in ("gcd", "lcm"):
             return Token(LETTERS, word, spaced)
         return Token(TEXT, " ".join(found.split()), spaced)
     if kind == "command":

@@ -248,7 +248,7 @@ class Reader:
         whole = decimal_node(token.text)
         previous = self.tokens[self.place - 2] if self.place > 1 else None
         raised = previous is not None and previous.kind == SIGN and previous.text in ("^", "_")
-        if self.peek() == (COMMAND, "overline") and "." in token.text:
+        if self.peek() in ((COMMAND, "overline"), (COMMAND, "dot")) and "." in token.text:
             return self.repeating(token.text)
         if self.peek() == (SIGN, "_"):
             raise Unreadable("a number in another base")
@@ -268,12 +268,12 @@ class Reader:
         return whole
 
     def repeating(self, start: str) -> Node:
-        r"""0.1\overline{6}"""
-        self.place += 1
+        r"""0.1\overline{6}, 0.1\dot{6}; a dot is over one digit."""
+        dotted = self.take().text == "dot"
         self.expect(SIGN, "{")
         period = self.take().text
         self.expect(SIGN, "}")
-        if not period.isdecimal() or len(period) > 50:
+        if not period.isdecimal() or len(period) > (1 if dotted else 50):
             raise Unreadable("a repeating decimal without digits")
         head, places = decimal_value(start), len(start.partition(".")[2])
         return number(head + Fraction(int(period), (10 ** len(period) - 1) * 10**places))
@@ -286,6 +286,8 @@ class Reader:
             return self.function(name, depth)
         if name == "pi":
             return Node("constant", name="pi")
+        if name in ("gcd", "lcm"):
+            return self.divisor_or_multiple(name)
         if len(name) == 1:
             return self.symbol(name)
         self.check_product(token)
@@ -338,6 +340,8 @@ class Reader:
             return Node("root", (self.group(depth), degree))
         if name in ("pi", "infty"):
             return Node("constant", name=name)
+        if name in ("gcd", "lcm"):
+            return self.divisor_or_multiple(name)
         if name in FUNCTIONS or name in ("log", "lg"):
             return self.function(name, depth)
         if name in ("lfloor", "lceil"):
@@ -349,6 +353,19 @@ class Reader:
         if name in MARKS:
             return self.symbol(f"\\{name} {self.marked()}")
         raise Unreadable(f"\\{name} is not understood")
+
+    def divisor_or_multiple(self, name: str) -> Node:
+        r"""\gcd(12, 18) of whole numbers, by value."""
+        self.expect(SIGN, "(")
+        parts: list[str] = []
+        while (token := self.take()).text != ")":
+            parts.append(token.text)
+            if len(parts) > 20:
+                raise Unreadable("a list of very many numbers")
+        numbers = "".join(parts).split(",")  # inside, every comma separates
+        if len(numbers) < 2 or not all(part.isdecimal() and part.isascii() for part in numbers):
+            raise Unreadable(f"{name} of what are not numbers")
+        return number((math.gcd if name == "gcd" else math.lcm)(*map(integer, numbers)))
 
     def marked(self) -> str:
         if self.peek() == (SIGN, "{"):

@@ -24,17 +24,38 @@ LETTER_UNITS = {
 }  # fmt: skip
 r"""Single letters are units in \text{} only."""
 
-NO_UNITS = frozenset({
-    "not", "is", "isn't", "are", "but", "if", "than", "more", "less", "fewer", "least", "most", "about", "nearly",
-    "approximately", "roughly", "except", "maybe", "perhaps", "possibly", "wrong", "or", "and", "to", "from", "with",
-    "without", "remainder", "plus", "minus", "half", "halve", "halves", "third", "quarter", "fourth", "fifth", "sixth",
-    "seventh", "eighth", "ninth", "tenth", "hundredth", "thousandth", "millionth", "squared", "cubed", "mod", "modulo",
-    "when", "where", "for", "each", "otherwise", "either", "neither", "instead", "false", "incorrect", "therefore", "so",
-    "because", "since", "then", "thus", "hence", "factorial", "times", "choose", "root", "over", "divided", "multiplied",
-    "point", "power", "reciprocal", "inverse", "negative", "positive", "double", "triple", "twice", "below", "above",
-    "under", "zero", "log", "hundred", "thousand", "million", "billion", "trillion", "dozen",
+HEDGES = frozenset({
+    "not", "no", "nope", "never", "none", "nor", "isn't", "but", "if", "unless", "except", "maybe", "perhaps", "possibly", "probably", "likely",
+    "wrong", "false", "incorrect", "otherwise", "either", "neither", "instead", "rather", "actually", "alternatively", "versus", "vs",
+    "unlike", "else", "wait", "hmm", "hm", "oops", "sorry", "correction", "mistake", "error", "guess", "unsure", "uncertain", "unknown",
+    "though", "although", "however", "yet", "while", "whereas", "try", "about", "nearly", "almost", "around", "approximately", "approx",
+    "circa", "roughly", "something", "ish", "etc",
 })  # fmt: skip
+"""They take back what was said, or bind it to a condition."""
+
+NUMBER_WORDS = frozenset({
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",
+    "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
+    "hundred", "thousand", "million", "billion", "trillion", "quadrillion", "mil", "mill", "mln", "mio", "bn", "bln", "tn", "lakh", "lac",
+    "crore", "dozen", "score", "gross", "myriad", "googol", "permille", "promille", "permil", "half", "halve", "halves", "third", "quarter",
+    "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "hundredth", "thousandth", "millionth", "billionth", "first",
+    "grand", "thou", "kilo", "mega", "giga", "hecto", "deca", "deci", "centi", "milli", "micro", "nano", "ppm", "ppb", "bp", "bps", "once", "twice", "thrice", "double", "triple", "both", "several", "few", "many", "couple", "infinite",
+})  # fmt: skip
+"""Numbers, and words that multiply one."""
+
+NO_UNITS = HEDGES | NUMBER_WORDS | {
+    "is", "are", "than", "more", "less", "fewer", "least", "most", "or", "and", "to", "from", "with", "without", "remainder", "plus",
+    "minus", "squared", "cubed", "mod", "modulo", "when", "where", "for", "therefore", "so", "because", "since", "then", "thus", "hence",
+    "factorial", "times", "choose", "root", "over", "divided", "multiplied", "point", "power", "reciprocal", "inverse", "negative",
+    "positive", "below", "above", "under", "log", "off", "out", "up", "down", "by", "followed", "next", "recurring", "repeating", "complement", "conjugate", "transpose", "imaginary", "binary", "octal", "hex",
+    "hexadecimal", "base", "also", "again", "too",
+}  # fmt: skip
 """Behind a number these change its value, or are the beginning of a sentence."""
+
+KNOWN = frozenset({*UNITS.values(), *LETTER_UNITS.values(), "day", "week", "month", "gram", "cent", "unit", "degree", "point", "litre",
+                   "penny", "pence", "rupee", "yen", "pound sterling", "bit", "byte", "square unit", "cubic unit"})  # fmt: skip
+LARGE = frozenset({"K", "k", "M", "B", "b", "T"})
+"""Single letters behind a number that may multiply it: 5K."""
 
 WORD = re.compile(r"[^\W\d_]+|\^|[23](?!\d)|\d+|\S")
 POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3", "squared": "^2", "cubed": "^3"}
@@ -77,14 +98,25 @@ def unit_of(text: str, known: bool = False) -> str | None:
 
 
 def one_name(word: str) -> str:
+    if word in LARGE:
+        return word
     if word in UNITS:
         return UNITS[word]
     if word in LETTER_UNITS:
         return LETTER_UNITS[word]
     name = word.lower()
     name = UNITS.get(name, name)
+    if name in KNOWN:
+        return name
     if name.endswith(("meter", "meters", "liter", "liters")):  # American spelling
         name = re.sub(r"(met|lit)ers?$", r"\1re", name)
     if len(name) > 3 and name.endswith("s") and not name.endswith("ss"):
         name = name[:-1]
     return UNITS.get(name, name)
+
+
+def is_doubtful(unit: str) -> bool:
+    """Whether a unit as `unit_of` names it is more than one word that is in no list: it may say anything."""
+    parts = [re.sub(r"\^[23]$", "", part) for part in re.split(r"[ /]", unit) if part]
+    unknown = [part for part in parts if part not in KNOWN and unit not in KNOWN]
+    return len(unknown) > 1 or any(len(part) == 1 for part in unknown)
