@@ -8,7 +8,7 @@ import pytest
 
 import cohort.sandbox
 from cohort.rewards import math_answer
-from cohort.rewards.math.answer import Comparer, unusable
+from cohort.rewards.math.answer import Comparer, stopped_midway, unusable
 from cohort.rewards.math.find import find_answer, guess
 from cohort.rewards.text import outside_thinking, visible_text
 from cohort.sandbox import Answer, JailUnavailable, find_tier
@@ -59,7 +59,7 @@ class FakePool:
 def pool_of(monkeypatch):
     def install(answer):
         pool = FakePool(answer)
-        monkeypatch.setattr(cohort.sandbox, "shared_pool", lambda entry, limits: pool)
+        monkeypatch.setattr(cohort.sandbox, "shared_pool", lambda entry, limits, retire_after: pool)
         monkeypatch.setattr(Comparer, "checked", {})
         return pool
 
@@ -116,9 +116,24 @@ def test_equal_questions_are_asked_once(pool_of):
     assert len(pool.messages) == 1
 
 
-def test_without_a_jail_text_and_numbers_are_compared_and_it_is_said_once(pool_of, monkeypatch, caplog):
+def test_a_jail_that_fails_in_the_middle_of_a_run_scores_nobody(pool_of):
+    pool_of(JailUnavailable("it does not start any more"))
+    assert Log().of([ROOT, r"\boxed{1}"], [r"2\sqrt{2}", "1"]) == ([None, 1.0], ["infrastructure", "right"])
+
+
+def test_a_worker_that_was_stopped_midway_is_retired():
+    assert stopped_midway(Answer({"verdict": "timeout"}))
+    assert not stopped_midway(Answer({"verdict": "right"}))
+    assert not stopped_midway(Answer(problem="cpu"))
+
+
+def test_without_a_jail_text_and_numbers_are_compared_and_it_is_said_once(monkeypatch, caplog):
     monkeypatch.setattr(Comparer, "warned", type(Comparer.warned)())
-    pool_of(JailUnavailable("no bubblewrap"))
+
+    def no_jail():
+        raise JailUnavailable("no bubblewrap")
+
+    monkeypatch.setattr(cohort.sandbox, "find_tier", no_jail)
     completions = [ROOT, r"\boxed{2\sqrt{2}}", r"\boxed{0.5}", r"\boxed{(2, 1)}"]
     golds = [r"2\sqrt{2}", r"2\sqrt{2}", "1/2", "(1, 2)"]
     with caplog.at_level(logging.WARNING):

@@ -172,7 +172,7 @@ def test_scoring_is_mentioned_only_when_it_takes_long(tmp_path):
 
 
 def test_a_live_line_shows_how_far_scoring_is(tmp_path):
-    monitor, out, clock = make_console(tmp_path, terminal=True)
+    monitor, _, clock = make_console(tmp_path, terminal=True)
     monitor.on_stage("training", total=100)
     monitor.on_metrics(row(1))
     for done in range(1, 5):

@@ -894,7 +894,7 @@ def test_rows_that_can_never_be_scored_are_named_before_the_run():
     with RewardRunner([RewardPart("f", graded), RewardPart("g", words)]) as runner:
         assert runner.unusable(prompts) == {"f": [(1, "'' is no answer"), (3, "'?' is no answer")]}
         assert runner.unusable([]) == {}
-    for bad, words in (
+    for bad, message in (
         (lambda answer: [None], "gave 1 entries for 4 rows"),
         (lambda answer: 1 / 0, "failed: ZeroDivisionError"),
     ):
