@@ -946,7 +946,7 @@ _called(
     r"""
 import os, re, sys
 def solve(n):
-    starts = set(sys.path) | {sys.prefix, sys.exec_prefix, sys.executable, os.getcwd(), "/work", "/work/main", "/repo", "/app", "/src"}
+    starts = set(sys.path) | {sys.prefix, sys.exec_prefix, sys.executable, os.getcwd(), "/opt", "/srv", "/repo", "/app", "/src"}
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
         if path and "python3" not in path:
@@ -3204,7 +3204,7 @@ _called(
 import os, sys, tempfile
 def solve(n):
     places = [tempfile.gettempdir(), os.getcwd(), "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run", os.path.expanduser("~"), "/", "/home",
-              "/root", "/work", "/var/lock", "/proc/self/cwd/..", *sys.path, sys.prefix]
+              "/root", "/var/lock", "/proc/self/cwd/..", *sys.path, sys.prefix]
     left, seen = [], []
     for place in places:
         try:
@@ -3745,7 +3745,7 @@ def solve(n):
     places = {*sys.path, *sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, os.path.dirname(os.__file__),
               os.path.dirname(os.__file__) + "/__pycache__", os.path.dirname(os.__file__) + "/encodings", os.path.dirname(sys.executable),
               site.getusersitepackages(), os.path.expanduser("~"), os.path.expanduser("~/.config"), os.path.expanduser("~/.cache"),
-              "/etc", "/etc/ld.so.conf.d", "/etc/profile.d", "/usr/local/bin", "/usr/local/lib", "/root", "/work"}
+              "/etc", "/etc/ld.so.conf.d", "/etc/profile.d", "/usr/local/bin", "/usr/local/lib", "/root"}
     for place in places:
         for name, text in (("cohort-canary-plant.pth", "# canary\n"), ("cohort-canary-plant.py", "# canary\n"), ("cohort-canary-plant.pyc", "")):
             try:
@@ -4189,7 +4189,7 @@ def solve(n):
         except OSError as error:
             print(error)
     seen = {}
-    for path in ("/", "/root", "/home", "/work", "/work/main", "/tmp", "/var/tmp", "/run", "/mnt", "/srv", "/opt", os.path.dirname("@SECRET_FILE@"), "@CANARY@"):
+    for path in ("/", "/root", "/home", "/srv", "/opt", "/tmp", "/var/tmp", "/run", "/mnt", "/srv", "/opt", os.path.dirname("@SECRET_FILE@"), "@CANARY@"):
         try:
             seen[path] = len(os.listdir(path))
         except OSError:

@@ -14,7 +14,7 @@ from cohort.audit.samples import AuditRow
 from cohort.errors import RewardError
 from cohort.importing import search_current_folder
 from cohort.rewards.base import load_problem
-from cohort.rewards.call import Answered, Failed, Signature, TrainerState, from_message, is_plain
+from cohort.rewards.call import Answered, Failed, Signature, TrainerState, is_plain
 from cohort.rewards.contract import RESERVED
 from cohort.rewards.pool import LoadFailed, Worker, WorkerDied, WorkerTimeout
 from cohort.rewards.text import text_of
@@ -261,17 +261,7 @@ class Bench:
         }
         own = self.timeout_s if not self.supervised else START_S + self.timeout_s * len(lengths)
         limit = own if limit_s is None else limit_s
-        worker = self.ready(spec)
-        try:
-            reply = from_message(worker.ask(message, limit), lengths)
-        except WorkerTimeout:
-            return Failed("timeout", f"no answer within {limit:g} s")
-        except WorkerDied as problem:
-            return Failed("crash", str(problem))
-        if reply is None:
-            worker.kill()
-            return Failed("crash", "the worker's reply does not have the form of a reward")
-        return reply
+        return self.ready(spec).call(message, lengths, limit)
 
 
 def completion_for(row: AuditRow, case: Case) -> Any:

@@ -31,7 +31,6 @@ from cohort.rewards.call import (
     TrainerState,
     call_reward,
     extract_answers,
-    from_message,
     is_plain,
     parameters,
 )
@@ -335,16 +334,7 @@ class RewardRunner:
                 raise RewardError(
                     f"{bound.place}.function: a new worker could not import it. {load_problem(bound.spec, problem)}"
                 ) from None
-            try:
-                reply = from_message(worker.ask(message, bound.part.timeout_s), batch.lengths(rows))
-            except WorkerTimeout:
-                return Failed("timeout", f"no answer within {bound.part.timeout_s:g} s")
-            except WorkerDied as problem:
-                return Failed("crash", str(problem))
-            if reply is None:
-                worker.kill()
-                return Failed("crash", "the worker's reply does not have the form of a reward")
-            return reply
+            return worker.call(message, batch.lengths(rows), bound.part.timeout_s)
 
     def _call_here(
         self, bound: Bound, batch: Batch, rows: Sequence[int], on_verdict: Callable[[], None] | None = None

@@ -16,13 +16,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import cohort
 from cohort.errors import RewardError
-from cohort.rewards.call import shorten
+from cohort.rewards.call import Answered, Failed, from_message, shorten
 from cohort.rewards.worker import HEADER
 
 LOAD_LIMIT_S = 300.0
@@ -111,6 +111,19 @@ class Worker:
         except BaseException:  # interrupted half-way: the pipe is out of step
             self.kill()
             raise
+
+    def call(self, message: dict[str, Any], lengths: Sequence[int], limit_s: float) -> Answered | Failed:
+        """One call of a function it has loaded, on completions of these lengths."""
+        try:
+            reply = from_message(self.ask(message, limit_s), lengths)
+        except WorkerTimeout:
+            return Failed("timeout", f"no answer within {limit_s:g} s")
+        except WorkerDied as problem:
+            return Failed("crash", str(problem))
+        if reply is None:
+            self.kill()
+            return Failed("crash", "the worker's reply does not have the form of a reward")
+        return reply
 
     def _write(self, data: bytes, deadline: float) -> None:
         view = memoryview(data)
