@@ -504,6 +504,10 @@ def worker_module(tmp_path, monkeypatch):
         "    if kind == 'write': open(value, 'w').write('x')\n"
         "    if kind == 'pid': return os.getpid(), os.getuid()\n"
         "    if kind == 'print': print('x' * value); return value\n"
+        "    if kind == 'burn':\n"
+        "        began = time.process_time()\n"
+        "        while time.process_time() < began + value: pass\n"
+        "        return time.process_time() - began\n"
     )
     monkeypatch.syspath_prepend(str(folder))
     return "jailed_helper:answer"
@@ -536,10 +540,10 @@ def test_a_worker_cannot_touch_the_machine(worker_module, tier, tmp_path):
 
 def test_the_cpu_limit_is_for_each_question(worker_module):
     """A worker that has worked for long is not charged for it."""
-    pool = WorkerPool(worker_module, Limits(cpu_s=0.4, wall_s=20), size=1)
+    pool = WorkerPool(worker_module, Limits(cpu_s=0.8, wall_s=60), size=1)
     try:
-        for _ in range(3):
-            assert pool.ask(["memory", 200_000_000]).value == 200_000_000
+        for _ in range(4):
+            assert pool.ask(["burn", 0.3]).value >= 0.3
         assert pool.replaced == 0
     finally:
         pool.close()
