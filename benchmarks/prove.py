@@ -1,6 +1,6 @@
 """Re-run the figures of docs/results.md that are not tests, and hold each to its target.
 
-    python benchmarks/prove.py                       all of them (about three hours on two cores)
+    python benchmarks/prove.py                       all of them (about three and a half hours on two cores)
     python benchmarks/prove.py --only demo --seeds 0
     python benchmarks/prove.py --only lines
 
