@@ -10,7 +10,7 @@ import re
 import shlex
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
@@ -23,6 +23,7 @@ from cohort.config import AlgorithmConfig
 from cohort.errors import RecipeError
 from cohort.recipe_file import load_recipe
 from cohort.recipes import find_recipe, split_words
+from doc_examples import examples_of
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "cohort"
@@ -234,20 +235,9 @@ def test_no_rule_of_the_code_is_missing_on_the_page():
 
 def test_the_examples_give_the_values_in_their_comments():
     """All blocks in one namespace, top to bottom; every expression with a comment behind it has that value."""
-    names: dict[str, Any] = {}
-    checked = 0
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        for statement in ast.parse(block).body:
-            code = ast.get_source_segment(block, statement)
-            assert code is not None
-            assert statement.end_lineno is not None
-            comment = block.splitlines()[statement.end_lineno - 1].partition("    # ")[2].strip()
-            if isinstance(statement, ast.Expr):
-                assert eval(code, names) == ast.literal_eval(comment), code
-                checked += 1
-            else:
-                exec(code, names)
-    assert checked == 14
+    checked = list(examples_of(PAGE))
+    assert [code for code, value, expected in checked if value != expected] == []
+    assert len(checked) == 14
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/how-it-works.md"])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cohort.rewards.shape import length, repeated_share, repetition, soft_overlong, units
+from doc_examples import examples_of
 
 
 def ids(*lengths: int) -> dict[str, list]:
@@ -347,20 +346,9 @@ PAGE = (Path(__file__).parents[1] / "docs" / "shape-rewards.md").read_text(encod
 
 
 def test_the_examples_on_the_page_hold():
-    names: dict[str, Any] = {}
-    checked = 0
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        for statement in ast.parse(block).body:
-            code = ast.get_source_segment(block, statement)
-            assert code is not None
-            assert statement.end_lineno is not None
-            comment = block.splitlines()[statement.end_lineno - 1].partition("    # ")[2]
-            if isinstance(statement, ast.Expr):
-                assert eval(code, names) == pytest.approx(ast.literal_eval(comment)), code
-                checked += 1
-            else:
-                exec(code, names)
-    assert checked == 10
+    checked = list(examples_of(PAGE))
+    assert [code for code, value, expected in checked if value != pytest.approx(expected)] == []
+    assert len(checked) == 10
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ object with an `__eq__` of its own never leaves the jail. The writing half of th
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -22,21 +21,6 @@ PLAIN_TYPES = "None, bool, int, float, complex, str, bytes, list, tuple, set, fr
 
 class NotPlain(ValueError):
     """The value cannot be carried over the pipe; the message says which."""
-
-
-def encode(value: Any) -> str:
-    """The text of a plain value."""
-    return json.dumps(tagged(value, 0))
-
-
-def decode(text: str | bytes) -> Any:
-    """The value of a text that a jailed process wrote. Raises NotPlain on anything that is no such text."""
-    try:
-        return rebuild(json.loads(text))
-    except NotPlain:
-        raise
-    except (ValueError, RecursionError, MemoryError) as problem:
-        raise NotPlain(f"not the text of a plain value ({type(problem).__name__})") from None
 
 
 def rebuild(node: Any) -> Any:
