@@ -484,7 +484,7 @@ def watch_the_run(watched: Watched) -> None:
     def packing(*args: Any, **kwargs: Any) -> Any:
         minibatch = pack(*args, **kwargs)
         watched.rows = sum(len(micro.examples) for micro in minibatch.micro_batches)
-        sizes = [micro.token_ids_BT.numel() for micro in minibatch.micro_batches]
+        sizes = [micro.layout.num_tokens for micro in minibatch.micro_batches]
         watched.micro_batch_tokens = max([watched.micro_batch_tokens, *sizes])
         return minibatch
 

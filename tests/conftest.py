@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Without a GPU Triton's kernels are interpreted; it must know before anything imports it.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from cohort.algorithms.presets import PER_TOKEN
 from cohort.batching import Example, pack

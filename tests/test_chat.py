@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
-from tokenizers import processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from cohort.chat import ChatCodec
+from cohort.chat import ChatCodec, decodes_in_rust
 from cohort.errors import PromptError
 from cohort.scratch import build_tokenizer
 
@@ -88,6 +90,45 @@ def test_decode_leaves_out_special_tokens_and_keeps_every_space():
     codec = ChatCodec(tokenizer)
     assert codec.decode(ids_of(tokenizer, "<bos>", " a  b\n =\n", "<|im_end|>", "<eos>")) == " a  b\n =\n"
     assert codec.decode(()) == ""
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE as Qwen and Llama 3 have it, here of single bytes: a row may end inside a character."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({token: number for number, token in enumerate(alphabet)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>")
+    tokenizer.add_tokens(["<tool> ", " ,"])
+    return tokenizer
+
+
+class LoudTokenizer(PreTrainedTokenizerFast):
+    """A class that decodes in its own way."""
+
+    def _decode(self, *arguments, **options):
+        return super()._decode(*arguments, **options).upper()
+
+
+@pytest.mark.parametrize("make", [chat_tokenizer, byte_tokenizer], ids=["characters", "bytes"])
+def test_decoding_all_at_once_is_decoding_one_by_one(make):
+    tokenizer = make()
+    codec = ChatCodec(tokenizer)
+    assert decodes_in_rust(tokenizer)
+    generator = random.Random(0)
+    rows = [generator.choices(range(len(tokenizer)), k=length) for length in (0, 1, 2, 7, 64, 200) for _ in range(20)]
+    rows += [[tokenizer.eos_token_id], tuple(tokenizer("é , 日本\n  x")["input_ids"])[:-1], (tokenizer.pad_token_id, 5)]
+    assert codec.decode_all(rows) == [codec.decode(row) for row in rows]
+    assert codec.decode_all([]) == []
+
+
+def test_a_class_that_decodes_in_its_own_way_is_left_to_it():
+    plain = chat_tokenizer()
+    loud = LoudTokenizer(tokenizer_object=plain.backend_tokenizer, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
+    codec = ChatCodec(loud)
+    assert not decodes_in_rust(loud)
+    rows = [ids_of(plain, "abc"), ids_of(plain, "1+x", "<eos>")]
+    assert codec.decode_all(rows) == [codec.decode(row) for row in rows] == ["ABC", "1+X"]
 
 
 def test_a_demonstration_begins_where_the_prompt_ends_and_stops():

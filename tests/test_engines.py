@@ -13,7 +13,7 @@ from scipy import stats
 from transformers import AutoModelForCausalLM
 
 from cohort.errors import EngineError
-from cohort.rollout import build_engine, stop_ids
+from cohort.rollout import build_engine, decoding, stop_ids
 from cohort.rollout import local_engine as local_engine_module
 from cohort.rollout.hf_engine import HFEngine
 from cohort.rollout.local_engine import LocalEngine
@@ -181,7 +181,7 @@ def test_small_prefills_change_nothing(monkeypatch):
     model, prompts = make_model(), make_prompts(12)
     wanted = sampling(group_size=3)
     whole = LocalEngine(model, text_of, 4).generate(prompts, wanted, TRAIN)
-    monkeypatch.setitem(local_engine_module.PREFILL_TOKENS, "cpu", 20)
+    monkeypatch.setitem(decoding.PREFILL_TOKENS, "cpu", 20)
     pieces = LocalEngine(model, text_of, 4).generate(prompts, wanted, TRAIN)
     assert [[c.token_ids for c in group] for group in pieces] == [[c.token_ids for c in group] for group in whole]
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import conftest
 from cohort.algorithms.aggregation import AGGREGATIONS
 from cohort.algorithms.contradictions import contradiction
 from cohort.algorithms.losses import REGIONS
@@ -142,6 +143,46 @@ def test_the_micro_batch_size_cannot_change_the_gradient_of_any_algorithm(name, 
 def test_the_micro_batch_size_cannot_change_the_gradient_of_any_composition(choices):
     """Every region with every aggregation it allows, every estimator in the loss, every engine weight."""
     check_that_cutting_changes_nothing(AlgorithmConfig(**choices), "masked sample", {False: (29,)})
+
+
+def with_common_prompts(policy: Policy, examples: list[Example]) -> list[Example]:
+    """The prompt of a group's first example for all of the group; recorded log-probs stay as far from the policy's as before."""
+    firsts: dict[int, tuple[int, ...]] = {}
+    changed = [replace(example, prompt_ids=firsts.setdefault(example.group, example.prompt_ids)) for example in examples]
+    scores = zip(policy.score_examples(examples, 10_000), policy.score_examples(changed, 10_000), strict=True)
+    moved = []
+    for example, (before_T, after_T) in zip(changed, scores, strict=True):
+        recorded = {name: getattr(example, name) for name in ("old_logprobs_T", "ref_logprobs_T", "sampling_logprobs_T")}
+        shifted = {name: values_T + (after_T - before_T) for name, values_T in recorded.items() if values_T is not None}
+        moved.append(replace(example, **shifted))
+    return moved
+
+
+@pytest.mark.parametrize("masking", ["plain", "masked sample"])
+@pytest.mark.parametrize("name", PRESET_NAMES)
+def test_sharing_prompts_cannot_change_the_gradient_of_any_algorithm(name, masking, monkeypatch):
+    """Each group's prompt once instead of four times (twice for a pair), at budgets that keep groups whole and cut them."""
+    algorithm = AlgorithmConfig(name=name)
+    policy, examples = case(masking, algorithm, equal_lengths=False)
+    examples = with_common_prompts(policy, examples)
+    whole_loss, whole = library_loss_and_gradients(policy, examples, algorithm)
+    tokens = []
+
+    def sharing(*args: Any, **options: Any) -> Any:
+        packed = pack(*args, share_prompts=True, **options)
+        tokens.append(sum(micro.layout.num_tokens for micro in packed.micro_batches))
+        return packed
+
+    monkeypatch.setattr(conftest, "pack", sharing)
+    for budget in (1, 13, 29, 10_000):
+        loss, gradient = library_loss_and_gradients(policy, examples, algorithm, micro_batch_tokens=budget)
+        assert loss == pytest.approx(whole_loss, abs=1e-12)
+        assert relative_difference(gradient, whole) < 1e-12
+    rows = [example for example in examples if example.trained_tokens]
+    prompts = {(example.group, example.prompt_ids) for example in rows}
+    assert tokens[-1] == sum(len(example.completion_ids) for example in rows) + sum(len(prompt) for _, prompt in prompts)
+    assert tokens[-1] < 0.8 * sum(example.num_tokens for example in rows)
+    assert whole.abs().max() > 1e-4
 
 
 def test_the_budgets_really_give_the_splits():

@@ -99,3 +99,89 @@ def test_logits_are_float32_at_least():
         parts = head.SplitModel(torch.nn.Identity(), projection, 0.0, 1.0)
         with torch.backends.mkldnn.flags(enabled=False):
             assert parts.logits(torch.randn(2, 4).to(dtype)).dtype == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [("Llama", {}), ("Gemma2", {"final_logit_softcapping": 5.0, "head_dim": 8}), ("Cohere", {"logit_scale": 0.0625})],
+)
+def test_a_plain_head_as_tensors_scores_as_the_module_does(family, more):
+    """Values bit by bit, gradients of hidden states and weight to rounding."""
+    parts = head.split(build(family, **more))
+    assert parts.why_not_linear is None
+    assert parts.linear.weight_VH is parts.projection.weight
+    assert parts.linear.bias_V is None
+    assert (parts.linear.scale, parts.linear.softcap) == (parts.scale, parts.softcap)
+    hidden_MH = torch.randn(9, 16, generator=torch.Generator().manual_seed(1)).mul_(40).requires_grad_()
+    token_ids_M = torch.arange(9) * 3
+    results = []
+    for _ in range(2):
+        ours = parts.token_logprobs(hidden_MH, token_ids_M, temperature=0.7, entropy_gradient=True)
+        loss = ours[0].sum() + (ours[1] * torch.linspace(-1, 1, 9)).sum()
+        results.append((*ours, *torch.autograd.grad(loss, [hidden_MH, parts.projection.weight])))
+        parts.projection.register_forward_hook(lambda module, inputs, output: None)  # now it must be called as a module
+    assert parts.linear is None
+    (logprobs, entropy, *ours), (module_logprobs, module_entropy, *theirs) = results
+    assert torch.equal(logprobs, module_logprobs)
+    assert torch.equal(entropy, module_entropy)
+    for found, expected in zip(ours, theirs, strict=True):
+        assert expected.abs().max() > 1e-3
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+class Shifted(torch.nn.Linear):
+    def forward(self, rows):
+        return super().forward(rows) + torch.arange(self.out_features)
+
+
+def with_hook(projection):
+    projection.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+    return projection
+
+
+def with_forward(projection):
+    projection.forward = lambda rows: torch.nn.functional.linear(rows, projection.weight) * 2
+    return projection
+
+
+@pytest.mark.parametrize(
+    ("projection", "reason", "differs"),
+    [
+        (Shifted(4, 6, bias=False), "Shifted, not a plain nn.Linear", True),
+        (with_hook(torch.nn.Linear(4, 6)), "hooks are registered", True),
+        (with_forward(torch.nn.Linear(4, 6, bias=False)), "forward of its output projection is replaced", True),
+        (torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 6)), "ParametrizedLinear, not a plain", False),
+    ],
+)
+def test_a_head_that_is_more_than_a_matrix_is_called_and_named(projection, reason, differs):
+    """Scored through the module, gradients included: its weight alone may give other numbers, or have other parameters."""
+    parts = head.SplitModel(torch.nn.Identity(), projection, 0.0, 1.0)
+    assert reason in parts.why_not_linear
+    hidden_MH = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    token_ids_M = torch.tensor([0, 5, 2, 2, 1])
+    expected_MV = torch.log_softmax(projection(hidden_MH), -1)
+    expected_M = expected_MV[torch.arange(5), token_ids_M]
+    logprobs_M, entropy_M = parts.token_logprobs(hidden_MH, token_ids_M, temperature=1.0)
+    assert (logprobs_M - expected_M).abs().max() < 1e-6
+    assert (entropy_M + (expected_MV.exp() * expected_MV).sum(-1)).abs().max() < 1e-6
+    wanted = [hidden_MH, *projection.parameters()]
+    for found, expected in zip(*(torch.autograd.grad(t.sum(), wanted) for t in (logprobs_M, expected_M)), strict=True):
+        assert (found - expected).abs().max() < 1e-5
+    weight_alone = torch.log_softmax(torch.nn.functional.linear(hidden_MH, projection.weight, projection.bias), -1)
+    assert ((weight_alone - expected_MV).abs().max() > 1e-2) == differs
+
+
+def test_the_proof_takes_the_path_of_training_and_sampling(monkeypatch):
+    """A head whose tensors give other logits than its module is refused, also where the module itself would pass."""
+    model = build("Llama")
+    seen = []
+    original = head.SplitModel.logits
+
+    def logits(self, hidden):
+        seen.append(self.why_not_linear)
+        return original(self, hidden) * (1.0 if len(seen) == 1 else 1.01)
+
+    monkeypatch.setattr(head.SplitModel, "logits", logits)
+    with pytest.raises(ModelError, match="LlamaForCausalLM"):
+        head.split(model)
+    assert seen == [None, None]

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,8 +22,10 @@ from cohort.algorithms.kl import KL_ESTIMATORS, corrected, k1, k2, k3
 from cohort.algorithms.losses import ratio
 from cohort.batching import MicroBatch
 from cohort.config import AlgorithmConfig
+from cohort.layout import lay_out
 from cohort.objective import token_loss
 from cohort.policy import TokenScores
+from cohort.selection import Selection
 
 NAMES = sorted(KL_ESTIMATORS)
 
@@ -289,9 +292,10 @@ def every_outcome(case: Vocabulary, advantages_V: Tensor, *, stale: bool) -> tup
     log_policy_V = case.log_policy_V
     count = len(log_policy_V)
     micro = MicroBatch(
-        token_ids_BT=torch.arange(count)[:, None].repeat(1, 2),
+        layout=lay_out([((0,), (outcome,)) for outcome in range(count)]),
+        before=Selection.of(2 * np.arange(count), 2 * count),
+        token_ids_M=torch.arange(count),
         row_M=torch.arange(count),
-        position_M=torch.ones(count, dtype=torch.long),
         loss_weights_M=case.log_old_V.exp(),
         advantages_M=advantages_V,
         sampling_logprobs_M=case.log_old_V,

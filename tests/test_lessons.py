@@ -1,7 +1,7 @@
 """What broke for users of other tools, and the test that keeps each from happening here.
 
 Every lesson was silent where it was met: exit code 0, finite loss, plausible curves. LESSONS maps each to its tests;
-those that no other file holds are below. NOT_BUILT_YET names the lessons of features that do not exist here yet.
+those that no other file holds are below.
 """
 
 from __future__ import annotations
@@ -109,6 +109,14 @@ LESSONS: dict[str, list[str]] = {
     "the reference is the model the run started from, also after a resume": [
         "test_kill_resume.py::test_a_killed_run_ends_with_the_same_bits",
         "test_family_resume.py::test_a_stopped_run_ends_with_the_same_bits",
+    ],
+    "LoRA: the reference is the adapter the run started from, not the base below it": [
+        "test_lora.py::test_the_reference_is_the_adapter_the_run_started_from_and_not_the_base_below_it",
+        "test_lora.py::test_a_stopped_run_ends_with_the_same_bits",
+    ],
+    "LoRA: rollouts see the adapter, and the base is never trained": [
+        "test_lora.py::test_engine_trainer_and_reference_agree_and_rollouts_see_the_adapter",
+        "test_lora.py::test_a_run_moves_the_adapter_and_never_the_base_and_its_checkpoints_are_small",
     ],
     # Groups
     "group by id, never by text; filter whole groups": [
@@ -218,10 +226,6 @@ LESSONS: dict[str, list[str]] = {
         "test_lessons.py::test_attention_refuses_masks_and_arguments_it_does_not_honour",
         "test_engines.py::test_what_is_not_exact_is_refused_by_name_and_auto_falls_back",
     ],
-}
-
-NOT_BUILT_YET = {
-    "LoRA: the reference below an SFT adapter": "there are no adapters",
 }
 
 

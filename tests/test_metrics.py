@@ -30,8 +30,12 @@ reward_model/held_back_loss reward_model/pairs reward_model/held_back_pairs rewa
 reward_model/tokens reward_model/seconds reward_model/replayed
 eval/<set>/pass@<k> eval/<set>/maj@<k> eval/<set>/mean@<k> eval/<set>/greedy eval/<set>/reward eval/<set>/truncated
 eval/<set>/length_mean eval/<set>/unscored
-time/rollout time/reward time/prepare time/update time/checkpoint time/evaluate time/step
-perf/rollout_tokens_per_second perf/train_tokens_per_second perf/tokens_per_second perf/peak_memory_gib
+time/rollout time/reward time/prepare time/old time/reference time/critic time/pack time/update time/optimizer time/observe
+time/evaluate time/checkpoint time/step
+perf/slowest_stage_share perf/host_share perf/rollout_tokens_per_second perf/engine_occupancy perf/engine_slots
+perf/engine_decode_steps perf/engine_looks perf/engine_prefills perf/engine_graphs perf/engine_<figure> perf/train_tokens_per_second
+perf/executed_tokens_per_second perf/update_mfu perf/padding_share perf/shared_share perf/skipped_share
+perf/tokens_per_second perf/peak_memory_gib
 """.split()  # noqa: SIM905
 
 
@@ -62,6 +66,8 @@ def test_every_row_is_filled_in():
         ("reward/math_answer/digits", "reward/<part>/<logged>"),
         ("eval/held_out/pass@1", "eval/<set>/pass@<k>"),
         ("eval/gsm8k.test/maj@16", "eval/<set>/maj@<k>"),
+        ("perf/engine_occupancy", "perf/engine_occupancy"),
+        ("perf/engine_refills", "perf/engine_<figure>"),
     ],
 )
 def test_describe_finds_concrete_names(name, row):

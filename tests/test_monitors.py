@@ -216,6 +216,25 @@ def test_the_end_shows_before_and_after_and_the_report(tmp_path):
     assert f"cohort resume {tmp_path}" in out.getvalue().replace("\n", "")
 
 
+def test_the_end_says_where_the_time_went(tmp_path):
+    monitor, out, _ = make_console(tmp_path)
+    monitor.on_metrics(row(1, **{"time/rollout": 60.0, "time/step": 60.0}))  # the first step warms up
+    for step in range(2, 6):
+        seconds = {
+            "rollout": 1.0,
+            "reward": 0.5,
+            "prepare": 0.02,
+            "pack": 0.02,
+            "update": 0.4,
+            "optimizer": 0.05,
+            "observe": 0.01,
+        }
+        monitor.on_metrics(row(step, **{f"time/{stage}": value for stage, value in seconds.items()} | {"time/step": 2.0}))
+    monitor.on_finish(SUMMARY)
+    line = "time     of training steps: rollout 50 % · reward 25 % · update 20 % · optimizer 2.5 % · prepare 1.0 % · the rest 1.5 %"
+    assert line in out.getvalue().splitlines()
+
+
 def test_terminal_has_a_live_line_and_is_given_back(tmp_path):
     monitor, out, _ = make_console(tmp_path, terminal=True)
     monitor.on_stage("training", total=3)

@@ -216,3 +216,50 @@ def test_state_round_trip_continues_bitwise(dtype):
         assert left.keys() == right.keys()
         assert all(torch.equal(left[name], right[name]) for name in left)
     assert all(torch.equal(left, right) for left, right in zip(weights_of(other), weights_of(model), strict=True))
+
+
+def test_masters_take_over_the_loaded_weights():
+    """The float32 tensor that was loaded becomes the master, without a copy; the parameter gets a rounded one of its own."""
+    model = small_model()
+    loaded = {name: (parameter.data_ptr(), parameter.detach().clone()) for name, parameter in model.named_parameters()}
+    weights = MasterWeights(model, torch.bfloat16)
+    for name, master in weights.masters.items():
+        assert master.data_ptr() == loaded[name][0]
+        assert torch.equal(master, loaded[name][1])
+        assert torch.equal(weights.parameters[name], loaded[name][1].to(torch.bfloat16))
+    master = weights.masters["0.weight"]
+    master.add_(1.0)
+    assert torch.equal(weights.parameters["0.weight"], loaded["0.weight"][1].to(torch.bfloat16))
+    weights.copy_back()
+    assert torch.equal(weights.parameters["0.weight"], master.to(torch.bfloat16))
+
+
+def test_change_since_sees_the_largest_change_of_any_tensor():
+    model = small_model()
+    weights = MasterWeights(model, torch.float32)
+    probe = weights.probe()
+    assert weights.change_since(probe) == 0.0
+    with torch.no_grad():
+        model[0].bias[3] += 0.25
+        model[2].weight[1, 1] -= 0.5
+    assert weights.change_since(probe) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_an_update_reads_one_number_back(monkeypatch):
+    """On a GPU each of these waits for the device."""
+    model = small_model()
+    optimizer = make(model, max_grad_norm=1e-3)
+    set_gradients(model, 0)
+    optimizer.clip_and_step()
+    reads = []
+    for name in ("__float__", "__bool__", "item", "tolist", "__int__"):
+        original = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor,
+            name,
+            lambda tensor, *args, original=original, name=name: (reads.append(name), original(tensor, *args))[1],
+        )
+    set_gradients(model, 1)
+    reads.clear()
+    assert optimizer.clip_and_step().clipped
+    assert reads == ["__float__"]

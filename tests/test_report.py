@@ -11,7 +11,9 @@ import pytest
 from cohort.errors import RunError
 from cohort.recipe_file import build_recipe, dump_recipe
 from cohort.report import write_report
-from cohort.report.charts import Chart, Series, figure, smoothed, stack, thin, ticks
+from cohort.report.charts import COLOURS, Chart, Series, figure, smoothed, stack, thin, ticks
+from cohort.report.data import load_run
+from cohort.report.page import stage_series, timing
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -156,6 +158,42 @@ def test_all_plots_are_there(source):
         "Completion length", "Cut completions", "Step time by stage", "Throughput", "Gradient norm", "Learning rate",
     ]  # fmt: skip
     assert "nan" not in re.sub(r"<style>.*?</style>", "", source).lower().replace("finance", "")
+
+
+def timed_run(folder, stages):
+    """A run of 11 steps: the first is slow, every fifth also saves."""
+    rows = []
+    for step in range(1, 12):
+        seconds = dict(stages) | ({"checkpoint": 1.0} if step % 5 == 0 else {})
+        row = {"step": step} | {f"time/{stage}": 50 * value if step == 1 else value for stage, value in seconds.items()}
+        rows.append(row | {"time/step": sum(row[f"time/{stage}"] for stage in seconds), "perf/update_mfu": 0.41})
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_run(folder)
+
+
+def test_the_table_of_stages_gives_medians_and_shares(tmp_path):
+    """10 steps of 2 s and 2 saves of 1 s, the first step left out: 22 s, of which rollout has 10."""
+    run = timed_run(tmp_path / "run", {"rollout": 1.0, "reward": 0.25, "update": 0.7, "optimizer": 0.05})
+    words = Page(timing(run)).text
+    assert "45.5 % of the time of 10 steps went into sampling completions." in words
+    for line in ("rollout 1.00 s 45.5 %", "reward 250 ms 11.4 %", "update 700 ms 31.8 %", "optimizer 50 ms 2.3 %"):
+        assert line in words
+    assert "checkpoint 1.00 s 9.1 %" in words
+    assert "(in 2 of 10 steps)" in words
+    assert "the first step left out" in words
+    assert "MFU 41.0 %" in words
+
+
+def test_the_chart_of_stages_adds_up_to_the_step(tmp_path):
+    """More stages than colours: the smallest go into one layer, and the highest layer is the time of the step."""
+    names = ("rollout", "reward", "prepare", "old", "reference", "pack", "update", "optimizer", "observe")
+    run = timed_run(tmp_path / "run", {name: 0.1 * (place + 1) for place, name in enumerate(names)})
+    series = stage_series(run)
+    assert len(series) == COLOURS
+    assert series[-1].label == "others"
+    assert [one.label for one in series[:-1]] == ["prepare", "old", "reference", "pack", "update", "optimizer", "observe"]
+    assert [value for _, value in stack(series)[-1]] == pytest.approx([value for _, value in run.series("time/step")])
 
 
 def test_model_output_is_text_and_never_markup(source):

@@ -77,8 +77,8 @@ def sabotage_stale(monkeypatch: Any) -> None:
 
     original = build.build_engine
 
-    def with_copy(name: Any, model: Any, decode: Any, slots: int = 0) -> Any:
-        return original(name, copy.deepcopy(model), decode, slots)
+    def with_copy(name: Any, model: Any, decode: Any, slots: int = 0, **options: Any) -> Any:
+        return original(name, copy.deepcopy(model), decode, slots, **options)
 
     monkeypatch.setattr(build, "build_engine", with_copy)
 

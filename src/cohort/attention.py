@@ -20,11 +20,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface
 
 from cohort.errors import EngineError
 
 CAUSAL_ATTENTION = "cohort_causal"
+"""Name of the trainer's attention among those of transformers; packed_attention.py registers it."""
 
 REFUSED_ARGUMENTS = {
     "s_aux": "attention sinks (s_aux)",
@@ -115,26 +115,6 @@ def visible(query_at: Tensor, key_at: Tensor, window: int | None) -> Tensor:
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
-
-
-def trainer_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    is_causal: bool | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    scale = check_plain_causal(module, query, attention_mask, dropout, scaling, is_causal, kwargs)
-    return causal_attention(query, key, value, scale, sliding_window, softcap or 0.0), None
-
-
-AttentionInterface.register(CAUSAL_ATTENTION, trainer_attention)
 
 
 @contextmanager

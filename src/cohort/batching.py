@@ -1,27 +1,35 @@
-"""pack(): the only place that pads, shifts, masks and normalises.
+"""pack(): the only place that shifts, masks and normalises.
 
 A batch is what one step collected. Each pass over it is cut into minibatches (one optimizer step each), each minibatch
-into micro-batches (one forward-backward each) under a budget of padded tokens. Weights are fixed over the minibatch
-before anything runs, so micro-batches only bound memory.
+into micro-batches (one forward-backward each) under a budget of tokens. Weights are fixed over the minibatch before
+anything runs, so micro-batches only bound memory.
 
-Rows are right-padded: under a causal mask padding after the end is never seen, so no attention mask is needed at all.
+Rows are laid flat, one after the other, and never padded; a group's prompt stands once where that saves enough (layout.py).
+Everything up to the tensors is numpy: a step on a fast GPU takes two seconds, and thousands of small tensor operations on the
+host would be felt.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cohort.algorithms.aggregation import AGGREGATIONS
 from cohort.errors import InvariantError
+from cohort.layout import Layout, lay_out
+from cohort.selection import Selection, ranges
 from cohort.types import Rollout
+
+SHARING_PAYS = 0.05
+"""Share of the tokens that prompts standing once must save: attention over them is a second call, and its merge is not free."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +59,23 @@ class Example:
 
     @property
     def trained_tokens(self) -> int:
-        return int(self.loss_mask_T.sum())
+        return int(np.count_nonzero(self.loss_mask_T.numpy()))
 
     @property
     def has_gradient(self) -> bool:
         """Whether the policy term can push on any of its tokens."""
-        return bool((self.advantages_T[self.loss_mask_T] != 0).any())
+        return bool(self.advantages_T.numpy()[self.loss_mask_T.numpy()].any())
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward-backward. B rows, T positions, M trained tokens laid flat in row order."""
+    """One forward-backward. B rows, each a prompt and a completion; M trained tokens in row order."""
 
-    token_ids_BT: Tensor
+    layout: Layout
+    before: Selection
+    """Of the layout's tokens: those whose hidden states predict the trained ones, one earlier in the same row."""
+    token_ids_M: Tensor
     row_M: Tensor
-    position_M: Tensor
-    """Position of each trained token in its row; the hidden state one before predicts it."""
     loss_weights_M: Tensor
     advantages_M: Tensor
     sampling_logprobs_M: Tensor
@@ -80,11 +89,16 @@ class MicroBatch:
     """Place of each row in the list that was packed."""
 
     @property
-    def token_ids_M(self) -> Tensor:
-        return self.token_ids_BT[self.row_M, self.position_M]
+    def before_M(self) -> Tensor:
+        return self.before.index_N
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.examples)
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        kinds = (Tensor, Layout, Selection)
+        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, kinds)}
         return replace(self, **moved)
 
 
@@ -96,6 +110,13 @@ class Minibatch:
     completions: int
     """Completions counted in the denominators, forwarded or not."""
     trained_tokens: int
+    forwarded_tokens: int
+    """Prompt and completion of every row that is forwarded, each counted whole."""
+
+    @property
+    def executed_tokens(self) -> int:
+        """Tokens that go through the model: a shared prompt counts once."""
+        return sum(micro.layout.num_tokens for micro in self.micro_batches)
 
 
 def make_examples(
@@ -110,7 +131,9 @@ def make_examples(
         if rollout.outcome.reward is None or rollout.group in left_out:
             continue
         completion = rollout.completion
-        mask_T = torch.tensor(completion.mask, dtype=torch.bool)
+        mask_T = torch.ones(len(completion.token_ids), dtype=torch.bool)
+        if completion.sampled_mask is not None:
+            mask_T = torch.tensor(completion.mask, dtype=torch.bool)
         if mask_truncated and completion.end == "length":
             mask_T = torch.zeros_like(mask_T)
         examples.append(
@@ -121,7 +144,7 @@ def make_examples(
                 completion_ids=completion.token_ids,
                 loss_mask_T=mask_T,
                 advantages_T=torch.zeros(len(completion.token_ids), dtype=torch.float32),
-                sampling_logprobs_T=torch.tensor(completion.sampling_logprobs, dtype=torch.float32),
+                sampling_logprobs_T=torch.from_numpy(np.array(completion.sampling_logprobs, dtype=np.float32)),
             )
         )
     return examples
@@ -135,11 +158,13 @@ def pack(
     micro_batch_tokens: int,
     skip_zero_advantage: bool,
     keep_groups: bool = False,
-    pad_id: int = 0,
+    share_prompts: bool = False,
 ) -> Minibatch:
     """One minibatch: weights over all examples, then micro-batches of those that are forwarded.
 
     keep_groups puts all rows of a group into one micro-batch, for losses that compare rows.
+
+    share_prompts says that the model can read a prompt once for all completions of its group; done where it pays.
 
     skip_zero_advantage leaves out the forward of examples that nothing pushes on. They stay in the denominators, so the
     gradient is the same; it may only be set when no KL or entropy term acts on them.
@@ -151,13 +176,14 @@ def pack(
         for index, example in enumerate(examples)
         if lengths_N[index] and (example.has_gradient or not skip_zero_advantage)
     ]
-    num_tokens = [example.num_tokens for example in examples]
-    unit_of = (lambda index: examples[index].group) if keep_groups else None
-    micro_batches = [
-        _micro_batch([(index, examples[index]) for index in rows], weights_N, pad_id)
-        for rows in token_budget_rows(forwarded, num_tokens, micro_batch_tokens, unit_of)
-    ]
-    return Minibatch(micro_batches, completions=sum(length > 0 for length in lengths_N), trained_tokens=sum(lengths_N))
+    shared, batches = cut(examples, forwarded, micro_batch_tokens, keep_groups, share_prompts)
+    micro_batches = [_micro_batch(examples, rows, weights_N, shared) for rows in batches]
+    return Minibatch(
+        micro_batches,
+        completions=sum(length > 0 for length in lengths_N),
+        trained_tokens=sum(lengths_N),
+        forwarded_tokens=sum(examples[index].num_tokens for index in forwarded),
+    )
 
 
 def minibatch_members(groups_N: Sequence[int], minibatches: int, passes: int, seed: int, step: int) -> list[list[int]]:
@@ -175,60 +201,130 @@ def minibatch_members(groups_N: Sequence[int], minibatches: int, passes: int, se
     return plan
 
 
+@dataclass(frozen=True)
+class Unit:
+    """Rows that stay together in a micro-batch."""
+
+    rows: tuple[int, ...]
+    tokens: int
+    longest: int
+
+
+def cut(
+    examples: Sequence[Example], rows: Sequence[int], budget: int, keep_groups: bool, share_prompts: bool
+) -> tuple[bool, list[list[int]]]:
+    """(whether prompts are shared, the rows of each micro-batch)."""
+    num_tokens = {row: examples[row].num_tokens for row in rows}
+    if share_prompts:
+        units = sharing_units(examples, rows, budget, keep_groups)
+        if sum(unit.tokens for unit in units) <= (1.0 - SHARING_PAYS) * sum(num_tokens.values()):
+            return True, fill(units, budget)
+    return False, token_budget_rows(rows, num_tokens, budget, (lambda row: examples[row].group) if keep_groups else None)
+
+
 def token_budget_rows(
-    rows: Sequence[int], num_tokens: Sequence[int], budget: int, unit_of: Callable[[int], int] | None = None
+    rows: Sequence[int],
+    num_tokens: Sequence[int] | Mapping[int, int],
+    budget: int,
+    unit_of: Callable[[int], int] | None = None,
 ) -> list[list[int]]:
-    """Cut rows, longest first, into lists whose padded size (rows x longest) stays within the budget; one unit always fits.
+    """Cut rows, longest first, into lists whose tokens stay within the budget; one unit always fits.
 
     A unit is one row, or with `unit_of` all rows that share its value.
     """
-    units: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for row in rows:
-        units.setdefault(unit_of(row) if unit_of else row, []).append(row)
-    longest = {unit: max(num_tokens[row] for row in members) for unit, members in units.items()}
+        members.setdefault(unit_of(row) if unit_of else row, []).append(row)
+    units = []
+    for _, unit_rows in sorted(members.items()):
+        lengths = [num_tokens[row] for row in unit_rows]
+        units.append(Unit(tuple(unit_rows), sum(lengths), max(lengths)))
+    return fill(units, budget)
+
+
+def sharing_units(examples: Sequence[Example], rows: Sequence[int], budget: int, keep_groups: bool) -> list[Unit]:
+    """Rows of one prompt, cut where they exceed the budget; with `keep_groups` all rows of a group, prompt by prompt."""
+    by_prompt: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for row in rows:
+        by_prompt.setdefault((examples[row].group, examples[row].prompt_ids), []).append(row)
+    units: list[Unit] = []
+    of_group: dict[int, list[Unit]] = {}
+    for (group, prompt_ids), members in by_prompt.items():
+        parts: list[list[int]] = []
+        tokens = 0
+        for row in members:
+            length = len(examples[row].completion_ids)
+            if not parts or (tokens + length > budget and not keep_groups):
+                parts.append([])
+                tokens = len(prompt_ids)
+            parts[-1].append(row)
+            tokens += length
+        for part in parts:
+            lengths = [len(examples[row].completion_ids) for row in part]
+            units.append(Unit(tuple(part), len(prompt_ids) + sum(lengths), len(prompt_ids) + max(lengths)))
+            of_group.setdefault(group, []).append(units[-1])
+    return units if not keep_groups else [joined(together) for _, together in sorted(of_group.items())]
+
+
+def joined(units: Sequence[Unit]) -> Unit:
+    rows = tuple(row for unit in units for row in unit.rows)
+    return Unit(rows, sum(unit.tokens for unit in units), max(unit.longest for unit in units))
+
+
+def fill(units: Sequence[Unit], budget: int) -> list[list[int]]:
+    """Whole units, longest first, into lists within the budget: rows of like lengths stand together. One unit always fits."""
     batches: list[list[int]] = []
-    width = 0
-    for unit in sorted(units, key=lambda unit: (-longest[unit], unit)):
-        if not batches or width * (len(batches[-1]) + len(units[unit])) > budget:
+    tokens = 0
+    for unit in sorted(units, key=lambda unit: -unit.longest):
+        if not batches or tokens + unit.tokens > budget:
             batches.append([])
-            width = longest[unit]
-        batches[-1] += units[unit]
+            tokens = 0
+        batches[-1] += unit.rows
+        tokens += unit.tokens
     return batches
 
 
-def _micro_batch(rows: Sequence[tuple[int, Example]], weights_N: Sequence[float], pad_id: int) -> MicroBatch:
-    examples = [example for _, example in rows]
-    width = max(example.num_tokens for example in examples)
-    token_ids_BT = torch.full((len(examples), width), pad_id, dtype=torch.long)
-    row_M, position_M = [], []
-    for row, example in enumerate(examples):
-        token_ids_BT[row, : example.num_tokens] = torch.tensor(example.prompt_ids + example.completion_ids)
-        positions = example.loss_mask_T.nonzero().squeeze(1) + len(example.prompt_ids)
-        position_M.append(positions)
-        row_M.append(torch.full_like(positions, row))
+def _micro_batch(
+    examples: Sequence[Example], rows: Sequence[int], weights_N: Sequence[float], share_prompts: bool
+) -> MicroBatch:
+    chosen = [examples[row] for row in rows]
+    if not all(example.prompt_ids for example in chosen):
+        raise InvariantError("a prompt without tokens: nothing predicts the first token of its completion.")
+    layout = lay_out(
+        [(example.prompt_ids, example.completion_ids) for example in chosen],
+        [(example.group, example.prompt_ids) for example in chosen] if share_prompts else None,
+    )
+    length_B = np.array([len(example.completion_ids) for example in chosen])
+    mask_C = np.concatenate([example.loss_mask_T.numpy() for example in chosen])  # C: all tokens of all completions
+    row_C = np.repeat(np.arange(len(chosen)), length_B)
+    here_C = ranges(layout.rows.completion_start_B, length_B)
+    before_C = here_C - 1  # the only shift in the project
+    before_C[np.cumsum(length_B) - length_B] = layout.rows.before_completion_B
+    trained_M = np.flatnonzero(mask_C)
 
-    def flat(vectors: Sequence[Tensor | None]) -> Tensor | None:
-        chosen = [vector[example.loss_mask_T] for vector, example in zip(vectors, examples, strict=True) if vector is not None]
-        if chosen and len(chosen) < len(examples):
+    def flat(name: str) -> Tensor | None:
+        vectors = [getattr(example, name) for example in chosen]
+        present = [vector.numpy() for vector in vectors if vector is not None]
+        if present and len(present) < len(vectors):
             raise InvariantError("a minibatch mixes examples with and without old log-probs, reference log-probs or values")
-        return torch.cat(chosen) if chosen else None
+        return torch.from_numpy(np.concatenate(present)[trained_M]) if present else None
 
-    advantages_M = flat([example.advantages_T for example in examples])
-    sampling_logprobs_M = flat([example.sampling_logprobs_T for example in examples])
+    advantages_M, sampling_logprobs_M = flat("advantages_T"), flat("sampling_logprobs_T")
     assert advantages_M is not None
     assert sampling_logprobs_M is not None
-    weights_M = [torch.full((example.trained_tokens,), weights_N[index], dtype=torch.float64) for index, example in rows]
+    row_M = row_C[trained_M]
     return MicroBatch(
-        token_ids_BT=token_ids_BT,
-        row_M=torch.cat(row_M),
-        position_M=torch.cat(position_M),
-        loss_weights_M=torch.cat(weights_M),
+        layout=layout,
+        before=Selection.of(before_C[trained_M], layout.num_tokens),
+        token_ids_M=layout.token_ids_T[torch.from_numpy(here_C[trained_M])],
+        row_M=torch.from_numpy(row_M),
+        loss_weights_M=torch.from_numpy(np.array([weights_N[row] for row in rows], dtype=np.float64)[row_M]),
         advantages_M=advantages_M,
         sampling_logprobs_M=sampling_logprobs_M,
-        old_logprobs_M=flat([example.old_logprobs_T for example in examples]),
-        ref_logprobs_M=flat([example.ref_logprobs_T for example in examples]),
-        old_values_M=flat([example.old_values_T for example in examples]),
-        returns_M=flat([example.returns_T for example in examples]),
-        group_B=torch.tensor([example.group for example in examples]),
-        examples=tuple(index for index, _ in rows),
+        old_logprobs_M=flat("old_logprobs_T"),
+        ref_logprobs_M=flat("ref_logprobs_T"),
+        old_values_M=flat("old_values_T"),
+        returns_M=flat("returns_T"),
+        group_B=torch.tensor([example.group for example in chosen]),
+        examples=tuple(rows),
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from cohort import lora
 from cohort.algorithms.presets import SAMPLED
 from cohort.cold_start import Demonstration, make_demonstrations
 from cohort.config import PromptsConfig, Recipe
@@ -17,7 +18,7 @@ from cohort.errors import ModelError, PromptError
 from cohort.materials import PYTHON_ROWS, Materials
 from cohort.pairs import CHOSEN, REJECTED, make_pairs
 from cohort.parts import Parts
-from cohort.policy import Policy, load_model, load_pretrained, pick_device, pick_dtype
+from cohort.policy import Policy, load_adapted, load_model, load_pretrained, pick_device, pick_dtype
 from cohort.prompt_choice import InformativeChoice
 from cohort.prompts import PromptReport, PromptStream, assert_disjoint, make_prompts, split_held_out
 from cohort.rollout import build_engine, stop_ids
@@ -66,13 +67,43 @@ def alphabet_of(data: Data, recipe: Recipe) -> list[str]:
 
 
 def load_policy(recipe: Recipe, data: Data, source: str | Path | None = None) -> Policy:
-    """The starting policy in float32, or the one of another `source`. The caller casts to the compute dtype."""
-    if source is not None:
+    """The starting policy, or the one of another `source`, model or adapter folder. The caller casts to the compute dtype."""
+    adapter: lora.Adapter | None = None
+    if source is None:
+        refuse_idle_adapter(recipe)
+        model, tokenizer = load_model(recipe.model, recipe.seed, alphabet_of(data, recipe))
+        if recipe.model.lora.rank:
+            base = "" if recipe.model.source == "scratch" else recipe.model.source
+            adapter = lora.start_adapter(model, recipe.model.lora, recipe.seed, base, recipe.model.revision)
+    elif lora.is_adapter(source):
+        model, tokenizer, adapter = load_adapted(Path(source), pick_device(recipe.model))
+    else:
         model, tokenizer = load_pretrained(str(source))
         model = model.to(pick_device(recipe.model))
+    return Policy(model, tokenizer, training_temperature(recipe) or 1.0, adapter)
+
+
+def refuse_idle_adapter(recipe: Recipe) -> None:
+    settings = recipe.model.lora
+    given = [name for name in ("adapter", "alpha", "targets") if getattr(settings, name)]
+    if given and not settings.rank:
+        raise ModelError(
+            f"model.lora.{given[0]} is set, but model.lora.rank is 0, which trains all weights without adapters. Set model.lora.rank"
+            + (" to the rank of the adapter (`r` in its adapter_config.json)." if settings.adapter else ", for example to 16.")
+        )
+
+
+def adapter_at_start(recipe: Recipe, policy: Policy, start: Path | None) -> Policy:
+    """The starting policy again, frozen, over the base that the policy holds already: nothing large is loaded."""
+    reference = policy.frozen_copy()
+    folder = start or (Path(recipe.model.lora.adapter) if recipe.model.lora.adapter else None)
+    if folder is None:
+        values = lora.first_values(reference.model, recipe.seed)
     else:
-        model, tokenizer = load_model(recipe.model, recipe.seed, alphabet_of(data, recipe))
-    return Policy(model, tokenizer, training_temperature(recipe) or 1.0)
+        values = lora.read_values(reference.model, folder, "the adapter that the run started from", "")
+    lora.write_values(reference.model, values)
+    reference.weights_changed()
+    return reference
 
 
 def training_temperature(recipe: Recipe) -> float:
@@ -199,7 +230,15 @@ def training_sampling(recipe: Recipe, policy: Policy) -> Sampling:
 
 
 def make_engine(recipe: Recipe, policy: Policy) -> tuple[Engine, str]:
-    return build_engine(recipe.sampling.engine, policy.model, policy.codec.decode, recipe.sampling.slots)
+    return build_engine(
+        recipe.sampling.engine,
+        policy.model,
+        policy.codec.decode,
+        recipe.sampling.slots,
+        kernels=recipe.model.kernels,
+        cuda_graphs=recipe.sampling.cuda_graphs,
+        decode_all=policy.codec.decode_all,
+    )
 
 
 def choose_slots(recipe: Recipe, engine: Engine, prompts: Sequence[Prompt], sampling: Sampling) -> int:

@@ -7,7 +7,7 @@ tests look for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cohort.errors import PromptError
@@ -33,6 +33,14 @@ class ChatCodec:
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of the ids: special tokens left out, spaces exactly as the tokens have them."""
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """`decode` of every row. The Rust tokenizer takes them all in one call, on all cores; others take them one by one."""
+        tokenizer = self.tokenizer
+        if not decodes_in_rust(tokenizer):
+            return [self.decode(row) for row in rows]
+        texts: list[str] = tokenizer.backend_tokenizer.decode_batch([list(row) for row in rows], skip_special_tokens=True)
+        return texts
 
     def encode_demonstration(
         self, content: Content, completion_text: str, stop_id: int
@@ -87,6 +95,18 @@ class ChatCodec:
             return token_ids
         plain = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return token_ids if plain and plain[-1] == eos else token_ids[:-1]
+
+
+def decodes_in_rust(tokenizer: Any) -> bool:
+    """Whether `decode` is the Rust tokenizer's decoding and nothing else: a class with a decoding of its own is left to it."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    return (
+        isinstance(tokenizer, PreTrainedTokenizerFast)
+        and kind.decode is PreTrainedTokenizerFast.decode
+        and kind._decode is PreTrainedTokenizerFast._decode
+    )
 
 
 def end_of_turn_id(tokenizer: Any) -> int | None:

@@ -35,6 +35,20 @@ class ScratchConfig(Section):
     )
 
 
+class LoraConfig(Section):
+    """Low-rank adapters through PEFT: the base stays frozen, and only the adapter is trained and saved."""
+
+    rank: int = Field(0, ge=0, description="Rank of the adapters; 0 trains all weights.")
+    alpha: float = Field(0.0, ge=0, description="The adapter is scaled by alpha / rank; 0 is twice the rank.")
+    targets: list[str] = Field(
+        default_factory=list, description="Names of the modules that get adapters; empty: every linear layer but the head."
+    )
+    adapter: str = Field(
+        "", description='Folder of a PEFT adapter that the run starts from, and its reference for the KL; "" begins with none.'
+    )
+    merge: bool = Field(True, description="The exported model holds merged weights; false exports the adapter alone.")
+
+
 class ModelConfig(Section):
     """Where the policy comes from."""
 
@@ -46,7 +60,13 @@ class ModelConfig(Section):
         "The optimizer always keeps float32 masters.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    kernels: Literal["auto", "fused", "modules"] = Field(
+        "auto",
+        description="fused: own kernels for the Llama and Qwen families, to sample and, on a GPU, to train. modules: the modules of "
+        "transformers. auto: fused where it is proven to give the same numbers, else modules, and says so.",
+    )
     scratch: ScratchConfig = ScratchConfig()
+    lora: LoraConfig = LoraConfig()
 
 
 class PromptsConfig(Section):
@@ -240,6 +260,9 @@ class SamplingConfig(Section):
     max_completion_tokens: int = Field(512, ge=1, description="Completions are cut here.")
     stop: list[str] = Field(default_factory=list, description="Extra single-token stops, beside the model's own.")
     slots: int = Field(0, ge=0, description="Completions decoded side by side; 0 picks from the memory that is free.")
+    cuda_graphs: bool = Field(
+        True, description="Capture decode steps in CUDA graphs: a few seconds at the start, several times the speed after."
+    )
     top_p: float = Field(1.0, gt=0, le=1, description="Must stay 1 in training; see [evaluation] for evaluation.")
     top_k: int = Field(0, ge=0, description="Must stay 0 in training; see [evaluation] for evaluation.")
 
@@ -252,8 +275,14 @@ class TrainConfig(Section):
     group_size: int = Field(8, ge=1, description="Completions sampled per prompt.")
     minibatches_per_step: int = Field(1, ge=1, description="Optimizer steps that one pass over a batch is cut into.")
     passes_per_step: int = Field(1, ge=1, description="Passes over each batch.")
-    micro_batch_tokens: int = Field(
-        16384, ge=1, description="Padded tokens of one forward-backward; never changes the gradient."
+    micro_batch_tokens: int = Field(16384, ge=1, description="Tokens of one forward-backward; never changes the gradient.")
+    activation_checkpointing: bool = Field(
+        False,
+        description="Keep one hidden state per layer and compute the rest again in the backward: less memory, a third more time.",
+    )
+    deterministic: bool = Field(
+        False,
+        description="On a GPU: the same bits in every run of a recipe, resumed or not. Slower: attention adds its gradients in order.",
     )
     max_fault_share: float = Field(0.1, ge=0, le=1, description="Reward faults above this share of a step stop the run.")
 
@@ -269,6 +298,10 @@ class OptimizerConfig(Section):
     beta2: float = Field(0.999, ge=0, lt=1, description="AdamW beta2.")
     epsilon: float = Field(1e-8, gt=0, description="AdamW epsilon.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    state_bits: Literal[32, 8] = Field(
+        32,
+        description="Bits of each of AdamW's two moments; 8 quantises them block by block, for models that do not fit otherwise.",
+    )
     max_grad_norm: float = Field(1.0, ge=0, description="Gradients are clipped to this norm; 0 is no clipping.")
 
 
@@ -445,5 +478,12 @@ def recipe_warnings(recipe: Recipe) -> list[str]:
     check(
         "algorithm.kl_coef", recipe.algorithm.kl_coef, 0.0, 0.04, "more KL than DeepSeekMath used holds the policy at its start"
     )
-    check("optimizer.learning_rate", recipe.optimizer.learning_rate, 1e-7, 1e-5, "full fine-tuning with RL works around 1e-6")
+    if recipe.model.lora.rank:
+        why = (
+            "a rule of thumb: LoRA needs about ten times the rate of full training, 1e-5 to 1e-4 where that takes 1e-6 to 1e-5"
+        )
+        check("optimizer.learning_rate", recipe.optimizer.learning_rate, 1e-5, 1e-3, why)
+    else:
+        why = "full fine-tuning with RL works around 1e-6"
+        check("optimizer.learning_rate", recipe.optimizer.learning_rate, 1e-7, 1e-5, why)
     return warnings

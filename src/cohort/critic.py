@@ -8,7 +8,6 @@ is the plain return: the critic begins as no baseline at all and can only earn i
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +20,8 @@ from cohort.batching import Example, MicroBatch
 from cohort.config import CriticConfig, OptimizerConfig
 from cohort.errors import CheckpointError, InvariantError
 from cohort.optim import MAX_SKIPPED_IN_A_ROW, MasterWeights, Optimizer, StepReport
-from cohort.policy import Policy, score_tokens, states_before
+from cohort.policy import Policy
+from cohort.scoring import ModuleBackbone, can_share_prompts, score_tokens, states_before
 from cohort.steady import steady_rows
 
 WEIGHTS, MOMENTS = "weights/", "moments/"
@@ -61,7 +61,7 @@ class ValueModel(nn.Module):
     def __init__(self, policy: Policy):
         super().__init__()
         # The copy keeps what its modules share, so one switch of its own config object reaches all of its attention.
-        self.backbone = copy.deepcopy(policy.split.backbone).requires_grad_(True)
+        self.backbone = policy.trainable_backbone()
         projection: Any = policy.split.projection
         width = projection.weight.shape[1]
         self.head = nn.Linear(width, 1, bias=False, device=policy.device, dtype=policy.model.dtype)
@@ -86,6 +86,8 @@ class Critic:
         self.model = ValueModel(policy)
         # Where the policy runs on our attention the copy does too: it is the same code with the same shapes.
         self.attention_configs = attention_configs(self.model) if policy.attention_configs else []
+        self.backbone = ModuleBackbone(self.model.backbone, self.attention_configs, policy.checkpointing)
+        self.share_prompts = can_share_prompts(policy.model, self.attention_configs)
         weights = MasterWeights(self.model, compute_dtype)
         own = optimizer.model_copy(update={"learning_rate": config.learning_rate})
         self.optimizer = Optimizer(weights, own, total_updates)
@@ -99,7 +101,11 @@ class Critic:
     def values(self, examples: list[Example], micro_batch_tokens: int) -> list[Tensor]:
         """V before each completion token (0 where the loss mask is False), without gradients, on the CPU."""
         dtype = torch.promote_types(self.model.head.weight.dtype, torch.float32)
-        return score_tokens(examples, lambda micro: self._values_before(micro.to(self.device)), dtype, micro_batch_tokens)
+
+        def values(micro: MicroBatch) -> Tensor:
+            return self._values_before(micro.to(self.device))
+
+        return score_tokens(examples, values, dtype, micro_batch_tokens, share_prompts=self.share_prompts)
 
     def backward(self, micro: MicroBatch) -> None:
         """Add the gradient of the weighted value loss of this micro-batch to the critic's; the policy is not touched."""
@@ -148,7 +154,7 @@ class Critic:
         self.optimizer.load_state(moments, document)
 
     def _values_before(self, micro: MicroBatch) -> Tensor:
-        return self.model.values(states_before(self.model.backbone, self.attention_configs, micro))
+        return self.model.values(states_before(self.backbone, micro))
 
     def _forget_metrics(self) -> None:
         self._losses: list[Tensor] = []

@@ -20,9 +20,7 @@ from cohort.diagnosis_hacking import HACKING_CHECKS
 from cohort.diagnosis_methods import METHOD_CHECKS
 from cohort.estimators import useful_share
 from cohort.history import PATIENCE, WINDOW, Finding, History, Row, percent
-
-STAGES = ("rollout", "reward", "prepare", "update", "checkpoint", "evaluate")
-
+from cohort.perf import StageTime, stage_times
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Signal: rewards and groups
@@ -289,34 +287,41 @@ def weights_still(history: History) -> Finding | None:
 # Cost
 # ---------------------------------------------------------------------------------------------------------------------
 
-STAGE_FIXES = {
-    "rollout": "Completions set the pace: lower sampling.max_completion_tokens if few need it, raise sampling.slots, or use a GPU.",
-    "reward": "See reward/<part>/seconds for the slow one; make it cheaper or lower its timeout_s.",
-    "prepare": "algorithm.kl_coef = 0 saves the reference's forward pass; one minibatch and pass save the old log-probs'.",
-    "update": "Raise train.micro_batch_tokens while memory lasts; the gradient does not change.",
-    "checkpoint": "Raise checkpoints.every_steps.",
-    "evaluate": "Raise evaluation.every_steps, or lower evaluation.every_problems or evaluation.samples.",
-}
-NORMAL_SHARE = {"rollout": 0.9, "update": 0.8}
-"""Sampling and training are the work itself; the other stages should stay below half of the time."""
-
 
 def slow_stage(history: History) -> Finding | None:
-    total = sum(history.last("time/step", 2 * WINDOW))
-    if len(history.rows) < PATIENCE or total < 1.0:
+    rows = history.rows[-2 * WINDOW :]
+    times = stage_times(rows)
+    whole = sum(history.values("time/step", rows))
+    excess = [time for time in times if time.share > time.stage.normal]
+    if len(history.rows) < PATIENCE or whole < 1.0 or not excess:
         return None
-    shares = {stage: sum(history.last(f"time/{stage}", 2 * WINDOW)) / total for stage in STAGES}
-    excess = {stage: share for stage, share in shares.items() if share > NORMAL_SHARE.get(stage, 0.5)}
-    if not excess:
-        return None
-    stage = max(excess, key=lambda name: excess[name])
+    slowest = max(excess, key=lambda time: time.share)
+    stage = slowest.stage
     return Finding(
-        f"slow_{stage}",
-        "info" if stage in NORMAL_SHARE else "warning",
-        f"{percent(shares[stage])} of the time goes into {stage}.",
-        f"A step takes {total / len(history.last('time/step', 2 * WINDOW)):.1f} s; the other stages hardly matter.",
-        STAGE_FIXES[stage],
+        f"slow_{stage.name}",
+        "info" if stage.normal > 0.5 else "warning",
+        f"{percent(slowest.share)} of a step's time goes into {stage.subject} (time/{stage.name}).",
+        f"A step takes {whole / len(rows):.2g} s; making everything else faster gains at most {percent(1 - slowest.share)}."
+        + stage_detail(stage.name, history, slowest),
+        stage.fix,
     )
+
+
+def stage_detail(stage: str, history: History, slowest: StageTime) -> str:
+    """The perf/ figures that say why this stage is slow, where the run has them."""
+    rows = history.rows[-2 * WINDOW :]
+    if stage == "reward":
+        names = {name for row in rows for name in row if name.startswith("reward/") and name.endswith("/seconds")}
+        seconds = {name.split("/")[1]: sum(history.values(name, rows)) for name in names if name.count("/") == 2}
+        part = max(seconds, key=lambda name: seconds[name], default="")
+        return f" {part} is the slowest part, at {seconds[part] / slowest.steps:.2g} s." if len(seconds) > 1 else ""
+    if stage == "rollout":
+        occupancy = history.now("perf/engine_occupancy")
+        return f" {percent(occupancy)} of the engine's slots were decoding." if occupancy is not None else ""
+    if stage == "update":
+        mfu = history.now("perf/update_mfu")
+        return f" The device does {percent(mfu)} of what it is made for (perf/update_mfu)." if mfu is not None else ""
+    return ""
 
 
 def steps_missing(history: History) -> Finding | None:

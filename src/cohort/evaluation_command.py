@@ -17,7 +17,7 @@ from cohort.config import Recipe
 from cohort.errors import CohortError, RunError
 from cohort.materials import PYTHON_ROWS, Materials
 from cohort.recipe_file import is_section_value, load_recipe, parse_value, resolve_undotted
-from cohort.run import RunFolder
+from cohort.run import MODEL_FILES, RunFolder
 
 if TYPE_CHECKING:
     from cohort.build import Data
@@ -111,8 +111,8 @@ def find_target(target: str, checkpoint: str, overrides: Sequence[str], problems
 
 
 def as_run(path: Path) -> RunFolder | None:
-    """The run in that folder. One with a config.json is a model, whatever else lies there."""
-    is_run = (path / "recipe.toml").is_file() and not (path / "config.json").is_file()
+    """The run in that folder. One with a model's or an adapter's config is that, whatever else lies there."""
+    is_run = (path / "recipe.toml").is_file() and not any((path / name).is_file() for name in MODEL_FILES)
     return RunFolder.open(path) if is_run else None
 
 
@@ -129,7 +129,7 @@ def model_words(overrides: Sequence[str]) -> list[str]:
 
 def run_target(folder: RunFolder, checkpoint: str, recipe: Recipe) -> Target:
     if checkpoint == "final":
-        if not (folder.model / "config.json").is_file():
+        if not folder.has_model():
             raise RunError(
                 f"{folder.root} has no model/ yet. Finish it with `cohort resume {folder.root}`, or name a --checkpoint."
             )
@@ -216,6 +216,8 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
     recipe = problems.recipe.model_copy(update={"model": target.recipe.model})
     if target.source == "scratch":  # a model from nothing depends on its own seed, and its alphabet on its own rows
         policy = build.load_policy(target.recipe, build.load_data(target.recipe, kept_rows(target.recipe, target.folder)))
+    elif target.folder is not None and target.source == target.recipe.model.source:  # where its recipe starts, adapter included
+        policy = build.load_policy(recipe, data)
     else:
         policy = build.load_policy(recipe, data, target.source)
     sampling = build.training_sampling(recipe, policy)

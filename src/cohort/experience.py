@@ -32,6 +32,7 @@ from cohort.policy import Policy
 from cohort.process import token_steps
 from cohort.sources import Collected
 from cohort.state import Batch
+from cohort.stopwatch import Stopwatch
 from cohort.types import Rollout
 
 
@@ -44,9 +45,11 @@ class Models:
     critic: Critic | NoCritic
 
 
-def make_batch(collected: Collected, models: Models, recipe: Recipe, step: int, kl_coef: float) -> Batch:
+def make_batch(
+    collected: Collected, models: Models, recipe: Recipe, step: int, kl_coef: float, watch: Stopwatch | None = None
+) -> Batch:
     """Examples, their minibatches, log-probs and advantages. Log-probs come first where advantages depend on them."""
-    algorithm, train = recipe.algorithm, recipe.train
+    algorithm, train, watch = recipe.algorithm, recipe.train, watch or Stopwatch()
     rollouts = collected.rollouts
     scored_PG = rewards_of(rollouts)[1]
     left_out_P = torch.full((len(scored_PG),), not collected.useful)
@@ -72,7 +75,8 @@ def make_batch(collected: Collected, models: Models, recipe: Recipe, step: int, 
         examples = whole_pairs(examples)
     groups_N = [example.group for example in examples]
     plan = minibatch_members(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
-    examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens)
+    watch.lap("prepare")
+    examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens, watch)
     if reads_logprobs(algorithm):
         examples = credit.advantages(examples)
 
@@ -81,6 +85,7 @@ def make_batch(collected: Collected, models: Models, recipe: Recipe, step: int, 
     metrics |= advantage_metrics(advantages_N, scored_PG, examples)
     if algorithm.data in SAMPLED:
         metrics |= group_metrics(scored_PG, silent_P, left_out_P, rollouts)
+    watch.lap("prepare")
     return Batch(rollouts, advantages_N, examples, plan, metrics, collected.prompts_taken, collected.verdicts)
 
 
@@ -127,7 +132,12 @@ def whole_pairs(examples: Sequence[Example]) -> list[Example]:
 
 
 def add_logprobs(
-    examples: Sequence[Example], plan: list[list[int]], models: Models, algorithm: AlgorithmConfig, micro_batch_tokens: int
+    examples: Sequence[Example],
+    plan: list[list[int]],
+    models: Models,
+    algorithm: AlgorithmConfig,
+    micro_batch_tokens: int,
+    watch: Stopwatch,
 ) -> list[Example]:
     """Log-probs under the policy before this step's first update and under the reference, and the critic's values.
 
@@ -145,10 +155,13 @@ def add_logprobs(
 
     if reads_logprobs(algorithm) or (has_ratio and len(plan) > 1):
         _score_into(examples, plan, "old_logprobs_T", score(models.policy))
+        watch.lap("old")
     if models.reference is not None and algorithm.kl_coef > 0:
         _score_into(examples, plan, "ref_logprobs_T", score(models.reference))
+        watch.lap("reference")
     if algorithm.advantage == "gae":
         _score_into(examples, plan, "old_values_T", lambda chosen: models.critic.values(chosen, micro_batch_tokens))
+        watch.lap("critic")
     return examples
 
 
@@ -192,7 +205,7 @@ class Credit:
             advantages_PG = FROM_SUCCESS[algorithm.advantage](success_PG, counted_PG)
         else:
             rewards_N = rewards_PG.flatten().clone()
-            for example in examples:
+            for example in examples if self._kl_in_reward else ():
                 rewards_N[example.rollout] -= self._kl_rewards(example).sum()
             function = FROM_REWARDS[algorithm.advantage]
             advantages_PG = function(
@@ -204,10 +217,14 @@ class Credit:
             for example in examples
         ]
 
+    @property
+    def _kl_in_reward(self) -> bool:
+        return self.kl_coef != 0 and self.algorithm.kl_in != "loss"
+
     def _kl_rewards(self, example: Example) -> Tensor:
         """kl_coef * k1 of each trained token, where the KL is part of the reward; elsewhere 0."""
         trained = example.loss_mask_T
-        if not self.kl_coef or self.algorithm.kl_in == "loss":
+        if not self._kl_in_reward:
             return torch.zeros(example.trained_tokens, dtype=torch.float64)
         assert example.old_logprobs_T is not None
         assert example.ref_logprobs_T is not None
@@ -279,11 +296,21 @@ def _spread(values_M: Tensor, example: Example) -> Tensor:
 
 def mean_advantages(examples: Sequence[Example], count: int) -> list[float]:
     """One number per rollout for the logs: the mean over its trained tokens; 0 where it is not trained on."""
-    advantages_N = [0.0] * count
-    for example in examples:
-        if example.trained_tokens:
-            advantages_N[example.rollout] = float(example.advantages_T[example.loss_mask_T].double().mean())
-    return advantages_N
+    means_N = [0.0] * count
+    if examples:
+        lengths = torch.tensor([len(example.advantages_T) for example in examples])
+        mask_T, advantages_T = flat_advantages(examples)
+        sums = torch.segment_reduce(advantages_T.double(), "sum", lengths=lengths)
+        trained = torch.segment_reduce(mask_T.double(), "sum", lengths=lengths)
+        for example, mean in zip(examples, (sums / trained.clamp(min=1)).tolist(), strict=True):
+            means_N[example.rollout] = mean
+    return means_N
+
+
+def flat_advantages(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """(loss mask, advantages, 0 where not trained) over the tokens of all examples, laid flat: two large tensors, not many small."""
+    mask_T = torch.cat([example.loss_mask_T for example in examples])
+    return mask_T, torch.cat([example.advantages_T for example in examples]).masked_fill(~mask_T, 0.0)
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
@@ -308,10 +335,13 @@ def rollout_metrics(rollouts: Sequence[Rollout], tokens_sampled: int) -> dict[st
 
 def advantage_metrics(advantages_N: Sequence[float], scored_PG: Tensor, examples: Sequence[Example]) -> dict[str, float]:
     scored = torch.tensor(advantages_N, dtype=torch.float64).view_as(scored_PG)[scored_PG]
-    largest = [example.advantages_T[example.loss_mask_T].abs().max() for example in examples if example.trained_tokens]
+    largest = 0.0
+    if examples:
+        advantages_T = flat_advantages(examples)[1]
+        largest = float(advantages_T.abs().max()) if len(advantages_T) else 0.0
     return {
         "advantage/std": float(scored.std(correction=0)) if scored.numel() else 0.0,
-        "advantage/abs_max": float(torch.stack(largest).max()) if largest else 0.0,
+        "advantage/abs_max": largest,
     }
 
 

@@ -23,12 +23,11 @@ def train(parts: Parts, state: TrainState, until: int) -> None:
     """Train until `until` steps are finished, from wherever `state` stands."""
     recipe, algorithm = parts.recipe, parts.recipe.algorithm
     for step in range(state.step + 1, until + 1):
-        watch = Stopwatch()
+        watch = Stopwatch(parts.policy.device)
 
         if state.batch is None:  # a run resumed inside a step goes on with the batch it had
             collected = parts.source.collect(state.cursor, step, state.policy_version, watch)
-            state.begin_batch(make_batch(collected, parts.models, recipe, step, state.kl_coef))
-            watch.lap("prepare")
+            state.begin_batch(make_batch(collected, parts.models, recipe, step, state.kl_coef, watch))
 
         for members in state.remaining_minibatches():
             minibatch = pack(
@@ -38,7 +37,9 @@ def train(parts: Parts, state: TrainState, until: int) -> None:
                 micro_batch_tokens=recipe.train.micro_batch_tokens,
                 skip_zero_advantage=not pushes_on_all_tokens(algorithm),
                 keep_groups=algorithm.region == "dpo",
+                share_prompts=parts.policy.share_prompts,
             )
+            watch.lap("pack")
             meter = UpdateMeter(algorithm)
             for micro in minibatch.micro_batches:
                 micro = micro.to(parts.policy.device)
@@ -48,8 +49,9 @@ def train(parts: Parts, state: TrainState, until: int) -> None:
                 parts.critic.backward(micro)
                 meter.add(scores, micro, loss)
             parts.check_before_update(meter, state)
+            watch.lap("update")
             state.update(meter, minibatch, parts.critic)
-        watch.lap("update")
+            watch.lap("optimizer")
 
         parts.observe(state, watch)
         parts.finish_step(state)

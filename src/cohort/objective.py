@@ -32,7 +32,7 @@ def token_loss(scores: TokenScores, micro: MicroBatch, algorithm: AlgorithmConfi
     """surrogate + kl_coef * KL - entropy_coef * entropy, for each trained token."""
     if algorithm.region == "dpo":
         return preference_loss(scores, micro, kl_coef)
-    logprobs_M, num_rows = scores.logprobs_M, len(micro.examples)
+    logprobs_M, num_rows = scores.logprobs_M, micro.num_rows
     old_logprobs_M = logprobs_M.detach() if micro.old_logprobs_M is None else micro.old_logprobs_M
     limits = Limits(algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip, algorithm.ratio_cap)
     surrogate = REGIONS[algorithm.region](logprobs_M, old_logprobs_M, micro.advantages_M, micro.row_M, num_rows, limits)

@@ -7,6 +7,7 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from cohort.interrupts import deferred
 from cohort.kl_control import KLControl
 from cohort.monitors import Monitors
 from cohort.overlong import penalize_overlong
+from cohort.perf import Costs, speed_metrics, time_metrics
 from cohort.policy import Policy
 from cohort.prompt_choice import InformativeChoice
 from cohort.reference import Reference
@@ -31,7 +33,7 @@ from cohort.sources import Source, Stream
 from cohort.state import TrainState
 from cohort.stopwatch import Stopwatch
 from cohort.types import Completion, Prompt, Sampling
-from cohort.updates import UpdateMeter, check_same_policy, mean_metrics, mismatch_limit
+from cohort.updates import UpdateMeter, check_same_policy, kl_limit, mean_metrics, mismatch_limit
 
 
 class Scorer(Protocol):
@@ -63,7 +65,8 @@ class Parts:
     """Seconds the run had already taken when this process took it up."""
     started: float = field(default_factory=time.monotonic)
     policies_checked: int = 0
-    save_seconds: float = 0.0
+    watch: Stopwatch | None = None
+    """Of the step whose row was written last. Saving comes after a row, so its seconds stand in the row of the next step."""
 
     @property
     def models(self) -> Models:
@@ -85,7 +88,8 @@ class Parts:
         """
         if self.policies_checked == 2 or state.update_metrics or not (meter.mismatch or meter.kl_max):
             return
-        check_same_policy(meter, mismatch_limit(self.policy.model), weights_equal_reference=state.policy_version == 0)
+        model = self.policy.model
+        check_same_policy(meter, mismatch_limit(model), kl_limit(model) if state.policy_version == 0 else None)
         self.policies_checked += 1
 
     def observe(self, state: TrainState, watch: Stopwatch) -> None:
@@ -108,14 +112,35 @@ class Parts:
             row["evidence"] = signs.evidence
         if recipe.monitors.rollouts_every and step % recipe.monitors.rollouts_every == 0:
             self.folder.write_rollouts(step, batch.rollouts, batch.advantages_N)
+        watch.lap("observe")
         every = recipe.evaluation.every_steps
         if self.evaluation_sets and every and step % every == 0 and step < recipe.train.num_steps:
             result = self.evaluate("during", step)
             self.remember_best(result, state)
             row |= result.metrics()
             watch.lap("evaluate")
-        self.monitors.on_metrics(row | time_metrics(watch, self.save_seconds) | speed_metrics(row, watch, self.policy.device))
-        self.save_seconds = 0.0
+        written = {name: value for name, value in row.items() if not name.startswith("tokens/")}
+        self.monitors.on_metrics(written | self.measured(row, watch))
+        watch.lap("observe")
+
+    def measured(self, row: Mapping[str, Any], watch: Stopwatch) -> dict[str, float]:
+        """Seconds by stage since the last row, and how fast that was."""
+        seconds = self.watch.take() if self.watch else {}
+        for stage, more in watch.take().items():
+            seconds[stage] = seconds.get(stage, 0.0) + more
+        self.watch = watch
+        speeds = speed_metrics(row, seconds, self.costs)
+        return time_metrics(seconds) | speeds | {"perf/peak_memory_gib": peak_memory_gib(self.policy.device)}
+
+    @cached_property
+    def costs(self) -> Costs | None:
+        """What training on a token costs, where that can be held against a known peak: 16-bit matrices on a known GPU."""
+        model = self.policy.model
+        if self.policy.device.type != "cuda" or model.dtype.itemsize != 2 or not isinstance(self.critic, NoCritic):
+            return None
+        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        name = torch.cuda.get_device_name(self.policy.device)
+        return Costs.of(model.config, name, frozen_base=2 * trained < self.policy.num_parameters)
 
     def finish_step(self, state: TrainState) -> None:
         """The step counts as done, and everything that follows the policy follows it, in one move."""
@@ -128,11 +153,17 @@ class Parts:
             state.finish_step()
             if self.reference:
                 self.reference.follow(self.policy, state.step)
+        self.lap("reference" if self.reference else "observe")
 
     def save_if_due(self, state: TrainState) -> None:
         every = self.recipe.checkpoints.every_steps
         if state.best_step == state.step or (every and state.step % every == 0):
             self.save(state)
+            self.lap("checkpoint")
+
+    def lap(self, stage: str) -> None:
+        if self.watch:
+            self.watch.lap(stage)
 
     def evaluate(self, label: str, step: int) -> Evaluation:
         """Held-out evaluation, written to the run folder."""
@@ -174,7 +205,6 @@ class Parts:
         return self.base_seconds + time.monotonic() - self.started
 
     def save(self, state: TrainState) -> None:
-        started = time.monotonic()
         state.seconds = self.seconds()
         saved = state.save(self.folder.checkpoints)
         checkpoint.prune(
@@ -183,7 +213,6 @@ class Parts:
         if state.best_step >= 0:
             best = {"checkpoint": f"step-{state.best_step}", "reward": state.best_reward}
             self.folder.write_json(self.folder.checkpoints / "best.json", best)
-        self.save_seconds += time.monotonic() - started
 
 
 def evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:
@@ -197,23 +226,6 @@ def evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:
         top_p=settings.top_p,
         top_k=settings.top_k,
     )
-
-
-def time_metrics(watch: Stopwatch, save_seconds: float) -> dict[str, float]:
-    """Saving happens after a step's row is written, so its time stands in the row of the next step."""
-    stages = {f"time/{stage}": seconds for stage, seconds in watch.seconds.items()}
-    return stages | {"time/checkpoint": save_seconds, "time/step": watch.total() + save_seconds}
-
-
-def speed_metrics(row: Mapping[str, Any], watch: Stopwatch, device: torch.device) -> dict[str, float]:
-    speeds = {}
-    if watch.seconds.get("rollout") and row["rollout/tokens"]:
-        speeds["perf/rollout_tokens_per_second"] = row["rollout/tokens"] / watch.seconds["rollout"]
-        speeds["perf/tokens_per_second"] = row["rollout/tokens"] / watch.total()
-    if watch.seconds.get("update"):
-        speeds["perf/train_tokens_per_second"] = row["loss/trained_tokens"] / watch.seconds["update"]
-    speeds["perf/peak_memory_gib"] = peak_memory_gib(device)
-    return speeds
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -1,31 +1,32 @@
 """The policy: a causal language model, its tokenizer, and the log-probabilities of tokens under it.
 
 The module always stays in eval mode: dropout would make the policy that is scored another one than the policy that
-sampled, and gradients do not need train mode.
+sampled, and gradients do not need train mode. With LoRA (lora.py) a policy is a frozen base and an adapter, and copies of it
+share the base.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from cohort import head
-from cohort.algorithms.logprobs import token_logprobs
-from cohort.attention import CAUSAL_ATTENTION, attending, attention_configs
-from cohort.batching import Example, MicroBatch, pack
+from cohort import head, lora
+from cohort.attention import attention_configs
+from cohort.batching import Example, MicroBatch
 from cohort.chat import ChatCodec
 from cohort.config import ModelConfig
-from cohort.errors import ModelError
+from cohort.errors import EngineError, ModelError
+from cohort.fused.training import FusedBackbone
+from cohort.rollout.slot_cache import with_kernels
 from cohort.rollout.support import why_not_local
-from cohort.steady import missing_rows
+from cohort.scoring import Backbone, ModuleBackbone, can_share_prompts, score_tokens, states_before
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -39,14 +40,43 @@ class TokenScores:
 class Policy:
     """A model ready to be sampled and trained. The engine reads these very parameters: there is no second copy."""
 
-    def __init__(self, model: Any, tokenizer: Any, temperature: float = 1.0):
+    def __init__(self, model: Any, tokenizer: Any, temperature: float = 1.0, adapter: lora.Adapter | None = None):
+        """`adapter`: what `model` holds beside its frozen base; None where all of its weights are trained."""
         self.model = model.eval()
+        self.adapter = adapter
         self.tokenizer = tokenizer
         self.codec = ChatCodec(tokenizer)
         self.split = head.split(model)
         # A model proven to run on our attention is scored with it; any other keeps the one of transformers.
         self.attention_configs = attention_configs(model) if why_not_local(model) is None else []
+        self.backbone: Backbone = ModuleBackbone(self.split.backbone, self.attention_configs)
+        self.share_prompts = can_share_prompts(model, self.attention_configs)
+        self.kernels, self.checkpointing = "modules", False
         self.temperature = temperature
+
+    def prepare(self, kernels: str, checkpointing: bool = False) -> str:
+        """Choose how hidden states are computed, once the parameters have their dtype; gives a sentence for the console.
+
+        On a CPU training always runs on the modules: its products are as large as they get, and there is nothing to fuse.
+        """
+        self.kernels, self.checkpointing = kernels, checkpointing
+        modules = ModuleBackbone(self.split.backbone, self.attention_configs, checkpointing)
+        self.backbone = modules
+        if self.device.type == "cpu" or kernels == "modules":
+            return "training with the modules of transformers"
+        try:
+            if not self.attention_configs:
+                raise EngineError("its attention is its own")
+            if not with_kernels(self.device):
+                raise EngineError("Triton is not installed")
+            fused = FusedBackbone(self.model, checkpointing)
+            fused.prove(modules)
+        except EngineError as problem:
+            if kernels == "fused":
+                raise ModelError(f'model.kernels = "fused" is not possible: {problem}. Use "auto" or "modules".') from problem
+            return f"training with the modules of transformers ({problem})"
+        self.backbone = fused
+        return "training with own kernels"
 
     @property
     def device(self) -> torch.device:
@@ -60,16 +90,11 @@ class Policy:
         self, micro: MicroBatch, *, temperature: float | None = None, entropy_gradient: bool = False
     ) -> TokenScores:
         """Log-probs and entropies of the trained tokens alone, at the sampling temperature unless told otherwise."""
-        hidden_MH = states_before(self.split.backbone, self.attention_configs, micro)
-        logprobs_M, entropy_M = token_logprobs(
-            hidden_MH,
-            micro.token_ids_M,
-            self.split.logits,
-            vocabulary=self.model.config.get_text_config().vocab_size,
-            temperature=self.temperature if temperature is None else temperature,
-            entropy_gradient=entropy_gradient,
+        hidden_MH = states_before(self.backbone, micro)
+        temperature = self.temperature if temperature is None else temperature
+        return TokenScores(
+            *self.split.token_logprobs(hidden_MH, micro.token_ids_M, temperature=temperature, entropy_gradient=entropy_gradient)
         )
-        return TokenScores(logprobs_M, entropy_M)
 
     @torch.no_grad()
     def score_examples(
@@ -86,55 +111,46 @@ class Policy:
             return self.compute_logprobs(micro.to(self.device)).logprobs_M
 
         dtype = torch.promote_types(self.model.dtype, torch.float32)
-        return score_tokens(examples, logprobs, dtype, micro_batch_tokens, skip_zero_advantage, keep_groups)
+        return score_tokens(examples, logprobs, dtype, micro_batch_tokens, skip_zero_advantage, keep_groups, self.share_prompts)
+
+    def own_parameters(self) -> dict[str, Tensor]:
+        """What is its own, and not of a base that others share: the adapter, or everything."""
+        return dict(lora.adapter_parameters(self.model) if self.adapter else self.model.named_parameters())
 
     def frozen_copy(self) -> Policy:
-        """A reference: the same weights, never trained."""
-        model = copy.deepcopy(self.model).requires_grad_(False)
-        return Policy(model, self.tokenizer, self.temperature)
+        """A reference: the same weights, never trained. Over the same base, where there is one."""
+        model = lora.copy_over_base(self.model) if self.adapter else copy.deepcopy(self.model)
+        reference = Policy(model.requires_grad_(False), self.tokenizer, self.temperature, self.adapter)
+        reference.prepare(self.kernels)
+        reference.weights_changed()
+        return reference
 
-    def save(self, folder: Path) -> None:
-        """Hugging Face format; loads with AutoModelForCausalLM and AutoTokenizer."""
+    def trainable_backbone(self) -> nn.Module:
+        """A copy of the backbone to train apart from the policy: of all of it, or of the adapter over the same base."""
+        if self.adapter is None:
+            return copy.deepcopy(self.split.backbone).requires_grad_(True)
+        backbone: nn.Module = lora.copy_over_base(self.split.backbone)
+        for parameter in lora.adapter_parameters(backbone).values():
+            parameter.requires_grad_(True)
+        return backbone
+
+    def weights_changed(self) -> None:
+        """Called when a reference got other weights: an adapter that does nothing is switched off, and costs nothing."""
+        if self.adapter:
+            lora.switch_off_where_zero(self.model)
+
+    def merged_model(self) -> Any:
+        """A model of plain layers that computes what this policy computes; to read, not to train."""
+        return lora.plain_model(self.model, merge=True) if self.adapter else self.model
+
+    def save(self, folder: Path, *, merge: bool = False) -> None:
+        """Hugging Face format; loads with AutoModelForCausalLM and AutoTokenizer. merge: an adapter goes into the weights."""
         hide_progress_bars()
-        self.model.save_pretrained(folder)
+        if self.adapter and not merge:
+            lora.save_adapter(self.model, self.adapter, folder)
+        else:
+            self.merged_model().save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-
-
-def score_tokens(
-    examples: list[Example],
-    score: Callable[[MicroBatch], Tensor],
-    dtype: torch.dtype,
-    micro_batch_tokens: int,
-    skip_zero_advantage: bool = False,
-    keep_groups: bool = False,
-) -> list[Tensor]:
-    """`score` of every trained token, as one vector per example over its completion (0 elsewhere), on the CPU."""
-    scored = [torch.zeros(len(example.completion_ids), dtype=dtype) for example in examples]
-    batch = pack(
-        examples,
-        aggregation="token_mean",
-        max_completion_tokens=1,
-        micro_batch_tokens=micro_batch_tokens,
-        skip_zero_advantage=skip_zero_advantage,
-        keep_groups=keep_groups,
-    )
-    for micro in batch.micro_batches:
-        values_M = score(micro).cpu()
-        for row, index in enumerate(micro.examples):
-            chosen_M = micro.row_M == row
-            scored[index][micro.position_M[chosen_M] - len(examples[index].prompt_ids)] = values_M[chosen_M]
-    return scored
-
-
-def states_before(backbone: Any, attention: list[Any], micro: MicroBatch) -> Tensor:
-    """Hidden states from which each trained token is predicted (or valued): those one position earlier."""
-    token_ids_BT = micro.token_ids_BT
-    missing = missing_rows(token_ids_BT.numel(), token_ids_BT.device)
-    if missing:
-        token_ids_BT = F.pad(token_ids_BT, (0, -(-missing // token_ids_BT.shape[0])))
-    with attending(attention, CAUSAL_ATTENTION):
-        hidden_BTH: Tensor = backbone(input_ids=token_ids_BT, use_cache=False).last_hidden_state
-    return hidden_BTH[micro.row_M, micro.position_M - 1]  # the only shift in the project
 
 
 def weights_digest(model: Any) -> str:
@@ -176,19 +192,28 @@ def pick_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 
 
 def load_model(config: ModelConfig, seed: int, alphabet: Iterable[str] = ()) -> tuple[Any, Any]:
-    """Model in float32 on its device, and tokenizer. The optimizer casts to the compute dtype once it holds the masters."""
+    """Model on its device, and tokenizer: in float32, and the optimizer casts to the compute dtype once it holds the masters.
+
+    A base that stays frozen has no masters and is loaded in the compute dtype: in float32 it might not fit.
+    """
     model: Any
     if config.source == "scratch":
         from cohort.scratch import build_scratch
 
         model, tokenizer = build_scratch(config.scratch, alphabet, seed)
     else:
-        model, tokenizer = load_pretrained(config.source, config.revision)
+        dtype = pick_dtype(config, pick_device(config)) if config.lora.rank else torch.float32
+        model, tokenizer = load_pretrained(config.source, config.revision, dtype, base_alone=bool(config.lora.adapter))
     return model.to(pick_device(config)), tokenizer
 
 
-def load_pretrained(source: str, revision: str = "") -> tuple[Any, Any]:
-    """A local folder or a hub id through transformers. Code that ships with a checkpoint is never run."""
+def load_pretrained(
+    source: str, revision: str = "", dtype: torch.dtype = torch.float32, *, base_alone: bool = False
+) -> tuple[Any, Any]:
+    """A local folder or a hub id through transformers. Code that ships with a checkpoint is never run.
+
+    base_alone: of a folder that holds a base and an adapter, the base.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     hide_progress_bars()
@@ -196,7 +221,7 @@ def load_pretrained(source: str, revision: str = "") -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
         model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False, **options
+            source, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, **options
         )
     except (OSError, ValueError, KeyError, RuntimeError) as problem:
         first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
@@ -204,4 +229,28 @@ def load_pretrained(source: str, revision: str = "") -> tuple[Any, Any]:
             f"model.source: cannot load {source!r} as a causal language model ({first_line}). "
             "Give a folder written by save_pretrained, or a hub id that this machine can reach."
         ) from problem
+    if getattr(model, "_hf_peft_config_loaded", False):  # transformers has put the adapter of that folder in
+        if not base_alone:
+            raise ModelError(
+                f"model.source: {source!r} is a PEFT adapter and not a model. Set model.source to its base, model.lora.adapter to "
+                "this folder and model.lora.rank to its rank; or merge it into its base first."
+            )
+        model = lora.plain_model(model, merge=False)
     return model, tokenizer
+
+
+def load_adapted(folder: Path, device: torch.device) -> tuple[Any, Any, lora.Adapter]:
+    """An adapter folder as a run or PEFT writes it: its base in float32, with the adapter, and the tokenizer."""
+    from transformers import AutoTokenizer
+
+    config = lora.read_config(folder, "adapter")
+    inside = lora.holds_base(folder)
+    base = str(folder) if inside else config.base_model_name_or_path
+    if not base:
+        raise ModelError(f"{folder}: adapter_config.json names no base (base_model_name_or_path), and none lies in the folder.")
+    revision = "" if inside else config.revision or ""
+    model, tokenizer = load_pretrained(base, revision, base_alone=inside)
+    if not inside and (folder / "tokenizer_config.json").is_file():
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    model = model.to(device)
+    return model, tokenizer, lora.load_adapter(model, folder, "" if inside else base, revision)

@@ -20,15 +20,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cohort.attention import CAUSAL_ATTENTION, attending, attention_configs
+from cohort.attention import attention_configs
 from cohort.batching import token_budget_rows
 from cohort.config import OptimizerConfig, RewardModelConfig
 from cohort.errors import InvariantError, ModelError, RunError
+from cohort.layout import lay_out
 from cohort.optim import MAX_SKIPPED_IN_A_ROW, MasterWeights, Optimizer, cast_parameters
 from cohort.policy import Policy, hide_progress_bars
 from cohort.reward_data import Labelled, groups_of, is_held_back, pairs_of
 from cohort.rollout.stop import stop_ids
-from cohort.steady import missing_rows, steady_rows
+from cohort.scoring import ModuleBackbone
+from cohort.selection import Selection, take
+from cohort.steady import steady_rows
 from cohort.tasks.keyed import keyed_hash, keyed_permutation
 
 PART = "reward_model"
@@ -57,7 +60,7 @@ class RewardModel:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.settings = settings
-        self.attention_configs = attention_configs(model) if own_attention else []
+        self.backbone = ModuleBackbone(model.base_model, attention_configs(model) if own_attention else [])
         check_value_head(self)
         self.weights = MasterWeights(model, compute_dtype)
 
@@ -80,7 +83,7 @@ class RewardModel:
             model: Any = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
         # float64 serves tests; any lower precision is that of computing, and MasterWeights casts to it.
         cast_parameters(model, torch.promote_types(compute_dtype, torch.float32))
-        copy_backbone(policy.model, model)
+        copy_backbone(policy.merged_model(), model)
         with torch.no_grad():
             for parameter in head_of(model).parameters():
                 generator = torch.Generator().manual_seed(keyed_hash("reward model, head", seed) % 2**63)
@@ -153,17 +156,10 @@ class RewardModel:
         return torch.where(logits.isfinite(), torch.sigmoid(logits), logits).tolist()
 
     def values(self, sequences: Sequences) -> Tensor:
-        """values_B of one micro-batch, in float32 at least. Rows are right-padded: a causal model never sees what follows."""
-        rows = [[*prompt, *completion] for prompt, completion in sequences]
-        width = max(map(len, rows))
-        token_ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self.model.device)
-        missing = missing_rows(token_ids_BT.numel(), token_ids_BT.device)
-        if missing:
-            token_ids_BT = F.pad(token_ids_BT, (0, -(-missing // len(rows))))
-        with attending(self.attention_configs, CAUSAL_ATTENTION):
-            hidden_BTH = self.model.base_model(input_ids=token_ids_BT, use_cache=False).last_hidden_state
-        last_B = torch.tensor([len(row) - 1 for row in rows], device=hidden_BTH.device)
-        hidden_BH = hidden_BTH[torch.arange(len(rows), device=hidden_BTH.device), last_B]
+        """values_B of one micro-batch, in float32 at least."""
+        layout = lay_out(sequences).to(self.model.device)
+        last_B = layout.rows.own_start_B + layout.rows.own_length_B - 1
+        hidden_BH = take(self.backbone(layout), Selection.of(last_B, layout.num_tokens).to(self.model.device))
         # In bfloat16 two scores near 4 differ by 1/64 or not at all: the head's product is taken in float32.
         dtype = torch.promote_types(hidden_BH.dtype, torch.float32)
         head = head_of(self.model)

@@ -12,6 +12,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,9 @@ from cohort.monitors.jsonl import read_rows
 from cohort.recipe_file import build_recipe, dump_recipe
 from cohort.rewards.call import is_plain
 from cohort.types import Rollout
+
+MODEL_FILES = ("config.json", "adapter_config.json")
+"""One of these makes a folder a model, or an adapter."""
 
 
 class RunFolder:
@@ -98,6 +102,10 @@ class RunFolder:
         stream.flush()
         self._lock = stream
 
+    def has_model(self) -> bool:
+        """Whether model/ was exported: a model, or with LoRA perhaps an adapter."""
+        return any((self.model / name).is_file() for name in MODEL_FILES)
+
     def unlock(self) -> None:
         if self._lock:
             self._lock.close()
@@ -146,44 +154,48 @@ class RunFolder:
         import pyarrow.parquet as pq
 
         parts = sorted({name for rollout in rollouts for name in rollout.outcome.parts})
-        columns: dict[str, list[Any]] = {
+        outcomes = [rollout.outcome for rollout in rollouts]
+        completions = [rollout.completion for rollout in rollouts]
+        columns: dict[str, Any] = {
             "step": [step] * len(rollouts),
             "group": [rollout.group for rollout in rollouts],
             "sample": [rollout.sample for rollout in rollouts],
             "policy_version": [rollout.policy_version for rollout in rollouts],
             "prompt_index": [rollout.prompt.index for rollout in rollouts],
             "prompt": [as_text(rollout.prompt.content) for rollout in rollouts],
-            "completion": [rollout.completion.text for rollout in rollouts],
-            "end": [rollout.completion.end for rollout in rollouts],
-            "reward": [rollout.outcome.reward for rollout in rollouts],
-            "success": [rollout.outcome.success for rollout in rollouts],
-            "answer": [rollout.outcome.answer for rollout in rollouts],
+            "completion": [completion.text for completion in completions],
+            "end": [completion.end for completion in completions],
+            "reward": pa.array([outcome.reward for outcome in outcomes], pa.float64()),
+            "success": pa.array([outcome.success for outcome in outcomes], pa.bool_()),
+            "answer": pa.array([outcome.answer for outcome in outcomes], pa.string()),
             "advantage": list(advantages_N),
-            "faults": [list(rollout.outcome.faults) for rollout in rollouts],
-            "steps": [json.dumps(rollout.outcome.steps) for rollout in rollouts],
-            "extras": [json.dumps(dict(rollout.outcome.extras), default=str) for rollout in rollouts],
-            "prompt_ids": [list(rollout.prompt.token_ids) for rollout in rollouts],
-            "completion_ids": [list(rollout.completion.token_ids) for rollout in rollouts],
-            "sampling_logprobs": [list(rollout.completion.sampling_logprobs) for rollout in rollouts],
+            "faults": pa.array([list(outcome.faults) for outcome in outcomes], pa.list_(pa.string())),
+            "steps": [json.dumps(outcome.steps) for outcome in outcomes],
+            "extras": [json.dumps(dict(outcome.extras), default=str) for outcome in outcomes],
+            "prompt_ids": lists_of([rollout.prompt.token_ids for rollout in rollouts], "int32"),
+            "completion_ids": lists_of([completion.token_ids for completion in completions], "int32"),
+            "sampling_logprobs": lists_of([completion.sampling_logprobs for completion in completions], "float32"),
         }
         for name in parts:
-            columns[f"reward/{name}"] = [rollout.outcome.parts.get(name) for rollout in rollouts]
-        types = {
-            "reward": pa.float64(),
-            "success": pa.bool_(),
-            "answer": pa.string(),
-            "faults": pa.list_(pa.string()),
-            "prompt_ids": pa.list_(pa.int32()),
-            "completion_ids": pa.list_(pa.int32()),
-            "sampling_logprobs": pa.list_(pa.float32()),
-            **{f"reward/{name}": pa.float64() for name in parts},
-        }
-        table = pa.table({name: pa.array(values, type=types.get(name)) for name, values in columns.items()})
+            columns[f"reward/{name}"] = pa.array([outcome.parts.get(name) for outcome in outcomes], pa.float64())
+        # Hardly two log-probs are alike: a dictionary of them makes the file larger and takes most of the writing.
+        with_dictionary = [path for name in columns if name != "sampling_logprobs" for path in (name, f"{name}.list.element")]
+        table = pa.table(columns)
         self.rollouts.mkdir(exist_ok=True)
         with deferred():
             target = self.rollouts / f"step-{step:06d}.parquet"
-            pq.write_table(table, target.with_suffix(".tmp"))
+            pq.write_table(table, target.with_suffix(".tmp"), use_dictionary=with_dictionary)
             target.with_suffix(".tmp").replace(target)
+
+
+def lists_of(rows: Sequence[Sequence[float]], dtype: str) -> Any:
+    """A parquet column with one list of numbers per row, made from one flat vector instead of an object per number."""
+    import numpy as np
+    import pyarrow as pa
+
+    ends = np.cumsum([0, *map(len, rows)])
+    values = np.fromiter(chain.from_iterable(rows), dtype, int(ends[-1]))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(values))
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
@@ -195,9 +207,14 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     def moved(prompts: PromptsConfig) -> PromptsConfig:
         return prompts.model_copy(update={"source": absolute(prompts.source)})
 
-    cold, evaluation = recipe.cold_start, recipe.evaluation
+    cold, evaluation, lora = recipe.cold_start, recipe.evaluation, recipe.model.lora
     changes = {
-        "model": recipe.model.model_copy(update={"source": absolute(recipe.model.source)}),
+        "model": recipe.model.model_copy(
+            update={
+                "source": absolute(recipe.model.source),
+                "lora": lora.model_copy(update={"adapter": absolute(lora.adapter)}),
+            }
+        ),
         "prompts": moved(recipe.prompts),
         "reward_model": recipe.reward_model.model_copy(update={"source": absolute(recipe.reward_model.source)}),
         "cold_start": cold.model_copy(update={"source": cold.source if cold.source == "" else moved(cold.source)}),

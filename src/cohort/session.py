@@ -96,6 +96,12 @@ class Session:
 
     def run(self) -> RunResult:
         """Walk through what is missing. However it ends, what was earned is saved and the folder says how it ended."""
+        from cohort.determinism import deterministic
+
+        with deterministic(self.recipe.train.deterministic):
+            return self._run()
+
+    def _run(self) -> RunResult:
         self._write_summary("running")
         state: TrainState | None = None
         parts: Parts | None = None
@@ -106,7 +112,7 @@ class Session:
                 self._cold_start(parts, state, encoded)
                 self._evaluate_once("before", parts, state)
                 self._train(parts, state, encoded)
-                parts.policy.save(self.folder.model)
+                parts.policy.save(self.folder.model, merge=self.recipe.model.lora.merge)
                 self._evaluate_once("after", parts, state)
                 return self._finish("finished", parts, state)
             except Interrupted as signal:
@@ -139,10 +145,12 @@ class Session:
         encoded = build.encode_data(recipe, data, policy, sampling)
         weights = MasterWeights(policy.model, build.compute_dtype(recipe))
         stream = build.make_stream(recipe, encoded)
-        state = self._restore_state(weights, encoded, stream)
+        state = self._restore_state(policy, weights, encoded, stream)
         engine, sentence = build.make_engine(recipe, policy)
+        trained = policy.prepare(recipe.model.kernels, recipe.train.activation_checkpointing)
         state.slots = engine.slots = state.slots or build.choose_slots(recipe, engine, encoded.train, sampling)
-        self.monitors.on_message(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}")
+        self.monitors.on_message(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}; {trained}")
+        self._describe_adapter(policy)
         for name, report in encoded.reports.items():
             if name == "prompts" or report.too_long or report.with_unknown:
                 self.monitors.on_message(f"{name}: {report}")
@@ -181,9 +189,26 @@ class Session:
                 )
         self.materials = Materials(rows, self.materials.functions)
 
-    def _restore_state(self, weights: MasterWeights, encoded: EncodedData, stream: Stream) -> TrainState:
+    def _describe_adapter(self, policy: Policy) -> None:
+        """How much of the policy is trained, where that is not all of it."""
+        if policy.adapter is None:
+            return
+        trained = sum(value.numel() for value in policy.own_parameters().values())
+        share = trained / policy.num_parameters
+        self.monitors.on_message(
+            f"LoRA: {trained / 1e6:.2f} M of them ({share:.2%}), in adapters of rank {policy.adapter.config.r}, are trained"
+        )
+        made_for = policy.adapter.made_for
+        if made_for and Path(made_for).name != Path(self.recipe.model.source).name:
+            self.monitors.on_message(
+                f"warning: the adapter in model.lora.adapter was made for {made_for}, and model.source is {self.recipe.model.source}; "
+                "its shapes fit, but on another base it is noise"
+            )
+
+    def _restore_state(self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: Stream) -> TrainState:
         """The state of the newest whole checkpoint, or the beginning."""
         from cohort.build import find_by_index
+        from cohort.lora import base_digest
         from cohort.optim import Optimizer
         from cohort.state import TrainState
 
@@ -192,11 +217,17 @@ class Session:
             phase = self.found.snapshot.document["phase"]
         state = TrainState(Optimizer(weights, self._optimizer_config(phase), self._total_updates(phase)), phase=phase)
         state.data_digest, state.kl_coef = encoded.digest(), self.recipe.algorithm.kl_coef
+        state.base_digest = base_digest(policy.model) if policy.adapter else ""
         if self.found:
             if self.found.snapshot.document["data_digest"] != state.data_digest:
                 raise RunError(
                     "the prompts or demonstrations are not those the run was started with (prompts.source = "
                     f"{self.recipe.prompts.source!r}). Going on would train on a mixture: restore the data, or start a new run."
+                )
+            if self.found.snapshot.document.get("base_digest", "") != state.base_digest:
+                raise RunError(
+                    f"the base in {self.recipe.model.source} is not the one the run was started with, or the adapter has other "
+                    "shapes; the checkpoints hold the adapter alone. Restore the base, or start a new run."
                 )
             for problem in self.found.problems:
                 self.monitors.on_message(f"warning: {problem}; using {self.found.folder.name} instead")
@@ -287,7 +318,10 @@ class Session:
         parts.source = build.make_source(parts, encoded)
 
     def _reference(self, parts: Parts, state: TrainState) -> Policy:
-        """The policy the run started from: a copy while the weights are still those, else loaded again."""
+        """The policy the run started from: a copy while the weights are still those, else loaded again.
+
+        With LoRA that is the adapter of the start: the base alone, one that the run was given, or what the cold start left.
+        """
         from cohort import build
         from cohort.optim import cast_parameters
         from cohort.policy import weights_digest
@@ -296,11 +330,16 @@ class Session:
             state.start_digest = weights_digest(parts.policy.model)
             return parts.policy.frozen_copy()
         folder = self.folder.start if self.folder.start.is_dir() else None
-        reference = build.load_policy(self.recipe, build.load_data(self.recipe, self.materials), folder)
-        cast_parameters(reference.model.requires_grad_(False), parts.policy.model.dtype)
+        if parts.policy.adapter:
+            reference = build.adapter_at_start(self.recipe, parts.policy, folder)
+        else:
+            reference = build.load_policy(self.recipe, build.load_data(self.recipe, self.materials), folder)
+            cast_parameters(reference.model.requires_grad_(False), parts.policy.model.dtype)
+            reference.prepare(parts.policy.kernels)
         if weights_digest(reference.model) != state.start_digest:
             raise RunError(
-                f"{folder or self.recipe.model.source} no longer holds the weights the run started from, which are its "
+                f"{folder or self.recipe.model.lora.adapter or self.recipe.model.source} no longer holds the weights the run started "
+                "from, which are its "
                 "reference for the KL. Restore them, or start a new run."
             )
         return reference

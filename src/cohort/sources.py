@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from cohort.config import Recipe
+from cohort.perf import engine_metrics
 from cohort.refill import batch_members, count_groups, prompts_to_draw, refill_metrics, verdict_on_difficulty
 from cohort.rewards.contract import Scored
 from cohort.rollout.engine import Engine
@@ -81,10 +82,11 @@ class Sampled:
             noise = NoiseKey(self.recipe.seed, "train", step)
             completions_PG = self.engine.generate(prompts, self.sampling, noise, first_draw=len(groups))
             watch.lap("rollout")
+            counted = engine_metrics(self.engine)
             scored = self.score(prompts, completions_PG, step)
             watch.lap("reward")
             groups += as_groups(prompts, completions_PG, scored.outcomes, policy_version)
-            metrics.append((count, dict(scored.metrics)))
+            metrics.append((count, dict(scored.metrics) | counted))
             verdicts = [[rollout.outcome.success for rollout in group] for group in groups]
             counts = count_groups(verdicts)
             if counts.useful >= wanted:
@@ -156,10 +158,12 @@ def count_verdicts(groups: Sequence[Sequence[Rollout]]) -> dict[int, tuple[int, 
 
 COUNTED = ("unscored", "faults", "timeouts", "failed_extracts", "none", "retried", "seconds", "dropped_logs")
 """Last words of reward metrics that add up over rounds; the others are means."""
+COUNTED_BY_ENGINE = ("steps", "looks", "prefills", "seconds")
+"""The same for the last words of what the engine counts."""
 
 
 def merge_metrics(rows: Sequence[tuple[int, dict[str, float]]]) -> dict[str, float]:
-    """Reward metrics of several rounds as if they had been one (standard deviations: their mean)."""
+    """Metrics of several rounds as if they had been one (standard deviations: their mean)."""
     if len(rows) == 1:
         return rows[0][1]
     merged: dict[str, Any] = {}
@@ -167,5 +171,7 @@ def merge_metrics(rows: Sequence[tuple[int, dict[str, float]]]) -> dict[str, flo
         values = [(count, row[name]) for count, row in rows if name in row]
         total = sum(count for count, _ in values)
         counted = "/verdict/" in name or name.rsplit("/", 1)[-1] in COUNTED
+        if name.startswith("perf/"):
+            counted = name.rsplit("_", 1)[-1] in COUNTED_BY_ENGINE
         merged[name] = sum(value if counted else value * count / total for count, value in values)
     return merged

@@ -65,6 +65,8 @@ class TrainState:
     """Completions decoded side by side, chosen once: another number could flip near-ties after a resume."""
     data_digest: str = ""
     """Of the prompts and demonstrations: a resumed run must go on with the same ones."""
+    base_digest: str = ""
+    """With LoRA, of the frozen base, which no checkpoint holds: a resumed run must go on with the same one."""
     start_digest: str = ""
     """Of the starting weights, where they are needed again as the reference."""
     kl_coef: float = 0.0
@@ -145,7 +147,7 @@ class TrainState:
     def restore(self, snapshot: checkpoint.Snapshot, find_prompt: Callable[[int], Prompt]) -> None:
         document = snapshot.document
         for name in PLAIN_FIELDS:
-            setattr(self, name, document[name])
+            setattr(self, name, document.get(name, "") if name == "base_digest" else document[name])
         self.optimizer.weights.load(snapshot.tensors["weights"])
         self.optimizer.load_state(snapshot.tensors["optimizer"], document["optimizer"])
         self.found = {name: (dict(snapshot.tensors.get(name, {})), own) for name, own in document["components"].items()}
@@ -164,6 +166,7 @@ PLAIN_FIELDS = (
     "best_reward",
     "slots",
     "data_digest",
+    "base_digest",
     "start_digest",
     "kl_coef",
     "iteration",

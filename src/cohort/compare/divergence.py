@@ -44,7 +44,7 @@ def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
 
     folder = RunFolder.open(root)
     recipe = folder.recipe()
-    if not (folder.model / "config.json").is_file():
+    if not folder.has_model():
         raise RunError(f"{root} has no model/ yet")
     data = build.load_data(recipe, Materials(folder.rows(recipe)))
     final = load(recipe, data, folder.model)

@@ -19,6 +19,7 @@ from rich.text import Text
 from cohort.diagnosis import diagnose
 from cohort.history import Finding
 from cohort.monitors.base import Monitor
+from cohort.perf import where_time_went
 from cohort.rewards.text import printable
 
 INTERVAL_S = 15.0
@@ -176,6 +177,8 @@ class ConsoleMonitor(Monitor):
         steps, seconds = summary.get("steps", 0), summary.get("seconds")
         took = f" in {duration(seconds)}" if isinstance(seconds, int | float) else ""
         self.print_line(f"{summary.get('status', 'finished')} after {steps} steps{took}")
+        if went := where_time_went(self.rows):
+            self.print_line(f"time     of training steps: {went}")
         table = before_after_table(summary.get("eval") or {})
         if table is not None:
             self.console.print(table)

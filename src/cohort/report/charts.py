@@ -16,6 +16,9 @@ MAX_POINTS = 400
 MAX_AREA_POINTS = 80
 """Areas of every single step are noise; the mean of a few steps shows which stage costs what."""
 
+COLOURS = 8
+"""Classes c0 to c7 of the stylesheet."""
+
 Points = Sequence[tuple[float, float]]
 
 
@@ -72,7 +75,7 @@ def figure(chart: Chart) -> str:
     scale = fit(chart, shown, layers)
     body = axes(chart, scale)
     body += areas(layers, scale) if chart.stacked else "".join(line(i, s, chart, scale) for i, s in enumerate(shown))
-    legend = "".join(f'<span><i class="c{i % 6}"></i>{escape(series.label)}</span>' for i, series in enumerate(shown))
+    legend = "".join(f'<span><i class="c{i % COLOURS}"></i>{escape(series.label)}</span>' for i, series in enumerate(shown))
     described = f"{chart.title}: " + ", ".join(f"{s.label} ends at {written(s.points[-1][1], chart)}" for s in shown)
     return (
         f'<figure class="card chart" data-chart="{escape(hover_data(chart, shown, scale), quote=True)}">'
@@ -112,7 +115,7 @@ def axes(chart: Chart, scale: Scale) -> str:
 
 
 def line(index: int, series: Series, chart: Chart, scale: Scale) -> str:
-    colour = f"c{index % 6}"
+    colour = f"c{index % COLOURS}"
     parts = []
     if series.intervals:
         upper = [(x, high) for (x, _), (_, high) in zip(series.points, series.intervals, strict=True)]
@@ -137,7 +140,7 @@ def areas(layers: Sequence[Points], scale: Scale) -> str:
     parts = []
     floor: Points = [(x, 0.0) for x, _ in layers[0]] if layers else []
     for index, layer in enumerate(layers):
-        parts.append(f'<polygon class="area c{index % 6}" points="{scale.place([*layer, *reversed(floor)])}"/>')
+        parts.append(f'<polygon class="area c{index % COLOURS}" points="{scale.place([*layer, *reversed(floor)])}"/>')
         floor = layer
     return "".join(parts)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from cohort.config import AlgorithmConfig
 from cohort.describe import describe
-from cohort.diagnosis import STAGES, diagnose
-from cohort.report.charts import Chart, Series, figure
+from cohort.diagnosis import diagnose
+from cohort.perf import seconds_of, stage_times, warm
+from cohort.report.charts import COLOURS, Chart, Series, figure
 from cohort.report.data import RunData, as_dict, number
 from cohort.report.frame import frame, text
 
@@ -18,7 +20,7 @@ COMPLETIONS_SHOWN = 3
 
 
 def render(run: RunData) -> str:
-    sections = (header, facts, before_after, findings, plots, completions, recipe, next_steps)
+    sections = (header, facts, before_after, findings, plots, timing, completions, recipe, next_steps)
     return frame(f"{run.name} · Cohort report", sections, run)
 
 
@@ -122,7 +124,7 @@ def facts(run: RunData) -> str:
         ("training success", "reward/success", percent),
         ("useful groups", "advantage/useful_groups", percent),
         ("completion length", "rollout/length_mean", lambda v: f"{v:.0f} tokens"),
-        ("throughput", "perf/tokens_per_second", lambda v: f"{v / 1000:.1f}k tok/s" if v >= 1000 else f"{v:.0f} tok/s"),
+        ("throughput", "perf/tokens_per_second", written_rate),
     ):
         values = [value for _, value in run.series(name)][-10:]
         if values:
@@ -231,11 +233,81 @@ def charts_of(run: RunData) -> list[Chart]:
         Chart("Entropy", "Per token. A collapse means that exploration has stopped.", lines(entropy="loss/entropy"), unit="nats"),
         Chart("Completion length", "Tokens the policy sampled, stop token included.", lines(mean="rollout/length_mean", longest="rollout/length_max"), unit="tokens"),
         Chart("Cut completions", "Ended at max_completion_tokens instead of a stop token.", lines(truncated="rollout/truncated"), share=True),
-        Chart("Step time by stage", "Seconds, stacked.", tuple(Series(stage, run.series(f"time/{stage}")) for stage in STAGES if any(v for _, v in run.series(f"time/{stage}"))), stacked=True, unit="s"),
+        Chart("Step time by stage", "Seconds, stacked. What each stage does is in the table below.", stage_series(run), stacked=True, unit="s"),
         Chart("Throughput", "Sampled tokens over the time of the whole step.", lines(tokens_per_second="perf/tokens_per_second"), unit="tok/s"),
         Chart("Gradient norm", "Before clipping. 0 means that no group had different rewards.", lines(gradient_norm="optim/grad_norm")),
         Chart("Learning rate", "Of the last optimizer step.", lines(learning_rate="optim/learning_rate"), smooth=False),
     ]  # fmt: skip
+
+
+def stage_series(run: RunData) -> tuple[Series, ...]:
+    """The largest stages in the order of a step, and all others in one: more layers than colours cannot be told apart."""
+    times = stage_times(run.rows)
+    shown = sorted(times, key=lambda time: -time.total)[: COLOURS - 1]
+    series = [Series(time.stage.name, run.series(f"time/{time.stage.name}")) for time in times if time in shown]
+    rest: dict[float, float] = {}
+    for time in times:
+        if time not in shown:
+            for step, seconds in run.series(f"time/{time.stage.name}"):
+                rest[step] = rest.get(step, 0.0) + seconds
+    return (*series, Series("others", sorted(rest.items()))) if rest else tuple(series)
+
+
+def timing(run: RunData) -> str:
+    """Which stage to look at: seconds of the median step and share of all seconds, stage by stage."""
+    rows = warm(run.rows)
+    times = stage_times(rows)
+    if not times:
+        return ""
+    slowest = max(times, key=lambda time: time.share)
+    steps = [seconds for row in rows if (seconds := seconds_of(row, "step")) is not None]
+    sentence = f"{percent(slowest.share)} of the time of {len(steps)} steps went into {slowest.stage.subject}."
+    first = ", the first step left out" if len(rows) < len(run.rows) else ""
+    lines = "".join(
+        f"<tr><td>{text(time.stage.name)}</td><td>{brief(time.median)}</td><td>{percent(time.share)}</td>"
+        f'<td class="bar"><span class="share c0" style="width:{100 * time.share / slowest.share:.1f}%"></span></td>'
+        f'<td class="does">{text(time.stage.does)}{rarely(time.steps, len(steps))}</td></tr>'
+        for time in times
+    )
+    return (
+        f'<h2>Where the time goes</h2><div class="card scroll"><p>{text(sentence)} {text(slowest.stage.fix)}</p>'
+        "<table><thead><tr><th>stage</th><th>median</th><th>share</th><th></th><th></th></tr></thead>"
+        f"<tbody>{lines}<tr><td>step</td><td>{brief(median(steps))}</td><td></td><td></td><td></td></tr></tbody></table></div>"
+        f'<p class="caption">Medians over the steps that went through a stage; shares of all seconds{first}. {text(rates(run))}</p>'
+    )
+
+
+def brief(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def rarely(steps: int, of: int) -> str:
+    return f" (in {steps} of {of} steps)" if steps < 0.9 * of else ""
+
+
+def rates(run: RunData) -> str:
+    """The perf/ figures of the last steps in one line, those that there are."""
+    writers = (
+        ("perf/rollout_tokens_per_second", lambda v: f"{written_rate(v)} sampled"),
+        ("perf/engine_occupancy", lambda v: f"{percent(v)} of slots decoding"),
+        ("perf/executed_tokens_per_second", lambda v: f"{written_rate(v)} run in training"),
+        ("perf/update_mfu", lambda v: f"MFU {percent(v)}"),
+        ("perf/shared_share", lambda v: f"{percent(v)} of tokens saved by running prompts once"),
+        ("perf/skipped_share", lambda v: f"{percent(v)} not run because nothing pushes on them"),
+        ("perf/padding_share", lambda v: f"{percent(v)} padding"),
+        ("perf/host_share", lambda v: f"{percent(v)} of a step on the host alone"),
+        ("perf/peak_memory_gib", lambda v: f"peak memory {v:.2f} GiB"),
+    )
+    lines = []
+    for name, write in writers:
+        values = [value for _, value in run.series(name)][-10:]
+        if values and any(values):
+            lines.append(write(median(values)))
+    return f"Last steps: {', '.join(lines)}." if lines else ""
+
+
+def written_rate(rate: float) -> str:
+    return f"{rate / 1000:.1f}k tok/s" if rate >= 1000 else f"{rate:.0f} tok/s"
 
 
 def held_out(run: RunData) -> tuple[Series, ...]:

@@ -7,9 +7,11 @@ import hashlib
 
 CSS = """
 :root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--ink:#16191d;--soft:#5b6470;--line:#e3e6ea;--tint:#f0f2f5;
---good:#0b7a4b;--warn:#a45b00;--bad:#b42318;--c0:#2b63d9;--c1:#d9622b;--c2:#12876f;--c3:#8b45c9;--c4:#b08900;--c5:#c2317c}
+--good:#0b7a4b;--warn:#a45b00;--bad:#b42318;--c0:#2b63d9;--c1:#d9622b;--c2:#12876f;--c3:#8b45c9;--c4:#b08900;--c5:#c2317c;
+--c6:#4b8f1d;--c7:#6b7785}
 @media(prefers-color-scheme:dark){:root{--bg:#101317;--card:#181c22;--ink:#e9ecf0;--soft:#98a2b0;--line:#2a3038;--tint:#20252d;
---good:#4cc38a;--warn:#e0a458;--bad:#ff8a7a;--c0:#7aa7ff;--c1:#ff9d6b;--c2:#4fd0b3;--c3:#c49bff;--c4:#e3c04f;--c5:#ff8cc0}}
+--good:#4cc38a;--warn:#e0a458;--bad:#ff8a7a;--c0:#7aa7ff;--c1:#ff9d6b;--c2:#4fd0b3;--c3:#c49bff;--c4:#e3c04f;--c5:#ff8cc0;
+--c6:#9bd46a;--c7:#a4afbd}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--bg);color:var(--ink);font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",sans-serif}
@@ -53,7 +55,7 @@ tr.set td{padding-top:16px;font-weight:600}
 .legend i{display:inline-block;width:10px;height:10px;border-radius:3px;margin-right:6px;background:currentColor}
 .chart svg{display:block;width:100%;height:auto;overflow:visible;touch-action:pan-y}
 .caption{font-size:13px;color:var(--soft);margin-top:6px}
-.c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}.c4{color:var(--c4)}.c5{color:var(--c5)}
+.c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}.c4{color:var(--c4)}.c5{color:var(--c5)}.c6{color:var(--c6)}.c7{color:var(--c7)}
 .grid{stroke:var(--line)}
 .tick{fill:var(--soft);font-size:12px}
 .line{fill:none;stroke:currentColor;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
@@ -61,6 +63,8 @@ tr.set td{padding-top:16px;font-weight:600}
 .band{fill:currentColor;opacity:.13}
 .whisker{stroke:currentColor;stroke-width:1.5;opacity:.55}
 .dot{fill:var(--card);stroke:currentColor;stroke-width:2}
+.share{display:inline-block;height:9px;border-radius:3px;background:currentColor;vertical-align:middle;min-width:1px}
+td.bar{width:34%;text-align:left}td.does{text-align:left;white-space:normal;color:var(--soft);font-size:14px}
 .area{fill:currentColor;opacity:.82;stroke:var(--card);stroke-width:.6}
 .cursor{stroke:var(--soft);stroke-dasharray:3 3;visibility:hidden}
 .tip{position:absolute;z-index:2;pointer-events:none;background:var(--ink);color:var(--bg);font-size:12px;line-height:1.5;padding:6px 10px;

@@ -17,7 +17,14 @@ __all__ = ["Engine", "build_engine", "stop_ids"]
 
 
 def build_engine(
-    name: Literal["auto", "local", "hf"], model: Any, decode: Callable[[Sequence[int]], str], slots: int = 0
+    name: Literal["auto", "local", "hf"],
+    model: Any,
+    decode: Callable[[Sequence[int]], str],
+    slots: int = 0,
+    *,
+    kernels: str = "auto",
+    cuda_graphs: bool = True,
+    decode_all: Callable[[Sequence[Sequence[int]]], list[str]] | None = None,
 ) -> tuple[Engine, str]:
     """The engine of that name, and a sentence for the console. auto: local where it is exact, else hf with the reason."""
     from cohort.rollout.hf_engine import HFEngine
@@ -28,7 +35,8 @@ def build_engine(
     if name not in ("auto", "local"):
         raise EngineError(f'sampling.engine: {name!r} is not an engine; use "auto", "local" or "hf".')
     try:
-        return LocalEngine(model, decode, slots), "engine local: continuous batching with the policy's own weights"
+        engine = LocalEngine(model, decode, slots, kernels=kernels, cuda_graphs=cuda_graphs, decode_all=decode_all)
+        return engine, f"engine local: continuous batching with the policy's own weights, {engine.describe()}"
     except EngineError as problem:
         if name == "local":
             raise EngineError(

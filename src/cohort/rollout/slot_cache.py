@@ -5,8 +5,8 @@ attention function named in their config. Both are ours while the engine runs, a
 
 - a *slot* is one row of a preallocated cache; rows have their own lengths (ragged), nothing is padded on the left and
   nothing is concatenated: a token is written in place, at its row and position;
-- transformers builds no mask for an attention name it has no mask function for; rows are told apart by one additive
-  bias per step, made once and used by all layers;
+- transformers builds no mask for an attention name it has no mask function for; on a GPU a kernel reads each row as far as
+  it is long, elsewhere rows are told apart by one additive bias per step, made once and used by all layers;
 - grouped queries are laid out as [B, kv_heads, group, D], so keys and values are read where they lie, never repeated.
 
 Attention features that are not honoured here are refused by name: an ignored argument would be a different model.
@@ -14,9 +14,9 @@ Attention features that are not honoured here are refused by name: an ignored ar
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -25,12 +25,10 @@ from transformers import AttentionInterface
 
 from cohort.attention import accumulation_dtype, additive, attention, causal_attention, check_plain_causal, visible
 from cohort.errors import EngineError
+from cohort.rollout.kv import ALIGNMENT, KVBlocks, KVShape
 from cohort.steady import missing_rows
 
 SLOT_ATTENTION = "cohort_slots"
-
-ALIGNMENT = 8
-"""Cache lengths are multiples of this: fused kernels on CUDA want aligned rows of the bias."""
 
 
 class AttendingCache(Protocol):
@@ -89,6 +87,10 @@ class PrefixCache(RaggedCache):
         self.windows: list[int | None] = [None] * num_layers
         """Sliding window that each layer asked for."""
 
+    def all(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of every layer."""
+        return [key for key in self.keys if key is not None], [value for value in self.values if value is not None]
+
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if key.shape != value.shape:
             raise EngineError("its keys and values have different shapes (multi-head latent attention)")
@@ -104,37 +106,31 @@ class PrefixCache(RaggedCache):
 
 
 class SlotCache(RaggedCache):
-    """Preallocated keys and values, [slots, kv_heads, T, D] per layer; live rows are always the first ones."""
+    """The keys and values of the slots (kv.py), as the modules of transformers want to be handed a cache."""
 
     def __init__(self, layers: Sequence[KVShape], slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.length = -(-length // ALIGNMENT) * ALIGNMENT
-        self.dtype = accumulation_dtype(dtype, device)
-
-        # Zeros, not empty memory: what a row does not see still enters the products, and 0 * NaN is NaN.
-        def empty(layer: KVShape) -> Tensor:
-            return torch.zeros(slots, layer.heads, self.length, layer.dim, dtype=self.dtype, device=device)
-
-        self.keys = [empty(layer) for layer in layers]
-        self.values = [empty(layer) for layer in layers]
+        self.blocks = KVBlocks(layers, slots, length, accumulation_dtype(dtype, device), device)
+        self.dtype, self.length = self.blocks.dtype, self.blocks.length
+        self.with_kernels = with_kernels(device)
         self.heads = [layer.heads for layer in layers]
         # In a cache seen as [slots * kv_heads * T, D], where row r of head h begins.
         slot, start = torch.arange(slots, device=device)[:, None], {}
         for heads in set(self.heads):
             start[heads] = (slot * heads + torch.arange(heads, device=device)) * self.length
         self.start_SK = start
-        self.flat_keys = [keys.view(-1, keys.shape[-1]) for keys in self.keys]
-        self.flat_values = [values.view(-1, values.shape[-1]) for values in self.values]
+        self.flat_keys = [keys.view(-1, keys.shape[-1]) for keys in self.blocks.keys]
+        self.flat_values = [values.view(-1, values.shape[-1]) for values in self.blocks.values]
         self.at_T = torch.arange(self.length, device=device)
         self.rows, self.live_length = 0, 0
-        self.positions_B = self.at_T
+        self.positions_B = self.done_B = self.at_T
         self.written: dict[int, Tensor] = {}
         self.biases: dict[int | None, Tensor] = {}
 
-    def begin_step(self, positions_B: Tensor, longest: int) -> None:
-        """Before each decode step: where each live row writes, and how far the longest one reaches."""
+    def begin_step(self, positions_B: Tensor, done_B: Tensor, longest: int) -> None:
+        """Before each decode step: where each row writes, which rows are done, and how far the longest one reaches."""
         self.rows = len(positions_B)
         self.live_length = min(-(-longest // ALIGNMENT) * ALIGNMENT, self.length)
-        self.positions_B = positions_B
+        self.positions_B, self.done_B = positions_B, done_B
         self.written = {k: (start[: self.rows] + positions_B[:, None]).flatten() for k, start in self.start_SK.items()}
         self.biases.clear()
 
@@ -142,12 +138,21 @@ class SlotCache(RaggedCache):
         at, dim = self.written[self.heads[layer]], key.shape[-1]
         self.flat_keys[layer].index_copy_(0, at, key.reshape(-1, dim).to(self.dtype))
         self.flat_values[layer].index_copy_(0, at, value.reshape(-1, dim).to(self.dtype))
-        return self.keys[layer][: self.rows, :, : self.live_length], self.values[layer][: self.rows, :, : self.live_length]
+        keys, values = self.blocks.keys[layer], self.blocks.values[layer]
+        if self.with_kernels:
+            return keys, values
+        return keys[: self.rows, :, : self.live_length], values[: self.rows, :, : self.live_length]
 
     def attend(
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float
     ) -> Tensor:
         rows, query_heads, _, dim = query.shape
+        if self.with_kernels:
+            from cohort.fused.kernels_decode import attend
+
+            one = query.to(self.dtype).reshape(rows, query_heads, dim)
+            out = attend(one, key, value, self.positions_B, self.done_B, scaling, window, softcap)
+            return out.to(query.dtype).reshape(rows, 1, query_heads, dim)
         if window not in self.biases:
             seen_BT = visible(self.positions_B[:, None], self.at_T[None, : self.live_length], window)
             self.biases[window] = additive(seen_BT, self.dtype)[:, None, None]
@@ -155,25 +160,10 @@ class SlotCache(RaggedCache):
         out = attention(grouped, key, value, self.biases[window], scaling, softcap)
         return out.to(query.dtype).reshape(rows, 1, query_heads, dim)
 
-    def load(self, rows: Tensor, prefix: PrefixCache, prefix_rows: Tensor) -> None:
-        """Copy prompts into slots. Padding comes along: it is never seen and soon written over."""
-        for source, target in ((prefix.keys, self.keys), (prefix.values, self.values)):
-            for prompt_kv, slot_kv in zip(source, target, strict=True):
-                assert prompt_kv is not None
-                chosen = prompt_kv.index_select(0, prefix_rows).to(self.dtype)
-                slot_kv[:, :, : prompt_kv.shape[2]].index_copy_(0, rows, chosen)
 
-    def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
-        """Copy the first `length` positions of rows into other rows."""
-        for slot_kv in (*self.keys, *self.values):
-            live = slot_kv[:, :, :length]
-            live.index_copy_(0, targets, live.index_select(0, sources))
-
-
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    heads: int
-    dim: int
+def with_kernels(device: torch.device) -> bool:
+    """Whether attention over the slots runs as a Triton kernel; elsewhere it is spelled out in torch."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def hidden_states(backbone: Any, cache: PrefixCache | SlotCache, input_ids_BT: Tensor, position_ids_BT: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ finds what reading cannot (a module that ignores position ids). Whatever fails e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,26 +16,15 @@ from torch import Tensor
 from cohort.attention import attending, attention_configs
 from cohort.errors import CohortError, EngineError
 from cohort.head import SplitModel, split
+from cohort.rollout.decoders import Decoder, LocalModel, ModuleDecoder
+from cohort.rollout.kv import KVShape
 from cohort.rollout.sampling import sampling_mode
-from cohort.rollout.slot_cache import SLOT_ATTENTION, KVShape, PrefixCache, SlotCache, hidden_states, prefill
+from cohort.rollout.slot_cache import SLOT_ATTENTION, PrefixCache, prefill
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 PROOF_STEPS = 3
 LONGEST_PROOF_WINDOW = 32
 """Sliding windows up to this are crossed in the proof; longer ones are checked by what the layers ask for."""
-
-
-@dataclass(frozen=True)
-class LocalModel:
-    """A model that was proven to run on the slot cache."""
-
-    parts: SplitModel
-    configs: list[Any]
-    layers: tuple[KVShape, ...]
-    dtype: torch.dtype
-    """Of keys and values."""
-    exact_length: int | None
-    """Longest sequence for which a KV cache is exact at all; None: no limit besides the positions of the model."""
 
 
 def why_not_local(model: Any) -> str | None:
@@ -90,36 +80,75 @@ def reason_by_reading(model: Any) -> str | None:
 @torch.no_grad()
 def prove_by_running(model: Any) -> LocalModel:
     """Two ragged prompts, decoded for a few steps through the cache, must give the logits of the plain forward."""
-    config, device = model.config.get_text_config(), model.device
-    window = getattr(config, "sliding_window", None) or 0
-    longest = 5 + (window if window <= LONGEST_PROOF_WINDOW else 0)
-    if getattr(config, "max_position_embeddings", None):
-        longest = max(2, min(longest, config.max_position_embeddings - PROOF_STEPS))
-    lengths = (longest, longest - 1)
-    token_ids = [
-        [(7 * at + 11 * row + 3) % config.vocab_size for at in range(n + PROOF_STEPS)] for row, n in enumerate(lengths)
-    ]
-
+    trial = Trial.of(model)
     with sampling_mode(model):
         parts, configs = split(model), attention_configs(model)
-        expected = [model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0].float() for ids in token_ids]
+        expected = trial.expected(model)
         with attending(configs, SLOT_ATTENTION):
-            prompts = [ids[:n] for ids, n in zip(token_ids, lengths, strict=True)]
-            prefix, last_hidden_PH = prefill(parts.backbone, config.num_hidden_layers, prompts, device)
+            layers = model.config.get_text_config().num_hidden_layers
+            prefix, _ = prefill(parts.backbone, layers, trial.prompts, model.device)
             local = local_model(model, parts, configs, prefix)
-            cache = SlotCache(local.layers, 2, longest + PROOF_STEPS, local.dtype, device)
-            # Crossed over, so that a module that mixes up rows is found out.
-            rows, prompt_of_row = torch.tensor([1, 0], device=device), [1, 0]
-            cache.load(rows, prefix, torch.tensor([0, 1], device=device))
-            compare(parts.logits(last_hidden_PH), [expected[p][lengths[p] - 1] for p in (0, 1)], model.dtype)
-            positions_B = torch.tensor([lengths[p] for p in prompt_of_row], device=device)
-            for step in range(PROOF_STEPS):
-                tokens_B = torch.tensor([token_ids[p][lengths[p] + step] for p in prompt_of_row], device=device)
-                cache.begin_step(positions_B, longest + step + 1)
-                hidden_BTH = hidden_states(parts.backbone, cache, tokens_B[:, None], positions_B[:, None])
-                compare(parts.logits(hidden_BTH[:, 0]), [expected[p][lengths[p] + step] for p in prompt_of_row], model.dtype)
-                positions_B = positions_B + 1
+            trial.decode(ModuleDecoder(local, 2, trial.longest + PROOF_STEPS, model.device), local, expected, model.dtype)
     return local
+
+
+@torch.no_grad()
+def prove_decoder(model: Any, local: LocalModel, make: Callable[[int, int], Decoder]) -> None:
+    """Another decoder, made by `make(slots, length)`, must give these logits too; EngineError where it does not."""
+    trial = Trial.of(model)
+    with sampling_mode(model):
+        expected = trial.expected(model)
+        with attending(local.configs, SLOT_ATTENTION):
+            trial.decode(make(2, trial.longest + PROOF_STEPS), local, expected, model.dtype)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Two rows of token ids, of which the first `lengths` are the prompts."""
+
+    token_ids: list[list[int]]
+    lengths: tuple[int, int]
+    device: torch.device
+
+    @staticmethod
+    def of(model: Any) -> Trial:
+        config = model.config.get_text_config()
+        window = getattr(config, "sliding_window", None) or 0
+        longest = 5 + (window if window <= LONGEST_PROOF_WINDOW else 0)
+        if getattr(config, "max_position_embeddings", None):
+            longest = max(2, min(longest, config.max_position_embeddings - PROOF_STEPS))
+        lengths = (longest, longest - 1)
+        token_ids = [
+            [(7 * at + 11 * row + 3) % config.vocab_size for at in range(n + PROOF_STEPS)] for row, n in enumerate(lengths)
+        ]
+        return Trial(token_ids, lengths, model.device)
+
+    @property
+    def longest(self) -> int:
+        return self.lengths[0]
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        return [ids[:n] for ids, n in zip(self.token_ids, self.lengths, strict=True)]
+
+    def expected(self, model: Any) -> list[Tensor]:
+        """Logits [T, V] of the plain forward, row by row."""
+        rows = [torch.tensor([ids], device=self.device) for ids in self.token_ids]
+        return [model(input_ids=row, use_cache=False).logits[0].float() for row in rows]
+
+    def decode(self, decoder: Decoder, local: LocalModel, expected: list[Tensor], dtype: torch.dtype) -> None:
+        prompts, last_hidden_PH = decoder.prefill(self.prompts)
+        compare(local.parts.logits(last_hidden_PH), [expected[p][self.lengths[p] - 1] for p in (0, 1)], dtype)
+        # Crossed over, so that a module that mixes up rows is found out.
+        rows, prompt_of_row = torch.tensor([1, 0], device=self.device), [1, 0]
+        decoder.load(rows, prompts, torch.tensor([0, 1], device=self.device))
+        positions_B = torch.tensor([self.lengths[p] for p in prompt_of_row], device=self.device)
+        done_B = torch.zeros(2, dtype=torch.int32, device=self.device)
+        for step in range(PROOF_STEPS):
+            tokens_B = torch.tensor([self.token_ids[p][self.lengths[p] + step] for p in prompt_of_row], device=self.device)
+            hidden_BH = decoder.step(tokens_B, positions_B, done_B, self.longest + step + 1)
+            compare(local.parts.logits(hidden_BH), [expected[p][self.lengths[p] + step] for p in prompt_of_row], dtype)
+            positions_B = positions_B + 1
 
 
 def compare(ours_BV: Tensor, expected_BV: list[Tensor], dtype: torch.dtype) -> None:

@@ -1,0 +1,41 @@
+"""Rollouts and GRPO steps of the 4.4 M parameter model on this CPU, beside HF generate and TRL, with targets.
+
+    python benchmarks/speed_cpu.py                     about ten minutes on two quiet cores; results into docs/results
+    python benchmarks/speed_cpu.py --only cpu-rollout-fixed --out /tmp
+    python -m cohort.bench.table docs/results/*.json   README's table from them
+
+Ratios are to peers in the same run: on a busy machine both are slow. Ragged lengths have a mean of half the maximum.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from cohort.bench.cases import Case, Target, run_cases
+from cohort.bench.command import Options
+
+SIZES = {"prompts": 16, "group": 8, "prompt_tokens": 16, "device": "cpu"}
+ROLLOUT = {**SIZES, "new": 128, "stages": "rollout"}
+STEP = {**SIZES, "new": 64, "stages": "train,step", "repeats": 5}
+
+CASES = (
+    Case(
+        "cpu-rollout-fixed", ("tiny",), Options(**ROLLOUT),
+        (Target("rollout", "ratio:hf_generate", low=2.0),),
+    ),
+    Case(
+        "cpu-rollout-ragged", ("tiny",), Options(**ROLLOUT, lengths="ragged"),
+        (Target("rollout", "ratio:hf_generate", low=3.5),),
+    ),
+    Case(
+        "cpu-step-fixed", ("tiny",), Options(**STEP),
+        (Target("step", "ratio:trl", low=1.5),),
+    ),
+    Case(
+        "cpu-step-ragged", ("tiny",), Options(**STEP, lengths="ragged", silent_every=3),
+        (Target("step", "ratio:trl", low=2.5),),
+    ),
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(run_cases(CASES, __doc__))

@@ -1,0 +1,11 @@
+"""`cohort bench`: what rollouts, training and a whole step cost, by stage, beside peers in the same run.
+
+    workload.py  what is to be done: prompts, group size, planned lengths, the reward; the same for every engine
+    shapes.py    models of real shapes with random weights, and a tokenizer made on the spot: nothing is downloaded
+    flops.py     what that work must cost: parameters, FLOPs, bytes, the limit of the machine; no torch
+    child.py     one stage of ours, in a process of its own; peers.py: the same for the peers' scripts
+    result.py    one JSON document from all of it; table.py, plot.py: README's table and a drawing from the JSON
+    curves.py    cost against one axis at a time, measured slope beside expected slope
+
+Nothing here is imported by training.
+"""

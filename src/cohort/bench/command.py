@@ -1,0 +1,278 @@
+"""The command itself: what to measure from the words and options, then stage by stage, then a table and a JSON file."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cohort.bench import machine as machines
+from cohort.bench.job import Job
+from cohort.bench.peers import NAMES, PEERS, BenchError, chosen_peers, run_peer, run_stage, why_not
+from cohort.bench.result import document_of, quoted_ratio
+from cohort.bench.shapes import SHAPES, Shape, write_folder
+from cohort.bench.workload import Workload
+from cohort.errors import RecipeError
+
+STAGES = ("rollout", "train", "step")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line said; 0 and "" leave a choice to the machine or to the recipe."""
+
+    shape: str = ""
+    prompts: int = 0
+    group: int = 0
+    prompt_tokens: int = 0
+    new: int = 0
+    lengths: str = "fixed"
+    mean_share: float = 0.0
+    silent_every: int = 0
+    stages: str = ""
+    peers: str = "auto"
+    vllm_python: str = ""
+    repeats: int = 3
+    slots: int = 0
+    micro_rows: int = 0
+    peer_batch: int = 0
+    device: str = ""
+    out: Path | None = None
+    plot: Path | None = None
+
+
+@dataclass(frozen=True)
+class Defaults:
+    shape: str
+    workload: Workload
+    micro_rows: int
+
+
+DEFAULTS = {
+    "cpu": Defaults("tiny", Workload(16, 8, 16, 64, mean_share=0.5), 128),
+    "cuda": Defaults("0.5b", Workload(32, 8, 128, 512, mean_share=0.4), 16),
+}
+
+
+def run_bench(words: Sequence[str], options: Options, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Measure, print, write; the document."""
+    machine = machines.ask_machine()
+    with tempfile.TemporaryDirectory(prefix="cohort-bench-") as scratch:
+        base = make_job(words, options, machine, scratch)
+        stages = chosen_stages(options.stages)
+        peers = chosen_peers(options.peers)
+        base.recipe()  # what is wrong with the words is said before anything is measured
+        prepare(base)
+        say(describe(base, machine))
+        jobs, measured, missing = measure(base, stages, peers, options.vllm_python, say)
+    made = time.strftime("%Y-%m-%d")
+    document = document_of(jobs, measured, missing, machine, machines.revision(), made)
+    print_table(document)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        say(f"written: {options.out}")
+    if options.plot:
+        from cohort.bench.plot import bars
+
+        options.plot.parent.mkdir(parents=True, exist_ok=True)
+        options.plot.write_text(bars(document), encoding="utf-8")
+        say(f"drawn: {options.plot}")
+    return document
+
+
+# -- what to measure ---------------------------------------------------------------------------------------------------
+
+
+def make_job(words: Sequence[str], options: Options, machine: dict[str, Any], folder: str) -> Job:
+    """The work from the words (a shape or a recipe, then words of the recipe) and the options; the rest by the machine."""
+    device = options.device or ("cuda" if machine["gpu"] else "cpu")
+    kind = "cuda" if device.startswith("cuda") else "cpu"
+    if kind == "cuda" and not machine["gpu"]:
+        raise RecipeError(f"--device {device}: this machine shows no GPU.")
+    defaults = DEFAULTS[kind]
+    named = words[0] if words and "=" not in words[0] else ""
+    overrides = tuple(words[1:] if named else words)
+    work, shape = defaults.workload, Shape.named(options.shape or defaults.shape)
+    if named and named not in SHAPES:
+        if options.shape:
+            raise RecipeError(f"{named!r} and --shape {options.shape}: a recipe brings its own shape.")
+        shape, work = from_recipe(named, work)
+    elif named:
+        if options.shape not in ("", named):
+            raise RecipeError(f"{named!r} and --shape {options.shape}: name one shape.")
+        shape = Shape.named(named)
+    if options.lengths not in ("fixed", "ragged"):
+        raise RecipeError(f"--lengths: {options.lengths!r}; use fixed or ragged.")
+    if options.mean_share and options.lengths == "fixed":
+        raise RecipeError("--mean-share: fixed lengths have no mean of their own; use --lengths ragged.")
+    if options.repeats < 1:
+        raise RecipeError("--repeats: at least 1; a first turn warms up and is not counted.")
+    work = replace(
+        work,
+        lengths=options.lengths,  # type: ignore[arg-type]
+        silent_every=options.silent_every,
+        **{
+            name: value
+            for name in ("prompts", "group", "prompt_tokens", "new", "mean_share")
+            if (value := getattr(options, name))
+        },
+    )
+    return Job(
+        stage="rollout",
+        folder=folder,
+        shape=shape,
+        workload=work,
+        device=device,
+        repeats=options.repeats,
+        slots=options.slots,
+        micro_rows=options.micro_rows or defaults.micro_rows,
+        overrides=overrides,
+        peer_batch=options.peer_batch,
+    )
+
+
+def from_recipe(name: str, work: Workload) -> tuple[Shape, Workload]:
+    """Shape and sizes of a recipe: its model's dimensions (with random weights), its prompts, group and lengths."""
+    from cohort.bench.flops import Dimensions
+    from cohort.recipes import find_recipe
+
+    recipe = find_recipe(name, [])
+    scratch = recipe.model.scratch
+    if recipe.model.source == "scratch":
+        head_dim = scratch.hidden_size // scratch.num_heads
+        dimensions = Dimensions(
+            scratch.hidden_size, scratch.intermediate_size, scratch.num_layers, scratch.num_heads, scratch.num_kv_heads,
+            head_dim, vocabulary=64, tied=True,
+        )  # fmt: skip
+    else:
+        dimensions = Dimensions.from_config(read_config(recipe.model.source))
+    work = replace(
+        work,
+        prompts=recipe.train.prompts_per_step,
+        group=recipe.train.group_size,
+        new=recipe.sampling.max_completion_tokens,
+    )
+    return Shape(name, dimensions), work
+
+
+def read_config(source: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source).get_text_config()
+    except (OSError, ValueError) as problem:
+        first_line = str(problem).strip().splitlines()[0]
+        raise RecipeError(f"model.source: cannot read the config of {source!r} ({first_line}).") from problem
+
+
+def chosen_stages(text: str) -> list[str]:
+    names = [name.strip() for name in (text or ",".join(STAGES)).split(",")]
+    if any(name not in STAGES for name in names):
+        raise RecipeError(f"--stages: {text!r}; use some of {', '.join(STAGES)}.")
+    return names
+
+
+def prepare(job: Job) -> None:
+    """The files every process reads: config, tokenizer, rows."""
+    write_folder(job.shape, job.model)
+    rows = job.workload.rows(job.steps, job.shape.dimensions.vocabulary)
+    job.rows_file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+Measured = dict[str, dict[str, dict[str, Any]]]
+
+
+def measure(
+    base: Job, stages: Sequence[str], peers: Sequence[str], vllm_python: str, say: Callable[[str], None]
+) -> tuple[dict[str, Job], Measured, dict[str, str]]:
+    """Stage by stage: ours, then its peers. A peer that fails is written down with the reason, and the rest goes on."""
+    jobs, missing = {}, {}
+    measured: Measured = {}
+    for stage in stages:
+        here = [peer for peer in peers if PEERS[peer] == stage]
+        job = jobs[stage] = replace(base, stage=stage, hf_generate="hf_generate" in here)
+        say(f"{stage}: cohort" + (" and HF generate, in turns" if job.hf_generate else ""))
+        measured[stage] = run_stage(job)
+        for peer in here:
+            if peer in measured[stage]:
+                continue
+            reason = why_not(peer, job, vllm_python)
+            if not reason:
+                say(f"{stage}: {NAMES[peer]}")
+                try:
+                    measured[stage] |= run_peer(peer, job, vllm_python)
+                except BenchError as problem:
+                    reason = str(problem)
+            if reason:
+                missing[f"{stage}/{peer}"] = reason
+                say(f"{stage}: no {NAMES[peer]}: {reason}")
+    return jobs, measured, missing
+
+
+# -- showing -----------------------------------------------------------------------------------------------------------
+
+
+def describe(job: Job, machine: dict[str, Any]) -> str:
+    work = job.workload
+    lengths = (
+        f"{work.new} tokens"
+        if work.lengths == "fixed"
+        else f"up to {work.new} tokens, mean {work.tokens / work.completions:.0f}"
+    )
+    where = machine["gpu"] if job.device.startswith("cuda") else f"{machine['cpu']}, {machine['threads']} threads"
+    silent = f", every {work.silent_every}. group without signal" if work.silent_every else ""
+    size = job.shape.dimensions.total_parameters
+    return (
+        f"{job.shape.name} ({size / 1e6:.1f} M parameters, random weights) on {where}: {work.prompts} prompts of "
+        f"{work.prompt_tokens} tokens x {work.group}, {lengths}{silent}; median of {job.repeats} after a warm-up"
+    )
+
+
+def print_table(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_edge=False, pad_edge=False)
+    for column in ("stage", "engine", "seconds [least, most]", "tokens/s", "of the machine", "peak memory", "Cohort is"):
+        table.add_column(column, justify="left" if column in ("stage", "engine") else "right")
+    for stage, engines in document["stages"].items():
+        for name, figures in engines.items():
+            derived = figures["derived"]
+            spread = f"{derived['seconds']:.3g} [{derived['least_seconds']:.3g}, {derived['most_seconds']:.3g}]"
+            ratio = document["ratios"][stage].get(name)
+            cells = (
+                spread,
+                f"{derived['tokens_per_second']:,.0f}",
+                of_machine(derived),
+                memory(figures),
+                f"{ratio:.2f} x" if ratio else "",
+            )
+            table.add_row(stage, NAMES[name], *cells)
+        for quoted in document["quoted"]:
+            if quoted["stage"] == stage:
+                rate = f"{quoted['tokens_per_second']:,.0f}" if quoted["tokens_per_second"] else ""
+                seconds = f"{quoted['seconds']:.3g}" if quoted["seconds"] else ""
+                peak = f"{quoted['peak_gib']:.0f} GiB" if quoted["peak_gib"] else ""
+                ratio_text = f"{quoted_ratio(quoted, document):.2f} x"
+                table.add_row(stage, f"{quoted['label']} (not this run)", seconds, rate, "", peak, ratio_text)
+    Console().print(table)
+
+
+def of_machine(derived: dict[str, Any]) -> str:
+    if "mfu" in derived:
+        return f"MFU {100 * derived['mfu']:.1f} %"
+    return f"{100 * derived['limit_share']:.1f} % of the limit" if "limit_share" in derived else ""
+
+
+def memory(figures: dict[str, Any]) -> str:
+    """The whole process or GPU where it is known, else how much the call itself added."""
+    if figures.get("peak_bytes"):
+        return f"{figures['peak_bytes'] / 2**30:.2f} GiB"
+    return f"+{figures['growth_bytes'] / 2**30:.2f} GiB" if figures.get("growth_bytes") else ""
