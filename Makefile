@@ -25,7 +25,7 @@ demo: setup  ## Train the built-in demo on this machine, nothing downloaded
 test: setup  ## Run the tests (a sample of every claim)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu' -n 2 --dist loadfile
 
-prove: setup  ## Re-run every figure of docs/results.md in full (about three and a half hours on two cores)
+prove: setup  ## Re-run every figure of docs/results.md in full (about three hours and forty minutes on two cores)
 	$(BIN)/python -m pytest -m 'prove and not gpu' --durations=20
 	$(BIN)/python benchmarks/prove.py
 

@@ -1,4 +1,5 @@
-"""Rollouts on a CPU: HF generate, the modules over the slot cache, and the fused decode step, in one process, in turn.
+"""Rollouts on a CPU: HF generate, the modules over the slot cache, the fused decode step in PyTorch, and with the compiled
+kernel, in one process, in turn.
 
     python benchmarks/decode_cpu.py [--size small|demo] [--new 128] [--repeats 5] [--threads 2]
 
@@ -74,8 +75,12 @@ def contenders(size: str, new: int, ragged: bool) -> tuple[dict[str, Callable[[]
         assert tokens.shape[1] == PROMPT_TOKENS + new
         return tokens
 
-    def engine(kernels: str) -> Callable[[], object]:
+    def engine(kernels: str, native: bool = False) -> Callable[[], object]:
         local = LocalEngine(model, lambda ids: "", slots=prompt_count * group, kernels=kernels)
+        if not native:
+            local.native = None
+        elif local.native is None:
+            raise SystemExit(f"no compiled kernel: {local.why_not_native}")
 
         def rollouts() -> object:
             groups = local.generate(prompts, sampling, NoiseKey(0, "train", 1), limits=limits)
@@ -84,7 +89,12 @@ def contenders(size: str, new: int, ragged: bool) -> tuple[dict[str, Callable[[]
 
         return rollouts
 
-    named = {"HF generate": generate, "modules": engine("modules"), "fused": engine("fused")}
+    named = {
+        "HF generate": generate,
+        "modules": engine("modules"),
+        "fused": engine("fused"),
+        "native": engine("fused", native=True),
+    }
     return named, sum(map(sum, limits))
 
 
@@ -125,8 +135,10 @@ def main() -> None:
     for ragged in (False, True):
         found = measure(arguments.size, arguments.new, ragged, arguments.repeats)
         lengths = "ragged" if ragged else "fixed"
+        load = round(os.getloadavg()[0], 1)
         for name, row in found.items():
-            print(json.dumps({"size": arguments.size, "threads": arguments.threads, "lengths": lengths, "engine": name, **row}))
+            setting = {"size": arguments.size, "threads": arguments.threads, "lengths": lengths, "load": load}
+            print(json.dumps({**setting, "engine": name, **row}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Re-run the figures of docs/results.md that are not tests, and hold each to its target.
 
-    python benchmarks/prove.py                       all of them (about three and a half hours on two cores)
+    python benchmarks/prove.py                       all of them (about three hours and forty minutes on two cores)
     python benchmarks/prove.py --only demo --seeds 0
     python benchmarks/prove.py --only lines
 
@@ -338,6 +338,29 @@ def faulty_rewards(settings: Settings) -> list[Figure]:
     return [verdict_of("200 steps with 5 % reward faults", command, "finishes, counts each, improves")]
 
 
+# -- speed -------------------------------------------------------------------------------------------------------------
+
+
+def speed(settings: Settings) -> list[Figure]:
+    """Rollouts and steps beside HF generate and TRL in the same run, each with the target it has in speed_cpu.py."""
+    from speed_cpu import CASES
+
+    folder = settings.folder / "speed"
+    script = ["benchmarks/speed_cpu.py", "--out", str(folder)]
+    ended = subprocess.run([sys.executable, *script], cwd=ROOT, capture_output=True, text=True, check=False)
+    figures = []
+    for case in CASES:
+        command, file = f"python {script[0]} --only {case.name}", folder / f"{case.name}.json"
+        if not file.is_file():
+            figures.append(Figure(f"speed: {case.name}", command, f"{ended.stderr.strip()[-300:]!r}", "runs", False))
+            continue
+        document = json.loads(file.read_text(encoding="utf-8"))
+        for target in case.targets:
+            _, what, measured, wanted, _ = target.row(case.name, document).strip("| ").split(" | ")
+            figures.append(Figure(f"speed: {case.name}, {what}", command, measured, wanted, target.met(document)))
+    return figures
+
+
 def verdict_of(name: str, command: Sequence[str], target: str) -> Figure:
     """A benchmark that prints its own table and tells by its exit code whether every target was met."""
     ended = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -350,6 +373,7 @@ FIGURES: dict[str, Callable[[Settings], list[Figure]]] = {
     "help": help_seconds,
     "doctor": doctor_seconds,
     "rollouts": rollouts,
+    "speed": speed,
     "demo": demo,
     "memory": memory,
     "iterative": iterative,

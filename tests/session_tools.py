@@ -111,10 +111,11 @@ def without_timing(node: Any) -> Any:
 
 
 def bits(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    import torch
     from safetensors.torch import load_file
 
     return {
-        name: (str(value.dtype), tuple(value.shape), value.contiguous().numpy().tobytes())
+        name: (str(value.dtype), tuple(value.shape), value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         for name, value in load_file(file).items()
     }
 

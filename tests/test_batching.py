@@ -103,9 +103,11 @@ def test_a_shared_prompt_stands_once_before_all_completions():
     assert layout.token_ids_T.tolist() == [1, 2, 11, 100, 101, 102, 200, 300, 301]
     assert layout.positions_T.tolist() == [0, 1, 0, 2, 3, 4, 2, 1, 2]
     assert layout.segment_starts.tolist() == [0, 2, 3, 6, 7, 9]
-    assert (layout.shared.num_tokens, layout.shared.longest, layout.shared.longest_completions) == (3, 2, 4)
-    assert layout.shared.starts.tolist() == [0, 2, 3]
-    assert layout.shared.completion_starts.tolist() == [0, 4, 6]
+    shared = layout.shared
+    assert (shared.num_tokens, shared.longest, shared.longest_completion) == (3, 2, 3)
+    assert shared.completion_starts.tolist() == [0, 3, 4, 6]
+    assert shared.copies.index_N.tolist() == [0, 1, 0, 1, 2], "the prompt of each row"
+    assert shared.copy_starts.tolist() == [0, 2, 4, 5]
     assert micro.before_M.tolist() == [1, 3, 4, 1, 2, 7]
     assert micro.row_M.tolist() == [0, 0, 0, 1, 2, 2]
 

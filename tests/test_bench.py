@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
+import shutil
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ from cohort.bench.flops import (
     training_cost,
     training_flops,
 )
-from cohort.bench.gauge import peak_memory, reset_resident_peak
+from cohort.bench.gauge import Peak, peak_memory, reset_resident_peak
 from cohort.bench.job import Job
 from cohort.bench.plot import bars
 from cohort.bench.plot import curves as draw_curves
@@ -216,6 +219,9 @@ def test_a_recipe_brings_shape_and_sizes() -> None:
         (["column_addition"], Options(shape="7b"), "brings its own shape"),
         ([], Options(lengths="long"), "--lengths"),
         ([], Options(mean_share=0.3), "--mean-share"),
+        ([], Options(mean_share=1.5, lengths="ragged"), "--mean-share: 1.5"),
+        ([], Options(prompt_tokens=-1), "--prompt-tokens: -1"),
+        ([], Options(slots=-2), "--slots: -2"),
         ([], Options(repeats=0), "--repeats"),
         ([], Options(device="cuda"), "no GPU"),
         (["group_size=4"], Options(), "use --group"),
@@ -248,6 +254,77 @@ def test_peers_are_named_or_refused() -> None:
     if not peers.installed("vllm"):
         assert "--vllm-python" in peers.why_not("vllm", job, "")
     assert peers.why_not("vllm", job, "/other/python") == ""
+
+
+def test_a_peer_that_would_do_other_work_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's script trains every weight: beside adapters its seconds would flatter us."""
+    monkeypatch.setattr(peers, "installed", lambda package: True)
+    full, adapters = (make_job(["0.5b", *words], Options(), ON_H200, "/x") for words in ([], ["model.lora.rank=4"]))
+    assert peers.why_not("trl", full, "") == ""
+    assert "adapters" in peers.why_not("trl", adapters, "")
+    assert "adapters" in peers.why_not("trl_vllm", adapters, "")
+    step = {"cohort": {"seconds": [2.0], "tokens": 131_072, "frozen_base": True}}
+    document = document_of({"step": adapters}, {"step": step}, {}, ON_H200, "", "2026-01-01")
+    assert document["quoted"] == []
+    ours = document["stages"]["step"]["cohort"]["derived"]
+    assert ours["limit_seconds"] == pytest.approx(0.2613 + 397.25e12 * 4 / 6 / 790e12, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("axes", "points", "message"),
+    [
+        ("head", "1,2", "--points"),
+        ("group,length", "4,8", "--points"),
+        ("length", "4,many", "whole numbers"),
+        ("length", "0,8", "whole numbers"),
+        ("length", "64", "at least two"),
+    ],
+)
+def test_points_that_no_curve_can_be_drawn_through_are_refused(axes: str, points: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        curves.run_curves([], Options(), axes, points, lambda text: None)
+
+
+def test_curves_survive_a_head_that_fails_and_make_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hours of other points must not be lost with it."""
+    growth = iter([2**20, None])
+
+    def run(command: list[str], what: str) -> None:
+        Path(command[-1]).write_text(json.dumps({"growth_bytes": next(growth)}), encoding="utf-8")
+
+    monkeypatch.setattr(curves, "run", run)
+    out = tmp_path / "new" / "folder" / "curves.json"
+    document = curves.run_curves([], Options(out=out, device="cpu"), "head", "", lambda text: None)
+    assert document["curves"] == []
+    assert document["stopped"] == ["loss head, 2048 tokens: its memory cannot be measured on this machine"]
+    assert json.loads(out.read_text(encoding="utf-8")) == document
+
+
+def test_what_an_engine_keeps_from_turn_to_turn_counts_as_its_memory(
+    measured: tuple[dict[str, Job], dict[str, Any], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours holds 100 bytes after its first turn and needs 5 more in every turn; the peer needs 50 and keeps nothing."""
+    turns = {"cohort": iter([(1000, 105), (1100, 5)]), "hf_generate": iter([(1100, 50), (1100, 50)])}
+    order = iter(["cohort", "hf_generate"] * 2)
+
+    @contextlib.contextmanager
+    def peak_memory(device: str) -> Iterator[Peak]:
+        held, growth = next(turns[next(order)])
+        yield Peak(held, growth)
+
+    monkeypatch.setattr(child, "peak_memory", peak_memory)
+    job = replace(measured[0]["rollout"], hf_generate=True)
+    shutil.rmtree(Path(job.folder) / "runs")
+    found = child.measure_rollout(job)
+    assert found["cohort"]["growth_bytes"] == 105
+    assert found["hf_generate"]["growth_bytes"] == 50
+
+
+def test_peak_memory_is_that_of_the_first_step_too() -> None:
+    """As the peers' is; the mark is reset before the steps that are timed."""
+    job = make_job([], Options(), NO_GPU, "/x")
+    assert child.memory(job, child.Watched(first_peak=2**60))["peak_bytes"] == 2**60
+    assert 0 < child.memory(job, child.Watched())["peak_bytes"] < 2**60
 
 
 def test_the_command_line_refuses_options_of_the_other_kind() -> None:

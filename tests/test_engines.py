@@ -1,9 +1,13 @@
 """Engine against engine: the fast one must give what the slow and obvious one gives, or refuse by name."""
 
+import gc
 import math
 import random
 import subprocess
 import sys
+import weakref
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +16,8 @@ import transformers
 from scipy import stats
 from transformers import AutoModelForCausalLM
 
-from cohort.errors import EngineError
-from cohort.rollout import build_engine, decoding, stop_ids
+from cohort.errors import EngineError, ModelError
+from cohort.rollout import build_engine, decoding, graphs, kv, stop_ids
 from cohort.rollout import local_engine as local_engine_module
 from cohort.rollout.hf_engine import HFEngine
 from cohort.rollout.local_engine import LocalEngine
@@ -296,6 +300,97 @@ def test_one_token_and_no_prompts():
         assert [[c.length for c in group] for group in groups] == [[1, 1]] * 5
 
 
+@pytest.mark.parametrize("slots", [1, 3, 20])
+@pytest.mark.parametrize("kernels", ["auto", "modules"])
+@pytest.mark.parametrize("longest", [1, 12])
+def test_looks_that_lag_behind_change_nothing(monkeypatch, kernels, slots, longest):
+    """The scheduler as it runs on a GPU: several steps to a look, rows that are done and come along, buckets of rows."""
+
+    class Elsewhere(decoding.Decoding):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.device = SimpleNamespace(type="elsewhere")
+
+    monkeypatch.setitem(decoding.PREFILL_TOKENS, "elsewhere", 40)
+    model, prompts = make_model("Qwen2"), make_prompts(9)
+    wanted = sampling(group_size=2, max_completion_tokens=longest, stop_ids=tuple(range(2, 8)))
+    plain = LocalEngine(model, text_of, slots, kernels=kernels)
+    expected = plain.generate(prompts, wanted, TRAIN)
+    monkeypatch.setattr(local_engine_module, "Decoding", Elsewhere)
+    engine = LocalEngine(model, text_of, slots, kernels=kernels)
+    found = engine.generate(prompts, wanted, TRAIN)
+    assert [c.token_ids for c in flat(found)] == [c.token_ids for c in flat(expected)]
+    assert [c.end for c in flat(found)] == [c.end for c in flat(expected)]
+    for one, other in zip(flat(found), flat(expected), strict=True):
+        assert np.allclose(one.sampling_logprobs, other.sampling_logprobs, atol=1e-5)
+    if longest > 1:
+        assert engine.last["looks"] < plain.last["looks"]
+
+
+def test_rows_are_copied_in_parts_of_bounded_size(monkeypatch):
+    model, prompts, wanted = make_model(), make_prompts(12), sampling(group_size=3)
+    expected = LocalEngine(model, text_of, 7, kernels="modules").generate(prompts, wanted, TRAIN)
+    selected, select = [], torch.Tensor.index_select
+
+    def counting(tensor, dim, index):
+        selected.append(len(index) if tensor.dim() == 6 else 0)
+        return select(tensor, dim, index)
+
+    monkeypatch.setattr(kv, "BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(torch.Tensor, "index_select", counting)
+    assert LocalEngine(model, text_of, 7, kernels="modules").generate(prompts, wanted, TRAIN) == expected
+    assert max(selected) == 1
+
+
+def test_occupancy_is_the_share_of_slots_that_decode():
+    """Two completions of 5 and 9 tokens, of which the first comes from the prompt: 4 + 8 of 2 x 8."""
+    engine = LocalEngine(make_model(), text_of, 2)
+    engine.generate(make_prompts(1), sampling(group_size=2, stop_ids=()), TRAIN, limits=[[5, 9]])
+    assert engine.last["decode_steps"] == 8
+    assert engine.last["occupancy"] == 12 / 16
+
+
+@pytest.mark.parametrize("limits", [[[3, 3]], [[3, 0], [3, 3]]])
+def test_a_limit_for_every_completion(limits):
+    with pytest.raises(EngineError, match="limits: 4 of at least 1"):
+        LocalEngine(make_model(), text_of, 2).generate(make_prompts(2), sampling(group_size=2), TRAIN, limits=limits)
+
+
+class EagerSteps:
+    """What graphs.GraphedSteps does, without graphs."""
+
+    def __init__(self):
+        self.step, self.graphs = None, {}
+
+    def run(self, rows, times):
+        for _ in range(times):
+            self.step(rows)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_holds_the_cache_once_a_call_is_over(monkeypatch, fails):
+    """A ring of references is memory that training cannot have until Python happens to look for rings."""
+    monkeypatch.setattr(local_engine_module, "GraphedSteps", EagerSteps)
+    engine = LocalEngine(make_model(), text_of, 4)
+    engine.cuda_graphs = True
+    made, make = [], engine._workspace
+    monkeypatch.setattr(engine, "_workspace", lambda *args: made.append(make(*args)) or made[-1])
+    if fails:
+        monkeypatch.setattr(decoding.Decoding, "finished", lambda self, look: 1 // 0)
+    gc.disable()
+    try:
+        if fails:
+            with pytest.raises(ZeroDivisionError):
+                engine.generate(make_prompts(3), sampling(), TRAIN)
+        else:
+            engine.generate(make_prompts(3), sampling(), TRAIN)
+        cache = weakref.ref(made[0].decoder)
+        made.clear()
+        assert cache() is None
+    finally:
+        gc.enable()
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The policy as it is now, and left as it was
 # ---------------------------------------------------------------------------------------------------------------------
@@ -504,6 +599,106 @@ def test_slots_are_chosen_from_free_memory(monkeypatch):
     monkeypatch.setattr(local_engine_module, "free_memory", lambda device: slot_bytes)
     with pytest.raises(EngineError, match=r"not even one slot.*sampling\.max_completion_tokens"):
         engine.generate(make_prompts(1), sampling(max_completion_tokens=40), TRAIN)
+
+
+def test_slots_asked_for_that_do_not_fit_any_more_are_fewer(monkeypatch):
+    """A run fixes its number of slots at its start; optimizer states and a reference come later."""
+    model, prompts, wanted = make_model(), make_prompts(6), sampling(group_size=2)
+    engine = LocalEngine(model, text_of, 12)
+    expected = engine.generate(prompts, wanted, TRAIN)
+    assert engine.last["slots"] == 12
+    longest = max(len(prompt.token_ids) for prompt in prompts) + wanted.max_completion_tokens
+    slot_bytes = 2 * longest * 8 * 2 * (2 * 8) + 4 * 6 * VOCAB
+    monkeypatch.setattr(local_engine_module, "free_memory", lambda device: int(slot_bytes * 5.5))
+    assert engine.generate(prompts, wanted, TRAIN) == expected
+    assert engine.last["slots"] == 5
+    monkeypatch.setattr(local_engine_module, "free_memory", lambda device: slot_bytes // 2)
+    with pytest.raises(EngineError, match="not even one slot"):
+        engine.generate(prompts, wanted, TRAIN)
+
+
+def test_a_kept_workspace_serves_what_fits_into_it_and_nothing_else():
+    wanted = sampling()
+    kept = local_engine_module.Workspace(None, None, None, 8, 8, 64, 20, wanted, ("here",))
+    assert kept.serves(8, 64, 20, wanted, ("here",))
+    assert kept.serves(8, 10, 2, wanted, ("here",)), "a refill with fewer completions"
+    assert not kept.serves(4, 64, 20, wanted, ("here",)), "another number of slots was asked for since"
+    assert not kept.serves(8, 65, 20, wanted, ("here",))
+    assert not kept.serves(8, 64, 21, wanted, ("here",))
+    assert not kept.serves(8, 64, 20, sampling(temperature=0.5), ("here",))
+    assert not kept.serves(8, 64, 20, wanted, ("elsewhere",))
+
+
+def test_own_kernels_that_do_not_run_here_are_a_reason(monkeypatch):
+    def broken(*args):
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr(local_engine_module, "fused_decoder", broken)
+    engine = LocalEngine(make_model(), text_of)
+    assert "out of resource" in engine.describe()
+    with pytest.raises(ModelError, match=r'model.kernels = "fused" is not possible: .*out of resource'):
+        LocalEngine(make_model(), text_of, kernels="fused")
+
+
+def pretend_graphs(monkeypatch):
+    """torch.cuda as far as graphs.py goes: a capture takes no step, a replay takes one."""
+
+    @contextmanager
+    def nothing(*args, **kwargs):
+        yield
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    modes, capturing = ["default"], []
+
+    @contextmanager
+    def graph(captured, pool):
+        capturing.append(captured)
+        yield
+        capturing.pop()
+
+    for name, value in {
+        "graph_pool_handle": lambda: None, "current_stream": lambda: stream, "stream": nothing,
+        "CUDAGraph": lambda: SimpleNamespace(replay=None), "graph": graph,
+        "get_sync_debug_mode": lambda: modes[-1], "set_sync_debug_mode": modes.append,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(graphs, "side_stream", lambda: stream)
+    return modes, capturing
+
+
+@pytest.mark.parametrize("waits", [0, 1, 99])
+def test_steps_that_make_the_host_wait_are_not_captured(monkeypatch, waits):
+    """As many steps are taken as were asked for, whether they are captured or not."""
+    modes, capturing = pretend_graphs(monkeypatch)
+    steps, taken, left = graphs.GraphedSteps(), [], [waits]
+
+    def step(rows):
+        if capturing:
+            assert not left[0], "a step that waits must not be captured"
+            capturing[-1].replay = lambda: taken.append(("replayed", rows))
+            return
+        if modes[-1] == "error" and left[0]:
+            left[0] -= 1
+            raise RuntimeError("called a synchronizing CUDA operation")
+        taken.append(("taken", rows))
+
+    steps.step = step
+    for rows, times in ((4, 3), (4, 1), (8, 1), (8, 2)):
+        before = len(taken)
+        steps.run(rows, times)
+        assert taken[before:] == [(kind, rows) for kind, _ in taken[before:]]
+        assert len(taken) - before == times
+    assert set(steps.graphs) == ({4, 8} if waits < 2 else set())
+    assert modes[-1] == "default"
+
+
+def test_another_error_of_a_first_step_is_not_hidden(monkeypatch):
+    modes, _ = pretend_graphs(monkeypatch)
+    steps = graphs.GraphedSteps()
+    steps.step = lambda rows: (_ for _ in ()).throw(RuntimeError("an illegal memory access"))
+    with pytest.raises(RuntimeError, match="illegal"):
+        steps.run(4, 2)
+    assert modes[-1] == "default"
 
 
 def test_rotary_frequencies_that_depend_on_length_limit_the_cache():

@@ -1,5 +1,6 @@
 """The local engine on CUDA: own kernels and graphs against the modules of transformers, and both against the slow engine."""
 
+import gc
 import math
 import random
 
@@ -8,6 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from cohort.rollout import local_engine
 from cohort.rollout.hf_engine import HFEngine
 from cohort.rollout.local_engine import LocalEngine
 from cohort.types import NoiseKey, Prompt, Sampling
@@ -136,3 +138,43 @@ def test_top_p_is_sampled_in_plain_torch_and_still_captured():
     wanted = sampling(stop_ids=(), top_p=0.5)
     slow = HFEngine(model, text_of).generate(prompts, wanted, TRAIN)
     assert share_equal(LocalEngine(model, text_of, 5).generate(prompts, wanted, TRAIN), slow) >= 0.9
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_experts_decode_whether_or_not_their_steps_can_be_captured(graphs):
+    """Where routing makes the host wait, steps are launched one by one; the tokens are the same."""
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
+    model, prompts, wanted = AutoModelForCausalLM.from_config(config).eval().to("cuda"), make_prompts(12), sampling()
+    slow = HFEngine(model, text_of).generate(prompts, wanted, TRAIN)
+    engine = LocalEngine(model, text_of, 16, cuda_graphs=graphs)
+    for _ in range(2):
+        assert share_equal(engine.generate(prompts, wanted, TRAIN), slow) >= 0.95
+    print(f"experts: {engine.last['graphs']:.0f} graphs")
+    assert torch.cuda.get_sync_debug_mode() == 0
+
+
+def test_calls_of_many_sizes_share_their_graphs():
+    """Refills of a batch have another number of completions each time."""
+    model, wanted = make_model(), sampling(stop_ids=(), group_size=1)
+    engine = LocalEngine(model, text_of, 64)
+    for count in (64, *range(1, 64, 3)):
+        engine.generate(make_prompts(count), wanted, TRAIN)
+    assert engine.last["graphs"] <= 9  # 1, 2, 4, 8, 16, 24, 32, 48, 64
+
+
+def test_a_workspace_that_is_not_kept_leaves_no_memory_behind(monkeypatch):
+    monkeypatch.setattr(local_engine, "KEPT_SHARE", 0.0)
+    model = make_model()
+    engine = LocalEngine(model, text_of, 64)
+    engine.generate(make_prompts(4), sampling(), TRAIN)  # libraries allocate what they keep
+    gc.collect()
+    held = torch.cuda.memory_allocated()
+    gc.disable()
+    try:
+        for _ in range(3):
+            engine.generate(make_prompts(60), sampling(), TRAIN)
+            # Less than the keys and values of the slots.
+            assert torch.cuda.memory_allocated() - held < 2 * 2 * 60 * 2 * 16 * 38 * 4
+    finally:
+        gc.enable()

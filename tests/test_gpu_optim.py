@@ -80,7 +80,7 @@ def test_an_update_waits_for_the_device_once(bits):
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert report.clipped
-    waits = [str(one.message) for one in caught if "synchroniz" in str(one.message)]
+    waits = [str(one.message) for one in caught if "called a synchronizing" in str(one.message)]
     assert len(waits) == 1, waits
 
 

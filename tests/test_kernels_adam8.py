@@ -56,6 +56,19 @@ def test_the_kernel_gives_the_bits_of_the_twin(size):
 
 
 @needs_interpreter
+def test_the_kernel_runs_on_the_device_of_the_tensor(monkeypatch):
+    """Triton launches on the current device: with model.device = "cuda:1" that is another one."""
+    asked = []
+    original = torch.cuda.device_of
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: asked.append(tensor) or original(tensor))
+    master = torch.zeros(BLOCK)
+    update_fused(master, torch.ones(BLOCK), Moments.zeros(master), rule_at(1, 1e-2, 0.0, 0.9, 0.999, 1e-8), (1, 2))
+    assert len(asked) == 1
+    assert asked[0] is master
+    assert bool((master < 0).all())
+
+
+@needs_interpreter
 def test_a_matrix_and_a_bfloat16_gradient():
     """Any shape is read flat; a gradient in the compute dtype is widened as it is read."""
     start = torch.randn(24, 100, generator=torch.Generator().manual_seed(0))

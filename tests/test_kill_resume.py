@@ -110,7 +110,7 @@ MOMENTS = {
         Trap("pathlib:Path.rename", 2),
     ],
     "inside a rollout, then while the model is exported": [
-        Trap("cohort.rollout.local_engine:next_tokens", 90),
+        Trap("cohort.rollout.slots:next_tokens", 90),
         Trap("cohort.policy:Policy.save", 1, after=True),
     ],
 }
@@ -142,7 +142,7 @@ PLACES = [
     ("pathlib:Path.rename", 20),
     ("shutil:rmtree", 30),
     ("os:fsync", 60),
-    ("cohort.rollout.local_engine:next_tokens", 150),
+    ("cohort.rollout.slots:next_tokens", 150),
     ("cohort.evaluation:score_groups", 6),
     ("cohort.experience:_score_into", 10),
     ("pyarrow.parquet:write_table", 5),

@@ -388,6 +388,18 @@ def test_a_rate_for_full_training_is_warned_about():
     assert "full fine-tuning" in recipe_warnings(load_recipe(overrides=["model=some/model", "learning_rate=3e-5"]))[0]
 
 
+@pytest.mark.parametrize("engine", ["auto", "local", "hf"])
+def test_own_kernels_are_refused_by_name_and_never_replaced(tmp_path, engine):
+    """An order that cannot be followed is not answered with another engine, however the engine is chosen."""
+    settings = {"model.lora.rank": RANK, "model.kernels": "fused", "sampling.engine": engine}
+    with pytest.raises(ModelError, match=r'model\.kernels = "fused" is not possible') as said:
+        train_tiny(tmp_path, **FAST, **settings)
+    assert 'Use "auto"' in str(said.value) or 'Use kernels = "auto"' in str(said.value)
+    if engine != "hf":
+        assert "q_proj" in str(said.value)
+    assert train_tiny(tmp_path, "auto", **FAST, **settings | {"model.kernels": "auto"}).status == "finished"
+
+
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 

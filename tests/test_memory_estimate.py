@@ -9,9 +9,20 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from cohort import memory_estimate
+from cohort import memory_estimate, preflight
 from cohort.adam8 import Moments
-from cohort.memory_estimate import GIB, ModelNumbers, RunNumbers, activation_bytes, estimate, kv_bytes_per_slot, words
+from cohort.algorithms import logprobs
+from cohort.memory_estimate import (
+    GIB,
+    ModelNumbers,
+    RunNumbers,
+    activation_bytes,
+    estimate,
+    head_bytes,
+    kv_bytes_per_slot,
+    words,
+)
+from session_tools import train_tiny
 
 QWEN_05B = ModelNumbers(24, 896, 14, 2, 64, 4864, 151936, tied=True, attention_bias=True)
 QWEN_15B = ModelNumbers(28, 1536, 12, 2, 128, 8960, 151936, tied=True, attention_bias=True)
@@ -69,6 +80,9 @@ def test_bytes_per_parameter():
     assert weights(RunNumbers(reference=True)) == 20 * count
     assert weights(RunNumbers(lora_rank=16, reference=True)) == 2 * count + 18 * adapter
     assert weights(RunNumbers(critic=True)) == 36 * count
+    assert weights(RunNumbers(lora_rank=16, critic=True)) == 2 * count + 36 * adapter
+    assert weights(RunNumbers(reward_model=True)) == (18 + 14) * count
+    assert weights(RunNumbers(lora_rank=16, reward_model=True)) == 2 * count + 14 * adapter + 18 * count
     assert Moments.zeros(torch.empty(1 << 16)).num_bytes == memory_estimate.MOMENT_BYTES[8] * (1 << 16)
 
 
@@ -80,6 +94,34 @@ def test_activations_and_cache_by_hand():
     needed = estimate(QWEN_05B, RunNumbers(slots=3, longest=640, cache_element=4))
     assert needed.sampling == {"keys and values": 2 * 3 * 7_864_320.0}
     assert needed.training["loss head"] == 2 * 64 * 2**20
+
+
+def test_the_loss_head_has_the_sizes_of_the_loss_head():
+    """Chunks and blocks as algorithms/logprobs.py plans them; by hand for 0.5B on a GPU of 140 GiB."""
+    assert memory_estimate.HEAD_CHUNK_ELEMENTS == logprobs.CHUNK_ELEMENTS
+    assert memory_estimate.HEAD_GPU_BYTES == logprobs.CUDA_CHUNK_BYTES
+    assert memory_estimate.HEAD_GPU_SHARE == logprobs.CUDA_BLOCK_SHARE
+    assert memory_estimate.HEAD_GPU_ROWS == logprobs.CUDA_ROWS
+    gpu = RunNumbers(gpu_bytes=140 * GIB)
+    vocabulary, weight = 151936, 151936 * 896
+    # 5 x 2^28 bytes are 2,208 rows of logits, 2,048 in whole tiles; 140 GiB / 16 are 15 times as many in bfloat16.
+    assert head_bytes(QWEN_05B, gpu) == 4 * 2048 * vocabulary + 2 * 16384 * vocabulary + 2 * weight
+    many = replace(gpu, micro_batch_tokens=1 << 20)
+    assert head_bytes(QWEN_05B, many) == 4 * 2048 * vocabulary + 2 * 15 * 2048 * vocabulary + 4 * weight
+    assert head_bytes(QWEN_05B, replace(many, lora_rank=16)) == (4 + 2) * 2048 * vocabulary
+
+
+def test_modules_keep_more_and_adapters_run_on_modules():
+    own, modules = RunNumbers(), RunNumbers(own_kernels=False)
+    kept = estimate(QWEN_05B, own).training["activations"]
+    assert estimate(QWEN_05B, modules).training["activations"] == 2 * kept
+    advised = memory_estimate.made_to_fit(estimate(QWEN_7B, replace(own, micro_batch_tokens=8192)), 70 * GIB)
+    assert advised is not None
+    assert (advised.lora_rank, advised.own_kernels) == (16, False)
+
+
+def test_parameters_that_were_counted_are_taken():
+    assert replace(QWEN_05B, counted=12345).parameters == 12345
 
 
 def test_training_and_sampling_take_turns():
@@ -140,3 +182,80 @@ def test_the_table_of_the_documentation():
     text = (Path(__file__).parent.parent / "docs" / "memory.md").read_text(encoding="utf-8")
     for line in memory_estimate.table({"0.5B": QWEN_05B, "1.5B": QWEN_15B, "7B": QWEN_7B}):
         assert line in text, line
+
+
+# -- at the start of a run ---------------------------------------------------------------------------------------------
+
+
+SHORT = {"train.num_steps": 1, "cold_start.num_steps": 0, "evaluation.samples": 0, "sampling.slots": 8}
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_run_reads_its_numbers_from_model_and_recipe(tmp_path, monkeypatch, rank):
+    if rank:
+        pytest.importorskip("peft", reason="adapters need peft")
+    seen = []
+    monkeypatch.setattr(
+        preflight,
+        "memory_check",
+        lambda parts, encoded: (
+            seen.append((parts, preflight.model_numbers(parts.policy), preflight.run_numbers(parts, encoded)))
+            or preflight.Check("ok", "memory", "")
+        ),
+    )
+    settings = {
+        "optimizer.state_bits": 8,
+        "train.activation_checkpointing": True,
+        "model.lora.rank": rank,
+        "algorithm.name": "ppo",
+    }
+    train_tiny(tmp_path, **SHORT, **settings)
+    ((parts, model, run),) = seen
+    trained = sum(value.numel() for value in parts.policy.model.parameters() if value.requires_grad)
+    total = sum(value.numel() for value in parts.policy.model.parameters())
+    assert model.parameters == (total - trained if rank else total)
+    assert (model.layers, model.width, model.query_heads, model.kv_heads, model.head_dim) == (2, 32, 2, 1, 16)
+    assert run == RunNumbers(
+        element=4,
+        state_bits=8,
+        lora_rank=rank,
+        adapter_parameters=trained if rank else None,
+        reference=True,
+        critic=True,
+        micro_batch_tokens=24 * run.longest,  # a step of 6 x 4 rows is less than the budget
+        activation_checkpointing=True,
+        own_kernels=False,
+        slots=8,
+        longest=run.longest,
+        cache_element=8,
+    )
+    assert 12 < run.longest <= 12 + 8
+    if not rank:  # what is held, and the formula, agree: weights in float32, two moments in 8 bits
+        assert estimate(model, run).held["parameters"] == 4 * total
+
+
+def test_a_run_that_will_not_fit_is_told_which_setting_to_change(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(preflight, "room_on", lambda device: 130 * 2**20)
+    original = preflight.memory_check
+    monkeypatch.setattr(preflight, "memory_check", lambda *args: said.append(original(*args)) or said[-1])
+    train_tiny(tmp_path, **SHORT, **{"train.prompts_per_step": 64})
+    (check,) = said
+    assert check.level == "warning"
+    assert "it does not fit. Set train.micro_batch_tokens = 256" in check.text
+    monkeypatch.setattr(preflight, "room_on", lambda device: 4 * GIB)
+    train_tiny(tmp_path, "roomy", **SHORT)
+    assert said[-1].level == "ok"
+
+
+def test_slots_that_the_engine_chooses_are_no_reason_to_warn(tmp_path, monkeypatch):
+    """With sampling.slots = 0 it takes what is free; a number in the recipe may be too large."""
+    said = []
+    original = preflight.memory_check
+    monkeypatch.setattr(preflight, "memory_check", lambda *args: said.append(original(*args)) or said[-1])
+    monkeypatch.setattr(memory_estimate, "kv_bytes_per_slot", lambda *args: 2.0 * GIB)
+    monkeypatch.setattr(preflight, "room_on", lambda device: 4 * GIB)
+    train_tiny(tmp_path, "fixed", **SHORT)
+    train_tiny(tmp_path, "chosen", **SHORT | {"sampling.slots": 0})
+    assert [check.level for check in said] == ["warning", "ok"]
+    assert "Set sampling.slots = 1." in said[0].text

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from cohort.config import RewardModelConfig
 from cohort.errors import CheckpointError, Interrupted, InvariantError, ModelError, RewardError, RunError
 from cohort.learned_scorer import LearnedScorer
+from cohort.optim import Optimizer
 from cohort.policy import Policy
 from cohort.reward_data import Labelled, Replay, groups_of, is_held_back, label, pairs_of
 from cohort.reward_model import RewardModel, auc, fill, fit_losses, fit_units, ranked_right
@@ -197,6 +198,37 @@ def test_the_micro_batch_size_does_not_change_the_gradient(loss):
     for budget in (1, 40):
         assert reward_model.accumulate(data, budget) == pytest.approx(whole, abs=1e-12)
         assert relative_difference(gradients(reward_model), reference) < 1e-12
+
+
+def test_activation_checkpointing_is_that_of_the_policy():
+    """Every layer once more in the backward, and the same gradient."""
+    data, found, counts = labelled(groups=4), [], []
+    for checkpointing in (False, True):
+        policy = tiny_policy()
+        policy.prepare("modules", checkpointing)
+        reward_model, calls = make(policy=policy), [0]
+        for layer in reward_model.model.base_model.layers:
+            layer.mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.__setitem__(0, calls[0] + 1))
+        reward_model.accumulate(data, 100_000)
+        found.append(gradients(reward_model))
+        counts.append(calls[0])
+    assert counts[1] == 2 * counts[0]
+    assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+def test_the_moments_of_a_fit_have_the_bits_of_the_recipe(monkeypatch, bits):
+    """8-bit moments exist for models that do not fit otherwise, and the reward model is as large as the policy."""
+    kinds = set()
+    original = Optimizer.clip_and_step
+    monkeypatch.setattr("cohort.optim.SMALLEST", 256)
+    monkeypatch.setattr(
+        Optimizer, "clip_and_step", lambda self: kinds.update(type(part).__name__ for part in self.moments) or original(self)
+    )
+    policy, data = tiny_policy(), labelled()
+    reward_model = RewardModel.from_policy(policy, settings(), torch.float32, 0, state_bits=bits)
+    reward_model.fit(data, iteration=1, seed=0, micro_batch_tokens=10_000)
+    assert kinds == ({"Adam32", "Adam8"} if bits == 8 else {"Adam32"})
 
 
 def test_micro_batches_are_really_cut(monkeypatch):

@@ -10,10 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cohort import build, checkpoint, session
+from cohort import build, checkpoint, parts, session
 from cohort.build import Materials
-from cohort.errors import CohortError, InvariantError, RewardError, RunError
+from cohort.errors import CohortError, InvariantError, ModelError, RewardError, RunError
 from cohort.policy import Policy
+from cohort.updates import check_same_policy
+from conftest import tiny_policy
 from session_tools import bits, differences, digit_share, rows_of, summary_of, tiny, train_tiny
 
 FAST: dict[str, Any] = {
@@ -62,6 +64,67 @@ def test_engine_trainer_and_reference_agree_before_the_first_update(tmp_path, en
     assert row["loss/ratio_max"] == 1.0
     assert row["advantage/useful_groups"] > 0
     assert row["optim/grad_norm"] > 0
+
+
+def test_the_kl_is_exactly_0_at_any_width(tmp_path, monkeypatch):
+    """The reference scores the very micro-batches that are trained, so on a CPU no width excuses a difference."""
+    seen = []
+    monkeypatch.setattr(parts, "check_same_policy", lambda *args: seen.append(args[2]) or check_same_policy(*args))
+    wide = {
+        "model.scratch.hidden_size": 640,
+        "model.scratch.num_layers": 1,
+        "train.num_steps": 1,
+        "train.micro_batch_tokens": 40,
+    }
+    row = rows_of(run_with(digit_share, tmp_path, **wide, **{"algorithm.kl_coef": 0.04}).folder)[0]
+    assert seen == [0.0]
+    assert row["loss/kl"] == 0.0
+    assert row["optim/grad_norm"] > 0
+
+
+def test_own_kernels_that_fail_on_this_gpu_are_a_reason_and_not_a_crash(monkeypatch):
+    """Stood in for: a GPU on which a kernel does not compile."""
+
+    def broken(*args: Any) -> None:
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr(Policy, "device", property(lambda self: torch.device("cuda")))
+    monkeypatch.setattr("cohort.policy.with_kernels", lambda device: True)
+    monkeypatch.setattr("cohort.policy.FusedBackbone", broken)
+    policy = tiny_policy()
+    assert policy.prepare("auto") == (
+        "training with the modules of transformers (RuntimeError: out of resource: shared memory)"
+    )
+    with pytest.raises(ModelError, match=r'model\.kernels = "fused" is not possible: RuntimeError: out of resource'):
+        policy.prepare("fused")
+
+
+def test_a_resumed_run_does_not_keep_what_it_read(tmp_path, monkeypatch):
+    """The weights are in the policy by then: a second copy would stay in the host's memory to the end."""
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2)
+        assert train_tiny(tmp_path, **FAST | {"train.num_steps": 3}).status == "interrupted"
+    held = []
+    original = session.Session._train
+    monkeypatch.setattr(
+        session.Session, "_train", lambda self, *args: held.append(self.found.snapshot.tensors) or original(self, *args)
+    )
+    assert session.resume(tmp_path / "run").status == "finished"
+    assert held == [{}]
+
+
+def stop_at(patch: Any, step: int) -> None:
+    from cohort.errors import Interrupted
+    from cohort.state import TrainState
+
+    original = TrainState.finish_step
+
+    def stopped(self: Any) -> None:
+        original(self)
+        if self.step == step:
+            raise Interrupted("SIGTERM")
+
+    patch.setattr(TrainState, "finish_step", stopped)
 
 
 def test_it_holds_after_a_cold_start_and_with_several_minibatches(tmp_path):

@@ -230,7 +230,7 @@ def training_sampling(recipe: Recipe, policy: Policy) -> Sampling:
 
 
 def make_engine(recipe: Recipe, policy: Policy) -> tuple[Engine, str]:
-    return build_engine(
+    engine, sentence = build_engine(
         recipe.sampling.engine,
         policy.model,
         policy.codec.decode,
@@ -239,6 +239,12 @@ def make_engine(recipe: Recipe, policy: Policy) -> tuple[Engine, str]:
         cuda_graphs=recipe.sampling.cuda_graphs,
         decode_all=policy.codec.decode_all,
     )
+    if recipe.model.kernels == "fused" and policy.device.type == "cpu" and not isinstance(engine, LocalEngine):
+        raise ModelError(
+            f'model.kernels = "fused" is not possible: on a CPU own kernels only sample, and this run has {sentence.rstrip(".")}. '
+            'Use kernels = "auto" or "modules".'
+        )
+    return engine, sentence
 
 
 def choose_slots(recipe: Recipe, engine: Engine, prompts: Sequence[Prompt], sampling: Sampling) -> int:

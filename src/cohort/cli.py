@@ -219,15 +219,18 @@ def bench(
         ),
     ] = None,
     shape: Annotated[str, typer.Option(help="The same as naming the shape; by the machine unless named.")] = "",
-    prompts: Annotated[int, typer.Option(help="Prompts of a step.")] = 0,
-    group: Annotated[int, typer.Option(help="Completions per prompt.")] = 0,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 0,
-    new: Annotated[int, typer.Option(help="Tokens of a completion, at most.")] = 0,
+    prompts: Annotated[int, typer.Option(help="Prompts of a step; 16 on a CPU, 32 on a GPU.", show_default=False)] = 0,
+    group: Annotated[int, typer.Option(help="Completions per prompt; 8.", show_default=False)] = 0,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt; 16 on a CPU, 128 on a GPU.", show_default=False)] = 0,
+    new: Annotated[
+        int, typer.Option(help="Tokens of a completion, at most; 64 on a CPU, 512 on a GPU.", show_default=False)
+    ] = 0,
     lengths: Annotated[
         str, typer.Option(help="fixed: all of them that long. ragged: log-normal, the same for every engine.")
     ] = "fixed",
     mean_share: Annotated[
-        float, typer.Option(help="ragged: mean length as a share of --new; 0.5 on a CPU, 0.4 on a GPU.")
+        float,
+        typer.Option(help="ragged: mean length as a share of --new; 0.5 on a CPU, 0.4 on a GPU.", show_default=False),
     ] = 0.0,
     silent_every: Annotated[int, typer.Option(help="Every N-th group gets one reward for all, so no signal; 0: none.")] = 0,
     stages: Annotated[str, typer.Option(help="Some of rollout,train,step; all unless named.")] = "",
@@ -235,7 +238,9 @@ def bench(
     vllm_python: Annotated[str, typer.Option(help="Interpreter of another environment that has vLLM.")] = "",
     repeats: Annotated[int, typer.Option(help="Turns that count; one before them warms up.")] = 3,
     slots: Annotated[int, typer.Option(help="Completions that ours decodes side by side; 0: the engine chooses.")] = 0,
-    micro_rows: Annotated[int, typer.Option(help="Rows of one forward-backward, ours and TRL's; 16 on a GPU.")] = 0,
+    micro_rows: Annotated[
+        int, typer.Option(help="Rows of one forward-backward, ours and TRL's; 128 on a CPU, 16 on a GPU.", show_default=False)
+    ] = 0,
     peer_batch: Annotated[int, typer.Option(help="Completions that HF generate is given at once; 0: all.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda; by the machine unless named.")] = "",
     axes: Annotated[str, typer.Option(help="curves: some of group,length,prompts,model,head.")] = "",

@@ -84,10 +84,10 @@ def export(model: RewardModel, folder: Path) -> None:
 
 
 def make_reward_model(parts: Parts, compute_dtype: torch.dtype) -> RewardModel:
-    settings = parts.recipe.reward_model
+    settings, bits = parts.recipe.reward_model, parts.recipe.optimizer.state_bits
     if settings.source:
-        return RewardModel.from_pretrained(settings.source, parts.policy, settings, compute_dtype)
-    return RewardModel.from_policy(parts.policy, settings, compute_dtype, parts.recipe.seed)
+        return RewardModel.from_pretrained(settings.source, parts.policy, settings, compute_dtype, state_bits=bits)
+    return RewardModel.from_policy(parts.policy, settings, compute_dtype, parts.recipe.seed, state_bits=bits)
 
 
 def last_step(recipe: Recipe, iteration: int) -> int:

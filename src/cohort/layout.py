@@ -1,9 +1,8 @@
 """How the rows of a micro-batch stand in one flat sequence of tokens, without padding.
 
 A row is a prompt and one completion. Without sharing the rows simply follow each other. With sharing a prompt stands once for
-all rows that have it: first come all prompts, then all completions in the order of their prompts. Prompts and completions are
-then one slice each, and the completions of a prompt are one slice, which is what attention in two calls needs
-(packed_attention.py): nothing is copied to get at them.
+all rows that have it: first come all prompts, then all completions. Prompts and completions are then one slice each, which is
+what attention in two calls needs (packed_attention.py).
 
     without    P a a a  P b b  Q c c        positions  0 1 2 3  0 1 2  0 1 2
     shared     P Q  a a a b b c c           positions  0 0  1 2 3 1 2 1 2
@@ -53,13 +52,22 @@ class Rows:
 class SharedPrompts:
     num_tokens: int
     """The first tokens of the layout are those of the prompts, all others those of completions."""
-    starts: Tensor
-    """int32 [prompts + 1]: where each prompt begins, and the end of the last."""
     longest: int
     completion_starts: Tensor
-    """int32 [prompts + 1], counted from the first completion: where the completions of each prompt begin."""
-    longest_completions: int
-    """Most tokens that the completions of one prompt have together."""
+    """int32 [rows + 1], counted from the first completion: where the completion of each row begins."""
+    longest_completion: int
+    copy_starts: Tensor
+    """int32 [rows + 1]: where each row's copy of its prompt begins in `copies`."""
+    copies: Selection
+    """Of the prompts' tokens: those of each row's prompt, row after row."""
+
+    def to(self, device: torch.device | str) -> SharedPrompts:
+        return replace(
+            self,
+            completion_starts=self.completion_starts.to(device),
+            copy_starts=self.copy_starts.to(device),
+            copies=self.copies.to(device),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,15 +121,12 @@ class Layout:
         return make_padding(self.rows, self.num_tokens, self.equal_rows, self.token_ids_T.device)
 
     def to(self, device: torch.device | str) -> Layout:
-        shared = self.shared
-        if shared is not None:
-            shared = replace(shared, starts=shared.starts.to(device), completion_starts=shared.completion_starts.to(device))
         return replace(
             self,
             token_ids_T=self.token_ids_T.to(device),
             positions_T=self.positions_T.to(device),
             segment_starts=self.segment_starts.to(device),
-            shared=shared,
+            shared=self.shared.to(device) if self.shared is not None else None,
         )
 
 
@@ -155,7 +160,6 @@ def _with_shared_prompts(
     prompt_starts = _starts(prompt_length_P)
     num_prompt_tokens = int(prompt_starts[-1])
     completion_starts = _starts(completion_length_B)
-    completions_of_P = completion_starts[np.append(np.flatnonzero(first_B), len(sequences))]
     own_start_B = num_prompt_tokens + completion_starts[:-1]
     rows = Rows(
         shared_start_B=prompt_starts[:-1][prompt_B],
@@ -173,10 +177,11 @@ def _with_shared_prompts(
     )
     shared = SharedPrompts(
         num_tokens=num_prompt_tokens,
-        starts=_int32(prompt_starts),
         longest=int(prompt_length_P.max()),
-        completion_starts=_int32(completions_of_P),
-        longest_completions=int(np.diff(completions_of_P).max()),
+        completion_starts=_int32(completion_starts),
+        longest_completion=int(completion_length_B.max()),
+        copy_starts=_int32(_starts(prompt_length_B)),
+        copies=Selection.of(ranges(rows.shared_start_B, prompt_length_B), num_prompt_tokens),
     )
     return _layout(token_ids_T, positions_T, np.concatenate([prompt_length_P, completion_length_B]), rows, shared)
 

@@ -6,13 +6,17 @@ what the backward of each layer reads again, for the fused kernels of the Llama 
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 MOMENT_BYTES = {32: 8.0, 8: 2.0 + 8.0 / 256.0}
 """Both moments of one element; in 8 bits two codes, and two float32 scales for every 256 elements."""
 HEAD_CHUNK_ELEMENTS = 1 << 24
-"""Logits alive at a time in the loss head, in float32, and the gradient of the same size."""
+HEAD_GPU_BYTES, HEAD_GPU_SHARE, HEAD_GPU_ROWS = 5 << 28, 16, 256
+"""Sizes of the loss head, as in algorithms/logprobs.py, which imports torch."""
+MODULE_FACTOR = 2.0
+"""By a rule of thumb: what the modules of transformers keep for the backward, against own kernels."""
 GIB = 2.0**30
 
 
@@ -33,6 +37,8 @@ class ModelNumbers:
     """Biases of the query, key and value projections (Qwen2)."""
     head_norms: bool = False
     """Norms of query and key heads (Qwen3)."""
+    counted: int = 0
+    """Parameters as counted in the model itself; 0: by the formula of the families."""
 
     @property
     def projection_sizes(self) -> Mapping[str, tuple[int, int]]:
@@ -50,6 +56,8 @@ class ModelNumbers:
 
     @property
     def parameters(self) -> int:
+        if self.counted:
+            return self.counted
         per_layer = sum(inputs * outputs for inputs, outputs in self.projection_sizes.values()) + 2 * self.width
         if self.attention_bias:
             per_layer += (self.query_heads + 2 * self.kv_heads) * self.head_dim
@@ -76,8 +84,14 @@ class RunNumbers:
     reference: bool = False
     """A second copy of the weights for the KL; an adapter needs none."""
     critic: bool = False
+    reward_model: bool = False
+    """A model of the policy's size that is fitted whole, also where the policy has adapters."""
     micro_batch_tokens: int = 16384
     activation_checkpointing: bool = False
+    own_kernels: bool = True
+    """Whether training runs on the fused kernels."""
+    gpu_bytes: float = 0.0
+    """Memory of the whole GPU, of which the loss head takes a share; 0: a CPU."""
     slots: int = 256
     longest: int = 640
     """Prompt and completion."""
@@ -120,6 +134,25 @@ def activation_bytes(model: ModelNumbers, tokens: int, element: int, checkpointi
     return float(tokens) * model.layers * whole
 
 
+def head_bytes(model: ModelNumbers, run: RunNumbers) -> float:
+    """A chunk of logits, and what the backward needs of them; at most, as if every token of a micro-batch were trained.
+
+    A trained head keeps the gradients of a block of logits in the compute dtype, and makes its own gradient beside the one
+    that is added up; a frozen one needs the gradients of a chunk at a time.
+    """
+    vocabulary = model.vocabulary
+    if not run.gpu_bytes:
+        return 2.0 * 4.0 * max(HEAD_CHUNK_ELEMENTS, vocabulary)
+    chunk = max(1, HEAD_GPU_BYTES // (4 * vocabulary))
+    chunk -= chunk % HEAD_GPU_ROWS if chunk > HEAD_GPU_ROWS else 0
+    logits = 4.0 * min(chunk, run.micro_batch_tokens) * vocabulary
+    if run.lora_rank:
+        return logits + float(run.element) * min(chunk, run.micro_batch_tokens) * vocabulary
+    block = chunk * max(1, int(run.gpu_bytes) // HEAD_GPU_SHARE // (run.element * vocabulary * chunk))
+    kept = float(run.element) * min(block, run.micro_batch_tokens) * vocabulary
+    return logits + kept + (run.element if run.micro_batch_tokens <= block else 4.0) * vocabulary * model.width
+
+
 def kv_bytes_per_slot(model: ModelNumbers, longest: int, element: int) -> float:
     """Keys and values of one sequence."""
     return 2.0 * element * model.layers * model.kv_heads * model.head_dim * longest
@@ -140,12 +173,17 @@ def estimate(model: ModelNumbers, run: RunNumbers) -> Estimate:
     }
     if run.reference and not run.lora_rank:
         held["reference"] = float(run.element) * count
-    if run.critic:
-        held["critic"] = (run.element + apart + moments) * count
+    if run.critic:  # with adapters it is one over the policy's base
+        held["critic"] = (run.element + apart + moments) * trained
+    if run.reward_model:
+        held["reward model"] = (run.element + apart + moments) * count
+    kept = activation_bytes(model, run.micro_batch_tokens, run.element, run.activation_checkpointing)
+    # The reward model is fitted between two steps: its gradients and the policy's take turns.
+    gradients = 4.0 * max(trained * (2 if run.critic else 1), count if run.reward_model else 0)
     training = {
-        "gradients": 4.0 * trained + (4.0 * count if run.critic else 0.0),
-        "activations": activation_bytes(model, run.micro_batch_tokens, run.element, run.activation_checkpointing),
-        "loss head": 2.0 * 4.0 * max(HEAD_CHUNK_ELEMENTS, model.vocabulary),
+        "gradients": gradients,
+        "activations": kept * (1.0 if run.own_kernels else MODULE_FACTOR),
+        "loss head": head_bytes(model, run),
     }
     cache = kv_bytes_per_slot(model, run.longest, run.cache_element or run.element)
     sampling = {"keys and values": run.slots * cache}
@@ -156,7 +194,7 @@ def words(needed: Estimate, free_bytes: float) -> str:
     """Whether it fits into `free_bytes` (an empty device's), and which setting to change first where it does not."""
     largest = sorted(needed.parts.items(), key=lambda part: -part[1])
     detail = ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest if size >= 0.05 * GIB)
-    text = f"about {needed.peak / GIB:.1f} GiB at the peak ({detail}); {free_bytes / GIB:.1f} GiB are free"
+    text = f"about {needed.peak / GIB:.1f} GiB at the peak{f' ({detail})' if detail else ''}; {free_bytes / GIB:.1f} GiB are there for it"
     if needed.peak <= free_bytes:
         return f"{text}: it fits."
     fitting = made_to_fit(needed, free_bytes)
@@ -196,7 +234,7 @@ def made_to_fit(needed: Estimate, free_bytes: float) -> RunNumbers | None:
         return replace(run, state_bits=8) if not run.lora_rank else run
 
     def adapted(run: RunNumbers) -> RunNumbers:
-        return replace(run, lora_rank=run.lora_rank or ADVISED_RANK)
+        return run if run.lora_rank else replace(run, lora_rank=ADVISED_RANK, own_kernels=False)  # PEFT's layers are modules
 
     attempts: list[list[Callable[[RunNumbers], RunNumbers]]] = [
         [],
@@ -220,16 +258,21 @@ def sized(model: ModelNumbers, run: RunNumbers, free_bytes: float) -> RunNumbers
     """With micro-batches and slots as they are where they fit, else as large as fit: one sequence at least."""
     needed = estimate(model, run)
     room = free_bytes - sum(needed.held.values())
-    if sum(needed.training.values()) > room:
-        activations = needed.training["activations"]
-        others = sum(needed.training.values()) - activations
-        tokens = int(run.micro_batch_tokens * max(0.0, room - others) / activations)
-        tokens -= tokens % TOKEN_MULTIPLE
-        run = replace(run, micro_batch_tokens=min(run.micro_batch_tokens, max(tokens, run.longest)))
-    if sum(needed.sampling.values()) > room:
-        slots = int(run.slots * max(0.0, room) / sum(needed.sampling.values()))
-        run = replace(run, slots=max(1, slots))
-    return run
+
+    def fits(tokens: int) -> bool:
+        return sum(estimate(model, replace(run, micro_batch_tokens=tokens)).training.values()) <= room
+
+    if not fits(run.micro_batch_tokens):
+        sizes = range(TOKEN_MULTIPLE, run.micro_batch_tokens, TOKEN_MULTIPLE)
+        fitting = bisect.bisect_left(sizes, True, key=lambda tokens: not fits(tokens)) * TOKEN_MULTIPLE
+        run = replace(run, micro_batch_tokens=min(run.micro_batch_tokens, max(fitting, run.longest)))
+    return replace(run, slots=fitting_slots(needed, free_bytes))
+
+
+def fitting_slots(needed: Estimate, free_bytes: float) -> int:
+    """The slots of the run, or as many of them as have room beside what is held: one at least."""
+    room, cache = free_bytes - sum(needed.held.values()), sum(needed.sampling.values())
+    return needed.run.slots if cache <= room else max(1, int(needed.run.slots * max(0.0, room) / cache))
 
 
 def table(models: Mapping[str, ModelNumbers]) -> list[str]:
@@ -248,7 +291,10 @@ def table(models: Mapping[str, ModelNumbers]) -> list[str]:
     rows.append(("reference for the KL (none with adapters)", lambda model: 2.0 * model.parameters))
     rows.append(("activations of 16,384 tokens", kept(16384, False)))
     rows.append(("the same, checkpointed", kept(16384, True)))
-    rows.append(("loss head", lambda model: estimate(model, RunNumbers()).training["loss head"]))
+    rows.append(
+        ("loss head of 16,384 tokens on a GPU of 140 GiB", lambda model: head_bytes(model, RunNumbers(gpu_bytes=140 * GIB)))
+    )
+    rows.append(("the same with adapters", lambda model: head_bytes(model, RunNumbers(gpu_bytes=140 * GIB, lora_rank=16))))
     rows.append(("keys and values of 256 slots of 640 tokens", lambda model: 256 * kv_bytes_per_slot(model, 640, 2)))
     rows.append(("keys and values of 32 slots of 16,512 tokens", lambda model: 32 * kv_bytes_per_slot(model, 16512, 2)))
     return [

@@ -184,7 +184,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("perf/engine_decode_steps", "count", "times that all live rows decoded one token", "near rollout/tokens ÷ slots", "Far above: slots stand empty, see engine_occupancy."),
     Metric("perf/engine_looks", "count", "times that the host waited for the device to see which rows have finished", "far below decode_steps on a GPU", "Near decode_steps: the device waits for Python after every token."),
     Metric("perf/engine_prefills", "count", "batches of prompts that were run", "a few", "Many: prompts come in small batches; more slots."),
-    Metric("perf/engine_graphs", "count", "CUDA graphs held", "constant after the first steps; 0 on a CPU", "Growing: shapes keep changing, and each is captured anew."),
+    Metric("perf/engine_graphs", "count", "CUDA graphs held", "constant after the first steps; 0 on a CPU, and where a step of the model makes the host wait", "Growing: shapes keep changing, and each is captured anew."),
     Metric("perf/engine_<figure>", "as counted", "what else the engine counted in its last call", "as its engine says", "Compare between runs of the same recipe."),
     Metric("perf/train_tokens_per_second", "tokens/s", "loss/trained_tokens ÷ time/update", "steady", "Falls with short completions behind long prompts, and with small micro-batches."),
     Metric("perf/executed_tokens_per_second", "tokens/s", "tokens run through the policy (prompts, and padding if any) ÷ time/update", "steady", "The rate of the hardware; far above train_tokens_per_second, most work goes into prompts."),

@@ -6,7 +6,7 @@ Three ways to the same numbers:
   that is (attention.py); the only way with a soft-cap, in float32 and on a CPU.
 - rows of one length on a GPU: the flat tokens are a rectangle already, and cuDNN's kernel is the fastest there is for it.
 - segments, with a varlen kernel in bfloat16 or float16 on a GPU. With shared prompts in two calls: every segment causally by
-  itself, and the completions of a prompt over all of that prompt. A softmax over both parts is
+  itself, and each completion over all of its prompt. A softmax over both parts is
 
       lse = log(exp(lse_own) + exp(lse_prompt)),   out = out_own exp(lse_own - lse) + out_prompt exp(lse_prompt - lse)
 
@@ -35,7 +35,7 @@ from transformers import AttentionInterface
 from cohort.attention import CAUSAL_ATTENTION, causal_attention, check_plain_causal
 from cohort.errors import InvariantError
 from cohort.layout import Layout
-from cohort.selection import take
+from cohort.selection import give_back, take
 
 FLASH_HEAD_DIMS = range(8, 257, 8)
 FLASH_CAPABILITY = (8, 0)
@@ -53,10 +53,8 @@ def attend(
     """[T, H, D] queries over [T, kv_heads, D] keys and values; gives [T, H, D]. Differentiable."""
     if window is not None and window >= layout.longest_row:
         window = None
-    # The window of a completion would end inside its prompt, at another place for every token: two calls cannot say that. And
-    # the varlen kernel gives other numbers for a window of the token alone.
-    narrow = window is not None and (layout.shared is not None or window == 1)
-    if softcap or narrow or not flash_serves(query_THD, value_TKD):
+    # The window of a completion would end inside its prompt, at another place for every token: two calls cannot say that.
+    if softcap or (window is not None and layout.shared is not None) or not flash_serves(query_THD, value_TKD):
         return padded_attention(layout, query_THD, key_TKD, value_TKD, scaling, window, softcap)
     if layout.equal_rows and window is None and not torch.are_deterministic_algorithms_enabled():
         return rectangle_attention(layout, query_THD, key_TKD, value_TKD, scaling)
@@ -185,9 +183,15 @@ class _SegmentAttention(torch.autograd.Function):
         if layout.shared is not None:
             shared, begin = layout.shared, layout.shared.num_tokens
             over_prompts = Spans(
-                shared.completion_starts, shared.starts, shared.longest_completions, shared.longest, causal=False, window=None
+                shared.completion_starts,
+                shared.copy_starts,
+                shared.longest_completion,
+                shared.longest,
+                causal=False,
+                window=None,
             )
-            prompt_out, prompt_lse = kernel.forward(query[begin:], key[:begin], value[:begin], over_prompts, scaling)
+            copies = copies_of_prompts(key, value, layout)
+            prompt_out, prompt_lse = kernel.forward(query[begin:], *copies, over_prompts, scaling)
             own_lse = lse[:, begin:]
             joint_lse = torch.logaddexp(own_lse, prompt_lse)
             own_share = (own_lse - joint_lse).exp().t()[..., None]
@@ -210,17 +214,27 @@ class _SegmentAttention(torch.autograd.Function):
             more_query, more_key, more_value = kernel.backward(
                 grad_out[begin:],
                 query[begin:],
-                key[:begin],
-                value[:begin],
+                *copies_of_prompts(key, value, ctx.layout),
                 out[begin:],
                 lse[:, begin:].contiguous(),
                 ctx.over_prompts,
                 ctx.scaling,
             )
             grad_query[begin:] += more_query
-            grad_key[:begin] += more_key
-            grad_value[:begin] += more_value
+            grad_key[:begin] += give_back(more_key, ctx.layout.shared.copies)
+            grad_value[:begin] += give_back(more_value, ctx.layout.shared.copies)
         return grad_query, grad_key, grad_value, None, None, None, None
+
+
+def copies_of_prompts(key: Tensor, value: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Keys and values of the prompts, once for each of their completions.
+
+    The backward of a flash kernel has a program for a block of keys, which walks through all queries. A prompt is a block or
+    two: read by a whole group it would keep a few programs busy for long. Copies are small beside the rest, and are not kept.
+    """
+    assert layout.shared is not None
+    index_N = layout.shared.copies.index_N
+    return key.index_select(0, index_N), value.index_select(0, index_N)
 
 
 class FlashKernel:

@@ -71,10 +71,12 @@ class Policy:
                 raise EngineError("Triton is not installed")
             fused = FusedBackbone(self.model, checkpointing)
             fused.prove(modules)
-        except EngineError as problem:
+        except Exception as problem:
+            # A kernel that does not compile or fit on this GPU is a reason too, as it is for the engine.
+            reason = str(problem) if isinstance(problem, EngineError) else f"{type(problem).__name__}: {problem}"
             if kernels == "fused":
-                raise ModelError(f'model.kernels = "fused" is not possible: {problem}. Use "auto" or "modules".') from problem
-            return f"training with the modules of transformers ({problem})"
+                raise ModelError(f'model.kernels = "fused" is not possible: {reason}. Use "auto" or "modules".') from problem
+            return f"training with the modules of transformers ({reason})"
         self.backbone = fused
         return "training with own kernels"
 
@@ -179,6 +181,8 @@ def pick_device(config: ModelConfig) -> torch.device:
             raise ModelError(
                 f"model.device: {config.device!r}, but this machine shows {torch.cuda.device_count()} CUDA devices."
             )
+        if device.index is not None:
+            torch.cuda.set_device(device)  # Triton launches its kernels on the current device
         return device
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import psutil
@@ -18,7 +18,11 @@ from cohort.build import EncodedData
 from cohort.errors import RewardError
 from cohort.estimators import useful_share
 from cohort.experience import rollout_metrics
+from cohort.fused.training import FusedBackbone
+from cohort.memory_estimate import ModelNumbers, RunNumbers, estimate, fitting_slots, words
 from cohort.parts import Parts
+from cohort.policy import Policy
+from cohort.rollout.local_engine import MOST_SLOTS, LocalEngine
 from cohort.sandbox import JailUnavailable, find_tier
 from cohort.sources import as_groups
 from cohort.types import Completion, NoiseKey, Prompt, Rollout
@@ -41,7 +45,7 @@ class Check:
 def cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """No forward pass: rewards on golds, sampling, lengths, memory."""
     rewards = [*jail_checks(parts), *unusable_checks(parts, encoded.train), *gold_checks(parts, encoded.train)]
-    return [*rewards, sampling_check(parts), length_check(parts, encoded), memory_check(parts)]
+    return [*rewards, sampling_check(parts), length_check(parts, encoded), memory_check(parts, encoded)]
 
 
 def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
@@ -196,48 +200,65 @@ def length_check(parts: Parts, encoded: EncodedData) -> Check:
     return Check(level, "lengths", str(encoded.report))
 
 
-def memory_check(parts: Parts) -> Check:
-    """Weights, masters, moments, gradients and reference by count; activations by a rule of thumb."""
-    estimate = memory_estimate(parts)
-    cuda = parts.policy.device.type == "cuda"
-    free = torch.cuda.mem_get_info(parts.policy.device)[0] if cuda else psutil.virtual_memory().available
-    total = sum(estimate.values())
-    detail = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in estimate.items())
-    text = f"about {total / 2**30:.2f} GiB beyond what is loaded ({detail}); {free / 2**30:.1f} GiB are free"
-    if total > free:
-        return Check(
-            "warning", "memory", f"{text}. Lower train.micro_batch_tokens (never changes the gradient), or sampling.slots."
-        )
-    return Check("ok", "memory", text)
+def memory_check(parts: Parts, encoded: EncodedData) -> Check:
+    """What the run will hold at its peak, against what this device has for it."""
+    needed = estimate(model_numbers(parts.policy), run_numbers(parts, encoded))
+    there = room_on(parts.policy.device)
+    if not parts.recipe.sampling.slots:  # then the engine takes what is free, and no more
+        needed = estimate(needed.model, replace(needed.run, slots=fitting_slots(needed, there)))
+    return Check("ok" if needed.peak <= there else "warning", "memory", words(needed, there))
 
 
-def memory_estimate(parts: Parts) -> Mapping[str, float]:
-    recipe, algorithm = parts.recipe, parts.recipe.algorithm
-    config, count = parts.policy.model.config.get_text_config(), parts.policy.num_parameters
-    element = parts.policy.model.dtype.itemsize
-    tokens = parts.recipe.train.micro_batch_tokens
-    width = config.hidden_size
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or width // config.num_attention_heads
-    length = parts.recipe.prompts.max_prompt_tokens + parts.sampling.max_completion_tokens
-    slots = parts.recipe.sampling.slots or min(512, parts.recipe.train.prompts_per_step * parts.sampling.group_size)
-    return {
-        "gradients": 4.0 * count,
-        "optimizer": 8.0 * count,
-        "reference": element * count if algorithm.kl_coef > 0 or algorithm.data == "start" else 0.0,
-        # Weights, masters where they are apart, gradients and moments once more.
-        "critic": (12.0 + element + (4.0 if element < 4 else 0.0)) * count if algorithm.advantage == "gae" else 0.0,
-        "reward model": (12.0 + element + (4.0 if element < 4 else 0.0)) * count if recipe.reward_model.iterations else 0.0,
-        # About 34 numbers of the width per layer and token are kept for the backward (attention without its scores).
-        "activations": 34.0 * element * tokens * width * config.num_hidden_layers,
-        "keys and values": 2.0
-        * accumulation_dtype(parts.policy.model.dtype, parts.policy.device).itemsize
-        * slots
-        * length
-        * heads
-        * head_dim
-        * config.num_hidden_layers,
-    }
+def room_on(device: torch.device) -> float:
+    """Bytes that this process could hold: what is free, and what it holds already."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
+    return float(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
+
+
+def model_numbers(policy: Policy) -> ModelNumbers:
+    config = policy.model.config.get_text_config()
+    width, heads = config.hidden_size, config.num_attention_heads
+    inner = getattr(config, "intermediate_size", None) or 4 * width
+    own = sum(value.numel() for value in policy.own_parameters().values()) if policy.adapter else 0
+    return ModelNumbers(
+        layers=config.num_hidden_layers,
+        width=width,
+        query_heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or width // heads,
+        intermediate=max(inner) if isinstance(inner, (list, tuple)) else inner,
+        vocabulary=config.vocab_size,
+        counted=policy.num_parameters - own,
+    )
+
+
+def run_numbers(parts: Parts, encoded: EncodedData) -> RunNumbers:
+    recipe, policy, algorithm = parts.recipe, parts.policy, parts.recipe.algorithm
+    device, dtype = policy.device, policy.model.dtype
+    longest = max(len(prompt.token_ids) for prompt in encoded.train) + parts.sampling.max_completion_tokens
+    rows = recipe.train.prompts_per_step * recipe.train.group_size
+    # A budget larger than a whole step is never filled, and one row is taken whole however small the budget is.
+    most = longest * max(rows, recipe.cold_start.batch_size if recipe.cold_start.num_steps else 0)
+    chosen = parts.engine.slots if isinstance(parts.engine, LocalEngine) else 1  # the slow engine decodes one by one
+    problems = max(map(len, encoded.sets.values()), default=0)
+    adapter = sum(value.numel() for value in policy.own_parameters().values()) if policy.adapter else None
+    return RunNumbers(
+        element=dtype.itemsize,
+        state_bits=recipe.optimizer.state_bits,
+        lora_rank=recipe.model.lora.rank,
+        adapter_parameters=adapter,
+        reference=algorithm.kl_coef > 0 or algorithm.data == "start",
+        critic=algorithm.advantage == "gae",
+        reward_model=recipe.reward_model.iterations > 0,
+        micro_batch_tokens=max(longest, min(recipe.train.micro_batch_tokens, most)),
+        activation_checkpointing=recipe.train.activation_checkpointing,
+        own_kernels=isinstance(policy.backbone, FusedBackbone),
+        gpu_bytes=float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0.0,
+        slots=min(chosen or MOST_SLOTS.get(device.type, 512), max(rows, problems * recipe.evaluation.samples)),
+        longest=longest,
+        cache_element=accumulation_dtype(dtype, device).itemsize,
+    )
 
 
 # -- trial rollouts ----------------------------------------------------------------------------------------------------

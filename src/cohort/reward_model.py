@@ -14,7 +14,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -55,17 +55,30 @@ class RewardModel:
         settings: RewardModelConfig,
         compute_dtype: torch.dtype,
         own_attention: bool = False,
+        checkpointing: bool = False,
+        state_bits: Literal[32, 8] = 32,
     ):
-        """`own_attention`: the architecture is proven to run on our attention (policy.py); others keep the one they have."""
+        """`own_attention`: the architecture is proven to run on our attention (policy.py); others keep the one they have.
+
+        `checkpointing` and `state_bits`: as in the policy's training, for the reward model is as large.
+        """
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.settings = settings
-        self.backbone = ModuleBackbone(model.base_model, attention_configs(model) if own_attention else [])
+        self.backbone = ModuleBackbone(model.base_model, attention_configs(model) if own_attention else [], checkpointing)
+        self.state_bits = state_bits
         check_value_head(self)
         self.weights = MasterWeights(model, compute_dtype)
 
     @classmethod
-    def from_policy(cls, policy: Policy, settings: RewardModelConfig, compute_dtype: torch.dtype, seed: int) -> RewardModel:
+    def from_policy(
+        cls,
+        policy: Policy,
+        settings: RewardModelConfig,
+        compute_dtype: torch.dtype,
+        seed: int,
+        state_bits: Literal[32, 8] = 32,
+    ) -> RewardModel:
         """The policy's backbone and a small new head, which the seed alone decides; torch's generators are left alone."""
         from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 
@@ -92,11 +105,25 @@ class RewardModel:
         tokenizer = copy.deepcopy(policy.tokenizer)
         if pad_id is not None:
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
-        return cls(model.to(policy.device), tokenizer, settings, compute_dtype, own_attention=bool(policy.attention_configs))
+        return cls(
+            model.to(policy.device),
+            tokenizer,
+            settings,
+            compute_dtype,
+            own_attention=bool(policy.attention_configs),
+            checkpointing=policy.checkpointing,
+            state_bits=state_bits,
+        )
 
     @classmethod
     def from_pretrained(
-        cls, source: str, policy: Policy, settings: RewardModelConfig, compute_dtype: torch.dtype, revision: str = ""
+        cls,
+        source: str,
+        policy: Policy,
+        settings: RewardModelConfig,
+        compute_dtype: torch.dtype,
+        revision: str = "",
+        state_bits: Literal[32, 8] = 32,
     ) -> RewardModel:
         """A ready reward model from a folder or the hub. It reads the policy's token ids, so it must share its vocabulary."""
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -131,7 +158,14 @@ class RewardModel:
                 f"reward model: {source!r} has another vocabulary than the policy, whose token ids it would have to read. "
                 "Give a reward model of the policy's own family."
             )
-        return cls(model.to(policy.device), tokenizer, settings, compute_dtype)
+        return cls(
+            model.to(policy.device),
+            tokenizer,
+            settings,
+            compute_dtype,
+            checkpointing=policy.checkpointing,
+            state_bits=state_bits,
+        )
 
     # -----------------------------------------------------------------------------------------------------------------
     # Scoring
@@ -202,7 +236,7 @@ class RewardModel:
         if "accuracy" in before:
             known["accuracy_before"] = before["accuracy"]
         try:
-            optimizer = Optimizer(self.weights, adamw_settings(settings.learning_rate, total), total)
+            optimizer = Optimizer(self.weights, adamw_settings(settings.learning_rate, total, self.state_bits), total)
             for batches in plan:
                 losses = []
                 for batch in batches:
@@ -381,9 +415,10 @@ def fill(units: Sequence[Sequence[int]], order: Sequence[int], batch_size: int) 
     return batches
 
 
-def adamw_settings(learning_rate: float, total_updates: int) -> OptimizerConfig:
+def adamw_settings(learning_rate: float, total_updates: int, state_bits: Literal[32, 8] = 32) -> OptimizerConfig:
     """A short warm-up, for the moments are fresh, then a linear decay to 0: the fit ends where it ends, and settles."""
-    return OptimizerConfig(learning_rate=learning_rate, schedule="linear", warmup_steps=math.ceil(WARMUP_SHARE * total_updates))
+    warmup_steps = math.ceil(WARMUP_SHARE * total_updates)
+    return OptimizerConfig(learning_rate=learning_rate, schedule="linear", warmup_steps=warmup_steps, state_bits=state_bits)
 
 
 def ranked_right(scores: Sequence[float], pairs: Sequence[tuple[int, int]]) -> float:

@@ -75,18 +75,21 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = grad_outputs
-        selection: Selection = ctx.selection
-        back = gradient.index_select(0, selection.once_S)
-        if selection.unused_S is not None:
-            back.masked_fill_(_wide(selection.unused_S, back), 0.0)
-        if selection.repeated_K is not None and selection.places_KR is not None:
-            several = gradient.index_select(0, selection.places_KR.flatten())
-            several = several.view(*selection.places_KR.shape, *gradient.shape[1:])
-            if selection.absent_KR is not None:
-                several.masked_fill_(_wide(selection.absent_KR, several), 0.0)
-            back.index_copy_(0, selection.repeated_K, several.sum(1))
-        return back, None
+        return give_back(grad_outputs[0], ctx.selection), None
+
+
+def give_back(gradient: Tensor, selection: Selection) -> Tensor:
+    """The gradient of the source from that of what was taken: a source taken several times gets the sum."""
+    back = gradient.index_select(0, selection.once_S)
+    if selection.unused_S is not None:
+        back.masked_fill_(_wide(selection.unused_S, back), 0.0)
+    if selection.repeated_K is not None and selection.places_KR is not None:
+        several = gradient.index_select(0, selection.places_KR.flatten())
+        several = several.view(*selection.places_KR.shape, *gradient.shape[1:])
+        if selection.absent_KR is not None:
+            several.masked_fill_(_wide(selection.absent_KR, several), 0.0)
+        back.index_copy_(0, selection.repeated_K, several.sum(1))
+    return back
 
 
 def _wide(mask: Tensor, like: Tensor) -> Tensor:

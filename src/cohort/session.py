@@ -7,7 +7,7 @@ killed anywhere, however often, ends with the same weights as one that was not.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -232,6 +232,8 @@ class Session:
             for problem in self.found.problems:
                 self.monitors.on_message(f"warning: {problem}; using {self.found.folder.name} instead")
             state.restore(self.found.snapshot, find_by_index(stream.prompts))
+            # Of what was read the document alone is looked at again; the weights would stay in the host's memory for the whole run.
+            self.found = replace(self.found, snapshot=replace(self.found.snapshot, tensors={}))
             self.monitors.on_message(f"resuming from {self.found.folder.name}")
         return state
 

@@ -135,19 +135,20 @@ def mismatch_limit(model: Any) -> float:
     return limit * GPU_FACTOR if model.device.type != "cpu" and model.dtype == torch.float32 else limit
 
 
-STEADY_WIDTH = 512
-"""Up to this width a CPU's products give a row the same bits in every batch (steady.py)."""
+LARGEST_ROUNDED_KL = 0.02
+"""k3 of a token whose log-prob is off by 0.2: more is no rounding, not even in bfloat16."""
 
 
 def kl_limit(model: Any) -> float:
-    """Largest k3 between equal weights: exactly 0 where rows have the same bits in every batch, else that of the mismatch limit.
+    """Largest k3 between equal weights: exactly 0 on a CPU, on a GPU that of the mismatch limit.
 
-    On a GPU, and in wide models, the sums of a token depend on what it is batched with, and the reference scores a whole step
-    at once where the policy sees minibatches. For small differences d of log-probs k3 is d^2 / 2.
+    The reference scores each minibatch in the very micro-batches in which it is trained (experience.py), so on a CPU the same
+    operations meet the same numbers, at any width. A GPU may run another attention kernel for a forward without gradients than
+    for one with them. For small differences d of log-probs k3 is d^2 / 2.
     """
-    if model.device.type == "cpu" and model.config.get_text_config().hidden_size <= STEADY_WIDTH:
+    if model.device.type == "cpu":
         return 0.0
-    return mismatch_limit(model) ** 2 / 2
+    return min(mismatch_limit(model) ** 2 / 2, LARGEST_ROUNDED_KL)
 
 
 def check_same_policy(meter: UpdateMeter, limit: float, kl_limit: float | None) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cohort.bench.gauge import Peak, peak_memory
+from cohort.bench.gauge import Peak, largest_ever, peak_memory
 from cohort.bench.job import Job
 
 TINY_RATE = "optimizer.learning_rate=1e-12"
@@ -137,6 +137,7 @@ def measure_rollout(job: Job) -> dict[str, Any]:
         if job.hf_generate:
             turns["hf_generate"] = hf_generate(job)
         results: dict[str, dict[str, Any]] = {name: {"seconds": []} for name in turns}
+        held: dict[str, int] = {}
         for turn in range(job.repeats + 1):
             for name, work in turns.items():
                 with peak_memory(job.device) as peak:
@@ -148,7 +149,9 @@ def measure_rollout(job: Job) -> dict[str, Any]:
                     results[name]["first_seconds"] = seconds
                 else:
                     results[name]["seconds"].append(seconds)
-                results[name]["growth_bytes"] = peak.growth  # of the last turn: the warm one
+                # Of the last turn, the warm one. What an engine keeps from turn to turn is its own growth too.
+                held.setdefault(name, peak.held)
+                results[name]["growth_bytes"] = peak.since(held[name])
         results["cohort"]["engine"] = parts.engine.name
         # Without memory of its own to plan with, an engine takes all rows at once.
         results["cohort"]["slots"] = min(parts.engine.slots or job.workload.completions, job.workload.completions)
@@ -220,6 +223,8 @@ class Watched:
     """Tokens that went through the head."""
     first_step_after: float = 0.0
     """Seconds from the asking for the process to the end of the first step."""
+    first_peak: int = 0
+    """Bytes held at most until the first step was done."""
     peak: Peak = field(default_factory=Peak)
     """Of the steps after the first."""
 
@@ -231,7 +236,6 @@ class Ended(BaseException):
 def watching_loop(job: Job, watched: Watched, given_rollouts: bool) -> contextlib.AbstractContextManager[None]:
     """Time the loop from outside. With `given_rollouts`, rollouts are sampled once and given again at every step."""
     from cohort import loop
-    from cohort.stopwatch import Stopwatch
 
     pack, train = loop.pack, loop.train
 
@@ -240,13 +244,6 @@ def watching_loop(job: Job, watched: Watched, given_rollouts: bool) -> contextli
         watched.executed.append(sum(executed_tokens(micro, examples) for micro in minibatch.micro_batches))
         watched.scored.append(sum(len(micro.advantages_M) for micro in minibatch.micro_batches))
         return minibatch
-
-    class Synchronised(Stopwatch):
-        """Laps that end when the device has ended, so that no stage is charged with another's work."""
-
-        def lap(self, stage: str) -> None:
-            synchronise(job)
-            super().lap(stage)
 
     def training(parts: Any, state: Any, until: int) -> None:
         collect = parts.source.collect
@@ -266,12 +263,13 @@ def watching_loop(job: Job, watched: Watched, given_rollouts: bool) -> contextli
         train(parts, state, 1)
         synchronise(job)
         watched.first_step_after = time.time() - job.asked
-        with peak_memory(job.device) as watched.peak:
+        watched.first_peak = largest_ever(job.device)
+        with peak_memory(job.device) as watched.peak:  # which resets the mark
             train(parts, state, until)
         watched.starts.append(time.perf_counter())
         raise Ended
 
-    return replaced(loop, pack=packing, train=training, Stopwatch=Synchronised if given_rollouts else Stopwatch)
+    return replaced(loop, pack=packing, train=training)
 
 
 def executed_tokens(micro: Any, examples: Sequence[Any]) -> int:
@@ -308,7 +306,7 @@ def measure_train(job: Job) -> dict[str, Any]:
             "stages": stage_seconds(warm, leave_out=NOT_TRAINING),
             "tokens": sum(watched.scored[-updates:]),
             "executed_tokens": sum(watched.executed[-updates:]),
-            "frozen_base": job.recipe().model.lora.rank > 0,
+            "frozen_base": job.trains_adapters,
             **memory(job, watched),
         }
     }
@@ -324,6 +322,7 @@ def measure_step(job: Job) -> dict[str, Any]:
             "first_step_after": watched.first_step_after,
             "tokens": job.workload.tokens,
             "stages": stage_seconds(rows[1:]),
+            "frozen_base": job.trains_adapters,
             "mismatch_mean": statistics.median(row.get("rollout/mismatch_mean", 0.0) for row in rows),
             **memory(job, watched),
         }
@@ -331,15 +330,8 @@ def measure_step(job: Job) -> dict[str, Any]:
 
 
 def memory(job: Job, watched: Watched) -> dict[str, Any]:
-    import resource
-
-    if job.device.startswith("cuda"):
-        import torch
-
-        peak_bytes = torch.cuda.max_memory_allocated()
-    else:
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"peak_bytes": peak_bytes, "growth_bytes": watched.peak.growth}
+    """The peak is of the whole process, its first step included, as that of the peers is."""
+    return {"peak_bytes": max(watched.first_peak, largest_ever(job.device)), "growth_bytes": watched.peak.growth}
 
 
 def run_loop(job: Job, given_rollouts: bool) -> tuple[Watched, list[dict[str, Any]]]:

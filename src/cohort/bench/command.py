@@ -110,6 +110,11 @@ def make_job(words: Sequence[str], options: Options, machine: dict[str, Any], fo
         raise RecipeError(f"--lengths: {options.lengths!r}; use fixed or ragged.")
     if options.mean_share and options.lengths == "fixed":
         raise RecipeError("--mean-share: fixed lengths have no mean of their own; use --lengths ragged.")
+    if options.mean_share and not 0 < options.mean_share < 1:
+        raise RecipeError(f"--mean-share: {options.mean_share:g}; a share between 0 and 1.")
+    for name in ("prompts", "group", "prompt_tokens", "new", "slots", "micro_rows", "peer_batch", "silent_every"):
+        if getattr(options, name) < 0:
+            raise RecipeError(f"--{name.replace('_', '-')}: {getattr(options, name)}; 0 leaves it to the machine.")
     if options.repeats < 1:
         raise RecipeError("--repeats: at least 1; a first turn warms up and is not counted.")
     work = replace(

@@ -96,8 +96,8 @@ def run_curves(
     known = [*(axis.name for axis in AXES), "head"]
     if unknown := [name for name in chosen if name not in known]:
         raise RecipeError(f"--axes: {unknown[0]!r}; use some of {', '.join(known)}.")
-    if points and len(chosen) > 1:
-        raise RecipeError("--points: name one axis with --axes for them.")
+    if points and (len(chosen) > 1 or chosen == ["head"]):
+        raise RecipeError("--points: name one axis with --axes for them, not the head, which has its own.")
     curves: list[dict[str, Any]] = []
     stops: list[str] = []
     with tempfile.TemporaryDirectory(prefix="cohort-curves-") as scratch:
@@ -110,7 +110,7 @@ def run_curves(
                     axis, values, base, (options.stages or "rollout,train").split(","), accelerator, stops, say
                 )
         if "head" in chosen:
-            curves.append(measure_head(base, kind, say))
+            curves += measure_head(base, kind, stops, say)
     document = {
         "benchmark": BENCHMARK,
         "schema": 1,
@@ -124,11 +124,13 @@ def run_curves(
     for curve in curves:
         say(sentence(curve))
     if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         say(f"written: {options.out}")
     if options.plot:
         from cohort.bench.plot import curves as draw
 
+        options.plot.parent.mkdir(parents=True, exist_ok=True)
         options.plot.write_text(draw(document), encoding="utf-8")
         say(f"drawn: {options.plot}")
     return document
@@ -145,7 +147,10 @@ def refuse_unused(options: Options) -> None:
 def parse_points(text: str, axis: Axis, kind: str) -> Sequence[Any]:
     if not text:
         return axis.points[kind]
-    return [int(value) if value.strip().isdigit() else value.strip() for value in text.split(",")]
+    values = [int(value) if value.strip().isdigit() else value.strip() for value in text.split(",")]
+    if len(values) < 2 or (axis.name != "model" and not all(isinstance(value, int) and value > 0 for value in values)):
+        raise RecipeError(f"--points: {text!r}; {axis.title} needs at least two whole numbers with commas.")
+    return values
 
 
 def measure_axis(
@@ -255,17 +260,26 @@ def modelled_memory(stage: str, axis: Axis, jobs: Sequence[Job], xs: Sequence[fl
 # -- the loss head -----------------------------------------------------------------------------------------------------
 
 
-def measure_head(base: Job, kind: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Memory of log-probs and their gradient, against vocabulary x tokens."""
+def measure_head(base: Job, kind: str, stops: list[str], say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Memory of log-probs and their gradient, against vocabulary x tokens; what fails is said, like any other point."""
     vocabulary = HEAD_VOCABULARY[kind]
     points = []
     for tokens in HEAD_TOKENS[kind]:
         say(f"head: {tokens} tokens")
         target = Path(base.folder) / f"head-{tokens}.json"
         command = [sys.executable, "-m", "cohort.bench.curves", base.device, str(tokens), str(vocabulary), str(target)]
-        run(command, "the loss head")
-        points.append((float(tokens) * vocabulary, json.loads(target.read_text(encoding="utf-8"))["growth_bytes"] / 2**20))
-    return curve("loss head: MiB", "memory", None, [x for x, _ in points], [y for _, y in points], 0.0)
+        try:
+            run(command, "the loss head")
+            growth = json.loads(target.read_text(encoding="utf-8"))["growth_bytes"]
+            if not growth:
+                raise BenchError("its memory cannot be measured on this machine")
+        except BenchError as problem:
+            stops.append(f"loss head, {tokens} tokens: {str(problem).strip().splitlines()[-1]}")
+            say(stops[-1])
+            break
+        points.append((float(tokens) * vocabulary, growth / 2**20))
+    found = curve("loss head: MiB", "memory", None, [x for x, _ in points], [y for _, y in points], 0.0)
+    return [found] if found else []
 
 
 HEAD_WIDTH = 64

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import gc
 import re
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,10 @@ class Peak:
     """Bytes in use before the work."""
     growth: int | None = None
     """Most bytes in use during the work, beyond those; None: cannot be measured here."""
+
+    def since(self, held: int) -> int | None:
+        """Most bytes in use during the work, beyond `held`."""
+        return None if self.growth is None else max(0, self.held + self.growth - held)
 
 
 @contextlib.contextmanager
@@ -47,6 +52,15 @@ def peak_memory(device: str) -> Iterator[Peak]:
     yield peak
     if resettable:
         peak.growth = max(0, resident("VmHWM") - peak.held)
+
+
+def largest_ever(device: str) -> int:
+    """Most bytes in use since the process began, or since a mark was reset: of the GPU, or of the process."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def reset_resident_peak() -> bool:

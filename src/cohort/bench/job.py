@@ -55,6 +55,12 @@ class Job:
         return Path(self.folder) / f"{self.stage}.json"
 
     @property
+    def trains_adapters(self) -> bool:
+        """Whether the words of the recipe leave the base as it is."""
+        lora = self.recipe().model.lora
+        return bool(lora.rank or lora.adapter)
+
+    @property
     def steps(self) -> int:
         """Steps of a run: one to warm up, and the measured ones."""
         return self.repeats + 1

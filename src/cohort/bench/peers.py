@@ -58,6 +58,8 @@ def why_not(peer: str, job: Job, vllm_python: str) -> str:
     for package in ("trl", "datasets"):
         if not installed(package):
             return f"{package} is not installed"
+    if job.trains_adapters:
+        return "the words of the recipe train adapters, and the script of TRL trains every weight: not the same work"
     if job.workload.completions % min(job.micro_rows, job.workload.completions):
         return f"TRL needs {job.workload.completions} completions to be a multiple of --micro-rows {job.micro_rows}"
     if peer == "trl":

@@ -44,7 +44,8 @@ class Quoted:
             work.prompt_tokens,
             work.new,
         )
-        return same and gpu.startswith(self.gpu) and self.shape == job.shape.name and work.lengths == "fixed"
+        same = same and gpu.startswith(self.gpu) and self.shape == job.shape.name and work.lengths == "fixed"
+        return same and not job.trains_adapters
 
 
 H200 = ("NVIDIA H200", "0.5b", 32, 8, 128, 512)
@@ -122,17 +123,18 @@ def derive(stage: str, job: Job, figures: Mapping[str, Any], accelerator: Accele
         flops = training_flops(dimensions, executed, figures["tokens"], figures["frozen_base"])
         derived |= {"executed_tokens_per_second": executed / seconds, "mfu": mfu(flops, seconds, accelerator)}
     elif stage == "step":
-        derived |= {"limit_seconds": step_limit(dimensions, work, accelerator), "limit_share": 0.0}
+        frozen = figures.get("frozen_base", False)
+        derived |= {"limit_seconds": step_limit(dimensions, work, accelerator, frozen), "limit_share": 0.0}
         derived["limit_share"] = derived["limit_seconds"] / seconds
     return derived
 
 
-def step_limit(dimensions: Dimensions, work: Workload, accelerator: Accelerator) -> float:
+def step_limit(dimensions: Dimensions, work: Workload, accelerator: Accelerator, frozen_base: bool = False) -> float:
     """Least seconds of a step: the limit of its rollouts, then training at the rate of a large matrix product, every group
     trained on and its prompt computed once."""
     rollout = decode_limit(dimensions, work.prompt_tokens, work.flat_plan, work.completions, accelerator)
     executed = work.tokens + work.prompts * work.prompt_tokens
-    return rollout.seconds + training_flops(dimensions, executed, work.tokens) / accelerator.flops
+    return rollout.seconds + training_flops(dimensions, executed, work.tokens, frozen_base) / accelerator.flops
 
 
 def ratios(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

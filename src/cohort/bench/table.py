@@ -46,7 +46,8 @@ def work(document: Mapping[str, Any]) -> str:
     )
     silent = f", 1 of {load['silent_every']} groups without signal" if load["silent_every"] else ""
     words = f", `{' '.join(settings['overrides'])}`" if settings["overrides"] else ""
-    return f"{where}, {settings['shape']['name']}, {load['prompts']} × {load['group']} × {lengths}{silent}{words}"
+    micro = f", micro-batches of {settings['micro_rows']} rows" if set(document["stages"]) & {"train", "step"} else ""
+    return f"{where}, {settings['shape']['name']}, {load['prompts']} × {load['group']} × {lengths}{silent}{micro}{words}"
 
 
 def ours(stage: str, document: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -152,7 +153,7 @@ class CpuDecoder:
         self.threads = torch.get_num_threads()
         heads, kv_heads, dim, hidden = fused.query_heads, fused.kv_heads, fused.head_dim, fused.embedding.shape[1]
         with torch.no_grad():
-            self.pairs_D = torch.arange(dim).view(2, dim // 2).t().flatten()
+            self.order_D = self.order(dim)
             self.layers = [self.pack(layer) for layer in fused.layers]
             self.embedding, self.norm = fused.embedding.detach(), fused.norm.detach()
             self.turns_TD = torch.complex(*fused.rotary(torch.arange(self.length)))
@@ -160,6 +161,26 @@ class CpuDecoder:
         self.small = weights < SMALL_LAYER
         self.least_rows = max(STEADY_ROWS, WORK_PER_THREAD // weights) if self.small else ROWS_PER_THREAD_LARGE
 
+        self.scratch = (memory or DecodeMemory()).take(self.shapes())
+        self.cache = self.scratch.pop("cache")
+        """[layers, 2 (keys, values), rows, kv heads, T, D]."""
+        self.flat_caches = [cache.view(-1, dim) for cache in self.cache]
+        self.clean_length = 0
+        part, row, head = torch.arange(2)[:, None], torch.arange(self.rows)[:, None, None], torch.arange(kv_heads)
+        self.start_B2K = ((part * self.rows + row) * kv_heads + head) * self.length
+        self.at_T = torch.arange(self.length)
+        self.lanes: list[Any] = []
+        self.pool: ThreadPoolExecutor | None = None
+
+    @staticmethod
+    def order(dim: int) -> Tensor:
+        """The dimensions of a query or key in the order in which they are stored."""
+        return torch.arange(dim).view(2, dim // 2).t().flatten()
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Keys and values, and the scratch memory of a step."""
+        fused = self.fused
+        heads, kv_heads, dim, hidden = fused.query_heads, fused.kv_heads, fused.head_dim, fused.embedding.shape[1]
         wides: dict[str, tuple[int, ...]] = {
             "cache": (len(self.layers), 2, self.rows, kv_heads, self.length, dim),
             "wide_queries": (self.rows, heads * dim),
@@ -180,17 +201,7 @@ class CpuDecoder:
             "activated": (self.rows, fused.intermediate),
         }
         wanted = {name: (shape, self.wide) for name, shape in wides.items()}
-        wanted |= {name: (shape, fused.dtype) for name, shape in floats.items()}
-        self.scratch = (memory or DecodeMemory()).take(wanted)
-        self.cache = self.scratch.pop("cache")
-        """[layers, 2 (keys, values), rows, kv heads, T, D]."""
-        self.flat_caches = [cache.view(-1, dim) for cache in self.cache]
-        self.clean_length = 0
-        part, row, head = torch.arange(2)[:, None], torch.arange(self.rows)[:, None, None], torch.arange(kv_heads)
-        self.start_B2K = ((part * self.rows + row) * kv_heads + head) * self.length
-        self.at_T = torch.arange(self.length)
-        self.lanes: list[Lane] = []
-        self.pool: ThreadPoolExecutor | None = None
+        return wanted | {name: (shape, fused.dtype) for name, shape in floats.items()}
 
     def pack(self, layer: FusedLayer) -> PackedLayer:
         fused, dim = self.fused, self.fused.head_dim
@@ -207,7 +218,7 @@ class CpuDecoder:
             if head_norm is not None:
                 return rows.detach()
             heads = rows.detach().reshape(-1, dim, *rows.shape[1:])
-            return torch.cat([heads[:turned, self.pairs_D], heads[turned:]]).reshape(rows.shape)
+            return torch.cat([heads[:turned, self.order_D], heads[turned:]]).reshape(rows.shape)
 
         def transposed(weight: Tensor) -> Tensor:
             return weight.detach().t().contiguous()
@@ -226,7 +237,7 @@ class CpuDecoder:
 
     def stack(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """Turned keys and values of a batch of prompts, [P, kv heads, T, D] per layer, as `load` wants them."""
-        layers = [torch.stack((key[..., self.pairs_D], value)) for key, value in zip(keys, values, strict=True)]
+        layers = [torch.stack((key[..., self.order_D], value)) for key, value in zip(keys, values, strict=True)]
         return torch.stack(layers).to(self.wide)
 
     def load(self, rows: Tensor, prompts: Tensor, prompt_rows: Tensor) -> None:
@@ -236,9 +247,13 @@ class CpuDecoder:
         self.cache[:, :, :, :, :length].index_copy_(2, rows, prompts.index_select(2, prompt_rows))
 
     def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
-        """Copy the first `length` positions of rows into other rows."""
+        """Copy the first `length` positions of rows into other rows; no row is both.
+
+        One by one: positions of a row lie side by side, and a plain copy moves them as one piece.
+        """
         live = self.cache[:, :, :, :, :length]
-        live.index_copy_(2, targets, live.index_select(2, sources))
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            live[:, :, target].copy_(live[:, :, source])
 
     def clean(self, length: int) -> None:
         """Zeros where nothing was written yet: what a row does not see still enters the products, and 0 * NaN is NaN."""
@@ -258,7 +273,7 @@ class CpuDecoder:
         if rows < STEADY_ROWS:
             padding = tokens_B.new_zeros(STEADY_ROWS - rows)
             tokens_B, positions_B = torch.cat([tokens_B, padding]), torch.cat([positions_B, padding])
-        live_length = min(-(-longest // ALIGNMENT) * ALIGNMENT, self.length)
+        live_length = self.reach(longest)
         self.clean(live_length)
         own, *others = self.lanes_for(self.parts(len(tokens_B)), live_length)
         with intra_op_threads(1 if others or self.small else self.threads):
@@ -269,6 +284,10 @@ class CpuDecoder:
                 for other in running:
                     other.result()
         return self.scratch["normed"][:rows]
+
+    def reach(self, longest: int) -> int:
+        """Positions that attention reads."""
+        return min(-(-longest // ALIGNMENT) * ALIGNMENT, self.length)
 
     def parts(self, rows: int) -> list[slice]:
         """The rows of each thread."""
@@ -289,12 +308,12 @@ class CpuDecoder:
             self.pool.shutdown()
             self.pool = None
 
-    def lanes_for(self, parts: list[slice], live_length: int) -> list[Lane]:
+    def lanes_for(self, parts: list[slice], live_length: int) -> list[Any]:
         if [(lane.rows, lane.live_length) for lane in self.lanes] != [(part, live_length) for part in parts]:
-            self.lanes = [self.lane(part, live_length) for part in parts]
+            self.lanes = [self.lane(number, part, live_length) for number, part in enumerate(parts)]
         return self.lanes
 
-    def lane(self, rows: slice, live_length: int) -> Lane:
+    def lane(self, number: int, rows: slice, live_length: int) -> Any:
         fused = self.fused
         heads, kv_heads, dim, count = fused.query_heads, fused.kv_heads, fused.head_dim, rows.stop - rows.start
         group, pairs = heads // kv_heads, count * kv_heads
@@ -336,7 +355,7 @@ class CpuDecoder:
         )
 
     @torch.no_grad()
-    def run(self, lane: Lane, tokens_B: Tensor, positions_B: Tensor) -> None:
+    def run(self, lane: Any, tokens_B: Tensor, positions_B: Tensor) -> None:
         """Take the rows of a lane through all layers; `lane.normed` holds the result."""
         fused, count = self.fused, len(tokens_B)
         heads, kv_heads, dim = fused.query_heads, fused.kv_heads, fused.head_dim
@@ -373,7 +392,7 @@ class CpuDecoder:
             lane.hidden.add_(torch.mm(lane.activated.mul_(lane.up), layer.down, out=lane.delta))
         self.normalize(lane, self.norm)
 
-    def normalize(self, lane: Lane, weight: Tensor) -> None:
+    def normalize(self, lane: Any, weight: Tensor) -> None:
         """RMSNorm of the residual stream into `lane.normed`, in the steps in which transformers takes it."""
         torch.mul(lane.hidden, lane.hidden, out=lane.squares)
         torch.mean(lane.squares, -1, True, out=lane.scale)

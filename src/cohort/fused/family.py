@@ -144,7 +144,8 @@ def _layer(number: int, layer: Any, config: Any) -> FusedLayer:
         *(("o_proj", attention.o_proj), ("gate_proj", mlp.gate_proj), ("up_proj", mlp.up_proj), ("down_proj", mlp.down_proj)),
     ]:
         if type(linear) is not nn.Linear:
-            raise EngineError(f"{name} of layer {number} is a {type(linear).__name__}, not a plain linear layer")
+            kind = f"{type(linear).__module__.partition('.')[0]}.{type(linear).__name__}"
+            raise EngineError(f"{name} of layer {number} is a {kind}, not a plain linear layer")
         if linear.bias is not None and linear not in projections:
             raise EngineError(f"{name} of layer {number} has a bias")
     biases = tuple(linear.bias for linear in projections if linear.bias is not None)

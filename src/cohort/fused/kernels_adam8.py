@@ -8,6 +8,7 @@ multiply-adds, which move a value across the drawn threshold about once in 10^4 
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -103,25 +104,26 @@ def update_fused(master: Tensor, gradient: Tensor, moments: Moments, rule: Rule,
     assert master.is_contiguous()
     assert gradient.is_contiguous()
     size = master.numel()
-    _adam8_kernel[(triton.cdiv(size, ROWS * BLOCK),)](
-        master,
-        gradient,
-        moments.first_codes,
-        moments.first_scales,
-        moments.second_codes,
-        moments.second_scales,
-        size,
-        1.0 - rule.rate * rule.decay,
-        rule.rate / rule.correction1,
-        rule.beta1,
-        1.0 - rule.beta1,
-        rule.beta2,
-        1.0 - rule.beta2,
-        rule.epsilon,
-        1.0 / rule.correction2_root,
-        rule.bound,
-        key[0],
-        key[1],
-        ROWS=ROWS,
-        BLOCK=BLOCK,
-    )
+    with torch.cuda.device_of(master):  # Triton launches on the current device, which need not be the tensor's
+        _adam8_kernel[(triton.cdiv(size, ROWS * BLOCK),)](
+            master,
+            gradient,
+            moments.first_codes,
+            moments.first_scales,
+            moments.second_codes,
+            moments.second_scales,
+            size,
+            1.0 - rule.rate * rule.decay,
+            rule.rate / rule.correction1,
+            rule.beta1,
+            1.0 - rule.beta1,
+            rule.beta2,
+            1.0 - rule.beta2,
+            rule.epsilon,
+            1.0 / rule.correction2_root,
+            rule.bound,
+            key[0],
+            key[1],
+            ROWS=ROWS,
+            BLOCK=BLOCK,
+        )

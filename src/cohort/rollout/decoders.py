@@ -7,16 +7,20 @@ the Llama and Qwen families. All are proven against the plain forward of the mod
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from cohort.fused.cpu import CpuDecoder
+from cohort.fused.cpu import CpuDecoder, intra_op_threads
 from cohort.head import SplitModel
 from cohort.rollout.kv import KVShape, StackedKV
 from cohort.rollout.slot_cache import SlotCache, hidden_states, prefill
+
+LOGITS_TO_SHARE = 2**18
+"""With fewer logits a step, waking a second thread for a logarithm takes longer than the logarithm."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,13 @@ class CpuSteps:
 
     def __init__(self, local: LocalModel, decoder: CpuDecoder) -> None:
         self.backbone, self.layers, self.decoder = local.parts.backbone, len(local.layers), decoder
-        self.load, self.move, self.step = decoder.load, decoder.move, decoder.step
+        self.load, self.move, self.step, self.close = decoder.load, decoder.move, decoder.step, decoder.close
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        cache, last_hidden_PH = prefill(self.backbone, self.layers, prompts, torch.device("cpu"))
+        with intra_op_threads(self.decoder.threads):
+            cache, last_hidden_PH = prefill(self.backbone, self.layers, prompts, torch.device("cpu"))
         return self.decoder.stack(*cache.all()), last_hidden_PH
+
+    def sharing(self, logits: int) -> AbstractContextManager[None]:
+        """How many threads share an operation outside of `step` and `prefill`, where so many logits are sampled from."""
+        return intra_op_threads(1 if self.decoder.small and logits < LOGITS_TO_SHARE else self.decoder.threads)

@@ -47,8 +47,6 @@ class Tally:
     """What a call did, for the metrics."""
 
     steps: int = 0
-    row_steps: int = 0
-    """Rows that were computed, summed over steps: live ones, finished ones not yet noticed, and fillers."""
     looks: int = 0
     prefills: int = 0
 
@@ -107,18 +105,18 @@ class Decoding:
     def advance_and_look(self) -> Look:
         """A few tokens for every live row; one on a CPU, where looking costs nothing."""
         if self.device.type == "cpu":
-            rows, times = self.live, 1
-            self.step(rows)
+            times = 1
+            self.step(self.live)
         else:
-            rows, times = bucket_for(self.live, self.slots), self.steps_until_look()
+            # Buckets are those of the workspace, so that calls of many sizes share their graphs.
+            rows, times = bucket_for(self.live, len(self.state.tokens_S)), self.steps_until_look()
             if self.steps is not None:
                 self.steps.run(rows, times)
             else:
-                for _ in range(times):
-                    self.step(rows)
+                for fed in range(times):
+                    self.step(rows, fed)
         self.counts_S[: self.live] += times
         self.tally.steps += times
-        self.tally.row_steps += times * rows
         self.tally.looks += 1
         return Look(self.state, self.live)
 
@@ -127,13 +125,15 @@ class Decoding:
         left = self.sampling.max_completion_tokens - self.counts_S[: self.live]
         return max(1, min(int(left[left > 0].min(initial=STEPS_BETWEEN_LOOKS)), STEPS_BETWEEN_LOOKS))
 
-    def step(self, rows: int) -> None:
-        """One token for the first rows. Everything but `longest` lives on the device, and on a GPU `longest` is not needed."""
-        state, longest = self.state, 0
+    def step(self, rows: int, fed_before: int = 0) -> None:
+        """One token for the first rows, `fed_before` since the last look.
+
+        Everything but `longest` lives on the device, and the kernels do not read it: a captured step needs no other.
+        """
+        state = self.state
         # On a CPU dead rows come along to make the products steady; they write at position 0 of their own slots.
         fed = rows + missing_rows(rows, self.device)
-        if self.device.type == "cpu":
-            longest = int((self.begun_S[:rows] + self.counts_S[:rows]).max())
+        longest = fed_before + int((self.begun_S[: self.live] + self.counts_S[: self.live]).max())
         hidden_BH = self.decoder.step(state.tokens_S[:fed], state.positions_S[:fed], state.done_S[:fed], longest)
         state.note(slice(0, rows), self.local.parts.logits(hidden_BH[:rows]), self.sampling, advance=True)
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 ALIGNMENT = 8
 """Cache lengths are multiples of this: fused kernels on CUDA want aligned rows of the bias."""
+BYTES_AT_ONCE = 2**28
+"""Rows on their way from one place to another take about this much more memory, whatever their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +63,20 @@ class KVBlocks:
     def load(self, rows: Tensor, prompts: StackedKV, prompt_rows: Tensor) -> None:
         """Copy prompts into slots. Padding comes along: it is never seen and soon written over."""
         for shape, stacked in prompts.items():
-            target = self.blocks[shape][:, :, :, :, : stacked.shape[4]]
-            target.index_copy_(2, rows, stacked.index_select(2, prompt_rows))
+            copy_rows(stacked, prompt_rows, self.blocks[shape][:, :, :, :, : stacked.shape[4]], rows)
 
     def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
         """Copy the first `length` positions of rows into other rows."""
         for block in self.blocks.values():
             live = block[:, :, :, :, :length]
-            live.index_copy_(2, targets, live.index_select(2, sources))
+            copy_rows(live, sources, live, targets)
+
+
+def copy_rows(source: Tensor, source_rows: Tensor, target: Tensor, target_rows: Tensor) -> None:
+    """Rows (dimension 2) of one tensor into another, or into other rows of the same."""
+    at_once = max(1, BYTES_AT_ONCE // max(1, source[:, :, :1].numel() * source.itemsize))
+    for sources, targets in zip(source_rows.split(at_once), target_rows.split(at_once), strict=True):
+        target.index_copy_(2, targets, source.index_select(2, sources))
 
 
 def kv_bytes(layers: Sequence[KVShape], dtype: torch.dtype) -> int:

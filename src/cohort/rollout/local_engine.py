@@ -15,6 +15,7 @@ No weight is copied, and no number survives a call: after an optimizer step the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +24,12 @@ import psutil
 import torch
 
 from cohort.attention import accumulation_dtype, attending
-from cohort.errors import EngineError
-from cohort.fused.cpu import CpuDecoder
+from cohort.errors import EngineError, ModelError
+from cohort.fused import native
+from cohort.fused.cpu import CpuDecoder, DecodeMemory
+from cohort.fused.cpu_native import NativeDecoder
 from cohort.fused.family import FusedModel, fuse
-from cohort.noise import row_key
+from cohort.noise import gumbel, row_key
 from cohort.rollout.decoders import CpuSteps, Decoder, LocalModel, ModuleDecoder
 from cohort.rollout.decoding import Decoding
 from cohort.rollout.graphs import GraphedSteps
@@ -42,6 +45,8 @@ MOST_SLOTS = {"cpu": 512, "cuda": 1024}
 """Beyond these a step only gets slower: the matrix products are already at full rate."""
 MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.8}
 """Part of the free memory that slots may take when the engine chooses their number."""
+NEARLY_ALL = 0.95
+"""Part of the free memory that a number of slots fixed beforehand may take: what is free can have become less since."""
 KEPT_SHARE = 0.15
 """Of a GPU's memory: a smaller workspace stays between calls, a larger one makes room for training."""
 SAMPLER_FLOATS = 6
@@ -57,14 +62,16 @@ class Workspace:
     decoder: Decoder
     state: SlotState
     steps: GraphedSteps | None
+    asked: int
+    """Slots that were asked for; 0: the engine chose."""
     slots: int
     length: int
     completions: int
     sampling: Sampling
     signature: tuple[Any, ...]
 
-    def serves(self, slots: int, length: int, completions: int, sampling: Sampling, signature: tuple[Any, ...]) -> bool:
-        fits = self.slots >= slots and self.length >= length and self.completions >= completions
+    def serves(self, asked: int, length: int, completions: int, sampling: Sampling, signature: tuple[Any, ...]) -> bool:
+        fits = self.asked == asked and self.length >= length and self.completions >= completions
         return fits and self.sampling == sampling and self.signature == signature
 
 
@@ -88,6 +95,11 @@ class LocalEngine:
         self.decode_all = decode_all or (lambda rows: [decode(row) for row in rows])
         self.cuda_graphs = cuda_graphs and model.device.type == "cuda" and with_kernels(model.device)
         self.local = prove_local(model)
+        # Frequencies that follow the length are looked up by the host, which a graph cannot wait for.
+        self.cuda_graphs = self.cuda_graphs and self.local.exact_length is None
+        self.memory = DecodeMemory()
+        self.native: native.Native | None = None
+        self.why_not_native = ""
         self.fused, self.why_modules = self._fused(kernels)
         self.workspace: Workspace | None = None
         self.last: dict[str, float] = {}
@@ -111,16 +123,28 @@ class LocalEngine:
             for sample in range(sampling.group_size)
         ]
         longest = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_completion_tokens
-        most = [min(limit, sampling.max_completion_tokens) for group in limits for limit in group] if limits else None
+        most = [sampling.max_completion_tokens] * len(keys)
+        if limits is not None:
+            most = [min(limit, sampling.max_completion_tokens) for group in limits for limit in group]
+            if len(most) != len(keys) or min(most) < 1:
+                raise EngineError(f"limits: {len(keys)} of at least 1 are needed, one for each completion; found {len(most)}.")
         with sampling_mode(self.model), attending(self.local.configs, SLOT_ATTENTION):
             workspace = self._workspace(longest, len(keys), sampling)
-            workspace.state.begin(keys, most or [sampling.max_completion_tokens] * len(keys))
+            workspace.state.begin(keys, most)
             ids = [prompt.token_ids for prompt in prompts]
             slots = min(workspace.slots, len(keys))
             decoding = Decoding(self.local, workspace.decoder, workspace.state, workspace.steps, ids, sampling, slots)
-            if workspace.steps is not None:
-                workspace.steps.step = decoding.step
-            lengths_N = decoding.run()
+            try:
+                if workspace.steps is not None:
+                    workspace.steps.step = decoding.step
+                with self._sharing(workspace):
+                    lengths_N = decoding.run()
+            finally:
+                if isinstance(workspace.decoder, CpuSteps):
+                    workspace.decoder.close()
+                # A ring of references would hold the cache, after the last use of it, until Python looks for rings.
+                if workspace.steps is not None:
+                    workspace.steps.step = None
             completions = self._completions(workspace.state, lengths_N, sampling)
         self._note_figures(decoding, workspace)
         self._keep_or_drop(workspace)
@@ -137,28 +161,31 @@ class LocalEngine:
             )
 
     def slots_for(self, length: int, completions: int) -> int:
-        """Slots asked for, or as many as fit into free memory; never more than there are completions."""
-        if self.slots:
-            return min(self.slots, completions)
+        """Slots asked for, or as many as fit into a share of the free memory; never more than there are completions.
+
+        Slots asked for that do not fit are fewer then: rollouts are the same, only slower.
+        """
         kind = self.model.device.type
         dtype = accumulation_dtype(self.local.dtype, self.model.device)
         vocabulary_bytes = 4 * SAMPLER_FLOATS * self.model.config.get_text_config().vocab_size
-        slot_bytes = length * kv_bytes(self.local.layers, dtype) + vocabulary_bytes
+        slot_bytes = self._cache_length(length) * kv_bytes(self.local.layers, dtype) + vocabulary_bytes
         free = free_memory(self.model.device)
-        fitting = int(MEMORY_SHARE.get(kind, 0.5) * free / slot_bytes)
+        share = NEARLY_ALL if self.slots else MEMORY_SHARE.get(kind, 0.5)
+        fitting = int(share * free / slot_bytes)
         if fitting < 1:
             raise EngineError(
                 f"not even one slot fits: {length} tokens of keys and values need {slot_bytes / 2**20:.0f} MiB and "
                 f"{free / 2**20:.0f} MiB are free. Lower sampling.max_completion_tokens or prompts.max_prompt_tokens."
             )
-        return min(fitting, MOST_SLOTS.get(kind, 512), completions)
+        return min(fitting, self.slots or MOST_SLOTS.get(kind, 512), completions)
 
     def describe(self) -> str:
         """How steps are computed, for the console."""
         if self.fused is None:
             how = f"the modules of transformers ({self.why_modules})"
         else:
-            how = "own kernels" if self.model.device.type == "cuda" else "fused products"
+            attention = "native attention" if self.native else f"attention in PyTorch ({self.why_not_native})"
+            how = "own kernels" if self.model.device.type == "cuda" else f"fused products, {attention}"
         return how + (", captured in CUDA graphs" if self.cuda_graphs else "")
 
     # -- the workspace -------------------------------------------------------------------------------------------------
@@ -171,12 +198,24 @@ class LocalEngine:
             if self.model.device.type == "cuda" and not with_kernels(self.model.device):
                 raise EngineError("Triton is not installed")
             fused = fuse(self.model)
-            prove_decoder(self.model, self.local, lambda slots, length: fused_decoder(fused, self.local, slots, length))
-        except EngineError as problem:
+            if fused.device.type == "cpu":
+                self.native, self.why_not_native = native_for(fused)
+            prove_decoder(self.model, self.local, lambda slots, length: self._fused_decoder(fused, slots, length))
+        except Exception as problem:
+            # A kernel that does not compile or fit on this GPU is a reason too: the modules then serve the model.
+            reason = str(problem) if isinstance(problem, EngineError) else f"{type(problem).__name__}: {problem}"
             if kernels == "fused":
-                raise EngineError(f'model.kernels = "fused" is not possible: {problem}. Use "auto" or "modules".') from problem
-            return None, str(problem)
+                raise ModelError(f'model.kernels = "fused" is not possible: {reason}. Use "auto" or "modules".') from problem
+            return None, reason
         return fused, ""
+
+    def _fused_decoder(self, fused: FusedModel, slots: int, length: int) -> Decoder:
+        return fused_decoder(fused, self.local, slots, length, self.memory, self.native)
+
+    def _sharing(self, workspace: Workspace) -> AbstractContextManager[None]:
+        if isinstance(workspace.decoder, CpuSteps):
+            return workspace.decoder.sharing(workspace.slots * self.model.config.get_text_config().vocab_size)
+        return nullcontext()
 
     def _signature(self) -> tuple[Any, ...]:
         """Changes when a parameter lies elsewhere, or when other adapters are switched on: a graph would not notice."""
@@ -188,31 +227,35 @@ class LocalEngine:
         )
         return where, adapters
 
+    def _cache_length(self, longest: int) -> int:
+        return longest if self.model.device.type == "cpu" else -(-longest // LENGTH_STEP) * LENGTH_STEP
+
     def _workspace(self, longest: int, completions: int, sampling: Sampling) -> Workspace:
         device = self.model.device
         if self.fused is not None and not self.fused.is_current():
             self.fused = fuse(self.model)  # somebody gave the parameters new storage
         signature = self._signature() if device.type == "cuda" else ()
         kept, self.workspace = self.workspace, None
-        wanted = min(self.slots or completions, completions)
-        if kept and kept.serves(min(wanted, kept.slots), longest, completions, sampling, signature):
+        if kept and kept.serves(self.slots, longest, completions, sampling, signature):
             return kept
         del kept
         slots = self.slots_for(longest, completions)
         rows = slots + missing_rows(slots, device)
-        length = longest if device.type == "cpu" else -(-longest // LENGTH_STEP) * LENGTH_STEP
+        length = self._cache_length(longest)
         if self.fused is not None:
-            decoder = fused_decoder(self.fused, self.local, rows, length)
+            decoder = self._fused_decoder(self.fused, rows, length)
         else:
             decoder = ModuleDecoder(self.local, rows, length, device)
-        state = SlotState.empty(rows, completions, sampling, device)
+        noise = gumbel if self.native is None else self.native.gumbel
+        state = SlotState.empty(rows, completions, sampling, device, noise)
         steps = GraphedSteps() if self.cuda_graphs else None
-        return Workspace(decoder, state, steps, slots, length, completions, sampling, signature)
+        return Workspace(decoder, state, steps, self.slots, slots, length, completions, sampling, signature)
 
     def _keep_or_drop(self, workspace: Workspace) -> None:
-        """On a CPU nothing is kept: a cache there costs nothing to make, and weights may be packed in it."""
+        """On a CPU only memory is kept, and no number in it: weights are packed for one call."""
         device = self.model.device
         if device.type != "cuda":
+            self.memory.trim()
             return
         bytes_held = workspace.slots * workspace.length * kv_bytes(self.local.layers, self.local.dtype)
         if bytes_held <= KEPT_SHARE * torch.cuda.get_device_properties(device).total_memory:
@@ -223,7 +266,7 @@ class LocalEngine:
         self.last = {
             "slots": float(decoding.slots),
             "decode_steps": float(tally.steps),
-            "occupancy": float(decoding.lengths_N.sum() - len(decoding.lengths_N)) / max(1, tally.row_steps),
+            "occupancy": float(decoding.lengths_N.sum() - len(decoding.lengths_N)) / max(1, tally.steps * decoding.slots),
             "looks": float(tally.looks),
             "prefills": float(tally.prefills),
             "graphs": float(len(workspace.steps.graphs)) if workspace.steps else 0.0,
@@ -242,12 +285,24 @@ class LocalEngine:
         return completions
 
 
-def fused_decoder(fused: FusedModel, local: LocalModel, slots: int, length: int) -> Decoder:
+def fused_decoder(
+    fused: FusedModel, local: LocalModel, slots: int, length: int, memory: DecodeMemory, kernel: native.Native | None
+) -> Decoder:
     if fused.device.type == "cuda":
         from cohort.fused.decoding import FusedDecoder
 
         return FusedDecoder(fused, slots, length)
-    return CpuSteps(local, CpuDecoder(fused, slots, length))
+    if kernel is not None:
+        return CpuSteps(local, NativeDecoder(fused, slots, length, kernel, memory))
+    return CpuSteps(local, CpuDecoder(fused, slots, length, memory))
+
+
+def native_for(fused: FusedModel) -> tuple[native.Native | None, str]:
+    """The compiled kernel for this model, or None and the reason."""
+    try:
+        return native.load(fused.head_dim, fused.query_heads // fused.kv_heads, fused.embedding.shape[1]), ""
+    except native.NoNative as problem:
+        return None, str(problem)
 
 
 def free_memory(device: torch.device) -> int:

@@ -6,7 +6,7 @@ host: a row that meets a stop or its limit is marked done, and from then on neit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cohort.noise import gumbel
 from cohort.rollout.sampling import next_tokens
+from cohort.rollout.slot_cache import with_kernels
 from cohort.types import Sampling
 
 
@@ -40,9 +41,19 @@ class SlotState:
     stop_ids: Tensor
     rows_S: Tensor
     """0, 1, 2, ...: the rows of a decode step."""
+    gumbel: Callable[[Tensor, Tensor, int], Tensor]
+    """Noise of (row keys, positions, vocabulary): noise.gumbel, or what gives the same bits faster."""
+    with_kernels: bool
+    """Whether Triton is there to note tokens down with."""
 
     @staticmethod
-    def empty(slots: int, completions: int, sampling: Sampling, device: torch.device) -> SlotState:
+    def empty(
+        slots: int,
+        completions: int,
+        sampling: Sampling,
+        device: torch.device,
+        noise: Callable[[Tensor, Tensor, int], Tensor] = gumbel,
+    ) -> SlotState:
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
@@ -59,6 +70,8 @@ class SlotState:
             logprobs_NT=zeros(completions + 1, sampling.max_completion_tokens, dtype=torch.float32),
             stop_ids=torch.tensor(sampling.stop_ids, dtype=torch.int32, device=device),
             rows_S=torch.arange(slots, dtype=torch.int32, device=device),
+            gumbel=noise,
+            with_kernels=with_kernels(device),
         )
 
     def begin(self, keys: Sequence[tuple[int, int]], limits: Sequence[int]) -> None:
@@ -87,7 +100,7 @@ class SlotState:
 
     def note(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
         """Sample the next token of each row that is not done, and write it down. `advance`: these rows have just fed one."""
-        if logits_BV.is_cuda and not sampling.top_k and sampling.top_p == 1.0:
+        if self.with_kernels and not sampling.top_k and sampling.top_p == 1.0:
             self._note_with_kernels(rows, logits_BV, sampling, advance)
         else:
             self._note(rows, logits_BV, sampling, advance)
@@ -114,7 +127,7 @@ class SlotState:
 
     def _note(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
         counts_B, done_B = self.counts_S[rows], self.done_S[rows]
-        noise_BV = None if sampling.greedy else gumbel(self.keys_S2[rows], counts_B, logits_BV.shape[-1])
+        noise_BV = None if sampling.greedy else self.gumbel(self.keys_S2[rows], counts_B, logits_BV.shape[-1])
         ids_B, logprobs_B = next_tokens(logits_BV, sampling, noise_BV)
         owners_B, last = self.owners_S[rows], self.token_ids_NT.shape[0] - 1
         live_B = 1 - done_B
