@@ -8,6 +8,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from cohort.fused.cpu_native import NativeDecoder
 from cohort.fused.family import FusedModel, fuse
 from cohort.fused.native import LANES, NoNative, Rows, plain_attention
 from cohort.noise import gumbel
+from cohort.rollout import decoders
 from cohort.rollout.local_engine import LocalEngine
+from cohort.rollout.slots import SlotState
 from cohort.types import NoiseKey, Prompt, Sampling
 from test_fused_cpu import NOT_DONE_B, build, decode, prompts_and_rest
 
@@ -233,6 +236,30 @@ def test_the_engine_ends_its_threads_and_keeps_its_memory(cache):
     assert engine.memory.held.data_ptr() == held
 
 
+def test_one_thread_notes_few_logits_down_and_all_share_the_prefill(cache, monkeypatch):
+    """Waking a thread for a logarithm of a few numbers takes longer than the logarithm; the number is put back."""
+    model, seen = build("llama", num_hidden_layers=1), {}
+    prompts = [Prompt(0, "", {}, (1, 2, 3))]
+    sampling = Sampling(group_size=2, temperature=1.0, max_completion_tokens=3, stop_ids=())
+    for few in (2**18, 1):
+        monkeypatch.setattr(decoders, "LOGITS_TO_SHARE", few)
+        engine = LocalEngine(model, lambda ids: "")
+        with monkeypatch.context() as patched, intra_op_threads(3):
+            for place, name in ((SlotState, "note"), (decoders, "prefill")):
+                patched.setattr(place, name, watched(getattr(place, name), name, seen))
+            engine.generate(prompts, sampling, NoiseKey(0, "train", 1))
+            assert torch.get_num_threads() == 3
+        assert seen == {"note": 1 if few > 1 else 3, "prefill": 3}
+
+
+def watched(function: Any, name: str, seen: dict[str, int]) -> Any:
+    def watching(*args: Any, **named: Any) -> Any:
+        seen[name] = torch.get_num_threads()
+        return function(*args, **named)
+
+    return watching
+
+
 # -- the loader ---------------------------------------------------------------------------------------------------------------
 
 
@@ -285,6 +312,15 @@ def test_a_folder_that_cannot_be_made_is_a_reason(tmp_path, cache, monkeypatch):
     (tmp_path / "cohort").write_text("a file in the way")
     if any(map(shutil.which, native.COMPILERS)):
         assert reason().split(":")[0] in ("NotADirectoryError", "FileExistsError")
+
+
+def test_without_a_home_folder_pytorch_decodes(cache, monkeypatch):
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert reason() == "no home folder"
 
 
 def test_heads_that_the_kernel_does_not_take_are_a_reason(cache):

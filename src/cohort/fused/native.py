@@ -83,7 +83,11 @@ def load(head_dim: int, group: int, width: int) -> Native:
         raise NoNative(f"{SWITCH}=0")
     if head_dim % LANES:
         raise NoNative(f"heads of {head_dim} dimensions")
-    found = checked(head_dim, group, width, str(cache_folder()), os.environ.get("PATH", ""))
+    try:
+        folder = str(cache_folder())
+    except RuntimeError as problem:
+        raise NoNative("no home folder") from problem
+    found = checked(head_dim, group, width, folder, os.environ.get("PATH", ""))
     if isinstance(found, str):
         raise NoNative(found)
     return found
@@ -151,7 +155,13 @@ def compile_into(compiler: str, flags: tuple[str, ...], source: bytes, target: P
         written.write_bytes(source)
         command = [compiler, *flags, "-o", str(made), str(written), "-lm"]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
         if done.returncode or not made.exists():
             said = (done.stderr or done.stdout).strip().splitlines()

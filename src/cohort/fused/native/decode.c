@@ -212,7 +212,8 @@ static inline void weigh(const float *queries, const float *keys, int64_t count,
 }
 
 /* Values mixed by the weights of a group. */
-static inline void mix(const double *weights, int64_t stride, const double *sums, const float *values, int64_t count, float *out) {
+static inline void mix(const double *weights, int64_t stride, const double *sums, const float *values, int64_t count,
+                       float *out) {
   for (int g0 = 0; g0 < GROUP; g0 += TOGETHER) {
     const int these = GROUP - g0 < TOGETHER ? GROUP - g0 : TOGETHER;
     doubles mixed[TOGETHER][VECTORS];
@@ -251,7 +252,8 @@ int64_t attend(const struct rows *rows, float *keys, float *values, int64_t wind
     for (int64_t head = 0; head < kv_heads * (GROUP + 1); head++)
       turn(queries + head * HEAD_DIM, rows->turns + at * HEAD_DIM, rows->squares);
     for (int64_t head = 0; head < kv_heads; head++) {
-      float *key = keys + (b * kv_heads + head) * length * HEAD_DIM, *value = values + (b * kv_heads + head) * length * HEAD_DIM;
+      const int64_t slot = (b * kv_heads + head) * length * HEAD_DIM;
+      float *key = keys + slot, *value = values + slot;
       memcpy(key + at * HEAD_DIM, new_keys + head * HEAD_DIM, size);
       memcpy(value + at * HEAD_DIM, new_values + head * HEAD_DIM, size);
       const float *own = queries + head * GROUP * HEAD_DIM;
