@@ -505,7 +505,7 @@ def test_table_says_what_was_measured() -> None:
     assert "| rollouts | H200, 0.5b, 32 × 8 × 512 | **109k tok/s**, 22 % of the limit |" in text
     assert "vLLM 0.25.1, in process†: 36k tok/s, 3.0×" in text
     assert (
-        "| GRPO step | H200, 0.5b, 32 × 8 × 512 | **2.00 s**, 20.0 GiB | TRL 1.16.0, HF rollouts: 16.00 s, 19.0 GiB, **8.0×**"
+        "| GRPO step | H200, 0.5b, 32 × 8 × 512, micro-batches of 16 rows | **2.00 s**, 20.0 GiB | TRL 1.16.0, HF rollouts: 16.00 s, 19.0 GiB, **8.0×**"
         in text
     )
     assert "not in this run" in text

@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 
 # Must be set before torch is imported. OpenMP threads that spin while they wait for each other bring a small model to a
 # tenth of its speed as soon as anything else uses one of the cores; threads that sleep cost next to nothing.
+_told_how_to_wait = "OMP_WAIT_POLICY" in os.environ
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:

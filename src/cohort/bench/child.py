@@ -160,6 +160,18 @@ def measure_rollout(job: Job) -> dict[str, Any]:
     return results
 
 
+def measure_hf_generate(job: Job) -> dict[str, Any]:
+    """`generate` of transformers alone."""
+    generate = hf_generate(job)
+    seconds = []
+    for turn in range(job.repeats + 1):
+        with peak_memory(job.device) as peak:
+            seconds.append(timed(job, lambda turn=turn: generate(turn))[0])  # type: ignore[misc]
+    first, *rest = seconds
+    growth = {"growth_bytes": peak.since(peak.held)}
+    return {"hf_generate": {"first_seconds": first, "seconds": rest, "tokens": job.workload.tokens, **growth}}
+
+
 def check_lengths(job: Job, groups: Sequence[Sequence[Any]]) -> None:
     found = [[completion.length for completion in group] for group in groups]
     if found != job.workload.plan:
@@ -352,6 +364,7 @@ def run_loop(job: Job, given_rollouts: bool) -> tuple[Watched, list[dict[str, An
 
 STAGES: dict[str, Callable[[Job], dict[str, Any]]] = {
     "rollout": measure_rollout,
+    "hf_generate": measure_hf_generate,
     "train": measure_train,
     "step": measure_step,
 }

@@ -203,7 +203,7 @@ def measure(
     for stage in stages:
         here = [peer for peer in peers if PEERS[peer] == stage]
         job = jobs[stage] = replace(base, stage=stage, hf_generate="hf_generate" in here)
-        say(f"{stage}: cohort" + (" and HF generate, in turns" if job.hf_generate else ""))
+        say(f"{stage}: cohort" + (" and HF generate" if job.hf_generate else ""))
         measured[stage] = run_stage(job)
         for peer in here:
             if peer in measured[stage]:

@@ -1,13 +1,15 @@
 """Running stages and peers, each in a process of its own, and saying why a peer is missing.
 
 Scripts of peers stand alone (benchmarks/peers): they import nothing of ours, so they run in any environment that has the
-peer. transformers' generate is no script: it takes turns with our engine inside the rollout stage (child.py).
+peer. transformers' generate is no script: on a GPU it takes turns with our engine inside the rollout stage (child.py). On a CPU
+it gets a process of its own: `import cohort` makes OpenMP's threads sleep while they wait, which on a quiet machine would halve the peer.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cohort
 from cohort.bench.job import LEARNING_RATE, Job
 from cohort.errors import CohortError, RecipeError
 
@@ -77,9 +80,16 @@ def installed(package: str) -> bool:
 
 def run_stage(job: Job) -> dict[str, dict[str, Any]]:
     """A stage of ours: measurement by engine."""
-    job = replace(job, asked=time.time())
+    apart = job.hf_generate and not job.device.startswith("cuda")
+    job = replace(job, asked=time.time(), hf_generate=job.hf_generate and not apart)
     run([sys.executable, "-m", "cohort.bench.child", str(job.write())], f"stage {job.stage}")
     result: dict[str, dict[str, Any]] = json.loads(job.result_file.read_text(encoding="utf-8"))
+    if apart:
+        # torch comes first and finds the environment of the user: how threads wait is settled when it is loaded.
+        alone = replace(job, stage="hf_generate")
+        begin = "import sys, torch; from cohort.bench.child import main; sys.exit(main(sys.argv[1]))"
+        run([sys.executable, "-c", begin, str(alone.write())], NAMES["hf_generate"], as_user=True)
+        result |= json.loads(alone.result_file.read_text(encoding="utf-8"))
     return result
 
 
@@ -109,13 +119,17 @@ def run_peer(peer: str, job: Job, vllm_python: str) -> dict[str, dict[str, Any]]
     path = Path(job.folder) / f"{peer}-job.json"
     path.write_text(json.dumps(document), encoding="utf-8")
     python, script = (vllm_python or sys.executable, "vllm_generate.py") if peer == "vllm" else (sys.executable, "trl_step.py")
-    run([python, str(SCRIPTS / script), str(path)], NAMES[peer])
+    run([python, str(SCRIPTS / script), str(path)], NAMES[peer], as_user=True)
     result = json.loads(Path(document["result_file"]).read_text(encoding="utf-8"))
     return result if peer == "vllm" else {peer: result}
 
 
-def run(command: list[str], what: str) -> None:
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(command: list[str], what: str, *, as_user: bool = False) -> None:
+    """`as_user`: in the environment that the user has, without what `import cohort` put into it; a peer must not pay for that."""
+    environment = dict(os.environ)
+    if as_user and not cohort._told_how_to_wait:
+        environment.pop("OMP_WAIT_POLICY", None)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if ended.returncode:
         said = (ended.stderr.strip() or ended.stdout.strip())[-TAIL:]
         raise BenchError(f"{what} ended with exit code {ended.returncode}:\n{said}")

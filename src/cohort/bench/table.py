@@ -30,12 +30,12 @@ def table(documents: Sequence[Mapping[str, Any]]) -> str:
         for stage in document["stages"]:
             beside = [*peers(stage, document), *quotes(stage, document)]
             quoting = quoting or bool(quotes(stage, document))
-            lines.append(f"| {STAGES[stage]} | {work(document)} | {ours(stage, document)} | {'; '.join(beside) or '–'} |")
+            lines.append(f"| {STAGES[stage]} | {work(stage, document)} | {ours(stage, document)} | {'; '.join(beside) or '–'} |")
     lines += ["", footnote(documents, quoting)]
     return "\n".join(lines)
 
 
-def work(document: Mapping[str, Any]) -> str:
+def work(stage: str, document: Mapping[str, Any]) -> str:
     settings, machine = document["settings"], document["machine"]
     load = settings["workload"]
     where = (
@@ -46,7 +46,7 @@ def work(document: Mapping[str, Any]) -> str:
     )
     silent = f", 1 of {load['silent_every']} groups without signal" if load["silent_every"] else ""
     words = f", `{' '.join(settings['overrides'])}`" if settings["overrides"] else ""
-    micro = f", micro-batches of {settings['micro_rows']} rows" if set(document["stages"]) & {"train", "step"} else ""
+    micro = f", micro-batches of {settings['micro_rows']} rows" if stage in ("train", "step") else ""
     return f"{where}, {settings['shape']['name']}, {load['prompts']} × {load['group']} × {lengths}{silent}{micro}{words}"
 
 
