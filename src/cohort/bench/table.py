@@ -30,7 +30,9 @@ def table(documents: Sequence[Mapping[str, Any]]) -> str:
         for stage in document["stages"]:
             beside = [*peers(stage, document), *quotes(stage, document)]
             quoting = quoting or bool(quotes(stage, document))
-            lines.append(f"| {STAGES[stage]} | {work(stage, document)} | {ours(stage, document)} | {'; '.join(beside) or '–'} |")
+            lines.append(
+                f"| {STAGES[stage]} | {work(stage, document)} | {ours(stage, document)} | {'; '.join(beside) or '–'} |"
+            )
     lines += ["", footnote(documents, quoting)]
     return "\n".join(lines)
 
