@@ -247,7 +247,8 @@ class Ended(BaseException):
 
 def watching_loop(job: Job, watched: Watched, given_rollouts: bool) -> contextlib.AbstractContextManager[None]:
     """Time the loop from outside. With `given_rollouts`, rollouts are sampled once and given again at every step."""
-    from cohort import loop
+    # Whoever takes `train` from the loop when it is imported must be imported before, or would keep the one that is put there.
+    from cohort import iterative, loop  # noqa: F401
 
     pack, train = loop.pack, loop.train
 
