@@ -74,10 +74,6 @@ class FusedModel:
     def query_size(self) -> int:
         return self.query_heads * self.head_dim
 
-    @property
-    def kv_size(self) -> int:
-        return self.kv_heads * self.head_dim
-
     def is_current(self) -> bool:
         """Whether the model's parameters still are the views they were made into."""
         for layer in self.layers:

@@ -1,4 +1,4 @@
-"""Triton kernels of one decode step. The twins in plain torch are in `twins_decode.py`.
+"""Triton kernels of one decode step. The sampler's twin in plain torch is in rollout/slots.py; tests spell out the others'.
 
 What decides the speed of a step is how often memory is read, so each kernel reads what it needs once:
 
@@ -99,7 +99,7 @@ def gated(gate_up_BI: Tensor) -> Tensor:
 
 
 @triton.jit
-def _rotated(source, cosine, sine, heads, head, at, inside, weight, epsilon, half, HAS_NORM: tl.constexpr):
+def _rotated(source, cosine, sine, head, at, inside, weight, epsilon, half, HAS_NORM: tl.constexpr):
     """Two halves of the heads at `source`, normalised where the family does that, and turned."""
     first = tl.load(source + head * 2 * half + at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + head * 2 * half + half + at, mask=inside, other=0.0).to(tl.float32)
@@ -127,7 +127,7 @@ def _rotate_and_store(
 
     head = tl.arange(0, HEADS_BLOCK)[:, None]
     inside = (head < QUERY_HEADS) & (at < HALF)
-    first, second = _rotated(source, cosine, sine, QUERY_HEADS, head, at, inside, query_norm, epsilon, HALF, HAS_NORM)
+    first, second = _rotated(source, cosine, sine, head, at, inside, query_norm, epsilon, HALF, HAS_NORM)
     target = query_out + row * QUERY_HEADS * 2 * HALF + head * 2 * HALF + at
     tl.store(target, first, mask=inside)
     tl.store(target + HALF, second, mask=inside)
@@ -135,7 +135,7 @@ def _rotate_and_store(
     head = tl.arange(0, KV_BLOCK)[:, None]
     inside = (head < KV_HEADS) & (at < HALF)
     source += QUERY_HEADS * 2 * HALF
-    first, second = _rotated(source, cosine, sine, KV_HEADS, head, at, inside, key_norm, epsilon, HALF, HAS_NORM)
+    first, second = _rotated(source, cosine, sine, head, at, inside, key_norm, epsilon, HALF, HAS_NORM)
     offset = row * slot_stride + head * head_stride + position * 2 * HALF + at
     tl.store(keys + offset, first, mask=inside)
     tl.store(keys + offset + HALF, second, mask=inside)
