@@ -83,6 +83,16 @@ class Padding:
 
 
 @dataclass(frozen=True, eq=False)
+class Clusters:
+    """Rows by the prompt that they share; a row that shares none is a cluster of its own, whose prompt has no tokens."""
+
+    prompt_start_C: Indices
+    prompt_length_C: Indices
+    first_row_C: Indices
+    """And one more: the number of rows."""
+
+
+@dataclass(frozen=True, eq=False)
 class Layout:
     token_ids_T: Tensor
     positions_T: Tensor
@@ -119,6 +129,14 @@ class Layout:
     def padding(self) -> Padding:
         """Worked out where it is asked for: varlen kernels do without."""
         return make_padding(self.rows, self.num_tokens, self.equal_rows, self.token_ids_T.device)
+
+    @cached_property
+    def clusters(self) -> Clusters:
+        start_B, length_B = self.rows.shared_start_B, self.rows.shared_length_B
+        alone_B = np.ones(self.num_rows, dtype=np.bool_)
+        alone_B[1:] = (length_B[1:] == 0) | (start_B[1:] != start_B[:-1])
+        first_C = np.flatnonzero(alone_B)
+        return Clusters(start_B[first_C], length_B[first_C], np.append(first_C, self.num_rows))
 
     def to(self, device: torch.device | str) -> Layout:
         return replace(

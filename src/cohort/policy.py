@@ -57,28 +57,29 @@ class Policy:
     def prepare(self, kernels: str, checkpointing: bool = False) -> str:
         """Choose how hidden states are computed, once the parameters have their dtype; gives a sentence for the console.
 
-        On a CPU training always runs on the modules: its products are as large as they get, and there is nothing to fuse.
+        On a CPU own kernels need a compiler, which is no condition for a run: what they replace is slower and has the same bits.
         """
         self.kernels, self.checkpointing = kernels, checkpointing
         modules = ModuleBackbone(self.split.backbone, self.attention_configs, checkpointing)
         self.backbone = modules
-        if self.device.type == "cpu" or kernels == "modules":
+        on_cpu = self.device.type == "cpu"
+        if kernels == "modules":
             return "training with the modules of transformers"
         try:
             if not self.attention_configs:
                 raise EngineError("its attention is its own")
-            if not with_kernels(self.device):
+            if not on_cpu and not with_kernels(self.device):
                 raise EngineError("Triton is not installed")
             fused = FusedBackbone(self.model, checkpointing)
             fused.prove(modules)
         except Exception as problem:
             # A kernel that does not compile or fit on this GPU is a reason too, as it is for the engine.
             reason = str(problem) if isinstance(problem, EngineError) else f"{type(problem).__name__}: {problem}"
-            if kernels == "fused":
+            if kernels == "fused" and not on_cpu:
                 raise ModelError(f'model.kernels = "fused" is not possible: {reason}. Use "auto" or "modules".') from problem
             return f"training with the modules of transformers ({reason})"
         self.backbone = fused
-        return "training with own kernels"
+        return f"training with own {'compiled code' if on_cpu else 'kernels'}"
 
     @property
     def device(self) -> torch.device:

@@ -1,7 +1,7 @@
 """The blocks of a layer as autograd functions that keep as little as the backward can do with.
 
-Between the matrix products, which stay with torch, each block calls the operations of `kernels_train.py` on a GPU and those of
-`Twins`, the same formulas in plain torch, elsewhere. What autograd would keep and these do not: normed activations (made
+Between the matrix products, which stay with torch, each block calls the operations of `kernels_train.py` on a GPU, those of
+`cpu_training.py` on a CPU where they could be compiled, and those of `Twins`, the same formulas in plain torch, elsewhere. What autograd would keep and these do not: normed activations (made
 again from the residual stream and one number per row, in the pass that needs both anyway), the product of gate and up (made
 again from the two), and projections before the rotary embedding (a rotation is undone without its input).
 
@@ -208,15 +208,18 @@ def forced(kernels: bool) -> Iterator[None]:
         _forced.pop()
 
 
-def add_norm(hidden_TH: Tensor, delta_TH: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
-    """hidden + delta, and its norm."""
-    total_TH, normed_TH = _AddNorm.apply(norm.epsilon, hidden_TH, delta_TH, norm.weight)
+def add_norm(hidden_TH: Tensor, delta_TH: Tensor | None, norm: Norm, using: Any = None) -> tuple[Tensor, Tensor]:
+    """hidden + delta, and its norm. `using`, here and below: operations to take instead of those of the device."""
+    total_TH, normed_TH = _AddNorm.apply(using or operations(hidden_TH), norm.epsilon, hidden_TH, delta_TH, norm.weight)
     return total_TH, normed_TH
 
 
-def norm_linear(hidden_TH: Tensor, delta_TH: Tensor | None, norm: Norm, projection: Projection) -> tuple[Tensor, Tensor]:
+def norm_linear(
+    hidden_TH: Tensor, delta_TH: Tensor | None, norm: Norm, projection: Projection, using: Any = None
+) -> tuple[Tensor, Tensor]:
     """hidden + delta, and the projection of its norm."""
     total_TH, projected_TP = _NormLinear.apply(
+        using or operations(hidden_TH),
         norm.epsilon,
         hidden_TH,
         delta_TH,
@@ -230,10 +233,11 @@ def norm_linear(hidden_TH: Tensor, delta_TH: Tensor | None, norm: Norm, projecti
 
 
 def attention_inputs(
-    hidden_TH: Tensor, delta_TH: Tensor | None, norm: Norm, projection: Projection, rotary: Rotary
+    hidden_TH: Tensor, delta_TH: Tensor | None, norm: Norm, projection: Projection, rotary: Rotary, using: Any = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """hidden + delta, and the turned queries [T, heads, D], turned keys and values [T, kv_heads, D] of its norm."""
     total_TH, query_THD, key_TKD, value_TKD = _AttentionInputs.apply(
+        using or operations(hidden_TH),
         norm.epsilon,
         rotary,
         hidden_TH,
@@ -249,9 +253,9 @@ def attention_inputs(
     return total_TH, query_THD, key_TKD, value_TKD
 
 
-def swiglu_down(gate_up_TJ: Tensor, down_HI: Tensor) -> Tensor:
+def swiglu_down(gate_up_TJ: Tensor, down_HI: Tensor, using: Any = None) -> Tensor:
     """The down projection of silu(gate) * up."""
-    result: Tensor = _SwigluDown.apply(gate_up_TJ, down_HI)
+    result: Tensor = _SwigluDown.apply(using or operations(gate_up_TJ), gate_up_TJ, down_HI)
     return result
 
 
@@ -261,8 +265,8 @@ def linear(rows_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> 
 
 class _AddNorm(Function):
     @staticmethod
-    def forward(ctx: Any, epsilon: float, hidden_TH: Tensor, delta_TH: Tensor | None, weight_H: Tensor) -> Any:
-        ctx.operations = operations(hidden_TH)
+    def forward(ctx: Any, using: Any, epsilon: float, hidden_TH: Tensor, delta_TH: Tensor | None, weight_H: Tensor) -> Any:
+        ctx.operations = using
         total_TH, normed_TH, inverse_T = ctx.operations.add_norm_forward(hidden_TH, delta_TH, weight_H, epsilon)
         ctx.save_for_backward(total_TH, inverse_T, weight_H)
         ctx.set_materialize_grads(False)
@@ -272,19 +276,20 @@ class _AddNorm(Function):
     @once_differentiable
     def backward(ctx: Any, d_total_TH: Tensor | None, d_normed_TH: Tensor | None) -> Any:
         total_TH, inverse_T, weight_H = ctx.saved_tensors
-        _, needs_hidden, needs_delta, needs_weight = ctx.needs_input_grad
+        _, _, needs_hidden, needs_delta, needs_weight = ctx.needs_input_grad
         d_weight_H, d_input_TH = None, d_total_TH
         if d_normed_TH is not None:
             d_input_TH, _, d_weight_H = ctx.operations.add_norm_backward(
                 d_normed_TH, d_total_TH, total_TH, inverse_T, weight_H, False, needs_weight
             )
-        return None, d_input_TH if needs_hidden else None, d_input_TH if needs_delta else None, d_weight_H
+        return None, None, d_input_TH if needs_hidden else None, d_input_TH if needs_delta else None, d_weight_H
 
 
 class _NormLinear(Function):
     @staticmethod
     def forward(
         ctx: Any,
+        using: Any,
         epsilon: float,
         hidden_TH: Tensor,
         delta_TH: Tensor | None,
@@ -293,7 +298,7 @@ class _NormLinear(Function):
         bias_P: Tensor | None,
         *parts: Tensor,
     ) -> Any:
-        ctx.operations, ctx.epsilon, ctx.rows = operations(hidden_TH), epsilon, _rows(parts, bias_P)
+        ctx.operations, ctx.epsilon, ctx.rows = using, epsilon, _rows(parts, bias_P)
         total_TH, normed_TH, inverse_T = ctx.operations.add_norm_forward(hidden_TH, delta_TH, norm_H, epsilon)
         ctx.save_for_backward(total_TH, inverse_T, norm_H, weight_PH)
         ctx.set_materialize_grads(False)
@@ -302,22 +307,23 @@ class _NormLinear(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_total_TH: Tensor | None, d_projected_TP: Tensor | None) -> Any:
-        _, needs_hidden, needs_delta, needs_norm, _, _, *needs_parts = ctx.needs_input_grad
+        _, _, needs_hidden, needs_delta, needs_norm, _, _, *needs_parts = ctx.needs_input_grad
         if d_projected_TP is None:
-            return _passed_on(ctx, d_total_TH, 1)
+            return _passed_on(ctx, d_total_TH, 2)
         needs_weights, needs_biases = needs_parts[: len(ctx.rows)], needs_parts[len(ctx.rows) :]
         d_input_TH, d_norm_H, d_weights = _norm_linear_backward(
             ctx, ctx.saved_tensors, d_total_TH, d_projected_TP, needs_hidden or needs_delta, needs_norm, needs_weights
         )
         d_biases = _cut(d_projected_TP.sum(0), ctx.rows, needs_biases) if any(needs_biases) else [None] * len(needs_biases)
         d_hidden_TH, d_delta_TH = d_input_TH if needs_hidden else None, d_input_TH if needs_delta else None
-        return None, d_hidden_TH, d_delta_TH, d_norm_H, None, None, *d_weights, *d_biases
+        return None, None, d_hidden_TH, d_delta_TH, d_norm_H, None, None, *d_weights, *d_biases
 
 
 class _AttentionInputs(Function):
     @staticmethod
     def forward(
         ctx: Any,
+        using: Any,
         epsilon: float,
         rotary: Rotary,
         hidden_TH: Tensor,
@@ -329,7 +335,7 @@ class _AttentionInputs(Function):
         key_norm_D: Tensor | None,
         *parts: Tensor,
     ) -> Any:
-        ctx.operations, ctx.epsilon, ctx.rows = operations(hidden_TH), epsilon, _rows(parts, bias_P)
+        ctx.operations, ctx.epsilon, ctx.rows = using, epsilon, _rows(parts, bias_P)
         ctx.heads = rotary.heads
         total_TH, normed_TH, inverse_T = ctx.operations.add_norm_forward(hidden_TH, delta_TH, norm_H, epsilon)
         qkv_TP = linear(normed_TH, weight_PH, bias_P)
@@ -354,9 +360,9 @@ class _AttentionInputs(Function):
         d_value_TKD: Tensor | None,
     ) -> Any:
         total_TH, inverse_T, norm_H, weight_PH, qkv_TP, cosine, sine, query_norm_D, key_norm_D = ctx.saved_tensors
-        _, _, needs_hidden, needs_delta, needs_norm, _, _, needs_query, needs_key, *needs_parts = ctx.needs_input_grad
+        _, _, _, needs_hidden, needs_delta, needs_norm, _, _, needs_query, needs_key, *needs_parts = ctx.needs_input_grad
         if d_query_THD is None and d_key_TKD is None and d_value_TKD is None:
-            return _passed_on(ctx, d_total_TH, 2)
+            return _passed_on(ctx, d_total_TH, 3)
         needs_weights, needs_biases = needs_parts[: len(ctx.rows)], needs_parts[len(ctx.rows) :]
         shape = (total_TH.shape[0], ctx.heads.kv, ctx.heads.dim)
         d_qkv_TP, d_bias_P, d_query_norm_D, d_key_norm_D = ctx.operations.rotary_backward(
@@ -384,7 +390,8 @@ class _AttentionInputs(Function):
         )
         d_biases = [None] * len(needs_biases) if d_bias_P is None else _cut(d_bias_P, ctx.rows, needs_biases)
         return (
-            *(None, None, d_input_TH if needs_hidden else None, d_input_TH if needs_delta else None, d_norm_H, None, None),
+            *(None, None, None, d_input_TH if needs_hidden else None, d_input_TH if needs_delta else None),
+            *(d_norm_H, None, None),
             *(d_query_norm_D if needs_query else None, d_key_norm_D if needs_key else None),
             *d_weights,
             *d_biases,
@@ -393,8 +400,8 @@ class _AttentionInputs(Function):
 
 class _SwigluDown(Function):
     @staticmethod
-    def forward(ctx: Any, gate_up_TJ: Tensor, down_HI: Tensor) -> Tensor:
-        ctx.operations = operations(gate_up_TJ)
+    def forward(ctx: Any, using: Any, gate_up_TJ: Tensor, down_HI: Tensor) -> Tensor:
+        ctx.operations = using
         ctx.save_for_backward(gate_up_TJ, down_HI)
         return linear(ctx.operations.swiglu_forward(gate_up_TJ), down_HI)
 
@@ -402,11 +409,11 @@ class _SwigluDown(Function):
     @once_differentiable
     def backward(ctx: Any, d_out_TH: Tensor) -> Any:
         gate_up_TJ, down_HI = ctx.saved_tensors
-        needs_input, needs_down = ctx.needs_input_grad
+        _, needs_input, needs_down = ctx.needs_input_grad
         if not needs_input:
-            return None, d_out_TH.t() @ ctx.operations.swiglu_forward(gate_up_TJ)
+            return None, None, d_out_TH.t() @ ctx.operations.swiglu_forward(gate_up_TJ)
         d_gate_up_TJ, activation_TI = ctx.operations.swiglu_backward(d_out_TH @ down_HI, gate_up_TJ, needs_down)
-        return d_gate_up_TJ, d_out_TH.t() @ activation_TI if needs_down else None
+        return None, d_gate_up_TJ, d_out_TH.t() @ activation_TI if needs_down else None
 
 
 def _norm_linear_backward(

@@ -1,9 +1,9 @@
-"""The compiled part of the CPU decode step (native/decode.c): built where a compiler is found, and never required.
+"""The compiled part of decoding and training on a CPU (native/): built where a compiler is found, and never required.
 
-The source is compiled at the first use, for the shape of the model and this processor, into a folder of the user's cache. What
+The sources are compiled at the first use, for the shape of the model and this processor, into a folder of the user's cache. What
 is loaded from there must belong to this user and be writable by nobody else, and every process compares it with PyTorch, bit
 for bit, before it relies on it. Whatever goes wrong (no compiler, no place to write, other bits) costs speed and nothing else:
-the PyTorch twin in cpu.py decodes, and the reason stands in `LocalEngine.describe()`.
+the PyTorch twin in cpu.py decodes, the modules of transformers train, and the reason stands in the first lines of a run.
 
 COHORT_NATIVE=0 switches it off.
 """
@@ -34,9 +34,10 @@ SWITCH = "COHORT_NATIVE"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c99", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
 """No -ffast-math: sums keep their order. -ffp-contract=fast: the float64 products of attention are fused with their sums."""
+SOURCES = ("common.h", "decode.c", "train.c")
 COMPILE_SECONDS = 60
 LANES = 8
-"""Dimensions of a head that the kernel takes at once (LANES in decode.c)."""
+"""Dimensions of a head that the kernel takes at once (LANES in common.h)."""
 SUM_LANES = (16, 8, 4)
 """Columns in which PyTorch may add up a row: floats in the registers that it was built for."""
 
@@ -68,6 +69,8 @@ class Native:
     """(keys, positions, count, vocabulary, into): random numbers of noise.py, with their sign turned."""
     sum_lanes: int
     """Columns in which it adds up a row; 0: PyTorch's order of adding is not known, and norms are left to it."""
+    library: Any
+    """The loaded library, for what training calls (cpu_training.py)."""
 
     def gumbel(self, row_keys_B2: Tensor, positions_B: Tensor, vocab_size: int) -> Tensor:
         """noise.gumbel in a few calls instead of a hundred; the logarithms are PyTorch's, and so are the bits."""
@@ -111,7 +114,7 @@ def bound(library: Any) -> Native:
     attend.argtypes, attend.restype = [pointer, pointer, pointer, integer], integer
     normalize.argtypes, normalize.restype = [pointer, pointer, integer], None
     uniforms.argtypes, uniforms.restype = [pointer, pointer, integer, integer, pointer], None
-    return Native(attend, normalize, uniforms, 0)
+    return Native(attend, normalize, uniforms, 0, library)
 
 
 # -- building --------------------------------------------------------------------------------------------------------------
@@ -145,13 +148,16 @@ def build(head_dim: int, group: int, folder: Path, path: str) -> Path:
 
 
 def source_text() -> bytes:
-    return resources.files("cohort.fused").joinpath("native/decode.c").read_bytes()
+    """All sources as one."""
+    folder = resources.files("cohort.fused").joinpath("native")
+    common, *others = (folder.joinpath(name).read_bytes() for name in SOURCES)
+    return common + b"".join(other.replace(b'#include "common.h"', b"") for other in others)
 
 
 def compile_into(compiler: str, flags: tuple[str, ...], source: bytes, target: Path) -> None:
     """Under a name of its own first: another process sees the whole file or none, and the last one to finish wins."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as place:
-        written, made = Path(place, "decode.c"), Path(place, "decode.so")
+        written, made = Path(place, "native.c"), Path(place, "native.so")
         written.write_bytes(source)
         command = [compiler, *flags, "-o", str(made), str(written), "-lm"]
         done = subprocess.run(

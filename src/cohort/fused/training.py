@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from cohort.errors import EngineError
+from cohort.fused import native
+from cohort.fused.cpu_training import NativeOperations
 from cohort.fused.family import FusedLayer, FusedModel, fuse
 from cohort.fused.functions import (
     Heads,
@@ -39,11 +41,12 @@ class FusedBackbone:
     def __init__(self, model: Any, checkpointing: bool = False):
         self.model, self.checkpointing = model, checkpointing
         self.fused = fuse(model)
+        self.using = compiled_operations(self.fused)
 
     def __call__(self, layout: Layout) -> Tensor:
         if not self.fused.is_current():  # somebody gave the parameters new storage
             self.fused = fuse(self.model)
-        return hidden_states(self.fused, layout, checkpointing=self.checkpointing)
+        return hidden_states(self.fused, layout, checkpointing=self.checkpointing, using=self.using)
 
     @torch.no_grad()
     def prove(self, modules: Backbone) -> None:
@@ -62,15 +65,30 @@ class FusedBackbone:
             )
 
 
-def hidden_states(fused: FusedModel, layout: Layout, *, checkpointing: bool = False) -> Tensor:
-    """States [T, H] after the final norm. With checkpointing each layer is computed again in the backward."""
+def compiled_operations(fused: FusedModel) -> Any:
+    """The operations of a CPU; EngineError where they cannot be had. None on a GPU, whose kernels need nothing of the model."""
+    if fused.device.type != "cpu":
+        return None
+    if fused.dtype != torch.float32:
+        raise EngineError(f"on a CPU they compute in float32, not in {fused.dtype}")
+    try:
+        return NativeOperations(native.load(fused.head_dim, fused.query_heads // fused.kv_heads, fused.embedding.shape[1]))
+    except native.NoNative as problem:
+        raise EngineError(f"nothing is compiled: {problem}") from problem
+
+
+def hidden_states(fused: FusedModel, layout: Layout, *, checkpointing: bool = False, using: Any = None) -> Tensor:
+    """States [T, H] after the final norm. With checkpointing each layer is computed again in the backward.
+
+    `using`: operations to take instead of those of the device (functions.py).
+    """
     angles = fused.rotary(layout.positions_T)
     hidden_TH: Tensor = F.embedding(layout.token_ids_T, fused.embedding, padding_idx=fused.padding)
     delta_TH: Tensor | None = None
 
     def whole_layer(hidden_TH: Tensor, layer: FusedLayer) -> Tensor:
-        hidden_TH, query_THD, key_TKD, value_TKD = _queries_keys_values(fused, layer, angles, hidden_TH, None)
-        hidden_TH, delta_TH = _rest_of_layer(fused, layer, layout, hidden_TH, query_THD, key_TKD, value_TKD)
+        hidden_TH, query_THD, key_TKD, value_TKD = _queries_keys_values(fused, layer, angles, hidden_TH, None, using)
+        hidden_TH, delta_TH = _rest_of_layer(fused, layer, layout, hidden_TH, query_THD, key_TKD, value_TKD, using)
         return hidden_TH + delta_TH
 
     for layer in fused.layers:
@@ -78,9 +96,9 @@ def hidden_states(fused: FusedModel, layout: Layout, *, checkpointing: bool = Fa
             # Nothing in a layer is random, so there is no state of a generator to keep.
             hidden_TH = checkpoint(whole_layer, hidden_TH, layer, use_reentrant=False, preserve_rng_state=False)
             continue
-        hidden_TH, query_THD, key_TKD, value_TKD = _queries_keys_values(fused, layer, angles, hidden_TH, delta_TH)
-        hidden_TH, delta_TH = _rest_of_layer(fused, layer, layout, hidden_TH, query_THD, key_TKD, value_TKD)
-    return add_norm(hidden_TH, delta_TH, Norm(fused.norm, fused.epsilon))[1]
+        hidden_TH, query_THD, key_TKD, value_TKD = _queries_keys_values(fused, layer, angles, hidden_TH, delta_TH, using)
+        hidden_TH, delta_TH = _rest_of_layer(fused, layer, layout, hidden_TH, query_THD, key_TKD, value_TKD, using)
+    return add_norm(hidden_TH, delta_TH, Norm(fused.norm, fused.epsilon), using)[1]
 
 
 @torch.no_grad()
@@ -101,7 +119,12 @@ def prompt_states(fused: FusedModel, layout: Layout) -> tuple[Tensor, list[Tenso
 
 
 def _queries_keys_values(
-    fused: FusedModel, layer: FusedLayer, angles: tuple[Tensor, Tensor], hidden_TH: Tensor, delta_TH: Tensor | None
+    fused: FusedModel,
+    layer: FusedLayer,
+    angles: tuple[Tensor, Tensor],
+    hidden_TH: Tensor,
+    delta_TH: Tensor | None,
+    using: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     heads = Heads(fused.query_heads, fused.kv_heads, fused.head_dim)
     return attention_inputs(
@@ -110,6 +133,7 @@ def _queries_keys_values(
         Norm(layer.input_norm, fused.epsilon),
         Projection(layer.qkv, layer.qkv_parts, layer.qkv_bias, layer.qkv_bias_parts or ()),
         Rotary(*angles, heads, layer.query_norm, layer.key_norm),
+        using,
     )
 
 
@@ -121,11 +145,13 @@ def _rest_of_layer(
     query_THD: Tensor,
     key_TKD: Tensor,
     value_TKD: Tensor,
+    using: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """The residual stream after attention, and what the feed-forward block adds to it."""
-    attended_THD = attend(layout, query_THD, key_TKD, value_TKD, fused.scaling, layer.window)
+    attend_by = attend if using is None else using.attend
+    attended_THD = attend_by(layout, query_THD, key_TKD, value_TKD, fused.scaling, layer.window)
     delta_TH = linear(attended_THD.flatten(1), layer.out)
     hidden_TH, gate_up_TJ = norm_linear(
-        hidden_TH, delta_TH, Norm(layer.post_norm, fused.epsilon), Projection(layer.gate_up, layer.gate_up_parts)
+        hidden_TH, delta_TH, Norm(layer.post_norm, fused.epsilon), Projection(layer.gate_up, layer.gate_up_parts), using
     )
-    return hidden_TH, swiglu_down(gate_up_TJ, layer.down)
+    return hidden_TH, swiglu_down(gate_up_TJ, layer.down, using)
