@@ -1,10 +1,11 @@
 """Rollouts and GRPO steps of the 4.4 M parameter model on this CPU, beside HF generate and TRL, with targets.
 
-    python benchmarks/speed_cpu.py                     about ten minutes on two quiet cores; results into docs/results
+    python benchmarks/speed_cpu.py                     about seven minutes on two quiet cores; results into docs/results
     python benchmarks/speed_cpu.py --only cpu-rollout-fixed --out /tmp
     python -m cohort.bench.table docs/results/*.json   README's table from them
 
-Ratios are to peers in the same run: on a busy machine both are slow. Ragged lengths have a mean of half the maximum.
+Ratios are to peers in the same run: on a busy machine both are slow, and in three rounds each meets the same noise. Ragged
+lengths have a mean of half the maximum.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from cohort.bench.cases import Case, Target, run_cases
 from cohort.bench.command import Options
 
 SIZES = {"prompts": 16, "group": 8, "prompt_tokens": 16, "device": "cpu"}
-ROLLOUT = {**SIZES, "new": 128, "stages": "rollout"}
-STEP = {**SIZES, "new": 64, "stages": "train,step", "repeats": 5}
+ROLLOUT = {**SIZES, "new": 128, "stages": "rollout", "rounds": 3}
+STEP = {**SIZES, "new": 64, "stages": "step", "rounds": 3}
 
 CASES = (
     Case(

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cohort.bench import child, curves, peers, table
+from cohort.bench import child, command, curves, peers, table
 from cohort.bench.cases import Target
 from cohort.bench.child import executed_tokens
 from cohort.bench.command import Options, make_job, measure, prepare
@@ -421,6 +421,34 @@ def test_the_document_follows_from_the_seconds(measured: tuple[dict[str, Job], d
     assert ours["derived"]["unknown_peak"] == "no GPU"
     assert json.loads(json.dumps(document)) == document
     assert "HF generate" in bars(document)
+
+
+def test_rounds_measure_in_turn_and_put_their_turns_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    turns = iter(range(100))
+
+    def stage(job: Job) -> dict[str, dict[str, Any]]:
+        at = next(turns)
+        return {"cohort": {"seconds": [at, at + 0.5], "first_seconds": at, "peak_bytes": 10 - at, "stages": {"reward": [at]}}}
+
+    def peer(name: str, job: Job, vllm_python: str) -> dict[str, dict[str, Any]]:
+        return {name: {"seconds": [next(turns)], "peak_bytes": 5}}
+
+    monkeypatch.setattr(command, "run_stage", stage)
+    monkeypatch.setattr(command, "run_peer", peer)
+    monkeypatch.setattr(command, "why_not", lambda name, *_: "" if name == "trl" else "not here")
+    base = make_job(["tiny"], Options(rounds=2), {"gpu": ""}, str(tmp_path))
+    _, measured, missing = measure(base, ["step"], ["trl", "trl_vllm"], "", said.append)
+    assert measured["step"]["cohort"] == {
+        "seconds": [0, 0.5, 2, 2.5],
+        "first_seconds": 0,
+        "peak_bytes": 10,
+        "stages": {"reward": [0, 2]},
+    }
+    assert measured["step"]["trl"] == {"seconds": [1, 3], "peak_bytes": 5}
+    assert missing == {"step/trl_vllm": "not here"}
+    assert [line for line in said if "round 2" in line] == ["step: cohort, round 2"]
+    assert len([line for line in said if "not here" in line]) == 1
 
 
 def test_executed_tokens_count_no_padding() -> None:

@@ -237,6 +237,7 @@ def bench(
     peers: Annotated[str, typer.Option(help="auto, none, or some of hf_generate,vllm,trl,trl_vllm.")] = "auto",
     vllm_python: Annotated[str, typer.Option(help="Interpreter of another environment that has vLLM.")] = "",
     repeats: Annotated[int, typer.Option(help="Turns that count; one before them warms up.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Measure all engines so often, in turn; more on a noisy machine.")] = 1,
     slots: Annotated[int, typer.Option(help="Completions that ours decodes side by side; 0: the engine chooses.")] = 0,
     micro_rows: Annotated[
         int, typer.Option(help="Rows of one forward-backward, ours and TRL's; 128 on a CPU, 16 on a GPU.", show_default=False)
@@ -265,7 +266,7 @@ def bench(
 
         options = Options(
             shape, prompts, group, prompt_tokens, new, lengths, mean_share, silent_every, stages, peers, vllm_python,
-            repeats, slots, micro_rows, peer_batch, device, out, plot,
+            repeats, rounds, slots, micro_rows, peer_batch, device, out, plot,
         )  # fmt: skip
         given = words or []
         if given[:1] == ["curves"]:

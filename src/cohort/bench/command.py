@@ -37,6 +37,7 @@ class Options:
     peers: str = "auto"
     vllm_python: str = ""
     repeats: int = 3
+    rounds: int = 1
     slots: int = 0
     micro_rows: int = 0
     peer_batch: int = 0
@@ -117,6 +118,8 @@ def make_job(words: Sequence[str], options: Options, machine: dict[str, Any], fo
             raise RecipeError(f"--{name.replace('_', '-')}: {getattr(options, name)}; 0 leaves it to the machine.")
     if options.repeats < 1:
         raise RecipeError("--repeats: at least 1; a first turn warms up and is not counted.")
+    if options.rounds < 1:
+        raise RecipeError("--rounds: at least 1.")
     work = replace(
         work,
         lengths=options.lengths,  # type: ignore[arg-type]
@@ -134,6 +137,7 @@ def make_job(words: Sequence[str], options: Options, machine: dict[str, Any], fo
         workload=work,
         device=device,
         repeats=options.repeats,
+        rounds=options.rounds,
         slots=options.slots,
         micro_rows=options.micro_rows or defaults.micro_rows,
         overrides=overrides,
@@ -198,27 +202,49 @@ def measure(
     base: Job, stages: Sequence[str], peers: Sequence[str], vllm_python: str, say: Callable[[str], None]
 ) -> tuple[dict[str, Job], Measured, dict[str, str]]:
     """Stage by stage: ours, then its peers. A peer that fails is written down with the reason, and the rest goes on."""
-    jobs, missing = {}, {}
+    jobs: dict[str, Job] = {}
     measured: Measured = {}
+    missing: dict[str, str] = {}
     for stage in stages:
         here = [peer for peer in peers if PEERS[peer] == stage]
         job = jobs[stage] = replace(base, stage=stage, hf_generate="hf_generate" in here)
-        say(f"{stage}: cohort" + (" and HF generate" if job.hf_generate else ""))
-        measured[stage] = run_stage(job)
-        for peer in here:
-            if peer in measured[stage]:
-                continue
-            reason = why_not(peer, job, vllm_python)
-            if not reason:
-                say(f"{stage}: {NAMES[peer]}")
-                try:
-                    measured[stage] |= run_peer(peer, job, vllm_python)
-                except BenchError as problem:
-                    reason = str(problem)
-            if reason:
-                missing[f"{stage}/{peer}"] = reason
-                say(f"{stage}: no {NAMES[peer]}: {reason}")
+        measured[stage] = {}
+        for turn in range(job.rounds):
+            say(f"{stage}: cohort" + (" and HF generate" if job.hf_generate else "") + (f", round {turn + 1}" if turn else ""))
+            found = run_stage(job)
+            for peer in here:
+                if peer in found or f"{stage}/{peer}" in missing:
+                    continue
+                reason = why_not(peer, job, vllm_python)
+                if not reason:
+                    say(f"{stage}: {NAMES[peer]}")
+                    try:
+                        found |= run_peer(peer, job, vllm_python)
+                    except BenchError as problem:
+                        reason = str(problem)
+                if reason:
+                    missing[f"{stage}/{peer}"] = reason
+                    say(f"{stage}: no {NAMES[peer]}: {reason}")
+            measured[stage] = joined(measured[stage], found)
     return jobs, measured, missing
+
+
+def joined(before: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Measurements of one more round beside those of the rounds before: turns one after the other, the larger peak."""
+    result = dict(before)
+    for name, figures in found.items():
+        earlier = before.get(name)
+        if earlier is None:
+            result[name] = figures
+            continue
+        result[name] = earlier | {"seconds": [*earlier["seconds"], *figures["seconds"]]}
+        for key in ("peak_bytes", "growth_bytes"):
+            if earlier.get(key) or figures.get(key):
+                result[name][key] = max(earlier.get(key) or 0, figures.get(key) or 0)
+        if figures.get("stages"):
+            parts = {part: [*earlier["stages"].get(part, []), *seconds] for part, seconds in figures["stages"].items()}
+            result[name]["stages"] = parts
+    return result
 
 
 # -- showing -----------------------------------------------------------------------------------------------------------
@@ -236,7 +262,8 @@ def describe(job: Job, machine: dict[str, Any]) -> str:
     size = job.shape.dimensions.total_parameters
     return (
         f"{job.shape.name} ({size / 1e6:.1f} M parameters, random weights) on {where}: {work.prompts} prompts of "
-        f"{work.prompt_tokens} tokens x {work.group}, {lengths}{silent}; median of {job.repeats} after a warm-up"
+        f"{work.prompt_tokens} tokens x {work.group}, {lengths}{silent}; median of {job.repeats * job.rounds} after a warm-up"
+        + (f", in {job.rounds} rounds" if job.rounds > 1 else "")
     )
 
 

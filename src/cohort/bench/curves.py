@@ -139,6 +139,8 @@ def run_curves(
 def refuse_unused(options: Options) -> None:
     if options.peers not in ("auto", "none") or options.vllm_python:
         raise RecipeError("--peers, --vllm-python: curves are of ours alone; leave them out.")
+    if options.rounds != 1:
+        raise RecipeError("--rounds: curves are of ours alone, which takes turns with nobody; use --repeats.")
     for stage in (options.stages or "rollout").split(","):
         if stage not in ("rollout", "train"):
             raise RecipeError(f"--stages: {stage!r}; curves are of rollout and train.")

@@ -37,6 +37,8 @@ class Job:
     """Words of the recipe, key=value."""
     hf_generate: bool = False
     """rollout: transformers' generate takes turns with the engine."""
+    rounds: int = 1
+    """How often all engines are measured, one after the other: on a noisy machine each of them meets the same noise."""
     peer_batch: int = 0
     """Completions that a peer is given at once; 0: all of them."""
     asked: float = field(default_factory=time.time)

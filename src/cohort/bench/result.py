@@ -88,6 +88,7 @@ def document_of(
             "workload": asdict(job.workload) | {"completions": job.workload.completions, "tokens": job.workload.tokens},
             "device": job.device,
             "repeats": job.repeats,
+            "rounds": job.rounds,
             "slots": job.slots,
             "micro_rows": job.micro_rows,
             "peer_batch": job.peer_batch,

@@ -98,7 +98,8 @@ def rate(tokens_per_second: float) -> str:
 def footnote(documents: Sequence[Mapping[str, Any]], quoting: bool) -> str:
     days = sorted({document["made"] for document in documents})
     made = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    repeats = sorted({document["settings"]["repeats"] for document in documents})
+    turns = [document["settings"]["repeats"] * document["settings"].get("rounds", 1) for document in documents]
+    repeats = sorted(set(turns))
     text = (
         f"Medians of {' or '.join(map(str, repeats))} after a warm-up, random weights, peers in the same run ({made}); "
         "prompts × group × tokens. How to read it: [docs/speed.md](docs/speed.md)."

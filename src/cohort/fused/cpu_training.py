@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from cohort.errors import EngineError
 from cohort.fused.cpu import activate
 from cohort.fused.functions import Heads, Twins
-from cohort.fused.native import LANES, Native
-from cohort.layout import Layout
+from cohort.fused.native import LANES, Native, NoNative
+from cohort.layout import Layout, lay_out
 from cohort.packed_attention import attend
 
 CHUNK = 32
@@ -30,9 +31,12 @@ BLOCK = 16
 """As in train.c."""
 LONGEST_ROW = 4096
 """Longer rows are left to PyTorch: the widened keys and values of a head would outgrow the caches."""
+ELEMENTS_PER_THREAD = 400_000
+"""With fewer, rows are done before another thread is awake."""
 ALIASED = 64
 """Rows of a multiple of this many numbers would meet in the same places of a cache."""
-
+TOLERANCE = 1e-5
+"""Of the largest number, where the compiled operations are compared with their twins: the same sums in another order."""
 
 I64, F64, POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
@@ -72,12 +76,17 @@ class AttentionJob(ctypes.Structure):
 
 
 def filled(kind: type[Any], **fields: Any) -> Any:
-    """A job; tensors and arrays give their address, and must outlive it."""
-    return kind(**{name: address(value) for name, value in fields.items()})
+    """A job; tensors and arrays give their address, and live as long as it does."""
+    job = kind(**{name: address(name, value) for name, value in fields.items()})
+    job.kept = fields
+    return job
 
 
-def address(value: Any) -> Any:
+def address(name: str, value: Any) -> Any:
     if isinstance(value, Tensor):
+        expected = torch.float64 if name == "lse" else torch.float32
+        if value.dtype != expected:  # the norms of a model may have another dtype than the rest
+            raise EngineError(f"compiled code reads {name} in {expected}, not in {value.dtype}")
         return value.data_ptr()
     return value.ctypes.data if hasattr(value, "ctypes") else value
 
@@ -95,22 +104,71 @@ class NativeOperations:
         for name in ("attention_forward", "attention_backward"):
             getattr(library, name).argtypes, getattr(library, name).restype = [POINTER, POINTER], None
 
+    def run_rows(self, function: Callable[..., None], job: Any, rows: Tensor) -> None:
+        """A job whose tasks are chunks of these rows; in as many threads as have enough of them."""
+        self.run(function, job, min(chunks(len(rows)), rows.numel() // ELEMENTS_PER_THREAD))
+
     def run(self, function: Callable[..., None], job: Any, tasks: int, memory: Tensor | None = None) -> None:
-        """Let every thread take tasks; row i of `memory` is that of thread i."""
+        """Let every thread, but no more of them than tasks, take tasks; row i of `memory` is that of thread i.
+
+        A signal may raise here at any moment (interrupts.py) while other threads are still at work. They hold on to the job, it
+        to all that they read and write, and nobody else is given their scratch memory.
+        """
         threads = max(1, min(torch.get_num_threads(), tasks))
+        job.memory = memory
         reference = ctypes.byref(job)
         calls = [(reference,) if memory is None else (reference, memory[thread].data_ptr()) for thread in range(threads)]
-        others = [self.workers(threads).submit(function, *arguments) for arguments in calls[1:]]
         try:
+            others = [self.workers(threads).submit(function, *arguments) for arguments in calls[1:]]
             function(*calls[0])
-        finally:
             for other in others:
                 other.result()
+        except BaseException:
+            self.memory = self.memory.new_empty(0, 0)
+            raise
 
     def workers(self, threads: int) -> ThreadPoolExecutor:
         if self.pool is None or self.pool._max_workers < threads - 1:
             self.pool = ThreadPoolExecutor(threads - 1, "train")
         return self.pool
+
+    def compare(self, heads: Heads, width: int) -> None:
+        """Run every operation on made-up rows beside its twin; NoNative where one gives something else.
+
+        Hidden states are compared before every run (training.py), but nobody would notice a gradient that is wrong.
+        """
+        generator = torch.Generator().manual_seed(0)
+
+        def noise(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float32)
+
+        layout = lay_out([((0,) * 5, (0,) * length) for length in (1, BLOCK + 4, CHUNK)], keys=(0, 0, 1))
+        rows, turns = layout.num_tokens, (noise(layout.num_tokens, heads.dim // 2), noise(layout.num_tokens, heads.dim // 2))
+        queries, keys, values = (noise(rows, count, heads.dim) for count in (heads.query, heads.kv, heads.kv))
+        arguments: dict[str, tuple[Any, ...]] = {
+            "add_norm_forward": (noise(rows, width), noise(rows, width), noise(width), 1e-5),
+            "add_norm_backward": (
+                *(noise(rows, width) for _ in range(3)), noise(rows), noise(width), True, True,
+            ),
+            "rotary_forward": (noise(rows, heads.width), *turns, heads, None, None, 0.0),
+            "rotary_backward": (queries, keys, values, None, *turns, heads, None, None, 0.0, True, False),
+            "swiglu_forward": (noise(rows, 2 * width),),
+            "swiglu_backward": (noise(rows, width), noise(rows, 2 * width), True),
+        }  # fmt: skip
+        results = {name: (getattr(self, name)(*given), getattr(Twins, name)(*given)) for name, given in arguments.items()}
+        weights, scaling = noise(rows, heads.query, heads.dim), heads.dim**-0.5
+
+        def attention(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+            leaves = [part.clone().requires_grad_() for part in (queries, keys, values)]
+            with torch.enable_grad():
+                out = function(layout, *leaves, scaling)
+                return (out.detach(), *torch.autograd.grad((out * weights).sum(), leaves))
+
+        results["attention"] = attention(self.attend), attention(attend)
+        for name, given in results.items():
+            for found, expected in zip(*((part,) if isinstance(part, Tensor) else part for part in given), strict=True):
+                if found is not None and not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
+                    raise NoNative(f"its {name} has other numbers than PyTorch's")
 
     # -- operations, as in functions.Twins ---------------------------------------------------------------------------------
 
@@ -128,7 +186,7 @@ class NativeOperations:
             NormJob, rows=rows, width=width, sum_lanes=self.native.sum_lanes, epsilon=epsilon, hidden=hidden_TH, delta=delta_TH,
             weight=weight_H, total=total_TH, normed=normed_TH, inverse=inverse_T,
         )  # fmt: skip
-        self.run(self.native.library.add_norm_forward, job, chunks(rows))
+        self.run_rows(self.native.library.add_norm_forward, job, total_TH)
         return total_TH, normed_TH, inverse_T
 
     def add_norm_backward(
@@ -150,7 +208,7 @@ class NativeOperations:
             NormJob, rows=rows, width=width, weight=weight_H, total=total_TH, normed=normed_TH, inverse=inverse_T,
             d_normed=d_normed_TH, d_total=d_total_TH, d_input=d_input_TH, d_weight=shares_NH,
         )  # fmt: skip
-        self.run(self.native.library.add_norm_backward, job, chunks(rows))
+        self.run_rows(self.native.library.add_norm_backward, job, total_TH)
         d_weight_H = None if shares_NH is None else shares_NH.sum(0, dtype=torch.float64).to(weight_H.dtype)
         return d_input_TH, normed_TH, d_weight_H
 
@@ -173,7 +231,7 @@ class NativeOperations:
             RotaryJob, rows=rows, query_heads=heads.query, kv_heads=heads.kv, qkv=qkv_TP, cosines=cosine_TD, sines=sine_TD,
             query=query_THD, key=key_TKD,
         )  # fmt: skip
-        self.run(self.native.library.rotary_forward, job, chunks(rows))
+        self.run_rows(self.native.library.rotary_forward, job, qkv_TP)
         return query_THD, key_TKD, heads.values(qkv_TP)
 
     def rotary_backward(
@@ -203,20 +261,20 @@ class NativeOperations:
         job = filled(
             RotaryJob, rows=rows, query_heads=heads.query, kv_heads=heads.kv, d_qkv=d_qkv_TP, **dict(zip(names, given, strict=True))
         )  # fmt: skip
-        self.run(self.native.library.rotary_backward, job, chunks(rows))
+        self.run_rows(self.native.library.rotary_backward, job, d_qkv_TP)
         return d_qkv_TP, d_qkv_TP.sum(0) if want_bias else None, None, None
 
     @staticmethod
     def swiglu_forward(gate_up_TJ: Tensor) -> Tensor:
         gate_TI, up_TI = gate_up_TJ.chunk(2, dim=1)
-        activated_TI = torch.empty(gate_TI.shape)
+        activated_TI = gate_TI.new_empty(gate_TI.shape)
         activate(gate_TI, activated_TI)
         return activated_TI.mul_(up_TI)
 
     def swiglu_backward(
         self, d_activation_TI: Tensor, gate_up_TJ: Tensor, want_activation: bool
     ) -> tuple[Tensor, Tensor | None]:
-        d_activation_TI = d_activation_TI.contiguous()
+        d_activation_TI, gate_up_TJ = d_activation_TI.contiguous(), gate_up_TJ.contiguous()
         rows, width = d_activation_TI.shape
         d_gate_up_TJ = torch.empty_like(gate_up_TJ)
         activation_TI = torch.empty_like(d_activation_TI) if want_activation else None
@@ -224,7 +282,7 @@ class NativeOperations:
             SwigluJob, rows=rows, width=width, d_activation=d_activation_TI, gate_up=gate_up_TJ, d_gate_up=d_gate_up_TJ,
             activation=activation_TI,
         )  # fmt: skip
-        self.run(self.native.library.swiglu_backward, job, chunks(rows))
+        self.run_rows(self.native.library.swiglu_backward, job, gate_up_TJ)
         return d_gate_up_TJ, activation_TI
 
     # -- attention -----------------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """The blocks of a layer as autograd functions that keep as little as the backward can do with.
 
 Between the matrix products, which stay with torch, each block calls the operations of `kernels_train.py` on a GPU, those of
-`cpu_training.py` on a CPU where they could be compiled, and those of `Twins`, the same formulas in plain torch, elsewhere. What autograd would keep and these do not: normed activations (made
-again from the residual stream and one number per row, in the pass that needs both anyway), the product of gate and up (made
-again from the two), and projections before the rotary embedding (a rotation is undone without its input).
+`cpu_training.py` on a CPU where they could be compiled, and those of `Twins`, the same formulas in plain torch, elsewhere. What
+autograd would keep and these do not: normed activations (made again from the residual stream and one number per row, in the
+pass that needs both anyway), the product of gate and up (made again from the two), and projections before the rotary
+embedding (a rotation is undone without its input).
 
 Weights that lie in one tensor are multiplied as one. Their own parameters are arguments too, only so that autograd knows
 where the gradients belong: each gets the rows of one product, and a parameter that needs no gradient costs nothing.

@@ -71,8 +71,11 @@ def compiled_operations(fused: FusedModel) -> Any:
         return None
     if fused.dtype != torch.float32:
         raise EngineError(f"on a CPU they compute in float32, not in {fused.dtype}")
+    width = fused.embedding.shape[1]
     try:
-        return NativeOperations(native.load(fused.head_dim, fused.query_heads // fused.kv_heads, fused.embedding.shape[1]))
+        operations = NativeOperations(native.load(fused.head_dim, fused.query_heads // fused.kv_heads, width))
+        operations.compare(Heads(fused.query_heads, fused.kv_heads, fused.head_dim), width)
+        return operations
     except native.NoNative as problem:
         raise EngineError(f"nothing is compiled: {problem}") from problem
 

@@ -10,6 +10,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64
@@ -30,7 +33,14 @@ typedef double two __attribute__((vector_size(16)));
 typedef int64_t longs __attribute__((vector_size(64)));
 typedef float floats __attribute__((vector_size(32), aligned(4)));
 
+/* Conversions by name where they are one instruction: compilers take the portable ones apart into halves. */
+#ifdef __AVX512F__
+static inline doubles widened(const float *x) { return (doubles)_mm512_cvtps_pd(_mm256_loadu_ps(x)); }
+static inline floats narrowed(doubles x) { return (floats)_mm512_cvtpd_ps((__m512d)x); }
+#else
 static inline doubles widened(const float *x) { return __builtin_convertvector(*(const floats *)x, doubles); }
+static inline floats narrowed(doubles x) { return __builtin_convertvector(x, floats); }
+#endif
 
 /* Halves are added to halves: three vector additions, where a sum of elements would be taken apart first. */
 static inline double total(doubles x) {

@@ -111,7 +111,6 @@ static inline void mix(const double *weights, int64_t stride, const double *sums
     for (int64_t t = 0; t < count; t++) {
       const float *value = values + t * HEAD_DIM;
       double weight[TOGETHER];
-      ask_for(value);
       for (int g = 0; g < TOGETHER; g++) weight[g] = weights[(g0 + (g < these ? g : 0)) * stride + t];
       for (int j = 0; j < VECTORS; j++) {
         doubles x = widened(value + j * LANES);
@@ -120,7 +119,7 @@ static inline void mix(const double *weights, int64_t stride, const double *sums
     }
     for (int g = 0; g < these; g++)
       for (int j = 0; j < VECTORS; j++) {
-        floats rounded = __builtin_convertvector(mixed[g][j] / sums[g0 + g], floats);
+        floats rounded = narrowed(mixed[g][j] / sums[g0 + g]);
         memcpy(out + (g0 + g) * HEAD_DIM + j * LANES, &rounded, sizeof rounded);
       }
   }

@@ -127,12 +127,14 @@ struct swiglu {
   float *d_gate_up, *activation;       /* activation: may be missing */
 };
 
+/* Infinite from where a float32 almost is: what is then divided by it is 0, and not small times a huge gate. */
 static inline many exponential_float(many x) {
   const float magic = 12582912.0f; /* 1.5 * 2^23 */
-  ints low = x < -87.0f, high = x > 87.0f;
-  x = (many)(((ints)x & ~low & ~high) | ((ints)(x * 0 - 87.0f) & low) | ((ints)(x * 0 + 87.0f) & high));
-  many shifted = x * 1.44269504f + magic, n = shifted - magic;
-  many r = (x - n * 0.693145752f) - n * 1.42860677e-6f; /* ln 2 in two parts */
+  const many most = (many){0} + 87.0f, infinite = (many){0} + INFINITY;
+  const ints low = x < -most, high = x > most;
+  x = (many)(((ints)x & ~low & ~high) | ((ints)-most & low));
+  const many shifted = x * 1.44269504f + magic, n = shifted - magic;
+  const many r = (x - n * 0.693145752f) - n * 1.42860677e-6f; /* ln 2 in two parts */
   many p = r * (1.0f / 5040.0f) + 1.0f / 720.0f;
   p = p * r + 1.0f / 120.0f;
   p = p * r + 1.0f / 24.0f;
@@ -140,7 +142,8 @@ static inline many exponential_float(many x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  return p * (many)(((ints)shifted + 127) << 23);
+  p = p * (many)(((ints)shifted + 127) << 23);
+  return (many)(((ints)p & ~high) | ((ints)infinite & high));
 }
 
 /* Up to MANY columns: gradients of gate and up, and the activation where it is wanted. */
@@ -260,7 +263,7 @@ static void widen(const float *from, int64_t stride, int64_t count, int64_t at, 
 static void narrow(const double *from, int64_t count, double factor, float *into, int64_t stride) {
   for (int64_t t = 0; t < count; t++)
     for (int64_t i = 0; i < HEAD_DIM; i += LANES) {
-      const floats x = __builtin_convertvector(loaded(from + t * HEAD_DIM + i) * factor, floats);
+      const floats x = narrowed(loaded(from + t * HEAD_DIM + i) * factor);
       memcpy(into + t * stride + i, &x, sizeof x);
     }
 }
@@ -279,8 +282,13 @@ static void score(const struct attention *job, const struct desk *desk, const st
           whole(block->before + block->count), HEAD_DIM, 0);
 }
 
+/*
+ * Mixed values are divided by the sum of their weights last, as in decoding: where all weights are equal (queries of zeros, as
+ * padding has) the result may lie half-way between two floats, and would be rounded one way here and the other way there.
+ */
 static void attend_block(const struct attention *job, const struct desk *desk, const struct block *block) {
   const int64_t seen = block->before + block->count, padded = whole(seen), heads = job->query_heads;
+  double sum[BLOCK];
   score(job, desk, block);
   for (int64_t i = 0; i < block->count; i++) {
     const int64_t last = block->before + i;
@@ -295,11 +303,12 @@ static void attend_block(const struct attention *job, const struct desk *desk, c
       sums += x;
       store(row + t, x);
     }
-    const double sum = total(sums);
-    job->lse[(block->token + i) * heads + block->head] = most + log(sum);
-    for (int64_t t = 0; t < padded; t += LANES) store(row + t, loaded(row + t) / sum);
+    sum[i] = total(sums);
+    job->lse[(block->token + i) * heads + block->head] = most + log(sum[i]);
   }
   product(desk->scores, job->stride, 1, desk->values, HEAD_DIM, desk->mixed, HEAD_DIM, block->count, HEAD_DIM, seen, 0);
+  for (int64_t i = 0; i < block->count * HEAD_DIM; i += LANES)
+    store(desk->mixed + i, loaded(desk->mixed + i) / sum[i / HEAD_DIM]);
   narrow(desk->mixed, block->count, 1.0, job->out + (block->token * heads + block->head) * HEAD_DIM, heads * HEAD_DIM);
 }
 
