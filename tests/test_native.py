@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cohort.errors import EngineError
-from cohort.fused import native
+from cohort.fused import cpu_native, native
 from cohort.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
 from cohort.fused.cpu_native import NativeDecoder
 from cohort.fused.family import FusedModel, fuse
@@ -140,6 +140,7 @@ FAMILIES = [
     ("llama", {"num_key_value_heads": 1}),
     ("llama", {"hidden_size": 32, "intermediate_size": 48}),
     ("llama", {"hidden_size": 112, "num_attention_heads": 7, "num_key_value_heads": 1}),
+    ("llama", {"hidden_size": 32, "intermediate_size": 40}),
     ("mistral", {}),
     ("qwen2", {}),
     ("qwen3", {}),
@@ -147,14 +148,18 @@ FAMILIES = [
 
 
 @needs_compiler
+@pytest.mark.parametrize("whole_steps", [True, False])
 @pytest.mark.parametrize(("family", "changes"), FAMILIES)
-def test_it_has_the_trainers_bits_in_every_family(kernels, family, changes):
+def test_it_has_the_trainers_bits_in_every_family(kernels, family, changes, whole_steps):
     model = build(family, num_hidden_layers=2, **changes)
     tokens_BT, prompt_B = prompts_and_rest(20, 32)
     memory = DecodeMemory()
     native_decoder(kernels, fuse(model), 20, 32, memory)
     memory.held.fill_(255)  # NaN wherever nothing was written
     decoder = native_decoder(kernels, fuse(model), 20, 32, memory)
+    if whole_steps and not decoder.whole_steps:
+        pytest.skip("this build of PyTorch shows no functions to borrow, or the norms of heads are PyTorch's")
+    decoder.whole_steps = whole_steps
     found_BTH, expected_BTH = decode(decoder, model, tokens_BT, prompt_B, steps=24)
     assert torch.equal(found_BTH, expected_BTH)
     twin_BTH, _ = decode(CpuDecoder(fuse(model), 20, 32), model, tokens_BT, prompt_B, steps=24)
@@ -180,9 +185,45 @@ def test_norms_are_left_to_pytorch_where_its_order_is_not_known(kernels):
     model = build("llama", num_hidden_layers=2)
     tokens_BT, prompt_B = prompts_and_rest(17, 16)
     decoder = native_decoder(kernels, fuse(model), 17, 16)
-    decoder.native = replace(decoder.native, normalize=None, sum_lanes=0)
+    decoder.native, decoder.whole_steps = replace(decoder.native, normalize=None, sum_lanes=0), False
     found_BTH, expected_BTH = decode(decoder, model, tokens_BT, prompt_B, steps=8)
     assert torch.equal(found_BTH, expected_BTH)
+
+
+borrows = pytest.mark.skipif(native.borrow() is None, reason="this build of PyTorch shows no functions to borrow")
+
+
+@needs_compiler
+@borrows
+def test_one_call_a_step_is_taken_where_it_can_be(kernels, monkeypatch):
+    """By the shape of the model, and by what the borrowed functions give."""
+    monkeypatch.setattr(cpu_native, "_whole_steps", {})
+    assert native_decoder(kernels, fuse(build("llama")), 20, 16).whole_steps
+    assert native_decoder(kernels, fuse(build("qwen2")), 20, 16).whole_steps, "biases"
+    assert not native_decoder(kernels, fuse(build("qwen3")), 20, 16).whole_steps, "norms of heads"
+    assert not native_decoder(kernels, fuse(build("llama", intermediate_size=100)), 20, 16).whole_steps, "vectors over two rows"
+    fused = fuse(build("llama", intermediate_size=96))
+    kernel = kernels(fused.head_dim, fused.query_heads // fused.kv_heads, fused.embedding.shape[1])
+    assert kernel.borrowed is not None
+    other = ctypes.cast(ctypes.CDLL(native.torch_library()).Sleef_cosf16_u10, ctypes.c_void_p).value
+    wrong = replace(kernel, borrowed=replace(kernel.borrowed, exponential=other))
+    assert not NativeDecoder(fused, 20, 16, wrong).whole_steps, "another function gives other bits"
+    assert not NativeDecoder(fused, 20, 16, replace(kernel, borrowed=None)).whole_steps
+
+
+@needs_compiler
+@borrows
+def test_products_of_a_step_leave_the_threads_of_others_alone(kernels):
+    decoder = native_decoder(kernels, fuse(build("llama", num_hidden_layers=1)), 20, 16)
+    threads = ctypes.CDLL(native.torch_library()).MKL_Set_Num_Threads_Local
+    before = threads(3)
+    try:
+        decoder.run_whole(
+            decoder.lane(0, slice(0, 20), 16), torch.zeros(20, dtype=torch.int64), torch.zeros(20, dtype=torch.int64)
+        )
+        assert threads(3) == 3
+    finally:
+        threads(before)
 
 
 @needs_compiler

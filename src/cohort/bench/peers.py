@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -80,6 +81,7 @@ def installed(package: str) -> bool:
 
 def run_stage(job: Job) -> dict[str, dict[str, Any]]:
     """A stage of ours: measurement by engine."""
+    shutil.rmtree(Path(job.folder) / "runs", ignore_errors=True)  # of the round before
     apart = job.hf_generate and not job.device.startswith("cuda")
     job = replace(job, asked=time.time(), hf_generate=job.hf_generate and not apart)
     run([sys.executable, "-m", "cohort.bench.child", str(job.write())], f"stage {job.stage}")

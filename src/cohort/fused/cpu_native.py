@@ -1,8 +1,9 @@
 """The CPU decode step with what lies between the matrix products compiled (native/decode.c); cpu.py is its twin.
 
-A lane takes nine calls a layer instead of some thirty, which matters twice: threads take turns to start them, and what a call
-leaves in the cache the next one would have to fetch. Products and the activation stay with PyTorch, whose exponential has bits
-of its own. Heads keep the dimensions in the model's order: the kernel turns halves.
+Products and the exponential of the activation stay those of PyTorch, which have bits of their own. Where its library shows
+them, a lane takes one call a step: the compiled code calls them itself. Elsewhere it takes nine calls a layer instead of some
+thirty, which matters twice: threads take turns to start them, and what a call leaves in the cache the next one would have to
+fetch. Heads keep the dimensions in the model's order: the kernel turns halves.
 """
 
 from __future__ import annotations
@@ -15,9 +16,16 @@ import torch
 from torch import Tensor
 
 from cohort.errors import EngineError
-from cohort.fused.cpu import CpuDecoder, DecodeMemory, activate, normalized
+from cohort.fused.cpu import CpuDecoder, DecodeMemory, PackedLayer, activate, intra_op_threads, normalized
 from cohort.fused.family import FusedModel
-from cohort.fused.native import LANES, Native, Rows
+from cohort.fused.native import LANES, LayerPointers, Native, Rows, Stack
+
+VECTOR = 16
+"""Floats that the activation takes at once (decode.c); none may reach from row to row."""
+MADE_UP_ROWS = 37
+"""Rows on which the two ways through the layers are compared: more than a block of any product, and odd."""
+_whole_steps: dict[tuple[int, ...], bool] = {}
+"""By shape: whether one call for all layers gave the bits of one call after the other, in this process."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,9 @@ class NativeLane:
     up: Tensor
     gate_up: Tensor
     activated: Tensor
+    layers: Any
+    """Weights and caches of all layers, for `stack`."""
+    stack: Stack
 
 
 class NativeDecoder(CpuDecoder):
@@ -54,6 +65,7 @@ class NativeDecoder(CpuDecoder):
         super().__init__(fused, slots, length, memory, exact=False)
         with torch.no_grad():
             self.cosines_sines_TD = torch.cat(fused.rotary(torch.arange(self.length)), -1).contiguous()
+        self.whole_steps = self.can_take_whole_steps()
 
     @staticmethod
     def order(dim: int) -> Tensor:
@@ -103,12 +115,26 @@ class NativeDecoder(CpuDecoder):
             epsilon=fused.epsilon,
         )
         start = rows.start * kv_heads * self.length * dim * self.cache.element_size()
+        caches = [(keys.data_ptr() + start, values.data_ptr() + start) for keys, values in self.cache]
+        layers = (LayerPointers * len(self.layers))(*(self.pointers(*both) for both in zip(self.layers, caches, strict=True)))
+        stack = Stack(
+            rows=ctypes.addressof(arguments),
+            layers=ctypes.addressof(layers),
+            count=len(self.layers),
+            query_width=heads * dim,
+            intermediate=fused.intermediate,
+            gate_up=scratch["gate_up"].data_ptr(),
+            activated=scratch["activated"].data_ptr(),
+            embedding=self.embedding.data_ptr(),
+            norm=self.norm.data_ptr(),
+            **({} if self.native.borrowed is None else vars(self.native.borrowed)),
+        )
         return NativeLane(
             rows=rows,
             live_length=live_length,
             arguments=arguments,
             reference=ctypes.byref(arguments),
-            caches=[(keys.data_ptr() + start, values.data_ptr() + start) for keys, values in self.cache],
+            caches=caches,
             hidden=scratch["hidden"],
             normed=scratch["normed"],
             squares=scratch["squares"][:, :hidden],
@@ -121,10 +147,55 @@ class NativeDecoder(CpuDecoder):
             up=scratch["gate_up"][:, fused.intermediate :],
             gate_up=scratch["gate_up"],
             activated=scratch["activated"],
+            layers=layers,
+            stack=stack,
         )
 
-    @torch.no_grad()
+    @staticmethod
+    def pointers(layer: PackedLayer, cache: tuple[int, int]) -> LayerPointers:
+        names = ("input_norm", "qkv", "qkv_bias", "out", "post_norm", "gate_up", "down")
+        weights = {name: weight.data_ptr() for name in names if (weight := getattr(layer, name)) is not None}
+        return LayerPointers(**weights, keys=cache[0], values=cache[1], window=layer.window or 0)
+
+    def can_take_whole_steps(self) -> bool:
+        """Whether one call takes rows through all layers with the bits of one call after the other.
+
+        Found out with the model's own weights, once per shape: the functions that are borrowed from PyTorch are not part of its
+        interface.
+        """
+        fused = self.fused
+        if (
+            self.native.borrowed is None
+            or fused.intermediate % VECTOR
+            or any(layer.head_norm is not None for layer in self.layers)
+        ):
+            return False
+        shape = (fused.embedding.shape[1], fused.intermediate, fused.query_heads, fused.kv_heads, fused.head_dim)
+        if shape not in _whole_steps:
+            rows = min(self.rows, MADE_UP_ROWS)
+            tokens_B, positions_B = torch.arange(rows) % len(self.embedding), torch.zeros(rows, dtype=torch.int64)
+            lane = self.lane(0, slice(0, rows), self.length)
+            with intra_op_threads(1):
+                self.run_operations(lane, tokens_B, positions_B)
+                expected_BH = lane.normed.clone()
+                self.run_whole(lane, tokens_B, positions_B)
+            _whole_steps[shape] = torch.equal(lane.normed, expected_BH)
+        return _whole_steps[shape]
+
     def run(self, lane: Any, tokens_B: Tensor, positions_B: Tensor) -> None:
+        (self.run_whole if self.whole_steps else self.run_operations)(lane, tokens_B, positions_B)
+
+    def run_whole(self, lane: Any, tokens_B: Tensor, positions_B: Tensor) -> None:
+        tokens_B, positions_B = tokens_B.contiguous(), positions_B.contiguous()
+        lane.arguments.positions, lane.stack.tokens = positions_B.data_ptr(), tokens_B.data_ptr()
+        self.check(lane, self.native.decode_layers(ctypes.byref(lane.stack)))
+
+    def check(self, lane: Any, outside: int) -> None:
+        if outside >= 0:
+            raise EngineError(f"row {lane.rows.start + outside} is at a position outside of its {self.length}")
+
+    @torch.no_grad()
+    def run_operations(self, lane: Any, tokens_B: Tensor, positions_B: Tensor) -> None:
         attend, rows = self.native.attend, lane.reference
         positions_B = positions_B.contiguous()
         lane.arguments.positions = positions_B.data_ptr()
@@ -136,9 +207,7 @@ class NativeDecoder(CpuDecoder):
                 lane.qkv.add_(layer.qkv_bias)
             if layer.head_norm is not None:
                 lane.queries_keys.copy_(normalized(lane.queries_keys, layer.head_norm, self.fused.epsilon))
-            outside = attend(rows, keys, values, layer.window or 0)
-            if outside >= 0:
-                raise EngineError(f"row {lane.rows.start + outside} is at a position outside of its {self.length}")
+            self.check(lane, attend(rows, keys, values, layer.window or 0))
             torch.mm(lane.mixed, layer.out, out=lane.delta)
             self.add_and_normalize(lane, layer.post_norm, True)
             torch.mm(lane.normed, layer.gate_up, out=lane.gate_up)

@@ -57,6 +57,37 @@ class Rows(ctypes.Structure):
     )
 
 
+class LayerPointers(ctypes.Structure):
+    """`struct layer` of decode.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("input_norm", "qkv", "qkv_bias", "out", "post_norm", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        ("window", ctypes.c_int64),
+    )
+
+
+class Stack(ctypes.Structure):
+    """`struct stack` of decode.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("rows", "layers")),
+        *((name, ctypes.c_int64) for name in ("count", "query_width", "intermediate")),
+        *((name, ctypes.c_void_p) for name in ("gate_up", "activated", "embedding", "norm", "tokens")),
+        *((name, ctypes.c_void_p) for name in ("product", "exponential", "threads")),
+    )
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """Addresses of functions inside PyTorch: its matrix product, its exponential of sixteen floats, and how many threads a
+    product of the calling thread takes."""
+
+    product: int
+    exponential: int
+    threads: int
+
+
 @dataclass(frozen=True)
 class Native:
     """The kernel for one shape of heads. Calls release Python's lock: threads with rows of their own run side by side."""
@@ -71,6 +102,11 @@ class Native:
     """Columns in which it adds up a row; 0: PyTorch's order of adding is not known, and norms are left to it."""
     library: Any
     """The loaded library, for what training calls (cpu_training.py)."""
+    decode_layers: Callable[..., int]
+    """(stack): tokens through all layers, to `normed`; a row outside of its slot, or -1."""
+    borrowed: Borrowed | None = None
+    """What `decode_layers` needs of PyTorch; None: it has other functions, or they give other bits, and Python calls one
+    operation after the other."""
 
     def gumbel(self, row_keys_B2: Tensor, positions_B: Tensor, vocab_size: int) -> Tensor:
         """noise.gumbel in a few calls instead of a hundred; the logarithms are PyTorch's, and so are the bits."""
@@ -114,7 +150,25 @@ def bound(library: Any) -> Native:
     attend.argtypes, attend.restype = [pointer, pointer, pointer, integer], integer
     normalize.argtypes, normalize.restype = [pointer, pointer, integer], None
     uniforms.argtypes, uniforms.restype = [pointer, pointer, integer, integer, pointer], None
-    return Native(attend, normalize, uniforms, 0, library)
+    decode_layers = library.decode_layers
+    decode_layers.argtypes, decode_layers.restype = [pointer], integer
+    return Native(attend, normalize, uniforms, 0, library, decode_layers, borrow())
+
+
+def torch_library() -> str:
+    return str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+
+
+def borrow() -> Borrowed | None:
+    """Functions of the libraries that PyTorch was built with, where it shows them. Not part of its interface: a build may lack
+    them, and what they give is compared before they are used."""
+    try:
+        library = ctypes.CDLL(torch_library())
+        found = [library.sgemm_, library.Sleef_expf16_u10, library.MKL_Set_Num_Threads_Local]
+    except (OSError, AttributeError):
+        return None
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in found]
+    return Borrowed(*(address or 0 for address in addresses)) if all(addresses) else None
 
 
 # -- building --------------------------------------------------------------------------------------------------------------
@@ -233,7 +287,7 @@ def compared(native: Native, head_dim: int, group: int, width: int) -> Native:
         native.normalize(rows(own_hidden, qkv, sum_lanes), weight.data_ptr(), 1)
         if torch.equal(own_hidden, added) and torch.equal(normed, expected_BH):
             return replace(native, sum_lanes=sum_lanes)
-    return native
+    return replace(native, borrowed=None)  # all layers in one call need norms
 
 
 def plain_attention(

@@ -11,6 +11,9 @@
  *
  * Compiled for one shape (HEAD_DIM, GROUP), so that the accumulators of a head are registers. One call works for the rows of
  * one thread; calls share nothing that is written.
+ *
+ * `decode_layers` takes the rows through all layers. Its matrix product and its exponential are those of PyTorch, which the caller
+ * hands in: the bits are the same, and nobody waits for Python between two operations.
  */
 #include "common.h"
 
@@ -152,6 +155,88 @@ int64_t attend(const struct rows *rows, float *keys, float *values, int64_t wind
     }
   }
   return -1;
+}
+
+/* -- all layers -------------------------------------------------------------------------------------------------------- */
+
+typedef void (*gemm)(const char *, const char *, const int *, const int *, const int *, const float *, const float *, const int *,
+                     const float *, const int *, const float *, float *, const int *);
+
+struct layer {
+  const float *input_norm, *qkv, *qkv_bias, *out, *post_norm, *gate_up, *down; /* weights [inputs, outputs]; bias: may be missing */
+  float *keys, *values;                                                        /* those of the first row */
+  int64_t window;                                                              /* 0: none */
+};
+
+struct stack {
+  const struct rows *rows;
+  const struct layer *layers;
+  int64_t count, query_width, intermediate;
+  float *gate_up, *activated; /* [rows, 2 * intermediate], [rows, intermediate] */
+  const float *embedding, *norm;
+  const int64_t *tokens;
+  gemm product;
+  void *exponential;         /* of sixteen floats */
+  int (*threads)(int);       /* of the calling thread's products; gives how many there were */
+};
+
+/* out = in weight, as PyTorch asks for it: its rows are the columns of the library. */
+static void multiply_rows(const struct stack *stack, const float *in, const float *weight, float *out, int64_t inputs,
+                          int64_t outputs) {
+  const int rows = (int)stack->rows->count, k = (int)inputs, n = (int)outputs;
+  const float one = 1.0f, zero = 0.0f;
+  stack->product("n", "n", &n, &rows, &k, &one, weight, &n, in, &k, &zero, out, &n);
+}
+
+/*
+ * activated = silu(gate) * up. PyTorch takes two registers at once, and what is left of all rows one by one, with another
+ * exponential. Vectors must not reach from row to row: `intermediate` is a multiple of sixteen.
+ */
+static void activate(const struct stack *stack) {
+#ifdef __AVX512F__
+  __m512 (*exponential)(__m512) = (__m512(*)(__m512))stack->exponential;
+  const int64_t width = stack->intermediate, count = stack->rows->count * width, even = count / 32 * 32;
+  const __m512 one = _mm512_set1_ps(1.0f);
+  for (int64_t i = 0; i < count; i += 16) {
+    const float *gate = stack->gate_up + i / width * 2 * width + i % width, *up = gate + width;
+    float *into = stack->activated + i;
+    if (i < even) {
+      const __m512 x = _mm512_loadu_ps(gate), minus = _mm512_xor_ps(x, _mm512_set1_ps(-0.0f));
+      const __m512 silu = _mm512_div_ps(x, _mm512_add_ps(one, exponential(minus)));
+      _mm512_storeu_ps(into, _mm512_mul_ps(silu, _mm512_loadu_ps(up)));
+    } else
+      for (int64_t k = 0; k < 16; k++) into[k] = gate[k] / (1.0f + expf(-gate[k])) * up[k];
+  }
+#else
+  (void)stack;
+#endif
+}
+
+/* From tokens to normed hidden states; as `attend`, a row outside of its slot, or -1. */
+int64_t decode_layers(const struct stack *stack) {
+  const struct rows *rows = stack->rows;
+  const int64_t width = rows->width, qkv_width = stack->query_width + 2 * rows->kv_heads * HEAD_DIM;
+  const int before = stack->threads(1);
+  int64_t outside = -1;
+  for (int64_t b = 0; b < rows->count; b++)
+    memcpy(rows->hidden + b * width, stack->embedding + stack->tokens[b] * width, width * sizeof(float));
+  for (int64_t number = 0; number < stack->count && outside < 0; number++) {
+    const struct layer *layer = stack->layers + number;
+    normalize(rows, layer->input_norm, number > 0);
+    multiply_rows(stack, rows->normed, layer->qkv, rows->qkv, width, qkv_width);
+    if (layer->qkv_bias)
+      for (int64_t b = 0; b < rows->count; b++)
+        for (int64_t i = 0; i < qkv_width; i++) rows->qkv[b * qkv_width + i] += layer->qkv_bias[i];
+    outside = attend(rows, layer->keys, layer->values, layer->window);
+    multiply_rows(stack, rows->mixed, layer->out, rows->delta, stack->query_width, width);
+    normalize(rows, layer->post_norm, 1);
+    multiply_rows(stack, rows->normed, layer->gate_up, stack->gate_up, width, 2 * stack->intermediate);
+    activate(stack);
+    multiply_rows(stack, stack->activated, layer->down, rows->delta, stack->intermediate, width);
+  }
+  normalize(rows, stack->norm, 1);
+  stack->threads(before);
+  return outside;
 }
 
 static inline uint32_t scrambled(uint32_t bits) {
