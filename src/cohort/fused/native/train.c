@@ -286,23 +286,35 @@ static void score(const struct attention *job, const struct desk *desk, const st
  * Mixed values are divided by the sum of their weights last, as in decoding: where all weights are equal (queries of zeros, as
  * padding has) the result may lie half-way between two floats, and would be rounded one way here and the other way there.
  */
+/* Minus infinity in the rest of the vector that `count` scores end in, and the largest of them. */
+static inline double hide_and_find_most(double *row, int64_t count) {
+  for (int64_t t = count; t < whole(count); t++) row[t] = -HUGE_VAL;
+  doubles most = loaded(row);
+  for (int64_t t = LANES; t < count; t += LANES) {
+    const doubles x = loaded(row + t);
+    const longs more = x > most;
+    most = (doubles)(((longs)x & more) | ((longs)most & ~more));
+  }
+  double result = most[0];
+  for (int k = 1; k < LANES; k++) result = most[k] > result ? most[k] : result;
+  return result;
+}
+
 static void attend_block(const struct attention *job, const struct desk *desk, const struct block *block) {
   const int64_t seen = block->before + block->count, padded = whole(seen), heads = job->query_heads;
   double sum[BLOCK];
   score(job, desk, block);
   for (int64_t i = 0; i < block->count; i++) {
     const int64_t last = block->before + i;
-    double *row = desk->scores + i * job->stride, most = row[0];
-    for (int64_t t = 1; t <= last; t++) most = row[t] > most ? row[t] : most;
+    double *row = desk->scores + i * job->stride;
+    const double most = hide_and_find_most(row, last + 1);
     doubles sums = {0};
-    for (int64_t t = 0; t < padded; t += LANES) {
-      doubles x = exponential(loaded(row + t) - most);
-      if (t + LANES > last + 1)
-        for (int64_t k = 0; k < LANES; k++)
-          if (t + k > last) x[k] = 0;
-      sums += x;
+    for (int64_t t = 0; t <= last; t += LANES) {
+      const doubles x = exponential(loaded(row + t) - most);
+      sums += x; /* hidden ones are 1e-304: nothing beside the largest weight, which is 1 */
       store(row + t, x);
     }
+    memset(row + last + 1, 0, (padded - last - 1) * sizeof(double));
     sum[i] = total(sums);
     job->lse[(block->token + i) * heads + block->head] = most + log(sum[i]);
   }
@@ -324,14 +336,9 @@ static void attend_block_backward(const struct attention *job, const struct desk
     const double lse = job->lse[(block->token + i) * heads + block->head];
     double *weights = desk->scores + i * job->stride, *d_scores = desk->d_scores + i * job->stride;
     doubles sums = {0};
-    for (int64_t t = 0; t < padded; t += LANES) {
-      doubles x = exponential(loaded(weights + t) - lse);
-      if (t + LANES > last + 1)
-        for (int64_t k = 0; k < LANES; k++)
-          if (t + k > last) x[k] = 0;
-      sums += x * loaded(d_scores + t);
-      store(weights + t, x);
-    }
+    for (int64_t t = 0; t <= last; t += LANES) store(weights + t, exponential(loaded(weights + t) - lse));
+    memset(weights + last + 1, 0, (padded - last - 1) * sizeof(double));
+    for (int64_t t = 0; t < padded; t += LANES) sums += loaded(weights + t) * loaded(d_scores + t);
     const double along = total(sums);
     for (int64_t t = 0; t < padded; t += LANES) store(d_scores + t, loaded(weights + t) * (loaded(d_scores + t) - along));
   }
