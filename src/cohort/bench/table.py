@@ -48,7 +48,8 @@ def work(stage: str, document: Mapping[str, Any]) -> str:
     )
     silent = f", 1 of {load['silent_every']} groups without signal" if load["silent_every"] else ""
     words = f", `{' '.join(settings['overrides'])}`" if settings["overrides"] else ""
-    micro = f", micro-batches of {settings['micro_rows']} rows" if stage in ("train", "step") else ""
+    rows = settings["micro_rows"]
+    micro = f", micro-batches of {rows} row{'s' if rows > 1 else ''}" if stage in ("train", "step") else ""
     return f"{where}, {settings['shape']['name']}, {load['prompts']} × {load['group']} × {lengths}{silent}{micro}{words}"
 
 
@@ -73,8 +74,9 @@ def peers(stage: str, document: Mapping[str, Any]) -> list[str]:
         peak = f", {figures['peak_bytes'] / 2**30:.1f} GiB" if stage == "step" and figures.get("peak_bytes") else ""
         derived = figures["derived"]
         value = f"{derived['seconds']:.2f} s{peak}" if stage == "step" else rate(derived["tokens_per_second"])
+        product, comma, how = NAMES[name].partition(",")
         version = f" {figures['version']}" if figures.get("version") else ""
-        found.append(f"{NAMES[name].replace(',', version + ',', 1) if version else NAMES[name]}: {value}, **{times:.1f}×**")
+        found.append(f"{product}{version}{comma}{how}: {value}, **{times:.1f}×**")
     return found
 
 
@@ -99,9 +101,10 @@ def footnote(documents: Sequence[Mapping[str, Any]], quoting: bool) -> str:
     days = sorted({document["made"] for document in documents})
     made = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     turns = [document["settings"]["repeats"] * document["settings"].get("rounds", 1) for document in documents]
-    repeats = sorted(set(turns))
+    *most, last = (str(count) for count in sorted(set(turns)))
+    repeats = f"{', '.join(most)} or {last}" if most else last
     text = (
-        f"Medians of {' or '.join(map(str, repeats))} after a warm-up, random weights, peers in the same run ({made}); "
+        f"Medians of {repeats} after a warm-up, random weights, peers in the same run ({made}); "
         "prompts × group × tokens. How to read it: [docs/speed.md](docs/speed.md)."
     )
     return text + (" † Measured earlier on the same kind of machine, not in this run." if quoting else "")
