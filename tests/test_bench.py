@@ -451,6 +451,14 @@ def test_rounds_measure_in_turn_and_put_their_turns_together(tmp_path: Path, mon
     assert len([line for line in said if "not here" in line]) == 1
 
 
+def test_a_part_of_a_step_need_not_occur_in_every_round() -> None:
+    rounds: list[dict[str, Any]] = [{"seconds": [1]}, {"seconds": [2], "stages": {"save": [3]}}, {"seconds": [4], "stages": {}}]
+    found: dict[str, dict[str, Any]] = {}
+    for figures in rounds:
+        found = command.joined(found, {"cohort": figures})
+    assert found == {"cohort": {"seconds": [1, 2, 4], "stages": {"save": [3]}}}
+
+
 def test_executed_tokens_count_no_padding() -> None:
     class Example:
         num_tokens = 9

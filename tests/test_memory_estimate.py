@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from cohort import memory_estimate, preflight
 from cohort.adam8 import Moments
 from cohort.algorithms import logprobs
+from cohort.fused import native
 from cohort.memory_estimate import (
     GIB,
     ModelNumbers,
@@ -190,6 +191,15 @@ def test_the_table_of_the_documentation():
 SHORT = {"train.num_steps": 1, "cold_start.num_steps": 0, "evaluation.samples": 0, "sampling.slots": 8}
 
 
+def compiled() -> bool:
+    """Whether training on this machine has own code."""
+    try:
+        native.load(16, 2, 32)
+    except native.NoNative:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_run_reads_its_numbers_from_model_and_recipe(tmp_path, monkeypatch, rank):
     if rank:
@@ -224,7 +234,7 @@ def test_a_run_reads_its_numbers_from_model_and_recipe(tmp_path, monkeypatch, ra
         critic=True,
         micro_batch_tokens=24 * run.longest,  # a step of 6 x 4 rows is less than the budget
         activation_checkpointing=True,
-        own_kernels=False,
+        own_kernels=compiled() and not rank,  # adapters run on PEFT's modules
         slots=8,
         longest=run.longest,
         cache_element=8,
@@ -239,7 +249,7 @@ def test_a_run_that_will_not_fit_is_told_which_setting_to_change(tmp_path, monke
     monkeypatch.setattr(preflight, "room_on", lambda device: 130 * 2**20)
     original = preflight.memory_check
     monkeypatch.setattr(preflight, "memory_check", lambda *args: said.append(original(*args)) or said[-1])
-    train_tiny(tmp_path, **SHORT, **{"train.prompts_per_step": 64})
+    train_tiny(tmp_path, **SHORT, **{"train.prompts_per_step": 64, "model.kernels": "modules"})
     (check,) = said
     assert check.level == "warning"
     assert "it does not fit. Set train.micro_batch_tokens = 256" in check.text

@@ -190,7 +190,10 @@ def test_norms_are_left_to_pytorch_where_its_order_is_not_known(kernels):
     assert torch.equal(found_BTH, expected_BTH)
 
 
-borrows = pytest.mark.skipif(native.borrow() is None, reason="this build of PyTorch shows no functions to borrow")
+borrows = pytest.mark.skipif(
+    native.borrow() is None or torch.backends.cpu.get_cpu_capability() != "AVX512",
+    reason="this build of PyTorch shows no functions to borrow, or this processor has no vectors for them",
+)
 
 
 @needs_compiler
@@ -209,6 +212,50 @@ def test_one_call_a_step_is_taken_where_it_can_be(kernels, monkeypatch):
     wrong = replace(kernel, borrowed=replace(kernel.borrowed, exponential=other))
     assert not NativeDecoder(fused, 20, 16, wrong).whole_steps, "another function gives other bits"
     assert not NativeDecoder(fused, 20, 16, replace(kernel, borrowed=None)).whole_steps
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert not native_decoder(kernels, fuse(build("llama", intermediate_size=48)), 20, 16).whole_steps, "another rest"
+    assert native_decoder(kernels, fuse(build("llama")), 20, 16).whole_steps, "no rest"
+
+
+@needs_compiler
+@borrows
+def test_a_call_that_computes_nothing_does_not_find_the_results_of_the_other_way(kernels, monkeypatch):
+    """As the activation does on a processor without its vectors."""
+    monkeypatch.setattr(cpu_native, "_whole_steps", {})
+    fused = fuse(build("llama", num_hidden_layers=1))
+    kernel = kernels(fused.head_dim, fused.query_heads // fused.kv_heads, fused.embedding.shape[1])
+    assert not NativeDecoder(fused, 20, 16, replace(kernel, decode_layers=lambda _: -1)).whole_steps
+
+
+@needs_compiler
+@borrows
+def test_rows_of_an_embedding_that_lie_apart_are_gathered_by_pytorch(kernels):
+    """Also where a model of the same shape takes whole steps."""
+    model = build("llama", num_hidden_layers=1)
+    tokens_B, positions_B = torch.arange(16), torch.zeros(16, dtype=torch.int64)
+    dense = native_decoder(kernels, fuse(model), 16, 8)
+    expected_BH = dense.step(tokens_B, positions_B, NOT_DONE_B[:16], 1).clone()
+    embedding = model.base_model.embed_tokens.weight
+    embedding.data = embedding.detach().t().contiguous().t()
+    apart = native_decoder(kernels, fuse(model), 16, 8)
+    assert torch.equal(apart.step(tokens_B, positions_B, NOT_DONE_B[:16], 1), expected_BH)
+
+
+@needs_compiler
+@borrows
+def test_whole_steps_are_for_threads_with_rows_of_their_own(kernels, monkeypatch):
+    """Where threads share the products of a large layer instead, one call would leave all but one of them idle."""
+    whole: list[int] = []
+    monkeypatch.setattr(NativeDecoder, "run_whole", lambda self, lane, *_: whole.append(lane.rows.stop))
+    with intra_op_threads(2):
+        decoder = native_decoder(kernels, fuse(build("llama", num_hidden_layers=1)), 40, 8)
+        decoder.whole_steps, decoder.least_rows = True, 20
+        tokens_B = torch.zeros(40, dtype=torch.int64)
+        for decoder.small, rows, expected in ((True, 16, [16]), (True, 40, [20, 40]), (False, 40, [20, 40]), (False, 16, [])):
+            whole.clear()
+            decoder.step(tokens_B[:rows], tokens_B[:rows], NOT_DONE_B[:rows], 1)
+            assert sorted(whole) == expected
+        decoder.close()
 
 
 @needs_compiler

@@ -241,9 +241,9 @@ def joined(before: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) 
         for key in ("peak_bytes", "growth_bytes"):
             if earlier.get(key) or figures.get(key):
                 result[name][key] = max(earlier.get(key) or 0, figures.get(key) or 0)
-        if figures.get("stages"):
-            parts = {part: [*earlier["stages"].get(part, []), *seconds] for part, seconds in figures["stages"].items()}
-            result[name]["stages"] = parts
+        parts, more = earlier.get("stages") or {}, figures.get("stages") or {}
+        if parts or more:  # a part of a step need not occur in every round
+            result[name]["stages"] = {part: [*parts.get(part, []), *more.get(part, [])] for part in parts | more}
     return result
 
 

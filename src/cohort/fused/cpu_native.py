@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cohort.errors import EngineError
-from cohort.fused.cpu import CpuDecoder, DecodeMemory, PackedLayer, activate, intra_op_threads, normalized
+from cohort.fused.cpu import FLOATS_AT_ONCE, CpuDecoder, DecodeMemory, PackedLayer, activate, intra_op_threads, normalized
 from cohort.fused.family import FusedModel
 from cohort.fused.native import LANES, LayerPointers, Native, Rows, Stack
 
@@ -161,29 +161,36 @@ class NativeDecoder(CpuDecoder):
         """Whether one call takes rows through all layers with the bits of one call after the other.
 
         Found out with the model's own weights, once per shape: the functions that are borrowed from PyTorch are not part of its
-        interface.
+        interface. An odd number of rows, so that the activation has a rest after full vectors wherever it can have one.
         """
         fused = self.fused
         if (
             self.native.borrowed is None
             or fused.intermediate % VECTOR
+            # In narrower registers PyTorch has another rest after full vectors: so few numbers that a comparison may miss it.
+            or (fused.intermediate % FLOATS_AT_ONCE and torch.backends.cpu.get_cpu_capability() != "AVX512")
+            or not self.embedding.is_contiguous()
             or any(layer.head_norm is not None for layer in self.layers)
         ):
             return False
         shape = (fused.embedding.shape[1], fused.intermediate, fused.query_heads, fused.kv_heads, fused.head_dim)
         if shape not in _whole_steps:
-            rows = min(self.rows, MADE_UP_ROWS)
+            rows = (min(self.rows, MADE_UP_ROWS) - 1) // 2 * 2 + 1
             tokens_B, positions_B = torch.arange(rows) % len(self.embedding), torch.zeros(rows, dtype=torch.int64)
             lane = self.lane(0, slice(0, rows), self.length)
             with intra_op_threads(1):
                 self.run_operations(lane, tokens_B, positions_B)
                 expected_BH = lane.normed.clone()
+                for left in (lane.hidden, lane.normed, lane.delta, lane.qkv, lane.mixed, lane.gate_up, lane.activated):
+                    left.fill_(torch.nan)  # or what is not computed would be found as the other way left it
                 self.run_whole(lane, tokens_B, positions_B)
             _whole_steps[shape] = torch.equal(lane.normed, expected_BH)
         return _whole_steps[shape]
 
     def run(self, lane: Any, tokens_B: Tensor, positions_B: Tensor) -> None:
-        (self.run_whole if self.whole_steps else self.run_operations)(lane, tokens_B, positions_B)
+        # Threads that share the operations of a large layer share its products, which a call for all layers takes alone.
+        whole = self.whole_steps and torch.get_num_threads() == 1
+        (self.run_whole if whole else self.run_operations)(lane, tokens_B, positions_B)
 
     def run_whole(self, lane: Any, tokens_B: Tensor, positions_B: Tensor) -> None:
         tokens_B, positions_B = tokens_B.contiguous(), positions_B.contiguous()

@@ -75,7 +75,7 @@ class ModuleDecoder:
 
 
 class CpuSteps:
-    """The fast steps of a CPU (fused/cpu.py); prompts run through the modules, as they do in training there."""
+    """The fast steps of a CPU (fused/cpu.py); prompts run through the modules, whose bits training has."""
 
     def __init__(self, local: LocalModel, decoder: CpuDecoder) -> None:
         self.backbone, self.layers, self.decoder = local.parts.backbone, len(local.layers), decoder
