@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import http.server
 import itertools
@@ -109,15 +110,14 @@ def serve() -> Iterator[Callable[..., Server]]:
                     server.requests.append(request)
                     server.at_once += 1
                     server.peak = max(server.peak, server.at_once)
-                try:
-                    words = server.act(request, self)
+                with contextlib.suppress(OSError):  # the client had enough
+                    try:
+                        words = server.act(request, self)
+                    finally:  # before the answer: whoever has it may ask again while this thread is on its way out
+                        with server.lock:
+                            server.at_once -= 1
                     if words is not None:
                         answer(self, 200, said(words))
-                except OSError:
-                    pass  # the client had enough
-                finally:
-                    with server.lock:
-                        server.at_once -= 1
 
             def log_message(self, *_: Any) -> None:
                 pass

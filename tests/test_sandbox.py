@@ -17,7 +17,7 @@ import pytest
 
 from cohort.sandbox import Call, JailUnavailable, Limits, NotPlain, find_tier, run_calls, run_checks, run_script, tiers
 from cohort.sandbox import values as plain
-from cohort.sandbox.jail import Jail
+from cohort.sandbox.jail import Ended, Jail
 from cohort.sandbox.program import read_reply
 from cohort.sandbox.seccomp import ARCHITECTURES, NUMBERS, build_filter
 from cohort.sandbox.serve import Server
@@ -288,6 +288,22 @@ def test_a_program_is_watched_while_test_code_runs(tier):
 def test_a_quick_script_loses_nothing_of_what_it_printed(tier):
     """It may have ended before the host has read that the jail is closed."""
     assert {run_script("print(1 / 3)", "").stdout for _ in range(40)} == {"0.3333333333333333\n"}
+
+
+def test_nothing_is_sent_into_a_jail_before_its_clock_is_known(tier, monkeypatch):
+    """A program that ends at once was gone before a busy host had looked for its process, and no program was judged."""
+    monkeypatch.setattr(Jail, "_look", lambda self: None)
+    known = []
+
+    def ask(self, request, ask=Jail.ask_raw):
+        known.append(self._pid)
+        return ask(self, request)
+
+    monkeypatch.setattr(Jail, "ask_raw", ask)
+    with Jail("script", "import sys\nsys.exit(0)\n", Limits()) as jail, pytest.raises(Ended) as ended:
+        jail.wait()
+    assert ended.value.kind == "exit"
+    assert known and all(known)
 
 
 def test_contest_programs_may_end_with_exit():

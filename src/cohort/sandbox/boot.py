@@ -377,6 +377,7 @@ def serve(pipe: Pipe, setup: dict[str, Any]) -> None:
 
 def main() -> None:
     pipe = Pipe(int(sys.argv[1]), int(sys.argv[2]))
+    pipe.write('["here"]')  # the host finds this process while it is certain to wait, and only then says what to run
     setup = pipe.read()
     try:
         confine(setup)

@@ -181,6 +181,10 @@ class Jail:
             **extra,
         }
         try:
+            self.hear()  # it is there, and waits: a short program could be gone before anybody looks for it
+            self._used_cpu()
+            if not self._pid and not self._over():
+                raise JailUnavailable("the jailed process cannot be found in /proc, so its CPU time could not be limited")
             word, *said = self.ask_raw(setup)
         except Ended as ended:
             detail = self.stderr.text().strip()[-500:] or ended.detail
@@ -188,8 +192,6 @@ class Jail:
         if word != "ready":
             raise JailUnavailable(f"the jail could not be closed, and nothing was run in it: {': '.join(map(str, said))}")
         self.charge(self.limits)
-        if not self._pid and not self._over():
-            raise JailUnavailable("the jailed process cannot be found in /proc, so its CPU time could not be limited")
 
     def _make_pipes(self) -> dict[str, int]:
         """The host's ends by name. Each end is known as soon as it exists, so that none is lost if the next cannot be had."""
