@@ -303,7 +303,8 @@ def test_nothing_is_sent_into_a_jail_before_its_clock_is_known(tier, monkeypatch
     with Jail("script", "import sys\nsys.exit(0)\n", Limits()) as jail, pytest.raises(Ended) as ended:
         jail.wait()
     assert ended.value.kind == "exit"
-    assert known and all(known)
+    assert len(known) == 1
+    assert known[0]
 
 
 def test_contest_programs_may_end_with_exit():
