@@ -451,6 +451,27 @@ def test_rounds_measure_in_turn_and_put_their_turns_together(tmp_path: Path, mon
     assert len([line for line in said if "not here" in line]) == 1
 
 
+def test_a_peer_that_fails_in_a_later_round_says_that_its_turns_are_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def peer(name: str, job: Job, vllm_python: str) -> dict[str, dict[str, Any]]:
+        asked.append(name)
+        if len(asked) == 2:
+            raise peers.BenchError("out of memory")
+        return {name: {"seconds": [1.0]}}
+
+    monkeypatch.setattr(command, "run_stage", lambda job: {"cohort": {"seconds": [0.5]}})
+    monkeypatch.setattr(command, "run_peer", peer)
+    monkeypatch.setattr(command, "why_not", lambda *_: "")
+    base = make_job(["tiny"], Options(rounds=3), {"gpu": ""}, str(tmp_path))
+    _, measured, missing = measure(base, ["step"], ["trl"], "", lambda line: None)
+    assert asked == ["trl", "trl"]
+    assert measured["step"] == {"cohort": {"seconds": [0.5] * 3}, "trl": {"seconds": [1.0]}}
+    assert missing == {"step/trl": "failed in round 2; the turns before count: out of memory"}
+
+
 def test_a_part_of_a_step_need_not_occur_in_every_round() -> None:
     rounds: list[dict[str, Any]] = [{"seconds": [1]}, {"seconds": [2], "stages": {"save": [3]}}, {"seconds": [4], "stages": {}}]
     found: dict[str, dict[str, Any]] = {}

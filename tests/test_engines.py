@@ -587,9 +587,14 @@ def test_non_finite_logits_are_an_error(kind):
         engine.generate(make_prompts(2), sampling(), TRAIN)
 
 
-def test_slots_are_chosen_from_free_memory(monkeypatch):
-    engine = LocalEngine(make_model(), text_of)
-    kv_bytes = 2 * 40 * 8 * 2 * (2 * 8)  # keys and values, 40 tokens, float64 on a CPU, 2 layers, 2 kv heads of 8
+@pytest.mark.parametrize("kernels", ["auto", "modules"])
+def test_slots_are_chosen_from_free_memory(monkeypatch, kernels):
+    engine = LocalEngine(make_model(), text_of, kernels=kernels)
+    element = 4 if engine.native else 8  # float64 on a CPU, unless compiled attention widens float32 as it reads
+    kv_bytes = 2 * 40 * element * 2 * (2 * 8)  # keys and values, 40 tokens, 2 layers, 2 kv heads of 8
+    decoder = engine._workspace(40, 1, sampling()).decoder
+    held = decoder.cache.blocks.keys[0] if kernels == "modules" else decoder.decoder.cache
+    assert held.element_size() == element
     slot_bytes = kv_bytes + 4 * 6 * VOCAB
     monkeypatch.setattr(local_engine_module, "free_memory", lambda device: int(2 * slot_bytes * 10.5))
     assert engine.slots_for(40, completions=1000) == 10

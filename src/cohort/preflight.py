@@ -12,7 +12,6 @@ from typing import Any, Literal
 import psutil
 import torch
 
-from cohort.attention import accumulation_dtype
 from cohort.batching import make_examples
 from cohort.build import EncodedData
 from cohort.errors import RewardError
@@ -240,7 +239,8 @@ def run_numbers(parts: Parts, encoded: EncodedData) -> RunNumbers:
     rows = recipe.train.prompts_per_step * recipe.train.group_size
     # A budget larger than a whole step is never filled, and one row is taken whole however small the budget is.
     most = longest * max(rows, recipe.cold_start.batch_size if recipe.cold_start.num_steps else 0)
-    chosen = parts.engine.slots if isinstance(parts.engine, LocalEngine) else 1  # the slow engine decodes one by one
+    local = parts.engine if isinstance(parts.engine, LocalEngine) else None
+    chosen = local.slots if local else 1  # the slow engine decodes one by one
     problems = max(map(len, encoded.sets.values()), default=0)
     adapter = sum(value.numel() for value in policy.own_parameters().values()) if policy.adapter else None
     return RunNumbers(
@@ -257,7 +257,7 @@ def run_numbers(parts: Parts, encoded: EncodedData) -> RunNumbers:
         gpu_bytes=float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0.0,
         slots=min(chosen or MOST_SLOTS.get(device.type, 512), max(rows, problems * recipe.evaluation.samples)),
         longest=longest,
-        cache_element=accumulation_dtype(dtype, device).itemsize,
+        cache_element=(local.cache_dtype if local else dtype).itemsize,
     )
 
 

@@ -223,6 +223,8 @@ def measure(
                     except BenchError as problem:
                         reason = str(problem)
                 if reason:
+                    if peer in measured[stage]:
+                        reason = f"failed in round {turn + 1}; the turns before count: {reason}"
                     missing[f"{stage}/{peer}"] = reason
                     say(f"{stage}: no {NAMES[peer]}: {reason}")
             measured[stage] = joined(measured[stage], found)

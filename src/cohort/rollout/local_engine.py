@@ -160,15 +160,21 @@ class LocalEngine:
                 'sampling.max_completion_tokens or prompts.max_prompt_tokens, or set sampling.engine = "hf".'
             )
 
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of keys and values: the one attention accumulates in, but compiled attention widens them only as it reads."""
+        if self.fused is not None and self.native is not None:
+            return self.local.dtype
+        return accumulation_dtype(self.local.dtype, self.model.device)
+
     def slots_for(self, length: int, completions: int) -> int:
         """Slots asked for, or as many as fit into a share of the free memory; never more than there are completions.
 
         Slots asked for that do not fit are fewer then: rollouts are the same, only slower.
         """
         kind = self.model.device.type
-        dtype = accumulation_dtype(self.local.dtype, self.model.device)
         vocabulary_bytes = 4 * SAMPLER_FLOATS * self.model.config.get_text_config().vocab_size
-        slot_bytes = self._cache_length(length) * kv_bytes(self.local.layers, dtype) + vocabulary_bytes
+        slot_bytes = self._cache_length(length) * kv_bytes(self.local.layers, self.cache_dtype) + vocabulary_bytes
         free = free_memory(self.model.device)
         share = NEARLY_ALL if self.slots else MEMORY_SHARE.get(kind, 0.5)
         fitting = int(share * free / slot_bytes)
