@@ -27,6 +27,7 @@ from cohort.fused.training import FusedBackbone
 from cohort.rollout.slot_cache import with_kernels
 from cohort.rollout.support import why_not_local
 from cohort.scoring import Backbone, ModuleBackbone, can_share_prompts, score_tokens, states_before
+from cohort.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -180,7 +181,8 @@ def pick_device(config: ModelConfig) -> torch.device:
             raise ModelError(f"model.device: {config.device!r} is not a device; use auto, cpu, cuda or cuda:N.") from None
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise ModelError(
-                f"model.device: {config.device!r}, but this machine shows {torch.cuda.device_count()} CUDA devices."
+                f"model.device: {config.device!r}, but this machine shows {torch.cuda.device_count()} CUDA devices. "
+                'Set model.device to "cpu", or to "auto" to take a GPU where there is one.'
             )
         if device.index is not None:
             torch.cuda.set_device(device)  # Triton launches its kernels on the current device
@@ -219,12 +221,12 @@ def load_pretrained(
 
     base_alone: of a folder that holds a base and an adapter, the base.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     hide_progress_bars()
     options: dict[str, Any] = {"revision": revision} if revision else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+        tokenizer = load_tokenizer(source, revision)
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, **options
         )
@@ -246,8 +248,6 @@ def load_pretrained(
 
 def load_adapted(folder: Path, device: torch.device) -> tuple[Any, Any, lora.Adapter]:
     """An adapter folder as a run or PEFT writes it: its base in float32, with the adapter, and the tokenizer."""
-    from transformers import AutoTokenizer
-
     config = lora.read_config(folder, "adapter")
     inside = lora.holds_base(folder)
     base = str(folder) if inside else config.base_model_name_or_path
@@ -256,6 +256,6 @@ def load_adapted(folder: Path, device: torch.device) -> tuple[Any, Any, lora.Ada
     revision = "" if inside else config.revision or ""
     model, tokenizer = load_pretrained(base, revision, base_alone=inside)
     if not inside and (folder / "tokenizer_config.json").is_file():
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = load_tokenizer(str(folder))
     model = model.to(device)
     return model, tokenizer, lora.load_adapter(model, folder, "" if inside else base, revision)

@@ -33,6 +33,7 @@ from cohort.scoring import ModuleBackbone
 from cohort.selection import Selection, take
 from cohort.steady import steady_rows
 from cohort.tasks.keyed import keyed_hash, keyed_permutation
+from cohort.tokenizer import load_tokenizer
 
 PART = "reward_model"
 """Name of its part in an outcome, and of its area among the metrics."""
@@ -126,12 +127,12 @@ class RewardModel:
         state_bits: Literal[32, 8] = 32,
     ) -> RewardModel:
         """A ready reward model from a folder or the hub. It reads the policy's token ids, so it must share its vocabulary."""
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoModelForSequenceClassification
 
         hide_progress_bars()
         options: dict[str, Any] = {"revision": revision} if revision else {}
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+            tokenizer = load_tokenizer(source, revision)
             model, report = AutoModelForSequenceClassification.from_pretrained(
                 source,
                 dtype=torch.promote_types(compute_dtype, torch.float32),

@@ -224,6 +224,7 @@ def _load(kind: str, source: str, revision: str, device_name: str, dtype_name: s
     import transformers
 
     from cohort.policy import hide_progress_bars
+    from cohort.tokenizer import load_tokenizer
 
     hide_progress_bars()
     device = torch.device(device_name if device_name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
@@ -232,7 +233,7 @@ def _load(kind: str, source: str, revision: str, device_name: str, dtype_name: s
     dtype: Any = getattr(torch, dtype_name) if dtype_name != "auto" else torch.float32 if device.type == "cpu" else "auto"
     options: dict[str, Any] = {"trust_remote_code": False, **({"revision": revision} if revision else {})}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
+        tokenizer = load_tokenizer(source, revision)
         model, report = getattr(transformers, kind).from_pretrained(
             source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
