@@ -6,11 +6,13 @@ import json
 import math
 import os
 import platform
+import select
 import struct
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,12 +119,12 @@ def test_a_malformed_value_never_becomes_one(node):
 
 
 def test_keys_made_to_collide_cannot_hold_up_the_host():
-    """Multiples of 2**61 - 1 all have the hash 0: a dict of them takes quadratic time to build."""
+    """Multiples of 2**61 - 1 all have the hash 0: a dict of them takes quadratic time to build, a minute and more."""
     node = ["d", *(part for i in range(60_000) for part in (["i", hex(i * (2**61 - 1))], 0))]
     began = time.thread_time()
     with pytest.raises(NotPlain, match="collide"):
         plain.rebuild(node)
-    assert time.thread_time() - began < 0.1
+    assert time.thread_time() - began < 2.0
 
 
 def test_arguments_that_are_not_plain_are_the_callers_mistake():
@@ -152,6 +154,9 @@ def test_methods_coroutines_and_exceptions():
     assert told == [(15, ""), (7, ""), (None, "KeyError"), (None, "Own"), (None, "NameError")]
 
 
+TRIES = 5
+"""A host that is kept from running looks up late: on a busy machine that happens, a jail that does not keep time is late every time."""
+
 ENDS = [
     ("raise ValueError('x')", "load"),
     ("import sys; sys.exit(0)", "load"),
@@ -170,13 +175,19 @@ ENDS = [
 @pytest.mark.parametrize(("program", "end"), ENDS, ids=[end + str(i) for i, (_, end) in enumerate(ENDS)])
 def test_how_a_run_ends(program, end, tier):
     wall = 0.6 if end == "wall" else 20.0  # CPU decides: on a busy machine the wall clock must not get there first
-    result = run_calls(program, [Call("f")], Limits(cpu_s=0.3, wall_s=wall))
-    assert result.end == end, result
-    assert result.replies == (None,)
+    for attempt in range(TRIES):
+        result = run_calls(program, [Call("f")], Limits(cpu_s=0.3, wall_s=wall))
+        assert result.end == end, result
+        assert result.replies == (None,)
+        assert len(result.stdout) <= 64 * 1024
+        assert len(result.stderr) <= 64 * 1024
+        assert result.wall_s < wall + 10  # a program that is not ended sleeps for 30 s
+        assert result.cpu_s < 0.3 + 3
+        if (result.wall_s < wall + 0.5 and result.cpu_s < 0.3 + 0.25) or attempt == TRIES - 1:
+            break
+        time.sleep(attempt)
     assert result.wall_s < wall + 0.5
     assert result.cpu_s < 0.3 + 0.25
-    assert len(result.stdout) <= 64 * 1024
-    assert len(result.stderr) <= 64 * 1024
 
 
 def test_a_script_has_its_input_output_and_status(tier):
@@ -278,10 +289,10 @@ def test_a_program_is_watched_while_test_code_runs(tier):
         "import threading\ndef burn():\n    while True: pass\n"
         "def f():\n    threading.Thread(target=burn, daemon=True).start()\n    return 1"
     )
-    checks = ["assert f() == 1", "import time\ntime.sleep(3)\nassert f() == 1"]
-    result = run_checks(program, checks, ["f"], limits=Limits(cpu_s=0.5, wall_s=20))
+    checks = ["assert f() == 1", "import time\ntime.sleep(30)\nassert f() == 1"]
+    result = run_checks(program, checks, ["f"], limits=Limits(cpu_s=0.5, wall_s=60))
     assert result.end == "cpu"
-    assert result.cpu_s < 0.8
+    assert result.cpu_s < 2  # and not what half a minute of a core comes to
     assert [check.passed for check in result.checks] == [True, False]
 
 
@@ -292,7 +303,7 @@ def test_a_quick_script_loses_nothing_of_what_it_printed(tier):
 
 def test_nothing_is_sent_into_a_jail_before_its_clock_is_known(tier, monkeypatch):
     """A program that ends at once was gone before a busy host had looked for its process, and no program was judged."""
-    monkeypatch.setattr(Jail, "_look", lambda self: None)
+    monkeypatch.setattr(Jail, "_look", lambda self, hearing=False: None)
     known = []
 
     def ask(self, request, ask=Jail.ask_raw):
@@ -305,6 +316,28 @@ def test_nothing_is_sent_into_a_jail_before_its_clock_is_known(tier, monkeypatch
     assert ended.value.kind == "exit"
     assert len(known) == 1
     assert known[0]
+
+
+def test_a_reply_in_time_counts_however_late_the_host_looks(tier):
+    """A host that was held up between the reply and its own look at the clock does not charge the program for it."""
+
+    def ask_and_be_late(jail: Jail) -> None:
+        jail.tell(("f", (), {}))
+        jail._turn()
+        replies = next(descriptor for descriptor, name in jail._open.items() if name == "replies")
+        assert select.select([replies], [], [], 60)[0]
+        jail._deadline = time.monotonic() - 1
+
+    limits = Limits(wall_s=60)
+    with Jail("calls", "def f(): return 1", limits) as jail:
+        assert jail.hear()[0] == "loaded"
+        ask_and_be_late(jail)
+        assert jail.hear()[0] == "value"
+        jail.charge(limits)
+        ask_and_be_late(jail)
+        with pytest.raises(Ended) as ended:  # a reply that nobody waits for keeps nothing alive
+            jail.wait()
+        assert ended.value.kind == "wall"
 
 
 def test_contest_programs_may_end_with_exit():
@@ -384,7 +417,15 @@ def scratch_folders():
 
 def children():
     """Of every thread: jails are started by one of their own."""
-    return sorted(child for task in Path("/proc/self/task").glob("*/children") for child in task.read_text().split())
+    return sorted(child for task in Path("/proc/self/task").glob("*/children") for child in words_of(task))
+
+
+def words_of(file):
+    """None, where the thread or process has ended since it was listed."""
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
 
 
 def test_a_jail_dies_with_its_host(tier, tmp_path):
@@ -405,7 +446,7 @@ def test_a_jail_dies_with_its_host(tier, tmp_path):
     finally:
         host.kill()
         host.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while any(map(runs, jailed)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not [pid for pid in jailed if runs(pid)]
@@ -429,7 +470,7 @@ def command_line(pid):
 def descendants(pid):
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
+        for child in words_of(task):
             found += [int(child), *descendants(int(child))]
     return found
 
@@ -535,12 +576,13 @@ def worker_module(tmp_path, monkeypatch):
 
 
 def test_a_worker_answers_and_survives_what_it_can(worker_module, tier):
-    pool = WorkerPool(worker_module, Limits(cpu_s=0.3, wall_s=3.0, memory_mb=256), size=1)
+    limits = Limits(cpu_s=0.3, wall_s=60.0, memory_mb=256)
+    pool = WorkerPool(worker_module, limits, size=1)
     try:
         assert pool.ask(["echo", {"a": [1, 2.5, None, "é"]}]).value == {"a": [1, 2.5, None, "é"]}
         assert (pool.ask(["raise", "k"]).problem, pool.replaced) == ("exception", 0)
         for question, problem in (("loop", "cpu"), ("sleep", "wall"), ("memory", "memory"), ("exit", "crash")):
-            assert pool.ask([question, 10**9]).problem == problem
+            assert pool.ask([question, 10**9], replace(limits, wall_s=2.0) if problem == "wall" else None).problem == problem
             assert pool.ask(["echo", 1]).value == 1
         assert pool.replaced == 2 + 2 * 2  # memory and a crash are tried once more in a fresh one
     finally:
@@ -571,8 +613,8 @@ def test_the_cpu_limit_is_for_each_question(worker_module):
 
 
 def test_many_questions_are_answered_in_order_from_any_thread(worker_module):
-    pool = shared_pool(worker_module, Limits(cpu_s=1, wall_s=5, memory_mb=300))
-    assert shared_pool(worker_module, Limits(cpu_s=1, wall_s=5, memory_mb=300)) is pool
+    pool = shared_pool(worker_module, Limits(cpu_s=1, wall_s=60, memory_mb=300))
+    assert shared_pool(worker_module, Limits(cpu_s=1, wall_s=60, memory_mb=300)) is pool
     answers = {}
     threads = [
         threading.Thread(target=lambda i=i: answers.update({i: pool.ask_many([["echo", i * 100 + j] for j in range(30)])}))
@@ -594,7 +636,10 @@ def test_an_idle_worker_that_died_is_nobodys_failure(worker_module):
         assert pool.ask(["echo", 1]).value == 1
         worker = pool._idle.queue[0]
         worker._process.kill()
-        time.sleep(0.3)
+        deadline = time.monotonic() + 20
+        while not worker.ended and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert worker.ended
         assert pool.ask(["echo", 2]).value == 2
     finally:
         pool.close()
@@ -677,7 +722,7 @@ def test_a_worker_idle_for_long_is_not_charged(worker_module):
         jail.free_of_charge(60)
         assert jail.hear() == ["loaded"]
         time.sleep(0.5)
-        jail.charge(Limits(wall_s=5))
+        jail.charge(Limits(wall_s=60))
         assert jail.ask_raw(json.dumps(["echo", 5])) == ["value", 5]
     finally:
         jail.close()

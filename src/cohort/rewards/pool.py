@@ -172,7 +172,7 @@ class Worker:
         return None
 
     def _epitaph(self) -> str:
-        for _ in range(20):  # the pipe closes a moment before the process can be waited for
+        for _ in range(300):  # the pipe closes before the process can be waited for: a moment, or longer on a busy machine
             if (end := self._ended()) is not None:
                 if end.si_code == os.CLD_EXITED:
                     return f"the worker process ended with exit status {end.si_status}"

@@ -253,17 +253,24 @@ class Jail:
 
     def hear(self) -> list[Any]:
         while True:
-            if len(self._incoming) >= HEADER_BYTES:
-                size = int.from_bytes(self._incoming[:HEADER_BYTES], "big")
-                if size > MAX_FRAME_BYTES:
-                    self._stop(Ended("output", f"a reply of {size} bytes"))
-                if len(self._incoming) >= HEADER_BYTES + size:
-                    body = bytes(self._incoming[HEADER_BYTES : HEADER_BYTES + size])
-                    del self._incoming[: HEADER_BYTES + size]
-                    return self._read(body)
+            if self._has_reply():
+                end = HEADER_BYTES + self._reply_size()
+                body = bytes(self._incoming[HEADER_BYTES:end])
+                del self._incoming[:end]
+                return self._read(body)
+            if self._reply_size() > MAX_FRAME_BYTES:
+                self._stop(Ended("output", f"a reply of {self._reply_size()} bytes"))
             if "replies" not in self._open.values():
                 self.wait()
-            self._turn()
+            self._turn(hearing=True)
+
+    def _reply_size(self) -> int:
+        """Of the body that comes next; 0 where that is not known yet."""
+        return int.from_bytes(self._incoming[:HEADER_BYTES], "big") if len(self._incoming) >= HEADER_BYTES else 0
+
+    def _has_reply(self) -> bool:
+        size = self._reply_size()
+        return len(self._incoming) >= HEADER_BYTES + size and size <= MAX_FRAME_BYTES
 
     def _read(self, body: bytes) -> list[Any]:
         """The program can write here what it likes: that only ever hurts its own score."""
@@ -291,7 +298,7 @@ class Jail:
     # One turn: read, write, look at the limits
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _turn(self) -> None:
+    def _turn(self, hearing: bool = False) -> None:
         if self._end is not None:
             raise self._end
         poll = select.poll()
@@ -309,7 +316,7 @@ class Jail:
         now = time.monotonic()
         if now >= self._next_look or now > self._deadline:  # a program that writes byte by byte must not cost a look each
             self._next_look = now + tick / 2
-            self._look()
+            self._look(hearing)
             if self.companion is not None:
                 self.companion._look()
         if over and not events:
@@ -376,11 +383,15 @@ class Jail:
         self._to_write.pop(descriptor, None)
         os.close(descriptor)
 
-    def _look(self) -> None:
+    def _look(self, hearing: bool = False) -> None:
+        """Enforce the limits. `hearing`: whoever waits for a reply takes one that is here, however late a busy host came to look.
+
+        Nobody else is spared: a reply that nobody waits for would keep its program alive for ever.
+        """
         used = self._used_cpu() - self._begun_cpu
         if used > self._cpu_limit:
             self._stop(Ended("cpu", f"{self._cpu_limit:g} s of CPU time"))
-        if time.monotonic() > self._deadline:
+        if time.monotonic() > self._deadline and not (hearing and self._has_reply()):
             self._stop(Ended("wall", f"no end within {self.limits.wall_s:g} s"))
         status = self._status()
         self.peak_mb = max(self.peak_mb, status.get("VmHWM", 0) / 1024)
