@@ -221,12 +221,17 @@ def test_lenient_is_logged_beside_the_reward_and_never_changes_it():
         (r"we find \(\frac{1}{\sqrt{2}}\).", r"\frac{\sqrt{2}}{2}", 0.0, 1.0),
         ("it costs $1,250 in all", "1250", 0.0, 1.0),
         ("no idea", "4", 0.0, 0.0),
+        ("<think>hm</think><answer>4</answer>", "4", 1.0, 1.0),
+        ("<answer>5</answer> or rather 4", "4", 0.0, 0.0),
+        ("<answer>4", "4", 0.0, 1.0),
+        (r"<think><answer>\frac{4}{1}</answer></think>", "4", 0.0, 1.0),
+        (r"<think><answer>so \boxed{4}</answer> 5</think>", "4", 0.0, 1.0),
     ]
     log = Log()
     scores, words = log.of([row[0] for row in rows], [row[1] for row in rows])
     assert scores == [row[2] for row in rows]
     assert log.extras == {"lenient": [row[3] for row in rows]}
-    assert log.metrics == {"strict": pytest.approx(0.1), "lenient": pytest.approx(0.6)}
+    assert log.metrics == {"strict": pytest.approx(2 / 15), "lenient": pytest.approx(10 / 15)}
     assert words[1] == "no_answer"
 
 
@@ -265,3 +270,5 @@ def test_votes_are_counted_on_one_form():
     assert extract(r"\boxed{1,000}") == "1000"
     assert extract(r"\boxed{7.0\%}") == "7%"
     assert extract(r"<think>\boxed{4}</think>") is None
+    assert extract("<answer>0.5</answer>") == extract("<answer>\nx = 1/2\n</answer>") == "1/2"
+    assert extract("<think><answer>4</answer></think>") is extract("<answer>4") is None

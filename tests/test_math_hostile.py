@@ -32,21 +32,27 @@ HARMLESS = {"wrong", "unparsed", "no_answer", "timeout", "memory", "crash"}
 
 
 class Heartbeat:
-    """A thread of the trainer that wants to run every 5 ms; the longest time it could not."""
+    """A thread of the trainer that wants to run every 5 ms; the longest time it could not, by two clocks.
+
+    `stalled` is the CPU time that other threads of this process used meanwhile: what holds the interpreter lock shows there,
+    and a busy machine does not. `longest` is by the wall clock.
+    """
 
     def __enter__(self):
-        self.longest, self._stop = 0.0, threading.Event()
+        self.longest = self.stalled = 0.0
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat)
         self._thread.start()
         time.sleep(0.02)
         return self
 
     def _beat(self):
-        last = time.perf_counter()
+        last, used = time.perf_counter(), time.process_time()
         while not self._stop.is_set():
             time.sleep(0.005)
-            now = time.perf_counter()
+            now, spent = time.perf_counter(), time.process_time()
             self.longest, last = max(self.longest, now - last), now
+            self.stalled, used = max(self.stalled, spent - used), spent
 
     def __exit__(self, *_):
         time.sleep(0.01)
@@ -61,7 +67,7 @@ def judged(completion, gold, **limits):
 
 
 def attacked(completion, gold, cpu_s, wall_s, attempts=3):
-    """(score, word, seconds, longest gap). Whatever stalls the trainer stalls it each time; a busy machine does not."""
+    """(score, word, seconds, CPU time in the longest gap). Whatever stalls the trainer stalls it each time."""
     best = None
     for _ in range(attempts):
         judged(r"\boxed{\sqrt{8}}", r"2\sqrt{2}")  # a killed worker is replaced by the next question, on its own account
@@ -69,8 +75,9 @@ def attacked(completion, gold, cpu_s, wall_s, attempts=3):
             started = time.perf_counter()
             score, word = judged(completion, gold, cpu_s=cpu_s, wall_s=wall_s)
             seconds = time.perf_counter() - started
-        if best is None or heart.longest < best[3]:
-            best = score, word, seconds, heart.longest
+        assert heart.longest < 5.0  # whatever the machine does: nobody waits for a bomb with the lock in hand
+        if best is None or heart.stalled < best[3]:
+            best = score, word, seconds, heart.stalled
         if best[3] <= 0.2 and best[2] <= wall_s + 0.5:
             break
     return best
@@ -105,7 +112,8 @@ def test_what_cannot_give_up_by_itself_is_killed_and_the_next_question_is_answer
     pool = shared_pool(ENTRY, limits=limits)
     stuck = {"found": r"\sum_{n=1}^{999999} \frac{1}{n}", "gold": "4", "cpu_s": 0.0}  # 0: no limit of its own
     assert pool.ask(stuck, limits).problem == "cpu"
-    assert pool.ask({"found": r"\sqrt{8}", "gold": r"2\sqrt{2}"}, limits).value["verdict"] == "right"
+    enough = Limits(cpu_s=20.0, wall_s=60.0, memory_mb=MEMORY_MB)  # a new worker has everything to learn
+    assert pool.ask({"found": r"\sqrt{8}", "gold": r"2\sqrt{2}"}, enough).value["verdict"] == "right"
 
 
 @needs_jail
@@ -121,8 +129,9 @@ def test_a_pattern_that_backtracks_without_end_is_stopped_and_blocks_nobody():
         )
         seconds = time.perf_counter() - started
     assert (scores, words) == ([0.0, 1.0], ["timeout", "right"])
-    assert seconds < 5.0
-    assert heart.longest < 0.5
+    assert seconds < 40.0  # without a limit it would take years
+    assert heart.stalled < 0.2
+    assert heart.longest < 5.0
     assert math_answer.extract("=" + "a" * 60 + "b", pattern=r"=(?:a|aa)+ (\d+)") is None
 
 
@@ -138,9 +147,9 @@ def test_no_soup_of_tokens_breaks_the_reader():
     slowest = 0.0
     for _ in range(3000):
         text = "".join(dice.choice(pieces) for _ in range(dice.randrange(1, 40)))
-        started = time.perf_counter()
+        started = time.thread_time()
         read(text)
-        slowest = max(slowest, time.perf_counter() - started)
+        slowest = max(slowest, time.thread_time() - started)
     assert slowest < 0.2
 
 
@@ -235,7 +244,7 @@ def test_five_hundred_completions_with_five_percent_bombs_take_half_a_minute():
             started = time.perf_counter()
             scores = math_answer(completions, golds)
             seconds = time.perf_counter() - started
-        gaps.append(heart.longest)
+        gaps.append(heart.stalled)
         assert scores == [float(row % 20 != 0) for row in range(512)]
         assert seconds <= 30.0
     assert min(gaps) <= 0.2

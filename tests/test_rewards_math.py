@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cohort.errors import RewardError
 from cohort.rewards import BUILT_IN, built_in, exact_match, math_answer, regex_format, think_format
+from cohort.rewards.learned.judging import shown as shown_to_the_judge
 from cohort.rewards.math.answer import Comparer
-from cohort.rewards.math.find import find_answer
+from cohort.rewards.math.find import cell_text, find_answer, plain_gold
 
 extract = math_answer.extract
 
@@ -45,6 +49,49 @@ TABLE = [
     (r"hm \boxed{4}</think> \boxed{5}", "5", 1),
     (r"<think>so \boxed{4}</think>", "4", 0),  # a box only inside the thinking is no answer
     (r"\boxed{4} <think>or \boxed{5}?</think> done", "4", 1),
+    # tags: the last block that is closed, and nothing outside of it
+    ("<think>6*7</think><answer>42</answer>", "42", 1),
+    ("6*7</think>\n<answer>\n42\n</answer>\n", "42", 1),
+    ("<answer>1/2</answer>", "0.5", 1),
+    ("<answer>$x = 42$.</answer>", "42", 1),
+    ("<answer>5</answer> no: <answer>42</answer>", "42", 1),
+    ("<answer>42</answer> no: <answer>5</answer>", "42", 0),
+    ("<answer>42</answer> and <answer>5", "42", 1),
+    ("<answer>42</answer><answer></answer>", "42", 0),
+    ("in <answer> tags: <answer>42</answer>", "42", 1),
+    ("<answer>5 <answer>42</answer></answer>", "42", 1),
+    ("<answer>42", "42", 0),
+    ("42</answer>", "42", 0),
+    ("</answer>42<answer>", "42", 0),
+    ("<Answer>42</Answer>", "42", 0),
+    ("<answer></answer>", "42", 0),
+    ("<answer>42 or 5</answer>", "42", 0),
+    ("<answer>I think that it is 42</answer>", "42", 0),
+    ("<answer>5, 42, 7</answer>", "42", 0),
+    (r"\boxed{5} <answer>42</answer>", "42", 1),
+    (r"\boxed{42} <answer>5</answer>", "42", 0),
+    (r"<answer>42</answer> \boxed{5}", "42", 1),
+    (r"<answer>5</answer> \boxed{42}", "42", 0),
+    ("<answer>5</answer> The answer is 42.", "42", 0),
+    ("<answer>5</answer>\n#### 42", "42", 0),
+    (r"<answer></answer> \boxed{42}", "42", 0),
+    (r"<answer>5 \boxed{42}", "42", 1),  # a tag that is never closed says nothing
+    (r"<answer>so it is \boxed{42}.</answer>", "42", 1),
+    (r"<answer>\boxed{42} no: \boxed{5}</answer>", "42", 0),
+    (r"<answer>42 \boxed{5}</answer>", "42", 0),
+    (r"<answer>\boxed{42</answer>}", "42", 0),
+    (r"<answer>\boxed 42</answer>", "42", 1),
+    (r"<answer>42 \boxed{}</answer>", "42", 0),
+    ("<answer>The answer is 42.</answer>", "42", 1),
+    ("<answer>6*7 = 42\n#### 42</answer>", "42", 1),
+    ("<think><answer>42</answer></think>", "42", 0),
+    ("<think><answer>42</answer></think> I do not know", "42", 0),
+    ("<think><answer>5</answer></think> The answer is 42", "42", 1),
+    ("<answer>42</answer> <think>or <answer>5</answer>?</think>", "42", 1),
+    ("<answer>42<think></answer>", "42", 0),
+    ("<answer>4</think>2</answer>", "42", 0),
+    ("<answer>42</answer>", "<think>6*7</think><answer> 42 </answer>", 1),
+    ("<answer>5</answer>", "<think>6*7</think><answer> 42 </answer>", 0),
     # how numbers are written
     (r"\boxed{1/2}", r"\frac{1}{2}", 1),
     (r"\boxed{\dfrac12}", "0.50", 1),
@@ -99,6 +146,13 @@ TABLE = [
     (r"\boxed{__import__('os').system('true')}", "0", 0),
 ]
 
+BOXED = [
+    (completion[len(r"\boxed{") : -1], gold, verdict)
+    for completion, gold, verdict in TABLE
+    if completion.startswith(r"\boxed{") and completion.endswith("}") and completion.count(r"\boxed") == 1
+]
+"""(what stands in the box, gold, verdict) of the rows above that are a box and nothing else."""
+
 
 @pytest.mark.parametrize(("completion", "gold", "verdict"), TABLE)
 def test_verdicts(completion, gold, verdict):
@@ -124,6 +178,32 @@ def test_pattern_is_used_where_no_box_is():
     assert extract("x = 4", pattern=pattern) == "4"
 
 
+def test_a_pattern_looks_inside_the_tags_where_there_are_any():
+    assert math_answer(
+        [
+            "= 5 <answer>x = 4</answer>",
+            "<answer>x = 4</answer> = 5",
+            "= 4 <answer>5</answer>",
+            r"<answer>= 4 \boxed{5}</answer>",
+        ],
+        ["4"] * 4,
+        pattern=r"= (\d+)",
+    ) == [1.0, 1.0, 0.0, 0.0]
+    naming_them = r"<answer>(\d+) apples</answer>"
+    assert math_answer(["<answer>4 apples</answer>", "<answer>4</answer>"], ["4"] * 2, pattern=naming_them) == [1.0, 1.0]
+    assert extract("<answer>4 apples and 5 pears</answer>", pattern=r"<answer>(\d+)") == "4"
+
+
+def test_what_stands_in_the_tags_is_compared_like_a_box():
+    """The same words for the same contents: the tags open no other way to be right."""
+    contents = [content for content, _, _ in BOXED]
+    golds = [gold for _, gold, _ in BOXED]
+    assert len(BOXED) > 40
+    assert math_answer([f"<answer>{content}</answer>" for content in contents], golds) == [
+        float(verdict) for _, _, verdict in BOXED
+    ]
+
+
 def test_tolerance_is_absolute_and_exact_at_the_edge():
     completions = [r"\boxed{0.51}", r"\boxed{0.5101}", r"\boxed{49/100}"]
     assert math_answer(completions, ["0.5"] * 3, tolerance=0.01) == [1.0, 0.0, 1.0]
@@ -143,9 +223,60 @@ def test_unusable_gold_raises_and_is_shown(gold):
         assert repr(gold) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("gold", "text"),
+    [
+        (torch.tensor(4), "4"),
+        (torch.tensor(-3, dtype=torch.int8), "-3"),
+        (torch.tensor(4.0), "4"),
+        (torch.tensor(0.1), "0.1"),
+        (torch.tensor(0.1, dtype=torch.float64, requires_grad=True), "0.1"),
+        (torch.tensor(0.1, dtype=torch.bfloat16), "0.1"),
+        (torch.tensor(1 / 3, dtype=torch.float64), repr(1 / 3)),
+        (torch.tensor(1e-7), "1e-07"),
+        (torch.tensor(16777216.0), "16777216"),
+        (np.int64(4), "4"),
+        (np.float32(0.1), "0.1"),
+        (np.array(0.5), "0.5"),
+        (np.array("4"), "4"),
+        (Decimal("0.10"), "0.10"),
+        (Fraction(1, 3), "1/3"),
+    ],
+)
+def test_a_number_counts_as_itself_whatever_holds_it(gold, text):
+    assert plain_gold(gold) == cell_text(gold) == text
+    assert math_answer([rf"\boxed{{{text}}}", r"\boxed{99}"], [gold, gold]) == [1.0, 0.0]
+    assert exact_match([text, "99"], [gold, gold]) == [1.0, 0.0]
+    assert math_answer.unusable(answer=[gold]) == [None]
+
+
+def test_a_column_may_be_a_tensor():
+    assert math_answer([r"\boxed{4}"] * 2, torch.tensor([4, 5])) == [1.0, 0.0]
+    assert exact_match(["4"] * 2, torch.tensor([4, 5])) == [1.0, 0.0]
+    assert math_answer.unusable(answer=torch.tensor([4, 5])) == [None, None]
+    assert shown_to_the_judge(torch.tensor(4)) == shown_to_the_judge(np.int64(4)) == '"4"'
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        torch.tensor([4]), torch.tensor([4, 5]), torch.tensor([]), torch.tensor(True), torch.tensor(1j), torch.tensor(float("nan")),
+        torch.empty((), device="meta"), np.array([4]), np.array([[4]]), np.True_, np.float32("inf"), np.datetime64("2020-01-01"),
+        Fraction(10**400, 3),
+    ],
+)  # fmt: skip
+def test_what_holds_no_number_is_refused_by_name(gold):
+    for function in (math_answer, exact_match):
+        with pytest.raises(ValueError, match=r"^unusable gold answer"):
+            function([str(gold)], [gold])
+    (reason,) = math_answer.unusable(answer=[gold])
+    assert repr(gold)[:50] in reason
+
+
 def test_gold_column_must_be_a_list_of_the_right_length():
-    with pytest.raises(TypeError, match="one gold answer per completion"):
-        math_answer(["4", "2"], "42")
+    for single in ("42", torch.tensor(42), np.array(42), 42):
+        with pytest.raises(TypeError, match="one gold answer per completion"):
+            math_answer(["4", "2"], single)
     with pytest.raises(ValueError, match="1 gold answers for 2 completions"):
         math_answer(["4", "2"], ["4"])
 
@@ -169,6 +300,8 @@ pieces = st.sampled_from(
         "answer is",
         "<think>",
         "</think>",
+        "<answer>",
+        "</answer>",
         "\\frac",
         "1",
         "/",
@@ -191,7 +324,7 @@ texts = st.one_of(st.text(max_size=200), st.lists(pieces, max_size=60).map("".jo
 @given(text=texts, gold=st.one_of(st.integers(-1000, 1000), st.sampled_from(["1/2", "x+1", "7%"])))
 @settings(max_examples=300, deadline=None)
 def test_no_text_makes_it_raise(text, gold):
-    verdict = math_answer([text, rf"\boxed{{{text}}}"], [gold, gold])
+    verdict = math_answer([text, rf"\boxed{{{text}}}", f"<answer>{text}</answer>"], [gold] * 3)
     assert set(verdict) <= {0.0, 1.0}
     assert extract(text) is None or extract(text)
 
@@ -219,12 +352,24 @@ def test_all_spellings_of_a_fraction_are_equal(numerator, denominator):
         "<think>" * 40_000 + "x",
         "<think></think>" * 20_000 + "x",
         "1," * 150_000,
+        "<answer>" * 125_000,
+        "</answer>" * 111_000,
+        "<answer></answer>" * 59_000,
+        "<answer>" + "5</answer>" * 100_000,
+        "<answer>" + "\\boxed{" * 142_000 + "</answer>",
+        "<answer>" + "answer is " * 100_000 + "</answer>",
+        "<answer>" + "####" * 250_000 + "</answer>",
+        "<answer>" + "9" * 1_000_000 + "</answer>",
+        "<answer>" + "{" * 500_000 + "}" * 500_000 + "</answer>",
+        "<answer" * 143_000,
+        "<" * 1_000_000,
+        "<answer>" + "<think>" * 140_000 + "</answer>",
     ],
 )
 def test_long_texts_take_no_time(text):
-    started = time.perf_counter()
+    started = time.process_time()
     assert math_answer([text], ["4"]) == [0.0]
-    assert time.perf_counter() - started < 1.0  # about 0.05 s on an idle machine; anything quadratic takes minutes
+    assert time.process_time() - started < 1.0  # about 0.05 s; anything quadratic takes minutes
 
 
 def test_a_hostile_number_takes_milliseconds():
@@ -235,9 +380,10 @@ def test_a_hostile_number_takes_milliseconds():
 
 
 def timed(function, *arguments) -> float:
-    started = time.perf_counter()
+    """CPU time: a busy machine must not count."""
+    started = time.thread_time()
     function(*arguments)
-    return time.perf_counter() - started
+    return time.thread_time() - started
 
 
 def test_an_answer_is_what_is_written():

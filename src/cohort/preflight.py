@@ -12,8 +12,10 @@ from typing import Any, Literal
 import psutil
 import torch
 
+from cohort.algorithms.presets import SAMPLED
 from cohort.batching import make_examples
 from cohort.build import EncodedData
+from cohort.config import Recipe, needs_reference
 from cohort.errors import RewardError
 from cohort.estimators import useful_share
 from cohort.experience import rollout_metrics
@@ -21,10 +23,12 @@ from cohort.fused.training import FusedBackbone
 from cohort.memory_estimate import ModelNumbers, RunNumbers, estimate, fitting_slots, words
 from cohort.parts import Parts
 from cohort.policy import Policy
+from cohort.rewards.format import asks_for_form
+from cohort.rewards.math.find import cell_text
 from cohort.rollout.local_engine import MOST_SLOTS, LocalEngine
 from cohort.sandbox import JailUnavailable, find_tier
 from cohort.sources import as_groups
-from cohort.types import Completion, NoiseKey, Prompt, Rollout
+from cohort.types import Completion, NoiseKey, Outcome, Prompt, Rollout
 from cohort.updates import mismatch_limit
 
 Level = Literal["ok", "warning", "failure"]
@@ -43,7 +47,7 @@ class Check:
 
 def cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """No forward pass: rewards on golds, sampling, lengths, memory."""
-    rewards = [*jail_checks(parts), *unusable_checks(parts, encoded.train), *gold_checks(parts, encoded.train)]
+    rewards = [*jail_checks(parts), *(column_checks(parts, encoded) or row_checks(parts, encoded.train))]
     return [*rewards, sampling_check(parts), length_check(parts, encoded), memory_check(parts, encoded)]
 
 
@@ -54,6 +58,28 @@ def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     outcomes = parts.score(prompts, completions_PG, 1).outcomes
     rollouts = [rollout for group in as_groups(prompts, completions_PG, outcomes, 0) for rollout in group]
     return [*rollout_checks(parts, rollouts), invariant_check(parts, rollouts)]
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def column_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
+    """A column that a reward needs and no row has: said before anything is trained, for the first call would stop the run."""
+    checks = []
+    for place, prompts in scored_rows(parts.recipe, encoded).items():
+        try:
+            parts.rewards.check_columns(prompts)
+        except RewardError as problem:
+            checks.append(Check("failure", "columns", f"{place}: {problem}", blocks=True))
+    return checks
+
+
+def scored_rows(recipe: Recipe, encoded: EncodedData) -> dict[str, Sequence[Prompt]]:
+    """Place -> rows whose completions the rewards will be called on. Demonstrations and pairs are trained on unscored."""
+    cold = recipe.cold_start.num_steps > 0 and recipe.cold_start.until_success < 1.0
+    trained = recipe.train.num_steps > 0 and recipe.algorithm.data in SAMPLED
+    rows: dict[str, Sequence[Prompt]] = {"prompts": encoded.train} if cold or trained else {}
+    return rows | {f"evaluation set {name}": prompts for name, prompts in encoded.sets.items()}
 
 
 # -- golds -------------------------------------------------------------------------------------------------------------
@@ -70,6 +96,10 @@ def jail_checks(parts: Parts) -> list[Check]:
     if tier == "unsafe":
         return [Check("warning", "jail", "COHORT_JAIL=unsafe: what the policy writes runs on this machine without a jail")]
     return [Check("ok", "jail", f"model text that could run as code goes to a {tier} jail")]
+
+
+def row_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
+    return [*unusable_checks(parts, prompts), *gold_checks(parts, prompts)]
 
 
 def unusable_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
@@ -96,33 +126,41 @@ def gold_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
         return [Check("ok", "golds", "not checked: the rows have neither an `answer` nor a demonstration column")]
     column = parts.recipe.cold_start.completion_column
     others = [other_row(number, rows) for number in range(len(rows))]
+    formats = [part.name for part in parts.rewards.parts if asks_for_form(part.function)]
     try:
-        right = best_success(parts, rows, [gold_forms(row, column) for row in rows])
-        wrong = best_success(parts, rows, [gold_forms(other, column) if other else [] for other in others])
+        right, formed = best_success(parts, rows, [gold_forms(row, column, bool(formats)) for row in rows], formats)
+        wrong, _ = best_success(parts, rows, [gold_forms(other, column) if other else [] for other in others])
     except RewardError as problem:
         return [Check("failure", "golds", f"the reward functions fail on gold answers: {problem}")]
     # A demonstration is the right answer in the right form; guessed wrappings of an answer may miss a form of the user's own.
     sure = column in rows[0].columns
     return [
-        share_check("golds", right, "gold answers score as success", low=0.99, fails_below=0.5 if sure else -1.0),
+        share_check(
+            "golds",
+            right,
+            f"gold answers score as success{in_form(formats, formed)}",
+            low=0.99,
+            fails_below=0.5 if sure else -1.0,
+        ),
         share_check("shuffled golds", wrong, "answers of other rows score as success", high=0.01),
     ]
 
 
-def gold_forms(row: Prompt, column: str) -> list[str]:
-    """Texts that a right completion could be: the demonstration, or the answer in the usual wrappings."""
+def gold_forms(row: Prompt, column: str, thinking: bool = False) -> list[str]:
+    """Texts that a right completion could be: the demonstration, or the answer in the usual wrappings.
+
+    thinking: each wrapping also behind a thought, and behind one that the prompt has opened, for parts that pay such a form.
+    """
     if column in row.columns:
         return [str(row.columns[column])]
     answer = row.columns.get("answer")
     if answer is None:
         return []
-    return [
-        f"\\boxed{{{answer}}}",
-        f"#### {answer}",
-        f"<answer>{answer}</answer>",
-        str(answer),
-        f"<think>so</think>\n\\boxed{{{answer}}}",
-    ]
+    gold = cell_text(answer)
+    wrapped = [f"\\boxed{{{gold}}}", f"#### {gold}", f"<answer>{gold}</answer>", gold]
+    if not thinking:
+        return [*wrapped, f"<think>so</think>\n\\boxed{{{gold}}}"]
+    return [f"{thought}{text}" for thought in ("", "<think>so</think>\n", "so</think>\n") for text in wrapped]
 
 
 def other_row(number: int, rows: Sequence[Prompt]) -> Prompt | None:
@@ -138,20 +176,36 @@ def other_row(number: int, rows: Sequence[Prompt]) -> Prompt | None:
     )
 
 
-def best_success(parts: Parts, rows: Sequence[Prompt], forms_P: Sequence[Sequence[str]]) -> list[bool]:
-    """Per row, whether any of its forms is a success."""
+def best_success(
+    parts: Parts, rows: Sequence[Prompt], forms_P: Sequence[Sequence[str]], formats: Sequence[str] = ()
+) -> tuple[list[bool], bool]:
+    """(per row with a form, whether any of its forms is a success; whether every row has one that all parts of `formats` pay).
+
+    Of such a row the other forms do not count: a policy that is paid for one form must be able to succeed in it.
+    """
     flat = [(number, row, text) for number, (row, forms) in enumerate(zip(rows, forms_P, strict=True)) for text in forms]
     completions = [
         Completion(tuple(parts.policy.tokenizer(text, add_special_tokens=False)["input_ids"]), (), "stop", text)
         for _, _, text in flat
     ]
-    outcomes = parts.rewards.score(
-        [row for _, row, _ in flat], completions, step=1, num_steps=parts.recipe.train.num_steps
-    ).outcomes
-    success: dict[int, bool] = {}
-    for (number, _, _), outcome in zip(flat, outcomes, strict=True):
-        success[number] = success.get(number, False) or bool(outcome.success)
-    return list(success.values())
+    scored = parts.rewards.score([row for _, row, _ in flat], completions, step=1, num_steps=parts.recipe.train.num_steps)
+    outcomes_P: dict[int, list[Outcome]] = {}
+    for (number, _, _), outcome in zip(flat, scored.outcomes, strict=True):
+        outcomes_P.setdefault(number, []).append(outcome)
+    paid_P = {
+        number: [outcome for outcome in outcomes if all(outcome.parts.get(name) == 1.0 for name in formats)]
+        for number, outcomes in outcomes_P.items()
+    }
+    success = [any(outcome.success for outcome in paid_P[number] or outcomes) for number, outcomes in outcomes_P.items()]
+    return success, all(paid_P.values())
+
+
+def in_form(formats: Sequence[str], formed: bool) -> str:
+    """Which forms were judged, where parts of the reward pay one; "" where none does."""
+    if not formats:
+        return ""
+    names = " and ".join(formats)
+    return f" in a form that {names} accept{'s' * (len(formats) == 1)}" if formed else f", though not in a form for {names}"
 
 
 def share_check(
@@ -248,7 +302,7 @@ def run_numbers(parts: Parts, encoded: EncodedData) -> RunNumbers:
         state_bits=recipe.optimizer.state_bits,
         lora_rank=recipe.model.lora.rank,
         adapter_parameters=adapter,
-        reference=algorithm.kl_coef > 0 or algorithm.data == "start",
+        reference=needs_reference(recipe),
         critic=algorithm.advantage == "gae",
         reward_model=recipe.reward_model.iterations > 0,
         micro_batch_tokens=max(longest, min(recipe.train.micro_batch_tokens, most)),

@@ -48,7 +48,7 @@ def task_rows(source: str) -> Sequence[AuditRow]:
 
 
 PROFILES: dict[str, Profile] = {
-    "math_answer": Profile("math", lambda: MATH_ROWS, around("boxed", "says", "hashes")),
+    "math_answer": Profile("math", lambda: MATH_ROWS, around("boxed", "says", "hashes", "tag")),
     "exact_match": Profile("exact", lambda: EXACT_ROWS, ("bare", "bare after thinking")),
     "code_tests": Profile(
         "code",

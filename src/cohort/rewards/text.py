@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 THINK_TAG = re.compile(r"</?think>")
+ANSWER_TAG = re.compile(r"</?answer>")
 BRACES = re.compile(r"\\boxed[ ]?\{|\\[{}\\]|[{}]")
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Everything that moves a cursor, colours a terminal, reorders a line or cannot be written; newlines and tabs may stay."""
@@ -80,9 +81,23 @@ def last_boxed(text: str) -> str | None:
     return text[last[0] : last[1]] if last[0] >= 0 else None
 
 
+def last_tagged(text: str) -> str | None:
+    """Content of the last <answer>...</answer> that is closed; None without one. One pass over the tags.
+
+    It begins at the nearest opening tag, as a box within a box does: "in <answer> tags: <answer>4</answer>" says 4.
+    """
+    last, start = None, -1
+    for tag in ANSWER_TAG.finditer(text):
+        if tag.group() == "<answer>":
+            start = tag.end()
+        elif start >= 0:
+            last, start = (start, tag.start()), -1
+    return text[slice(*last)] if last is not None else None
+
+
 def as_rows(answer: Any, completions: Any) -> list[Any]:
     """The gold column as a list of the right length. A bare string would otherwise be zipped letter by letter."""
-    if isinstance(answer, str) or not hasattr(answer, "__len__"):
+    if isinstance(answer, str) or not hasattr(answer, "__len__") or getattr(answer, "ndim", 1) == 0:
         raise TypeError(f"answer: one gold answer per completion is expected, as a list; got {answer!r}")
     if len(answer) != len(completions):
         raise ValueError(f"answer: {len(answer)} gold answers for {len(completions)} completions")

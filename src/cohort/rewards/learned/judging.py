@@ -35,6 +35,7 @@ from urllib.parse import urlsplit
 from cohort.errors import RewardError
 from cohort.rewards.learned.http import Response, Target, post, resolved
 from cohort.rewards.learned.model import check_choice, refuse_unknown, without_special_tokens
+from cohort.rewards.math.find import cell_text
 from cohort.rewards.text import printable, text_of
 from cohort.threads import with_limit
 
@@ -295,7 +296,7 @@ def filled(rubric: str, values: Mapping[str, str]) -> str:
 
 
 def shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=cell_text)
 
 
 def shown_prompt(prompt: Any) -> str:

@@ -1,7 +1,8 @@
 r"""Where a completion says its final answer, and the answer column as text. Linear in the text, nothing is evaluated.
 
-An answer is taken from a marker only: the last \boxed{}, a pattern of the recipe, or the last of "#### x" and "answer is x";
-never from the thinking. `guess` is for the lenient score beside the reward, which also takes the last formula or number of the text.
+An answer is taken from a marker only: the last <answer>...</answer>, whose content is then all that is looked at; the last
+\boxed{}; a pattern of the recipe; or the last of "#### x" and "answer is x". Never from the thinking. `guess` is for the
+lenient score beside the reward, which also takes the last formula or number of the text.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
 from cohort.rewards.math.tree import MAX_NUMBER_CHARS
-from cohort.rewards.text import last_boxed, outside_thinking
+from cohort.rewards.text import last_boxed, last_tagged, outside_thinking
 
 PATTERN_LIMIT_S = 1.0
 """For one completion under a pattern of the recipe. Some patterns take for ever on some texts."""
@@ -42,13 +43,26 @@ class PatternTimeout(Exception):
 def find_answer(completion: str, pattern: str = "") -> str | None:
     """The final answer as it is written, or None: without a marker there is no answer. Raises PatternTimeout."""
     text = outside_thinking(completion)
+    tagged = last_tagged(text)
+    found = marked_answer(text, text, pattern) if tagged is None else tagged_answer(tagged, pattern)
+    return found.strip() or None if found is not None else None
+
+
+def tagged_answer(content: str, pattern: str) -> str:
+    """What stands at a marker inside the tags, else all that they hold: it is compared as a whole, like a box."""
+    found = marked_answer(content, f"<answer>{content}</answer>", pattern)  # a pattern may name the tags
+    return content if found is None else found
+
+
+def marked_answer(text: str, searched: str, pattern: str) -> str | None:
+    """What stands at the strongest marker of the text; the pattern is looked for in `searched`."""
     found = last_boxed(BARE_BOX.sub(r"\\boxed{\1}", text))
     if found is None and pattern:
-        found = last_match(text, pattern)
+        found = last_match(searched, pattern)
     if found is None:
         # Whichever marker comes last in the text: what is said later corrects what was said before.
         _, found = max(after_hashes(text), after_answer_is(text), key=lambda marked: marked[0])
-    return found.strip() or None if found is not None else None
+    return found
 
 
 def last_match(text: str, pattern: str) -> str | None:
@@ -100,8 +114,9 @@ def guess(completion: str) -> str | None:
     text = outside_thinking(completion)
     if not text.strip():
         text = completion
-        if (boxed := last_boxed(text)) is not None:
-            return boxed.strip() or None
+        tagged = last_tagged(text)
+        if (found := last_boxed(text) if tagged is None else tagged_answer(tagged, "")) is not None:
+            return found.strip() or None
     text = text[-GUESS_CHARS:]
     formulas, numbers = list(FORMULA.finditer(text)), list(LAST_NUMBER.finditer(text))
     if formulas and (not numbers or formulas[-1].end() >= numbers[-1].end()):
@@ -116,24 +131,62 @@ def guess(completion: str) -> str | None:
 
 def plain_gold(gold: Any) -> str:
     """A gold cell as text. Whatever cannot be an answer raises: it must never be equal to a completion."""
-    if isinstance(gold, str):
-        text = gold
-    elif isinstance(gold, bool) or gold is None or not hasattr(gold, "__float__"):
+    held = held_value(gold)
+    if isinstance(held, str):
+        text = held
+    elif isinstance(held, bool) or not hasattr(held, "__float__"):
         raise ValueError(f"unusable gold answer {shown(gold)}: a string or a number is expected")
-    elif isinstance(gold, int):
-        text = str(gold) if gold.bit_length() < 3 * MAX_NUMBER_CHARS else ""
-    elif not math.isfinite(float(gold)):
+    elif isinstance(held, int):
+        text = str(held) if held.bit_length() < 3 * MAX_NUMBER_CHARS else ""
+    elif not is_finite(held):
         raise ValueError(f"unusable gold answer {shown(gold)}: it is not finite")
     else:
-        text = str(gold)
+        text = shortest_text(gold, held) if hasattr(gold, "new_tensor") else str(gold)
     if not text.strip():
         raise ValueError(f"unusable gold answer {shown(gold)}: it is empty or too long")
     return text
 
 
+def cell_text(cell: Any) -> str:
+    """A cell of any column as text: an answer as it is compared, anything else as Python writes it."""
+    try:
+        return plain_gold(cell)
+    except ValueError:
+        return str(cell)
+
+
+def held_value(gold: Any) -> Any:
+    """The number in a tensor or array without dimensions, None for any other of them; everything else as it is.
+
+    Known by their methods: importing torch would cost every worker seconds, and a tensor writes itself as "tensor(4)",
+    which no completion equals.
+    """
+    if not (hasattr(gold, "item") and hasattr(gold, "ndim")):
+        return gold
+    try:
+        return gold.item() if gold.ndim == 0 else None
+    except (TypeError, ValueError, RuntimeError):  # a tensor that holds no data
+        return None
+
+
+def shortest_text(tensor: Any, held: float) -> str:
+    """The shortest decimal that the tensor's own type rounds to its value: 0.1 in float32 holds 0.10000000149011612."""
+    texts = (f"{held:.{digits}g}" for digits in range(1, 17))
+    return next((text for text in texts if tensor.new_tensor(float(text)).item() == held), repr(held))
+
+
+def is_finite(number: Any) -> bool:
+    try:
+        return math.isfinite(float(number))
+    except (TypeError, ValueError, ArithmeticError):  # a fraction too large for a float, a symbol without a value
+        return False
+
+
 def gold_text(gold: Any) -> str:
-    r"""The gold answer to compare with; a whole solution ending in "#### x" or \boxed{x} gives its x."""
+    r"""The gold answer to compare with; a whole solution ending in <answer>x</answer>, "#### x" or \boxed{x} gives its x."""
     text = plain_gold(gold)
+    tagged = last_tagged(text)
+    text = text if tagged is None else tagged
     if "\\boxed" in text or "####" in text:
         boxed = last_boxed(text)
         found = boxed if boxed is not None else after_hashes(text)[1]
