@@ -462,3 +462,24 @@ def test_a_masked_completion_is_not_chosen_for_a_pair():
     rollouts = [rollout(0, 0, 1.0, end="length"), rollout(0, 1, 0.6), rollout(0, 2, 0.0)]
     batch = batch_of(rollouts, "group_size=3", "algorithm.name=dpo", "algorithm.data=policy", "mask_truncated=true")
     assert [(example.rollout, example.advantages_T[0].item()) for example in batch.examples] == [(1, 1.0), (2, -1.0)]
+
+
+def test_the_share_of_credit_from_nearly_decided_groups_by_hand():
+    """Groups of 8 with 1, 4 and 7 successes. Σ|A| of one with s successes is 2 √(s (8 − s)), without the division s (8 − s) / 4."""
+    rewards = [[1.0] * successes + [0.0] * (8 - successes) for successes in (1, 4, 7)]
+    expected = {"group_normalized": 4 * 7**0.5 / (4 * 7**0.5 + 8), "group_centered": 3.5 / (3.5 + 4)}
+    for advantage, share in expected.items():
+        batch = batch_of(grid(rewards), "group_size=8", f"algorithm.advantage={advantage}")
+        assert batch.metrics["advantage/lopsided_share"] == pytest.approx(share, rel=1e-4)
+    assert "advantage/lopsided_share" not in batch_of(grid([[1.0] * 8]), "group_size=8").metrics  # no credit, no share
+
+
+def test_groups_without_a_verdict_are_not_counted_as_wrong():
+    """Scored by a shaping part alone: neither all right nor all wrong, and no part of the credit of lopsided groups."""
+    rollouts = grid([[0.5, 0.5], [0.0, 0.0], [1.0, 1.0], [1.0, 0.0]])
+    for place in (0, 1, 5, 6, 7):
+        rollouts[place] = replace(rollouts[place], outcome=replace(rollouts[place].outcome, success=None))
+    metrics = batch_of(rollouts, "group_size=2").metrics
+    assert metrics["advantage/all_correct_groups"] == 1
+    assert metrics["advantage/all_wrong_groups"] == 1
+    assert metrics["advantage/lopsided_share"] == 0.0

@@ -18,7 +18,7 @@ reward/failed_extracts reward/<part>/mean reward/<part>/std reward/<part>/none r
 reward/<part>/retried reward/<part>/verdict/<word> reward/<part>/dropped_logs reward/<part>/steps reward/overlong/mean reward/verifier_agreement
 reward/<part>/seconds reward/<part>/<logged>
 advantage/useful_groups advantage/zero_variance_groups advantage/dropped_groups advantage/all_correct_groups
-advantage/all_wrong_groups advantage/std advantage/abs_max
+advantage/all_wrong_groups advantage/std advantage/abs_max advantage/lopsided_share
 loss/total loss/policy loss/kl loss/kl_coef loss/kl_term loss/kl_per_completion loss/entropy loss/clip_low loss/clip_high loss/ratio_max
 loss/coefficient_mean loss/coefficient_p05 loss/coefficient_p95 loss/coefficient_abs_max loss/margin loss/preferred
 loss/chosen_gain loss/rejected_gain

@@ -160,6 +160,24 @@ def test_plain_output_is_one_line_per_interval(tmp_path):
     assert "\x1b" not in out.getvalue()
 
 
+def test_missing_scores_are_on_the_line_and_only_then(tmp_path):
+    """Dynamic sampling scores what it draws: 6 groups of 8 here, of which 4 were kept."""
+    monitor, out, _ = make_console(tmp_path)
+    monitor.on_stage("training", total=1)
+    drawn = {"rollout/completions": 32, "rollout/groups_drawn": 6}
+    monitor.on_metrics(row(1, **drawn, **{"reward/unscored": 0.0}))
+    monitor.on_metrics(row(1, **drawn, **{"reward/unscored": 12.0}))
+    nothing = {"step": 1, "rollout/completions": 32, "reward/unscored": 32.0, "loss/total": 0.0}
+    monitor.on_metrics(nothing)
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("training")]
+    assert lines == [
+        "training 1/1 · reward 0.400 · success 38 % · 3.2k tok/s · 0 s left",
+        "training 1/1 · reward 0.400 · success 38 % · unscored 12 of 48 · 3.2k tok/s · 0 s left",
+        "training 1/1 · unscored 32 of 32 · 0 s left",
+    ]
+    assert "alarm, step 1: 32 of 32 completions" not in out.getvalue()  # the steps before had scores
+
+
 def test_scoring_is_mentioned_only_when_it_takes_long(tmp_path):
     monitor, out, clock = make_console(tmp_path)
     monitor.on_scoring("math_answer", 1, 64)  # before any stage, and quick

@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from cohort.algorithms.presets import NEEDS_GROUP
 from cohort.diagnosis_hacking import HACKING_CHECKS
 from cohort.diagnosis_methods import METHOD_CHECKS
+from cohort.diagnosis_scores import SCORE_CHECKS, compares_in_groups, drawn, scores_are_missing, unscored_in
 from cohort.estimators import useful_share
 from cohort.history import PATIENCE, WINDOW, Finding, History, Row, percent
 from cohort.perf import StageTime, stage_times
+from cohort.refill import ONE_SIDED
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Signal: rewards and groups
@@ -46,8 +47,8 @@ def no_success(history: History) -> Finding | None:
     success = history.last("reward/success")
     if len(success) < PATIENCE or max(success) > 0:
         return None
-    completions = sum(history.last("rollout/completions"))
-    of = f" of {completions:.0f}" if completions else ""
+    unscored, completions = unscored_in(history, history.rows[-WINDOW:])
+    of = f" of {completions - unscored:.0f} scored ones" if completions > unscored else ""
     reward = history.now("reward/mean")
     shaped = f" The mean reward of {reward:.2f} comes from other parts." if reward else ""
     return Finding(
@@ -62,29 +63,42 @@ def no_success(history: History) -> Finding | None:
 
 def no_useful_groups(history: History) -> Finding | None:
     useful = history.now("advantage/useful_groups")
-    compares = history.setting("algorithm.advantage", "group_normalized") in NEEDS_GROUP
-    if useful is None or useful >= 0.15 or history.now("reward/success") == 0 or not compares:
+    if useful is None or useful >= 0.15 or history.now("reward/success") == 0 or not compares_in_groups(history):
         return None
+    if scores_are_missing(history):
+        return None  # groups without scores are neither too easy nor too hard
     right, wrong = sum(history.last("advantage/all_correct_groups")), sum(history.last("advantage/all_wrong_groups"))
-    group_size = int(history.setting("train.group_size", 8))
-    success = history.now("reward/success") or 0.0
     counts = (
-        f"{right:.0f} groups were all right and {wrong:.0f} all wrong" if right or wrong else "most groups had equal rewards"
+        f"{right:.0f} groups were all right and {wrong:.0f} all wrong" if right or wrong else "the others had equal rewards"
     )
-    if right >= wrong:
-        fix = "The prompts are too easy for the policy by now: the run is done, or needs harder prompts."
-    else:
-        larger = useful_share(min(success, 1.0), 2 * group_size)
-        fix = (
-            f"The prompts are too hard. At a success rate of {percent(success)}, train.group_size = {2 * group_size} would make "
-            f"about {percent(larger)} of groups useful; easier prompts or a cold start help more."
-        )
     return Finding(
         "no_useful_groups",
         "alarm" if useful == 0 and wrong > right else "warning",
         f"Only {percent(useful)} of groups carry a signal: in the last {len(history.last('advantage/useful_groups'))} steps {counts}.",
         "A group whose completions all score the same has advantage 0 throughout, so its rollouts teach nothing.",
-        fix,
+        difficulty(history, right, wrong),
+    )
+
+
+def difficulty(history: History, right: float, wrong: float) -> str:
+    """What to do about groups of which so many were all right and so many all wrong."""
+    success, group_size = history.now("reward/success"), int(history.setting("train.group_size", 8))
+    if not right + wrong or success is None:
+        return (
+            "No verdict says whether they were right: read some in rollouts/. If they differ in quality, the reward functions do "
+            "not see it."
+        )
+    if right >= ONE_SIDED * (right + wrong):
+        return "The prompts are too easy for the policy by now: the run is done, or needs harder prompts."
+    if wrong >= ONE_SIDED * (right + wrong):
+        larger = useful_share(min(success, 1.0), 2 * group_size)
+        return (
+            f"The prompts are too hard. At a success rate of {percent(success)}, train.group_size = {2 * group_size} would make "
+            f"about {percent(larger)} of groups useful; easier prompts or a cold start help more."
+        )
+    return (
+        'Some prompts are too easy and others too hard: algorithm.prompt_choice = "informative" prefers those in between, '
+        "algorithm.refill_rounds replaces groups without a signal."
     )
 
 
@@ -109,7 +123,8 @@ def failing_part(name: str, row: Row) -> bool:
 
 
 def reward_timeouts(history: History) -> Finding | None:
-    timeouts, completions = sum(history.last("reward/timeouts")), sum(history.last("rollout/completions"))
+    timeouts = sum(history.last("reward/timeouts"))
+    completions = sum(drawn(row, history.setting("train.group_size")) for row in history.rows[-WINDOW:])
     if not completions or timeouts / completions < 0.05:
         return None
     return Finding(
@@ -146,8 +161,8 @@ def truncation(history: History) -> Finding | None:
 def copies(history: History) -> Finding | None:
     distinct = history.now("rollout/distinct", PATIENCE)
     group_size = history.setting("train.group_size", 8)
-    if distinct is None or distinct > 1.5 / group_size or (history.now("reward/success") or 0) > 0.9:
-        return None  # a solved task with one right answer is meant to repeat itself
+    if distinct is None or distinct > 1.5 / group_size or group_size < 2 or (history.now("reward/success") or 0) > 0.9:
+        return None  # one completion has no copy, and a solved task with one right answer is meant to repeat itself
     temperature = history.setting("sampling.temperature")
     at = f" at temperature {temperature:g}" if isinstance(temperature, int | float) else ""
     return Finding(
@@ -164,8 +179,8 @@ def length_explosion(history: History) -> Finding | None:
     start, now = history.start("rollout/length_mean"), history.now("rollout/length_mean")
     if not history.long_enough or not start or not now or now < 2.5 * start or now < start + 20:
         return None
-    before, after = history.start("reward/success") or 0.0, history.now("reward/success") or 0.0
-    if after > before + 0.05:
+    before, after = history.start("reward/success"), history.now("reward/success")
+    if before is None or after is None or after > before + 0.05:
         return None  # longer and better is what reasoning looks like
     return Finding(
         "length_explosion",
@@ -216,12 +231,13 @@ def entropy_collapse(history: History) -> Finding | None:
     start, now = history.start("loss/entropy"), history.now("loss/entropy")
     if not history.long_enough or start is None or now is None or start < 0.02 or now > 0.1 * start:
         return None
-    if (history.now("reward/success") or 0.0) > 0.9:
-        return None  # certain and right
+    success = history.now("reward/success")
+    if success is None or success > 0.9:
+        return None  # nobody said what is right (demonstrations), or certain and right
     return Finding(
         "entropy_collapse",
         "warning",
-        f"Entropy fell from {start:.3g} to {now:.3g} nats per token, with success at {percent(history.now('reward/success') or 0.0)}.",
+        f"Entropy fell from {start:.3g} to {now:.3g} nats per token, with success at {percent(success)}.",
         "The policy has become certain before it became right, and stops exploring.",
         "Raise algorithm.clip_high (0.28), set a small algorithm.entropy_coef, or lower the learning rate.",
     )
@@ -229,29 +245,41 @@ def entropy_collapse(history: History) -> Finding | None:
 
 def no_gradient(history: History) -> Finding | None:
     norms = history.last("optim/grad_norm", PATIENCE)
-    if len(norms) < PATIENCE or max(norms) > 0:
+    if len(norms) < PATIENCE or max(norms) > 0 or scores_are_missing(history):
         return None
+    useful = history.now("advantage/useful_groups", PATIENCE)
+    equal = (
+        "No group had rewards that differ, so there is nothing to learn from; the weights do not move.",
+        "See advantage/useful_groups: mix in prompts that the policy solves some of the time.",
+    )
+    differ = (
+        f"{percent(useful or 0.0)} of groups have rewards that differ, so it was lost on the way: no token is trained on, or every "
+        "one is clipped.",
+        "See loss/trained_tokens and loss/clip_high. algorithm.mask_truncated leaves out what was cut, which may be everything.",
+    )
     return Finding(
         "no_gradient",
         "alarm",
         f"The gradient was exactly 0 in the last {len(norms)} steps.",
-        "No group had rewards that differ, so there is nothing to learn from; the weights do not move.",
-        "See advantage/useful_groups: mix in prompts that the policy solves some of the time.",
+        *(differ if useful else equal),
     )
 
 
 def skipped_steps(history: History) -> Finding | None:
-    skipped = sum(history.last("optim/skipped"))
+    policy, critic = sum(history.last("optim/skipped")), sum(history.last("critic/skipped"))
+    skipped = policy + critic
     if skipped <= 0:
         return None
+    whose = " of the critic" if not policy else f" ({critic:g} of them of the critic)" if critic else ""
+    rates = [name for name, count in (("optimizer", policy), ("critic", critic)) if count]
     return Finding(
         "skipped_steps",
         "warning",
-        f"{skipped:g} optimizer step{'' if skipped == 1 else 's'} in the last {min(WINDOW, len(history.rows))} steps had a loss or "
-        "gradient that was not finite, and "
-        f"{'was' if skipped == 1 else 'were'} skipped.",
+        f"{skipped:g} optimizer step{'' if skipped == 1 else 's'}{whose} in the last {min(WINDOW, len(history.rows))} steps had a loss "
+        f"or gradient that was not finite, and {'was' if skipped == 1 else 'were'} skipped.",
         "The weights are left as they were, but something overflows. Three in a row stop the run.",
-        "Lower optimizer.learning_rate; look at loss/ratio_max and rollout/mismatch_max in the same steps.",
+        f"Lower {' and '.join(f'{name}.learning_rate' for name in rates)}; look at loss/ratio_max and rollout/mismatch_max in the same "
+        "steps.",
     )
 
 
@@ -339,6 +367,7 @@ def steps_missing(history: History) -> Finding | None:
 
 
 CHECKS: tuple[Callable[[History], Finding | None], ...] = (
+    *SCORE_CHECKS,
     no_success,
     no_useful_groups,
     truncation,

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from cohort.diagnosis_scores import drawn, parts_of
 from cohort.history import FAILURE_WORDS, PATIENCE, WINDOW, Finding, History, Trend, percent, trend_between
 from cohort.rewards.text import printable
 
@@ -62,23 +63,6 @@ def outran(history: History, name: str, part: Trend, success: Trend, outcome: st
         f"Lower the weight of {name}, pay it only to successes, or give it a ceiling that is soon reached.",
         evidence_of(history, f"part/{name}"),
     )
-
-
-def parts_of(history: History) -> tuple[str, dict[str, float]]:
-    """(name of the outcome part, weight of every part) as the recipe says; ("", {}) where it does not."""
-    entries = history.setting("rewards")
-    if not isinstance(entries, Sequence) or isinstance(entries, str):
-        return "", {}
-    named = [(part_name(entry), entry) for entry in entries if isinstance(entry, Mapping)]
-    if not named:
-        return "", {}
-    outcome = next((name for name, entry in named if entry.get("outcome")), named[0][0])
-    weights = {name: entry.get("weight", 1.0) for name, entry in named}
-    return outcome, {name: float(weight) for name, weight in weights.items() if isinstance(weight, int | float)}
-
-
-def part_name(entry: Mapping[str, Any]) -> str:
-    return str(entry.get("name") or str(entry.get("function", "")).rsplit(":", 1)[-1].rsplit(".", 1)[-1])
 
 
 def other_parts(history: History, outcome: str) -> list[str]:
@@ -274,7 +258,7 @@ def wrong_grows(history: History) -> Finding | None:
     """Wrong completions become long, right ones do not."""
     wrong, right = history.trend("rollout/length_wrong"), history.trend("rollout/length_right")
     success = history.now("reward/success")
-    if wrong is None or right is None or success is None or success > SOLVED or right.start <= 0:
+    if wrong is None or right is None or success is None or success > SOLVED or min(wrong.start, right.start) <= 0:
         return None  # what few failures remain of a solved task are its hardest problems
     if not wrong.rises(max(20.0, wrong.start)) or right.now / right.start > 1 + (wrong.now / wrong.start - 1) / 3:
         return None
@@ -340,14 +324,6 @@ def failure_trend(history: History, kinds: Iterable[str]) -> Trend | None:
                 shares.append(sum(count for kind, count in failures_in(row).items() if kind in wanted) / completions)
         sides.append(shares)
     return trend_between(*sides) if history.long_enough else None
-
-
-def drawn(row: Mapping[str, Any], group_size: Any) -> float:
-    """Completions that were judged in a step: dynamic sampling judges more than it keeps."""
-    groups, kept = row.get("rollout/groups_drawn"), row.get("rollout/completions")
-    if isinstance(groups, int | float) and isinstance(group_size, int):
-        return float(groups * group_size)
-    return float(kept) if isinstance(kept, int | float) else 0.0
 
 
 # -- evidence ----------------------------------------------------------------------------------------------------------

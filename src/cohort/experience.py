@@ -84,7 +84,7 @@ def make_batch(
     metrics = rollout_metrics(rollouts, collected.tokens_sampled) | collected.metrics
     metrics |= advantage_metrics(advantages_N, scored_PG, examples)
     if algorithm.data in SAMPLED:
-        metrics |= group_metrics(scored_PG, silent_P, left_out_P, rollouts)
+        metrics |= group_metrics(advantages_N, scored_PG, silent_P, left_out_P, rollouts)
     watch.lap("prepare")
     return Batch(rollouts, advantages_N, examples, plan, metrics, collected.prompts_taken, collected.verdicts)
 
@@ -156,7 +156,7 @@ def add_logprobs(
     if reads_logprobs(algorithm) or (has_ratio and len(plan) > 1):
         _score_into(examples, plan, "old_logprobs_T", score(models.policy))
         watch.lap("old")
-    if models.reference is not None and algorithm.kl_coef > 0:
+    if models.reference is not None:
         _score_into(examples, plan, "ref_logprobs_T", score(models.reference))
         watch.lap("reference")
     if algorithm.advantage == "gae":
@@ -345,13 +345,32 @@ def advantage_metrics(advantages_N: Sequence[float], scored_PG: Tensor, examples
     }
 
 
-def group_metrics(scored_PG: Tensor, silent_P: Tensor, left_out_P: Tensor, rollouts: Sequence[Rollout]) -> dict[str, float]:
-    success_PG = torch.tensor([bool(rollout.outcome.success) for rollout in rollouts]).view_as(scored_PG)
+def group_metrics(
+    advantages_N: Sequence[float], scored_PG: Tensor, silent_P: Tensor, left_out_P: Tensor, rollouts: Sequence[Rollout]
+) -> dict[str, float]:
+    right_P, wrong_P = verdicts_of(rollouts, scored_PG)
     usable_P = ~unusable_groups(scored_PG)
     return {
         "advantage/useful_groups": float((usable_P & ~silent_P).double().mean()),
         "advantage/zero_variance_groups": int(silent_P.sum()),
         "advantage/dropped_groups": int(left_out_P.sum()),
-        "advantage/all_correct_groups": int((usable_P & (success_PG | ~scored_PG).all(1)).sum()),
-        "advantage/all_wrong_groups": int((usable_P & ~(success_PG & scored_PG).any(1)).sum()),
+        "advantage/all_correct_groups": int((usable_P & (right_P > 0) & (wrong_P == 0)).sum()),
+        "advantage/all_wrong_groups": int((usable_P & (right_P == 0) & (wrong_P > 0)).sum()),
+        **difficulty_metrics(advantages_N, right_P, wrong_P),
     }
+
+
+def difficulty_metrics(advantages_N: Sequence[float], right_P: Tensor, wrong_P: Tensor) -> dict[str, float]:
+    """How much of all credit comes from groups with at most one success, or at most one failure; {} where none is given."""
+    lopsided_P = (right_P + wrong_P > 0) & (torch.minimum(right_P, wrong_P) <= 1)
+    credit_P = torch.tensor(advantages_N, dtype=torch.float64).view(len(right_P), -1).abs().sum(1)
+    total = float(credit_P.sum())
+    return {"advantage/lopsided_share": float(credit_P[lopsided_P].sum()) / total} if total else {}
+
+
+def verdicts_of(rollouts: Sequence[Rollout], scored_PG: Tensor) -> tuple[Tensor, Tensor]:
+    """(successes, failures) of every group among its scored completions; what nobody judged is neither."""
+    verdicts = [rollout.outcome.success for rollout in rollouts]
+    judged_PG = torch.tensor([verdict is not None for verdict in verdicts]).view_as(scored_PG) & scored_PG
+    success_PG = torch.tensor([bool(verdict) for verdict in verdicts]).view_as(scored_PG)
+    return (judged_PG & success_PG).sum(1), (judged_PG & ~success_PG).sum(1)

@@ -17,7 +17,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cohort.diagnosis import diagnose
-from cohort.history import Finding
+from cohort.diagnosis_scores import drawn
+from cohort.history import Finding, History
 from cohort.monitors.base import Monitor
 from cohort.perf import where_time_went
 from cohort.rewards.text import printable
@@ -89,7 +90,8 @@ class ConsoleMonitor(Monitor):
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         self.rows.append(row)
         step = int(row["step"])
-        self.show(step, training_facts(row, self.seconds_left(step)))
+        group_size = History((), self.recipe).setting("train.group_size")
+        self.show(step, training_facts(row, self.seconds_left(step), group_size))
         # Early steps matter most and are cheap to look at; later a look at every tenth is enough.
         if len(self.rows) <= 50 or step % 10 == 0 or step == self.total:
             self.show_findings()
@@ -191,11 +193,18 @@ class ConsoleMonitor(Monitor):
         self.end_stage()
 
 
-def training_facts(row: Mapping[str, Any], left: float | None) -> str:
-    """The numbers worth a glance, those that exist, in data-flow order."""
-    writers: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+Writer = tuple[str, str, Callable[[float], str]]
+"""(label, metric, how its value is written)."""
+
+
+def training_facts(row: Mapping[str, Any], left: float | None, group_size: int | None = None) -> str:
+    """The numbers worth a glance, those that exist, in data-flow order. Missing scores are mentioned where there are any."""
+    missing: Writer = ("unscored", "reward/unscored", lambda v: f"{v:.0f} of {drawn(row, group_size):.0f}")
+    unscored = (missing,) if row.get("reward/unscored") else ()
+    writers: tuple[Writer, ...] = (
         ("reward", "reward/mean", lambda v: f"{v:.3f}"),
         ("success", "reward/success", percent),
+        *unscored,
         ("useful", "advantage/useful_groups", percent),
         ("preferred", "loss/preferred", percent),
         ("length", "rollout/length_mean", lambda v: f"{v:.0f}"),
@@ -203,7 +212,7 @@ def training_facts(row: Mapping[str, Any], left: float | None) -> str:
         ("entropy", "loss/entropy", lambda v: f"{v:.2f}"),
         ("", "perf/tokens_per_second", lambda v: f"{compact(v)} tok/s"),
     )
-    if "reward/mean" not in row:  # nothing is sampled, so the loss is what there is to watch
+    if "reward/mean" not in row and not unscored:  # nothing is sampled, so the loss is what there is to watch
         writers = (("loss", "loss/total", lambda v: f"{v:.3f}"), *writers)
     facts = [f"{label} {write(row[name])}".strip() for label, name, write in writers if isinstance(row.get(name), int | float)]
     return " · ".join(facts + ([f"{duration(left)} left"] if left is not None else []))
