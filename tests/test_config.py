@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cohort.algorithms.presets import PRESETS
 from cohort.config import Recipe, recipe_warnings
 from cohort.errors import RecipeError
 from cohort.recipe_file import OTHER_WORDS, dump_recipe, leaf_fields, load_recipe, walk
+from cohort.recipes import recipe_path
+from session_tools import cpu_of_children
 
 
 def message(*overrides: str, toml: str | None = None, folder: Path | None = None, values=None) -> str:
@@ -64,7 +65,16 @@ def message(*overrides: str, toml: str | None = None, folder: Path | None = None
         ('rewards=[{function="a",outcome=true},{function="b",outcome=true}]', ["rewards", "outcome", "more than one"]),
         ('rewards=[{function="a"},{function="m:a"}]', ["rewards", "share a name", "`name`"]),
         ("rewards=[{weight=2}]", ["rewards.0.function", "required", "math_answer"]),
-        ("rewards=[]", ["rewards", "at least 1"]),
+        ("rewards=[]", ["rewards", "at least 1 reward", 'function="math_answer"']),
+        ("eval=3", ["'eval'", "did you mean 'evaluation'"]),
+        ("eval.samples=3", ["'eval'", "did you mean 'evaluation'"]),
+        ("algorithm=gpro", ["'gpro'", "did you mean 'grpo'"]),
+        ("temperature=-1", ["sampling.temperature", "greater than or equal to 0"]),
+        # words of other tools, in a section that has one of its own
+        ("cold_start.lr=1e-3", ["'lr' in [cold_start]", "called cold_start.learning_rate"]),
+        ("cold_start.max_steps=30", ["called cold_start.num_steps"]),
+        ("evaluation.max_tokens=5", ["called evaluation.max_completion_tokens"]),
+        ("train.lr=1e-3", ["called optimizer.learning_rate"]),
         ("rewards=math_answer", ["rewards", "[[rewards]]", 'rewards=[{function="math_answer"}]']),
         ('rewards=["math_answer"]', ["rewards.0", '{ function = "math_answer" }']),
         ("rewards.weight=2", ["rewards.weight", "rewards.0.weight=2"]),
@@ -73,6 +83,9 @@ def message(*overrides: str, toml: str | None = None, folder: Path | None = None
         # words of one section that most people mean otherwise, and words of several
         ("epsilon=0.2", ["epsilon", "algorithm.clip_low", "optimizer.epsilon"]),
         ("batch_size=32", ["batch_size", "train.prompts_per_step", "cold_start.batch_size"]),
+        ("clip=0.1", ["clip", "algorithm.clip_low", "algorithm.clip_high", "critic.clip"]),
+        ("epochs=4", ["epochs", "train.passes_per_step", "train.num_steps", "reward_model.epochs"]),
+        ("loss=dapo", ["loss", "algorithm.name", "reward_model.loss"]),
         ("every_steps=5", ["every_steps", "evaluation.every_steps", "checkpoints.every_steps"]),
         ("group_size", ["'group_size'", "key=value"]),
         ("=4", ["'=4'", "key=value"]),
@@ -217,6 +230,7 @@ SETTINGS = st.fixed_dictionaries(
 @settings(max_examples=60, deadline=None)
 @given(SETTINGS)
 def test_dump_and_load_give_the_same_recipe(tmp_path_factory, values):
+    assume(values.get("algorithm") != "dpo" or values.get("kl_coef") != 0)  # refused: its beta
     recipe = load_recipe(values=values)
     path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
     path.write_text(dump_recipe(recipe), encoding="utf-8", newline="")
@@ -244,6 +258,44 @@ def test_warnings_are_for_pretrained_models_only():
     assert recipe_warnings(load_recipe(overrides=[*odd, "model=some/model", "num_steps=0", "cold_start.num_steps=5"])) == []
 
 
+def test_the_range_of_a_clip_is_that_of_single_tokens():
+    """GSPO clips a geometric mean, a thousand times closer to 1."""
+    assert recipe_warnings(load_recipe(overrides=["algorithm=gspo", "model=some/model"])) == []
+    (said,) = recipe_warnings(load_recipe(overrides=["algorithm=dapo", "clip_low=0.0003", "model=some/model"]))
+    assert said.startswith("algorithm.clip_low = 0.0003")
+
+
+def test_words_of_a_section_leave_its_other_words_alone():
+    """In any order, on the command line and from Python, over a recipe's own; a list is replaced as a whole."""
+    for words in (["num_steps=3", "train={max_fault_share=0.2}"], ["train={max_fault_share=0.2}", "num_steps=3"]):
+        train = load_recipe(overrides=words).train
+        assert (train.num_steps, train.max_fault_share) == (3, 0.2)
+    words_of_train = {"max_fault_share": 0.2}
+    train = load_recipe(values={"num_steps": 3, "train": words_of_train, "group_size": 4}).train
+    assert (train.num_steps, train.max_fault_share, train.group_size) == (3, 0.2, 4)
+    assert words_of_train == {"max_fault_share": 0.2}
+    assert load_recipe(values={"train": {"num_steps": 5}, "num_steps": 3}).train.num_steps == 3  # the last word counts
+    recipe, own = recipe_path("column_addition"), load_recipe(recipe_path("column_addition")).evaluation
+    changed = load_recipe(recipe, values={"evaluation": {"samples": 4}}).evaluation
+    assert changed == own.model_copy(update={"samples": 4})
+    assert len(own.sets) > 1
+    one = load_recipe(recipe, overrides=["evaluation={sets={dev={source='dev.jsonl'}}}"]).evaluation
+    assert list(one.sets) == ["dev"]
+    assert (
+        load_recipe(overrides=["model={scratch={num_layers=2}}", "model.scratch={num_heads=2}"]).model.scratch.num_layers == 2
+    )
+    assert list(load_recipe(overrides=["evaluation.sets.dev={}"]).evaluation.sets) == ["dev"]
+
+
+def test_an_algorithm_named_in_a_section_comes_with_its_preset():
+    """As `algorithm=dapo` does: what the recipe had tuned for another is forgotten, what stands beside the name is kept."""
+    recipe = recipe_path("column_addition")
+    assert load_recipe(recipe).algorithm.kl_coef == 0.005
+    for words in ({"algorithm": {"kl_estimator": "k2", "name": "dapo"}}, {"algorithm": "dapo", "kl_estimator": "k2"}):
+        algorithm = load_recipe(recipe, values=words).algorithm
+        assert (algorithm.kl_coef, algorithm.clip_high, algorithm.kl_estimator) == (0.0, 0.28, "k2")
+
+
 def test_a_frozen_recipe_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         load_recipe().train.group_size = 3
@@ -255,12 +307,12 @@ def test_the_recipe_is_read_without_torch():
 
 
 def test_help_is_fast_and_without_torch():
-    """Best of five, against half a second; twice that is allowed for a machine that is busy with other things."""
+    """Best of five, in CPU time: the machine may be busy with other things."""
     code = "import sys\nfrom typer.testing import CliRunner\nfrom cohort.cli import app\nresult = CliRunner().invoke(app, ['--help'])\nassert 'train' in result.output, result.output\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     seconds = []
     for _ in range(5):
-        started = time.perf_counter()
+        started = cpu_of_children()
         subprocess.run([sys.executable, "-m", "cohort", "--help"], check=True, capture_output=True)
-        seconds.append(time.perf_counter() - started)
-    assert min(seconds) < 1.0
+        seconds.append(cpu_of_children() - started)
+    assert min(seconds) < 0.5

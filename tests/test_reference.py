@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from cohort.reference import Reference
 from conftest import tiny_policy
@@ -102,6 +103,33 @@ def test_a_larger_coefficient_keeps_the_policy_closer(tmp_path, choices):
         rows = rows_of(train_tiny(tmp_path, f"coef {coef}", **common, **{"algorithm.kl_coef": coef}).folder)
         last[coef] = sum(row["loss/kl_per_completion"] for row in rows[-4:])
     assert last[2.0] < 0.7 * last[0.001]
+
+
+def timed(name: str) -> bool:
+    return name.startswith(("time/", "perf/")) or name.endswith("seconds")
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["one update", "two passes"])
+def test_the_kl_can_be_watched_without_being_held(tmp_path, stale):
+    """Same bits of training with and without a watcher, and the same KL as with a coefficient too small to hold anything."""
+    passes = {"train.passes_per_step": 2, "algorithm.kl_in": "loss"} if stale else {}
+    common = {**ONE_UPDATE, "train.num_steps": 4, "optimizer.learning_rate": 3e-3, "algorithm.name": "dr_grpo", **passes}
+    plain = train_tiny(tmp_path, "plain", **common).folder
+    watched = train_tiny(tmp_path, "watched", **common, **{"monitors.kl": True}).folder
+    held = rows_of(train_tiny(tmp_path, "held", **common, **{"algorithm.kl_coef": 1e-12}).folder)
+    unwatched, rows = rows_of(plain), rows_of(watched)
+    assert all("loss/kl" not in row for row in unwatched)
+    assert rows[0]["loss/kl"] == 0.0 or stale  # the second pass has moved
+    assert rows[-1]["loss/kl_per_completion"] > 1e-6
+    assert rows[-1]["loss/kl_coef"] == 0.0
+    assert "loss/kl_term" not in rows[-1]
+    for before, after in zip(unwatched, rows, strict=True):
+        assert {name: after[name] for name in before if not timed(name)} == {
+            name: value for name, value in before.items() if not timed(name)
+        }
+    same = load_file(plain / "model" / "model.safetensors"), load_file(watched / "model" / "model.safetensors")
+    assert all(torch.equal(same[0][name], same[1][name]) for name in same[0])
+    assert rows[1]["loss/kl"] == pytest.approx(held[1]["loss/kl"], rel=0.5)  # that one has every completion in it
 
 
 def test_an_adaptive_coefficient_moves_towards_its_target(tmp_path):

@@ -32,7 +32,7 @@ def train(
     model: a folder or hub id. prompts: a list of dicts, a `datasets.Dataset`, any iterable of rows, or a path; a `prompt`
     column (text or chat messages), the other columns go to the reward functions by name. rewards: functions in TRL's
     shape, names of built-in rewards, or dicts with the fields of [[rewards]]. recipe: a TOML file or the name of a
-    built-in recipe to start from. Every other keyword is a recipe word (`group_size=8`, or a whole section:
+    built-in recipe to start from. Every other keyword is a recipe word (`group_size=8`, or words of a section:
     `evaluation={"samples": 4}`).
     """
     if recipe is None and (prompts is None or rewards is None):

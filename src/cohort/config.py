@@ -256,7 +256,7 @@ class SamplingConfig(Section):
         description="local: fast, shares the policy's weights. hf: slow and obvious. "
         "auto: local where it is exact for the architecture, else hf, and says so.",
     )
-    temperature: float = Field(1.0, description="Sampling temperature; also divides the logits wherever they are scored.")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature; also divides the logits wherever they are scored.")
     max_completion_tokens: int = Field(512, ge=1, description="Completions are cut here.")
     stop: list[str] = Field(default_factory=list, description="Extra single-token stops, beside the model's own.")
     slots: int = Field(0, ge=0, description="Completions decoded side by side; 0 picks from the memory that is free.")
@@ -356,6 +356,11 @@ class MonitorsConfig(Section):
     wandb: bool = Field(False, description="Send metrics to Weights & Biases.")
     wandb_project: str = Field("cohort", description="Project for Weights & Biases.")
     rollouts_every: int = Field(1, ge=0, description="Keep every completion of every N-th step as parquet; 0 keeps none.")
+    kl: bool = Field(
+        False,
+        description="Measure the KL to the starting policy also where algorithm.kl_coef is 0. It then costs what a reference "
+        "costs (its memory, a forward per step), and changes no bit of the training.",
+    )
 
 
 class Recipe(Section):
@@ -406,10 +411,24 @@ class Recipe(Section):
         names = [reward_name(reward) for reward in self.rewards]
         if len(set(names)) < len(names):
             raise ValueError(f"rewards: two parts share a name ({', '.join(names)}); give each its own `name`.")
+        if self.monitors.kl and (self.algorithm.data != "policy" or self.algorithm.region == "dpo"):
+            raise ValueError(
+                "monitors.kl: the KL is measured on what the policy samples, and here it is not trained on that (algorithm.data "
+                f"{self.algorithm.data!r}, region {self.algorithm.region!r}). Leave it out."
+            )
         reason = why_no_reward_model(self)
         if reason:
             raise ValueError(reason)
         return self
+
+
+def measures_kl(recipe: Recipe) -> bool:
+    """Whether batches are scored by a reference: for the loss or the reward, or to watch the KL alone."""
+    return recipe.algorithm.kl_coef > 0 or recipe.monitors.kl
+
+
+def needs_reference(recipe: Recipe) -> bool:
+    return measures_kl(recipe) or recipe.algorithm.data == "start"
 
 
 def why_no_reward_model(recipe: Recipe) -> str:
@@ -445,7 +464,10 @@ def reward_name(reward: RewardConfig) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    close.sort(key=lambda other: sorted(other) != sorted(word))  # letters that changed places come first
+    close = close or [other for other in known if len(word) > 2 and other.startswith(word)]
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -473,8 +495,9 @@ def recipe_warnings(recipe: Recipe) -> list[str]:
         1.0,
         "too low and a group holds copies, too high and it holds noise",
     )
-    check("algorithm.clip_low", recipe.algorithm.clip_low, 0.1, 0.3, "the trust region of PPO and GRPO is about 0.2")
-    check("algorithm.clip_high", recipe.algorithm.clip_high, 0.1, 0.3, "DAPO's clip-higher is 0.28")
+    if recipe.algorithm.region in ("clip", "dual_clip"):  # a whole completion's ratio moves by far less
+        check("algorithm.clip_low", recipe.algorithm.clip_low, 0.1, 0.3, "the trust region of PPO and GRPO is about 0.2")
+        check("algorithm.clip_high", recipe.algorithm.clip_high, 0.1, 0.3, "DAPO's clip-higher is 0.28")
     check(
         "algorithm.kl_coef", recipe.algorithm.kl_coef, 0.0, 0.04, "more KL than DeepSeekMath used holds the policy at its start"
     )

@@ -50,7 +50,7 @@ The same settings, three ways:
 - in the file: `group_size = 8` under `[train]`;
 - on the command line, after the recipe: `cohort train my_recipe.toml train.group_size=8`, or undotted: `group_size=8`.
   Values are TOML; text needs no quotes. `rewards.0.weight=2` reaches into a list;
-- from Python: `cohort.train(..., group_size=8)`, or a whole section: `evaluation={"samples": 4}`.
+- from Python: `cohort.train(..., group_size=8)`, or words of a section: `evaluation={"samples": 4}`.
 
 The resolved recipe, every default written out, lies in the run folder as `recipe.toml`, and is a recipe itself.
 """

@@ -42,7 +42,7 @@ def token_loss(scores: TokenScores, micro: MicroBatch, algorithm: AlgorithmConfi
         weights_M = mismatch_weights(old_logprobs_M, micro.sampling_logprobs_M, micro.row_M, num_rows, kind, cap)
         policy_loss_M = policy_loss_M * weights_M
     loss_M = policy_loss_M
-    if micro.ref_logprobs_M is not None and algorithm.kl_in == "loss":
+    if micro.ref_logprobs_M is not None and algorithm.kl_coef > 0 and algorithm.kl_in == "loss":
         kl_M = KL_ESTIMATORS[algorithm.kl_estimator](logprobs_M, micro.ref_logprobs_M)
         kl_loss_M = kl_coef * (corrected(kl_M, ratio(logprobs_M, old_logprobs_M)) if algorithm.kl_corrected else kl_M)
         loss_M = loss_M + kl_loss_M

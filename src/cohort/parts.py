@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from cohort import checkpoint, hacking
-from cohort.config import Recipe
+from cohort.config import Recipe, measures_kl
 from cohort.critic import Critic, NoCritic
 from cohort.evaluation import Evaluation, evaluate
 from cohort.experience import Models
@@ -70,7 +70,9 @@ class Parts:
 
     @property
     def models(self) -> Models:
-        return Models(self.policy, self.reference.policy if self.reference else None, self.critic)
+        """Who scores a batch. A reference may be there to sample from alone."""
+        scoring = self.reference.policy if self.reference and measures_kl(self.recipe) else None
+        return Models(self.policy, scoring, self.critic)
 
     def score(self, prompts: Sequence[Prompt], completions_PG: Sequence[Sequence[Completion]], step: int) -> Scored:
         """Outcomes of training rollouts, the soft overlong penalty included."""

@@ -6,9 +6,10 @@ have worked, also for the words of other tools.
 
 from __future__ import annotations
 
+import copy
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -35,22 +36,40 @@ PREFERRED = {
 
 OTHER_WORDS = {
     "num_generations": "train.group_size",
+    "num_return_sequences": "train.group_size",
+    "rollout_n": "train.group_size",
     "n": "train.group_size",
+    "G": "train.group_size",
     "per_device_train_batch_size": "train.prompts_per_step",
     "train_batch_size": "train.prompts_per_step",
     "gradient_accumulation_steps": "train.micro_batch_tokens",
     "max_steps": "train.num_steps",
     "steps": "train.num_steps",
+    "num_epochs": "train.num_steps",
+    "num_train_epochs": "train.num_steps",
+    "total_epochs": "train.num_steps",
     "num_iterations": "train.passes_per_step",
     "ppo_epochs": "train.passes_per_step",
     "steps_per_generation": "train.minibatches_per_step",
     "beta": "algorithm.kl_coef",
     "kl_beta": "algorithm.kl_coef",
+    "kl_weight": "algorithm.kl_coef",
+    "kl_loss_coef": "algorithm.kl_coef",
+    "init_kl_coef": "algorithm.kl_coef",
+    "sync_ref_model": "algorithm.reference_every",
+    "ref_model_sync_steps": "algorithm.reference_every",
+    "ref_model_mixup_alpha": "algorithm.reference_decay",
     "epsilon_low": "algorithm.clip_low",
     "epsilon_high": "algorithm.clip_high",
     "clip_range": "algorithm.clip_low and algorithm.clip_high",
+    "clip_ratio": "algorithm.clip_low and algorithm.clip_high",
+    "clip_eps": "algorithm.clip_low and algorithm.clip_high",
+    "clip_epsilon": "algorithm.clip_low and algorithm.clip_high",
+    "eps_clip": "algorithm.clip_low and algorithm.clip_high",
+    "eps": "algorithm.clip_low and algorithm.clip_high",
     "loss_type": "algorithm.aggregation",
     "scale_rewards": "algorithm.advantage",
+    "normalize_std": "algorithm.advantage",
     "mask_truncated_completions": "algorithm.mask_truncated",
     "lr": "optimizer.learning_rate",
     "lr_scheduler_type": "optimizer.schedule",
@@ -62,6 +81,7 @@ OTHER_WORDS = {
     "max_new_tokens": "sampling.max_completion_tokens",
     "max_tokens": "sampling.max_completion_tokens",
     "max_prompt_length": "prompts.max_prompt_tokens",
+    "use_vllm": "sampling.engine",
     "dataset": "prompts.source",
     "train_dataset": "prompts.source",
     "model_name_or_path": "model.source",
@@ -77,6 +97,10 @@ OTHER_WORDS = {
 UNCLEAR_WORDS = {
     "epsilon": "write algorithm.clip_low and algorithm.clip_high for the clip of the ratio, optimizer.epsilon for AdamW's",
     "batch_size": "write train.prompts_per_step (with train.group_size) for training, cold_start.batch_size for demonstrations",
+    "clip": "write algorithm.clip_low and algorithm.clip_high for the clip of the ratio, critic.clip for PPO's value function",
+    "epochs": "write train.passes_per_step for passes over each batch, train.num_steps for the length of a run, "
+    "reward_model.epochs for the fit of a reward model",
+    "loss": "write algorithm.name, algorithm.region and algorithm.aggregation for the policy's, reward_model.loss for a reward model's",
 }
 """Words that one section has but that mean something else to most people: refused undotted."""
 
@@ -133,7 +157,7 @@ def parse_value(text: str) -> Any:
 
 
 def assign(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted or undotted key. `rewards.0.weight=2` reaches into lists."""
+    """Set a dotted or undotted key. `rewards.0.weight=2` reaches into lists. A section changes in the words that are named."""
     names = (key if "." in key or is_section_value(key, value) else resolve_undotted(key)).split(".")
     if names[0] == "rewards" and len(names) > 1 and "rewards" not in tree:
         tree["rewards"] = [reward.model_dump(exclude_defaults=True) for reward in Recipe().rewards]
@@ -151,7 +175,12 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
             raise RecipeError(f"{key}: {'.'.join(names[: depth + 1])} is a value, not a section")
     if isinstance(node, list):
         raise RecipeError(f"{key}: name a field of the entry, for example rewards.0.weight=2")
-    node[names[-1]] = value
+    if isinstance(value, Mapping) and is_section(names):
+        node.setdefault(names[-1], {})
+        for word, inner in sorted(value.items(), key=lambda item: item[0] != "name"):  # as with words of their own
+            assign(tree, ".".join([*names, str(word)]), inner)
+    else:
+        node[names[-1]] = copy.deepcopy(value)  # the next word may reach into it, and it is the caller's
 
 
 def names_algorithm(key: str) -> bool:
@@ -169,8 +198,13 @@ def forget_preset(tree: dict[str, Any], name: Any) -> None:
 
 
 def is_section_value(key: str, value: Any) -> bool:
-    """`rewards=[...]` or `sampling={...}` replace a whole section."""
+    """`rewards=[...]` is the whole list; `sampling={...}` are some words of a section."""
     return key in Recipe.model_fields and isinstance(value, dict | list)
+
+
+def is_section(names: Iterable[str]) -> bool:
+    annotation, _ = walk(names)
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def resolve_undotted(key: str) -> str:
@@ -186,7 +220,9 @@ def resolve_undotted(key: str) -> str:
         raise RecipeError(f"{key}: several sections have it; write one of {', '.join(matches)}")
     if key in Recipe.model_fields:
         raise RecipeError(f"{key}: it is a section; write {key}.KEY=value with one of {', '.join(section_fields((key,)))}")
-    raise RecipeError(f"unknown recipe key {key!r}{suggestion(key, {path.rsplit('.', 1)[-1] for path in paths})}")
+    raise RecipeError(
+        f"unknown recipe key {key!r}{suggestion(key, [*(path.rsplit('.', 1)[-1] for path in paths), *Recipe.model_fields])}"
+    )
 
 
 def leaf_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, Any]]:
@@ -201,10 +237,12 @@ def leaf_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, A
     return leaves
 
 
-def suggestion(word: str, siblings: Iterable[str]) -> str:
+def suggestion(word: str, siblings: Sequence[str], section: str = "") -> str:
     """The word that was probably meant: a neighbour's spelling, our word for another tool's, or the section it lives in."""
     if word in OTHER_WORDS:
-        return f"; here it is called {OTHER_WORDS[word]}"
+        ours = OTHER_WORDS[word]
+        own = ours.rpartition(".")[2]  # [cold_start] has a learning_rate of its own
+        return f"; here it is called {f'{section}.{own}' if section and own in siblings else ours}"
     homes = [path for path, _ in leaf_fields(Recipe) if path.rsplit(".", 1)[-1] == word]
     return nearest(word, siblings) or (f"; it belongs to {' or '.join(homes)}" if homes else "")
 
@@ -243,7 +281,7 @@ def explain(error: Mapping[str, Any]) -> str:
     path, parent, key = ".".join(shown), ".".join(shown[:-1]), shown[-1] if shown else ""
     if kind == "extra_forbidden":
         siblings = section_fields(location[:-1])
-        return f"unknown recipe key {key!r}{f' in [{parent}]' if parent else ''}{suggestion(key, siblings)}"
+        return f"unknown recipe key {key!r}{f' in [{parent}]' if parent else ''}{suggestion(key, siblings, parent)}"
     message = str(error["msg"]).removeprefix("Value error, ")
     if not path:
         return message
@@ -253,6 +291,8 @@ def explain(error: Mapping[str, Any]) -> str:
         message = f"it is a section; write {path}.KEY=value with one of {', '.join(section_fields(location)) or 'its keys'}"
     elif path == "rewards" and kind == "list_type":
         message = f'it is a list of tables; write [[rewards]] in the recipe, or rewards=[{{function="{given}"}}]'
+    elif path == "rewards" and kind == "too_short":
+        message = 'at least 1 reward is needed, for example rewards=[{function="math_answer"}]'
     elif kind == "string_type" and not isinstance(given, Mapping | list):
         message += f""", write it in quotes: {path}='"{given}"'"""
     elif kind == "literal_error" and isinstance(given, str):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cohort.config import OptimizerConfig, Recipe, recipe_warnings
+from cohort.config import OptimizerConfig, Recipe, needs_reference, recipe_warnings
 from cohort.describe import describe
 from cohort.errors import CheckpointError, Interrupted, RunError
 from cohort.interrupts import handled
@@ -107,8 +107,9 @@ class Session:
         parts: Parts | None = None
         with self.monitors:
             try:
-                parts, state, encoded = self.assemble()
-                self._preflight(parts, state, encoded)
+                assembled = self.assemble()
+                self._preflight(*assembled)
+                parts, state, encoded = assembled  # from here on there is something to save; before, the name stays free
                 self._cold_start(parts, state, encoded)
                 self._evaluate_once("before", parts, state)
                 self._train(parts, state, encoded)
@@ -307,7 +308,7 @@ class Session:
         algorithm = self.recipe.algorithm
         parts.kl_control = KLControl(algorithm.kl_coef, algorithm.kl_target)
         parts.kl_control.coef = state.kl_coef
-        if algorithm.kl_coef > 0 or algorithm.data == "start":
+        if needs_reference(self.recipe):
             parts.reference = Reference(self._reference(parts, state), algorithm.reference_every, algorithm.reference_decay)
             state.attach("reference", parts.reference)
         if algorithm.advantage == "gae":
