@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def rewards(scored: Scored) -> list[float | None]:
     return [outcome.reward for outcome in scored.outcomes]
 
 
-def is_gone(pid: int, within_s: float = 5.0) -> bool:
+def is_gone(pid: int, within_s: float = 30.0) -> bool:
     """Whether a process we started has ended (a zombie whose parent was killed counts as ended)."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -225,6 +226,16 @@ def test_weighted_sum_abstention_and_faults():
     assert rewards(faulty) == [1.5, None]  # a failed part makes the sum unknowable
     assert faulty.outcomes[1].parts == {"shape": 0.25, "right": None}
     assert faulty.outcomes[1].faults == ("right:nan",)
+
+
+def test_a_part_of_weight_0_is_watched_and_makes_no_score():
+    """What the paying parts abstain on is unscored, not worth 0; with no paying part at all, all count."""
+    watched = RewardPart("shape", lambda completions, **_: [0.25] * len(completions), weight=0.0)
+    scored = run_parts([watched, RewardPart("right", zoo.none_on_bad, outcome=True)], ["fine", "bad"])
+    assert rewards(scored) == [1.0, None]
+    assert scored.metrics["reward/unscored"] == 1
+    assert scored.metrics["reward/shape/mean"] == 0.25
+    assert rewards(run_parts([watched], ["fine"])) == [0.0]
 
 
 def test_success_is_of_the_outcome_part_else_the_first():
@@ -556,16 +567,14 @@ def test_printing_does_not_reach_the_protocol(capfd):
 
 
 @pytest.mark.parametrize("here", [False, True])
-def test_async_functions_run_concurrently(here):
-    functions = [zoo.waits, zoo.waits_too, zoo.waits_as_well]
+def test_async_functions_run_concurrently(here, tmp_path):
+    """Each goes on once all three have begun: one after the other, the first would wait in vain."""
+    functions = [zoo.meets, zoo.meets_too, zoo.meets_as_well]
     if here:
         functions = [async_here(function) for function in functions]
-    parts = [RewardPart(f"part{i}", function) for i, function in enumerate(functions)]
+    parts = [RewardPart(f"part{i}", function, timeout_s=60.0) for i, function in enumerate(functions)]
     with RewardRunner(parts) as runner:
-        runner.score([prompt()], [completion("x")], step=1, num_steps=1)  # the third worker starts and imports
-        started = time.monotonic()
-        scored = runner.score([prompt()] * 2, [completion("x")] * 2, step=2, num_steps=2)
-        assert time.monotonic() - started < 1.2  # one after the other would be 1.8
+        scored = runner.score([prompt(place=str(tmp_path))] * 2, [completion("x")] * 2, step=1, num_steps=2)
     assert rewards(scored) == [6.0, 6.0]
 
 
@@ -601,7 +610,7 @@ def test_a_completion_that_hangs_scores_zero_and_the_others_keep_their_scores(fu
         texts = ["x"] * 5 + ["hang"] + ["x"] * 6
         started = time.monotonic()
         scored = runner.score([prompt()] * 12, [completion(t) for t in texts], step=1, num_steps=1)
-        assert time.monotonic() - started < 6.0  # the limit twice, and two new workers
+        assert time.monotonic() - started < 30.0  # the limit twice, and two new workers; the function wants a minute
         assert rewards(scored) == [1.0] * 5 + [0.0] + [1.0] * 6
         assert scored.outcomes[5].faults == ("f:timeout",)
         assert scored.outcomes[5].success is False  # even at threshold 0
@@ -624,7 +633,7 @@ def test_catastrophic_pattern_is_killed():
 
 def test_children_of_a_killed_worker_go_too(tmp_path):
     pid_file = tmp_path / "pids"
-    score(zoo.hang_with_child, ["x", "hang"], columns={"pid_file": [str(pid_file)] * 2}, timeout_s=1.0)
+    score(zoo.hang_with_child, ["x", "hang"], columns={"pid_file": [str(pid_file)] * 2}, timeout_s=2.0)
     pids = [int(line) for line in pid_file.read_text().split()]
     assert len(pids) == 2  # the call for both, and the call for one
     assert all(is_gone(pid) for pid in pids)
@@ -652,10 +661,10 @@ def test_a_worker_that_dies_is_replaced_and_its_completion_unscored():
 
 
 def test_a_function_that_always_crashes_stops_the_run_soon():
-    started = time.monotonic()
-    with pytest.raises(RewardError, match=r"failed on at least \d+ of 60 completions \(crash \d+\)(.|\n)*SIGSEGV"):
+    with pytest.raises(RewardError, match=r"failed on at least (\d+) of 60 completions \(crash \1\)(.|\n)*SIGSEGV") as caught:
         score(zoo.always_dies, ["x"] * 60, workers=2)
-    assert time.monotonic() - started < 15
+    # Seven are more than a tenth; the other worker may have one more in hand. Each costs a new process.
+    assert re.search(r"at least [78] of", str(caught.value))
 
 
 def test_overrun_in_the_trainer_explains():
@@ -759,10 +768,14 @@ def test_split_and_spread():
 
 
 def test_a_slow_part_never_blocks_the_others(tmp_path, monkeypatch):
-    """Two parts that hold every worker they may have, and a third that is fast: it is done long before them."""
+    """Two parts that hold every worker they may have, until a third is done with all completions."""
     (tmp_path / "slow_parts.py").write_text(
-        "import time\n"
-        "def slow(completions, **kwargs):\n    time.sleep(0.5 * len(completions))\n    return [1.0] * len(completions)\n"
+        "import pathlib, time\n"
+        "done = pathlib.Path(__file__).with_name('done')\n"
+        "def slow(completions, **kwargs):\n"
+        "    deadline = time.monotonic() + 60\n"
+        "    while not done.exists() and time.monotonic() < deadline: time.sleep(0.01)\n"
+        "    return [float(done.exists())] * len(completions)\n"
         "slow.per_completion = True\n"
         "def also_slow(completions, **kwargs):\n    return slow(completions)\n"
         "also_slow.per_completion = True\n"
@@ -770,14 +783,21 @@ def test_a_slow_part_never_blocks_the_others(tmp_path, monkeypatch):
         "fast.per_completion = True\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    parts = [RewardPart(name, f"slow_parts:{name}") for name in ("slow", "also_slow", "fast")]
+    parts = [RewardPart(name, f"slow_parts:{name}", timeout_s=100.0) for name in ("slow", "also_slow", "fast")]
+    ended: list[str] = []
+
+    def on_progress(part, judged, total):
+        if judged == total:
+            ended.append(part)
+            if part == "fast":
+                (tmp_path / "done").touch()
+
     with RewardRunner(parts, workers=2) as runner:
-        ended = {}
-        runner.on_progress = lambda part, done, total: ended.setdefault((part, done == total), time.monotonic())
+        runner.on_progress = on_progress
         scored = runner.score([prompt(i) for i in range(8)], [completion("a")] * 8, step=1, num_steps=1)
     assert [outcome.reward for outcome in scored.outcomes] == [3.0] * 8
-    assert scored.metrics["reward/slow/seconds"] >= 2.0 > 2 * scored.metrics["reward/fast/seconds"]
-    assert ended["fast", True] < min(ended["slow", True], ended["also_slow", True])
+    assert ended[0] == "fast"
+    assert scored.metrics["reward/slow/seconds"] > scored.metrics["reward/fast/seconds"]
 
 
 def words(completions, log_verdict=None, **columns):
@@ -853,23 +873,22 @@ from cohort.rewards.contract import RewardPart
 from cohort.types import Completion, Prompt
 
 def waits(completions, wall_s=10.0, **columns):
-    time.sleep(60)
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    time.sleep(600)
 waits.supervised = True
 
 with RewardRunner([RewardPart("waits", waits)]) as runner, handled():
-    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-    began = time.monotonic()
     try:
         runner.score([Prompt(0, "p", {}, (1,))], [Completion((1,), (), "stop", "x")], step=1, num_steps=1)
     except Interrupted:
-        print("stopped", time.monotonic() - began < 10)
+        print("stopped")
 """
 
 
 def test_a_signal_ends_the_wait_for_a_supervised_reward():
     """One part alone: the signal must reach the run, and not pass for a fault of the function."""
-    ended = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, timeout=50, check=False)
-    assert ended.stdout.strip() == "stopped True", ended.stderr
+    ended = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.stdout.strip() == "stopped", ended.stderr
 
 
 def about_the_run(completions, wall_s=10.0, **columns):

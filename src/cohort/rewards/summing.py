@@ -20,7 +20,13 @@ SUM_FAULT = "sum:nan"
 def outcome_of(bound: Sequence[Bound], decisive: int, row: int, length: int, verdicts: Sequence[Verdicts]) -> Outcome:
     """What all parts together say of one completion of `length` characters; `decisive` is the part that decides success."""
     faults = [f"{one.name}:{v.faults[row]}" for one, v in zip(bound, verdicts, strict=True) if v.faults[row]]
-    spoken = [one.part.weight * value for one, v in zip(bound, verdicts, strict=True) if (value := v.values[row]) is not None]
+    # A part of weight 0 is watched, not paid: its word does not make a score of what the others abstained on.
+    pays = any(one.part.weight for one in bound)
+    spoken = [
+        one.part.weight * value
+        for one, v in zip(bound, verdicts, strict=True)
+        if (value := v.values[row]) is not None and (one.part.weight or not pays)
+    ]
     scored = bool(spoken) and all(v.faults[row] in (None, *LIMIT_KINDS) for v in verdicts)
     reward = sum(spoken) if scored else None
     steps = () if reward is None else merged_steps(bound, row, length, verdicts)
