@@ -15,7 +15,7 @@ def program_of(completion):
     return found.group(1) if found else completion
 
 
-def run(program, limit_s=1):
+def run(program, limit_s=3):
     """(exit status, what it printed); status -1 at the time limit."""
     try:
         done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +25,16 @@ from cohort.types import UNSCORED, Completion, End, Outcome, Prompt, Rollout
 
 # Tiny models gain nothing from threads and lose much when the machine is shared.
 torch.set_num_threads(1)
+
+with contextlib.suppress(ImportError):  # the tests for a GPU do without it
+    from hypothesis import HealthCheck, settings
+
+    # On a shared machine any example may take its time. The examples are the same in every run: a change is judged by what it
+    # changes, not by the draw. `--hypothesis-profile default --hypothesis-seed N` draws others.
+    settings.register_profile(
+        "shared", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("shared")
 
 CHARACTERS = "0123456789+=>/"
 

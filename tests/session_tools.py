@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -155,6 +156,12 @@ def leftovers(run: Path) -> list[Path]:
     return [path for path in run.rglob("*") if path.name.startswith(".") or path.suffix in (".tmp", ".old")]
 
 
+def cpu_of_children() -> float:
+    """CPU seconds of all processes that this one has started and waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 # -- processes that die ------------------------------------------------------------------------------------------------
 
 
@@ -199,7 +206,7 @@ class Child:
     log: Path
     started: float = field(default_factory=time.monotonic)
 
-    def wait(self, timeout: float = 120.0) -> int:
+    def wait(self, timeout: float = 300.0) -> int:
         """Exit code; negative: the signal that ended it."""
         code = self.server.ask({"wait": self.pid, "timeout": timeout})["code"]
         if code is None:
@@ -211,7 +218,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
-    def wait_for(self, condition: Any, timeout: float = 60.0) -> None:
+    def wait_for(self, condition: Any, timeout: float = 300.0) -> None:
         deadline = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < deadline, f"waited too long:\n{self.output}"

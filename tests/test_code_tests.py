@@ -512,9 +512,9 @@ def test_a_program_costs_one_limit_however_many_tests(runs) -> None:
 @needs_jail
 def test_one_allowance_covers_all_tests() -> None:
     """A program that uses most of the limit on each test is stopped as one that hangs is."""
-    script = "import time\nbegun = time.process_time()\nwhile time.process_time() < begun + 0.2: pass\nprint(input())"
+    script = "import time\nbegun = time.process_time()\nwhile time.process_time() < begun + 0.4: pass\nprint(input())"
     tests = [{"input": str(i), "output": str(i)} for i in range(10)]
-    scores, log = score([script], tests, cpu_s=0.5)
+    scores, log = score([script], tests, cpu_s=1.0)
     assert scores == [0.0]
     assert log.words == ["timeout"]
     assert log.extras["tests_passed"] == [2]
@@ -636,8 +636,10 @@ def test_an_interrupt_does_not_wait_for_the_programs(monkeypatch) -> None:
 
     def run(program: str, *_: Any) -> Any:
         ran.append(program)
+        if not started.is_set():
+            signal.setitimer(signal.ITIMER_REAL, 0.2)  # by then the main thread waits for this one
         started.set()
-        release.wait(20)
+        release.wait(60)
         return run_of("finished", ScriptResult, status=0)
 
     def interrupt(*_: Any) -> None:
@@ -647,11 +649,10 @@ def test_an_interrupt_does_not_wait_for_the_programs(monkeypatch) -> None:
     monkeypatch.setattr(code.os, "cpu_count", lambda: 1)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
         began = time.monotonic()
         with pytest.raises(Interrupted):
             score(["print(1)", "print(2)"], [{"input": "", "output": str(i)} for i in range(5)])
-        assert time.monotonic() - began < 0.7
+        assert time.monotonic() - began < 20
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -660,13 +661,13 @@ def test_an_interrupt_does_not_wait_for_the_programs(monkeypatch) -> None:
     # What ran is let to its end; its other tests, and the programs that waited, are not begun.
     for thread in threading.enumerate():
         if thread.name.startswith("code tests"):
-            thread.join(5)
+            thread.join(60)
     assert ran == ["print(1)\n"]
 
 
 def test_equal_programs_run_once_and_different_ones_side_by_side(monkeypatch) -> None:
     ran: list[str] = []
-    together = threading.Barrier(2, timeout=10)
+    together = threading.Barrier(2, timeout=60)
 
     def run(program: str, calls: Any, *_: Any) -> Any:
         ran.append(program)
@@ -689,7 +690,7 @@ def test_in_a_run() -> None:
     texts = ["def add(a, b): return a + b", "def add(a, b): return 0", "import time; time.sleep(60)", "no such thing", "x = 1"]
     prompts = [Prompt(index=i, content="q", columns=row, token_ids=(1,)) for i, row in enumerate(rows)]
     completions = [Completion((1,), (0.0,), end="stop", text=f"```python\n{text}\n```") for text in texts]
-    part = RewardPart("code", code_tests, threshold=1.0, timeout_s=1.0)
+    part = RewardPart("code", code_tests, threshold=1.0, timeout_s=3.0)
     with RewardRunner([part], workers=1, max_fault_share=0.5) as runner:
         scored = runner.score(prompts, completions, step=1, num_steps=1)
         problems = runner.unusable(prompts)

@@ -613,7 +613,7 @@ def test_slots_asked_for_that_do_not_fit_any_more_are_fewer(monkeypatch):
     expected = engine.generate(prompts, wanted, TRAIN)
     assert engine.last["slots"] == 12
     longest = max(len(prompt.token_ids) for prompt in prompts) + wanted.max_completion_tokens
-    slot_bytes = 2 * longest * 8 * 2 * (2 * 8) + 4 * 6 * VOCAB
+    slot_bytes = 2 * longest * engine.cache_dtype.itemsize * 2 * (2 * 8) + 4 * 6 * VOCAB
     monkeypatch.setattr(local_engine_module, "free_memory", lambda device: int(slot_bytes * 5.5))
     assert engine.generate(prompts, wanted, TRAIN) == expected
     assert engine.last["slots"] == 5

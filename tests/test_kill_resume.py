@@ -324,12 +324,15 @@ def test_if_all_checkpoints_are_damaged_nothing_is_deleted(world):
 
 
 def test_a_second_process_on_a_run_is_refused_with_the_pid(world):
+    import psutil
+
     server, recipe, folder, whole = world
     run = folder / "held"
     child = server.run(
         "train", recipe, f"name={run.name}", f"runs_folder={folder}", traps=[Trap("cohort.loop:make_batch", 2, signal.SIGSTOP)]
     )
-    child.wait_for(lambda: len(rows_of(run)) == 1 if (run / "metrics.jsonl").exists() else False)
+    child.wait_for(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
+    assert len(rows_of(run)) == 1
     second = server.run("resume", run)
     assert second.wait() == 1
     assert f"{run} is in use by process {child.pid}" in second.output
@@ -371,5 +374,5 @@ def test_no_reward_worker_outlives_a_killed_run(world):
     assert workers
     child.send(signal.SIGKILL)
     child.wait()
-    _, alive = psutil.wait_procs(workers, timeout=10)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []

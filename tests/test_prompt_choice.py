@@ -213,9 +213,9 @@ def test_a_million_prompts_take_less_than_half_a_second():
     times = []
     weights_P = np.random.default_rng(0).uniform(FLOOR, 1, 1_000_000)
     for key in range(3):
-        started = time.perf_counter()
+        started = time.process_time()
         places = first_arrivals(arrival_times(weights_P, key), 512)
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
         assert len(set(places)) == 512
     assert min(times) < 0.5
 
