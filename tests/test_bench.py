@@ -6,6 +6,8 @@ import contextlib
 import importlib.util
 import json
 import math
+import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cohort.bench import child, command, curves, peers, table
+from cohort.bench import child, command, curves, output, peers, plot, table
 from cohort.bench.cases import Target
 from cohort.bench.child import executed_tokens
 from cohort.bench.command import Options, make_job, measure, prepare
@@ -215,13 +217,21 @@ def test_a_recipe_brings_shape_and_sizes() -> None:
     ("words", "options", "message"),
     [
         (["8b"], Options(), "8b"),
+        (["tinny"], Options(), "did you mean 'tiny'. Shapes: tiny, 0.5b, 1.5b, 7b. Recipes: column_addition"),
+        (["curve"], Options(), "did you mean 'curves'"),
+        ([], Options(shape="0.5B"), "did you mean '0.5b'"),
         (["tiny"], Options(shape="7b"), "name one shape"),
         (["column_addition"], Options(shape="7b"), "brings its own shape"),
         ([], Options(lengths="long"), "--lengths"),
         ([], Options(mean_share=0.3), "--mean-share"),
         ([], Options(mean_share=1.5, lengths="ragged"), "--mean-share: 1.5"),
         ([], Options(prompt_tokens=-1), "--prompt-tokens: -1"),
-        ([], Options(slots=-2), "--slots: -2"),
+        ([], Options(slots=-2), "--slots: -2; at least 0 .the engine chooses"),
+        ([], Options(silent_every=-1), "--silent-every: -1; at least 0 .every group has signal"),
+        ([], Options(silent_every=1), "--silent-every: 1; no group would have signal"),
+        ([], Options(prompts=2, silent_every=3), "--silent-every: 3; of 2 prompts none"),
+        ([], Options(new=-1), "--new: -1; at least 1"),
+        ([], Options(device="gpu"), "--device: 'gpu'; use cpu, cuda"),
         ([], Options(repeats=0), "--repeats"),
         ([], Options(device="cuda"), "no GPU"),
         (["group_size=4"], Options(), "use --group"),
@@ -232,6 +242,15 @@ def test_a_recipe_brings_shape_and_sizes() -> None:
 def test_what_makes_no_sense_is_refused(words: list[str], options: Options, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         make_job(words, options, NO_GPU, "/x").recipe()
+
+
+@pytest.mark.parametrize("kind", [(), ("curves",)])
+@pytest.mark.parametrize("named", ["--prompts", "--group", "--prompt-tokens", "--new", "--micro-rows", "--mean-share"])
+def test_nothing_is_no_size(nothing_is_measured: None, kind: tuple[str, ...], named: str) -> None:
+    """0 is not a way to ask for the default."""
+    result = CliRunner().invoke(app, ["bench", *kind, "--lengths", "ragged", named, "0"])
+    assert result.exit_code == 1
+    assert f"error: {named}: 0; " in result.output
 
 
 def test_words_of_the_recipe_reach_it() -> None:
@@ -278,6 +297,11 @@ def test_a_peer_that_would_do_other_work_is_left_out(monkeypatch: pytest.MonkeyP
         ("length", "4,many", "whole numbers"),
         ("length", "0,8", "whole numbers"),
         ("length", "64", "at least two"),
+        ("length", "64,64", "twice"),
+        ("model", "64,huge", "'huge' is not known"),
+        ("model", "0,64", "from 1 on"),
+        ("group", "1,2", "group size 1: train.group_size"),
+        ("lengths", "", "--axes: 'lengths'"),
     ],
 )
 def test_points_that_no_curve_can_be_drawn_through_are_refused(axes: str, points: str, message: str) -> None:
@@ -356,6 +380,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Job], 
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("cohort.bench.command.run_stage", run_here)
+        patched.setattr(os, "fsync", lambda descriptor: None)  # a disk that others use takes longer than such a step
         return measure(job, ["rollout", "train", "step"], ["hf_generate", "vllm"], sys.executable, lambda text: None)
 
 
@@ -374,7 +399,10 @@ def test_every_stage_is_measured_on_the_planned_work(measured: tuple[dict[str, J
     step = stages["step"]["cohort"]
     assert step["tokens"] == work.tokens
     assert step["mismatch_mean"] < 1e-5
-    assert sum(values[0] for values in step["stages"].values()) == pytest.approx(step["seconds"][0], rel=0.3)
+    assert {"rollout", "reward", "prepare", "pack", "update", "optimizer", "observe"} <= step["stages"].keys()
+    assert all(values[0] > 0 for values in step["stages"].values())
+    # Together they are the step, but for what follows its row; the first one, with all that it warms up, takes several times that.
+    assert 0.3 < sum(values[0] for values in step["stages"].values()) / step["seconds"][0] < 3
     assert step["first_step_after"] > step["first_seconds"]
 
 
@@ -447,8 +475,138 @@ def test_rounds_measure_in_turn_and_put_their_turns_together(tmp_path: Path, mon
     }
     assert measured["step"]["trl"] == {"seconds": [1, 3], "peak_bytes": 5}
     assert missing == {"step/trl_vllm": "not here"}
-    assert [line for line in said if "round 2" in line] == ["step: cohort, round 2"]
+    assert [line for line in said if "round 2" in line] == ["step: cohort, round 2 of 2"]
     assert len([line for line in said if "not here" in line]) == 1
+
+
+# -- where the result goes ---------------------------------------------------------------------------------------------
+
+
+def whatever_is_measured(job: Job, *rest: Any) -> Any:
+    pytest.fail("something was measured before it was known that the result can be written")
+
+
+@pytest.fixture
+def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (command, curves):
+        monkeypatch.setattr(module, "run_stage", whatever_is_measured)
+
+
+@pytest.mark.parametrize("kind", [(), ("curves", "--axes", "prompts")])
+@pytest.mark.parametrize("named", ["--out", "--plot"])
+@pytest.mark.parametrize("place", ["a_file/x", "folder"])
+def test_outputs_are_tried_before_anything_is_measured(
+    tmp_path: Path, nothing_is_measured: None, kind: tuple[str, ...], named: str, place: str
+) -> None:
+    (tmp_path / "a_file").touch()
+    (tmp_path / "folder").mkdir()
+    target = tmp_path / place
+    result = CliRunner().invoke(app, ["bench", *kind, "--peers", "none", named, str(target)])
+    assert result.exit_code == 1, result.output
+    assert f"error: {named} {target}: " in result.output
+    assert "Traceback" not in result.output
+
+
+def test_the_trial_of_an_output_leaves_no_trace(tmp_path: Path) -> None:
+    kept, new = tmp_path / "kept.json", tmp_path / "not" / "yet" / "new.svg"
+    kept.write_text("before", encoding="utf-8")
+    output.refuse_unwritable(kept, new)
+    assert kept.read_text(encoding="utf-8") == "before"
+    assert not new.exists()
+    with pytest.raises(RecipeError, match=r"--plot .*the same file"):
+        output.refuse_unwritable(kept, tmp_path / "not" / ".." / "kept.json")
+
+
+def test_a_result_that_cannot_be_written_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder was there before, and is none after."""
+    gone, fine, said = tmp_path / "file" / "x", tmp_path / "fine.json", list[str]()
+    (tmp_path / "file").touch()
+    (tmp_path / "spare").mkdir()
+    monkeypatch.setattr(output.tempfile, "tempdir", str(tmp_path / "spare"))
+    document = {"stages": {"rollout": 1}}
+    with pytest.raises(peers.BenchError, match=f"--out {gone}: .*it is in ") as caught:
+        output.write_result(document, gone, None, str, said.append)
+    (saved,) = (tmp_path / "spare").iterdir()
+    assert str(saved) in str(caught.value)
+    assert json.loads(saved.read_text(encoding="utf-8")) == document
+    with pytest.raises(peers.BenchError, match=f"--plot {gone}: .*it is in {fine}; python -m cohort.bench.plot"):
+        output.write_result(document, fine, gone, str, said.append)
+    assert json.loads(fine.read_text(encoding="utf-8")) == document
+    monkeypatch.setattr(output.tempfile, "tempdir", str(gone))
+    with pytest.raises(peers.BenchError, match=f"--plot {gone}: .*printed above"):
+        output.write_result(document, None, gone, str, said.append)
+    assert json.loads(said[-1]) == document
+
+
+def test_an_interpreter_that_is_not_there_is_refused_before(tmp_path: Path, nothing_is_measured: None) -> None:
+    result = CliRunner().invoke(app, ["bench", "--vllm-python", str(tmp_path / "python")])
+    assert result.exit_code == 1
+    assert "error: --vllm-python" in result.output
+
+
+def test_a_wrong_word_ends_curves_before_anything_is_measured(nothing_is_measured: None) -> None:
+    with pytest.raises(RecipeError, match="nonsense"):
+        curves.run_curves(["train.nonsense=3"], Options(), "prompts", "2,4", lambda text: None)
+
+
+def test_curves_without_a_point_say_so_and_draw_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(job: Job) -> dict[str, Any]:
+        raise peers.BenchError("out of memory")
+
+    said: list[str] = []
+    monkeypatch.setattr(curves, "run_stage", fails)
+    options = Options(stages=" train ", plot=tmp_path / "drawing.svg")
+    assert curves.run_curves([], options, "prompts", "4,2", said.append)["stopped"] == ["train, prompts 2: out of memory"]
+    assert said[1] == "train, prompts 2: out of memory"
+    assert said[2].startswith("no curve, and nothing to draw")
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- what is said ------------------------------------------------------------------------------------------------------
+
+
+def test_the_description_counts_as_people_do() -> None:
+    one = command.describe(make_job([], Options(prompts=1, new=1, repeats=1), NO_GPU, "/x"), NO_GPU)
+    assert one.endswith("on a CPU, 1 thread: 1 prompt of 16 tokens, 8 completions each of 1 token; one turn after a warm-up")
+    more = make_job([], Options(rounds=2, lengths="ragged", silent_every=4), NO_GPU, "/x")
+    text = command.describe(more, {**NO_GPU, "threads": 2})
+    assert "on a CPU, 2 threads: 16 prompts" in text
+    assert text.endswith(
+        "of up to 64 tokens, mean 32, 1 of 4 groups without signal; median of 6 turns after a warm-up in each of 2 rounds"
+    )
+
+
+def test_stages_are_measured_once_and_in_order() -> None:
+    assert command.chosen_stages("step, rollout,step") == ["rollout", "step"]
+    assert command.chosen_stages("") == ["rollout", "train", "step"]
+    with pytest.raises(RecipeError, match="--stages: 'step'; use some of rollout, train"):
+        command.chosen_stages("rollout,step", curves.STAGES)
+
+
+def test_a_wide_spread_is_said() -> None:
+    document = h200_document()
+    assert command.not_quiet(document) == "", "1.3 over 1.1 is no more than usual"
+    document["stages"]["rollout"]["cohort"]["derived"]["most_seconds"] = 2.2
+    document["machine"] |= {"load": 6.0, "cores": 2}
+    said = command.not_quiet(document)
+    assert said.startswith("rollout: the slowest turn took 2.00 times the fastest")
+    assert "load average 6 on 2 cores" in said
+
+
+def test_the_table_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """No column that nothing fills, and no cell of seconds that is broken."""
+    job = make_job([], Options(), NO_GPU, "/x")
+    stages = {
+        "rollout": {"cohort": {"seconds": [1.3, 1.1, 1.2], "tokens": 8192}},
+        "train": {"cohort": {"seconds": [2.0], "tokens": 8192}},
+    }
+    command.print_table(document_of(dict.fromkeys(stages, job), stages, {}, NO_GPU, "", "2026-01-01"))
+    printed = capsys.readouterr().out
+    assert "1.2 [1.1, 1.3]" in printed
+    assert "[least, most]" in printed
+    assert "[2, 2]" not in printed, "one turn has no spread"
+    assert "Cohort is" not in printed
+    assert "of the machine" not in printed
 
 
 def test_a_peer_that_fails_in_a_later_round_says_that_its_turns_are_fewer(
@@ -631,6 +789,58 @@ def test_curves_are_judged_by_their_slopes() -> None:
     slow = [{"seconds": [n**1.4], "growth_bytes": n * 2**20} for n in (1, 2, 4)]
     assert [found["as_expected"] for found in curves.curves_of(axis, "rollout", jobs, slow, None)] == [False, False]
     assert "slope 1.00, expected 1.00" in draw_curves({"curves": [time_curve, memory_curve]})
+
+
+def test_memory_of_training_grows_until_a_step_fills_the_budget() -> None:
+    axes = {axis.name: axis for axis in curves.AXES}
+    # 128 rows of 16 + 32 tokens: 6,144. A prompt adds 16 + 8 * 32 = 272, so 8 prompts are 2,176, and 32 fill it.
+    base = make_job([], Options(prompts=8, group=8, prompt_tokens=16, new=32), NO_GPU, "/x")
+    prompts = curves.jobs_along(axes["prompts"], (64, 8, 32), base)
+    assert [curves.largest_micro_batch(job) for job in prompts] == [2176, 6144, 6144]
+    lengths = curves.jobs_along(axes["length"], (1000, 9000), base)
+    assert [curves.largest_micro_batch(job) for job in lengths] == [6144, 9016], "a row is never cut"
+    xs = [64.0, 128.0]
+    assert curves.modelled_memory("train", axes["prompts"], prompts[1:], xs) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "slope", "said"),
+    [
+        ("memory", 0.35, "less than expected, which is well"),
+        ("memory", 1.3, "NOT as expected, grows faster"),
+        ("time", 0.95, "as expected"),
+        ("time", 0.3, "NOT as expected, grows more slowly: fixed costs"),
+    ],
+)
+def test_the_verdict_says_which_way(kind: str, slope: float, said: str) -> None:
+    found = curves.curve("title", kind, None, [1.0, 2.0, 4.0], [x**slope for x in (1.0, 2.0, 4.0)], 1.0)
+    assert curves.verdict(found).startswith(said)
+
+
+# -- drawings ----------------------------------------------------------------------------------------------------------
+
+
+def test_bars_of_all_stages_have_one_scale() -> None:
+    """Ours and quoted ones alike; a quoted time is over the same tokens. No label is cut."""
+    drawn = bars(h200_document())
+    widths = [float(width) for width in re.findall(r"<rect[^>]* width='([0-9.]+)'", drawn)]
+    rates = [131_072 / 1.2, 36_000, 16_800, 131_072, 131_072 / 2, 131_072 / 16, 131_072 / 10.2]
+    assert widths == pytest.approx([400 * rate / 131_072 for rate in rates], abs=0.06)
+    assert "vLLM 0.25.1 as started by default, with log-probs †" in drawn
+    assert "0.5b, 32 x 8 completions of 512 tokens, on NVIDIA H200" in drawn
+    assert "not in this run" in drawn
+
+
+def test_numbers_of_an_axis_are_short() -> None:
+    numbers = (0.0412, 8, 1024, 16_384, 4_366_336, 2.68435e8, 2e10)
+    assert [plot.short(number) for number in numbers] == ["0.0412", "8", "1024", "16.4k", "4.37M", "268M", "20G"]
+
+
+def test_a_drawing_is_made_again_from_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(h200_document()), encoding="utf-8")
+    assert plot.main(str(file)) == 0
+    assert capsys.readouterr().out == bars(h200_document())
 
 
 @pytest.mark.skipif(not reset_resident_peak(), reason="the kernel's high-water mark cannot be reset here")

@@ -66,11 +66,14 @@ def train(
 def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     """Go on with an interrupted run, exactly where it was."""
     with plain_errors():
+        from cohort.run import RunFolder
         from cohort.session import resume as resume_run
 
         result = resume_run(run)
         if result.status == "finished":
             typer.echo(f"{run} is finished: {result.folder / 'report.html'}")
+            if advice := RunFolder.open(run).ignored_edit(result.summary):
+                typer.echo(advice)
         finish(result.status)
 
 
@@ -219,29 +222,40 @@ def bench(
         ),
     ] = None,
     shape: Annotated[str, typer.Option(help="The same as naming the shape; by the machine unless named.")] = "",
-    prompts: Annotated[int, typer.Option(help="Prompts of a step; 16 on a CPU, 32 on a GPU.", show_default=False)] = 0,
-    group: Annotated[int, typer.Option(help="Completions per prompt; 8.", show_default=False)] = 0,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt; 16 on a CPU, 128 on a GPU.", show_default=False)] = 0,
+    prompts: Annotated[
+        int | None, typer.Option(help="Prompts of a step; a recipe's own, else 16 on a CPU (curves: 8), 32 on a GPU.")
+    ] = None,
+    group: Annotated[int | None, typer.Option(help="Completions per prompt; a recipe's own, else 8.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Tokens of a prompt; 16 on a CPU, 128 on a GPU.")] = None,
     new: Annotated[
-        int, typer.Option(help="Tokens of a completion, at most; 64 on a CPU, 512 on a GPU.", show_default=False)
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="Tokens of a completion, at most; a recipe's own, else 64 on a CPU (curves: 32), 512 on a GPU (curves: 256)."
+        ),
+    ] = None,
     lengths: Annotated[
         str, typer.Option(help="fixed: all of them that long. ragged: log-normal, the same for every engine.")
     ] = "fixed",
     mean_share: Annotated[
-        float,
-        typer.Option(help="ragged: mean length as a share of --new; 0.5 on a CPU, 0.4 on a GPU.", show_default=False),
-    ] = 0.0,
-    silent_every: Annotated[int, typer.Option(help="Every N-th group gets one reward for all, so no signal; 0: none.")] = 0,
+        float | None, typer.Option(help="ragged: mean length as a share of --new; 0.5 on a CPU, 0.4 on a GPU.")
+    ] = None,
+    silent_every: Annotated[
+        int, typer.Option(help="Every N-th group gets one reward for all, so no signal; 0: none does.")
+    ] = 0,
     stages: Annotated[str, typer.Option(help="Some of rollout,train,step; all unless named.")] = "",
     peers: Annotated[str, typer.Option(help="auto, none, or some of hf_generate,vllm,trl,trl_vllm.")] = "auto",
     vllm_python: Annotated[str, typer.Option(help="Interpreter of another environment that has vLLM.")] = "",
     repeats: Annotated[int, typer.Option(help="Turns that count; one before them warms up.")] = 3,
     rounds: Annotated[int, typer.Option(help="Measure all engines so often, in turn; more on a noisy machine.")] = 1,
-    slots: Annotated[int, typer.Option(help="Completions that ours decodes side by side; 0: the engine chooses.")] = 0,
-    micro_rows: Annotated[
-        int, typer.Option(help="Rows of one forward-backward, ours and TRL's; 128 on a CPU, 16 on a GPU.", show_default=False)
+    slots: Annotated[
+        int,
+        typer.Option(
+            help="Completions that ours decodes side by side; 0: the engine chooses (curves: 64 on a CPU, 256 on a GPU)."
+        ),
     ] = 0,
+    micro_rows: Annotated[
+        int | None, typer.Option(help="Rows of one forward-backward, ours and TRL's; 128 on a CPU, 16 on a GPU.")
+    ] = None,
     peer_batch: Annotated[int, typer.Option(help="Completions that HF generate is given at once; 0: all.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda; by the machine unless named.")] = "",
     axes: Annotated[str, typer.Option(help="curves: some of group,length,prompts,model,head.")] = "",

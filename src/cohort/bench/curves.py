@@ -5,7 +5,7 @@ the cost model (flops.py) over the very same points, not a round number: reading
 with the square of the length, and both bend a line. Time is expected to follow the model; memory to be what is stated here:
 
     rollouts   keys and values of the slots: in proportion to slots x (prompt + completion)
-    training   flat in prompts, group size and length, since micro-batches have a fixed budget of tokens
+    training   the largest micro-batch: flat once a step fills the fixed budget of tokens, and while a row fits into it
     loss head  flat in vocabulary x tokens (once these are more than a chunk)
 
     cohort bench curves [SHAPE] [key=value ...]
@@ -25,14 +25,16 @@ from pathlib import Path
 from typing import Any
 
 from cohort.bench import machine as machines
-from cohort.bench.command import Options, make_job, prepare
+from cohort.bench.command import CURVES, Options, chosen_stages, describe, make_job, prepare, refuse_numbers
 from cohort.bench.flops import Accelerator, accelerator_named, decode_limit, live_rows, training_cost
 from cohort.bench.job import Job
+from cohort.bench.output import refuse_unwritable, write_result
 from cohort.bench.peers import BenchError, run, run_stage
 from cohort.bench.shapes import Shape
 from cohort.errors import RecipeError
 
-BENCHMARK = "curves"
+BENCHMARK = CURVES
+STAGES = ("rollout", "train")
 TOLERANCE = {"time": 0.15, "memory": 0.15}
 """How far a measured slope may lie from the expected one to be called as expected."""
 
@@ -91,24 +93,24 @@ def run_curves(
     device = options.device or ("cuda" if machine["gpu"] else "cpu")
     kind = "cuda" if device.startswith("cuda") else "cpu"
     refuse_unused(options)
+    refuse_numbers(options)  # before the sizes of the base take the place of what was not said
+    stages = chosen_stages(options.stages, STAGES)
     given: dict[str, Any] = {name: getattr(options, name) or value for name, value in BASE[kind].items()}
-    chosen = [name.strip() for name in axes.split(",") if name.strip()] or [*(axis.name for axis in AXES), "head"]
-    known = [*(axis.name for axis in AXES), "head"]
-    if unknown := [name for name in chosen if name not in known]:
-        raise RecipeError(f"--axes: {unknown[0]!r}; use some of {', '.join(known)}.")
+    chosen = chosen_axes(axes)
     if points and (len(chosen) > 1 or chosen == ["head"]):
         raise RecipeError("--points: name one axis with --axes for them, not the head, which has its own.")
     curves: list[dict[str, Any]] = []
     stops: list[str] = []
     with tempfile.TemporaryDirectory(prefix="cohort-curves-") as scratch:
         base = make_job(words, replace(options, **given), machine, scratch)
+        # What is wrong with the words or with a point is said before anything is measured.
+        lines = [(axis, jobs_along(axis, parse_points(points, axis, kind), base)) for axis in AXES if axis.name in chosen]
+        base.recipe()
+        refuse_unwritable(options.out, options.plot)
+        say(f"{describe(base, machine)}. One of these at a time is varied: {', '.join(chosen)}.")
         accelerator = accelerator_named(machine["gpu"]) if kind == "cuda" else None
-        for axis in AXES:
-            if axis.name in chosen:
-                values = parse_points(points, axis, kind)
-                curves += measure_axis(
-                    axis, values, base, (options.stages or "rollout,train").split(","), accelerator, stops, say
-                )
+        for axis, jobs in lines:
+            curves += measure_axis(axis, jobs, stages, accelerator, stops, say)
         if "head" in chosen:
             curves += measure_head(base, kind, stops, say)
     document = {
@@ -117,22 +119,25 @@ def run_curves(
         "made": time.strftime("%Y-%m-%d"),
         "revision": machines.revision(),
         "machine": machine,
-        "settings": {"base": given, "shape": base.shape.as_json(), "overrides": list(base.overrides), "repeats": base.repeats},
+        "settings": {
+            "base": given,
+            "shape": base.shape.as_json(),
+            "device": base.device,
+            "lengths": base.workload.lengths,
+            "micro_rows": base.micro_rows,
+            "overrides": list(base.overrides),
+            "repeats": base.repeats,
+        },
         "curves": curves,
         "stopped": stops,
     }
     for curve in curves:
         say(sentence(curve))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        say(f"written: {options.out}")
-    if options.plot:
-        from cohort.bench.plot import curves as draw
+    if not curves:
+        say("no curve, and nothing to draw: no axis has two points that could be measured; the reasons are above.")
+    from cohort.bench.plot import curves as draw
 
-        options.plot.parent.mkdir(parents=True, exist_ok=True)
-        options.plot.write_text(draw(document), encoding="utf-8")
-        say(f"drawn: {options.plot}")
+    write_result(document, options.out, options.plot if curves else None, draw, say)
     return document
 
 
@@ -141,52 +146,74 @@ def refuse_unused(options: Options) -> None:
         raise RecipeError("--peers, --vllm-python: curves are of ours alone; leave them out.")
     if options.rounds != 1:
         raise RecipeError("--rounds: curves are of ours alone, which takes turns with nobody; use --repeats.")
-    for stage in (options.stages or "rollout").split(","):
-        if stage not in ("rollout", "train"):
-            raise RecipeError(f"--stages: {stage!r}; curves are of rollout and train.")
+
+
+def chosen_axes(text: str) -> list[str]:
+    known = [*(axis.name for axis in AXES), "head"]
+    names = [name.strip() for name in text.split(",") if name.strip()] or known
+    if unknown := [name for name in names if name not in known]:
+        raise RecipeError(f"--axes: {unknown[0]!r}; use some of {', '.join(known)}.")
+    return [name for name in known if name in names]
 
 
 def parse_points(text: str, axis: Axis, kind: str) -> Sequence[Any]:
     if not text:
         return axis.points[kind]
     values = [int(value) if value.strip().isdigit() else value.strip() for value in text.split(",")]
-    if len(values) < 2 or (axis.name != "model" and not all(isinstance(value, int) and value > 0 for value in values)):
-        raise RecipeError(f"--points: {text!r}; {axis.title} needs at least two whole numbers with commas.")
+    numbers = all(isinstance(value, int) and value > 0 for value in values)
+    if len(values) < 2 or (axis.name != "model" and not numbers) or 0 in values:
+        names = " (widths), or names of shapes," if axis.name == "model" else ""
+        raise RecipeError(f"--points: {text!r}; {axis.title} needs at least two whole numbers{names} from 1 on, with commas.")
     return values
+
+
+def jobs_along(axis: Axis, values: Sequence[Any], base: Job) -> list[Job]:
+    """The job at each point, from the least to the largest; refused where its recipe is, or where two points are one."""
+    budget = base.micro_rows * (base.workload.prompt_tokens + base.workload.new)
+    overrides = (f"train.micro_batch_tokens={budget}", *base.overrides)
+    jobs = [axis.change(replace(base, overrides=overrides), value) for value in values]
+    for value, job in zip(values, jobs, strict=True):
+        try:
+            job.recipe()
+        except RecipeError as problem:
+            raise RecipeError(f"{axis.title} {value}: {problem}") from problem
+    if len({axis.x(job) for job in jobs}) < len(jobs):
+        raise RecipeError(f"--points: {', '.join(map(str, values))}; one of them stands there twice.")
+    return sorted(jobs, key=axis.x)
 
 
 def measure_axis(
     axis: Axis,
-    values: Sequence[Any],
-    base: Job,
+    points: Sequence[Job],
     stages: Sequence[str],
     accelerator: Accelerator | None,
     stops: list[str],
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Rollouts and training at every point, and the curves through them. A point that fails ends its curve, with the reason."""
-    budget = base.micro_rows * (base.workload.prompt_tokens + base.workload.new)
     curves = []
-    for stage in ("rollout", "train"):
-        if stage not in stages:
-            continue
+    for stage in stages:
         jobs: list[Job] = []
         figures: list[dict[str, Any]] = []
-        for value in values:
-            overrides = (f"train.micro_batch_tokens={budget}", *base.overrides)
-            folder = f"{base.folder}/{stage}-{axis.name}-{value}"
-            job = axis.change(replace(base, stage=stage, overrides=overrides, folder=folder), value)
+        for point in points:
+            x = f"{axis.x(point):.6g}"
+            job = replace(point, stage=stage, folder=f"{point.folder}/{stage}-{axis.name}-{x}")
             prepare(job)
-            say(f"{axis.name} {value}: {stage}")
             try:
                 figures.append(run_stage(job)["cohort"])
                 jobs.append(job)
             except BenchError as problem:
-                stops.append(f"{stage}, {axis.title} {value}: {str(problem).strip().splitlines()[-1]}")
+                stops.append(f"{stage}, {axis.title} {x}: {str(problem).strip().splitlines()[-1]}")
                 say(stops[-1])
                 break
+            say(f"{stage}, {axis.title} {x}: {cost(figures[-1])}")
         curves += curves_of(axis, stage, jobs, figures, accelerator)
     return curves
+
+
+def cost(figures: Mapping[str, Any]) -> str:
+    memory = f", +{figures['growth_bytes'] / 2**20:.0f} MiB" if figures.get("growth_bytes") else ""
+    return f"{statistics.median(figures['seconds']):.3g} s{memory}"
 
 
 def curves_of(
@@ -253,10 +280,18 @@ def modelled_memory(stage: str, axis: Axis, jobs: Sequence[Job], xs: Sequence[fl
     if axis.name == "model":
         return None
     if stage == "train":
-        return 0.0
+        return slope_of(xs, [largest_micro_batch(job) for job in jobs])
     slots = [min(job.slots or job.workload.completions, job.workload.completions) for job in jobs]
     cached = [count * (job.workload.prompt_tokens + job.workload.new) for count, job in zip(slots, jobs, strict=True)]
     return slope_of(xs, cached)
+
+
+def largest_micro_batch(job: Job) -> int:
+    """Tokens: what the budget allows, the whole step where that is less, and a row in any case."""
+    work = job.workload
+    whole = work.prompts * work.prompt_tokens + work.tokens
+    longest = work.prompt_tokens + max(work.flat_plan)
+    return max(longest, min(whole, job.recipe().train.micro_batch_tokens))
 
 
 # -- the loss head -----------------------------------------------------------------------------------------------------
@@ -267,7 +302,6 @@ def measure_head(base: Job, kind: str, stops: list[str], say: Callable[[str], No
     vocabulary = HEAD_VOCABULARY[kind]
     points = []
     for tokens in HEAD_TOKENS[kind]:
-        say(f"head: {tokens} tokens")
         target = Path(base.folder) / f"head-{tokens}.json"
         command = [sys.executable, "-m", "cohort.bench.curves", base.device, str(tokens), str(vocabulary), str(target)]
         try:
@@ -280,6 +314,7 @@ def measure_head(base: Job, kind: str, stops: list[str], say: Callable[[str], No
             say(stops[-1])
             break
         points.append((float(tokens) * vocabulary, growth / 2**20))
+        say(f"loss head, {tokens} tokens: +{growth / 2**20:.0f} MiB")
     found = curve("loss head: MiB", "memory", None, [x for x, _ in points], [y for _, y in points], 0.0)
     return [found] if found else []
 
@@ -319,8 +354,18 @@ def head_growth(device: str, tokens: int, vocabulary: int) -> int | None:
 
 
 def sentence(found: Mapping[str, Any]) -> str:
-    verdict = "as expected" if found["as_expected"] else "NOT as expected"
-    return f"{found['title']} against {found['axis']}: slope {found['slope']:.2f}, expected {found['expected']:.2f}: {verdict}"
+    slopes = f"slope {found['slope']:.2f}, expected {found['expected']:.2f}"
+    return f"{found['title']} against {found['axis']}: {slopes}: {verdict(found)}"
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """In words. Memory that grows less than expected is well; time that does is not: something other than the work is measured."""
+    if found["as_expected"]:
+        less = found["slope"] < found["expected"] - TOLERANCE[found["kind"]]
+        return "less than expected, which is well" if less else "as expected"
+    if found["slope"] > found["expected"]:
+        return "NOT as expected, grows faster"
+    return "NOT as expected, grows more slowly: fixed costs, or a noisy machine, outweigh the work at these points"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 
 from cohort.bench.flops import Dimensions
 from cohort.bench.workload import BOS, EOS, PAD, SPECIAL, word
+from cohort.config import nearest
 from cohort.errors import RecipeError
 
 QWEN_VOCABULARY = 151_936
@@ -37,7 +38,8 @@ class Shape:
     @classmethod
     def named(cls, name: str) -> Shape:
         if name not in SHAPES:
-            raise RecipeError(f"shape {name!r} is not known; use {', '.join(SHAPES)}, or a recipe.")
+            close = nearest(name.lower(), SHAPES)
+            raise RecipeError(f"shape {name!r} is not known{close or '.'} Use {', '.join(SHAPES)}, or a recipe.")
         return cls(name, SHAPES[name])
 
     @classmethod

@@ -41,7 +41,9 @@ def work(stage: str, document: Mapping[str, Any]) -> str:
     settings, machine = document["settings"], document["machine"]
     load = settings["workload"]
     where = (
-        machine["gpu"].removeprefix("NVIDIA ") if settings["device"].startswith("cuda") else f"{machine['threads']} CPU threads"
+        machine["gpu"].removeprefix("NVIDIA ")
+        if settings["device"].startswith("cuda")
+        else f"{machine['threads']} CPU thread{'s' if machine['threads'] != 1 else ''}"
     )
     lengths = (
         f"{load['new']}" if load["lengths"] == "fixed" else f"≤ {load['new']} (mean {load['tokens'] / load['completions']:.0f})"
