@@ -19,6 +19,7 @@ These are building blocks and not the public names of `import cohort`: they may 
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 
 import torch
@@ -127,5 +128,9 @@ def credited(examples: list[Example], advantages_N: Tensor, policy: Policy) -> l
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)  # the model is so small that threads would only wait for each other
-    train()
+    try:
+        train()
+    except KeyboardInterrupt:  # nothing is kept here, so there is nothing to save or to say
+        raise SystemExit(130) from None

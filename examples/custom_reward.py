@@ -15,6 +15,7 @@ rows by name; this file needs `answer`. The shape is TRL's, so a function writte
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Callable
 from typing import Any
@@ -79,10 +80,14 @@ def main(**settings: Any) -> cohort.RunResult:
         rewards=[correct, {"function": true_steps, "weight": 0.2}],
         **(defaults | settings),
     )
+    if run.status != "finished":  # Ctrl-C saves the run, and what is measured at its end is not there yet
+        print(f"stopped; to go on: cohort.resume({str(run.folder)!r}, rewards=[correct, true_steps])")
+        return run
     before, after = run.summary["eval"]["before"]["pass@1"], run.summary["eval"]["after"]["pass@1"]
     print(f"held-out pass@1 {before['value']:.0%} -> {after['value']:.0%}; the trained model is in {run.model}")
     return run
 
 
 if __name__ == "__main__":
-    main()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    raise SystemExit(130 if main().status == "interrupted" else 0)

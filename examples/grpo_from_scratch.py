@@ -18,6 +18,7 @@ V vocabulary. GRPO is from DeepSeekMath, arXiv 2402.03300. Takes well under a mi
 
 from __future__ import annotations
 
+import argparse
 import copy
 import time
 
@@ -183,5 +184,9 @@ def train(num_steps: int = NUM_STEPS, seed: int = 0, report: bool = True) -> lis
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)  # the model is so small that threads would only wait for each other
-    train()
+    try:
+        train()
+    except KeyboardInterrupt:  # nothing is kept here, so there is nothing to save or to say
+        raise SystemExit(130) from None

@@ -230,7 +230,7 @@ def test_a_model_folder_with_a_recipe_and_overrides(world):
     [
         (["{run}", "--checkpoint", "step-99"], "has no checkpoint 'step-99'; it has: step-0, step-1, step-2, step-3."),
         (["{run}/model"], "name the problems and rewards with --recipe"),
-        (["/nowhere", "--recipe", "{recipe}"], "cannot load '/nowhere'"),
+        (["/nowhere", "--recipe", "{recipe}"], "/nowhere: no such folder"),
         (["{run}", "--set", "evaluation.samples=0"], "has no evaluation"),
         (["{run}", "--set", "evaluation.sample=2"], "did you mean 'samples'"),
     ],

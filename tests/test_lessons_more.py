@@ -212,7 +212,7 @@ def test_a_run_says_how_many_prompts_it_leaves_out(tmp_path, said):
     for name, rows in (("train", sums(40)), ("test", [{"prompt": f"8+{b}=", "answer": str(8 + b)} for b in range(8)])):
         rows[3]["prompt"] += "0+0+0+0+0="
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    prompts = {"source": str(tmp_path / "train.jsonl"), "max_prompt_tokens": 8}
+    prompts = {"source": str(tmp_path / "train.jsonl"), "max_prompt_tokens": 8, "args": {}}
     held_out = {"source": str(tmp_path / "test.jsonl"), "max_prompt_tokens": 8}
     settings = {"prompts": prompts, "evaluation.sets": {"dev": held_out}, "evaluation.samples": 1, "train.num_steps": 1}
     assert run_with(digit_share, tmp_path, **settings).status == "finished"
@@ -259,9 +259,9 @@ def test_without_a_named_set_a_share_of_the_rows_is_held_out_and_never_trained_o
     """Fails if evaluation.held_out is 0 by default, or if what is evaluated is also sampled in training."""
     import pyarrow.parquet as pq
 
-    settings = FAST | {"prompts": {"source": "python:rows"}, "evaluation": {"samples": 1, "resamples": 100, "max_problems": 64}}
+    settings = FAST | {"prompts": {"source": "python:rows", "args": {}}, "evaluation.sets": {}, "evaluation.every_steps": 0}
     settings |= {"train.num_steps": 20, "train.group_size": 2, "rewards": [{"function": "python:reward", "name": "reward"}]}
-    settings.pop("evaluation.samples")
+    settings["evaluation.samples"] = 1
     run = session.start(tiny(tmp_path, **settings), Materials(sums(60), {"python:reward": digit_share}))
     (before, after) = [document["sets"] for document in rows_of(run.folder, "evaluations.jsonl")]
     assert before.keys() == after.keys() == {"held_out"}

@@ -46,7 +46,10 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
     # Rows kept from Python were loaded, limited and checked when they were handed in.
     kept = materials.rows if recipe.prompts.source == PYTHON_ROWS and isinstance(materials.rows, list) else None
     rows: Rows = list(kept) if kept is not None else load_rows(recipe.prompts, recipe.seed, materials.rows)
-    sets = {name: (config, load_rows(config, recipe.seed)) for name, config in recipe.evaluation.sets.items()}
+    sets = {
+        name: (config, load_rows(config, recipe.seed, section=f"evaluation.sets.{name}"))
+        for name, config in recipe.evaluation.sets.items()
+    }
     if not sets and recipe.evaluation.samples and recipe.evaluation.held_out:
         rows, held_out = split_held_out(
             rows, recipe.evaluation.held_out, recipe.seed, recipe.prompts.prompt_column, recipe.prompts.template
@@ -55,7 +58,9 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
     source = recipe.cold_start.source
     demonstrations = None
     if recipe.cold_start.num_steps or recipe.algorithm.data == "demonstrations":
-        demonstrations = (recipe.prompts, rows) if source == "" else (source, load_rows(source, recipe.seed))
+        demonstrations = (
+            (recipe.prompts, rows) if source == "" else (source, load_rows(source, recipe.seed, section="cold_start.source"))
+        )
     return Data(rows, sets if recipe.evaluation.samples else {}, demonstrations)
 
 

@@ -8,6 +8,7 @@ have been trained on, which is counted and said.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from cohort.config import Recipe
 from cohort.errors import CohortError, RunError
 from cohort.materials import PYTHON_ROWS, Materials
 from cohort.recipe_file import is_section_value, load_recipe, parse_value, resolve_undotted
+from cohort.rows import suggest_file
 from cohort.run import MODEL_FILES, RunFolder
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from cohort.evaluation import Comparison, Evaluation
     from cohort.rewards.base import RewardRunner
     from cohort.types import Prompt
+
+
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ def run_evaluation(targets: Sequence[str], recipe: str, checkpoint: str, overrid
 
     from cohort.evaluation import compare
 
+    for target in targets:
+        refuse_setting(target)
     problems = find_problems(targets[0], recipe, overrides)
     found = [find_target(target, checkpoint, overrides, problems) for target in targets]
     refuse_lost_rewards(problems)
@@ -89,6 +96,12 @@ def run_evaluation(targets: Sequence[str], recipe: str, checkpoint: str, overrid
 # -- what to evaluate, and on what -------------------------------------------------------------------------------------
 
 
+def refuse_setting(target: str) -> None:
+    """`evaluation.samples=8` stands behind the recipe of `cohort train`; here every bare word is a target."""
+    if "=" in target and not Path(target).exists():
+        raise RunError(f"{target!r} is neither a run nor a model. A setting is given with --set: --set {target}")
+
+
 def find_problems(first: str, recipe: str, overrides: Sequence[str]) -> Problems:
     """Those of --recipe where it is given, else those of the first target, which must then be a run."""
     from cohort.recipes import find_recipe
@@ -106,8 +119,25 @@ def find_target(target: str, checkpoint: str, overrides: Sequence[str], problems
     """A run has a recipe of its own, of which the model counts here; a model is loaded as the problems' recipe says."""
     folder = as_run(Path(target))
     if folder is None:
+        refuse_missing_model(target)
         return Target(target, target, None, problems.recipe, None)
     return run_target(folder, checkpoint, load_recipe(folder.recipe_file, model_words(overrides)))
+
+
+def refuse_missing_model(target: str) -> None:
+    """Found out before the first target is evaluated. Whether the hub has a name is known only when it is asked."""
+    path = Path(target)
+    if path.is_dir():
+        if not any((path / name).is_file() for name in MODEL_FILES):
+            raise RunError(
+                f"{target} is neither a run (it has no recipe.toml) nor a model (it has no {' or '.join(MODEL_FILES)})."
+            )
+    elif path.exists():
+        raise RunError(f"{target} is a file; name the folder of a run or of a model.")
+    elif not HUB_ID.fullmatch(target) or ("/" in target and any(path.parent.glob("*/recipe.toml"))):
+        # runs/nmae would do as a hub id, but not where runs/ holds runs.
+        hint = suggest_file(path) or "."
+        raise RunError(f"{target}: no such folder{hint} Name a run, a model folder or a hub id (owner/name).")
 
 
 def as_run(path: Path) -> RunFolder | None:

@@ -31,9 +31,12 @@ ENDLESS = 1_000_000
 """A source that yields more rows than this without a limit is taken for an endless generator."""
 
 
-def load_rows(config: PromptsConfig, seed: int, rows: Iterable[Any] | None = None) -> list[Row]:
-    """All rows of the source, each with a usable prompt; or the rows handed in, checked in the same way."""
-    name, numbered = open_source(config, seed, rows)
+def load_rows(config: PromptsConfig, seed: int, rows: Iterable[Any] | None = None, section: str = "prompts") -> list[Row]:
+    """All rows of the source, each with a usable prompt; or the rows handed in, checked in the same way.
+
+    section: where the recipe has `config`, for messages: "prompts", "evaluation.sets.NAME" or "cold_start.source".
+    """
+    name, numbered = open_source(config, seed, rows, section)
     stop = config.limit or ENDLESS + 1
     loaded: list[Row] = []
     for place, row in itertools.islice(numbered, stop):
@@ -42,23 +45,25 @@ def load_rows(config: PromptsConfig, seed: int, rows: Iterable[Any] | None = Non
         row = {str(column): value for column, value in row.items()}
         if config.shape:
             row = shape_row(row, config.shape, f"{name}, {place}")
-        render(row, config, f"{name}, {place}")
+        render(row, config, f"{name}, {place}", section)
         loaded.append(row)
     if not config.limit and len(loaded) > ENDLESS:
         raise PromptError(
-            f"{name}: more than {ENDLESS:,} rows and no end in sight; set prompts.limit to the number of rows to use"
+            f"{name}: more than {ENDLESS:,} rows and no end in sight; set {section}.limit to the number of rows to use"
         )
     if not loaded:
-        raise PromptError(f"{name}: no rows at all")
+        raise PromptError(f"{section}{'' if rows is not None else f'.source: {name}'}: no rows at all; at least one is needed")
     return loaded
 
 
-def open_source(config: PromptsConfig, seed: int, rows: Iterable[Any] | None) -> tuple[str, Iterator[tuple[str, Any]]]:
+def open_source(
+    config: PromptsConfig, seed: int, rows: Iterable[Any] | None, section: str = "prompts"
+) -> tuple[str, Iterator[tuple[str, Any]]]:
     """(what to call it in messages, the stream of (place, row)). Reads nothing that the limit does not ask for."""
     source = config.source
     if rows is not None:
-        refuse_unused(config, "a list of rows", split_is_used=isinstance(rows, Mapping))
-        return "prompts", number_rows(rows_from_python(rows, config.split))
+        refuse_unused(config, "a list of rows", section, split_is_used=isinstance(rows, Mapping))
+        return "prompts", number_rows(rows_from_python(rows, config.split, section))
     prefix, _, rest = source.partition(":")
     if prefix == "task":
         return source, number_rows(load_task(rest, config.split, seed, config.args))
@@ -66,56 +71,61 @@ def open_source(config: PromptsConfig, seed: int, rows: Iterable[Any] | None) ->
         return source, number_rows(load_gym(rest, config.split, seed, config.args))
     path = Path(source).expanduser()
     if path.is_dir():
-        refuse_unused(config, "a saved dataset", split_is_used=True)
-        return source, number_rows(read_saved(path, config.split))
+        refuse_unused(config, "a saved dataset", section, split_is_used=True)
+        return source, number_rows(read_saved(path, config.split, section))
     if path.suffix in READERS or path.is_file():
-        refuse_unused(config, "a file")
-        return source, read_file(path)
+        refuse_unused(config, "a file", section)
+        return source, read_file(path, section)
     if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", source):
-        return source, number_rows(call_function(source, config, seed))
+        return source, number_rows(call_function(source, config, seed, section))
     if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) and not source.startswith("."):
-        return source, number_rows(load_hub(config))
-    raise PromptError(f"prompts.source: {source!r} is no file or folder here{suggest_file(path)}")
+        return source, number_rows(load_hub(config, section))
+    raise PromptError(f"{section}.source: {source!r} is no file or folder here{suggest_file(path)}")
 
 
 def number_rows(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     return ((f"row {number}", row) for number, row in enumerate(rows))
 
 
-def refuse_unused(config: PromptsConfig, what: str, split_is_used: bool = False) -> None:
+def refuse_unused(config: PromptsConfig, what: str, section: str, split_is_used: bool = False) -> None:
     """A setting that would be ignored is a mistake the user wants to hear of."""
     if config.args:
-        raise PromptError(f"prompts.args: {what} takes no arguments; remove {', '.join(config.args)}")
+        raise PromptError(f"{section}.args: {what} takes no arguments; remove {', '.join(config.args)}")
     default = PromptsConfig.model_fields["split"].default
     if not split_is_used and config.split != default:
-        raise PromptError(f"prompts.split: {what} has no splits; remove split = {config.split!r} or name another source")
+        raise PromptError(f"{section}.split: {what} has no splits; remove split = {config.split!r} or name another source")
 
 
-def rows_from_python(rows: Any, split: str) -> Iterable[Any]:
+def rows_from_python(rows: Any, split: str, section: str = "prompts") -> Iterable[Any]:
+    if table := next((kind for kind in type(rows).__mro__ if kind.__name__ == "DataFrame"), None):
+        call = 'to_dict("records")' if table.__module__.startswith("pandas") else "to_dicts()"
+        raise PromptError(f"{section}: a DataFrame goes through its columns, not through its rows; give frame.{call}")
     if isinstance(rows, Mapping):
         if hasattr(rows, "num_rows") or all(hasattr(part, "features") for part in rows.values()):
-            return choose_split(rows, split, "prompts")
+            return choose_split(rows, split, section, section)
         raise PromptError("prompts: give a list of rows, [{'prompt': ..., 'answer': ...}, ...], not one mapping of columns")
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
         raise PromptError(f"prompts: give a list of rows, a dataset or a generator, not {kind_of(rows)}")
     return rows
 
 
-def choose_split(splits: Mapping[Any, Any], split: str, name: str) -> Iterable[Any]:
+def choose_split(splits: Mapping[Any, Any], split: str, name: str, section: str) -> Iterable[Any]:
     if split not in splits:
         known = [str(known) for known in splits]
-        raise PromptError(f"{name}: no split {split!r}{nearest(split, known)}; it has {', '.join(known)}. Set prompts.split")
+        raise PromptError(f"{name}: no split {split!r}{nearest(split, known)}; it has {', '.join(known)}. Set {section}.split")
     return splits[split]
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def read_file(path: Path) -> Iterator[tuple[str, Any]]:
+def read_file(path: Path, section: str) -> Iterator[tuple[str, Any]]:
     if path.suffix not in READERS:
-        raise PromptError(f"{path}: unknown ending {path.suffix!r}; prompts are read from {', '.join(READERS)}")
+        raise PromptError(
+            f"{section}.source: {path}: unknown ending {path.suffix!r}; prompts are read from {', '.join(READERS)}"
+        )
     if not path.is_file():
-        raise PromptError(f"{path}: no such file{suggest_file(path)}")
+        raise PromptError(f"{section}.source: {path}: no such file{suggest_file(path) or '; name a file that is there'}")
     return READERS[path.suffix](path)
 
 
@@ -193,22 +203,25 @@ READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
 # --- datasets --------------------------------------------------------------------------------------------------------
 
 
-def read_saved(path: Path, split: str) -> Iterable[Any]:
+def read_saved(path: Path, split: str, section: str) -> Iterable[Any]:
     from datasets import DatasetDict, load_from_disk
 
     try:
         saved = load_from_disk(str(path))
     except (OSError, ValueError) as problem:
-        raise PromptError(f"{path}: not a folder written by datasets' save_to_disk ({problem})") from problem
+        raise PromptError(
+            f"{section}.source: {path} is a folder, but not one written by datasets' save_to_disk ({problem}); "
+            f"name a {' or '.join(READERS)} file"
+        ) from problem
     if isinstance(saved, DatasetDict):
-        return choose_split(saved, split, str(path))
+        return choose_split(saved, split, str(path), section)
     default = PromptsConfig.model_fields["split"].default
     if split != default:
-        raise PromptError(f"prompts.split: {path} holds one dataset without splits; remove split = {split!r}")
+        raise PromptError(f"{section}.split: {path} holds one dataset without splits; remove split = {split!r}")
     return saved
 
 
-def load_hub(config: PromptsConfig) -> Iterable[Any]:
+def load_hub(config: PromptsConfig, section: str) -> Iterable[Any]:
     from datasets import load_dataset
 
     try:
@@ -216,7 +229,7 @@ def load_hub(config: PromptsConfig) -> Iterable[Any]:
     except Exception as problem:  # The library raises its own, the hub's and the network's errors; all mean the same here.
         first_line = str(problem).strip().partition("\n")[0]
         raise PromptError(
-            f"prompts.source: {config.source!r} is no file or folder here{suggest_file(Path(config.source))}, and loading it as a "
+            f"{section}.source: {config.source!r} is no file or folder here{suggest_file(Path(config.source))}, and loading it as a "
             f"hub dataset (split {config.split!r}, args {config.args}) failed: {type(problem).__name__}: {first_line}"
         ) from problem
 
@@ -224,8 +237,8 @@ def load_hub(config: PromptsConfig) -> Iterable[Any]:
 # --- functions -------------------------------------------------------------------------------------------------------
 
 
-def call_function(source: str, config: PromptsConfig, seed: int) -> Iterable[Any]:
-    function = import_function(source)
+def call_function(source: str, config: PromptsConfig, seed: int, section: str) -> Iterable[Any]:
+    function = import_function(source, section)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -236,15 +249,15 @@ def call_function(source: str, config: PromptsConfig, seed: int) -> Iterable[Any
         try:
             signature.bind(**arguments)
         except TypeError as problem:
-            raise PromptError(f"prompts.args: {source}{signature} cannot be called with {arguments}: {problem}") from None
-    return rows_from_python(function(**arguments), config.split)
+            raise PromptError(f"{section}.args: {source}{signature} cannot be called with {arguments}: {problem}") from None
+    return rows_from_python(function(**arguments), config.split, section)
 
 
-def import_function(source: str) -> Callable[..., Any]:
+def import_function(source: str, section: str) -> Callable[..., Any]:
     try:
         return load_function(source)
     except NotImportable as problem:
-        raise PromptError(f"prompts.source: {problem}") from problem
+        raise PromptError(f"{section}.source: {problem}") from problem
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -252,25 +265,25 @@ def import_function(source: str) -> Callable[..., Any]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def render(row: Mapping[str, Any], config: PromptsConfig, place: str) -> Content:
+def render(row: Mapping[str, Any], config: PromptsConfig, place: str, section: str = "prompts") -> Content:
     """The text or the chat that the model is given for one row, before any chat template."""
     if config.template:
-        content: Any = fill_template(config.template, row, place)
+        content: Any = fill_template(config.template, row, place, section)
     elif config.prompt_column in row:
         content = row[config.prompt_column]
     else:
         raise PromptError(
             f"{place}: no column {config.prompt_column!r}{nearest(config.prompt_column, row)}; it has {list_columns(row)}. "
-            "Set prompts.prompt_column, or build the prompt with prompts.template"
+            f"Set {section}.prompt_column, or build the prompt with {section}.template"
         )
     check_content(content, f"{place}, column {config.prompt_column!r}")
     if not isinstance(content, str):
         # Columnar formats give every message every key and fill the absent ones with null; templates stumble over those.
         content = [{key: value for key, value in message.items() if value is not None} for message in content]
-    return add_system(content, config.system, place) if config.system else content
+    return add_system(content, config.system, place, section) if config.system else content
 
 
-def fill_template(template: str, row: Mapping[str, Any], place: str) -> str:
+def fill_template(template: str, row: Mapping[str, Any], place: str, section: str) -> str:
     """Fields are column names and nothing else: no attributes, no indexing."""
     pieces = []
     try:
@@ -280,14 +293,14 @@ def fill_template(template: str, row: Mapping[str, Any], place: str) -> str:
                 continue
             if field not in row:
                 raise PromptError(
-                    f"{place}: prompts.template uses {{{field}}}, but there is no such column{nearest(field, row)}; the row has "
+                    f"{place}: {section}.template uses {{{field}}}, but there is no such column{nearest(field, row)}; the row has "
                     f"{list_columns(row)}. Write {{{{ and }}}} for braces that are meant as such"
                 )
             value = string.Formatter().convert_field(row[field], conversion)
             pieces.append(format(value, spec or ""))
     except (ValueError, TypeError) as problem:
         raise PromptError(
-            f"{place}: prompts.template cannot be filled ({problem}); write {{{{ and }}}} for literal braces"
+            f"{place}: {section}.template cannot be filled ({problem}); write {{{{ and }}}} for literal braces"
         ) from None
     return "".join(pieces)
 
@@ -311,10 +324,10 @@ def check_content(content: Any, place: str) -> None:
         )
 
 
-def add_system(content: Content, system: str, place: str) -> list[Message]:
+def add_system(content: Content, system: str, place: str, section: str) -> list[Message]:
     messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     if messages[0]["role"] == "system":
-        raise PromptError(f"{place}: the chat already begins with a system message; leave prompts.system empty")
+        raise PromptError(f"{place}: the chat already begins with a system message; leave {section}.system empty")
     return [{"role": "system", "content": system}, *messages]
 
 

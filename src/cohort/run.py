@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cohort.config import PromptsConfig, Recipe
-from cohort.errors import RunError
+from cohort.errors import CohortError, RunError
 from cohort.interrupts import deferred
 from cohort.materials import PYTHON_ROWS
 from cohort.monitors.jsonl import read_rows
@@ -48,7 +48,7 @@ class RunFolder:
     @classmethod
     def create(cls, recipe: Recipe) -> RunFolder:
         """A new folder. A name that is taken is an error: a run is never overwritten."""
-        name = recipe.name or default_name(recipe)
+        name = checked_name(recipe.name) if recipe.name else default_name(recipe)
         folder = cls(Path(recipe.runs_folder) / name)
         try:
             if folder.has_earned():
@@ -148,6 +148,20 @@ class RunFolder:
         except (OSError, ValueError):
             return {}
 
+    def ignored_edit(self, summary: Mapping[str, Any]) -> str:
+        """What to say of a finished run whose recipe.toml asks for other steps than it has made; "" if it does not."""
+        try:
+            asked = self.recipe().train.num_steps
+        except CohortError:  # nobody needs the recipe of a finished run
+            return ""
+        if asked == summary.get("steps", asked):
+            return ""
+        start = "model.lora.adapter" if (self.model / "adapter_config.json").is_file() else "model.source"
+        return (
+            f"recipe.toml asks for {asked} steps, and the run has made {summary['steps']}: edits after the end are not used. "
+            f"To train longer, start a new run from its model: {start}={self.model} cold_start.num_steps=0 name=NEW"
+        )
+
     def write_rollouts(self, step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[float]) -> None:
         """Every completion with its reward parts, verdict, advantage, ids and log-probs, as one parquet file per step."""
         import pyarrow as pa
@@ -221,6 +235,13 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         "evaluation": evaluation.model_copy(update={"sets": {name: moved(one) for name, one in evaluation.sets.items()}}),
     }
     return recipe.model_copy(update=changes)
+
+
+def checked_name(name: str) -> str:
+    """A run is a folder of its own inside runs_folder: a name that points elsewhere would write over what lies there."""
+    if name in (".", "..") or any(character in name for character in "/\\\0"):
+        raise RunError(f"name: {name!r} is a path; give one word for the folder, and set runs_folder to where runs belong.")
+    return name
 
 
 def default_name(recipe: Recipe) -> str:

@@ -118,7 +118,7 @@ class Session:
                 return self._finish("finished", parts, state)
             except Interrupted as signal:
                 self._save_what_is_earned(parts, state)
-                self.monitors.on_message(f"{signal}: saved. Go on with: cohort resume {self.folder.root}")
+                self.monitors.on_message(f"{signal}: saved. Go on with: {self._how_to_go_on()}")
                 return self._finish("interrupted", parts, state)
             except Exception as problem:
                 self._save_what_is_earned(parts, state)
@@ -296,6 +296,12 @@ class Session:
             else:
                 train(parts, state, until=self.recipe.train.num_steps)
         parts.save(state)
+
+    def _how_to_go_on(self) -> str:
+        """Functions that no other process can import must be handed in again, from Python."""
+        if any(reward.function.startswith("python:") for reward in self.recipe.rewards):
+            return f"cohort.resume({str(self.folder.root)!r}, rewards=[...]) from Python, with the same functions"
+        return f"cohort resume {self.folder.root}"
 
     def _prepare_training(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
         """What training needs beside the policy, made from the starting weights and given the state it had."""

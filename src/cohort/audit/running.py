@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,9 +13,10 @@ from cohort.audit.attacks import Case
 from cohort.audit.samples import AuditRow
 from cohort.errors import RewardError
 from cohort.importing import search_current_folder
+from cohort.rewards import BUILT_IN
 from cohort.rewards.base import load_problem
 from cohort.rewards.call import Answered, Failed, Signature, TrainerState, is_plain
-from cohort.rewards.contract import RESERVED
+from cohort.rewards.contract import RESERVED, argument_problem
 from cohort.rewards.pool import LoadFailed, Worker, WorkerDied, WorkerTimeout
 from cohort.rewards.text import text_of
 
@@ -135,6 +136,8 @@ class Bench:
                 raise AuditError(
                     f"{name}: reward {self.spec} has no such argument{nearest(name, self.signature.accepted) or '.'}"
                 )
+        if problem := argument_problem(built_in_function(self.spec), self.args, [*self.columns, *self.rename]):
+            raise AuditError(f"{problem}. Write arguments as name=value behind the reward.")
         for name in self.asked():
             column = self.rename.get(name, name)
             foreign = [row for row in rows if column in row.columns and not is_plain(row.columns[column])]
@@ -262,6 +265,11 @@ class Bench:
         own = self.timeout_s if not self.supervised else START_S + self.timeout_s * len(lengths)
         limit = own if limit_s is None else limit_s
         return self.ready(spec).call(message, lengths, limit)
+
+
+def built_in_function(spec: str) -> Callable[..., Any] | None:
+    """Cohort's own reward behind a name; others are never imported into this process."""
+    return next((known for name, known in BUILT_IN.items() if spec == f"{known.__module__}:{name}"), None)
 
 
 def completion_for(row: AuditRow, case: Case) -> Any:

@@ -34,7 +34,19 @@ from cohort.rewards.call import (
     is_plain,
     parameters,
 )
-from cohort.rewards.contract import RESERVED, Batch, Bound, RewardPart, Scored, Verdicts, bind, check_args, check_columns
+from cohort.rewards.contract import (
+    Batch,
+    Bound,
+    RewardPart,
+    Scored,
+    Verdicts,
+    bind,
+    check_args,
+    check_columns,
+    column_names,
+    missing_columns,
+    needs_column,
+)
 from cohort.rewards.pool import LoadFailed, Pool, Worker, WorkerDied, WorkerTimeout
 from cohort.rewards.summing import faulty_rows, outcome_of, reward_metrics, worst_blame
 from cohort.sandbox import JailUnavailable, find_tier
@@ -200,15 +212,26 @@ class RewardRunner:
             return find_tier().name if self.needs_jail else ""
         return ""
 
-    def unusable(self, prompts: Sequence[Prompt]) -> dict[str, list[tuple[int, str]]]:
-        """By part: (number of the row, why it can never be scored), for parts that can tell beforehand."""
-        found: dict[str, list[tuple[int, str]]] = {}
+    def check_columns(self, prompts: Sequence[Prompt]) -> None:
+        """RewardError where a part needs a column that none of these rows has: then every call of it would fail."""
+        columns = column_names(prompts)
         for bound in self.start()._bound:
-            if not bound.shape.has_unusable or not prompts:
+            check_columns(bound, columns)
+
+    def unusable(self, prompts: Sequence[Prompt]) -> dict[str, list[tuple[int, str]]]:
+        """By part: (number of the row, why it can never be scored), for parts that can tell beforehand.
+
+        Not for parts whose column no row has: `check_columns` says so once, and rows that nobody scores need none.
+        """
+        found: dict[str, list[tuple[int, str]]] = {}
+        columns = column_names(prompts)
+        for bound in self.start()._bound:
+            if not bound.shape.has_unusable or not prompts or missing_columns(bound.shape.required, columns, bound.args):
                 continue
             check = bound.here().unusable  # type: ignore[attr-defined]
-            columns = {name for prompt in prompts for name in prompt.columns if name not in RESERVED}
-            accepted, _, takes_any = parameters(check)
+            accepted, required, takes_any = parameters(check)
+            if missing := missing_columns(required, columns, bound.args):
+                raise RewardError(f"{bound.place}.function: `unusable` of {bound.name!r} {needs_column(missing[0], columns)}")
             given = {name: value for name, value in bound.args.items() if takes_any or name in accepted}
             asked = [name for name in (columns if takes_any else accepted) if name in columns and name not in given]
             try:
@@ -247,7 +270,7 @@ class RewardRunner:
             return Scored([], {})
         batch = Batch.of(prompts, completions, TrainerState.at(step, num_steps))
         for bound in self._bound:
-            check_columns(bound, batch)
+            check_columns(bound, batch.columns)
         verdicts = concurrently([functools.partial(self._run_part, bound, batch) for bound in self._bound])
         outcomes = [
             outcome_of(self._bound, self._outcome, row, length, verdicts)

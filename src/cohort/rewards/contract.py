@@ -101,7 +101,7 @@ class Batch:
     @classmethod
     def of(cls, prompts: Sequence[Prompt], completions: Sequence[Completion], state: TrainerState) -> Batch:
         texts = [completion.text for completion in completions]
-        names = dict.fromkeys(name for prompt in prompts for name in prompt.columns if name not in RESERVED)
+        names = column_names(prompts)
         values: dict[str, list[Any]] = {
             # Messages are copied: a function that edits its arguments must not edit the prompts of the run.
             "prompts": [p.content if isinstance(p.content, str) else [dict(m) for m in p.content] for p in prompts],
@@ -113,7 +113,7 @@ class Batch:
         }
         for name in names:
             values[name] = [prompt.columns.get(name) for prompt in prompts]
-        return cls(texts, values, tuple(names), state)
+        return cls(texts, values, names, state)
 
     def take(self, names: Iterable[str], rows: Sequence[int]) -> dict[str, list[Any]]:
         return {name: [self.values[name][row] for row in rows] for name in names if name in self.values}
@@ -220,6 +220,8 @@ def check_args(bound: Bound) -> None:
             f"{bound.place}.function: {part.name!r} is supervised and has no argument {WALL_ARGUMENT!r}, under which it is told "
             "timeout_s, the seconds that one completion may take. Add it, and keep to it."
         )
+    if missing := missing_argument(bound):
+        raise RewardError(f"{bound.place}.args: reward {part.name!r} needs the argument {missing!r}.")
     for name in part.args:
         if name in OFFERED:
             raise RewardError(f"{bound.place}.args.{name}: it is passed by the runner and cannot be set.")
@@ -234,6 +236,14 @@ def check_args(bound: Bound) -> None:
             check_pattern(part.args[name], f"{bound.place}.args.{name}")
 
 
+def missing_argument(bound: Bound) -> str:
+    """A required parameter that no column can fill, since the function says which ones it reads; "" if there is none."""
+    shape = bound.shape
+    if shape.reads is None:
+        return ""
+    return next((name for name in shape.required if name not in (*OFFERED, *shape.reads, *bound.args)), "")
+
+
 def check_pattern(pattern: Any, place: str) -> None:
     try:
         re.compile(pattern)
@@ -241,12 +251,39 @@ def check_pattern(pattern: Any, place: str) -> None:
         raise RewardError(f"{place}: {pattern!r} is not a regular expression ({problem}).") from None
 
 
-def check_columns(bound: Bound, batch: Batch) -> None:
-    given = {*OFFERED, *batch.columns, *bound.part.args}
-    missing = [name for name in bound.shape.required if name not in given]
-    if missing:
-        hint = nearest(missing[0], batch.columns) or "."
-        raise RewardError(
-            f"reward {bound.name!r} needs the column {missing[0]!r}, which the rows do not have{hint} "
-            f"Columns: {', '.join(batch.columns) or 'none beside the prompt'}."
-        )
+def check_columns(bound: Bound, columns: Sequence[str]) -> None:
+    """Rows with these columns can be scored: every column that each call needs is there, or bound as an argument."""
+    if missing := missing_columns(bound.shape.required, columns, bound.args):
+        raise RewardError(f"reward {bound.name!r} {needs_column(missing[0], columns)}")
+    if problem := argument_problem(bound.function, bound.part.args, columns):
+        raise RewardError(f"{bound.place}.args: {problem}.")
+
+
+def column_names(prompts: Sequence[Prompt]) -> tuple[str, ...]:
+    """The columns that reward functions can ask for, in the order in which the rows have them."""
+    return tuple(dict.fromkeys(name for prompt in prompts for name in prompt.columns if name not in RESERVED))
+
+
+def missing_columns(required: Sequence[str], columns: Sequence[str], args: Mapping[str, Any]) -> list[str]:
+    return [name for name in required if name not in OFFERED and name not in columns and name not in args]
+
+
+def needs_column(name: str, columns: Sequence[str]) -> str:
+    """What is missing, as a sentence without its subject."""
+    hint = nearest(name, columns) or "."
+    listed = ", ".join(columns) or "none beside the prompt"
+    return f"needs the column {name!r}, which the rows do not have{hint} Columns: {listed}."
+
+
+def argument_problem(function: Callable[..., Any] | None, args: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """Why no call with these arguments can succeed; "" if nothing is known.
+
+    A function tells through `check_arguments(columns, **args)`, which raises ValueError.
+    """
+    check = getattr(function, "check_arguments", None)
+    if check is not None:
+        try:
+            check(columns, **args)
+        except (TypeError, ValueError) as problem:
+            return str(problem)
+    return ""

@@ -42,11 +42,16 @@ def soft_overlong(
 
     In tokens as they were sampled, the stop token included, or with unit = "characters" in characters of the text.
     """
+    check_overlong((), longest, buffer, unit)
+    return [overlong_penalty(size, longest, buffer) for size in sizes(completions, completion_ids, unit)]
+
+
+def check_overlong(columns: Sequence[str], longest: int, buffer: int, unit: str = "tokens") -> None:
     require_whole("longest", longest, 1)
     require_whole("buffer", buffer, 1)
+    require_unit(unit)
     if buffer > longest:
         raise ValueError(f"buffer: at most longest = {longest} is expected, got {buffer}")
-    return [overlong_penalty(size, longest, buffer) for size in sizes(completions, completion_ids, unit)]
 
 
 def length(
@@ -65,16 +70,33 @@ def length(
     `longest`. `target_length` is both bounds at once, for all rows or, as a column, one for each. Lengths are in tokens
     as they were sampled, the stop token included, or with unit = "characters" in characters of the text.
     """
-    require_whole("falloff", falloff, 0)
+    check_length(() if target_length is None else ("target_length",), None, shortest, longest, falloff, unit)
     found = sizes(completions, completion_ids, unit)
     if target_length is not None:
-        if shortest or longest:
-            raise ValueError("target_length: it is both bounds at once; leave out shortest and longest, or target_length")
         targets = [target_length] * len(found) if isinstance(target_length, int) else list(target_length)
         bounds = [(target, target) for target in targets]
     else:
         bounds = [(shortest, longest)] * len(found)
     return [outside(size, low, high, falloff) for size, (low, high) in zip(found, bounds, strict=True)]
+
+
+def check_length(
+    columns: Sequence[str],
+    target_length: int | Sequence[int] | None = None,
+    shortest: int = 0,
+    longest: int = 0,
+    falloff: int = 0,
+    unit: str = "tokens",
+) -> None:
+    """Whether something is measured at all: known from the arguments and the columns, before there is a completion."""
+    require_whole("falloff", falloff, 0)
+    require_unit(unit)
+    if target_length is None and "target_length" not in columns:
+        outside(0, shortest, longest, falloff)
+    elif shortest or longest:
+        raise ValueError("target_length: it is both bounds at once; leave out shortest and longest, or target_length")
+    elif isinstance(target_length, int):
+        outside(0, target_length, target_length, falloff)
 
 
 def outside(size: int, shortest: int, longest: int, falloff: int) -> float:
@@ -90,15 +112,19 @@ def outside(size: int, shortest: int, longest: int, falloff: int) -> float:
 
 
 def sizes(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] | None, unit: str) -> list[int]:
+    require_unit(unit)
     if unit == "characters":
         return [len(text_of(completion)) for completion in completions]
-    if unit != "tokens":
-        raise ValueError(f'unit: "tokens" or "characters" is expected, got {unit!r}')
     if completion_ids is None:
         raise ValueError('completion_ids: tokens are counted in them; pass them, or set unit = "characters"')
     if len(completion_ids) != len(completions):
         raise ValueError(f"completion_ids: {len(completion_ids)} lists of token ids for {len(completions)} completions")
     return [len(ids) for ids in completion_ids]
+
+
+def require_unit(unit: Any) -> None:
+    if unit not in ("tokens", "characters"):
+        raise ValueError(f'unit: "tokens" or "characters" is expected, got {unit!r}')
 
 
 def require_whole(name: str, value: Any, low: int) -> None:
@@ -127,13 +153,17 @@ def repetition(
     -max_penalty at 1. An n-gram is `ngram` units in a row: words, signs, and single letters in scripts without spaces.
     At the time limit of a part a completion scores 0, which is the best score here: hence no text may take long.
     """
+    check_repetition((), ngram, threshold, max_penalty)
+    shares = [repeated_share(text_of(completion)[-MAX_CHARS:], ngram) for completion in completions]
+    return [max_penalty * falling(share - threshold, 1 - threshold) for share in shares]
+
+
+def check_repetition(columns: Sequence[str], ngram: int = 12, threshold: float = 0.2, max_penalty: float = 1.0) -> None:
     require_whole("ngram", ngram, 1)
     if not 0 <= threshold < 1:
         raise ValueError(f"threshold: a share from 0 to below 1 is expected, got {threshold!r}")
     if not (math.isfinite(max_penalty) and max_penalty > 0):
         raise ValueError(f"max_penalty: a number above 0 is expected, got {max_penalty!r}")
-    shares = [repeated_share(text_of(completion)[-MAX_CHARS:], ngram) for completion in completions]
-    return [max_penalty * falling(share - threshold, 1 - threshold) for share in shares]
 
 
 def repeated_share(text: str, ngram: int) -> float:
@@ -187,7 +217,10 @@ def kind_of(character: str) -> str:
 
 soft_overlong.reads = ("completions", "completion_ids")  # type: ignore[attr-defined]
 soft_overlong.per_completion = True  # type: ignore[attr-defined]
+soft_overlong.check_arguments = check_overlong  # type: ignore[attr-defined]
 length.reads = ("completions", "completion_ids", "target_length")  # type: ignore[attr-defined]
 length.per_completion = True  # type: ignore[attr-defined]
+length.check_arguments = check_length  # type: ignore[attr-defined]
 repetition.reads = ("completions",)  # type: ignore[attr-defined]
 repetition.per_completion = True  # type: ignore[attr-defined]
+repetition.check_arguments = check_repetition  # type: ignore[attr-defined]
