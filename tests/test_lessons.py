@@ -32,6 +32,8 @@ LESSONS: dict[str, list[str]] = {
         "test_session.py::test_perturbed_sampling_logprobs_stop_the_run",
         "test_session.py::test_a_reference_with_other_weights_stops_the_run",
         "test_cli.py::test_rollouts_hold_every_completion_with_parts_advantage_ids_and_logprobs",
+        "test_lessons_more.py::test_one_token_in_a_thousand_stops_the_run_and_so_do_many_small_differences_and_nan",
+        "test_lessons_more.py::test_the_doctors_step_1_sees_one_token_that_is_off",
     ],
     "divide logits by the temperature, not log-probs": [
         "test_logprobs.py::test_temperature_divides_the_logits_and_not_the_logprobs",
@@ -47,6 +49,7 @@ LESSONS: dict[str, list[str]] = {
         "test_config.py::test_a_mistake_is_answered_with_the_field_and_the_fix",
         "test_engines.py::test_top_k_is_honoured_by_both_engines",
         "test_evaluate_command.py::test_a_model_folder_with_a_recipe_and_overrides",
+        "test_lessons_more.py::test_the_engine_is_given_the_sampling_of_the_recipe_and_evaluation_its_own",
     ],
     "token in, token out; no second BOS": [
         "test_lessons.py::test_nothing_is_tokenised_while_training",
@@ -70,7 +73,10 @@ LESSONS: dict[str, list[str]] = {
         "test_session.py::test_after_one_step_with_a_huge_learning_rate_the_engine_writes_something_else",
     ],
     # Normalisation
-    "same gradient for every micro-batch size": ["test_gradients.py::test_the_micro_batch_size_cannot_change_the_gradient"],
+    "same gradient for every micro-batch size": [
+        "test_gradients.py::test_the_micro_batch_size_cannot_change_the_gradient",
+        "test_lessons_more.py::test_the_micro_batch_size_cannot_change_the_gradient_of_the_cold_start",
+    ],
     "masked samples change nothing, an all-masked batch is a no-op": [
         "test_aggregation.py::test_adding_a_fully_masked_sample_changes_nothing",
         "test_aggregation.py::test_an_all_masked_minibatch_is_a_no_op_for_weights_and_momentum",
@@ -79,6 +85,7 @@ LESSONS: dict[str, list[str]] = {
     "the same mask in numerator and denominator": [
         "test_aggregation.py::test_a_fully_masked_completion_is_in_neither_side",
         "test_gradients.py::test_loss_and_gradients_equal_the_slow_reference",
+        "test_lessons_more.py::test_what_is_measured_has_the_mask_of_what_is_trained",
     ],
     # Numerics
     "mask before exp; clamp log-ratios": ["test_losses.py::test_huge_log_ratios_stay_finite"],
@@ -140,6 +147,7 @@ LESSONS: dict[str, list[str]] = {
     "over-long prompts counted and reported": [
         "test_prompts.py::test_long_prompts_are_left_out_and_counted",
         "test_doctor.py::test_prompts_that_are_too_long_are_counted",
+        "test_lessons_more.py::test_a_run_says_how_many_prompts_it_leaves_out",
     ],
     "prefilled <think> must not zero a format reward": [
         "test_rewards_math.py::test_think_format",
@@ -181,10 +189,12 @@ LESSONS: dict[str, list[str]] = {
         "test_doctor.py::test_a_reward_that_no_gold_satisfies",
         "test_doctor.py::test_a_reward_that_every_answer_satisfies",
         "test_session.py::test_positions_that_the_model_does_not_have_stop_the_run_at_start",
+        "test_lessons_more.py::test_trial_rollouts_warn_of_cut_completions_and_of_copies",
     ],
     "every completion kept; evaluation held out, its own sampling": [
         "test_cli.py::test_rollouts_hold_every_completion_with_parts_advantage_ids_and_logprobs",
         "test_session.py::test_evaluation_prompts_in_training_are_refused_at_start",
+        "test_lessons_more.py::test_without_a_named_set_a_share_of_the_rows_is_held_out_and_never_trained_on",
     ],
     "zero-variance groups can be dropped": [
         "test_gradients.py::test_dropping_zero_variance_groups_scales_the_gradient_by_the_documented_denominators",
@@ -200,6 +210,7 @@ LESSONS: dict[str, list[str]] = {
         "test_math_answer.py::test_unusable_golds_are_named_before_the_run",
         "test_math_answer.py::test_a_bomb_in_the_gold_scores_nobody",
         "test_rewards_runner.py::test_rows_that_can_never_be_scored_are_named_before_the_run",
+        "test_lessons_more.py::test_a_run_says_what_is_wrong_with_its_golds_before_it_starts",
     ],
     "no parser that runs code sees model text outside the jail": [
         "test_math_hostile.py::test_injections_run_nothing",
@@ -221,6 +232,7 @@ LESSONS: dict[str, list[str]] = {
     "a saved tokenizer comes back as it was": [
         "test_scratch.py::test_saving_and_loading_changes_nothing",
         "test_api.py::test_the_saved_model_loads_and_writes_what_the_engine_writes",
+        "test_tokenizer.py::test_a_tokenizer_of_characters_keeps_its_spaces",
     ],
     "no mask reaches attention, and unknown arguments are refused": [
         "test_lessons.py::test_attention_refuses_masks_and_arguments_it_does_not_honour",
