@@ -83,6 +83,8 @@ def message(*overrides: str, toml: str | None = None, folder: Path | None = None
         # words of one section that most people mean otherwise, and words of several
         ("epsilon=0.2", ["epsilon", "algorithm.clip_low", "optimizer.epsilon"]),
         ("batch_size=32", ["batch_size", "train.prompts_per_step", "cold_start.batch_size"]),
+        ("kl=0", ["kl", "algorithm.kl_coef", "monitors.kl"]),
+        ("algorithm.clip_range=0.1", ["called algorithm.clip_low and algorithm.clip_high"]),
         ("clip=0.1", ["clip", "algorithm.clip_low", "algorithm.clip_high", "critic.clip"]),
         ("epochs=4", ["epochs", "train.passes_per_step", "train.num_steps", "reward_model.epochs"]),
         ("loss=dapo", ["loss", "algorithm.name", "reward_model.loss"]),
@@ -294,6 +296,8 @@ def test_an_algorithm_named_in_a_section_comes_with_its_preset():
     for words in ({"algorithm": {"kl_estimator": "k2", "name": "dapo"}}, {"algorithm": "dapo", "kl_estimator": "k2"}):
         algorithm = load_recipe(recipe, values=words).algorithm
         assert (algorithm.kl_coef, algorithm.clip_high, algorithm.kl_estimator) == (0.0, 0.28, "k2")
+    for order in (["algorithm={kl_coef=0.2}", "algorithm=dpo"], ["algorithm=dpo", "algorithm={kl_coef=0.2}"]):
+        assert load_recipe(overrides=order).algorithm.kl_coef == 0.2
 
 
 def test_a_frozen_recipe_cannot_be_changed():

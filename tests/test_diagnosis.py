@@ -12,6 +12,7 @@ from cohort.recipe_file import build_recipe
 from session_tools import rows_of, tiny
 
 RECIPE = build_recipe({"sampling": {"max_completion_tokens": 256}})
+PPO = build_recipe({"algorithm": {"name": "ppo"}})
 TWO_PARTS = build_recipe(
     {"rewards": [{"function": "math_answer"}, {"function": "package.module:neatness", "weight": 0.1}]},
 )
@@ -91,7 +92,7 @@ TRIGGERS = [
         {"reward/neatness/mean": 0.4, "reward/math_answer/none": 200},
         "math_answer, the part that decides",
     ),
-    ("no_success", "alarm", {"reward/success": 0.0, "advantage/useful_groups": 0.0}, "of 2560 scored ones"),
+    ("no_success", "alarm", {"reward/success": 0.0, "advantage/useful_groups": 0.0}, "of the 2560 that were scored"),
     ("no_useful_groups", "warning", {"advantage/useful_groups": 0.05, "advantage/all_correct_groups": 28}, "too easy"),
     ("no_useful_groups", "warning", {"advantage/useful_groups": 0.05, "advantage/all_wrong_groups": 28}, "too hard"),
     ("no_useful_groups", "alarm", {"advantage/useful_groups": 0.0, "advantage/all_wrong_groups": 32}, "320 all wrong"),
@@ -353,7 +354,10 @@ def test_what_dynamic_sampling_draws_is_what_counts():
     assert "1600 of 3200 completions" in keys(healthy(**drawn, **{"reward/unscored": 160}))["unscored"].what
     assert "unscored" not in keys(healthy(**drawn, **{"reward/unscored": 150}))
     assert "reward_timeouts" not in keys(healthy(**drawn, **{"reward/timeouts": 15}))  # 4.7 % of 320, 5.9 % of 256
-    assert "of 2700 scored ones" in keys(healthy(**drawn, **{"reward/success": 0.0, "reward/unscored": 50}))["no_success"].what
+    assert (
+        "of the 2700 that were scored"
+        in keys(healthy(**drawn, **{"reward/success": 0.0, "reward/unscored": 50}))["no_success"].what
+    )
 
 
 def test_prompts_of_both_kinds_are_neither_too_easy_nor_too_hard():
@@ -407,6 +411,19 @@ def test_values_beyond_all_rewards_are_a_divergence_that_explained_variance_does
     assert "its values average 50 where rewards average 0.67" in found["critic_diverges"].what
     assert "critic_explains_nothing" not in keys(healthy(**critic(-5.0, 50.0)))  # one finding is enough
     assert keys(healthy(**critic(0.5, 1.2))) == {}
+
+
+def test_a_kl_in_the_reward_is_part_of_what_a_critic_learns():
+    """Values follow returns, which hold the KL; reward/mean does not. Where no reward differs, the KL is all there is to explain."""
+    low = critic(0.85, -0.9, **{"reward/mean": 0.3, "reward/std": 0.2})
+    kl = {"loss/kl_coef": 0.1, "loss/kl_per_completion": 12.0}
+    assert "critic_diverges" in keys(healthy(**low))
+    assert "critic_diverges" in keys(healthy(**low, **kl)), "in the loss it is not"
+    assert "critic_diverges" not in keys(healthy(**low, **kl), PPO)
+    silent = critic(
+        -0.3, -0.5, **{"reward/mean": 0.0, "reward/std": 0.0, "reward/success": 0.0, "advantage/useful_groups": 0.0}
+    )
+    assert "critic_explains_nothing" not in keys(healthy(**silent))
 
 
 def test_one_batch_of_nearly_equal_returns_says_nothing_about_the_critic():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import cohort
 from cohort.audit.command import run_audit
 from cohort.config import ModelConfig, PromptsConfig
 from cohort.errors import ModelError, PromptError, RewardError, RunError
+from cohort.monitors.console import ConsoleMonitor
 from cohort.policy import pick_device
 from cohort.recipe_file import load_recipe
 from cohort.rewards.base import RewardPart, RewardRunner
@@ -298,3 +300,26 @@ def test_an_interrupted_run_names_a_way_to_go_on_that_works(function, words):
     recipe = load_recipe(values={"rewards": [{"function": function}]})
     run: Any = SimpleNamespace(recipe=recipe, folder=SimpleNamespace(root=Path("runs/x")))
     assert words in Session._how_to_go_on(run)
+
+
+def test_the_last_lines_of_an_interrupted_run_name_that_way_too(tmp_path, capsys):
+    monitor = ConsoleMonitor(tmp_path / "x", {})
+    monitor.on_finish({"status": "interrupted", "resume": "cohort.resume('x', rewards=[...])"})
+    assert "resume   cohort.resume('x', rewards=[...])" in capsys.readouterr().out
+    monitor.on_finish({"status": "interrupted"})
+    assert "resume   cohort resume" in capsys.readouterr().out
+
+
+def test_a_reference_cannot_come_in_the_middle_of_a_run(tmp_path):
+    """It was said that the starting weights had changed, of a run that had never needed them."""
+    settings = {"algorithm.name": "dr_grpo", "train.num_steps": 3, "evaluation.samples": 0, "checkpoints.every_steps": 1}
+    folder = train_tiny(tmp_path, "half", **settings).folder
+    for step in (folder / "checkpoints").iterdir():
+        if step.name == "step-3":
+            shutil.rmtree(step)
+    shutil.rmtree(folder / "model")
+    (folder / "summary.json").unlink()
+    file = folder / "recipe.toml"
+    file.write_text(file.read_text().replace("kl = false", "kl = true"))
+    with pytest.raises(RunError, match=r"began without a reference.*monitors\.kl"):
+        cohort.resume(folder)

@@ -30,7 +30,7 @@ from cohort.tasks.gym_verifier import Verdict, verdict_of
     [
         ("<answer>1</answer> no, <answer>\n2 </answer>", r">(\d)", "2"),
         ("<answer>1</answer> and <answer>2", "", "1"),
-        ("<answer>1 <answer> 2</answer>", "", "1 <answer> 2"),
+        ("<answer>1 <answer> 2</answer>", "", "2"),
         ("3+4=7\n>7\n>8", r">(\d+)", "8"),
         ("total 12", r"\d+", "12"),
         (r"\boxed{1} then \boxed{\frac{1}{2}} done", "", r"\frac{1}{2}"),

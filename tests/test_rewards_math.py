@@ -230,6 +230,8 @@ def test_unusable_gold_raises_and_is_shown(gold):
         (torch.tensor(-3, dtype=torch.int8), "-3"),
         (torch.tensor(4.0), "4"),
         (torch.tensor(0.1), "0.1"),
+        (torch.tensor(123456792.0), "123456792"),
+        (torch.tensor(65504.0, dtype=torch.float16), "65504"),
         (torch.tensor(0.1, dtype=torch.float64, requires_grad=True), "0.1"),
         (torch.tensor(0.1, dtype=torch.bfloat16), "0.1"),
         (torch.tensor(1 / 3, dtype=torch.float64), repr(1 / 3)),

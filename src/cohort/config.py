@@ -155,7 +155,9 @@ class AlgorithmConfig(Section):
     )
     mismatch_cap: float = Field(2.0, gt=1, description="Cap of mismatch_weight.")
     # -- KL to the reference -------------------------------------------------------------------------------------------
-    kl_coef: float = Field(0.04, ge=0, description="Weight of the KL to the reference; 0 loads no reference. For dpo its beta.")
+    kl_coef: float = Field(
+        0.04, ge=0, description="Weight of the KL to the reference; 0 loads none (but see monitors.kl). For dpo its beta."
+    )
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="How the KL is estimated from sampled tokens.")
     kl_in: Literal["loss", "token_reward", "completion_reward"] = Field(
         "loss",
@@ -358,8 +360,8 @@ class MonitorsConfig(Section):
     rollouts_every: int = Field(1, ge=0, description="Keep every completion of every N-th step as parquet; 0 keeps none.")
     kl: bool = Field(
         False,
-        description="Measure the KL to the starting policy also where algorithm.kl_coef is 0. It then costs what a reference "
-        "costs (its memory, a forward per step), and changes no bit of the training.",
+        description="Measure the KL to the reference also where algorithm.kl_coef is 0, on the completions that are trained on. It "
+        "costs what a reference costs (its memory, a forward per step), and changes no bit of the training.",
     )
 
 

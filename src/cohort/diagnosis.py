@@ -48,7 +48,7 @@ def no_success(history: History) -> Finding | None:
     if len(success) < PATIENCE or max(success) > 0:
         return None
     unscored, completions = unscored_in(history, history.rows[-WINDOW:])
-    of = f" of {completions - unscored:.0f} scored ones" if completions > unscored else ""
+    of = f" of the {completions - unscored:.0f} that were scored" if completions > unscored else ""
     reward = history.now("reward/mean")
     shaped = f" The mean reward of {reward:.2f} comes from other parts." if reward else ""
     return Finding(

@@ -130,16 +130,22 @@ WITHOUT_CRITIC = 'Or use algorithm.name = "grpo": the mean of the group is its b
 def explained_now(history: History, count: int) -> float | None:
     """Over the last steps whose returns differ. The median, for one batch of nearly equal returns can give any number."""
     recent = history.rows[-count:]
-    largest = max(history.values("reward/std", [*history.rows[:WINDOW], *recent]), default=0.0)
+    spreads = history.values("reward/std", [*history.rows[:WINDOW], *recent])
+    largest = max(spreads, default=0.0)
+    if spreads and not largest:  # a KL in the reward is all that differs
+        return None
     differ = [row for row in recent if min(history.values("reward/std", [row]), default=largest) >= SPREAD * largest]
     values = history.values("critic/explained_variance", differ)
     return median(values) if len(values) >= PATIENCE else None
 
 
 def reach_of_rewards(history: History, reward: float) -> float:
-    """How far the mean value may be from the mean reward; penalties and discounts keep returns well within it."""
+    """How far the mean value may be from the mean reward; discounts keep returns well within it. A KL in the reward is part of
+    the returns and not of reward/mean."""
     spreads = [spread for spread in (history.start("reward/std"), history.now("reward/std")) if spread is not None]
-    return max(3 * max(spreads, default=0.0), 2 * abs(reward))
+    reach = max(3 * max(spreads, default=0.0), 2 * abs(reward))
+    held = 0.0 if history.setting("algorithm.kl_in") == "loss" else history.now("loss/kl_coef") or 0.0
+    return reach + 2 * held * (history.now("loss/kl_per_completion") or 0.0) if reach else 0.0
 
 
 def critic_numbers(history: History) -> str:

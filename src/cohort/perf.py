@@ -61,7 +61,12 @@ STAGES = (
         "the policy scores the batch before its first update",
         "train.minibatches_per_step = 1 and train.passes_per_step = 1 need none.",
     ),
-    Stage("reference", "the reference", "the reference scores the batch", "algorithm.kl_coef = 0 needs no reference."),
+    Stage(
+        "reference",
+        "the reference",
+        "the reference scores the batch",
+        "algorithm.kl_coef = 0 without monitors.kl needs no reference.",
+    ),
     Stage("critic", "the critic's values", "the critic values the batch", 'Every advantage but "gae" does without a critic.'),
     Stage(
         "pack",

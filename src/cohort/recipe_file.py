@@ -97,6 +97,7 @@ OTHER_WORDS = {
 UNCLEAR_WORDS = {
     "epsilon": "write algorithm.clip_low and algorithm.clip_high for the clip of the ratio, optimizer.epsilon for AdamW's",
     "batch_size": "write train.prompts_per_step (with train.group_size) for training, cold_start.batch_size for demonstrations",
+    "kl": "write algorithm.kl_coef for its weight, monitors.kl = true to measure it where the weight is 0",
     "clip": "write algorithm.clip_low and algorithm.clip_high for the clip of the ratio, critic.clip for PPO's value function",
     "epochs": "write train.passes_per_step for passes over each batch, train.num_steps for the length of a run, "
     "reward_model.epochs for the fit of a reward model",
@@ -117,14 +118,18 @@ def load_recipe(
             raise RecipeError(f"recipe {path}: {problem.strerror or problem}") from problem
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise RecipeError(f"recipe {path} is not valid TOML: {problem}") from problem
-    for override in sorted(overrides, key=lambda text: not names_algorithm(text.partition("=")[0].strip())):
-        key, separator, text = override.partition("=")
-        if not separator or not key.strip():
-            raise RecipeError(f"override {override!r}: write key=value, for example group_size=4")
-        assign(tree, key.strip(), parse_value(text.strip()))
-    for key, value in sorted((values or {}).items(), key=lambda item: not names_algorithm(item[0])):
+    for key, value in sorted(map(parse_override, overrides), key=turn):
+        assign(tree, key, value)
+    for key, value in sorted((values or {}).items(), key=turn):
         assign(tree, key, os.fspath(value) if isinstance(value, os.PathLike) else value)
     return build_recipe(tree)
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise RecipeError(f"override {override!r}: write key=value, for example group_size=4")
+    return key.strip(), parse_value(text.strip())
 
 
 def build_recipe(tree: Mapping[str, Any]) -> Recipe:
@@ -183,9 +188,12 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
         node[names[-1]] = copy.deepcopy(value)  # the next word may reach into it, and it is the caller's
 
 
-def names_algorithm(key: str) -> bool:
-    """Such an override is applied first: the choices that stand beside it are meant to change the algorithm it names."""
-    return key in ("algorithm", "algorithm.name")
+def turn(word: tuple[str, Any]) -> int:
+    """When a word is applied: a name of an algorithm first, for the choices beside it are meant to change the one it names."""
+    key, value = word
+    if key not in ("algorithm", "algorithm.name"):
+        return 2
+    return 1 if isinstance(value, Mapping) else 0
 
 
 def forget_preset(tree: dict[str, Any], name: Any) -> None:
@@ -242,7 +250,7 @@ def suggestion(word: str, siblings: Sequence[str], section: str = "") -> str:
     if word in OTHER_WORDS:
         ours = OTHER_WORDS[word]
         own = ours.rpartition(".")[2]  # [cold_start] has a learning_rate of its own
-        return f"; here it is called {f'{section}.{own}' if section and own in siblings else ours}"
+        return f"; here it is called {f'{section}.{own}' if section and own in siblings and ' and ' not in ours else ours}"
     homes = [path for path, _ in leaf_fields(Recipe) if path.rsplit(".", 1)[-1] == word]
     return nearest(word, siblings) or (f"; it belongs to {' or '.join(homes)}" if homes else "")
 

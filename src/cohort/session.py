@@ -338,6 +338,11 @@ class Session:
         if state.policy_version == 0:
             state.start_digest = weights_digest(parts.policy.model)
             return parts.policy.frozen_copy()
+        if not state.start_digest:
+            raise RunError(
+                "this run began without a reference (algorithm.kl_coef = 0, monitors.kl = false) and cannot get one in the middle: set "
+                "both back in its recipe.toml, or start a new run."
+            )
         folder = self.folder.start if self.folder.start.is_dir() else None
         if parts.policy.adapter:
             reference = build.adapter_at_start(self.recipe, parts.policy, folder)
@@ -402,6 +407,8 @@ class Session:
                 summary["best"] = {"step": state.best_step, "reward": state.best_reward}
         if error:
             summary["error"] = error
+        if status == "interrupted":
+            summary["resume"] = self._how_to_go_on()
         written = self._write_summary(status, **summary)
         try:
             write_report(self.folder.root)

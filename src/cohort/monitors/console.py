@@ -185,7 +185,7 @@ class ConsoleMonitor(Monitor):
         if table is not None:
             self.console.print(table)
         if summary.get("status") == "interrupted":
-            self.print_line(f"resume   cohort resume {self.folder}")
+            self.print_line(f"resume   {summary.get('resume') or f'cohort resume {self.folder}'}")
         if summary.get("status") != "failed" or steps:
             self.print_line(f"report   {self.folder / 'report.html'}")
 

@@ -10,9 +10,7 @@ import collections
 import re
 from typing import Any
 
-from cohort.rewards.text import last_boxed, visible_text
-
-OPENING, CLOSING = "<answer>", "</answer>"
+from cohort.rewards.text import last_boxed, last_tagged, visible_text
 
 
 def extract_answer(completion: str, pattern: str = "") -> str:
@@ -25,17 +23,6 @@ def extract_answer(completion: str, pattern: str = "") -> str:
     if answer is None:
         answer = last_boxed(completion)
     return (completion if answer is None else answer).strip()
-
-
-def last_tagged(text: str) -> str | None:
-    """Content of the last pair of answer tags. One pass: after an opening without a closing there is none for later ones."""
-    content, position = None, 0
-    while (start := text.find(OPENING, position)) >= 0:
-        end = text.find(CLOSING, start + len(OPENING))
-        if end < 0:
-            break
-        content, position = text[start + len(OPENING) : end], end + len(CLOSING)
-    return content
 
 
 def last_match(text: str, pattern: str) -> str | None:

@@ -171,6 +171,8 @@ def held_value(gold: Any) -> Any:
 
 def shortest_text(tensor: Any, held: float) -> str:
     """The shortest decimal that the tensor's own type rounds to its value: 0.1 in float32 holds 0.10000000149011612."""
+    if held.is_integer() and abs(held) < 2**53:  # written out: 123456792 is no 1.2345679e+08 to whoever reads it as text
+        return str(int(held))
     texts = (f"{held:.{digits}g}" for digits in range(1, 17))
     return next((text for text in texts if tensor.new_tensor(float(text)).item() == held), repr(held))
 
