@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cohort.bench import child, command, curves, output, peers, plot, table
+from cohort.bench import child, command, curves, machine, output, peers, plot, table
 from cohort.bench.cases import Target
 from cohort.bench.child import executed_tokens
 from cohort.bench.command import Options, make_job, measure, prepare
@@ -490,6 +490,7 @@ def whatever_is_measured(job: Job, *rest: Any) -> Any:
 def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (command, curves):
         monkeypatch.setattr(module, "run_stage", whatever_is_measured)
+    monkeypatch.setattr(machine, "ask_machine", lambda: NO_GPU)  # a process that imports torch, each time
 
 
 @pytest.mark.parametrize("kind", [(), ("curves", "--axes", "prompts")])
