@@ -376,7 +376,8 @@ def test_without_a_verdict_nothing_is_said_about_difficulty_success_or_certainty
 
 
 def test_wrong_completions_that_were_empty_at_the_start_break_nothing():
-    keys(healthy(**{"rollout/length_wrong": lambda s: 0 if s <= 10 else 100, "rollout/length_right": 90}))
+    lengths = {"rollout/length_wrong": lambda s: 0 if s <= 10 else 100, "rollout/length_right": 90}
+    assert keys(healthy(**lengths)) == {}
 
 
 # -- PPO's critic ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What runs inside the jail. The host hands this text to a fresh interpreter: `python -c TEXT REQUESTS REPLIES`.
 
-It says that it is there and waits for its orders. Then it gives up everything (files, user, memory, system calls), and says so
-on the pipe; only then does it look at the program. It imports nothing of this package and little of the standard library: every import is paid for by every run.
+It says that it is there and waits for its orders. Then it gives up everything (files, user, memory, system calls), and says
+so on the pipe; only then does it look at the program. It imports nothing of this package and little of the standard library:
+every import is paid for by every run.
 Nothing in here is trusted once the program is loaded. It knows the arguments of a call and never the expected value.
 
 The host writes marshal, which is safe in that direction alone; this side writes JSON with tags (see values.py).
