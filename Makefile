@@ -39,9 +39,9 @@ format: setup  ## Format the code
 	$(BIN)/ruff format .
 
 docs: setup  ## Write docs/metrics.md, docs/recipe.md and docs/gym-tasks.md from the code
-	$(BIN)/python -m cohort.metrics
-	$(BIN)/python -m cohort.config_reference
-	$(BIN)/python -m cohort.tasks.gym_docs > docs/gym-tasks.md
+	$(BIN)/python -m cohort.observe.metrics
+	$(BIN)/python -m cohort.recipe.page
+	$(BIN)/python -m cohort.rewards.gym.page > docs/gym-tasks.md
 
 clean:  ## Remove the environment and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build dist

@@ -13,9 +13,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from cohort.bench.cases import RESULTS
-from cohort.bench.command import Options
-from cohort.bench.curves import run_curves
+from cohort.tools.bench.cases import RESULTS
+from cohort.tools.bench.command import Options
+from cohort.tools.bench.curves import run_curves
 
 
 def main() -> int:

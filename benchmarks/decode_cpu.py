@@ -93,7 +93,7 @@ class Peer:
 
 def contenders(size: str, new: int, ragged: bool) -> tuple[dict[str, Callable[[], object]], int]:
     """What is timed, by name, and the useful tokens that each of them gives."""
-    from cohort.rollout.local_engine import LocalEngine
+    from cohort.engine.local import LocalEngine
     from cohort.types import NoiseKey, Prompt, Sampling
 
     model, (prompt_count, group) = build(size), SHAPES[size][1]

@@ -26,7 +26,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cohort.tasks.column_addition import numbers_of, split_of
+from cohort.data.column_addition import numbers_of, split_of
 
 ANSWER = re.compile(r">(\d+)\s*$")
 FAULTS = {"raise": "exception", "hang": "timeout", "nan": "nan", "length": "length"}

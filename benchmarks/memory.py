@@ -199,21 +199,12 @@ def import_everything() -> None:
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import cohort.build
-    import cohort.critic
-    import cohort.loop
-    import cohort.monitors
-    import cohort.preflight
-    import cohort.report
-    import cohort.scratch
-    import cohort.session  # noqa: F401
-
     # The matrix library and autograd allocate what they keep with their first use.
     torch.nn.Linear(64, 64)(torch.zeros(64, 64)).sum().backward()
 
 
 def make_recipe(order: Order) -> Any:
-    from cohort.recipe_file import assign, build_recipe, parse_value
+    from cohort.recipe.file import assign, build_recipe, parse_value
 
     size = SIZES[order.device]
     completions = size.prompts_per_step * GROUP_SIZE
@@ -245,7 +236,7 @@ def make_recipe(order: Order) -> Any:
 
 def write_pairs(order: Order, size: Size) -> Path:
     """The prompts of the task with two random completions each, as long as completions may be, stop token included."""
-    from cohort.tasks.column_addition import column_addition
+    from cohort.data.column_addition import column_addition
 
     draw = random.Random(0)
     path = Path(order.folder) / "pairs.jsonl"
@@ -401,9 +392,9 @@ class Watched:
 
     def look(self) -> None:
         """Find policy, reference, critic and optimizers among the objects that are alive, and weigh them."""
-        from cohort.critic import Critic
-        from cohort.optim import Optimizer
-        from cohort.policy import Policy
+        from cohort.model.critic import Critic
+        from cohort.model.optim import Optimizer
+        from cohort.model.policy import Policy
 
         alive = gc.get_objects()
         critics = [thing for thing in alive if isinstance(thing, Critic)]
@@ -445,11 +436,11 @@ def nbytes(tensors: Any, besides: Any = ()) -> int:
 def watch_the_run(watched: Watched) -> None:
     """Put the gauge between the stages of the run. What they compute is untouched."""
     from cohort import loop
-    from cohort.critic import Critic
-    from cohort.optim import Optimizer
-    from cohort.policy import Policy
-    from cohort.rollout.local_engine import LocalEngine
-    from cohort.rollout.slot_cache import SlotCache
+    from cohort.engine.local import LocalEngine
+    from cohort.engine.slot_cache import SlotCache
+    from cohort.model.critic import Critic
+    from cohort.model.optim import Optimizer
+    from cohort.model.policy import Policy
 
     def around(owner: Any, name: str, stage: str, before: Callable[..., None] | None = None) -> None:
         original = getattr(owner, name)

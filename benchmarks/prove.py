@@ -145,8 +145,8 @@ def percent(estimate: dict[str, float]) -> str:
 
 def shared_prompts(run: Path) -> int:
     """Held-out prompts that are also training or demonstration prompts, counted again from the recipe of the run."""
-    from cohort import build
-    from cohort.recipe_file import load_recipe
+    from cohort.recipe.file import load_recipe
+    from cohort.training import build
 
     recipe = load_recipe(run / "recipe.toml")
     data = build.load_data(recipe, build.Materials())
@@ -243,9 +243,9 @@ def demo_model(settings: Settings) -> tuple[Any, Any, Any, Any, Any]:
     """The demo after 60 supervised batches: its model twice (the engine's own, and plain transformers), prompts, sampling."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from cohort import build
-    from cohort.recipes import find_recipe
+    from cohort.recipe.built_in import find_recipe
     from cohort.session import start
+    from cohort.training import build
 
     words = ["num_steps=0", "cold_start.num_steps=60", "cold_start.until_success=1.0", "evaluation.samples=0"]
     name = f"rollouts-{time.strftime('%H%M%S')}"

@@ -2,7 +2,7 @@
 
     python benchmarks/speed_cpu.py                     about seven minutes on two quiet cores; results into docs/results
     python benchmarks/speed_cpu.py --only cpu-rollout-fixed --out /tmp
-    python -m cohort.bench.table docs/results/*.json   README's table from them
+    python -m cohort.tools.bench.table docs/results/*.json   README's table from them
 
 Ratios are to peers in the same run: on a busy machine both are slow, and in three rounds each meets the same noise. Ragged
 lengths have a mean of half the maximum.
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import sys
 
-from cohort.bench.cases import Case, Target, run_cases
-from cohort.bench.command import Options
+from cohort.tools.bench.cases import Case, Target, run_cases
+from cohort.tools.bench.command import Options
 
 SIZES = {"prompts": 16, "group": 8, "prompt_tokens": 16, "device": "cpu"}
 ROLLOUT = {**SIZES, "new": 128, "stages": "rollout", "rounds": 3}

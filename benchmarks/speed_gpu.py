@@ -2,7 +2,7 @@
 
     python benchmarks/speed_gpu.py                          all of it
     python benchmarks/speed_gpu.py --only gpu-step-0.5b     one case
-    python -m cohort.bench.table docs/results/*.json        README's table from the results
+    python -m cohort.tools.bench.table docs/results/*.json        README's table from the results
 
 bfloat16 with float32 masters, 128 prompt tokens, 32 prompts x 8, medians of 3, warm; prefill and the copy of results to the
 host included; every group carries signal, so nothing is gained by skipping.
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import sys
 
-from cohort.bench.cases import Case, Target, run_cases
-from cohort.bench.command import Options
+from cohort.tools.bench.cases import Case, Target, run_cases
+from cohort.tools.bench.command import Options
 
 SIZES = {"prompts": 32, "group": 8, "prompt_tokens": 128, "device": "cuda"}
 ROLLOUT = {**SIZES, "stages": "rollout"}

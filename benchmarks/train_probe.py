@@ -28,10 +28,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from cohort.fused import functions, training
-from cohort.fused.family import FusedModel, fuse
-from cohort.fused.functions import Heads
-from cohort.fused.training import hidden_states
+from cohort.ops.fused import functions, training
+from cohort.ops.fused.family import FusedModel, fuse
+from cohort.ops.fused.functions import Heads
+from cohort.ops.fused.training import hidden_states
 
 PEAK = 989e12
 VOCABULARY = 151936

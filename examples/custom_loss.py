@@ -25,14 +25,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cohort.algorithms.losses import ratio
-from cohort.batching import Example, make_examples, pack
-from cohort.config import OptimizerConfig, ScratchConfig
-from cohort.optim import MasterWeights, Optimizer
-from cohort.policy import Policy
-from cohort.rollout import build_engine
-from cohort.scratch import build_scratch
-from cohort.sources import as_groups
+from cohort.algorithms.regions import ratio
+from cohort.engine import build_engine
+from cohort.model.optim import MasterWeights, Optimizer
+from cohort.model.packing import Example, make_examples, pack
+from cohort.model.policy import Policy
+from cohort.model.scratch import build_scratch
+from cohort.recipe.schema import OptimizerConfig, ScratchConfig
+from cohort.training.sources import as_groups
 from cohort.types import NoiseKey, Outcome, Prompt, Sampling
 
 LENGTH = 3

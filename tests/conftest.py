@@ -16,11 +16,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from cohort.algorithms.presets import PER_TOKEN
-from cohort.batching import Example, pack
-from cohort.config import AlgorithmConfig, ScratchConfig
-from cohort.objective import reads_logprobs, token_loss
-from cohort.policy import Policy
-from cohort.scratch import build_scratch
+from cohort.model.packing import Example, pack
+from cohort.model.policy import Policy
+from cohort.model.scratch import build_scratch
+from cohort.recipe.schema import AlgorithmConfig, ScratchConfig
+from cohort.training.objective import reads_logprobs, token_loss
 from cohort.types import UNSCORED, Completion, End, Outcome, Prompt, Rollout
 
 # Tiny models gain nothing from threads and lose much when the machine is shared.

@@ -1,4 +1,4 @@
-"""Triton's interpreter, switched on: kernels then run on CPU tensors. Import this before anything of cohort.fused.kernels_*.
+"""Triton's interpreter, switched on: kernels then run on CPU tensors. Import this before anything of cohort.ops.fused.kernels_*.
 
 One repair: its scalars are arrays of one element, which newer versions of numpy no longer turn into an index.
 """

@@ -60,7 +60,7 @@ TINY: dict[str, Any] = {
 
 def tree(**overrides: Any) -> dict[str, Any]:
     """TINY with dotted overrides, as plain data: tree(**{"train.num_steps": 3})."""
-    from cohort.recipe_file import assign
+    from cohort.recipe.file import assign
 
     copy = json.loads(json.dumps(TINY))
     for key, value in overrides.items():
@@ -70,7 +70,7 @@ def tree(**overrides: Any) -> dict[str, Any]:
 
 def tiny(runs: Path, name: str = "run", **overrides: Any) -> Any:
     """The recipe of a tiny run that will land in runs/name."""
-    from cohort.recipe_file import build_recipe
+    from cohort.recipe.file import build_recipe
 
     return build_recipe(tree(**overrides) | {"runs_folder": str(runs), "name": name})
 
@@ -277,11 +277,17 @@ def serve() -> None:
         "transformers.models.llama.modeling_llama",
         "cohort.session",
         "cohort.loop",
-        "cohort.build",
-        "cohort.preflight",
+        "cohort.training.build",
+        "cohort.training.preflight",
     ):
         importlib.import_module(module)
-    for module in ("cohort.rollout.local_engine", "cohort.cold_start", "cohort.report", "cohort.cli", "pyarrow.parquet"):
+    for module in (
+        "cohort.engine.local",
+        "cohort.training.cold_start",
+        "cohort.observe.report",
+        "cohort.cli",
+        "pyarrow.parquet",
+    ):
         importlib.import_module(module)
     children: dict[int, int] = {}
     for line in sys.stdin:

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cohort
-from cohort.config import ScratchConfig
 from cohort.errors import PromptError, RecipeError, RunError
-from cohort.scratch import build_scratch
+from cohort.model.scratch import build_scratch
+from cohort.recipe.schema import ScratchConfig
 from cohort.types import NoiseKey, Prompt, Sampling
 from session_tools import differences, digit_share, rows_of
 
@@ -98,7 +98,7 @@ def test_the_result_says_where_everything_is(model, tmp_path):
 
 def test_the_saved_model_loads_and_writes_what_the_engine_writes(model):
     """AutoModelForCausalLM.generate, greedy, token for token, on the folder that a run leaves."""
-    from cohort.rollout.local_engine import LocalEngine
+    from cohort.engine.local import LocalEngine
 
     run = cohort.train(model=model, prompts=ROWS, rewards=[digit_share], **SETTINGS)
     net, tokenizer = AutoModelForCausalLM.from_pretrained(run.model), AutoTokenizer.from_pretrained(run.model)
@@ -220,7 +220,7 @@ def test_weights_and_names_of_parts(model):
 def test_resume_needs_nothing_but_the_folder(model, monkeypatch):
     """Rows from a generator and an importable reward: after a stop inside the run, the folder alone is enough."""
     from cohort.errors import Interrupted
-    from cohort.parts import Parts
+    from cohort.training.parts import Parts
 
     whole = cohort.train(model=model, prompts=(row for row in ROWS), rewards=[digit_share], name="whole", **SETTINGS)
     original = Parts.observe

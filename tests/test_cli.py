@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cohort import metrics
-from cohort.config import Recipe
-from cohort.recipe_file import leaf_fields, load_recipe
+from cohort.observe import metrics
+from cohort.recipe.file import leaf_fields, load_recipe
+from cohort.recipe.schema import Recipe
 from session_tools import COHORT, ONE_THREAD, cpu_of_children, fork_server, rows_of, summary_of, write_recipe
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from cohort.attention import check_plain_causal
-from cohort.config import ScratchConfig
-from cohort.critic import NoCritic
 from cohort.errors import EngineError, InvariantError
-from cohort.experience import Models, make_batch
-from cohort.scratch import build_scratch
-from cohort.sources import Collected, as_groups
+from cohort.model.critic import NoCritic
+from cohort.model.scratch import build_scratch
+from cohort.ops.attention import check_plain_causal
+from cohort.recipe.schema import ScratchConfig
+from cohort.training.experience import Models, make_batch
+from cohort.training.sources import Collected, as_groups
 from cohort.types import Completion, Outcome, Prompt
 from conftest import tiny_policy
 from session_tools import digit_share, rows_of, tiny
@@ -36,36 +36,36 @@ LESSONS: dict[str, list[str]] = {
         "test_lessons_more.py::test_the_doctors_step_1_sees_one_token_that_is_off",
     ],
     "divide logits by the temperature, not log-probs": [
-        "test_logprobs.py::test_temperature_divides_the_logits_and_not_the_logprobs",
-        "test_engines.py::test_logprobs_are_those_of_a_plain_forward_at_that_temperature",
+        "ops/test_logprobs.py::test_temperature_divides_the_logits_and_not_the_logprobs",
+        "engine/test_engines.py::test_logprobs_are_those_of_a_plain_forward_at_that_temperature",
         "test_session.py::test_another_temperature_in_scoring_stops_the_run",
     ],
     "generation_config must not reach sampling; a group has distinct completions": [
-        "test_engines.py::test_the_generation_config_has_no_say",
+        "engine/test_engines.py::test_the_generation_config_has_no_say",
         "test_lessons.py::test_the_generation_config_of_a_checkpoint_does_not_reach_a_run",
-        "test_doctor.py::test_the_demo_is_in_order_within_a_minute",
+        "tools/test_doctor.py::test_the_demo_is_in_order_within_a_minute",
     ],
     "top_p and top_k refused in training, honoured in evaluation": [
-        "test_config.py::test_a_mistake_is_answered_with_the_field_and_the_fix",
-        "test_engines.py::test_top_k_is_honoured_by_both_engines",
-        "test_evaluate_command.py::test_a_model_folder_with_a_recipe_and_overrides",
+        "recipe/test_schema.py::test_a_mistake_is_answered_with_the_field_and_the_fix",
+        "engine/test_engines.py::test_top_k_is_honoured_by_both_engines",
+        "tools/test_evaluate_command.py::test_a_model_folder_with_a_recipe_and_overrides",
         "test_lessons_more.py::test_the_engine_is_given_the_sampling_of_the_recipe_and_evaluation_its_own",
     ],
     "token in, token out; no second BOS": [
         "test_lessons.py::test_nothing_is_tokenised_while_training",
-        "test_chat.py::test_text_gets_one_bos_whoever_writes_it",
-        "test_chat.py::test_a_template_that_writes_bos_gets_no_second_one",
+        "model/test_chat.py::test_text_gets_one_bos_whoever_writes_it",
+        "model/test_chat.py::test_a_template_that_writes_bos_gets_no_second_one",
         "test_api.py::test_format_and_answer_rewards_on_chat_prompts",
     ],
     "dropout off while sampling and scoring": [
-        "test_engines.py::test_dropout_is_off_while_sampling_and_modes_come_back",
+        "engine/test_engines.py::test_dropout_is_off_while_sampling_and_modes_come_back",
         "test_lessons.py::test_a_model_with_dropout_is_scored_as_it_sampled",
     ],
     "gradient checkpointing must not switch the cache off": [
-        "test_engines.py::test_gradient_checkpointing_does_not_switch_the_cache_off"
+        "engine/test_engines.py::test_gradient_checkpointing_does_not_switch_the_cache_off"
     ],
     "any cache is invalid after a weight update": [
-        "test_engines.py::test_a_weight_update_is_seen_by_the_next_call",
+        "engine/test_engines.py::test_a_weight_update_is_seen_by_the_next_call",
         "test_session.py::test_weights_that_go_stale_with_the_first_update_stop_the_run_before_the_second",
         "test_session.py::test_stale_weights_after_a_cold_start_stop_the_run_before_any_update",
     ],
@@ -74,120 +74,120 @@ LESSONS: dict[str, list[str]] = {
     ],
     # Normalisation
     "same gradient for every micro-batch size": [
-        "test_gradients.py::test_the_micro_batch_size_cannot_change_the_gradient",
+        "algorithms/test_gradients.py::test_the_micro_batch_size_cannot_change_the_gradient",
         "test_lessons_more.py::test_the_micro_batch_size_cannot_change_the_gradient_of_the_cold_start",
     ],
     "masked samples change nothing, an all-masked batch is a no-op": [
-        "test_aggregation.py::test_adding_a_fully_masked_sample_changes_nothing",
-        "test_aggregation.py::test_an_all_masked_minibatch_is_a_no_op_for_weights_and_momentum",
+        "algorithms/test_aggregation.py::test_adding_a_fully_masked_sample_changes_nothing",
+        "algorithms/test_aggregation.py::test_an_all_masked_minibatch_is_a_no_op_for_weights_and_momentum",
         "test_session.py::test_unscored_completions_are_counted_and_no_score_at_all_is_a_no_op",
     ],
     "the same mask in numerator and denominator": [
-        "test_aggregation.py::test_a_fully_masked_completion_is_in_neither_side",
-        "test_gradients.py::test_loss_and_gradients_equal_the_slow_reference",
+        "algorithms/test_aggregation.py::test_a_fully_masked_completion_is_in_neither_side",
+        "algorithms/test_gradients.py::test_loss_and_gradients_equal_the_slow_reference",
         "test_lessons_more.py::test_what_is_measured_has_the_mask_of_what_is_trained",
     ],
     # Numerics
-    "mask before exp; clamp log-ratios": ["test_losses.py::test_huge_log_ratios_stay_finite"],
+    "mask before exp; clamp log-ratios": ["algorithms/test_regions.py::test_huge_log_ratios_stay_finite"],
     "float32 logits and masters; parameters move at step 1": [
-        "test_logprobs.py::test_low_precision_logits_are_scored_in_float32",
-        "test_optim.py::test_bfloat16_with_masters_moves_at_1e_6_where_pure_bfloat16_does_not",
+        "ops/test_logprobs.py::test_low_precision_logits_are_scored_in_float32",
+        "model/test_optim.py::test_bfloat16_with_masters_moves_at_1e_6_where_pure_bfloat16_does_not",
         "test_session.py::test_a_step_moves_every_kind_of_parameter",
     ],
     "two-pass deviation, exact test for constant groups": [
-        "test_advantages.py::test_one_failure_among_seven_nearly_equal_rewards",
-        "test_advantages.py::test_equal_rewards_give_exactly_zero",
+        "algorithms/test_advantages.py::test_one_failure_among_seven_nearly_equal_rewards",
+        "algorithms/test_advantages.py::test_equal_rewards_give_exactly_zero",
         "test_session.py::test_equal_rewards_everywhere_leave_every_weight_as_it_was",
     ],
     "a non-finite gradient is skipped, counted, and three in a row stop": [
-        "test_optim.py::test_a_non_finite_gradient_changes_nothing_and_is_counted",
-        "test_optim.py::test_three_non_finite_gradients_in_a_row_stop_the_run",
+        "model/test_optim.py::test_a_non_finite_gradient_changes_nothing_and_is_counted",
+        "model/test_optim.py::test_three_non_finite_gradients_in_a_row_stop_the_run",
         "test_lessons.py::test_non_finite_losses_stop_a_run_with_its_weights_as_they_were",
     ],
     # KL
     "KL: sign, zero at step 1, larger coefficient gives smaller KL, exact gradient": [
-        "test_kl.py::test_a_step_on_the_sampled_token_has_the_right_sign",
-        "test_kl.py::test_which_gradients_are_that_of_the_kl_on_policy",
-        "test_kl.py::test_which_gradients_survive_stale_data",
-        "test_reference.py::test_a_larger_coefficient_keeps_the_policy_closer",
-        "test_sources.py::test_before_the_first_update_everything_is_the_same_policy",
+        "algorithms/test_kl.py::test_a_step_on_the_sampled_token_has_the_right_sign",
+        "algorithms/test_kl.py::test_which_gradients_are_that_of_the_kl_on_policy",
+        "algorithms/test_kl.py::test_which_gradients_survive_stale_data",
+        "model/test_reference.py::test_a_larger_coefficient_keeps_the_policy_closer",
+        "training/test_sources.py::test_before_the_first_update_everything_is_the_same_policy",
         "test_session.py::test_engine_trainer_and_reference_agree_before_the_first_update",
     ],
     "the reference is the model the run started from, also after a resume": [
-        "test_kill_resume.py::test_a_killed_run_ends_with_the_same_bits",
-        "test_family_resume.py::test_a_stopped_run_ends_with_the_same_bits",
+        "training/test_kill_resume.py::test_a_killed_run_ends_with_the_same_bits",
+        "training/test_family_resume.py::test_a_stopped_run_ends_with_the_same_bits",
     ],
     "LoRA: the reference is the adapter the run started from, not the base below it": [
-        "test_lora.py::test_the_reference_is_the_adapter_the_run_started_from_and_not_the_base_below_it",
-        "test_lora.py::test_a_stopped_run_ends_with_the_same_bits",
+        "model/test_lora.py::test_the_reference_is_the_adapter_the_run_started_from_and_not_the_base_below_it",
+        "model/test_lora.py::test_a_stopped_run_ends_with_the_same_bits",
     ],
     "LoRA: rollouts see the adapter, and the base is never trained": [
-        "test_lora.py::test_engine_trainer_and_reference_agree_and_rollouts_see_the_adapter",
-        "test_lora.py::test_a_run_moves_the_adapter_and_never_the_base_and_its_checkpoints_are_small",
+        "model/test_lora.py::test_engine_trainer_and_reference_agree_and_rollouts_see_the_adapter",
+        "model/test_lora.py::test_a_run_moves_the_adapter_and_never_the_base_and_its_checkpoints_are_small",
     ],
     # Groups
     "group by id, never by text; filter whole groups": [
         "test_lessons.py::test_equal_prompts_are_groups_of_their_own",
-        "test_engines.py::test_a_prompt_drawn_twice_and_other_keys_give_other_completions",
-        "test_sources.py::test_groups_without_both_outcomes_are_replaced_from_the_stream",
-        "test_experience.py::test_make_batch_keeps_or_drops_zero_variance_groups_and_always_drops_unusable_ones",
+        "engine/test_engines.py::test_a_prompt_drawn_twice_and_other_keys_give_other_completions",
+        "training/test_sources.py::test_groups_without_both_outcomes_are_replaced_from_the_stream",
+        "training/test_experience.py::test_make_batch_keeps_or_drops_zero_variance_groups_and_always_drops_unusable_ones",
     ],
     "every odd return of a reward has a defined outcome": [
-        "test_rewards_runner.py::test_one_bad_row_is_one_fault_and_unscored",
-        "test_rewards_runner.py::test_a_wrong_answer_for_the_whole_batch_stops_the_run_in_words",
+        "rewards/test_rewards_runner.py::test_one_bad_row_is_one_fault_and_unscored",
+        "rewards/test_rewards_runner.py::test_a_wrong_answer_for_the_whole_batch_stops_the_run_in_words",
         "test_session.py::test_a_few_faults_are_counted_and_the_run_goes_on",
         "test_session.py::test_too_many_faults_stop_the_run_with_the_traceback_and_a_mended_reward_goes_on",
     ],
     # Ends and masks
     "stop ids of generation config, tokenizer and template; masks from lengths": [
-        "test_engines.py::test_stop_ids_unite_all_sources",
-        "test_engines.py::test_stop_ids_know_the_end_of_turn_of_the_chat_template",
-        "test_engines.py::test_padding_is_no_token",
+        "engine/test_engines.py::test_stop_ids_unite_all_sources",
+        "engine/test_engines.py::test_stop_ids_know_the_end_of_turn_of_the_chat_template",
+        "engine/test_engines.py::test_padding_is_no_token",
     ],
     "over-long prompts counted and reported": [
-        "test_prompts.py::test_long_prompts_are_left_out_and_counted",
-        "test_doctor.py::test_prompts_that_are_too_long_are_counted",
+        "data/test_prompts.py::test_long_prompts_are_left_out_and_counted",
+        "tools/test_doctor.py::test_prompts_that_are_too_long_are_counted",
         "test_lessons_more.py::test_a_run_says_how_many_prompts_it_leaves_out",
     ],
     "prefilled <think> must not zero a format reward": [
-        "test_rewards_math.py::test_think_format",
-        "test_chat.py::test_prefilled_think_is_seen_in_the_rendered_prompt",
+        "rewards/test_rewards_math.py::test_think_format",
+        "model/test_chat.py::test_prefilled_think_is_seen_in_the_rendered_prompt",
     ],
     # Verifiers
     "a verifier that hangs is killed by the clock": [
-        "test_rewards_runner.py::test_a_completion_that_hangs_scores_zero_and_the_others_keep_their_scores",
-        "test_rewards_runner.py::test_catastrophic_pattern_is_killed",
+        "rewards/test_rewards_runner.py::test_a_completion_that_hangs_scores_zero_and_the_others_keep_their_scores",
+        "rewards/test_rewards_runner.py::test_catastrophic_pattern_is_killed",
     ],
-    "known wrong verdicts": ["test_rewards_math.py::test_verdicts"],
+    "known wrong verdicts": ["rewards/test_rewards_math.py::test_verdicts"],
     "an unparseable gold never earns a reward": [
-        "test_rewards_math.py::test_unusable_gold_raises_and_is_shown",
-        "test_rewards_runner.py::test_an_unusable_gold_is_a_fault_of_its_row",
+        "rewards/test_rewards_math.py::test_unusable_gold_raises_and_is_shown",
+        "rewards/test_rewards_runner.py::test_an_unusable_gold_is_a_fault_of_its_row",
     ],
-    "no verifier evaluates model text": ["test_gym_tasks.py::test_exactly_the_jailed_tasks_can_run_text"],
+    "no verifier evaluates model text": ["rewards/test_gym_tasks.py::test_exactly_the_jailed_tasks_can_run_text"],
     # Runs
     "resume: noise, cursor, optimizer, schedule and the unfinished batch": [
-        "test_kill_resume.py::test_a_killed_run_ends_with_the_same_bits",
-        "test_kill_resume.py::test_a_signal_inside_a_batch_saves_the_unfinished_batch_and_resume_uses_it",
-        "test_kill_resume.py::test_twenty_kills",
+        "training/test_kill_resume.py::test_a_killed_run_ends_with_the_same_bits",
+        "training/test_kill_resume.py::test_a_signal_inside_a_batch_saves_the_unfinished_batch_and_resume_uses_it",
+        "training/test_kill_resume.py::test_twenty_kills",
     ],
     "SIGTERM anywhere saves; no orphans; a flipped bit is found": [
-        "test_kill_resume.py::test_a_signal_while_starting_is_an_interruption_too",
-        "test_kill_resume.py::test_no_reward_worker_outlives_a_killed_run",
-        "test_kill_resume.py::test_a_damaged_checkpoint_is_named_and_the_one_before_is_used",
+        "training/test_kill_resume.py::test_a_signal_while_starting_is_an_interruption_too",
+        "training/test_kill_resume.py::test_no_reward_worker_outlives_a_killed_run",
+        "training/test_kill_resume.py::test_a_damaged_checkpoint_is_named_and_the_one_before_is_used",
     ],
     "best checkpoint by held-out reward": [
         "test_session.py::test_the_best_checkpoint_is_the_one_with_the_best_held_out_reward"
     ],
     # Words
     "why is my loss or reward 0, said at the console": [
-        "test_diagnosis.py::test_trigger",
-        "test_diagnosis.py::test_what_looks_bad_but_is_not",
+        "observe/test_diagnosis.py::test_trigger",
+        "observe/test_diagnosis.py::test_what_looks_bad_but_is_not",
     ],
-    "batch sizes in one unit": ["test_config.py::test_words_of_other_tools_are_answered_with_ours"],
+    "batch sizes in one unit": ["recipe/test_schema.py::test_words_of_other_tools_are_answered_with_ours"],
     "preflight": [
-        "test_doctor.py::test_the_demo_is_in_order_within_a_minute",
-        "test_doctor.py::test_a_reward_that_no_gold_satisfies",
-        "test_doctor.py::test_a_reward_that_every_answer_satisfies",
+        "tools/test_doctor.py::test_the_demo_is_in_order_within_a_minute",
+        "tools/test_doctor.py::test_a_reward_that_no_gold_satisfies",
+        "tools/test_doctor.py::test_a_reward_that_every_answer_satisfies",
         "test_session.py::test_positions_that_the_model_does_not_have_stop_the_run_at_start",
         "test_lessons_more.py::test_trial_rollouts_warn_of_cut_completions_and_of_copies",
     ],
@@ -197,46 +197,46 @@ LESSONS: dict[str, list[str]] = {
         "test_lessons_more.py::test_without_a_named_set_a_share_of_the_rows_is_held_out_and_never_trained_on",
     ],
     "zero-variance groups can be dropped": [
-        "test_gradients.py::test_dropping_zero_variance_groups_scales_the_gradient_by_the_documented_denominators",
+        "algorithms/test_gradients.py::test_dropping_zero_variance_groups_scales_the_gradient_by_the_documented_denominators",
     ],
     # Verifiers
     "Math-Verify in a killable worker process; the trainer keeps its pulse": [
-        "test_math_hostile.py::test_bombs_end_within_their_limits_and_the_trainer_keeps_its_pulse",
-        "test_math_hostile.py::test_what_cannot_give_up_by_itself_is_killed_and_the_next_question_is_answered",
-        "test_math_pairs.py::test_the_same_verdicts_from_a_thread_and_from_asyncio",
+        "rewards/test_math_hostile.py::test_bombs_end_within_their_limits_and_the_trainer_keeps_its_pulse",
+        "rewards/test_math_hostile.py::test_what_cannot_give_up_by_itself_is_killed_and_the_next_question_is_answered",
+        "rewards/test_math_pairs.py::test_the_same_verdicts_from_a_thread_and_from_asyncio",
     ],
-    "known wrong verdicts of Math-Verify": ["test_math_pairs.py::test_every_row_of_the_table"],
+    "known wrong verdicts of Math-Verify": ["rewards/test_math_pairs.py::test_every_row_of_the_table"],
     "an unusable gold earns nothing and is named at start": [
-        "test_math_answer.py::test_unusable_golds_are_named_before_the_run",
-        "test_math_answer.py::test_a_bomb_in_the_gold_scores_nobody",
-        "test_rewards_runner.py::test_rows_that_can_never_be_scored_are_named_before_the_run",
+        "rewards/test_math_answer.py::test_unusable_golds_are_named_before_the_run",
+        "rewards/test_math_answer.py::test_a_bomb_in_the_gold_scores_nobody",
+        "rewards/test_rewards_runner.py::test_rows_that_can_never_be_scored_are_named_before_the_run",
         "test_lessons_more.py::test_a_run_says_what_is_wrong_with_its_golds_before_it_starts",
     ],
     "no parser that runs code sees model text outside the jail": [
-        "test_math_hostile.py::test_injections_run_nothing",
-        "test_math_hostile.py::test_the_trainer_never_imports_a_computer_algebra_system",
-        "test_gym_guards.py::test_no_code_passes_a_grammar",
-        "test_gym_guards.py::test_an_audited_worker_never_compiles_hostile_text",
+        "rewards/test_math_hostile.py::test_injections_run_nothing",
+        "rewards/test_math_hostile.py::test_the_trainer_never_imports_a_computer_algebra_system",
+        "rewards/test_gym_guards.py::test_no_code_passes_a_grammar",
+        "rewards/test_gym_guards.py::test_an_audited_worker_never_compiles_hostile_text",
     ],
     "code is graded by plain values that the host compares": [
-        "test_code_tests.py::test_no_cheat_earns_anything",
-        "test_code_tests.py::test_expected_values_are_nowhere_in_the_jail",
-        "test_jail_hostile.py::test_a_sample_of_hostile_programs",
+        "rewards/test_code_tests.py::test_no_cheat_earns_anything",
+        "rewards/test_code_tests.py::test_expected_values_are_nowhere_in_the_jail",
+        "sandbox/test_jail_hostile.py::test_a_sample_of_hostile_programs",
     ],
     "limits bind for root, and only own processes are ended": [
-        "test_sandbox.py::test_the_environment_is_empty_and_the_user_another",
-        "test_sandbox.py::test_nothing_is_left_behind",
-        "test_sandbox.py::test_a_jail_dies_with_its_host",
+        "sandbox/test_sandbox.py::test_the_environment_is_empty_and_the_user_another",
+        "sandbox/test_sandbox.py::test_nothing_is_left_behind",
+        "sandbox/test_sandbox.py::test_a_jail_dies_with_its_host",
     ],
     # transformers 5
     "a saved tokenizer comes back as it was": [
-        "test_scratch.py::test_saving_and_loading_changes_nothing",
+        "model/test_scratch.py::test_saving_and_loading_changes_nothing",
         "test_api.py::test_the_saved_model_loads_and_writes_what_the_engine_writes",
-        "test_tokenizer.py::test_a_tokenizer_of_characters_keeps_its_spaces",
+        "model/test_tokenizer.py::test_a_tokenizer_of_characters_keeps_its_spaces",
     ],
     "no mask reaches attention, and unknown arguments are refused": [
         "test_lessons.py::test_attention_refuses_masks_and_arguments_it_does_not_honour",
-        "test_engines.py::test_what_is_not_exact_is_refused_by_name_and_auto_falls_back",
+        "engine/test_engines.py::test_what_is_not_exact_is_refused_by_name_and_auto_falls_back",
     ],
 }
 
@@ -327,8 +327,9 @@ def test_equal_prompts_are_groups_of_their_own(tmp_path):
 
 def test_non_finite_losses_stop_a_run_with_its_weights_as_they_were(tmp_path, monkeypatch):
     """Three updates in a row with NaN in the loss: the run stops, and its checkpoint holds the weights of the start."""
-    from cohort import checkpoint, loop
-    from cohort.objective import token_loss
+    from cohort import loop
+    from cohort.training import checkpoint
+    from cohort.training.objective import token_loss
 
     def poisoned(*args: Any) -> Any:
         import dataclasses

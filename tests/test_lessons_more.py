@@ -14,18 +14,18 @@ import pytest
 import torch
 
 from cohort import session
-from cohort.batching import pack
-from cohort.cold_start import Demonstration, supervised_update
-from cohort.config import AlgorithmConfig
+from cohort.engine.local import LocalEngine
 from cohort.errors import InvariantError
-from cohort.materials import Materials
-from cohort.monitors import Monitors
-from cohort.objective import token_loss
-from cohort.optim import StepReport
-from cohort.preflight import Check, invariant_check, rollout_checks
-from cohort.rollout.local_engine import LocalEngine
+from cohort.model.optim import StepReport
+from cohort.model.packing import pack
+from cohort.observe.monitors import Monitors
+from cohort.recipe.materials import Materials
+from cohort.recipe.schema import AlgorithmConfig
+from cohort.training.cold_start import Demonstration, supervised_update
+from cohort.training.objective import token_loss
+from cohort.training.preflight import Check, invariant_check, rollout_checks
+from cohort.training.updates import UpdateMeter, check_same_policy
 from cohort.types import Completion, Outcome, Prompt, Rollout, Sampling
-from cohort.updates import UpdateMeter, check_same_policy
 from conftest import gradients, ragged_examples, relative_difference, rollout, tiny_policy
 from session_tools import always_right, always_wrong, digit_share, rows_of, tiny
 from test_session import FAST, run_with

@@ -10,11 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cohort import build, checkpoint, parts, session
-from cohort.build import Materials
+from cohort import session
 from cohort.errors import CohortError, InvariantError, ModelError, RewardError, RunError
-from cohort.policy import Policy
-from cohort.updates import check_same_policy
+from cohort.model.policy import Policy
+from cohort.training import build, checkpoint, parts
+from cohort.training.build import Materials
+from cohort.training.updates import check_same_policy
 from conftest import tiny_policy
 from session_tools import bits, differences, digit_share, rows_of, summary_of, tiny, train_tiny
 
@@ -89,8 +90,8 @@ def test_own_kernels_that_fail_on_this_gpu_are_a_reason_and_not_a_crash(monkeypa
         raise RuntimeError("out of resource: shared memory")
 
     monkeypatch.setattr(Policy, "device", property(lambda self: torch.device("cuda")))
-    monkeypatch.setattr("cohort.policy.with_kernels", lambda device: True)
-    monkeypatch.setattr("cohort.policy.FusedBackbone", broken)
+    monkeypatch.setattr("cohort.model.policy.with_kernels", lambda device: True)
+    monkeypatch.setattr("cohort.model.policy.FusedBackbone", broken)
     policy = tiny_policy()
     assert policy.prepare("auto") == (
         "training with the modules of transformers (RuntimeError: out of resource: shared memory)"
@@ -115,7 +116,7 @@ def test_a_resumed_run_does_not_keep_what_it_read(tmp_path, monkeypatch):
 
 def stop_at(patch: Any, step: int) -> None:
     from cohort.errors import Interrupted
-    from cohort.state import TrainState
+    from cohort.training.state import TrainState
 
     original = TrainState.finish_step
 
@@ -177,7 +178,7 @@ def test_another_temperature_in_scoring_stops_the_run(tmp_path, monkeypatch):
 
 def test_perturbed_sampling_logprobs_stop_the_run(tmp_path, monkeypatch):
     """One token of one completion, off by 1e-4: the maximum sees it, a mean would not."""
-    from cohort.rollout.local_engine import LocalEngine
+    from cohort.engine.local import LocalEngine
 
     original = LocalEngine.generate
 
@@ -300,7 +301,7 @@ def test_a_step_moves_every_kind_of_parameter(tmp_path):
 def test_a_reward_that_cannot_be_imported_leaves_the_folder_unlocked(tmp_path):
     with pytest.raises(RewardError, match="nowhere"):
         train_tiny(tmp_path, **FAST | {"rewards": [{"function": "nowhere:reward"}]})
-    from cohort.run import RunFolder
+    from cohort.observe.run_folder import RunFolder
 
     RunFolder.open(tmp_path / "run").lock()
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cohort.batching import Example
-from cohort.policy import Policy
+from cohort.model.packing import Example
+from cohort.model.policy import Policy
 from conftest import gradients, library_loss_and_gradients, ragged_examples, relative_difference, tiny_policy
 
 TEMPERATURE = 0.7

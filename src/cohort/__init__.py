@@ -26,25 +26,25 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if TYPE_CHECKING:
     from cohort import rewards
     from cohort.api import resume, train
-    from cohort.config import Recipe
     from cohort.errors import CohortError
-    from cohort.evaluation import Evaluation, evaluate
-    from cohort.recipe_file import load_recipe
+    from cohort.evaluation.evaluate import Evaluation, evaluate
+    from cohort.recipe.file import load_recipe
+    from cohort.recipe.schema import Recipe
     from cohort.session import RunResult
     from cohort.types import Completion, Outcome, Prompt, Rollout, Sampling
 
 _HOME = {
     "Completion": "cohort.types",
     "CohortError": "cohort.errors",
-    "Evaluation": "cohort.evaluation",
+    "Evaluation": "cohort.evaluation.evaluate",
     "Outcome": "cohort.types",
     "Prompt": "cohort.types",
-    "Recipe": "cohort.config",
+    "Recipe": "cohort.recipe.schema",
     "Rollout": "cohort.types",
     "RunResult": "cohort.session",
     "Sampling": "cohort.types",
-    "evaluate": "cohort.evaluation",
-    "load_recipe": "cohort.recipe_file",
+    "evaluate": "cohort.evaluation.evaluate",
+    "load_recipe": "cohort.recipe.file",
     "resume": "cohort.api",
     "rewards": "",
     "train": "cohort.api",

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cohort.errors import RecipeError
-from cohort.materials import PYTHON_ROWS, Materials
-from cohort.recipe_file import load_recipe
-from cohort.recipes import recipe_path
+from cohort.recipe.built_in import recipe_path
+from cohort.recipe.file import load_recipe
+from cohort.recipe.materials import PYTHON_ROWS, Materials
 from cohort.rewards.contract import importable_name
 from cohort.session import RunResult
 from cohort.session import resume as resume_session

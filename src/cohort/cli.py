@@ -24,8 +24,8 @@ EXIT_INTERRUPTED = 130
 @contextmanager
 def plain_errors() -> Iterator[None]:
     """Errors made for people are printed as they are; a traceback is for bugs."""
+    from cohort.base.text import printable
     from cohort.errors import CohortError
-    from cohort.rewards.text import printable
 
     try:
         yield
@@ -55,7 +55,7 @@ def train(
     cohort train my.toml seed=1 name=second         a recipe of your own (all words: docs/recipe.md)
     """
     with plain_errors():
-        from cohort.recipes import find_recipe, split_words
+        from cohort.recipe.built_in import find_recipe, split_words
         from cohort.session import start
 
         recipe, overrides = split_words(words or [])
@@ -66,7 +66,7 @@ def train(
 def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     """Go on with an interrupted run, exactly where it was."""
     with plain_errors():
-        from cohort.run import RunFolder
+        from cohort.observe.run_folder import RunFolder
         from cohort.session import resume as resume_run
 
         result = resume_run(run)
@@ -93,7 +93,7 @@ def evaluate(
     Several targets are compared in pairs, problem by problem, on the problems of the first.
     """
     with plain_errors():
-        from cohort.evaluation_command import run_evaluation
+        from cohort.tools.evaluate import run_evaluation
 
         run_evaluation(targets, recipe, checkpoint, set_ or [], output)
 
@@ -123,7 +123,7 @@ def compare(
     cohort compare first=a.toml second=b.toml                       recipes of your own
     """
     with plain_errors():
-        from cohort.compare import run_compare
+        from cohort.tools.compare import run_compare
 
         status = run_compare(words, recipe, seeds, jobs, output)
         if status == "failed":
@@ -139,7 +139,7 @@ def algorithms(
 ) -> None:
     """List the algorithms and the choices they are made of."""
     with plain_errors():
-        from cohort.compare.choices import print_algorithms
+        from cohort.recipe.choices import print_algorithms
 
         print_algorithms(names or [])
 
@@ -153,8 +153,8 @@ def doctor(
     Golds and shuffled golds, sampling, lengths, truncation, success rate, memory, and the invariants of step 1.
     """
     with plain_errors():
-        from cohort.doctor import run_doctor
-        from cohort.recipes import find_recipe, split_words
+        from cohort.recipe.built_in import find_recipe, split_words
+        from cohort.tools.doctor import run_doctor
 
         recipe, overrides = split_words(words or [])
         if not run_doctor(find_recipe(recipe, overrides)):
@@ -192,7 +192,7 @@ def audit(
 
     Exit code 0: nothing found, 1: flaws found, 2: could not audit.
     """
-    from cohort.audit.command import run_audit
+    from cohort.tools.audit.command import run_audit
 
     code = run_audit(
         words,
@@ -275,8 +275,8 @@ def bench(
     How to read the figures, and what the JSON holds: docs/speed.md.
     """
     with plain_errors():
-        from cohort.bench.command import Options, run_bench
         from cohort.errors import RecipeError
+        from cohort.tools.bench.command import Options, run_bench
 
         options = Options(
             shape, prompts, group, prompt_tokens, new, lengths, mean_share, silent_every, stages, peers, vllm_python,
@@ -284,7 +284,7 @@ def bench(
         )  # fmt: skip
         given = words or []
         if given[:1] == ["curves"]:
-            from cohort.bench.curves import run_curves
+            from cohort.tools.bench.curves import run_curves
 
             run_curves(given[1:], options, axes, points, typer.echo)
         else:
@@ -297,8 +297,8 @@ def bench(
 def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     """Write a run's report.html, finished or not."""
     with plain_errors():
-        from cohort.report import write_report
-        from cohort.run import RunFolder
+        from cohort.observe.report import write_report
+        from cohort.observe.run_folder import RunFolder
 
         typer.echo(str(write_report(RunFolder.open(run).root)))
 
@@ -306,7 +306,7 @@ def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
 @app.command()
 def recipes() -> None:
     """List the built-in recipes."""
-    from cohort.recipes import built_in
+    from cohort.recipe.built_in import built_in
 
     for name, first_line in built_in().items():
         typer.echo(f"{name:24} {first_line}")

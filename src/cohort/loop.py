@@ -3,20 +3,20 @@
     data source -> reward -> gradient coefficient -> update
 
 Each line is one stage. Which of GRPO, PPO, DPO or SFT is running is decided inside the stages, by the choices of the recipe:
-where completions come from (sources.py), what each token is credited with (experience.py), how far an update may go and what
-holds it back (objective.py). Losses are per token and weights are fixed over the optimizer batch beforehand, so the innermost
+where completions come from (training/sources.py), what each token is credited with (training/experience.py), how far an update may go and what
+holds it back (training/objective.py). Losses are per token and weights are fixed over the optimizer batch beforehand, so the innermost
 lines only multiply, sum and call backward; nothing here asks which algorithm it is.
 """
 
 from __future__ import annotations
 
-from cohort.batching import pack
-from cohort.experience import make_batch
-from cohort.objective import pushes_on_all_tokens, token_loss
-from cohort.parts import Parts
-from cohort.state import TrainState
-from cohort.stopwatch import Stopwatch
-from cohort.updates import UpdateMeter
+from cohort.base.stopwatch import Stopwatch
+from cohort.model.packing import pack
+from cohort.training.experience import make_batch
+from cohort.training.objective import pushes_on_all_tokens, token_loss
+from cohort.training.parts import Parts
+from cohort.training.state import TrainState
+from cohort.training.updates import UpdateMeter
 
 
 def train(parts: Parts, state: TrainState, until: int) -> None:

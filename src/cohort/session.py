@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cohort.config import OptimizerConfig, Recipe, needs_reference, recipe_warnings
-from cohort.describe import describe
+from cohort.base.interrupts import handled
 from cohort.errors import CheckpointError, Interrupted, RunError
-from cohort.interrupts import handled
-from cohort.materials import Materials
+from cohort.observe.run_folder import RunFolder, with_absolute_paths
+from cohort.recipe.materials import Materials
+from cohort.recipe.schema import OptimizerConfig, Recipe, needs_reference, recipe_warnings
+from cohort.recipe.words import describe
 from cohort.rewards.base import RewardRunner
-from cohort.run import RunFolder, with_absolute_paths
 
 if TYPE_CHECKING:
-    from cohort.build import EncodedData
-    from cohort.evaluation import Evaluation
-    from cohort.optim import MasterWeights
-    from cohort.parts import Parts
-    from cohort.policy import Policy
-    from cohort.sources import Stream
-    from cohort.state import TrainState
+    from cohort.evaluation.evaluate import Evaluation
+    from cohort.model.optim import MasterWeights
+    from cohort.model.policy import Policy
+    from cohort.training.build import EncodedData
+    from cohort.training.parts import Parts
+    from cohort.training.sources import Stream
+    from cohort.training.state import TrainState
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Session:
     """The phases of one run. Everything that lasts is in the folder; an instance only walks through it."""
 
     def __init__(self, folder: RunFolder, recipe: Recipe, rewards: RewardRunner, materials: Materials | None):
-        from cohort import checkpoint
-        from cohort.monitors import build_monitors
+        from cohort.observe.monitors import build_monitors
+        from cohort.training import checkpoint
 
         self.started = time.monotonic()
         self.folder, self.recipe, self.rewards = folder, recipe, rewards
@@ -96,7 +96,7 @@ class Session:
 
     def run(self) -> RunResult:
         """Walk through what is missing. However it ends, what was earned is saved and the folder says how it ended."""
-        from cohort.determinism import deterministic
+        from cohort.ops.determinism import deterministic
 
         with deterministic(self.recipe.train.deterministic):
             return self._run()
@@ -128,9 +128,9 @@ class Session:
     # -- building ------------------------------------------------------------------------------------------------------
 
     def assemble(self) -> tuple[Parts, TrainState, EncodedData]:
-        from cohort import build
-        from cohort.optim import MasterWeights
-        from cohort.parts import Parts
+        from cohort.model.optim import MasterWeights
+        from cohort.training import build
+        from cohort.training.parts import Parts
 
         recipe = self.recipe
         if recipe.train.num_steps:
@@ -175,7 +175,7 @@ class Session:
 
     def _keep_python_rows(self) -> None:
         """Rows handed in from Python are kept in the run folder; a resume takes them from there."""
-        from cohort.rows import load_rows
+        from cohort.data.rows import load_rows
 
         rows: Any = self.materials.rows
         if rows is None:
@@ -208,10 +208,10 @@ class Session:
 
     def _restore_state(self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: Stream) -> TrainState:
         """The state of the newest whole checkpoint, or the beginning."""
-        from cohort.build import find_by_index
-        from cohort.lora import base_digest
-        from cohort.optim import Optimizer
-        from cohort.state import TrainState
+        from cohort.model.lora import base_digest
+        from cohort.model.optim import Optimizer
+        from cohort.training.build import find_by_index
+        from cohort.training.state import TrainState
 
         phase = "cold_start" if self.recipe.cold_start.num_steps else "train"
         if self.found:
@@ -253,7 +253,7 @@ class Session:
 
     def _preflight(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
         """The cheap part of the doctor, at the start of a run: what is wrong is said, what cannot work stops."""
-        from cohort.preflight import cheap_checks
+        from cohort.training.preflight import cheap_checks
 
         if self.found:
             return
@@ -266,9 +266,9 @@ class Session:
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def _cold_start(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
-        from cohort.cold_start import cold_start
-        from cohort.interrupts import deferred
-        from cohort.optim import Optimizer
+        from cohort.base.interrupts import deferred
+        from cohort.model.optim import Optimizer
+        from cohort.training.cold_start import cold_start
 
         if state.phase != "cold_start":
             return
@@ -283,9 +283,9 @@ class Session:
             parts.save(state)
 
     def _train(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
-        from cohort import build
-        from cohort.iterative import train_in_iterations
         from cohort.loop import train
+        from cohort.loop_iterative import train_in_iterations
+        from cohort.training import build
 
         learned = self.recipe.reward_model.iterations > 0
         if state.step < self.recipe.train.num_steps or (learned and not self.folder.reward_model.is_dir()):
@@ -305,11 +305,11 @@ class Session:
 
     def _prepare_training(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
         """What training needs beside the policy, made from the starting weights and given the state it had."""
-        from cohort import build
-        from cohort.critic import Critic
-        from cohort.kl_control import KLControl
-        from cohort.prompt_choice import InformativeChoice
-        from cohort.reference import Reference
+        from cohort.data.prompt_choice import InformativeChoice
+        from cohort.model.critic import Critic
+        from cohort.model.reference import Reference
+        from cohort.training import build
+        from cohort.training.kl_control import KLControl
 
         algorithm = self.recipe.algorithm
         parts.kl_control = KLControl(algorithm.kl_coef, algorithm.kl_target)
@@ -331,9 +331,9 @@ class Session:
 
         With LoRA that is the adapter of the start: the base alone, one that the run was given, or what the cold start left.
         """
-        from cohort import build
-        from cohort.optim import cast_parameters
-        from cohort.policy import weights_digest
+        from cohort.model.optim import cast_parameters
+        from cohort.model.policy import weights_digest
+        from cohort.training import build
 
         if state.policy_version == 0:
             state.start_digest = weights_digest(parts.policy.model)
@@ -371,7 +371,7 @@ class Session:
 
     def _evaluated(self, label: str, state: TrainState | None) -> Evaluation | None:
         """An evaluation that is already written down."""
-        from cohort.evaluation import Evaluation
+        from cohort.evaluation.evaluate import Evaluation
 
         step = state.step if state and label == "after" else 0
         for document in self.folder.evaluations():
@@ -390,9 +390,9 @@ class Session:
                 self.monitors.on_message(f"the last steps could not be saved: {problem}")
 
     def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: str = "") -> RunResult:
-        from cohort.evaluation import summarize
-        from cohort.parts import peak_memory_gib
-        from cohort.report import write_report
+        from cohort.evaluation.evaluate import summarize
+        from cohort.observe.report import write_report
+        from cohort.training.parts import peak_memory_gib
 
         before, after = self._evaluated("before", state), self._evaluated("after", state)
         summary: dict[str, Any] = {"eval": summarize(before, after)}

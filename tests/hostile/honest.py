@@ -734,4 +734,4 @@ HONEST = [
         "4 __main__ __main__\n",
     ),
 ]
-"""Exceptions as part of an answer are tested apart (test_jail_honest.py): what counts there is the name, not a value."""
+"""Exceptions as part of an answer are tested apart (sandbox/test_jail_honest.py): what counts there is the name, not a value."""

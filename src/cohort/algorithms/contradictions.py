@@ -87,7 +87,7 @@ def about_regions(choices: Choices) -> str:
 
 
 def about_kl(choices: Choices) -> str:
-    """In the loss. What each estimator's gradient really is: tests/test_kl.py."""
+    """In the loss. What each estimator's gradient really is: tests/algorithms/test_kl.py."""
     estimator, corrected = choices["kl_estimator"], choices["kl_corrected"]
     if not choices["kl_coef"] or choices["kl_in"] != "loss" or choices["region"] == "dpo":
         return ""

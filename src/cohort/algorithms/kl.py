@@ -3,7 +3,7 @@
 As values all three are near the KL; what matters in a loss is the gradient. On-policy, averaged over all outcomes, the
 gradient of k2 is that of the KL, that of k1 is 0, that of k3 is that of the *other* KL(reference || policy); multiplied by
 the ratio, with the gradient flowing through it (`corrected`), k1 and k3 have the gradient of the KL. In the reward only k1
-has it. tests/test_kl.py computes all of these on a vocabulary of eight.
+has it. tests/algorithms/test_kl.py computes all of these on a vocabulary of eight.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cohort.algorithms.losses import LOG_RATIO_LIMIT
+from cohort.algorithms.regions import LOG_RATIO_LIMIT
 
 
 def k1(policy_logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor:

@@ -22,8 +22,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cohort.base.importing import search_current_folder
+from cohort.base.threads import concurrently, split, with_limit
 from cohort.errors import CohortError, RewardError
-from cohort.importing import search_current_folder
 from cohort.rewards.call import (
     Answered,
     Failed,
@@ -50,11 +51,10 @@ from cohort.rewards.contract import (
 from cohort.rewards.pool import LoadFailed, Pool, Worker, WorkerDied, WorkerTimeout
 from cohort.rewards.summing import faulty_rows, outcome_of, reward_metrics, worst_blame
 from cohort.sandbox import JailUnavailable, find_tier
-from cohort.threads import concurrently, split, with_limit
 from cohort.types import Completion, Outcome, Prompt
 
 if TYPE_CHECKING:
-    from cohort.config import RewardConfig
+    from cohort.recipe.schema import RewardConfig
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class RewardRunner:
         max_fault_share: float = 0.1,
     ) -> RewardRunner:
         """`functions` gives the callables behind names of the Python API, such as "python:correct"."""
-        from cohort.config import reward_name
+        from cohort.recipe.schema import reward_name
 
         given = functions or {}
         return cls(

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cohort.importing import load_function as load_function
-from cohort.rewards.text import printable
+from cohort.base.importing import load_function as load_function
+from cohort.base.text import printable
 
 OFFERED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "log_verdict")
 """What every reward function can ask for beside the columns of the rows; TRL's names, and log_verdict."""

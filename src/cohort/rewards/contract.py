@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cohort.config import nearest
+from cohort.base.importing import NotImportable, load_function
 from cohort.errors import RewardError
-from cohort.importing import NotImportable, load_function
+from cohort.recipe.schema import nearest
 from cohort.rewards import BUILT_IN, built_in
 from cohort.rewards.call import LIMIT_KINDS, OFFERED, Answered, Failed, Signature, Steps, TrainerState
 from cohort.types import Completion, Outcome, Prompt

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from cohort.importing import NotImportable, load_function
+from cohort.base.importing import NotImportable, load_function
 from cohort.rewards.call import (
     Signature,
     TrainerState,

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import cohort
+from cohort.base.threads import concurrently
 from cohort.sandbox.jail import Ended, Jail
 from cohort.sandbox.limits import JailUnavailable, Limits
-from cohort.threads import concurrently
 
 LOAD_LIMIT_S = 120.0
 MAX_WORKERS = 8

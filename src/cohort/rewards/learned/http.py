@@ -17,9 +17,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from cohort.base.text import printable
+from cohort.base.threads import with_limit
 from cohort.errors import RewardError
-from cohort.rewards.text import printable
-from cohort.threads import with_limit
 
 MAX_BODY_BYTES = 1_000_000
 """Of a response: an answer of some thousand tokens has a hundredth of that."""

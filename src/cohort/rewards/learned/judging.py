@@ -32,12 +32,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from cohort.base.text import printable
+from cohort.base.threads import with_limit
 from cohort.errors import RewardError
 from cohort.rewards.learned.http import Response, Target, post, resolved
 from cohort.rewards.learned.model import check_choice, refuse_unknown, without_special_tokens
 from cohort.rewards.math.find import cell_text
-from cohort.rewards.text import printable, text_of
-from cohort.threads import with_limit
+from cohort.rewards.text import text_of
 
 RUBRIC = """You grade an answer to a request.
 

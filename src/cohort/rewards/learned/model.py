@@ -223,8 +223,8 @@ def _load(kind: str, source: str, revision: str, device_name: str, dtype_name: s
     import torch
     import transformers
 
-    from cohort.policy import hide_progress_bars
-    from cohort.tokenizer import load_tokenizer
+    from cohort.model.policy import hide_progress_bars
+    from cohort.model.tokenizer import load_tokenizer
 
     hide_progress_bars()
     device = torch.device(device_name if device_name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
@@ -440,7 +440,7 @@ def batches(
     loaded: LoadedModel, rows: Sequence[Encoded | None], batch_tokens: int, seconds: float
 ) -> Iterator[tuple[list[int], dict[str, Any]]]:
     """(row numbers, padded inputs) within batch_tokens, until the time is over. Call it with the model's lock held."""
-    from cohort.batching import token_budget_rows
+    from cohort.model.packing import token_budget_rows
 
     if batch_tokens < 1:
         raise RewardError(f"batch_tokens: {batch_tokens} is not a number of tokens.")

@@ -168,7 +168,7 @@ class Labels:
         return list(self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def encode(self, prompt: Any, between: str, pieces: Sequence[tuple[str, str]], notes: Notes) -> Encoded:
-        from cohort.chat import ChatCodec
+        from cohort.model.chat import ChatCodec
 
         tokenizer = self.loaded.tokenizer
         prompt_ids = list(ChatCodec(tokenizer).encode(prompt + between if isinstance(prompt, str) else prompt))

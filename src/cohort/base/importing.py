@@ -1,0 +1,85 @@
+"""Functions that a recipe names as "package.module:function", for prompts and rewards alike. Light: reward workers use it."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+MAX_REASON_CHARS = 400
+
+
+class NotImportable(Exception):
+    """Why a function cannot be had, in one line."""
+
+
+def search_current_folder() -> None:
+    """An installed command does not look in the current folder, where such files lie.
+
+    It comes last, so that a file there never hides an installed package.
+    """
+    with contextlib.suppress(OSError):  # the folder may be gone
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """The function of "package.module:qualified.name"."""
+    module_name, _, qualname = spec.partition(":")
+    search_current_folder()
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as problem:
+        raise NotImportable(f"cannot import {spec} ({reason(problem)}).{searched(module_name, problem)}") from problem
+    target: Any = module
+    for name in qualname.split("."):
+        if not hasattr(target, name):
+            home = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
+            raise NotImportable(f"cannot import {spec}: {module_name}{home} has no function {name!r}{hint(name, target)}")
+        target = getattr(target, name)
+    if not callable(target):
+        raise NotImportable(f"cannot use {spec}: it is of type {type(target).__name__}, not a function.")
+    return target
+
+
+def reason(problem: BaseException) -> str:
+    """The last line of the traceback, and where in the imported code it happened."""
+    from cohort.base.text import printable  # here: that package imports this module
+
+    first_line = (str(problem).strip().splitlines() or [""])[0]
+    text = printable(f"{type(problem).__name__}: {first_line}" if first_line else type(problem).__name__)
+    if len(text) > MAX_REASON_CHARS:
+        text = text[:MAX_REASON_CHARS] + "..."
+    skipped = (__file__, importlib.__file__)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(problem.__traceback__)
+        if not frame.filename.startswith("<frozen") and frame.filename not in skipped
+    ]
+    if not frames or isinstance(problem, SyntaxError):  # a syntax error names its place itself
+        return text
+    return f"{text}, in {frames[-1].filename}, line {frames[-1].lineno}"
+
+
+def searched(module_name: str, problem: BaseException) -> str:
+    """Where was looked, if the module itself was not found (and not something that it imports)."""
+    missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
+    if missing is None or not f"{module_name}.".startswith(f"{missing}."):
+        return ""
+    try:
+        here = f", {os.getcwd()}"
+    except OSError:
+        here = ", which does not exist any more"
+    return f" It was looked for on Python's search path and in the current folder{here}."
+
+
+def hint(name: str, target: ModuleType | Any) -> str:
+    known = [known for known in dir(target) if callable(getattr(target, known, None))]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else "."

@@ -1,0 +1,238 @@
+r"""Rows as the well-known benchmarks write them, made into rows that the rewards understand.
+
+    prompts.source = "train.jsonl"        # any source: a file, a saved or hub dataset, a function, rows from Python
+    prompts.shape = "gsm8k"               # what its columns are called and mean
+
+| shape      | reads                                                              | adds                                           |
+|------------|--------------------------------------------------------------------|------------------------------------------------|
+| gsm8k      | question, answer ("... #### 72")                                   | prompt, answer ("72"), solution                |
+| math       | problem, solution ("... \boxed{72}") or answer                     | prompt, answer                                 |
+| humaneval  | prompt, entry_point, test, canonical_solution                      | tests, program_prefix, demonstration           |
+| mbpp       | text or prompt, test_list, challenge_test_list, test_setup_code or | prompt with the first test, tests (that one    |
+|            | test_imports, code                                                 | visible, the rest hidden), entry_point, demonstration |
+
+All other columns stay as they are. A row without a usable gold is an error that names its place and column: a gold that
+is guessed, or left empty, is a reward for the wrong thing. Dataset text is parsed here, never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cohort.errors import PromptError
+from cohort.recipe.schema import nearest
+
+Row = dict[str, Any]
+
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ ]*")
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+MATH_ENDS = re.compile(r"\$|\\[)\]]|\n")
+
+
+def shape_row(row: Mapping[str, Any], shape: str, place: str) -> Row:
+    """The row with the columns that prompts and rewards need; `place` names it in messages."""
+    if shape not in SHAPES:
+        raise PromptError(f"prompts.shape: no shape {shape!r}{nearest(shape, SHAPES)}; known: {', '.join(SHAPES)}")
+    return {**row, **SHAPES[shape](row, place)}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Mathematics
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def gsm8k(row: Mapping[str, Any], place: str) -> Row:
+    """The answer is what follows the last "####", without the commas of thousands."""
+    solution = text_cell(row, "answer", place)
+    _, mark, rest = solution.rpartition("####")
+    answer = THOUSANDS.sub("", rest.strip().partition("\n")[0].strip())
+    if not mark or not answer:
+        raise PromptError(f'{place}, column "answer": no final answer after "####"; it ends with {solution[-60:]!r}')
+    return {"prompt": text_cell(row, "question", place), "answer": answer, "solution": solution}
+
+
+def math(row: Mapping[str, Any], place: str) -> Row:
+    r"""The answer is the row's own `answer` where it has one, else what the solution's last \boxed{} holds."""
+    prompt = text_cell(row, "problem", place)
+    given = row.get("answer")
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return {"prompt": prompt, "answer": str(given)}
+    if is_given(row, "answer"):
+        return {"prompt": prompt, "answer": text_cell(row, "answer", place)}
+    solution = text_cell(row, "solution", place)
+    answer = last_box(solution)
+    if not answer:
+        raise PromptError(
+            f'{place}, column "solution": no final answer in a \\boxed{{}} whose braces close; it ends with {solution[-60:]!r}'
+        )
+    return {"prompt": prompt, "answer": answer}
+
+
+def last_box(solution: str) -> str:
+    r"""Content of the last \boxed{...} or \fbox{...}; of "\boxed 5", what comes before its formula ends. "": none, or not closed.
+
+    Unlike the reader of completions, an unclosed last box is not passed over for an earlier one: in a gold that is a defect.
+    """
+    boxes = list(BOX.finditer(solution))
+    if not boxes:
+        return ""
+    start = boxes[-1].end()
+    if solution[start : start + 1] == "{":
+        return braced(solution, start)
+    line = MATH_ENDS.split(solution[start:], maxsplit=1)
+    if len(line) == 2 and solution[start + len(line[0])] != "\n":
+        return line[0].strip()
+    return line[0].partition(" ")[0].rstrip(".,;")  # no formula around it: one word
+
+
+def braced(text: str, start: int) -> str:
+    """What stands between the brace at `start` and the one that closes it; "" if none does."""
+    depth = 0
+    for brace in BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            return text[start + 1 : brace.start()].strip()
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Code
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def humaneval(row: Mapping[str, Any], place: str) -> Row:
+    """The prompt is the start of a program; `test` defines check(candidate)."""
+    prompt, test, name = (text_cell(row, column, place) for column in ("prompt", "test", "entry_point"))
+    if not re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", prompt, re.MULTILINE):
+        raise PromptError(f'{place}, column "entry_point": the prompt does not define a function {name!r}')
+    if "check" not in defined_names(parse(test, "test", place)):
+        raise PromptError(f'{place}, column "test": it does not define check(candidate)')
+    shaped: Row = {"prompt": prompt, "tests": test, "entry_point": name, "program_prefix": prompt}
+    if is_given(row, "canonical_solution"):
+        program = prompt + text_cell(row, "canonical_solution", place)
+        parse(program, "canonical_solution", place)
+        shaped["demonstration"] = fenced(program)
+    return shaped
+
+
+def mbpp(row: Mapping[str, Any], place: str) -> Row:
+    """The first test is shown, for it alone says what the function is called; the others stay hidden and decide."""
+    text = text_cell(row, "text" if is_given(row, "text") else "prompt", place).strip()
+    first, *rest = list_cell(row, "test_list", place) or [""]
+    if is_given(row, "challenge_test_list"):
+        rest += list_cell(row, "challenge_test_list", place)
+    hidden = [test for test in rest if test.strip() != first.strip()]
+    if not hidden:
+        raise PromptError(
+            f'{place}, column "test_list": at least two different tests are needed. The first is shown in the prompt, and a program '
+            "that knows all its tests need not solve anything"
+        )
+    imports = list_cell(row, "test_imports", place) if is_given(row, "test_imports") else []
+    setup = "\n".join([*imports, text_cell(row, "test_setup_code", place) if is_given(row, "test_setup_code") else ""]).strip()
+    parse(setup, "test_setup_code", place)
+    code = text_cell(row, "code", place) if is_given(row, "code") else ""
+    shaped: Row = {
+        "prompt": f"{text}\n\nYour code should pass this test:\n\n{first.strip()}\n",
+        "text": text,
+        "tests": {"visible": suite([first], setup), "hidden": suite(hidden, setup)},
+        "entry_point": tested_function([first, *hidden], code, place),
+    }
+    return {**shaped, "demonstration": fenced(code)} if code else shaped
+
+
+def suite(tests: Sequence[str], setup: str) -> Any:
+    return {"tests": list(tests), "setup": setup} if setup else list(tests)
+
+
+def tested_function(tests: Sequence[str], code: str, place: str) -> str:
+    """The function that every test calls: one that `code` defines, or without code, one that Python does not have."""
+    defined = defined_names(parse(code, "code", place))
+    shared: list[str] | None = None
+    for test in tests:
+        tree = parse(test, "test_list", place)
+        if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+            raise PromptError(f'{place}, column "test_list": a test asserts nothing: {test[:60]!r}')
+        calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+        names = [call.id for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset))]
+        shared = [name for name in (names if shared is None else shared) if name in names]
+    for name in shared or []:
+        if name in defined if code else not hasattr(builtins, name):
+            return name
+    which = "of those in column 'code' " if code else ""
+    raise PromptError(f'{place}, column "test_list": no function {which}is called by all the tests')
+
+
+def defined_names(tree: ast.Module) -> set[str]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return {statement.name for statement in tree.body if isinstance(statement, kinds)}
+
+
+def parse(text: str, column: str, place: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
+        raise PromptError(f"{place}, column {column!r}: not Python ({problem}); it begins {text.strip()[:60]!r}") from None
+
+
+def fenced(program: str) -> str:
+    return f"```python\n{program.rstrip()}\n```"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Cells
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def is_given(row: Mapping[str, Any], column: str) -> bool:
+    """Columnar files give every row every column, and fill what a row does not have with nothing."""
+    return row.get(column) not in (None, "")
+
+
+def text_cell(row: Mapping[str, Any], column: str, place: str) -> str:
+    if column not in row:
+        known = ", ".join(repr(name) for name in row) or "none"
+        raise PromptError(
+            f"{place}: no column {column!r}{nearest(column, row)}; it has {known}. prompts.shape says which columns a row has"
+        )
+    value = row[column]
+    if not isinstance(value, str) or not value.strip():
+        found = "nothing" if value is None or value == "" else f"{type(value).__name__} {str(value)[:40]!r}"
+        raise PromptError(f"{place}, column {column!r}: text is expected, got {found}")
+    return value
+
+
+def list_cell(row: Mapping[str, Any], column: str, place: str) -> list[str]:
+    """A list of texts. In a CSV file it is written as JSON, or as Python writes a list."""
+    if column not in row:
+        text_cell(row, column, place)  # says what is missing
+    value = row[column]
+    if isinstance(value, str):
+        value = read_list(value)
+    if value is None or not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise PromptError(f"{place}, column {column!r}: a list of texts is expected, got {str(row[column])[:60]!r}")
+    return list(value)
+
+
+def read_list(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+SHAPES: dict[str, Callable[[Mapping[str, Any], str], Row]] = {
+    "gsm8k": gsm8k,
+    "math": math,
+    "humaneval": humaneval,
+    "mbpp": mbpp,
+}

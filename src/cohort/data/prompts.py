@@ -1,0 +1,188 @@
+"""Rows -> prompts -> an endless, seeded, resumable stream of prompts.
+
+    rows = load_rows(config, seed)                          data/rows.py: file, hub, task, function, Python
+    train, held_out = split_held_out(rows, 0.1, seed, ...)  by a hash of the content: duplicates stay together
+    prompts, report = make_prompts(train, config, codec.encode)
+    PromptStream(prompts, seed, shuffle=True).take(cursor, 32)
+
+Two things differ from the usual data loader. The stream has no state: prompt number n of a run is a pure function of
+(seed, n), so a checkpoint stores one integer and resumes exactly. And nothing is cut or skipped silently: prompts that
+are too long are left out, counted and reported, and every other defect is an error that names the place and the fix.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cohort.base.keyed import keyed_permutation, keyed_share
+from cohort.data.rows import Content, Row, render
+from cohort.errors import PromptError
+from cohort.recipe.schema import PromptsConfig
+from cohort.types import Prompt
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Prompts
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReport:
+    """What became of the rows. Lengths are in tokens."""
+
+    rows: int
+    kept: int
+    too_long: int
+    longest: int
+    """Over all rows, those left out included: the value max_prompt_tokens would need to keep everything."""
+    mean_length: float
+    """Over the prompts that are kept."""
+    max_prompt_tokens: int
+    with_unknown: int = 0
+    """Prompts that hold the tokenizer's unknown token: the model cannot tell those characters apart."""
+
+    def __str__(self) -> str:
+        text = f"{self.kept} prompts of {self.mean_length:.0f} tokens on average, the longest {self.longest}"
+        if self.too_long:
+            text += (
+                f"; {self.too_long} of {self.rows} left out, being longer than max_prompt_tokens = {self.max_prompt_tokens} "
+                f"(raise it to {self.longest} to keep all)"
+            )
+        if self.with_unknown:
+            text += f"; {self.with_unknown} contain characters the tokenizer does not know"
+        return text
+
+
+def make_prompts(
+    rows: Sequence[Mapping[str, Any]],
+    config: PromptsConfig,
+    encode: Callable[[Content], Sequence[int]],
+    unknown_id: int | None = None,
+) -> tuple[list[Prompt], PromptReport]:
+    """Render and encode every row; leave out, and count, what is longer than max_prompt_tokens."""
+    prompts: list[Prompt] = []
+    longest = with_unknown = 0
+    for index, row in enumerate(rows):
+        content = render(row, config, f"prompts, row {index}")
+        token_ids = tuple(encode(content))
+        if not token_ids:
+            raise PromptError(f"prompts, row {index}: the prompt is empty, so there is nothing to continue")
+        longest = max(longest, len(token_ids))
+        if len(token_ids) > config.max_prompt_tokens:
+            continue
+        with_unknown += unknown_id is not None and unknown_id in token_ids
+        columns = {name: value for name, value in row.items() if name != config.prompt_column}
+        prompts.append(Prompt(index=index, content=content, columns=columns, token_ids=token_ids))
+    if not prompts:
+        raise PromptError(
+            f"prompts: none of the {len(rows)} prompts has at most max_prompt_tokens = {config.max_prompt_tokens} tokens; "
+            f"the longest has {longest}. Raise prompts.max_prompt_tokens"
+            if rows
+            else "prompts: no rows to make prompts from"
+        )
+    mean_length = sum(len(prompt.token_ids) for prompt in prompts) / len(prompts)
+    too_long = len(rows) - len(prompts)
+    return prompts, PromptReport(
+        len(rows), len(prompts), too_long, longest, mean_length, config.max_prompt_tokens, with_unknown
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Held-out rows
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def content_key(content: Content) -> str:
+    """What makes two prompts the same question: the conversation, without white space at the ends of its texts.
+
+    System messages do not count: under another instruction it is the same question, and a model that was trained on it
+    knows the answer. For the same reason a single user message is the same question as its bare text.
+    """
+    if isinstance(content, str):
+        return content.strip()
+    told = [[message["role"], str(message["content"]).strip()] for message in content]
+    asked = [[role, text] for role, text in told if role != "system"]
+    if len(asked) == 1 and asked[0][0] == "user":
+        return asked[0][1]
+    return json.dumps(asked or told, ensure_ascii=False)  # a system message alone is the question
+
+
+def split_held_out(
+    rows: Sequence[Row], share: float, seed: int, prompt_column: str = "prompt", template: str = ""
+) -> tuple[list[Row], list[Row]]:
+    """(train, held_out). The side depends on the seed and the content alone: duplicates stay together, and rows added
+    to the source later move none of the others."""
+    if share <= 0:
+        return list(rows), []
+    config = PromptsConfig.model_validate({"prompt_column": prompt_column, "template": template})
+    keys = [content_key(render(row, config, f"prompts, row {index}")) for index, row in enumerate(rows)]
+    positions = {key: keyed_share("held_out", seed, key) for key in keys}
+    if len(positions) < 2:
+        raise PromptError(
+            f"evaluation.held_out: the {len(rows)} rows hold {len(positions)} different prompt(s), which cannot be split into "
+            "training and held-out; add rows, name a set under [evaluation.sets], or set evaluation.held_out = 0"
+        )
+    chosen = {key for key, position in positions.items() if position < share}
+    # Few rows can all fall on one side; the nearest one then crosses over, so that both sides hold something.
+    if not chosen:
+        chosen = {min(positions, key=positions.__getitem__)}
+    elif len(chosen) == len(positions):
+        chosen.remove(max(positions, key=positions.__getitem__))
+    train = [row for row, key in zip(rows, keys, strict=True) if key not in chosen]
+    held_out = [row for row, key in zip(rows, keys, strict=True) if key in chosen]
+    return train, held_out
+
+
+def assert_disjoint(train_prompts: Iterable[Prompt], held_out_prompts: Iterable[Prompt], set_name: str) -> None:
+    """Refuse an evaluation set that shares a question with training: its score would be memory, not skill."""
+    seen = {content_key(prompt.content): prompt.index for prompt in train_prompts}
+    shared = [prompt for prompt in held_out_prompts if content_key(prompt.content) in seen]
+    if shared:
+        example = shared[0]
+        raise PromptError(
+            f"evaluation set {set_name!r}: {len(shared)} of its prompts also occur in training, for example row {example.index} "
+            f"(training row {seen[content_key(example.content)]}): {content_key(example.content)[:80]!r}. Remove them from one side"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The stream
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class PromptStream:
+    """The endless sequence of prompts of a run: epoch after epoch, each in an order of its own keyed by (seed, epoch).
+
+    It has no state. `take(cursor, count)` is a pure function, and the cursor a run has reached is all a checkpoint needs.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int, shuffle: bool) -> None:
+        if not prompts:
+            raise PromptError("prompts: an empty list cannot be streamed")
+        self.prompts = list(prompts)
+        self.seed = seed
+        self.shuffle = shuffle
+        self._orders: dict[int, list[int]] = {}
+
+    def take(self, cursor: int, count: int) -> list[Prompt]:
+        """Prompts number cursor .. cursor + count - 1."""
+        if cursor < 0 or count < 0:
+            raise ValueError(f"cursor and count cannot be negative, got {cursor} and {count}")
+        size = len(self.prompts)
+        return [self.prompts[self._order(place // size)[place % size]] for place in range(cursor, cursor + count)]
+
+    def epoch(self, cursor: int) -> float:
+        """How often the prompts have been passed through at this cursor."""
+        return cursor / len(self.prompts)
+
+    def _order(self, epoch: int) -> list[int]:
+        if epoch not in self._orders:
+            size = len(self.prompts)
+            order = keyed_permutation(size, "prompts", self.seed, epoch) if self.shuffle else list(range(size))
+            # A step spans two epochs at most in all but tiny sets; older orders are cheap to make again.
+            self._orders = {known: kept for known, kept in self._orders.items() if known == epoch - 1}
+            self._orders[epoch] = order
+        return self._orders[epoch]

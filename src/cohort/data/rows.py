@@ -1,0 +1,343 @@
+"""Rows of prompts from wherever they are: a file, a saved or hub dataset, a task, a function, or Python itself.
+
+Every defect is an error that names the place (file, line, row, column) and the fix; nothing is skipped or guessed: the
+text 007 of a CSV stays 007. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import itertools
+import json
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cohort.base.importing import NotImportable, load_function
+from cohort.data.benchmark_files import shape_row
+from cohort.data.tasks import load_task
+from cohort.errors import PromptError
+from cohort.recipe.schema import PromptsConfig, nearest
+from cohort.rewards.gym.rows import load_gym
+from cohort.types import Message
+
+Row = dict[str, Any]
+Content = str | list[Message]
+
+ENDLESS = 1_000_000
+"""A source that yields more rows than this without a limit is taken for an endless generator."""
+
+
+def load_rows(config: PromptsConfig, seed: int, rows: Iterable[Any] | None = None, section: str = "prompts") -> list[Row]:
+    """All rows of the source, each with a usable prompt; or the rows handed in, checked in the same way.
+
+    section: where the recipe has `config`, for messages: "prompts", "evaluation.sets.NAME" or "cold_start.source".
+    """
+    name, numbered = open_source(config, seed, rows, section)
+    stop = config.limit or ENDLESS + 1
+    loaded: list[Row] = []
+    for place, row in itertools.islice(numbered, stop):
+        if not isinstance(row, Mapping):
+            raise PromptError(f"{name}, {place}: a row must be an object with named columns, got {kind_of(row)}")
+        row = {str(column): value for column, value in row.items()}
+        if config.shape:
+            row = shape_row(row, config.shape, f"{name}, {place}")
+        render(row, config, f"{name}, {place}", section)
+        loaded.append(row)
+    if not config.limit and len(loaded) > ENDLESS:
+        raise PromptError(
+            f"{name}: more than {ENDLESS:,} rows and no end in sight; set {section}.limit to the number of rows to use"
+        )
+    if not loaded:
+        raise PromptError(f"{section}{'' if rows is not None else f'.source: {name}'}: no rows at all; at least one is needed")
+    return loaded
+
+
+def open_source(
+    config: PromptsConfig, seed: int, rows: Iterable[Any] | None, section: str = "prompts"
+) -> tuple[str, Iterator[tuple[str, Any]]]:
+    """(what to call it in messages, the stream of (place, row)). Reads nothing that the limit does not ask for."""
+    source = config.source
+    if rows is not None:
+        refuse_unused(config, "a list of rows", section, split_is_used=isinstance(rows, Mapping))
+        return "prompts", number_rows(rows_from_python(rows, config.split, section))
+    prefix, _, rest = source.partition(":")
+    if prefix == "task":
+        return source, number_rows(load_task(rest, config.split, seed, config.args))
+    if prefix == "gym":
+        return source, number_rows(load_gym(rest, config.split, seed, config.args))
+    path = Path(source).expanduser()
+    if path.is_dir():
+        refuse_unused(config, "a saved dataset", section, split_is_used=True)
+        return source, number_rows(read_saved(path, config.split, section))
+    if path.suffix in READERS or path.is_file():
+        refuse_unused(config, "a file", section)
+        return source, read_file(path, section)
+    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", source):
+        return source, number_rows(call_function(source, config, seed, section))
+    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) and not source.startswith("."):
+        return source, number_rows(load_hub(config, section))
+    raise PromptError(f"{section}.source: {source!r} is no file or folder here{suggest_file(path)}")
+
+
+def number_rows(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    return ((f"row {number}", row) for number, row in enumerate(rows))
+
+
+def refuse_unused(config: PromptsConfig, what: str, section: str, split_is_used: bool = False) -> None:
+    """A setting that would be ignored is a mistake the user wants to hear of."""
+    if config.args:
+        raise PromptError(f"{section}.args: {what} takes no arguments; remove {', '.join(config.args)}")
+    default = PromptsConfig.model_fields["split"].default
+    if not split_is_used and config.split != default:
+        raise PromptError(f"{section}.split: {what} has no splits; remove split = {config.split!r} or name another source")
+
+
+def rows_from_python(rows: Any, split: str, section: str = "prompts") -> Iterable[Any]:
+    if table := next((kind for kind in type(rows).__mro__ if kind.__name__ == "DataFrame"), None):
+        call = 'to_dict("records")' if table.__module__.startswith("pandas") else "to_dicts()"
+        raise PromptError(f"{section}: a DataFrame goes through its columns, not through its rows; give frame.{call}")
+    if isinstance(rows, Mapping):
+        if hasattr(rows, "num_rows") or all(hasattr(part, "features") for part in rows.values()):
+            return choose_split(rows, split, section, section)
+        raise PromptError("prompts: give a list of rows, [{'prompt': ..., 'answer': ...}, ...], not one mapping of columns")
+    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+        raise PromptError(f"prompts: give a list of rows, a dataset or a generator, not {kind_of(rows)}")
+    return rows
+
+
+def choose_split(splits: Mapping[Any, Any], split: str, name: str, section: str) -> Iterable[Any]:
+    if split not in splits:
+        known = [str(known) for known in splits]
+        raise PromptError(f"{name}: no split {split!r}{nearest(split, known)}; it has {', '.join(known)}. Set {section}.split")
+    return splits[split]
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def read_file(path: Path, section: str) -> Iterator[tuple[str, Any]]:
+    if path.suffix not in READERS:
+        raise PromptError(
+            f"{section}.source: {path}: unknown ending {path.suffix!r}; prompts are read from {', '.join(READERS)}"
+        )
+    if not path.is_file():
+        raise PromptError(f"{section}.source: {path}: no such file{suggest_file(path) or '; name a file that is there'}")
+    return READERS[path.suffix](path)
+
+
+def suggest_file(path: Path) -> str:
+    """The file that was probably meant, when there is one beside it."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return f"; the folder {path.parent} does not exist either"
+    return nearest(path.name, names)
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    # utf-8-sig: files saved by spreadsheet programs begin with a byte-order mark, which is no part of the JSON.
+    with path.open(encoding="utf-8-sig") as lines:
+        try:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    yield f"line {number}", json.loads(line.rstrip())
+                except json.JSONDecodeError as problem:
+                    raise PromptError(
+                        f"{path}, line {number}, column {problem.colno}: not valid JSON ({problem.msg}). "
+                        f"Each line must be one object; the line begins {line.strip()[:60]!r}"
+                    ) from None
+        except UnicodeDecodeError as problem:
+            raise PromptError(f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start}); save it as UTF-8") from None
+
+
+def read_csv(path: Path) -> Iterator[tuple[str, Any]]:
+    """Every value stays the text that is in the file: a guessed type would turn the answer 007 into 7 and NA into null."""
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines, strict=True)
+        try:
+            header = next(reader, [])
+            repeated = sorted({name for name in header if header.count(name) > 1})
+            if repeated:
+                raise PromptError(f"{path}, line 1: column {repeated[0]!r} occurs twice")
+            for cells in reader:
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    raise PromptError(
+                        f"{path}, line {reader.line_num}: {len(cells)} cells for {len(header)} columns "
+                        f"({', '.join(header)}); put quotes around text that contains commas"
+                    )
+                yield f"line {reader.line_num}", dict(zip(header, cells, strict=True))
+        except csv.Error as problem:
+            raise PromptError(f"{path}, line {reader.line_num}: not valid CSV ({problem})") from None
+        except UnicodeDecodeError as problem:
+            raise PromptError(f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start}); save it as UTF-8") from None
+
+
+def read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow as arrow
+    import pyarrow.parquet
+
+    try:
+        with arrow.parquet.ParquetFile(path) as table:
+            number = itertools.count()
+            for batch in table.iter_batches(batch_size=1024):
+                yield from ((f"row {next(number)}", row) for row in batch.to_pylist())
+    except (arrow.ArrowException, OSError) as problem:
+        raise PromptError(f"{path}: not a readable parquet file ({problem})") from problem
+
+
+READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
+    ".jsonl": read_jsonl,
+    ".parquet": read_parquet,
+    ".csv": read_csv,
+}
+
+
+# --- datasets --------------------------------------------------------------------------------------------------------
+
+
+def read_saved(path: Path, split: str, section: str) -> Iterable[Any]:
+    from datasets import DatasetDict, load_from_disk
+
+    try:
+        saved = load_from_disk(str(path))
+    except (OSError, ValueError) as problem:
+        raise PromptError(
+            f"{section}.source: {path} is a folder, but not one written by datasets' save_to_disk ({problem}); "
+            f"name a {' or '.join(READERS)} file"
+        ) from problem
+    if isinstance(saved, DatasetDict):
+        return choose_split(saved, split, str(path), section)
+    default = PromptsConfig.model_fields["split"].default
+    if split != default:
+        raise PromptError(f"{section}.split: {path} holds one dataset without splits; remove split = {split!r}")
+    return saved
+
+
+def load_hub(config: PromptsConfig, section: str) -> Iterable[Any]:
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(config.source, split=config.split, **config.args)
+    except Exception as problem:  # The library raises its own, the hub's and the network's errors; all mean the same here.
+        first_line = str(problem).strip().partition("\n")[0]
+        raise PromptError(
+            f"{section}.source: {config.source!r} is no file or folder here{suggest_file(Path(config.source))}, and loading it as a "
+            f"hub dataset (split {config.split!r}, args {config.args}) failed: {type(problem).__name__}: {first_line}"
+        ) from problem
+
+
+# --- functions -------------------------------------------------------------------------------------------------------
+
+
+def call_function(source: str, config: PromptsConfig, seed: int, section: str) -> Iterable[Any]:
+    function = import_function(source, section)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        signature = None
+    takes_seed = signature is not None and "seed" in signature.parameters and "seed" not in config.args
+    arguments = {**config.args, **({"seed": seed} if takes_seed else {})}
+    if signature is not None:
+        try:
+            signature.bind(**arguments)
+        except TypeError as problem:
+            raise PromptError(f"{section}.args: {source}{signature} cannot be called with {arguments}: {problem}") from None
+    return rows_from_python(function(**arguments), config.split, section)
+
+
+def import_function(source: str, section: str) -> Callable[..., Any]:
+    try:
+        return load_function(source)
+    except NotImportable as problem:
+        raise PromptError(f"{section}.source: {problem}") from problem
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One row -> the content of a prompt
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def render(row: Mapping[str, Any], config: PromptsConfig, place: str, section: str = "prompts") -> Content:
+    """The text or the chat that the model is given for one row, before any chat template."""
+    if config.template:
+        content: Any = fill_template(config.template, row, place, section)
+    elif config.prompt_column in row:
+        content = row[config.prompt_column]
+    else:
+        raise PromptError(
+            f"{place}: no column {config.prompt_column!r}{nearest(config.prompt_column, row)}; it has {list_columns(row)}. "
+            f"Set {section}.prompt_column, or build the prompt with {section}.template"
+        )
+    check_content(content, f"{place}, column {config.prompt_column!r}")
+    if not isinstance(content, str):
+        # Columnar formats give every message every key and fill the absent ones with null; templates stumble over those.
+        content = [{key: value for key, value in message.items() if value is not None} for message in content]
+    return add_system(content, config.system, place, section) if config.system else content
+
+
+def fill_template(template: str, row: Mapping[str, Any], place: str, section: str) -> str:
+    """Fields are column names and nothing else: no attributes, no indexing."""
+    pieces = []
+    try:
+        for literal, field, spec, conversion in string.Formatter().parse(template):
+            pieces.append(literal)
+            if field is None:
+                continue
+            if field not in row:
+                raise PromptError(
+                    f"{place}: {section}.template uses {{{field}}}, but there is no such column{nearest(field, row)}; the row has "
+                    f"{list_columns(row)}. Write {{{{ and }}}} for braces that are meant as such"
+                )
+            value = string.Formatter().convert_field(row[field], conversion)
+            pieces.append(format(value, spec or ""))
+    except (ValueError, TypeError) as problem:
+        raise PromptError(
+            f"{place}: {section}.template cannot be filled ({problem}); write {{{{ and }}}} for literal braces"
+        ) from None
+    return "".join(pieces)
+
+
+def check_content(content: Any, place: str) -> None:
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list) or not content:
+        raise PromptError(f"{place}: a prompt is text or a list of chat messages, got {kind_of(content)}")
+    for number, message in enumerate(content):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise PromptError(f'{place}: message {number} must be {{"role": ..., "content": ...}}, got {kind_of(message)}')
+        if not isinstance(message.get("content"), str):
+            raise PromptError(
+                f"{place}: the content of message {number} must be text, got {kind_of(message.get('content'))}; images and other "
+                "media are not supported"
+            )
+    if content[-1]["role"] == "assistant":
+        raise PromptError(
+            f"{place}: the chat ends with an assistant message, so there is nothing to answer; leave that message out"
+        )
+
+
+def add_system(content: Content, system: str, place: str, section: str) -> list[Message]:
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    if messages[0]["role"] == "system":
+        raise PromptError(f"{place}: the chat already begins with a system message; leave {section}.system empty")
+    return [{"role": "system", "content": system}, *messages]
+
+
+def list_columns(row: Mapping[str, Any]) -> str:
+    return "the columns " + ", ".join(repr(column) for column in row) if row else "no columns"
+
+
+def kind_of(value: Any) -> str:
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, list) and not value:
+        return "an empty list"
+    return f"{type(value).__name__} {str(value)[:40]!r}"

@@ -1,0 +1,91 @@
+"""What the scheduler asks of whoever computes a decode step, and the decoder that serves any proven model.
+
+`ModuleDecoder` drives the modules of transformers over the slot cache; `fused.decoding` and `fused.cpu` are the fast ones of
+the Llama and Qwen families. All are proven against the plain forward of the model before they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cohort.engine.slot_cache import SlotCache, hidden_states, prefill
+from cohort.model.head import SplitModel
+from cohort.ops.fused.cpu import CpuDecoder, intra_op_threads
+from cohort.ops.kv import KVShape, StackedKV
+
+LOGITS_TO_SHARE = 2**18
+"""With fewer logits a step, waking a second thread for a logarithm takes longer than the logarithm."""
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model that was proven to run on the slot cache."""
+
+    parts: SplitModel
+    configs: list[Any]
+    layers: tuple[KVShape, ...]
+    dtype: torch.dtype
+    """Of keys and values."""
+    exact_length: int | None
+    """Longest sequence for which a KV cache is exact at all; None: no limit besides the positions of the model."""
+
+
+class Decoder(Protocol):
+    """Keys and values of the slots, and one step over the first rows of them."""
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Tensor]:
+        """Run a batch of prompts: keys and values in the form that `load` wants, and the last hidden states [P, H]."""
+        ...
+
+    def load(self, rows: Tensor, prompts: Any, prompt_rows: Tensor) -> None:
+        """Copy prompts, by their place in the batch, into slots."""
+        ...
+
+    def move(self, sources: Tensor, targets: Tensor, length: int) -> None: ...
+
+    def step(self, tokens_B: Tensor, positions_B: Tensor, done_B: Tensor, longest: int) -> Tensor:
+        """Feed one token per row: hidden states [B, H], ready for the head. `longest`: how far the longest row reaches."""
+        ...
+
+
+class ModuleDecoder:
+    def __init__(self, local: LocalModel, slots: int, length: int, device: torch.device) -> None:
+        self.backbone, self.device = local.parts.backbone, device
+        self.cache = SlotCache(local.layers, slots, length, local.dtype, device)
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[StackedKV, Tensor]:
+        cache, last_hidden_PH = prefill(self.backbone, len(self.cache.heads), prompts, self.device)
+        return self.cache.blocks.stack(*cache.all()), last_hidden_PH
+
+    def load(self, rows: Tensor, prompts: StackedKV, prompt_rows: Tensor) -> None:
+        self.cache.blocks.load(rows, prompts, prompt_rows)
+
+    def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
+        self.cache.blocks.move(sources, targets, length)
+
+    def step(self, tokens_B: Tensor, positions_B: Tensor, done_B: Tensor, longest: int) -> Tensor:
+        self.cache.begin_step(positions_B, done_B, longest)
+        return hidden_states(self.backbone, self.cache, tokens_B[:, None], positions_B[:, None])[:, 0]
+
+
+class CpuSteps:
+    """The fast steps of a CPU (ops/fused/cpu.py); prompts run through the modules, whose bits training has."""
+
+    def __init__(self, local: LocalModel, decoder: CpuDecoder) -> None:
+        self.backbone, self.layers, self.decoder = local.parts.backbone, len(local.layers), decoder
+        self.load, self.move, self.step, self.close = decoder.load, decoder.move, decoder.step, decoder.close
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        with intra_op_threads(self.decoder.threads):
+            cache, last_hidden_PH = prefill(self.backbone, self.layers, prompts, torch.device("cpu"))
+        return self.decoder.stack(*cache.all()), last_hidden_PH
+
+    def sharing(self, logits: int) -> AbstractContextManager[None]:
+        """How many threads share an operation outside of `step` and `prefill`, where so many logits are sampled from."""
+        return intra_op_threads(1 if self.decoder.small and logits < LOGITS_TO_SHARE else self.decoder.threads)

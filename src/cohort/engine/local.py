@@ -1,0 +1,318 @@
+"""The fast engine: continuous batching over a slot cache, in the same process, with the policy's own parameters.
+
+How it differs from `model.generate`:
+
+- a prompt is run once per group, and its keys and values are copied into the slots of the group's completions;
+- rows are ragged and never padded on the left; attention reads a row as far as it is long, or up to the longest live row;
+- a finished row makes room: a waiting completion takes its slot, and when none waits the last rows move up, so dead rows
+  cost next to nothing (decoding.py);
+- on a GPU a step is a few kernels a layer, captured in a CUDA graph, and the host looks only every few steps (graphs.py);
+- noise is keyed (ops/noise.py), so slot count and order change rollouts only at near-ties.
+
+No weight is copied, and no number survives a call: after an optimizer step the next call samples from the new policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from cohort.engine.decoders import CpuSteps, Decoder, LocalModel, ModuleDecoder
+from cohort.engine.graphs import GraphedSteps
+from cohort.engine.sampling import check_finite, check_request, sampling_mode
+from cohort.engine.scheduler import Decoding
+from cohort.engine.slot_cache import SLOT_ATTENTION, with_kernels
+from cohort.engine.slots import SlotState
+from cohort.engine.support import prove_decoder, prove_local
+from cohort.errors import EngineError, ModelError
+from cohort.ops.attention import accumulation_dtype, attending
+from cohort.ops.fused import native
+from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory
+from cohort.ops.fused.cpu_native import NativeDecoder
+from cohort.ops.fused.family import FusedModel, fuse
+from cohort.ops.kv import kv_bytes
+from cohort.ops.noise import gumbel, row_key
+from cohort.ops.rounding import missing_rows
+from cohort.types import Completion, NoiseKey, Prompt, Sampling
+
+MOST_SLOTS = {"cpu": 512, "cuda": 1024}
+"""Beyond these a step only gets slower: the matrix products are already at full rate."""
+MEMORY_SHARE = {"cpu": 0.5, "cuda": 0.8}
+"""Part of the free memory that slots may take when the engine chooses their number."""
+NEARLY_ALL = 0.95
+"""Part of the free memory that a number of slots fixed beforehand may take: what is free can have become less since."""
+KEPT_SHARE = 0.15
+"""Of a GPU's memory: a smaller workspace stays between calls, a larger one makes room for training."""
+SAMPLER_FLOATS = 6
+"""Arrays of [slots, V] 4-byte numbers alive at once while sampling (logits, scaled, noise, hash)."""
+LENGTH_STEP = 64
+"""Slots on a GPU are this much longer than needed, at most, so that the next call fits into them too."""
+
+
+@dataclass
+class Workspace:
+    """Slots, their state and the graphs over them. Contents are of one call; the memory may serve the next one."""
+
+    decoder: Decoder
+    state: SlotState
+    steps: GraphedSteps | None
+    asked: int
+    """Slots that were asked for; 0: the engine chose."""
+    slots: int
+    length: int
+    completions: int
+    sampling: Sampling
+    signature: tuple[Any, ...]
+
+    def serves(self, asked: int, length: int, completions: int, sampling: Sampling, signature: tuple[Any, ...]) -> bool:
+        fits = self.asked == asked and self.length >= length and self.completions >= completions
+        return fits and self.sampling == sampling and self.signature == signature
+
+
+class LocalEngine:
+    name = "local"
+
+    def __init__(
+        self,
+        model: Any,
+        decode: Callable[[Sequence[int]], str],
+        slots: int = 0,
+        *,
+        kernels: str = "auto",
+        cuda_graphs: bool = True,
+        decode_all: Callable[[Sequence[Sequence[int]]], list[str]] | None = None,
+    ) -> None:
+        """`decode_all`: many rows at once, where the tokenizer is faster that way."""
+        if slots < 0:
+            raise EngineError(f"sampling.slots is {slots}; 0 lets the engine choose, otherwise at least 1.")
+        self.model, self.slots = model, slots
+        self.decode_all = decode_all or (lambda rows: [decode(row) for row in rows])
+        self.cuda_graphs = cuda_graphs and model.device.type == "cuda" and with_kernels(model.device)
+        self.local = prove_local(model)
+        # Frequencies that follow the length are looked up by the host, which a graph cannot wait for.
+        self.cuda_graphs = self.cuda_graphs and self.local.exact_length is None
+        self.memory = DecodeMemory()
+        self.native: native.Native | None = None
+        self.why_not_native = ""
+        self.fused, self.why_modules = self._fused(kernels)
+        self.workspace: Workspace | None = None
+        self.last: dict[str, float] = {}
+        """Figures of the last call."""
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        noise: NoiseKey,
+        first_draw: int = 0,
+        limits: Sequence[Sequence[int]] | None = None,
+    ) -> list[list[Completion]]:
+        """`limits`: tokens that each completion may have at most, by prompt and sample; for benchmarks with planned lengths."""
+        self.check(list(prompts), sampling)
+        if not prompts or sampling.group_size < 1:
+            return [[] for _ in prompts]
+        keys = [
+            row_key(noise, draw, sample)
+            for draw in range(first_draw, first_draw + len(prompts))
+            for sample in range(sampling.group_size)
+        ]
+        longest = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_completion_tokens
+        most = [sampling.max_completion_tokens] * len(keys)
+        if limits is not None:
+            most = [min(limit, sampling.max_completion_tokens) for group in limits for limit in group]
+            if len(most) != len(keys) or min(most) < 1:
+                raise EngineError(f"limits: {len(keys)} of at least 1 are needed, one for each completion; found {len(most)}.")
+        with sampling_mode(self.model), attending(self.local.configs, SLOT_ATTENTION):
+            workspace = self._workspace(longest, len(keys), sampling)
+            workspace.state.begin(keys, most)
+            ids = [prompt.token_ids for prompt in prompts]
+            slots = min(workspace.slots, len(keys))
+            decoding = Decoding(self.local, workspace.decoder, workspace.state, workspace.steps, ids, sampling, slots)
+            try:
+                if workspace.steps is not None:
+                    workspace.steps.step = decoding.step
+                with self._sharing(workspace):
+                    lengths_N = decoding.run()
+            finally:
+                if isinstance(workspace.decoder, CpuSteps):
+                    workspace.decoder.close()
+                # A ring of references would hold the cache, after the last use of it, until Python looks for rings.
+                if workspace.steps is not None:
+                    workspace.steps.step = None
+            completions = self._completions(workspace.state, lengths_N, sampling)
+        self._note_figures(decoding, workspace)
+        self._keep_or_drop(workspace)
+        return [completions[at : at + sampling.group_size] for at in range(0, len(completions), sampling.group_size)]
+
+    def check(self, prompts: list[Prompt], sampling: Sampling) -> None:
+        check_request(self.model.config.get_text_config(), prompts, sampling)
+        longest = max((len(prompt.token_ids) for prompt in prompts), default=0) + sampling.max_completion_tokens
+        if self.local.exact_length and longest > self.local.exact_length:
+            raise EngineError(
+                f"prompt and sampling.max_completion_tokens reach {longest} tokens, but beyond {self.local.exact_length} this "
+                "model's rotary frequencies change with the length, and no KV cache is exact. Lower "
+                'sampling.max_completion_tokens or prompts.max_prompt_tokens, or set sampling.engine = "hf".'
+            )
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of keys and values: the one attention accumulates in, but compiled attention widens them only as it reads."""
+        if self.fused is not None and self.native is not None:
+            return self.local.dtype
+        return accumulation_dtype(self.local.dtype, self.model.device)
+
+    def slots_for(self, length: int, completions: int) -> int:
+        """Slots asked for, or as many as fit into a share of the free memory; never more than there are completions.
+
+        Slots asked for that do not fit are fewer then: rollouts are the same, only slower.
+        """
+        kind = self.model.device.type
+        vocabulary_bytes = 4 * SAMPLER_FLOATS * self.model.config.get_text_config().vocab_size
+        slot_bytes = self._cache_length(length) * kv_bytes(self.local.layers, self.cache_dtype) + vocabulary_bytes
+        free = free_memory(self.model.device)
+        share = NEARLY_ALL if self.slots else MEMORY_SHARE.get(kind, 0.5)
+        fitting = int(share * free / slot_bytes)
+        if fitting < 1:
+            raise EngineError(
+                f"not even one slot fits: {length} tokens of keys and values need {slot_bytes / 2**20:.0f} MiB and "
+                f"{free / 2**20:.0f} MiB are free. Lower sampling.max_completion_tokens or prompts.max_prompt_tokens."
+            )
+        return min(fitting, self.slots or MOST_SLOTS.get(kind, 512), completions)
+
+    def describe(self) -> str:
+        """How steps are computed, for the console."""
+        if self.fused is None:
+            how = f"the modules of transformers ({self.why_modules})"
+        else:
+            attention = "native attention" if self.native else f"attention in PyTorch ({self.why_not_native})"
+            how = "own kernels" if self.model.device.type == "cuda" else f"fused products, {attention}"
+        return how + (", captured in CUDA graphs" if self.cuda_graphs else "")
+
+    # -- the workspace -------------------------------------------------------------------------------------------------
+
+    def _fused(self, kernels: str) -> tuple[FusedModel | None, str]:
+        """The model as plain tensors where that is proven to give the same logits; else None and the reason."""
+        if kernels == "modules":
+            return None, 'model.kernels = "modules"'
+        try:
+            if self.model.device.type == "cuda" and not with_kernels(self.model.device):
+                raise EngineError("Triton is not installed")
+            fused = fuse(self.model)
+            if fused.device.type == "cpu":
+                self.native, self.why_not_native = native_for(fused)
+            prove_decoder(self.model, self.local, lambda slots, length: self._fused_decoder(fused, slots, length))
+        except Exception as problem:
+            # A kernel that does not compile or fit on this GPU is a reason too: the modules then serve the model.
+            reason = str(problem) if isinstance(problem, EngineError) else f"{type(problem).__name__}: {problem}"
+            if kernels == "fused":
+                raise ModelError(f'model.kernels = "fused" is not possible: {reason}. Use "auto" or "modules".') from problem
+            return None, reason
+        return fused, ""
+
+    def _fused_decoder(self, fused: FusedModel, slots: int, length: int) -> Decoder:
+        return fused_decoder(fused, self.local, slots, length, self.memory, self.native)
+
+    def _sharing(self, workspace: Workspace) -> AbstractContextManager[None]:
+        if isinstance(workspace.decoder, CpuSteps):
+            return workspace.decoder.sharing(workspace.slots * self.model.config.get_text_config().vocab_size)
+        return nullcontext()
+
+    def _signature(self) -> tuple[Any, ...]:
+        """Changes when a parameter lies elsewhere, or when other adapters are switched on: a graph would not notice."""
+        where = tuple(parameter.data_ptr() for parameter in self.model.parameters())
+        adapters = tuple(
+            (tuple(module.active_adapters), module.disable_adapters)
+            for module in self.model.modules()
+            if isinstance(getattr(module, "disable_adapters", None), bool)
+        )
+        return where, adapters
+
+    def _cache_length(self, longest: int) -> int:
+        return longest if self.model.device.type == "cpu" else -(-longest // LENGTH_STEP) * LENGTH_STEP
+
+    def _workspace(self, longest: int, completions: int, sampling: Sampling) -> Workspace:
+        device = self.model.device
+        if self.fused is not None and not self.fused.is_current():
+            self.fused = fuse(self.model)  # somebody gave the parameters new storage
+        signature = self._signature() if device.type == "cuda" else ()
+        kept, self.workspace = self.workspace, None
+        if kept and kept.serves(self.slots, longest, completions, sampling, signature):
+            return kept
+        del kept
+        slots = self.slots_for(longest, completions)
+        rows = slots + missing_rows(slots, device)
+        length = self._cache_length(longest)
+        if self.fused is not None:
+            decoder = self._fused_decoder(self.fused, rows, length)
+        else:
+            decoder = ModuleDecoder(self.local, rows, length, device)
+        noise = gumbel if self.native is None else self.native.gumbel
+        state = SlotState.empty(rows, completions, sampling, device, noise)
+        steps = GraphedSteps() if self.cuda_graphs else None
+        return Workspace(decoder, state, steps, self.slots, slots, length, completions, sampling, signature)
+
+    def _keep_or_drop(self, workspace: Workspace) -> None:
+        """On a CPU only memory is kept, and no number in it: weights are packed for one call."""
+        device = self.model.device
+        if device.type != "cuda":
+            self.memory.trim()
+            return
+        bytes_held = workspace.slots * workspace.length * kv_bytes(self.local.layers, self.local.dtype)
+        if bytes_held <= KEPT_SHARE * torch.cuda.get_device_properties(device).total_memory:
+            self.workspace = workspace
+
+    def _note_figures(self, decoding: Decoding, workspace: Workspace) -> None:
+        tally = decoding.tally
+        self.last = {
+            "slots": float(decoding.slots),
+            "decode_steps": float(tally.steps),
+            "occupancy": float(decoding.lengths_N.sum() - len(decoding.lengths_N)) / max(1, tally.steps * decoding.slots),
+            "looks": float(tally.looks),
+            "prefills": float(tally.prefills),
+            "graphs": float(len(workspace.steps.graphs)) if workspace.steps else 0.0,
+        }
+
+    def _completions(self, state: SlotState, lengths_N: np.ndarray, sampling: Sampling) -> list[Completion]:
+        total = len(lengths_N)
+        check_finite(state.logprobs_NT[:total])
+        token_ids_NT, logprobs_NT = state.token_ids_NT[:total].cpu().numpy(), state.logprobs_NT[:total].cpu().numpy()
+        stop_ids = set(sampling.stop_ids)
+        ids_N = [token_ids_NT[row, :length].tolist() for row, length in enumerate(lengths_N)]
+        completions = []
+        for row, (ids, text) in enumerate(zip(ids_N, self.decode_all(ids_N), strict=True)):
+            end: Any = "stop" if ids[-1] in stop_ids else "length"
+            completions.append(Completion(tuple(ids), tuple(logprobs_NT[row, : len(ids)].tolist()), end, text))
+        return completions
+
+
+def fused_decoder(
+    fused: FusedModel, local: LocalModel, slots: int, length: int, memory: DecodeMemory, kernel: native.Native | None
+) -> Decoder:
+    if fused.device.type == "cuda":
+        from cohort.ops.fused.decoding import FusedDecoder
+
+        return FusedDecoder(fused, slots, length)
+    if kernel is not None:
+        return CpuSteps(local, NativeDecoder(fused, slots, length, kernel, memory))
+    return CpuSteps(local, CpuDecoder(fused, slots, length, memory))
+
+
+def native_for(fused: FusedModel) -> tuple[native.Native | None, str]:
+    """The compiled kernel for this model, or None and the reason."""
+    try:
+        return native.load(fused.head_dim, fused.query_heads // fused.kv_heads, fused.embedding.shape[1]), ""
+    except native.NoNative as problem:
+        return None, str(problem)
+
+
+def free_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return psutil.virtual_memory().available
+    # What torch has reserved but does not use is free to us, though not to the driver.
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,0 +1,237 @@
+"""The scheduler: which completion sits in which slot, from the first prompt to the last token.
+
+Live rows are rows 0 to live - 1 of the slots. The host keeps its own copy of owners and lengths; what it has to learn from
+the device is which rows have finished, and on a GPU it never stands still for that: a finished row that idles for a few steps
+costs less than a wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cohort.engine.decoders import Decoder, LocalModel
+from cohort.engine.graphs import bucket_for
+from cohort.engine.slots import SlotState
+from cohort.ops.rounding import missing_rows
+from cohort.types import Sampling
+
+PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}
+"""Padded tokens in one prefill; enough to fill the machine, little enough to keep its activations small."""
+STEPS_BETWEEN_LOOKS = 4
+"""Decode steps on a GPU between two looks at which rows have finished, where a stop may come at any token."""
+
+
+@dataclass
+class Prefix:
+    """A prefilled batch of prompts, kept until the last completion of its groups has a slot."""
+
+    stacked: Any
+    last_hidden_PH: Tensor
+    lengths_P: np.ndarray
+    waiting: np.ndarray
+    """[W, 2]: (row of the batch, completion) of those without a slot yet."""
+
+
+class Steps(Protocol):
+    def run(self, rows: int, times: int) -> None: ...
+
+
+@dataclass
+class Tally:
+    """What a call did, for the metrics."""
+
+    steps: int = 0
+    looks: int = 0
+    prefills: int = 0
+
+
+class Decoding:
+    """One call of the engine. Completion n is sample n % G of prompt n // G.
+
+    On a GPU looks lag behind: the next steps are already on their way while the host reads how the ones before them ended and
+    gives the slots of finished rows away. Rows may have moved in between, so what is read is matched by owner, not by row.
+    """
+
+    def __init__(
+        self,
+        local: LocalModel,
+        decoder: Decoder,
+        state: SlotState,
+        steps: Steps | None,
+        prompts: Sequence[tuple[int, ...]],
+        sampling: Sampling,
+        slots: int,
+    ) -> None:
+        self.local, self.decoder, self.state, self.steps = local, decoder, state, steps
+        self.sampling, self.slots, self.prompts = sampling, slots, prompts
+        self.device = state.tokens_S.device
+        # Longest first: prompts of one prefill are of nearly one length, and the slowest rows start early.
+        self.queue = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
+        self.prefix: Prefix | None = None
+        self.live = 0
+        completions = len(prompts) * sampling.group_size
+        self.owners_S = np.zeros(slots, dtype=np.int64)
+        self.begun_S = np.zeros(slots, dtype=np.int64)
+        """Position at which each row's first completion token stands: the length of its prompt."""
+        self.counts_S = np.zeros(slots, dtype=np.int64)
+        """Tokens each row has at most; rows that stopped have fewer."""
+        self.row_of_N = np.full(completions, -1)
+        """Row of each completion that has one now."""
+        self.lengths_N = np.zeros(completions, dtype=np.int64)
+        self.tally = Tally()
+
+    def run(self) -> np.ndarray:
+        """Decode everything; gives the length of each completion."""
+        self.make_room(np.zeros(0, dtype=np.int64))
+        before: Look | None = None
+        while self.live:
+            now = self.advance_and_look() if before is None or self.may_go_on() else None
+            if self.device.type != "cpu":
+                before, now = now, before
+            if now is not None:
+                self.make_room(self.finished(now))
+        return self.lengths_N
+
+    def may_go_on(self) -> bool:
+        """Whether any live row can still have a token to come."""
+        return bool(self.counts_S[: self.live].min() < self.sampling.max_completion_tokens)
+
+    def advance_and_look(self) -> Look:
+        """A few tokens for every live row; one on a CPU, where looking costs nothing."""
+        if self.device.type == "cpu":
+            times = 1
+            self.step(self.live)
+        else:
+            # Buckets are those of the workspace, so that calls of many sizes share their graphs.
+            rows, times = bucket_for(self.live, len(self.state.tokens_S)), self.steps_until_look()
+            if self.steps is not None:
+                self.steps.run(rows, times)
+            else:
+                for fed in range(times):
+                    self.step(rows, fed)
+        self.counts_S[: self.live] += times
+        self.tally.steps += times
+        self.tally.looks += 1
+        return Look(self.state, self.live)
+
+    def steps_until_look(self) -> int:
+        """Until the first row can be full, but no more than a few where a stop may come at any time."""
+        left = self.sampling.max_completion_tokens - self.counts_S[: self.live]
+        return max(1, min(int(left[left > 0].min(initial=STEPS_BETWEEN_LOOKS)), STEPS_BETWEEN_LOOKS))
+
+    def step(self, rows: int, fed_before: int = 0) -> None:
+        """One token for the first rows, `fed_before` since the last look.
+
+        Everything but `longest` lives on the device, and the kernels do not read it: a captured step needs no other.
+        """
+        state = self.state
+        # On a CPU dead rows come along to make the products steady; they write at position 0 of their own slots.
+        fed = rows + missing_rows(rows, self.device)
+        longest = fed_before + int((self.begun_S[: self.live] + self.counts_S[: self.live]).max())
+        hidden_BH = self.decoder.step(state.tokens_S[:fed], state.positions_S[:fed], state.done_S[:fed], longest)
+        state.note(slice(0, rows), self.local.parts.logits(hidden_BH[:rows]), self.sampling, advance=True)
+
+    def finished(self, look: Look) -> np.ndarray:
+        """Rows, as they lie now, of the completions that this look saw finished for the first time."""
+        owners, counts, done = look.read()
+        over = owners[done > 0]
+        new = self.row_of_N[over] >= 0
+        self.lengths_N[over[new]] = counts[done > 0][new]
+        rows = self.row_of_N[over[new]]
+        self.row_of_N[over] = -1
+        return rows
+
+    def make_room(self, finished: np.ndarray) -> None:
+        """Give the slots of finished rows, and those not yet used, to waiting completions; then close the gaps."""
+        waiting = self.queue or self.prefix
+        if not len(finished) and (self.live == self.slots or not waiting):
+            return
+        free = [*finished.tolist(), *range(self.live, self.slots)]
+        while free and (self.queue or self.prefix):
+            free = self.admit(free)
+        self.compact(free)
+
+    def admit(self, free: list[int]) -> list[int]:
+        """Start as many waiting completions as one prefilled batch and the free slots allow; gives the slots still free.
+
+        The first token comes from the prompt's hidden state; a completion that ends with it is noticed at the next look.
+        """
+        prefix = self.prefix or self.prefill_next()
+        admitted, prefix.waiting = prefix.waiting[: len(free)], prefix.waiting[len(free) :]
+        self.prefix = prefix if len(prefix.waiting) else None
+        taken, free = np.array(free[: len(admitted)]), free[len(admitted) :]
+
+        lengths = prefix.lengths_P[admitted[:, 0]]
+        rows, prefix_rows, owners, positions = self.on_device(np.stack((taken, admitted[:, 0], admitted[:, 1], lengths)))
+        self.decoder.load(rows, prefix.stacked, prefix_rows)
+        self.state.admit(rows, owners.int(), positions)
+        self.owners_S[taken], self.begun_S[taken], self.counts_S[taken] = admitted[:, 1], lengths, 1
+        self.row_of_N[admitted[:, 1]] = taken
+        self.live = max(self.live, 1 + int(taken.max()))
+
+        logits_BV = self.local.parts.logits(prefix.last_hidden_PH[prefix_rows])
+        self.state.note(rows, logits_BV, self.sampling, advance=False)
+        return free
+
+    def on_device(self, numbers: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64))
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+    def prefill_next(self) -> Prefix:
+        """Run the next prompts, as many as one prefill holds, through the backbone."""
+        width = len(self.prompts[self.queue[0]])
+        count = max(1, PREFILL_TOKENS[self.device.type] // width)
+        numbers, self.queue = self.queue[:count], self.queue[count:]
+        prompts = [self.prompts[number] for number in numbers]
+        stacked, last_hidden_PH = self.decoder.prefill(prompts)
+        size = self.sampling.group_size
+        waiting = [(row, number * size + sample) for row, number in enumerate(numbers) for sample in range(size)]
+        self.tally.prefills += 1
+        lengths = np.array([len(prompt) for prompt in prompts])
+        return Prefix(stacked, last_hidden_PH, lengths, np.array(waiting))
+
+    def compact(self, free: list[int]) -> None:
+        """Move the last live rows into the gaps, so that live rows are the first rows again."""
+        gaps = {row for row in free if row < self.live}
+        if not gaps:
+            return
+        live = self.live - len(gaps)
+        targets = sorted(row for row in gaps if row < live)
+        sources = [row for row in range(live, self.live) if row not in gaps]
+        self.live = live
+        if sources:
+            for host_S in (self.owners_S, self.begun_S, self.counts_S):
+                host_S[targets] = host_S[sources]
+            self.row_of_N[self.owners_S[targets]] = targets
+            reached = int((self.begun_S[targets] + self.counts_S[targets]).max())
+            source_rows, target_rows = self.on_device(np.array([sources, targets]))
+            self.state.move(source_rows, target_rows)
+            self.decoder.move(source_rows, target_rows, reached)
+        self.state.retire(live)
+
+
+class Look:
+    """How the slots stood at one moment: taken without waiting, read when it has arrived."""
+
+    def __init__(self, state: SlotState, live: int) -> None:
+        standing = torch.stack((state.owners_S[:live], state.counts_S[:live], state.done_S[:live]))
+        self.arrived: Any = None
+        if standing.is_cuda:
+            self.standing = torch.empty(standing.shape, dtype=standing.dtype, pin_memory=True)
+            self.standing.copy_(standing, non_blocking=True)
+            self.arrived = torch.cuda.Event()
+            self.arrived.record()
+        else:
+            self.standing = standing
+
+    def read(self) -> np.ndarray:
+        """Owners, counts and done flags."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.standing.numpy().astype(np.int64)

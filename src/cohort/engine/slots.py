@@ -1,0 +1,145 @@
+"""What the device knows about each slot, and the noting down of sampled tokens.
+
+Everything that changes from step to step lives in tensors over slots, so that many steps can follow each other without the
+host: a row that meets a stop or its limit is marked done, and from then on neither advances nor writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cohort.engine.sampling import next_tokens
+from cohort.engine.slot_cache import with_kernels
+from cohort.ops.noise import gumbel
+from cohort.types import Sampling
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """S slots, N completions of at most T tokens."""
+
+    tokens_S: Tensor
+    """The token to feed next."""
+    positions_S: Tensor
+    """Its position in the sequence."""
+    counts_S: Tensor
+    """Tokens sampled so far: the position, in the completion, of the next one."""
+    owners_S: Tensor
+    """The completion that the row belongs to."""
+    keys_S2: Tensor
+    done_S: Tensor
+    keys_N2: Tensor
+    limits_N: Tensor
+    """Tokens that each completion may have."""
+    token_ids_NT: Tensor
+    """One row more than there are completions: finished rows of the plain torch path write there."""
+    logprobs_NT: Tensor
+    stop_ids: Tensor
+    rows_S: Tensor
+    """0, 1, 2, ...: the rows of a decode step."""
+    gumbel: Callable[[Tensor, Tensor, int], Tensor]
+    """Noise of (row keys, positions, vocabulary): noise.gumbel, or what gives the same bits faster."""
+    with_kernels: bool
+    """Whether Triton is there to note tokens down with."""
+
+    @staticmethod
+    def empty(
+        slots: int,
+        completions: int,
+        sampling: Sampling,
+        device: torch.device,
+        noise: Callable[[Tensor, Tensor, int], Tensor] = gumbel,
+    ) -> SlotState:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        return SlotState(
+            tokens_S=zeros(slots, dtype=torch.int64),
+            positions_S=zeros(slots, dtype=torch.int64),
+            counts_S=zeros(slots),
+            owners_S=zeros(slots),
+            keys_S2=zeros(slots, 2),
+            done_S=zeros(slots) + 1,
+            keys_N2=zeros(completions, 2),
+            limits_N=zeros(completions),
+            token_ids_NT=zeros(completions + 1, sampling.max_completion_tokens),
+            logprobs_NT=zeros(completions + 1, sampling.max_completion_tokens, dtype=torch.float32),
+            stop_ids=torch.tensor(sampling.stop_ids, dtype=torch.int32, device=device),
+            rows_S=torch.arange(slots, dtype=torch.int32, device=device),
+            gumbel=noise,
+            with_kernels=with_kernels(device),
+        )
+
+    def begin(self, keys: Sequence[tuple[int, int]], limits: Sequence[int]) -> None:
+        """A new call: no slot is taken, nothing is written down."""
+        self.done_S.fill_(1)
+        self.positions_S.zero_()
+        self.keys_N2[: len(keys)] = torch.tensor(keys, dtype=torch.int32)
+        self.limits_N[: len(limits)] = torch.tensor(limits, dtype=torch.int32)
+        self.logprobs_NT.zero_()
+
+    def admit(self, rows: Tensor, owners: Tensor, positions: Tensor) -> None:
+        """Rows begin new completions, whose first token will be fed at `positions`."""
+        self.owners_S[rows], self.keys_S2[rows] = owners, self.keys_N2[owners.long()]
+        self.positions_S[rows] = positions
+        self.counts_S[rows], self.done_S[rows] = 0, 0
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Rows change their place."""
+        for state in (self.tokens_S, self.positions_S, self.counts_S, self.owners_S, self.keys_S2, self.done_S):
+            state[targets] = state[sources]
+
+    def retire(self, live: int) -> None:
+        """Rows from `live` on are empty; where they come along they write at position 0."""
+        self.done_S[live:] = 1
+        self.positions_S[live:] = 0
+
+    def note(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
+        """Sample the next token of each row that is not done, and write it down. `advance`: these rows have just fed one."""
+        if self.with_kernels and not sampling.top_k and sampling.top_p == 1.0:
+            self._note_with_kernels(rows, logits_BV, sampling, advance)
+        else:
+            self._note(rows, logits_BV, sampling, advance)
+
+    def _note_with_kernels(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
+        from cohort.ops.fused.kernels_decode import sample
+
+        sample(
+            logits_BV,
+            self.rows_S[rows] if isinstance(rows, slice) else rows.int(),
+            self.keys_S2,
+            self.counts_S,
+            self.positions_S,
+            self.done_S,
+            self.tokens_S,
+            self.owners_S,
+            self.limits_N,
+            self.stop_ids,
+            self.token_ids_NT,
+            self.logprobs_NT,
+            temperature=0.0 if sampling.greedy else sampling.temperature,
+            advance=advance,
+        )
+
+    def _note(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
+        counts_B, done_B = self.counts_S[rows], self.done_S[rows]
+        noise_BV = None if sampling.greedy else self.gumbel(self.keys_S2[rows], counts_B, logits_BV.shape[-1])
+        ids_B, logprobs_B = next_tokens(logits_BV, sampling, noise_BV)
+        owners_B, last = self.owners_S[rows], self.token_ids_NT.shape[0] - 1
+        live_B = 1 - done_B
+        # A row that is done writes into the spare row, at a place that exists.
+        at = (torch.where(done_B > 0, last, owners_B).long(), (counts_B * live_B).long())
+        self.token_ids_NT.index_put_(at, ids_B.int())
+        self.logprobs_NT.index_put_(at, logprobs_B)
+        self.tokens_S[rows] = ids_B
+        counts_B = counts_B + live_B
+        self.counts_S[rows] = counts_B
+        if advance:
+            self.positions_S[rows] += live_B
+        stopped_B = (ids_B[:, None] == self.stop_ids).any(-1)
+        over_B = stopped_B | (counts_B >= self.limits_N[owners_B.long()])
+        self.done_S[rows] = done_B | over_B.int()

@@ -1,0 +1,352 @@
+"""Held-out evaluation: pass@k, maj@k, mean@k and greedy accuracy with intervals, and paired comparison of two of them.
+
+Differences from the usual evaluation loop:
+
+- The noise is keyed by (seed, "evaluate", step 0) at every step of training: before and after draw with the same noise on
+  the same problems, so their difference is the policy's and not the dice's.
+- Numbers are estimated per problem and resampled over problems; the verdict matrix is kept, so that two evaluations can be
+  compared problem by problem, also from the files of two runs. A problem is known by a hash of its content and its gold
+  answer: a row number would pair different problems as soon as two runs differ in seed or source.
+- A completion without a verdict (its reward function failed or abstained) is out of both sides and counted. A problem left
+  with fewer than k verdicts is out of pass@k; a majority vote is held among the verdicts that remain.
+- mean@k is the mean *success* of the k completions, equal in value to pass@1; it is printed because papers use the name.
+  The mean weighted reward, shaping included, is reported separately as `reward`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cohort.base.keyed import keyed_hash
+from cohort.data.prompts import content_key
+from cohort.evaluation.estimators import Estimate, PairedDifference, estimate, maj_at_k, mean_at_k, paired_test, pass_at_k
+from cohort.types import Completion, NoiseKey, Outcome, Prompt, Sampling
+
+if TYPE_CHECKING:  # comparing two stored evaluations must not load an engine
+    from cohort.engine.protocol import Engine
+
+NO_ANSWER = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
+MARKS: dict[bool | None, str] = {True: "1", False: "0", None: "-"}
+VERDICTS: dict[str, bool | None] = {mark: verdict for verdict, mark in MARKS.items()}
+
+
+class Scored(Protocol):
+    """What scoring returns, as far as evaluation is concerned."""
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]: ...
+
+
+class Scorer(Protocol):
+    """The reward functions: `prompts` and `completions` are flat lists of equal length, outcomes come in their order."""
+
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, step: int, num_steps: int) -> Scored: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemVerdicts:
+    """Verdicts of one set, kept so that two evaluations can be compared problem by problem."""
+
+    problems: tuple[str, ...]
+    """`problem_key` of each problem: what makes two evaluations comparable."""
+    success: tuple[tuple[bool | None, ...], ...]
+    """[problem][sample]; None: no verdict."""
+    greedy: tuple[bool | None, ...] = ()
+    """One verdict per problem, or empty when greedy was not asked for."""
+
+    def numbered(self) -> list[tuple[str, int]]:
+        """(key, how often it came before) of each problem: copies of a problem within a set are matched in their order."""
+        seen: Counter[str] = Counter()
+        places = []
+        for key in self.problems:
+            places.append((key, seen[key]))
+            seen[key] += 1
+        return places
+
+    def success_rates(self) -> dict[tuple[str, int], float]:
+        """Problem -> share of its verdicts that are successes; problems without any verdict are left out."""
+        rates = {}
+        for place, row in zip(self.numbered(), self.success, strict=True):
+            verdicts = [verdict for verdict in row if verdict is not None]
+            if verdicts:
+                rates[place] = mean_at_k(verdicts)
+        return rates
+
+    def greedy_verdicts(self) -> dict[tuple[str, int], float]:
+        """Problem -> 1 or 0 by its greedy completion; problems without a verdict are left out."""
+        pairs = zip(self.numbered(), self.greedy, strict=False)
+        return {place: float(verdict) for place, verdict in pairs if verdict is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """One short string per problem ("1101-011") and its key: some ten kilobytes for 512 problems."""
+        return {
+            "problem": list(self.problems),
+            "success": ["".join(MARKS[verdict] for verdict in row) for row in self.success],
+            "greedy": "".join(MARKS[verdict] for verdict in self.greedy),
+        }
+
+    @staticmethod
+    def from_json(plain: Mapping[str, Any]) -> ProblemVerdicts:
+        # Files of early versions hold row numbers, which say which problem it is within one run only.
+        keys = plain["problem"] if "problem" in plain else [f"row {index}" for index in plain["index"]]
+        return ProblemVerdicts(
+            tuple(keys),
+            tuple(tuple(VERDICTS[mark] for mark in row) for row in plain["success"]),
+            tuple(VERDICTS[mark] for mark in plain.get("greedy", "")),
+        )
+
+
+def problem_key(prompt: Prompt) -> str:
+    """16 hex digits that say which problem it is, in whatever run, row or chat template it occurs: question and gold answer."""
+    gold = prompt.columns.get("answer")
+    return f"{keyed_hash('problem', content_key(prompt.content), '' if gold is None else gold):016x}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation of one policy on one or more sets: `evaluation.sets["held_out"]["pass@1"].value`."""
+
+    step: int
+    sets: Mapping[str, Mapping[str, Estimate]]
+    counts: Mapping[str, Mapping[str, float]]
+    """Per set: problems, completions, unscored (counts), truncated (share), length_mean (tokens)."""
+    per_problem: Mapping[str, ProblemVerdicts]
+    examples: tuple[Mapping[str, Any], ...] = ()
+    """The completions of the first few problems of each set: the rows of samples/before.jsonl and samples/after.jsonl."""
+    seconds: float = 0.0
+    label: str = ""
+    """before, during or after."""
+
+    def metrics(self) -> dict[str, float]:
+        """`eval/<set>/<what>` numbers for the step's row of metrics.jsonl."""
+        row: dict[str, float] = {}
+        for name, estimates in self.sets.items():
+            row |= {f"eval/{name}/{what}": e.value for what, e in estimates.items() if e.value is not None}
+            row |= {f"eval/{name}/{what}": self.counts[name][what] for what in ("truncated", "length_mean", "unscored")}
+        return row
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of evaluations.jsonl. `examples` are not in it; they have files of their own."""
+        return {
+            "step": self.step,
+            "label": self.label,
+            "sets": {
+                name: {**{what: e.to_json() for what, e in estimates.items()}, **self.counts[name]}
+                for name, estimates in self.sets.items()
+            },
+            "per_problem": {name: verdicts.to_json() for name, verdicts in self.per_problem.items()},
+            "seconds": round(self.seconds, 3),
+        }
+
+    @staticmethod
+    def from_json(plain: Mapping[str, Any]) -> Evaluation:
+        sets: dict[str, dict[str, Estimate]] = {}
+        counts: dict[str, dict[str, float]] = {}
+        for name, values in plain["sets"].items():
+            sets[name] = {what: Estimate(**value) for what, value in values.items() if isinstance(value, Mapping)}
+            counts[name] = {what: value for what, value in values.items() if not isinstance(value, Mapping)}
+        verdicts = {name: ProblemVerdicts.from_json(value) for name, value in plain.get("per_problem", {}).items()}
+        return Evaluation(plain["step"], sets, counts, verdicts, (), plain.get("seconds", 0.0), plain.get("label", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSet:
+    """Everything drawn and scored for one set, before any number is computed."""
+
+    prompts: Sequence[Prompt]
+    groups: Sequence[Sequence[Completion]]
+    outcomes: Sequence[Sequence[Outcome]]
+    greedy: Sequence[Outcome] = field(default=())
+
+
+def evaluate(
+    engine: Engine,
+    prompts: Mapping[str, Sequence[Prompt]],
+    rewards: Scorer,
+    *,
+    sampling: Sampling,
+    seed: int,
+    step: int = 0,
+    num_steps: int = 0,
+    greedy: bool = True,
+    resamples: int = 1000,
+    ks: Sequence[int] = (),
+    answers: bool | None = None,
+    examples: int = 4,
+    label: str = "",
+) -> Evaluation:
+    """Sample `sampling.group_size` completions per problem, score them, and estimate.
+
+    ks: the k of pass@k; empty means powers of two up to the number of samples, and that number. answers: whether a reward
+    exposes an extracted answer; None infers it from whether any completion of the set has one.
+    """
+    started = time.monotonic()
+    noise = NoiseKey(seed, "evaluate", step=0)
+    first_draw = 0
+    sets, counts, per_problem = {}, {}, {}
+    rows: list[Mapping[str, Any]] = []
+    for name, problems in prompts.items():
+        drawn = sample_set(engine, problems, rewards, sampling, noise, first_draw, step, num_steps, greedy)
+        first_draw += len(problems)
+        sets[name] = estimates_of(drawn, ks or default_ks(sampling.group_size), answers, resamples, seed)
+        counts[name] = counts_of(drawn)
+        per_problem[name] = verdicts_of(drawn)
+        rows += example_rows(name, drawn, examples)
+    return Evaluation(step, sets, counts, per_problem, tuple(rows), time.monotonic() - started, label)
+
+
+def default_ks(samples: int) -> tuple[int, ...]:
+    """1, 2, 4, ... up to the number of samples, and that number itself."""
+    return tuple(sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples}))
+
+
+def sample_set(
+    engine: Engine,
+    problems: Sequence[Prompt],
+    rewards: Scorer,
+    sampling: Sampling,
+    noise: NoiseKey,
+    first_draw: int,
+    step: int,
+    num_steps: int,
+    greedy: bool,
+) -> SampledSet:
+    groups = engine.generate(problems, sampling, noise, first_draw) if problems else []
+    outcomes = score_groups(problems, groups, rewards, step, num_steps)
+    if not greedy or not problems:
+        return SampledSet(problems, groups, outcomes)
+    # Greedy draws no noise; cuts of the distribution cannot change the most likely token, so they are switched off.
+    best = replace(sampling, group_size=1, temperature=0.0, top_p=1.0, top_k=0)
+    best_outcomes = score_groups(problems, engine.generate(problems, best, noise, first_draw), rewards, step, num_steps)
+    return SampledSet(problems, groups, outcomes, [row[0] for row in best_outcomes])
+
+
+def score_groups(
+    problems: Sequence[Prompt], groups: Sequence[Sequence[Completion]], rewards: Scorer, step: int, num_steps: int
+) -> list[list[Outcome]]:
+    flat_prompts = [problem for problem, group in zip(problems, groups, strict=True) for _ in group]
+    flat = [completion for group in groups for completion in group]
+    outcomes = iter(rewards.score(flat_prompts, flat, step=step, num_steps=num_steps).outcomes if flat else [])
+    return [[next(outcomes) for _ in group] for group in groups]
+
+
+def estimates_of(drawn: SampledSet, ks: Sequence[int], answers: bool | None, resamples: int, seed: int) -> dict[str, Estimate]:
+    """Every number of one set, in the order people read them."""
+    verdicts = [[o for o in row if o.success is not None] for row in drawn.outcomes]
+    samples = max((len(group) for group in drawn.groups), default=0)
+    numbers: dict[str, Estimate] = {}
+    for k in ks:
+        values = [pass_at_k(sum(bool(o.success) for o in row), len(row), k) for row in verdicts if len(row) >= k]
+        numbers[f"pass@{k}"] = estimate(values, resamples, seed)
+    # 8 beside the full number: the size most papers print, exact over subsets when more were drawn.
+    for k in sorted({samples, min(8, samples)} - {0}):
+        numbers[f"maj@{k}"] = majority(verdicts, k, answers, resamples, seed)
+    means = [mean_at_k([bool(o.success) for o in row]) for row in verdicts if row]
+    numbers[f"mean@{samples}"] = estimate(means, resamples, seed)
+    if drawn.greedy:
+        numbers["greedy"] = estimate([float(o.success) for o in drawn.greedy if o.success is not None], resamples, seed)
+    rewards = [[o.reward for o in row if o.reward is not None] for row in drawn.outcomes]
+    numbers["reward"] = estimate([sum(row) / len(row) for row in rewards if row], resamples, seed, proportion=False)
+    return numbers
+
+
+def majority(verdicts: Sequence[Sequence[Outcome]], k: int, answers: bool | None, resamples: int, seed: int) -> Estimate:
+    if answers is None:
+        answers = any(outcome.answer is not None for row in verdicts for outcome in row)
+    if not answers:
+        return Estimate(None, None, None, NO_ANSWER)
+    votes = [maj_at_k([o.answer for o in row], [bool(o.success) for o in row], min(k, len(row))) for row in verdicts if row]
+    return estimate(votes, resamples, seed)
+
+
+def counts_of(drawn: SampledSet) -> dict[str, float]:
+    completions = [completion for group in drawn.groups for completion in group]
+    total = max(1, len(completions))
+    return {
+        "problems": len(drawn.prompts),
+        "completions": len(completions),
+        "unscored": sum(outcome.success is None for row in drawn.outcomes for outcome in row),
+        "truncated": sum(completion.end == "length" for completion in completions) / total,
+        "length_mean": sum(completion.length for completion in completions) / total,
+    }
+
+
+def verdicts_of(drawn: SampledSet) -> ProblemVerdicts:
+    return ProblemVerdicts(
+        tuple(problem_key(prompt) for prompt in drawn.prompts),
+        tuple(tuple(outcome.success for outcome in row) for row in drawn.outcomes),
+        tuple(outcome.success for outcome in drawn.greedy),
+    )
+
+
+def example_rows(name: str, drawn: SampledSet, count: int) -> list[dict[str, Any]]:
+    """The first problems of the set: fixed, so that before and after show the same ones."""
+    rows = []
+    for prompt, group, outcomes in list(zip(drawn.prompts, drawn.groups, drawn.outcomes, strict=True))[:count]:
+        answer = prompt.columns.get("answer")
+        rows.append(
+            {
+                "set": name,
+                "prompt": prompt.content,
+                "answer": None if answer is None else str(answer),
+                "completions": [
+                    {"text": completion.text, "reward": outcome.reward, "success": outcome.success}
+                    for completion, outcome in zip(group, outcomes, strict=True)
+                ],
+            }
+        )
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """b against a, per set: difference of pass@1 (and of greedy, where both have it) on the problems both have."""
+
+    sets: Mapping[str, Mapping[str, PairedDifference]]
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: {what: d.to_json() for what, d in values.items()} for name, values in self.sets.items()}
+
+
+def compare(a: Evaluation, b: Evaluation, *, seed: int = 0, resamples: int = 10_000) -> Comparison:
+    """Paired comparison on the problems that both evaluations hold, matched by content; sets without common ones are left out."""
+    sets = {}
+    for name in a.per_problem:
+        if name in b.per_problem:
+            found = compare_set(a.per_problem[name], b.per_problem[name], seed, resamples)
+            if found:
+                sets[name] = found
+    return Comparison(sets)
+
+
+def compare_set(a: ProblemVerdicts, b: ProblemVerdicts, seed: int, resamples: int) -> dict[str, PairedDifference]:
+    found = {}
+    sides = {"pass@1": (a.success_rates(), b.success_rates()), "greedy": (a.greedy_verdicts(), b.greedy_verdicts())}
+    for what, (left, right) in sides.items():
+        common = [place for place in left if place in right]
+        if common:
+            found[what] = paired_test([left[place] for place in common], [right[place] for place in common], seed, resamples)
+    return found
+
+
+def summarize(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
+    """The `eval` entry of summary.json: the first set at the top, all sets below, and the paired change."""
+
+    def first(evaluation: Evaluation | None) -> dict[str, Any]:
+        if evaluation is None or not evaluation.sets:
+            return {}
+        return {what: e.to_json() for what, e in next(iter(evaluation.sets.values())).items()}
+
+    names = list(dict.fromkeys([*(before.sets if before else ()), *(after.sets if after else ())]))
+    sets: dict[str, dict[str, Any]] = {}
+    for name in names:
+        for label, evaluation in (("before", before), ("after", after)):
+            if evaluation is not None and name in evaluation.sets:
+                estimates = {what: e.to_json() for what, e in evaluation.sets[name].items()}
+                sets.setdefault(name, {})[label] = {**estimates, **evaluation.counts[name]}
+    change = compare(before, after).to_json() if before is not None and after is not None else {}
+    return {"before": first(before), "after": first(after), "sets": sets, "change": change}

@@ -1,0 +1,140 @@
+"""Iterative GRPO with a learned reward model (DeepSeekMath, algorithm 1).
+
+    for each iteration:  label fresh rollouts with the verifier
+                         fit the reward model on them and on a replay of older ones
+                         reference <- policy
+                         train: the reward is the reward model's, success stays the verifier's
+
+Rollouts are keyed and a fit leaves no half-fitted weights, so a run killed while fitting fits again and gets the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cohort.base.interrupts import deferred
+from cohort.loop import train
+from cohort.recipe.schema import Recipe
+from cohort.training.learned_scorer import LearnedScorer
+from cohort.training.parts import Parts
+from cohort.training.reward_data import Labelled, Replay, label
+from cohort.training.reward_model import RewardModel
+from cohort.training.sources import as_groups
+from cohort.training.state import TrainState
+from cohort.types import NoiseKey
+
+MODEL, REPLAY = "model/", "replay/"
+"""Prefixes of the tensors in a checkpoint."""
+
+
+class LearnedReward:
+    """The reward model, the labelled data it may see again, and what its last fit measured: one part of the checkpoint."""
+
+    def __init__(self, model: RewardModel):
+        self.model, self.replay = model, Replay()
+        self.metrics: dict[str, float] = {}
+        self.before_fit: dict[str, Tensor] = {}
+        """Weights from before a fit that is not written down yet: a checkpoint made in between holds these."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        kept, document = self.replay.state()
+        tensors = {MODEL + name: value for name, value in (self.before_fit or self.model.tensors()).items()}
+        tensors |= {REPLAY + name: value for name, value in kept.items()}
+        return tensors, {"replay": document, "metrics": self.metrics}
+
+    def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+        self.model.load(part(MODEL))
+        self.replay.load_state(part(REPLAY), document["replay"])
+        self.metrics = dict(document["metrics"])
+
+
+def train_in_iterations(parts: Parts, state: TrainState, compute_dtype: torch.dtype) -> None:
+    """Train until `num_steps` steps are finished, in `reward_model.iterations` parts of equal length."""
+    recipe = parts.recipe
+    learned = LearnedReward(make_reward_model(parts, compute_dtype))
+    state.attach("reward_model", learned)
+    parts.scorer = LearnedScorer(
+        parts.rewards, learned.model, recipe.train.micro_batch_tokens, max_fault_share=recipe.train.max_fault_share
+    )
+    for iteration in range(1, recipe.reward_model.iterations + 1):
+        if state.iteration < iteration:
+            begin_iteration(parts, state, learned, iteration)
+        parts.constant_metrics = {"reward_model/iteration": iteration, **learned.metrics}
+        train(parts, state, until=last_step(recipe, iteration))
+    export(learned.model, parts.folder.reward_model)
+
+
+def export(model: RewardModel, folder: Path) -> None:
+    """In Hugging Face format, whole or not at all."""
+    temporary = folder.with_suffix(".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+
+
+def make_reward_model(parts: Parts, compute_dtype: torch.dtype) -> RewardModel:
+    settings, bits = parts.recipe.reward_model, parts.recipe.optimizer.state_bits
+    if settings.source:
+        return RewardModel.from_pretrained(settings.source, parts.policy, settings, compute_dtype, state_bits=bits)
+    return RewardModel.from_policy(parts.policy, settings, compute_dtype, parts.recipe.seed, state_bits=bits)
+
+
+def last_step(recipe: Recipe, iteration: int) -> int:
+    return recipe.train.num_steps * iteration // recipe.reward_model.iterations
+
+
+def begin_iteration(parts: Parts, state: TrainState, learned: LearnedReward, iteration: int) -> None:
+    """Fit the reward model on what the policy writes now, and let the policy start over from here."""
+    settings, seed, started = parts.recipe.reward_model, parts.recipe.seed, time.monotonic()
+    fresh = labelled_rollouts(parts, state, iteration)
+    data = learned.replay.mix(fresh, settings.replay_share, seed, iteration)
+    learned.before_fit = {name: value.to("cpu", copy=True) for name, value in learned.model.tensors().items()}
+    parts.monitors.on_message(
+        f"iteration {iteration} of {settings.iterations}: fitting the reward model on {len(data)} completions"
+    )
+    metrics = learned.model.fit(data, iteration=iteration, seed=seed, micro_batch_tokens=parts.recipe.train.micro_batch_tokens)
+    with deferred():
+        learned.metrics, learned.before_fit = metrics, {}
+        learned.metrics["reward_model/tokens"] = float(sum(len(item.completion_ids) for item in fresh))
+        learned.metrics["reward_model/seconds"] = time.monotonic() - started
+        if parts.reference:
+            parts.reference.become(parts.policy)
+        state.iteration, state.fitted_at = iteration, state.step
+        parts.save(state)
+    accuracy = learned.metrics.get("reward_model/accuracy")
+    parts.monitors.on_message(
+        f"iteration {iteration} of {settings.iterations}: reward model fitted on {learned.metrics['reward_model/completions']:.0f} "
+        f"completions ({learned.metrics['reward_model/replayed']:.0f} replayed); "
+        + ("no held-back pair to measure it on" if accuracy is None else f"it ranks {accuracy:.1%} of held-back pairs right")
+        + ("; reference refreshed" if parts.reference else "")
+    )
+
+
+def labelled_rollouts(parts: Parts, state: TrainState, iteration: int) -> list[Labelled]:
+    """Groups for the prompts that come next, judged by the reward functions.
+
+    The reward model has then seen the prompts it is asked about in training, though not the completions; how well it does
+    on prompts it has not seen is what the held-back ones measure.
+    """
+    prompts = parts.stream.take(state.cursor, parts.recipe.reward_model.prompts)
+    completions_PG = parts.engine.generate(prompts, parts.sampling, NoiseKey(parts.recipe.seed, "reward_model", iteration))
+    flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
+    scored = parts.rewards.score(
+        [prompt for prompt, _ in flat],
+        [completion for _, completion in flat],
+        step=state.step + 1,
+        num_steps=parts.recipe.train.num_steps,
+    )
+    groups = as_groups(prompts, completions_PG, scored.outcomes, state.policy_version)
+    return label([rollout for group in groups for rollout in group], iteration)

@@ -1,0 +1,1 @@
+"""One policy: loading, adapters, head, backbone, packing, log-probs, optimizer, reference, critic."""

@@ -1,0 +1,200 @@
+"""PPO's value function: a copy of the policy's backbone with a scalar head and an optimizer of its own.
+
+What GRPO saves is in this file: a second network of the policy's size, with gradients, masters and moments. Its value of a
+token is what it expects *before* the token is read, from the hidden state one position earlier, exactly where the policy
+takes the token's log-prob from. The head starts at zero, so before the first update V is 0 everywhere and GAE with lambda 1
+is the plain return: the critic begins as no baseline at all and can only earn its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cohort.errors import CheckpointError, InvariantError
+from cohort.model.backbone import ModuleBackbone, can_share_prompts, score_tokens, states_before
+from cohort.model.optim import MAX_SKIPPED_IN_A_ROW, MasterWeights, Optimizer, StepReport
+from cohort.model.packing import Example, MicroBatch
+from cohort.model.policy import Policy
+from cohort.ops.attention import attention_configs
+from cohort.ops.rounding import steady_rows
+from cohort.recipe.schema import CriticConfig, OptimizerConfig
+
+WEIGHTS, MOMENTS = "weights/", "moments/"
+"""Prefixes of the tensors in a checkpoint."""
+
+
+def value_loss(values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, clip: float) -> Tensor:
+    """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), the pessimistic bound; 0.5 (V - R)^2 with clip 0."""
+    plain_M = (values_M - returns_M) ** 2
+    if not clip:
+        return 0.5 * plain_M
+    return 0.5 * torch.maximum(plain_M, (_clipped(values_M, old_values_M, clip) - returns_M) ** 2)
+
+
+def held_by_clip(values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, clip: float) -> Tensor:
+    """Which tokens the clip left without a gradient: those already moved towards their return by more than it allows."""
+    if not clip:
+        return torch.zeros_like(values_M, dtype=torch.bool)
+    return (_clipped(values_M, old_values_M, clip) - returns_M).abs() > (values_M - returns_M).abs()
+
+
+def explained_variance(values_M: Tensor, returns_M: Tensor) -> float | None:
+    """1 - Var(R - V) / Var(R): 1 is perfect, 0 no better than a constant, below 0 worse. None where returns are all equal."""
+    if not len(returns_M) or bool((returns_M == returns_M[0]).all()):
+        return None
+    residual = (returns_M.double() - values_M.double()).var(correction=0)
+    return float(1.0 - residual / returns_M.double().var(correction=0))
+
+
+def _clipped(values_M: Tensor, old_values_M: Tensor, clip: float) -> Tensor:
+    return torch.clamp(values_M, old_values_M - clip, old_values_M + clip)
+
+
+class ValueModel(nn.Module):
+    """A backbone and a linear head without bias to one number."""
+
+    def __init__(self, policy: Policy):
+        super().__init__()
+        # The copy keeps what its modules share, so one switch of its own config object reaches all of its attention.
+        self.backbone = policy.trainable_backbone()
+        projection: Any = policy.split.projection
+        width = projection.weight.shape[1]
+        self.head = nn.Linear(width, 1, bias=False, device=policy.device, dtype=policy.model.dtype)
+        nn.init.zeros_(self.head.weight)
+
+    def values(self, hidden_MH: Tensor) -> Tensor:
+        """In float32 at least: bfloat16 has steps of 0.004 near 1, as coarse as the differences that GAE is made of."""
+        dtype = torch.promote_types(hidden_MH.dtype, torch.float32)
+        return steady_rows(lambda rows: F.linear(rows, self.head.weight.to(dtype)), hidden_MH.to(dtype)).squeeze(-1)
+
+
+class Critic:
+    def __init__(
+        self,
+        policy: Policy,
+        config: CriticConfig,
+        optimizer: OptimizerConfig,
+        compute_dtype: torch.dtype,
+        total_updates: int,
+    ):
+        self.config = config
+        self.model = ValueModel(policy)
+        # Where the policy runs on our attention the copy does too: it is the same code with the same shapes.
+        self.attention_configs = attention_configs(self.model) if policy.attention_configs else []
+        self.backbone = ModuleBackbone(self.model.backbone, self.attention_configs, policy.checkpointing)
+        self.share_prompts = can_share_prompts(policy.model, self.attention_configs)
+        weights = MasterWeights(self.model, compute_dtype)
+        own = optimizer.model_copy(update={"learning_rate": config.learning_rate})
+        self.optimizer = Optimizer(weights, own, total_updates)
+        self._forget_metrics()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.head.weight.device
+
+    @torch.no_grad()
+    def values(self, examples: list[Example], micro_batch_tokens: int) -> list[Tensor]:
+        """V before each completion token (0 where the loss mask is False), without gradients, on the CPU."""
+        dtype = torch.promote_types(self.model.head.weight.dtype, torch.float32)
+
+        def values(micro: MicroBatch) -> Tensor:
+            return self._values_before(micro.to(self.device))
+
+        return score_tokens(examples, values, dtype, micro_batch_tokens, share_prompts=self.share_prompts)
+
+    def backward(self, micro: MicroBatch) -> None:
+        """Add the gradient of the weighted value loss of this micro-batch to the critic's; the policy is not touched."""
+        if micro.old_values_M is None or micro.returns_M is None:
+            raise InvariantError("the critic needs old_values_T and returns_T on every example; GAE fills both.")
+        values_M = self._values_before(micro)
+        triple = (values_M, micro.old_values_M, micro.returns_M)
+        loss = (value_loss(*triple, self.config.clip) * micro.loss_weights_M).sum()
+        loss.backward()
+        with torch.no_grad():
+            self._losses.append(loss.detach().double())
+            self._held_M.append(held_by_clip(*triple, self.config.clip))
+            self._values_M.append(values_M.detach())
+            self._returns_M.append(micro.returns_M)
+
+    def step(self) -> dict[str, float]:
+        """One update from the accumulated gradients; what was measured since the one before."""
+        report = self.optimizer.clip_and_step()
+        row = self._metrics(report)
+        self._forget_metrics()
+        return row
+
+    def check_finite(self) -> None:
+        """Called once the update is written down, as for the policy's optimizer."""
+        if self.optimizer.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise InvariantError(
+                f"{MAX_SKIPPED_IN_A_ROW} updates of the critic in a row had a non-finite gradient; its weights are as before the "
+                "first of them. Lower critic.learning_rate, or look at the last rollouts for broken rewards."
+            )
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Weights and moments by name, and the counters. Between updates that is all there is."""
+        moments, counters = self.optimizer.state()
+        tensors = {WEIGHTS + name: value for name, value in self.optimizer.weights.tensors().items()}
+        return tensors | {MOMENTS + name: value for name, value in moments.items()}, counters
+
+    def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
+        weights = {name.removeprefix(WEIGHTS): value for name, value in tensors.items() if name.startswith(WEIGHTS)}
+        moments = {name.removeprefix(MOMENTS): value for name, value in tensors.items() if name.startswith(MOMENTS)}
+        shapes = {name: tuple(value.shape) for name, value in weights.items()}
+        if shapes != {name: tuple(value.shape) for name, value in self.optimizer.weights.masters.items()}:
+            raise CheckpointError(
+                "the checkpoint's critic has other weights than a copy of this policy; resume with its own model."
+            )
+        self.optimizer.weights.load(weights)
+        self.optimizer.load_state(moments, document)
+
+    def _values_before(self, micro: MicroBatch) -> Tensor:
+        return self.model.values(states_before(self.backbone, micro))
+
+    def _forget_metrics(self) -> None:
+        self._losses: list[Tensor] = []
+        self._held_M: list[Tensor] = []
+        self._values_M: list[Tensor] = []
+        self._returns_M: list[Tensor] = []
+
+    def _metrics(self, report: StepReport) -> dict[str, float]:
+        row = {
+            "critic/loss": float(sum(self._losses)),
+            "critic/grad_norm": report.grad_norm if not report.skipped else 0.0,
+            "critic/skipped": float(report.skipped),
+        }
+        if self._values_M:
+            values_M, returns_M = torch.cat(self._values_M), torch.cat(self._returns_M)
+            row["critic/value_mean"] = float(values_M.double().mean())
+            row["critic/clipped_share"] = float(torch.cat(self._held_M).double().mean())
+            explained = explained_variance(values_M, returns_M)
+            if explained is not None:
+                row["critic/explained_variance"] = explained
+        return row
+
+
+class NoCritic:
+    """Every algorithm but PPO: nothing to value, nothing to train, nothing to save."""
+
+    def values(self, examples: list[Example], micro_batch_tokens: int) -> list[Tensor]:
+        raise InvariantError('values were asked for, but there is no critic: only advantage = "gae" has one.')
+
+    def backward(self, micro: MicroBatch) -> None:
+        pass
+
+    def step(self) -> dict[str, float]:
+        return {}
+
+    def check_finite(self) -> None:
+        pass
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return {}, {}
+
+    def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
+        pass

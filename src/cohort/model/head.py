@@ -1,0 +1,126 @@
+"""The model in two halves: a backbone that gives hidden states and a head that turns chosen ones into logits.
+
+Training and sampling need logits at a few positions only, so they never call the model's own forward. That forward may
+do more than a matrix product after the last layer (Gemma 2 soft-caps, Cohere scales, Granite divides): `split` rebuilds
+what it knows and then compares with the real forward on a few tokens. A model whose logits it cannot reproduce is
+refused by name; it is never scored with almost the right head.
+
+A head that is a plain matrix is also given as its tensors (`linear`), for which log-probs have a backward of their own
+and, on a GPU, logits that are not rounded to bfloat16 between the product and the softmax: for the engine's as for the
+trainer's. Any other (an adapter around it, hooks) is called as the module that it is; `why_not_linear` names the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cohort.errors import ModelError
+from cohort.ops.logprobs import LOW_PRECISION, LinearHead, bend, linear_logprobs, project, token_logprobs
+from cohort.ops.rounding import steady_rows
+
+LARGE_LOGIT = 100.0
+"""Above every soft-cap in use (Gemma 2: 30), so that one that is forgotten shows."""
+
+
+@dataclass(frozen=True)
+class SplitModel:
+    backbone: nn.Module
+    projection: nn.Module
+    softcap: float
+    scale: float
+
+    @property
+    def why_not_linear(self) -> str | None:
+        """Why the projection cannot stand for its weight and bias alone; None where it can."""
+        projection = self.projection
+        if type(projection) is not nn.Linear:
+            return f"its output projection is a {type(projection).__name__}, not a plain nn.Linear"
+        if "forward" in vars(projection):
+            return "the forward of its output projection is replaced"
+        hooks = (projection._forward_hooks, projection._forward_pre_hooks, projection._backward_hooks)
+        if any(hooks) or projection._backward_pre_hooks:
+            return "hooks are registered on its output projection"
+        for name, tensor in (("weight", projection.weight), ("bias", projection.bias)):
+            if tensor is not None and type(tensor) not in (nn.Parameter, Tensor):
+                return f"the {name} of its output projection is a {type(tensor).__name__}"
+        return None
+
+    @property
+    def linear(self) -> LinearHead | None:
+        """The head as tensors, or None where it is more than a matrix. Read anew each time: hooks may come and go."""
+        if self.why_not_linear is not None:
+            return None
+        projection: Any = self.projection
+        return LinearHead(projection.weight, projection.bias, self.scale, self.softcap)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states [..., H], in float32 at least (float64 stays, for tests that need it)."""
+        linear = self.linear if hidden.is_cuda and hidden.dtype in LOW_PRECISION else None
+        if linear is not None and not (torch.is_grad_enabled() and (hidden.requires_grad or linear.trained)):
+            logits = project(hidden.reshape(-1, hidden.shape[-1]), linear.weight_VH, linear.bias_V)
+            logits = logits.reshape(*hidden.shape[:-1], -1)
+        else:
+            logits = steady_rows(self.projection, hidden)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return bend(logits, self.scale, self.softcap)
+
+    def token_logprobs(
+        self, hidden_MH: Tensor, token_ids_M: Tensor, *, temperature: float, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(logprobs_M, entropy_M) of chosen tokens, from the hidden states before them."""
+        linear = self.linear
+        if linear is not None:
+            return linear_logprobs(hidden_MH, token_ids_M, linear, temperature=temperature, entropy_gradient=entropy_gradient)
+        projection: Any = self.projection
+        return token_logprobs(
+            hidden_MH,
+            token_ids_M,
+            self.logits,
+            vocabulary=projection.weight.shape[0],
+            temperature=temperature,
+            entropy_gradient=entropy_gradient,
+        )
+
+
+def split(model: Any) -> SplitModel:
+    """Split a causal LM, and prove on a few tokens that both halves together are the whole."""
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    backbone, projection = model.base_model, model.get_output_embeddings()
+    if backbone is model or projection is None:
+        raise ModelError(f"{name}: no separate backbone and output projection; only decoder-only causal LMs are supported.")
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    parts = SplitModel(backbone, projection, float(getattr(config, "final_logit_softcapping", None) or 0.0), scale)
+    was_training = model.training
+    model.eval()
+    largest = _check(model, parts, factor=1.0)
+    # A soft-cap is invisible on the small logits of an untrained model, so the comparison is repeated on large ones.
+    _check(model, parts, factor=LARGE_LOGIT / max(largest, 1e-3))
+    model.train(was_training)
+    return parts
+
+
+@torch.no_grad()
+def _check(model: Any, parts: SplitModel, factor: float) -> float:
+    """Compare both halves with the whole, hidden states multiplied by `factor`; the largest logit."""
+    token_ids = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
+    hook = parts.projection.register_forward_pre_hook(lambda module, inputs: (inputs[0] * factor, *inputs[1:]))
+    try:
+        whole = model(input_ids=token_ids, use_cache=False).logits.float()
+    finally:
+        hook.remove()
+    # Without the hook, so that it is the path of training and sampling that is compared.
+    ours = parts.logits(parts.backbone(input_ids=token_ids, use_cache=False).last_hidden_state * factor).float()
+    # The same operations in another order: a few roundings of the compute dtype, far below any scale or cap forgotten.
+    largest = whole.abs().max().item()
+    tolerance = 64 * torch.finfo(model.dtype).eps * max(1.0, largest)
+    if whole.shape != ours.shape or not (whole - ours).abs().max().item() <= tolerance:
+        raise ModelError(
+            f"{type(model).__name__}: its logits are not projection(hidden) with the known scale and soft-cap; it cannot be "
+            "trained exactly."
+        )
+    return largest

@@ -1,0 +1,347 @@
+"""LoRA through PEFT: small trained matrices beside frozen ones.
+
+    W x  ->  W x + (alpha / rank) B (A x)        A is [rank, in], B is [out, rank]; only A and B are trained
+
+Three things differ from wrapping a model with `get_peft_model`:
+
+- the model stays the transformers model it was, with PEFT's layers inside: whoever reads its config or calls its backbone
+  notices nothing;
+- a copy of the policy (reference, critic) is a second tree of modules over the *same* frozen parameters, with adapters of its
+  own. There is no second base in memory, and no active adapter to switch, and to forget to switch back;
+- A is drawn from the seed and the name of its layer alone, so torch's generators and the order of layers have no say.
+
+PEFT is imported only where adapters are used.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from cohort.base.keyed import keyed_hash
+from cohort.errors import ModelError
+from cohort.recipe.schema import LoraConfig
+
+NAME = "default"
+"""Of the one adapter in a tree of modules: the name that PEFT's own files and loaders take for granted."""
+PREFIX = "base_model.model."
+"""Before every key of an adapter file, by PEFT's convention."""
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+PART_OF_ADAPTER = re.compile(rf"\.lora_[AB]\.{NAME}\.weight$")
+
+REFUSED = {
+    "lora_bias": "biases in its matrices (lora_bias)",
+    "modules_to_save": "whole trained modules (modules_to_save)",
+    "trainable_token_indices": "trained token embeddings (trainable_token_indices)",
+    "layer_replication": "replicated layers (layer_replication)",
+    "target_parameters": "adapters on bare parameters (target_parameters)",
+}
+"""What PEFT can put into an adapter beside A and B. It would be trained, merged or exported wrongly, so it is refused."""
+HARMLESS_STARTS = ("gaussian", "eva", "orthogonal")
+"""Values of init_lora_weights, beside true and false, that leave the base as it is. PiSSA and its like change it on loading."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What it takes, beside the weights, to write an adapter down so that others can load it."""
+
+    config: Any
+    """PEFT's LoraConfig."""
+    base: str
+    """Folder or hub id of the frozen model; "": made here, and saved beside the adapter."""
+    revision: str = ""
+    made_for: str = ""
+    """The base that the file it was read from names, if any."""
+
+
+def import_peft() -> Any:
+    try:
+        import peft
+    except ImportError as problem:
+        raise ModelError(
+            f"model.lora: adapters need the package peft, which cannot be imported ({problem}). Install it with "
+            "`pip install peft`, or train all weights with model.lora.rank = 0."
+        ) from problem
+    return peft
+
+
+# -- putting an adapter into a model -----------------------------------------------------------------------------------
+
+
+def start_adapter(model: Any, settings: LoraConfig, seed: int, base: str = "", revision: str = "") -> Adapter:
+    """Inject the adapter that a run starts with: the one of model.lora.adapter, or a new one that changes nothing yet."""
+    peft = import_peft()
+    if settings.adapter:
+        adapter = load_adapter(model, Path(settings.adapter), base, revision, field="model.lora.adapter")
+        check_agreement(settings, adapter.config)
+        return adapter
+    config = peft.LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha or 2.0 * settings.rank,
+        target_modules=check_targets(model, settings.targets) or all_targets(model),
+        task_type="CAUSAL_LM",
+    )
+    inject(model, config)
+    write_values(model, first_values(model, seed))
+    return Adapter(config, base, revision)
+
+
+def load_adapter(model: Any, folder: Path, base: str, revision: str = "", field: str = "adapter") -> Adapter:
+    """Inject the adapter of a folder in PEFT's format, weights included."""
+    config = read_config(folder, field)
+    made_for = config.base_model_name_or_path or ""
+    # Dropout stays off, as everywhere: the policy that is scored must be the one that sampled.
+    config.inference_mode, config.lora_dropout = False, 0.0
+    try:
+        inject(model, config)
+    except ValueError as problem:
+        raise ModelError(
+            f"{field}: {folder} was made for {made_for or 'another model'} and finds none of its layers in "
+            f"{type(model).__name__} ({str(problem).strip().splitlines()[0]})."
+        ) from problem
+    write_values(model, read_values(model, folder, field, made_for))
+    return Adapter(config, base, revision, made_for)
+
+
+def inject(model: Any, config: Any) -> None:
+    """Put PEFT's layers around the linear layers; afterwards the adapter alone is trained, from float32 weights."""
+    peft = import_peft()
+    with torch.random.fork_rng(devices=[]):  # PEFT draws A from the global generator; ours replaces it
+        peft.inject_adapter_in_model(config, model, adapter_name=NAME)
+    model.requires_grad_(False)
+    model.eval()
+    head = model.get_output_embeddings()
+    for name, layer in lora_layers(model).items():
+        if layer is head or not isinstance(layer, peft.tuners.lora.Linear):
+            what = "the output projection" if layer is head else f"a {type(layer.get_base_layer()).__name__}"
+            raise ModelError(f"model.lora: {name} is {what}; adapters are for the linear layers below the head.")
+    for parameter in adapter_parameters(model).values():
+        parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+        parameter.requires_grad_(True)
+
+
+def first_values(model: Any, seed: int) -> dict[str, Tensor]:
+    """A uniform in +- 1 / sqrt(in), as PEFT draws it; B zero, so that the policy starts as the base, to the bit."""
+    values = {}
+    for name, parameter in adapter_parameters(model).items():
+        values[name] = torch.zeros(parameter.shape)
+        if ".lora_A." in name:
+            generator = torch.Generator().manual_seed(keyed_hash("lora", seed, name) % 2**63)
+            values[name].uniform_(-(parameter.shape[1] ** -0.5), parameter.shape[1] ** -0.5, generator=generator)
+    return values
+
+
+@torch.no_grad()
+def write_values(model: Any, values: Mapping[str, Tensor]) -> None:
+    for name, parameter in adapter_parameters(model).items():
+        parameter.copy_(values[name])
+
+
+def check_targets(model: Any, targets: list[str]) -> list[str]:
+    """The targets of the recipe, each of which must name linear layers below the head."""
+    linear, head = linear_layers(model), model.get_output_embeddings()
+    if not linear:
+        raise ModelError(f"model.lora.rank: {type(model).__name__} has no linear layers below its head to put adapters beside.")
+    known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+    for target in targets:
+        matched = {name: module for name, module in model.named_modules() if name == target or name.endswith(f".{target}")}
+        if head in matched.values():
+            raise ModelError(
+                f"model.lora.targets: {target!r} is the output projection, which stays frozen (it is often the embedding too, "
+                f"and its gradient is the largest of all). Leave it out; there are: {known}."
+            )
+        if not matched:
+            raise ModelError(f"model.lora.targets: {target!r} names no module of {type(model).__name__}; there are: {known}.")
+        others = sorted({type(module).__name__ for name, module in matched.items() if name not in linear})
+        if others:
+            raise ModelError(f"model.lora.targets: {target!r} is a {others[0]} and not a linear layer; there are: {known}.")
+    return list(targets)
+
+
+def all_targets(model: Any) -> list[str]:
+    return sorted({name.rpartition(".")[2] for name in linear_layers(model)})
+
+
+def linear_layers(model: Any) -> dict[str, nn.Module]:
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    return {name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, Conv1D)) and part is not head}
+
+
+def check_agreement(settings: LoraConfig, config: Any) -> None:
+    """The folder decides. What the recipe says beside it must be the same, and would otherwise be ignored."""
+    given = {"rank": settings.rank, "alpha": settings.alpha, "targets": sorted(settings.targets)}
+    targets = config.target_modules
+    own = {"rank": config.r, "alpha": config.lora_alpha, "targets": targets if isinstance(targets, str) else sorted(targets)}
+    for name, value in given.items():
+        if value and value != own[name]:
+            fix = f"set it to {own[name]}" if name == "rank" else "leave it out"
+            raise ModelError(
+                f"model.lora.{name} is {value}, but the adapter in {settings.adapter} has {own[name]}: {fix}, or start without "
+                "an adapter."
+            )
+
+
+# -- reading and writing folders ---------------------------------------------------------------------------------------
+
+
+def is_adapter(folder: str | Path) -> bool:
+    return (Path(folder) / CONFIG_FILE).is_file()
+
+
+def holds_base(folder: str | Path) -> bool:
+    """Whether the base lies in the adapter's own folder."""
+    return (Path(folder) / "config.json").is_file()
+
+
+def read_config(folder: Path, field: str) -> Any:
+    peft = import_peft()
+    if not is_adapter(folder):
+        raise ModelError(f"{field}: {folder} has no {CONFIG_FILE}; give a folder that PEFT or a run has written.")
+    try:
+        document = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        kind = document.get("peft_type")
+        if kind != "LORA":
+            raise ModelError(f"{field}: {folder} holds an adapter of type {kind}; only LORA is served.")
+        config = peft.LoraConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, TypeError, AttributeError) as problem:
+        raise ModelError(f"{field}: {folder / CONFIG_FILE} cannot be read ({problem}).") from problem
+    found = [words for name, words in REFUSED.items() if getattr(config, name, None)]
+    found += [f"a variant of LoRA ({name})" for name in variants(config)]
+    if config.bias != "none":
+        found.append(f"trained biases (bias = {config.bias!r})")
+    if isinstance(config.init_lora_weights, str) and config.init_lora_weights not in HARMLESS_STARTS:
+        found.append(f"a base that its start has changed (init_lora_weights = {config.init_lora_weights!r})")
+    if found:
+        raise ModelError(
+            f"{field}: {folder} has {', '.join(found)}, which is not served; merge it into its base, or use plain LoRA."
+        )
+    return config
+
+
+def variants(config: Any) -> list[str]:
+    """DoRA, aLoRA and the like: settings that PEFT itself marks as changing what an adapter computes."""
+    fields = [field.name for field in dataclasses.fields(config) if field.metadata.get("is_lora_variant")]
+    return [name for name in fields if getattr(config, name)]
+
+
+def read_values(model: Any, folder: Path, field: str, made_for: str) -> dict[str, Tensor]:
+    """Adapter parameter -> its value in the file. Every one must be there, and no other, in the right shape."""
+    file = folder / WEIGHTS_FILE
+    if not file.is_file():
+        pickled = (folder / "adapter_model.bin").is_file()
+        reason = "only a pickle, which is never read; save it again as safetensors" if pickled else "no weights"
+        raise ModelError(f"{field}: {folder} has no {WEIGHTS_FILE} ({reason}).")
+    try:
+        stored = {key.removeprefix(PREFIX): value for key, value in load_file(file).items()}
+    except (SafetensorError, OSError) as problem:
+        raise ModelError(f"{field}: {file} cannot be read ({problem}).") from problem
+    parameters = adapter_parameters(model)
+    names = {file_key(name): name for name in parameters}
+    wrong = sorted(names.keys() ^ stored.keys())
+    wrong += [key for key, name in names.items() if key in stored and stored[key].shape != parameters[name].shape]
+    if wrong:
+        raise ModelError(
+            f"{field}: {folder} was made for {made_for or 'another model'} and does not fit {type(model).__name__}: {wrong[0]}"
+            + (f" and {len(wrong) - 1} more" if len(wrong) > 1 else "")
+            + " missing, unknown or of another shape. Set model.source to the base it was made for."
+        )
+    return {names[key]: value for key, value in stored.items()}
+
+
+def save_adapter(model: Any, adapter: Adapter, folder: Path) -> None:
+    """In PEFT's format; AutoModelForCausalLM loads the folder. A base made here has no other place and is saved beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not adapter.base:
+        plain_model(model, merge=False).save_pretrained(folder)
+    values = {PREFIX + file_key(name): value.detach().cpu().contiguous() for name, value in adapter_parameters(model).items()}
+    save_file(values, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    config = dataclasses.replace(
+        adapter.config,
+        base_model_name_or_path=adapter.base or str(folder.resolve()),
+        revision=adapter.revision or None,
+        inference_mode=True,
+    )
+    document = {name: sorted(value) if isinstance(value, set) else value for name, value in config.to_dict().items()}
+    (folder / CONFIG_FILE).write_text(json.dumps(document, indent=2, sort_keys=True, default=str), encoding="utf-8")
+
+
+def file_key(name: str) -> str:
+    """model.layers.0.mlp.up_proj.lora_A.default.weight -> model.layers.0.mlp.up_proj.lora_A.weight"""
+    return name.replace(f".{NAME}.weight", ".weight")
+
+
+# -- trees of modules --------------------------------------------------------------------------------------------------
+
+
+def lora_layers(model: nn.Module) -> dict[str, Any]:
+    layer_class = import_peft().tuners.lora.LoraLayer
+    return {name: module for name, module in model.named_modules() if isinstance(module, layer_class)}
+
+
+def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: value for name, value in model.named_parameters() if PART_OF_ADAPTER.search(name)}
+
+
+def copy_over_base(module: Any) -> Any:
+    """A copy with adapters of its own over the very parameters of the base: nothing of the base's size is allocated."""
+    adapters = {id(value) for value in adapter_parameters(module).values()}
+    return copy.deepcopy(module, {id(value): value for value in module.parameters() if id(value) not in adapters})
+
+
+@torch.no_grad()
+def switch_off_where_zero(model: Any) -> None:
+    """An adapter with B = 0 adds exactly 0: without it the numbers are the same, and the reference is the plain base."""
+    parameters = adapter_parameters(model)
+    needed = any(bool(value.any()) for name, value in parameters.items() if ".lora_B." in name)
+    trained = {name: value.requires_grad for name, value in parameters.items()}
+    for layer in lora_layers(model).values():
+        layer.enable_adapters(needed)
+    for name, value in parameters.items():  # PEFT's switch also decides what is trained
+        value.requires_grad_(trained[name])
+
+
+@torch.no_grad()
+def plain_model(model: Any, *, merge: bool) -> Any:
+    """The same model without PEFT's layers, with the adapter added to its weights or left out. The model is not changed.
+
+    Merged weights are added up in float32, rounded once to the dtype of the base, and put into the host's memory: beside a
+    model that fills a GPU there is no room for them. Everything else is shared.
+    """
+    tree = copy_over_base(model)
+    for name, layer in lora_layers(tree).items():
+        parent, _, child = name.rpartition(".")
+        base = layer.get_base_layer()
+        if merge:
+            wide = torch.promote_types(base.weight.dtype, torch.float32)
+            delta = layer.lora_B[NAME].weight.to(wide) @ layer.lora_A[NAME].weight.to(wide) * layer.scaling[NAME]
+            merged = base.weight.to(wide) + (delta.T if layer.fan_in_fan_out else delta)
+            base.weight = nn.Parameter(merged.to(base.weight.dtype).cpu(), requires_grad=False)
+        setattr(tree.get_submodule(parent), child, base)
+    tree.__dict__.pop("peft_config", None)
+    tree.__dict__.pop("_hf_peft_config_loaded", None)
+    return tree
+
+
+def base_digest(model: Any) -> str:
+    """Of what a checkpoint of an adapter does not hold: a few values of every frozen parameter, and the adapter's shapes."""
+    adapters = adapter_parameters(model)
+    digest = hashlib.blake2b(digest_size=16)
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {tuple(parameter.shape)}".encode())
+        if name not in adapters:
+            digest.update(parameter.detach().flatten()[:256].float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

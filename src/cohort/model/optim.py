@@ -1,0 +1,234 @@
+"""AdamW on float32 master weights, a schedule without state, clipping, and a guard against non-finite gradients.
+
+The module holds its parameters in the compute dtype. Where that is float32 the parameters are the masters. Where it is
+bfloat16 the masters live here: gradients of every micro-batch are added up in float32, the step is taken in float32,
+and the result is copied back. (AdamW in pure bfloat16 at a learning rate of 1e-6 moves nothing at all.)
+
+An update reads one number back from the device, the norm of the gradient: everything else is queued behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from cohort.base.interrupts import deferred
+from cohort.errors import CheckpointError, InvariantError
+from cohort.ops.adam8 import SMALLEST, Adam8
+from cohort.recipe.schema import OptimizerConfig
+
+MAX_SKIPPED_IN_A_ROW = 3
+PROBED_ELEMENTS = 4096
+
+
+@dataclass(frozen=True)
+class StepReport:
+    learning_rate: float
+    grad_norm: float
+    clipped: bool
+    skipped: bool
+
+
+def learning_rate_at(update: int, total: int, config: OptimizerConfig) -> float:
+    """Learning rate of update number `update` (from 0): a pure function, so nothing of it needs saving."""
+    if update < config.warmup_steps:
+        return config.learning_rate * (update + 1) / config.warmup_steps
+    progress = min(1.0, (update - config.warmup_steps) / max(1, total - config.warmup_steps))
+    if config.schedule == "linear":
+        share = 1.0 - progress
+    elif config.schedule == "cosine":
+        share = 0.5 * (1.0 + math.cos(math.pi * progress))
+    else:
+        return config.learning_rate
+    return config.learning_rate * (config.final_share + (1.0 - config.final_share) * share)
+
+
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Parameters alone: `model.to(dtype)` would also round buffers such as rotary frequencies, which the loaded export has in float32."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+class MasterWeights:
+    """The float32 truth behind each trained parameter: the parameter itself where it is computed in float32 already."""
+
+    def __init__(self, model: nn.Module, compute_dtype: torch.dtype):
+        self.parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self.masters: dict[str, Tensor] = dict(self.parameters)
+        if compute_dtype in (torch.bfloat16, torch.float16):
+            # The cast gives each parameter a tensor of its own, so the one loaded in float32 becomes the master, uncopied.
+            self.masters = {name: value.detach().float() for name, value in self.parameters.items()}
+            cast_parameters(model, compute_dtype)
+            for name, parameter in self.parameters.items():
+                if parameter.data_ptr() == self.masters[name].data_ptr():
+                    raise InvariantError(f"{name}: the parameter and its float32 master share one memory")
+                parameter.register_post_accumulate_grad_hook(_add_to_master(self.masters[name]))
+
+    @torch.no_grad()
+    def copy_back(self) -> None:
+        apart = [
+            (self.parameters[name], master) for name, master in self.masters.items() if master is not self.parameters[name]
+        ]
+        if apart:
+            torch._foreach_copy_([parameter for parameter, _ in apart], [master for _, master in apart])
+
+    def probe(self) -> Tensor:
+        """A copy of the beginning of each master: enough to see whether an update moved anything, at no cost in memory."""
+        return torch.cat([master.detach().flatten()[:PROBED_ELEMENTS] for master in self.masters.values()])
+
+    def change_since(self, probe: Tensor) -> float:
+        """Largest |change| of any probed element."""
+        return float((self.probe() - probe).abs().max())
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: master.detach() for name, master in self.masters.items()}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, master in self.masters.items():
+            master.copy_(tensors[name])
+        self.copy_back()
+
+    def drop_gradients(self) -> None:
+        for value in [*self.masters.values(), *self.parameters.values()]:
+            value.grad = None
+
+
+def _add_to_master(master: Tensor) -> Any:
+    def add(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if master.grad is None:
+            master.grad = parameter.grad.float()
+        else:  # add_ widens each element on its way: no float32 copy of the gradient is made
+            master.grad.add_(parameter.grad)
+        parameter.grad = None
+
+    return add
+
+
+class Update(Protocol):
+    """AdamW over some of the masters: takes their gradients, keeps their moments."""
+
+    masters: dict[str, Tensor]
+
+    def step(self, rate: float) -> None: ...
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def load(self, name: str, parts: Mapping[str, Tensor]) -> None: ...
+
+
+class Adam32:
+    """torch's fused AdamW; matrices decay, vectors do not."""
+
+    def __init__(self, masters: Mapping[str, Tensor], config: OptimizerConfig):
+        self.masters = dict(masters)
+        groups = [
+            {"params": [master for master in masters.values() if master.dim() >= 2], "weight_decay": config.weight_decay},
+            {"params": [master for master in masters.values() if master.dim() < 2], "weight_decay": 0.0},
+        ]
+        self.adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.epsilon,
+            fused=True,
+        )
+
+    def step(self, rate: float) -> None:
+        for group in self.adamw.param_groups:
+            group["lr"] = rate
+        self.adamw.step()
+
+    def state(self) -> dict[str, Tensor]:
+        tensors = {}
+        for name, master in self.masters.items():
+            for kind, value in self.adamw.state.get(master, {}).items():
+                tensors[f"{name}|{kind}"] = value if value.dim() else value.reshape(1)
+        return tensors
+
+    def load(self, name: str, parts: Mapping[str, Tensor]) -> None:
+        if set(parts) != {"step", "exp_avg", "exp_avg_sq"}:
+            raise CheckpointError(
+                f"the checkpoint holds no float32 moments for {name} but {', '.join(sorted(parts))}: it was written with "
+                "another optimizer.state_bits. Resume with the value the run was started with."
+            )
+        master = self.masters[name]
+        for kind, value in parts.items():
+            value = value.to(master.device)
+            self.adamw.state[master][kind] = value.reshape(()) if kind == "step" else value.reshape(master.shape)
+
+
+def make_updates(masters: Mapping[str, Tensor], config: OptimizerConfig) -> list[Update]:
+    """One update for all masters, or two: large ones in 8 bits where the recipe says so, the rest in float32."""
+    large = {}
+    if config.state_bits == 8:
+        large = {name: master for name, master in masters.items() if master.numel() >= SMALLEST and master.is_contiguous()}
+    small = {name: master for name, master in masters.items() if name not in large}
+    updates: list[Update] = [Adam32(small, config)] if small else []
+    return [*updates, Adam8(large, config)] if large else updates
+
+
+class Optimizer:
+    def __init__(self, weights: MasterWeights, config: OptimizerConfig, total_updates: int):
+        self.weights = weights
+        self.config = config
+        self.total_updates = total_updates
+        self.updates = 0
+        """Attempted updates; a skipped one counts, so that the schedule does not depend on luck."""
+        self.skipped_in_a_row = 0
+        self.moments = make_updates(weights.masters, config)
+
+    def clip_and_step(self) -> StepReport:
+        """One update from the accumulated gradients. A non-finite gradient changes nothing and is counted."""
+        with deferred():
+            masters = [master for master in self.weights.masters.values() if master.grad is not None]
+            gradients = [master.grad for master in masters if master.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+            grad_norm = float(norm)  # the only wait for the device
+            rate = learning_rate_at(self.updates, self.total_updates, self.config)
+            skipped = not math.isfinite(grad_norm)
+            clipped = not skipped and 0 < self.config.max_grad_norm < grad_norm
+            if clipped:
+                torch.nn.utils.clip_grads_with_norm_(masters, self.config.max_grad_norm, norm)
+            # An all-masked minibatch has no gradient: a no-op, not an AdamW step on its old momentum.
+            if gradients and not skipped:
+                for moments in self.moments:
+                    moments.step(rate)
+                self.weights.copy_back()
+            self.weights.drop_gradients()
+            self.updates += 1
+            self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        return StepReport(rate, grad_norm, clipped, skipped)
+
+    def check_finite(self) -> None:
+        """Called once the update is written down: three skipped in a row will not mend themselves."""
+        if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise InvariantError(
+                f"{MAX_SKIPPED_IN_A_ROW} updates in a row had a non-finite gradient; the weights are as before the first of "
+                "them. Lower optimizer.learning_rate or the temperature, or look at the last rollouts for broken rewards."
+            )
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The moments by parameter name, and the counters."""
+        tensors = {name: tensor for moments in self.moments for name, tensor in moments.state().items()}
+        return tensors, {"updates": self.updates, "skipped_in_a_row": self.skipped_in_a_row}
+
+    def load_state(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            name, _, kind = key.rpartition("|")
+            parts.setdefault(name, {})[kind] = value
+        owners = {name: moments for moments in self.moments for name in moments.masters}
+        for name, own in parts.items():
+            if name not in owners:
+                raise CheckpointError(
+                    f"the checkpoint holds moments of {name}, which is not a trained parameter of this model."
+                )
+            owners[name].load(name, own)
+        self.updates, self.skipped_in_a_row = counters["updates"], counters["skipped_in_a_row"]

@@ -1,0 +1,330 @@
+"""pack(): the only place that shifts, masks and normalises.
+
+A batch is what one step collected. Each pass over it is cut into minibatches (one optimizer step each), each minibatch
+into micro-batches (one forward-backward each) under a budget of tokens. Weights are fixed over the minibatch before
+anything runs, so micro-batches only bound memory.
+
+Rows are laid flat, one after the other, and never padded; a group's prompt stands once where that saves enough (ops/layout.py).
+Everything up to the tensors is numpy: a step on a fast GPU takes two seconds, and thousands of small tensor operations on the
+host would be felt.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cohort.algorithms.aggregation import AGGREGATIONS
+from cohort.errors import InvariantError
+from cohort.ops.gather import Selection, ranges
+from cohort.ops.layout import Layout, lay_out
+from cohort.types import Rollout
+
+SHARING_PAYS = 0.05
+"""Share of the tokens that prompts standing once must save: attention over them is a second call, and its merge is not free."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One completion as the trainer sees it. Vectors are over the completion's tokens, aligned to the token they describe."""
+
+    rollout: int
+    """Place of its rollout in the step."""
+    group: int
+    """Number of its group in the step; the two completions of a pair share one."""
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    loss_mask_T: Tensor
+    """True exactly on tokens the policy sampled and we train on."""
+    advantages_T: Tensor
+    sampling_logprobs_T: Tensor
+    old_logprobs_T: Tensor | None = None
+    """None: exactly on-policy, the ratio is 1 by construction."""
+    ref_logprobs_T: Tensor | None = None
+    old_values_T: Tensor | None = None
+    """PPO: what the critic expected before each token, and the return it should have expected."""
+    returns_T: Tensor | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+    @property
+    def trained_tokens(self) -> int:
+        return int(np.count_nonzero(self.loss_mask_T.numpy()))
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether the policy term can push on any of its tokens."""
+        return bool(self.advantages_T.numpy()[self.loss_mask_T.numpy()].any())
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward-backward. B rows, each a prompt and a completion; M trained tokens in row order."""
+
+    layout: Layout
+    before: Selection
+    """Of the layout's tokens: those whose hidden states predict the trained ones, one earlier in the same row."""
+    token_ids_M: Tensor
+    row_M: Tensor
+    loss_weights_M: Tensor
+    advantages_M: Tensor
+    sampling_logprobs_M: Tensor
+    old_logprobs_M: Tensor | None
+    ref_logprobs_M: Tensor | None
+    old_values_M: Tensor | None
+    returns_M: Tensor | None
+    group_B: Tensor
+    """Number of each row's group."""
+    examples: tuple[int, ...]
+    """Place of each row in the list that was packed."""
+
+    @property
+    def before_M(self) -> Tensor:
+        return self.before.index_N
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.examples)
+
+    def to(self, device: torch.device | str) -> MicroBatch:
+        kinds = (Tensor, Layout, Selection)
+        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, kinds)}
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """One optimizer step."""
+
+    micro_batches: list[MicroBatch]
+    completions: int
+    """Completions counted in the denominators, forwarded or not."""
+    trained_tokens: int
+    forwarded_tokens: int
+    """Prompt and completion of every row that is forwarded, each counted whole."""
+
+    @property
+    def executed_tokens(self) -> int:
+        """Tokens that go through the model: a shared prompt counts once."""
+        return sum(micro.layout.num_tokens for micro in self.micro_batches)
+
+
+def make_examples(
+    rollouts: Sequence[Rollout],
+    *,
+    left_out: AbstractSet[int] = frozenset(),
+    mask_truncated: bool = False,
+) -> list[Example]:
+    """Rollouts with a reward, as examples, not credited yet. Unscored ones and groups that are `left_out` are in no mean at all."""
+    examples = []
+    for index, rollout in enumerate(rollouts):
+        if rollout.outcome.reward is None or rollout.group in left_out:
+            continue
+        completion = rollout.completion
+        mask_T = torch.ones(len(completion.token_ids), dtype=torch.bool)
+        if completion.sampled_mask is not None:
+            mask_T = torch.tensor(completion.mask, dtype=torch.bool)
+        if mask_truncated and completion.end == "length":
+            mask_T = torch.zeros_like(mask_T)
+        examples.append(
+            Example(
+                rollout=index,
+                group=rollout.group,
+                prompt_ids=rollout.prompt.token_ids,
+                completion_ids=completion.token_ids,
+                loss_mask_T=mask_T,
+                advantages_T=torch.zeros(len(completion.token_ids), dtype=torch.float32),
+                sampling_logprobs_T=torch.from_numpy(np.array(completion.sampling_logprobs, dtype=np.float32)),
+            )
+        )
+    return examples
+
+
+def pack(
+    examples: Sequence[Example],
+    *,
+    aggregation: str,
+    max_completion_tokens: int,
+    micro_batch_tokens: int,
+    skip_zero_advantage: bool,
+    keep_groups: bool = False,
+    share_prompts: bool = False,
+) -> Minibatch:
+    """One minibatch: weights over all examples, then micro-batches of those that are forwarded.
+
+    keep_groups puts all rows of a group into one micro-batch, for losses that compare rows.
+
+    share_prompts says that the model can read a prompt once for all completions of its group; done where it pays.
+
+    skip_zero_advantage leaves out the forward of examples that nothing pushes on. They stay in the denominators, so the
+    gradient is the same; it may only be set when no KL or entropy term acts on them.
+    """
+    lengths_N = [example.trained_tokens for example in examples]
+    weights_N = AGGREGATIONS[aggregation](lengths_N, [example.group for example in examples], max_completion_tokens)
+    forwarded = [
+        index
+        for index, example in enumerate(examples)
+        if lengths_N[index] and (example.has_gradient or not skip_zero_advantage)
+    ]
+    shared, batches = cut(examples, forwarded, micro_batch_tokens, keep_groups, share_prompts)
+    micro_batches = [_micro_batch(examples, rows, weights_N, shared) for rows in batches]
+    return Minibatch(
+        micro_batches,
+        completions=sum(length > 0 for length in lengths_N),
+        trained_tokens=sum(lengths_N),
+        forwarded_tokens=sum(examples[index].num_tokens for index in forwarded),
+    )
+
+
+def minibatch_members(groups_N: Sequence[int], minibatches: int, passes: int, seed: int, step: int) -> list[list[int]]:
+    """Which examples belong to each optimizer step of a step: whole groups, in a keyed order, as equal as they come."""
+    plan = []
+    for number in range(passes):
+        groups = sorted(set(groups_N))
+        if minibatches > 1:
+            random.Random(f"minibatches:{seed}:{step}:{number}").shuffle(groups)
+        parts = min(minibatches, max(1, len(groups)))
+        bounds = [len(groups) * part // parts for part in range(parts + 1)]
+        for low, high in pairwise(bounds):
+            chosen = set(groups[low:high])
+            plan.append([index for index, group in enumerate(groups_N) if group in chosen])
+    return plan
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Rows that stay together in a micro-batch."""
+
+    rows: tuple[int, ...]
+    tokens: int
+    longest: int
+
+
+def cut(
+    examples: Sequence[Example], rows: Sequence[int], budget: int, keep_groups: bool, share_prompts: bool
+) -> tuple[bool, list[list[int]]]:
+    """(whether prompts are shared, the rows of each micro-batch)."""
+    num_tokens = {row: examples[row].num_tokens for row in rows}
+    if share_prompts:
+        units = sharing_units(examples, rows, budget, keep_groups)
+        if sum(unit.tokens for unit in units) <= (1.0 - SHARING_PAYS) * sum(num_tokens.values()):
+            return True, fill(units, budget)
+    return False, token_budget_rows(rows, num_tokens, budget, (lambda row: examples[row].group) if keep_groups else None)
+
+
+def token_budget_rows(
+    rows: Sequence[int],
+    num_tokens: Sequence[int] | Mapping[int, int],
+    budget: int,
+    unit_of: Callable[[int], int] | None = None,
+) -> list[list[int]]:
+    """Cut rows, longest first, into lists whose tokens stay within the budget; one unit always fits.
+
+    A unit is one row, or with `unit_of` all rows that share its value.
+    """
+    members: dict[int, list[int]] = {}
+    for row in rows:
+        members.setdefault(unit_of(row) if unit_of else row, []).append(row)
+    units = []
+    for _, unit_rows in sorted(members.items()):
+        lengths = [num_tokens[row] for row in unit_rows]
+        units.append(Unit(tuple(unit_rows), sum(lengths), max(lengths)))
+    return fill(units, budget)
+
+
+def sharing_units(examples: Sequence[Example], rows: Sequence[int], budget: int, keep_groups: bool) -> list[Unit]:
+    """Rows of one prompt, cut where they exceed the budget; with `keep_groups` all rows of a group, prompt by prompt."""
+    by_prompt: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for row in rows:
+        by_prompt.setdefault((examples[row].group, examples[row].prompt_ids), []).append(row)
+    units: list[Unit] = []
+    of_group: dict[int, list[Unit]] = {}
+    for (group, prompt_ids), members in by_prompt.items():
+        parts: list[list[int]] = []
+        tokens = 0
+        for row in members:
+            length = len(examples[row].completion_ids)
+            if not parts or (tokens + length > budget and not keep_groups):
+                parts.append([])
+                tokens = len(prompt_ids)
+            parts[-1].append(row)
+            tokens += length
+        for part in parts:
+            lengths = [len(examples[row].completion_ids) for row in part]
+            units.append(Unit(tuple(part), len(prompt_ids) + sum(lengths), len(prompt_ids) + max(lengths)))
+            of_group.setdefault(group, []).append(units[-1])
+    return units if not keep_groups else [joined(together) for _, together in sorted(of_group.items())]
+
+
+def joined(units: Sequence[Unit]) -> Unit:
+    rows = tuple(row for unit in units for row in unit.rows)
+    return Unit(rows, sum(unit.tokens for unit in units), max(unit.longest for unit in units))
+
+
+def fill(units: Sequence[Unit], budget: int) -> list[list[int]]:
+    """Whole units, longest first, into lists within the budget: rows of like lengths stand together. One unit always fits."""
+    batches: list[list[int]] = []
+    tokens = 0
+    for unit in sorted(units, key=lambda unit: -unit.longest):
+        if not batches or tokens + unit.tokens > budget:
+            batches.append([])
+            tokens = 0
+        batches[-1] += unit.rows
+        tokens += unit.tokens
+    return batches
+
+
+def _micro_batch(
+    examples: Sequence[Example], rows: Sequence[int], weights_N: Sequence[float], share_prompts: bool
+) -> MicroBatch:
+    chosen = [examples[row] for row in rows]
+    if not all(example.prompt_ids for example in chosen):
+        raise InvariantError("a prompt without tokens: nothing predicts the first token of its completion.")
+    layout = lay_out(
+        [(example.prompt_ids, example.completion_ids) for example in chosen],
+        [(example.group, example.prompt_ids) for example in chosen] if share_prompts else None,
+    )
+    length_B = np.array([len(example.completion_ids) for example in chosen])
+    mask_C = np.concatenate([example.loss_mask_T.numpy() for example in chosen])  # C: all tokens of all completions
+    row_C = np.repeat(np.arange(len(chosen)), length_B)
+    here_C = ranges(layout.rows.completion_start_B, length_B)
+    before_C = here_C - 1  # the only shift in the project
+    before_C[np.cumsum(length_B) - length_B] = layout.rows.before_completion_B
+    trained_M = np.flatnonzero(mask_C)
+
+    def flat(name: str) -> Tensor | None:
+        vectors = [getattr(example, name) for example in chosen]
+        present = [vector.numpy() for vector in vectors if vector is not None]
+        if present and len(present) < len(vectors):
+            raise InvariantError("a minibatch mixes examples with and without old log-probs, reference log-probs or values")
+        return torch.from_numpy(np.concatenate(present)[trained_M]) if present else None
+
+    advantages_M, sampling_logprobs_M = flat("advantages_T"), flat("sampling_logprobs_T")
+    assert advantages_M is not None
+    assert sampling_logprobs_M is not None
+    row_M = row_C[trained_M]
+    return MicroBatch(
+        layout=layout,
+        before=Selection.of(before_C[trained_M], layout.num_tokens),
+        token_ids_M=layout.token_ids_T[torch.from_numpy(here_C[trained_M])],
+        row_M=torch.from_numpy(row_M),
+        loss_weights_M=torch.from_numpy(np.array([weights_N[row] for row in rows], dtype=np.float64)[row_M]),
+        advantages_M=advantages_M,
+        sampling_logprobs_M=sampling_logprobs_M,
+        old_logprobs_M=flat("old_logprobs_T"),
+        ref_logprobs_M=flat("ref_logprobs_T"),
+        old_values_M=flat("old_values_T"),
+        returns_M=flat("returns_T"),
+        group_B=torch.tensor([example.group for example in chosen]),
+        examples=tuple(rows),
+    )

@@ -1,0 +1,354 @@
+"""Reward that rises for the wrong reason, in words: the checks for reward hacking, each with the rollouts to look at.
+
+A hacked reward is the one failure in which every curve looks better than it should. What gives it away is a second number
+that does not go along: the outcome, the held-out problems, the failures of the verifier, the length of what is wrong, or
+that the successes of different problems are all the same words. Numbers and examples come from observe/diagnosis/signs.py; a change counts
+when it is larger than three standard errors of the scatter between steps.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from cohort.base.text import printable
+from cohort.observe.diagnosis.history import FAILURE_WORDS, PATIENCE, WINDOW, Finding, History, Trend, percent, trend_between
+from cohort.observe.diagnosis.scores import drawn, parts_of
+
+SHARED = 0.5
+"""Share of the successes that one string may explain before it is an alarm."""
+SHARED_STEPS = 3
+"""Steps out of WINDOW in which the same string must do so."""
+EXAMPLES = 3
+NOT_A_PART = ("overlong",)
+"""The trainer's own penalty: it rises when completions stop being cut."""
+SOLVED = 0.9
+
+
+# -- a part outruns the outcome ----------------------------------------------------------------------------------------
+
+
+def part_outruns_outcome(history: History) -> Finding | None:
+    """A part that is not the outcome rises while success stays, or falls."""
+    outcome, weights = parts_of(history)
+    if not outcome or not history.rows:
+        return None
+    for first in dict.fromkeys((0, best_window(history, "reward/success"))):
+        success = history.trend("reward/success", first)
+        if success is None:
+            continue
+        falls = success.falls(0.05)
+        # Since the start, no progress is enough; since its best, success must have fallen, for it can hardly rise.
+        flat = first == 0 and success.change < max(2 * success.error, 0.02) and success.now < SOLVED
+        if not falls and not flat:
+            continue
+        risen = [(trend, name) for name in other_parts(history, outcome) if (trend := part_rise(history, name, weights, first))]
+        if risen:
+            trend, name = max(risen, key=lambda pair: abs(pair[0].change))
+            return outran(history, name, trend, success, outcome, falls)
+    return None
+
+
+def outran(history: History, name: str, part: Trend, success: Trend, outcome: str, falls: bool) -> Finding:
+    how = f"fell from {percent(success.start)} to {percent(success.now)}" if falls else f"stayed at {percent(success.now)}"
+    return Finding(
+        "part_outruns_outcome",
+        "alarm" if falls else "warning",
+        f"The part {name} went from {part.start:.2f} to {part.now:.2f} while success ({outcome}) {how}.",
+        "The policy is learning what this part pays for instead of the task. The form is often learned first; it is hacking "
+        "when success does not follow.",
+        f"Lower the weight of {name}, pay it only to successes, or give it a ceiling that is soon reached.",
+        evidence_of(history, f"part/{name}"),
+    )
+
+
+def other_parts(history: History, outcome: str) -> list[str]:
+    names = {match[1] for name in history.rows[-1] if (match := re.fullmatch(r"reward/([^/]+)/mean", name))}
+    return sorted(names - {outcome, *NOT_A_PART})
+
+
+def part_rise(history: History, name: str, weights: Mapping[str, float], first: int) -> Trend | None:
+    """The change of a part in the direction that is paid for, where it is large enough to matter."""
+    trend, weight = history.trend(f"reward/{name}/mean", first), weights.get(name, 1.0)
+    if trend is None or weight == 0:
+        return None
+    spread, all_spread = history.start(f"reward/{name}/std"), history.start("reward/std")
+    least = 0.25 * spread if spread else 0.05
+    if all_spread:  # a part that hardly moves the reward cannot be what the policy follows
+        least = max(least, 0.1 * all_spread / abs(weight))
+    return trend if (trend.rises(least) if weight > 0 else trend.falls(least)) else None
+
+
+def best_window(history: History, name: str) -> int:
+    """First row of the window, one after the other from the start, in which the metric was largest."""
+    starts = range(0, max(1, len(history.rows) - 2 * WINDOW + 1), WINDOW)
+    means = {first: fmean(values) for first in starts if (values := history.values(name, history.rows[first : first + WINDOW]))}
+    return max(means, key=lambda first: means[first], default=0)
+
+
+# -- held-out problems -------------------------------------------------------------------------------------------------
+
+Point = tuple[int, float, float, float]
+"""(step, value, low, high) of one evaluation."""
+
+
+def held_out_falls(history: History) -> Finding | None:
+    """Held-out pass@1, or reward, below its best by more than chance allows, while the training reward rose."""
+    for measure in ("pass@1", "reward"):
+        for name, points in held_out_points(history, measure).items():
+            best, last = max(points, key=lambda point: point[1]), points[-1]
+            if last[0] <= best[0] or not has_fallen(history, name, measure, best, last):
+                continue
+            rewards = [mean_near(history, step) for step in (best[0], last[0])]
+            if rewards[0] is None or rewards[1] is None or rewards[1] <= rewards[0]:
+                continue
+            write = percent if measure == "pass@1" else "{:.2f}".format
+            what = "pass@1" if measure == "pass@1" else "the reward"
+            return Finding(
+                "held_out_falls",
+                "alarm",
+                f"On {name}, {what} fell from {write(best[1])} at step {best[0]} to {write(last[1])} at step {last[0]}, while the "
+                f"training reward rose from {rewards[0]:.2f} to {rewards[1]:.2f}.",
+                why_held_out_falls(history, name, measure, best[0], last[0]),
+                f"Use the checkpoint near step {best[0]}. Then more prompts, a larger kl_coef, or a stricter reward.",
+                evidence_of(history, "best"),
+            )
+    return None
+
+
+def why_held_out_falls(history: History, name: str, measure: str, best: int, last: int) -> str:
+    """A held-out reward that does not fall with pass@1 rules memory out: the new problems pay just as well."""
+    rewards = {step: value for step, value, _, _ in held_out_points(history, "reward").get(name, [])}
+    if measure == "pass@1" and best in rewards and last in rewards and rewards[last] >= rewards[best]:
+        return (
+            f"On the same problems the reward went from {rewards[best]:.2f} to {rewards[last]:.2f}, so it is not a matter of "
+            "memorised prompts: the reward can be earned without solving the task."
+        )
+    return "The policy is getting better at the reward and worse at the task: memorised prompts, or a reward that can be gamed."
+
+
+def has_fallen(history: History, name: str, measure: str, best: Point, last: Point) -> bool:
+    """By the intervals; or, where the verdicts of both are there, problem by problem, which sees more."""
+    if last[3] < best[2]:
+        return True
+    differences = paired_differences(history, name, best[0], last[0]) if measure == "pass@1" else []
+    if len(differences) < 20:
+        return False
+    change, error = fmean(differences), stdev(differences) / math.sqrt(len(differences))
+    return change <= -0.02 and change < -3 * error
+
+
+def paired_differences(history: History, name: str, best: int, last: int) -> list[float]:
+    """Change of the success rate of every problem that both evaluations hold."""
+    rates = [success_rates(history, name, step) for step in (best, last)]
+    return [rates[1][key] - rates[0][key] for key in rates[0] if key in rates[1]]
+
+
+def success_rates(history: History, name: str, step: int) -> dict[str, float]:
+    """Problem -> share of successes among its verdicts, from the newest evaluation of this step. Copies: the first."""
+    found: dict[str, float] = {}
+    for evaluation in reversed(history.evaluations):
+        sets = evaluation.get("per_problem")
+        verdicts = sets.get(name) if isinstance(sets, Mapping) else None
+        if evaluation.get("step") != step or not isinstance(verdicts, Mapping):
+            continue
+        problems, marks = verdicts.get("problem"), verdicts.get("success")
+        for problem, mark in zip(problems, marks, strict=False) if problems and marks else ():
+            judged = str(mark).count("1") + str(mark).count("0")
+            if judged:
+                found.setdefault(str(problem), str(mark).count("1") / judged)
+        return found
+    return found
+
+
+def held_out_points(history: History, measure: str) -> dict[str, list[Point]]:
+    """Set -> its evaluations in order. Evaluations carry intervals; pass@1 of a bare metric row gets +- 0.025."""
+    points: dict[str, dict[int, Point]] = {}
+    for row in history.rows if measure == "pass@1" else ():
+        for name, value in row.items():
+            if name.startswith("eval/") and name.endswith("/pass@1") and isinstance(value, int | float):
+                step = int(row.get("step", 0))
+                points.setdefault(name[5:-7], {})[step] = (step, value, value - 0.025, value + 0.025)
+    for evaluation in history.evaluations:
+        sets = evaluation.get("sets")
+        for name, numbers in sets.items() if isinstance(sets, Mapping) else ():
+            one = numbers.get(measure) if isinstance(numbers, Mapping) else None
+            if isinstance(one, Mapping) and isinstance(one.get("value"), int | float):
+                step, value, low, high = int(evaluation.get("step", 0)), float(one["value"]), one.get("low"), one.get("high")
+                points.setdefault(name, {})[step] = (
+                    step,
+                    value,
+                    value if low is None else low,
+                    value if high is None else high,
+                )
+    return {name: [found[step] for step in sorted(found)] for name, found in points.items() if len(found) > 1}
+
+
+def mean_near(history: History, step: int) -> float | None:
+    """Mean reward of the steps around one step."""
+    near = [row for row in history.rows if abs(int(row.get("step", 0)) - max(step, 1)) < PATIENCE]
+    values = history.values("reward/mean", near)
+    return fmean(values) if values else None
+
+
+# -- one string in most successes --------------------------------------------------------------------------------------
+
+
+def shared_rewarded(history: History) -> Finding | None:
+    """One string explains most successes of different problems, by the rule in observe/diagnosis/signs.py, in several steps."""
+    found = [
+        (step, one)
+        for step, one in history.evidence("shared")
+        if isinstance(one.get("share"), int | float) and one["share"] >= SHARED and isinstance(one.get("text"), str)
+    ]
+    sure = latest_run([(step, one) for step, one in found if one.get("level") != "warning"])
+    together = sure or latest_run(found)
+    if not together:
+        return None
+    step, one = together[-1]
+    first = together[0][0]
+    failed, failures = one.get("share_failed"), ""
+    if isinstance(failed, int | float):
+        failures = f", and {percent(failed)} of the failures{' that were read' if sure else ''}"
+    name = {"answer": "the answer", "ending": "the last line"}.get(str(one.get("kind")), "the text")
+    what = (
+        f"{percent(one['share'])} of the successes of step {step} share {name} {quoted(one['text'])}{failures}; they come from "
+        f"{one.get('prompts')} prompts with {one.get('golds')} different golds. First seen at step {first}."
+    )
+    evidence = evidence_of(history, "shared", [step for step, _ in together])
+    if not sure:
+        return Finding(
+            "shared_rewarded",
+            "warning",
+            what,
+            "Whether the failures without it were read is not known here, so this may be the form the reward asks for: read the "
+            "rollouts named below.",
+            "If the answers in them are wrong, the reward is at fault: mend it. If they are right, there is nothing to do.",
+            evidence,
+        )
+    return Finding(
+        "shared_rewarded",
+        "alarm",
+        what,
+        "Problems with different answers are not solved by the same words: the verifier is probably being fooled.",
+        "Call the reward function by hand on these completions. If it is fooled, mend it and go back to a checkpoint before "
+        f"step {first}: the policy has been trained on it.",
+        evidence,
+    )
+
+
+def latest_run(found: Sequence[tuple[int, Mapping[str, Any]]]) -> list[tuple[int, Mapping[str, Any]]]:
+    """The newest string that was seen in SHARED_STEPS of WINDOW steps: all its sightings. Longer and shorter forms are one."""
+    texts = dict.fromkeys(str(one["text"]) for _, one in reversed(found[-WINDOW * WINDOW :]))
+    for text in texts:
+        same = [(step, one) for step, one in found if text in str(one["text"]) or str(one["text"]) in text]
+        spans = zip(same, same[SHARED_STEPS - 1 :], strict=False)
+        if any(last[0] - first[0] < WINDOW for first, last in spans):
+            return same
+    return []
+
+
+# -- length and failures -----------------------------------------------------------------------------------------------
+
+
+def wrong_grows(history: History) -> Finding | None:
+    """Wrong completions become long, right ones do not."""
+    wrong, right = history.trend("rollout/length_wrong"), history.trend("rollout/length_right")
+    success = history.now("reward/success")
+    if wrong is None or right is None or success is None or success > SOLVED or min(wrong.start, right.start) <= 0:
+        return None  # what few failures remain of a solved task are its hardest problems
+    if not wrong.rises(max(20.0, wrong.start)) or right.now / right.start > 1 + (wrong.now / wrong.start - 1) / 3:
+        return None
+    return Finding(
+        "wrong_grows",
+        "warning",
+        f"Wrong completions grew from {wrong.start:.0f} to {wrong.now:.0f} tokens, right ones from {right.start:.0f} to {right.now:.0f}.",
+        "The policy pads what it cannot solve: per-sequence averaging punishes a long wrong answer less per token, and a verifier "
+        "may be searched for something that passes.",
+        'Use algorithm.aggregation = "token_mean" or "constant", or a penalty on length (algorithm.overlong_share).',
+        evidence_of(history, "wrong_long"),
+    )
+
+
+def failures_rise(history: History) -> Finding | None:
+    """The verifier gives up more and more often while the reward rises."""
+    reward = history.trend("reward/mean")
+    if reward is None or not reward.rises():
+        return None
+    kinds = sorted({kind for row in (*history.rows[:WINDOW], *history.rows[-WINDOW:]) for kind in failures_in(row)})
+    trends = {kind: trend for kind in kinds if (trend := failure_trend(history, [kind])) is not None}
+    together = failure_trend(history, kinds)
+    if together is None or not together.rises(0.05):
+        return None
+    kind = max(trends, key=lambda one: trends[one].change)
+    part, _, word = kind.partition("/")
+    paid = any(float(one.get("reward") or 0) > 0 for _, one in history.evidence(f"failed/{kind}")[-WINDOW:])
+    return Finding(
+        "failures_rise",
+        "alarm" if paid else "warning",
+        f"The verifier gave up on {percent(together.now)} of completions, up from {percent(together.start)} (mostly {part}: {word}), "
+        f"while the reward rose from {reward.start:.2f} to {reward.now:.2f}.",
+        "Some of these completions are rewarded: failing pays."
+        if paid
+        else "The policy writes more and more that the verifier cannot judge. That scores 0 and cannot be what pays, unless failing "
+        "has become a way around a worse score, or another part pays for it.",
+        "Read them. If they are honest, raise the limits of the part; if not, make failing cost as much as the worst answer.",
+        evidence_of(history, f"failed/{kind}"),
+    )
+
+
+def failures_in(row: Mapping[str, Any]) -> dict[str, float]:
+    """`part/word` -> completions, of one step. A time limit is a verdict, or was noticed by the runner, or both."""
+    found: dict[str, float] = {}
+    for name, value in row.items():
+        match = re.fullmatch(r"reward/([^/]+)/(?:verdict/(\w+)|(timeout)s)", name)
+        word = match and (match[2] or match[3])
+        if match and word in FAILURE_WORDS and isinstance(value, int | float) and value > 0:
+            kind = f"{match[1]}/{word}"
+            found[kind] = max(found.get(kind, 0.0), float(value))
+    return found
+
+
+def failure_trend(history: History, kinds: Iterable[str]) -> Trend | None:
+    """Share of the completions of a step that ended so. A word that did not occur in a step is not in its row."""
+    wanted = set(kinds)
+    sides = []
+    for rows in (history.rows[:WINDOW], history.rows[-WINDOW:]):
+        shares = []
+        for row in rows:
+            completions = drawn(row, history.setting("train.group_size"))
+            if completions:
+                shares.append(sum(count for kind, count in failures_in(row).items() if kind in wanted) / completions)
+        sides.append(shares)
+    return trend_between(*sides) if history.long_enough else None
+
+
+# -- evidence ----------------------------------------------------------------------------------------------------------
+
+
+def evidence_of(history: History, kind: str, steps: Iterable[int] | None = None) -> tuple[str, ...]:
+    """The newest examples of a kind, one sentence each."""
+    chosen = None if steps is None else set(steps)
+    found = [(step, one) for step, one in history.evidence(kind) if chosen is None or step in chosen]
+    return tuple(sentence(history, step, one) for step, one in reversed(found[-EXAMPLES:]))
+
+
+def sentence(history: History, step: int, one: Mapping[str, Any]) -> str:
+    """`rollouts/step-000012.parquet row 17: prompt -> completion`."""
+    every = history.setting("monitors.rollouts_every", 1)
+    kept = isinstance(every, int) and every > 0 and step % every == 0
+    rows = [row for row in one.get("rows") or () if isinstance(row, int)] or [one["row"]]
+    numbers = f"row {rows[0]}" if len(rows) == 1 else f"rows {', '.join(map(str, rows))}"
+    where = f"rollouts/step-{step:06d}.parquet {numbers}" if kept else f"step {step} {numbers} (its rollouts were not kept)"
+    return f"{where}: {quoted(one.get('prompt'))} → {quoted(one.get('completion'))}"
+
+
+def quoted(text: Any) -> str:
+    """What a file of the run says the policy wrote; made printable once more, for a terminal trusts nobody."""
+    return f"“{printable(str(text or ''))}”"
+
+
+HACKING_CHECKS = (held_out_falls, part_outruns_outcome, shared_rewarded, failures_rise, wrong_grows)

@@ -1,0 +1,271 @@
+"""The terminal: one live line per stage, findings in words once each, a before/after table at the end.
+
+Where the output is not a terminal (a log file, CI), the same facts are printed as plain lines at an interval: no control
+characters, no bars, every line understandable on its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from cohort.base.text import printable
+from cohort.observe.diagnosis.checks import diagnose
+from cohort.observe.diagnosis.history import Finding, History
+from cohort.observe.diagnosis.scores import drawn
+from cohort.observe.monitors.base import Monitor
+from cohort.observe.perf import where_time_went
+
+INTERVAL_S = 15.0
+"""Seconds between two plain lines."""
+SCORING_INTERVAL_S = 0.5
+"""Seconds between two updates of the live line while rewards are computed."""
+WIDE_TERMINAL = 130
+PACE_WINDOW = 10
+"""Steps that the time left is estimated from: recent ones, since completions change length."""
+STYLES = {"info": "cyan", "warning": "yellow", "alarm": "bold red"}
+STAGE_LABELS = {"before": "baseline", "during": "evaluation", "after": "final"}
+
+
+class ConsoleMonitor(Monitor):
+    """rows: metrics of the steps before a resume, so that diagnosis sees the whole history."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        recipe: Mapping[str, Any],
+        rows: Sequence[Mapping[str, Any]] = (),
+        console: Console | None = None,
+        interval_s: float = INTERVAL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder, self.recipe = Path(folder), recipe
+        self.rows = list(rows)
+        self.evaluations: list[Mapping[str, Any]] = []
+        self.console = console or Console(highlight=False)
+        self.interval_s, self.clock = interval_s, clock
+        self.shown: set[str] = set()
+        self.stage, self.total = "", 0
+        self.last_line = float("-inf")
+        self.pending = ""
+        self.facts = ""
+        self.scoring: dict[str, tuple[int, int, float]] = {}
+        self.last_scoring = float("-inf")
+        self.progress: Progress | None = None
+        self.task: TaskID | None = None
+
+    # Stages and progress -----------------------------------------------------------------------------------------
+
+    def on_stage(self, stage: str, total: int = 0, done: int = 0) -> None:
+        self.end_stage()
+        self.stage, self.total, self.last_line = stage, total, float("-inf")
+        if not self.console.is_terminal:
+            return
+        # On a narrow terminal the bar goes first, and facts wrap: a number cut off is worse than a second line.
+        bar = (BarColumn(bar_width=16),) if self.console.width >= WIDE_TERMINAL else ()
+        columns = (
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description}", style="bold", table_column=Column(no_wrap=True, min_width=len(stage))),
+            *(
+                (*bar, MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=2 * len(str(total)) + 1)))
+                if total
+                else ()
+            ),
+            TextColumn("{task.fields[facts]}", table_column=Column(ratio=1, overflow="fold")),
+        )
+        self.progress = Progress(*columns, console=self.console, refresh_per_second=4, expand=True)
+        self.task = self.progress.add_task(stage, total=total or None, completed=done, facts="")
+        self.progress.start()
+
+    def on_progress(self, done: int, values: Mapping[str, float]) -> None:
+        self.show(done, " · ".join(f"{name} {percent(v) if name == 'success' else f'{v:.3g}'}" for name, v in values.items()))
+
+    def on_metrics(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(row)
+        step = int(row["step"])
+        group_size = History((), self.recipe).setting("train.group_size")
+        self.show(step, training_facts(row, self.seconds_left(step), group_size))
+        # Early steps matter most and are cheap to look at; later a look at every tenth is enough.
+        if len(self.rows) <= 50 or step % 10 == 0 or step == self.total:
+            self.show_findings()
+
+    def on_scoring(self, part: str, done: int, total: int) -> None:
+        """Only scoring that takes a while is shown: most takes no longer than it takes to read of it."""
+        now = self.clock()
+        if done == total:
+            self.scoring.pop(part, None)
+            return
+        _, _, began = self.scoring.get(part, (0, 0, now))
+        self.scoring[part] = (done, total, began)
+        live = self.progress is not None and self.task is not None
+        patience = SCORING_INTERVAL_S if live else self.interval_s
+        if now - began < patience or now - max(self.last_scoring, self.last_line if not live else 0.0) < patience:
+            return
+        self.last_scoring = now
+        line = "scoring " + ", ".join(f"{name} {judged}/{of}" for name, (judged, of, _) in list(self.scoring.items()))
+        if self.progress is not None and self.task is not None:
+            self.progress.update(self.task, facts=" · ".join(filter(None, (self.facts, line))))
+        else:
+            self.print_line(" · ".join(filter(None, (self.stage, line))))
+            self.last_line = now
+
+    def show(self, done: int, facts: str) -> None:
+        self.facts = facts
+        if self.progress is not None and self.task is not None:
+            self.progress.update(self.task, completed=done, facts=facts)
+            return
+        count = f" {done}/{self.total}" if self.total else f" {done}"
+        line = f"{self.stage}{count} · {facts}" if facts else f"{self.stage}{count}"
+        if self.clock() - self.last_line >= self.interval_s or done == self.total:
+            self.print_line(line)
+            self.last_line, self.pending = self.clock(), ""
+        else:
+            self.pending = line
+
+    def seconds_left(self, step: int) -> float | None:
+        recent = [row["time/step"] for row in self.rows[-PACE_WINDOW:] if isinstance(row.get("time/step"), int | float)]
+        return sum(recent) / len(recent) * max(0, self.total - step) if recent and self.total else None
+
+    def end_stage(self) -> None:
+        """The last state of a stage stays on the screen."""
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = self.task = None
+        if self.pending:
+            self.print_line(self.pending)
+            self.pending = ""
+
+    # Words -------------------------------------------------------------------------------------------------------
+
+    def on_message(self, text: str) -> None:
+        self.print_line(text)
+
+    def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        self.evaluations.append(evaluation)
+        for name, numbers in evaluation["sets"].items():
+            facts = [f"{what} {with_interval(numbers[what])}" for what in headline(numbers)]
+            label = STAGE_LABELS.get(evaluation.get("label", ""), "evaluation")
+            problems = f" ({numbers['problems']:.0f} problems)" if "problems" in numbers else ""
+            self.print_line(f"{label}, {name}{problems}: {' · '.join(facts)}")
+
+    def show_findings(self) -> None:
+        for finding in diagnose(self.rows, self.recipe, self.evaluations):
+            if finding.key not in self.shown:
+                self.shown.add(finding.key)
+                self.print_finding(finding)
+
+    def print_finding(self, finding: Finding) -> None:
+        step = self.rows[-1].get("step") if self.rows else None
+        mark = finding.level if step is None else f"{finding.level}, step {step}"
+        self.console.print(
+            Text.assemble((f"{mark}: ", STYLES[finding.level]), finding.text), soft_wrap=not self.console.is_terminal
+        )
+
+    def print_line(self, text: str) -> None:
+        """Text, not markup: names of sets and files may hold brackets, and a message may quote what a model wrote."""
+        self.console.print(Text(printable(text)), soft_wrap=not self.console.is_terminal)
+
+    # The end -----------------------------------------------------------------------------------------------------
+
+    def on_finish(self, summary: Mapping[str, Any]) -> None:
+        self.end_stage()
+        steps, seconds = summary.get("steps", 0), summary.get("seconds")
+        took = f" in {duration(seconds)}" if isinstance(seconds, int | float) else ""
+        self.print_line(f"{summary.get('status', 'finished')} after {steps} steps{took}")
+        if went := where_time_went(self.rows):
+            self.print_line(f"time     of training steps: {went}")
+        table = before_after_table(summary.get("eval") or {})
+        if table is not None:
+            self.console.print(table)
+        if summary.get("status") == "interrupted":
+            self.print_line(f"resume   {summary.get('resume') or f'cohort resume {self.folder}'}")
+        if summary.get("status") != "failed" or steps:
+            self.print_line(f"report   {self.folder / 'report.html'}")
+
+    def close(self) -> None:
+        self.end_stage()
+
+
+Writer = tuple[str, str, Callable[[float], str]]
+"""(label, metric, how its value is written)."""
+
+
+def training_facts(row: Mapping[str, Any], left: float | None, group_size: int | None = None) -> str:
+    """The numbers worth a glance, those that exist, in data-flow order. Missing scores are mentioned where there are any."""
+    missing: Writer = ("unscored", "reward/unscored", lambda v: f"{v:.0f} of {drawn(row, group_size):.0f}")
+    unscored = (missing,) if row.get("reward/unscored") else ()
+    writers: tuple[Writer, ...] = (
+        ("reward", "reward/mean", lambda v: f"{v:.3f}"),
+        ("success", "reward/success", percent),
+        *unscored,
+        ("useful", "advantage/useful_groups", percent),
+        ("preferred", "loss/preferred", percent),
+        ("length", "rollout/length_mean", lambda v: f"{v:.0f}"),
+        ("KL", "loss/kl_per_completion", lambda v: f"{v:.2f}"),
+        ("entropy", "loss/entropy", lambda v: f"{v:.2f}"),
+        ("", "perf/tokens_per_second", lambda v: f"{compact(v)} tok/s"),
+    )
+    if "reward/mean" not in row and not unscored:  # nothing is sampled, so the loss is what there is to watch
+        writers = (("loss", "loss/total", lambda v: f"{v:.3f}"), *writers)
+    facts = [f"{label} {write(row[name])}".strip() for label, name, write in writers if isinstance(row.get(name), int | float)]
+    return " · ".join(facts + ([f"{duration(left)} left"] if left is not None else []))
+
+
+def headline(numbers: Mapping[str, Any]) -> list[str]:
+    """pass@1, the largest pass@k, the largest maj@k and greedy: those that have a value."""
+
+    def largest(kind: str) -> list[str]:
+        names = [name for name in numbers if name.startswith(f"{kind}@")]
+        return sorted(names, key=lambda name: int(name.split("@")[1]))[-1:]
+
+    names = dict.fromkeys(["pass@1", *largest("pass"), *largest("maj"), "greedy"])
+    return [name for name in names if isinstance(numbers.get(name), Mapping) and numbers[name].get("value") is not None]
+
+
+def before_after_table(evaluated: Mapping[str, Any]) -> Table | None:
+    """Per set: before, after. None when there was no evaluation."""
+    sets = evaluated.get("sets") or {"": {side: evaluated[side] for side in ("before", "after") if evaluated.get(side)}}
+    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+    for column in ("set", "", "before", "after", "change"):
+        table.add_column(column, justify="right" if column in ("before", "after", "change") else "left")
+    for name, sides in sets.items():
+        before, after = sides.get("before") or {}, sides.get("after") or {}
+        for what in dict.fromkeys(headline(before) + headline(after)):
+            a, b = before.get(what) or {}, after.get(what) or {}
+            both = a.get("value") is not None and b.get("value") is not None
+            change = f"{100 * (b['value'] - a['value']):+.1f}" if both else ""
+            table.add_row(Text(name), what, with_interval(a), with_interval(b), change)
+    return table if table.row_count else None
+
+
+def with_interval(number: Mapping[str, Any]) -> str:
+    """ "54.1 % [51.0, 57.2]"; a dash where there is no value."""
+    if not number or number.get("value") is None:
+        return "–"
+    text = f"{100 * number['value']:.1f} %"
+    if number.get("low") is None or number.get("high") is None:
+        return text
+    return f"{text} [{100 * number['low']:.1f}, {100 * number['high']:.1f}]"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def compact(number: float) -> str:
+    return f"{number / 1000:.1f}k" if number >= 1000 else f"{number:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """ "48 s", "12 min", "3 h 05 min"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,254 @@
+"""The run folder: the one place where a run lives, readable without this package.
+
+runs/<name>/  recipe.toml · metrics.jsonl · evaluations.jsonl · rollouts/ · samples/ · checkpoints/ · start/ · model/
+              summary.json · report.html
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+from cohort.base.interrupts import deferred
+from cohort.errors import CohortError, RunError
+from cohort.observe.monitors.jsonl import read_rows
+from cohort.recipe.file import build_recipe, dump_recipe
+from cohort.recipe.materials import PYTHON_ROWS
+from cohort.recipe.schema import PromptsConfig, Recipe
+from cohort.rewards.call import is_plain
+from cohort.types import Rollout
+
+MODEL_FILES = ("config.json", "adapter_config.json")
+"""One of these makes a folder a model, or an adapter."""
+
+
+class RunFolder:
+    def __init__(self, root: Path):
+        self.root = root
+        self.recipe_file = root / "recipe.toml"
+        self.metrics_file = root / "metrics.jsonl"
+        self.evaluations_file = root / "evaluations.jsonl"
+        self.rollouts = root / "rollouts"
+        self.samples = root / "samples"
+        self.checkpoints = root / "checkpoints"
+        self.start = root / "start"
+        self.model = root / "model"
+        self.reward_model = root / "reward_model"
+        self.summary_file = root / "summary.json"
+        self.rows_file = root / "prompts.jsonl"
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def create(cls, recipe: Recipe) -> RunFolder:
+        """A new folder. A name that is taken is an error: a run is never overwritten."""
+        name = checked_name(recipe.name) if recipe.name else default_name(recipe)
+        folder = cls(Path(recipe.runs_folder) / name)
+        try:
+            if folder.has_earned():
+                raise RunError(
+                    f"{folder.root} exists. Resume it with `cohort resume {folder.root}`, or choose another name=..."
+                )
+            folder.root.mkdir(parents=True, exist_ok=True)
+            folder.lock()
+            folder.write_text(folder.recipe_file, dump_recipe(recipe))
+        except OSError as problem:
+            raise RunError(
+                f"runs_folder: cannot make {folder.root} ({problem.strerror}); set runs_folder to one that can be written."
+            ) from problem
+        return folder
+
+    def has_earned(self) -> bool:
+        """Whether anything would be lost with this folder. One left by a start that failed at once may be used again."""
+        return any(path.exists() for path in (self.metrics_file, self.evaluations_file, self.checkpoints, self.model))
+
+    @classmethod
+    def open(cls, root: str | Path) -> RunFolder:
+        folder = cls(Path(root))
+        if not folder.recipe_file.is_file():
+            raise RunError(f"{root} is not a run folder: it has no recipe.toml")
+        return folder
+
+    def recipe(self) -> Recipe:
+        import tomllib
+
+        try:
+            return build_recipe(tomllib.loads(self.recipe_file.read_text(encoding="utf-8")))
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+            raise RunError(
+                f"{self.recipe_file} cannot be read ({problem}); restore it from the recipe the run was started with."
+            ) from problem
+
+    def lock(self) -> None:
+        """Hold the folder for this process. The kernel lets go when the process ends, however it ends."""
+        stream = (self.root / "run.lock").open("a+")
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            stream.seek(0)
+            owner = stream.read().strip() or "unknown"
+            stream.close()
+            raise RunError(
+                f"{self.root} is in use by process {owner}. Two processes on one run would corrupt it; wait for it or stop it."
+            ) from None
+        stream.truncate(0)
+        stream.write(str(os.getpid()))
+        stream.flush()
+        self._lock = stream
+
+    def has_model(self) -> bool:
+        """Whether model/ was exported: a model, or with LoRA perhaps an adapter."""
+        return any((self.model / name).is_file() for name in MODEL_FILES)
+
+    def unlock(self) -> None:
+        if self._lock:
+            self._lock.close()
+            self._lock = None
+
+    def write_text(self, path: Path, text: str) -> None:
+        """Replace a file in one move, so that a reader never sees half of it."""
+        with deferred():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+
+    def write_json(self, path: Path, document: Mapping[str, Any]) -> None:
+        self.write_text(path, json.dumps(document, indent=2))
+
+    def keep_rows(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Write rows handed in from Python into the folder, so that a resume needs nothing else. False: JSON would change them."""
+        if not all(is_plain(dict(row)) for row in rows):
+            return False
+        if not self.rows_file.is_file():
+            self.write_text(self.rows_file, "".join(json.dumps(row) + "\n" for row in rows))
+        return True
+
+    def rows(self, recipe: Recipe) -> list[dict[str, Any]] | None:
+        """The rows a run from Python was started with; None for a run whose recipe names its source."""
+        if recipe.prompts.source != PYTHON_ROWS:
+            return None
+        if not self.rows_file.is_file():
+            raise RunError("prompts came from Python and could not be kept with the run: use cohort.resume(run, prompts=rows).")
+        return [json.loads(line) for line in self.rows_file.read_text(encoding="utf-8").splitlines()]
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Every evaluation written so far."""
+        return read_rows(self.evaluations_file)
+
+    def read_summary(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self.summary_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return {}
+
+    def ignored_edit(self, summary: Mapping[str, Any]) -> str:
+        """What to say of a finished run whose recipe.toml asks for other steps than it has made; "" if it does not."""
+        try:
+            asked = self.recipe().train.num_steps
+        except CohortError:  # nobody needs the recipe of a finished run
+            return ""
+        if asked == summary.get("steps", asked):
+            return ""
+        start = "model.lora.adapter" if (self.model / "adapter_config.json").is_file() else "model.source"
+        return (
+            f"recipe.toml asks for {asked} steps, and the run has made {summary['steps']}: edits after the end are not used. "
+            f"To train longer, start a new run from its model: {start}={self.model} cold_start.num_steps=0 name=NEW"
+        )
+
+    def write_rollouts(self, step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[float]) -> None:
+        """Every completion with its reward parts, verdict, advantage, ids and log-probs, as one parquet file per step."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        parts = sorted({name for rollout in rollouts for name in rollout.outcome.parts})
+        outcomes = [rollout.outcome for rollout in rollouts]
+        completions = [rollout.completion for rollout in rollouts]
+        columns: dict[str, Any] = {
+            "step": [step] * len(rollouts),
+            "group": [rollout.group for rollout in rollouts],
+            "sample": [rollout.sample for rollout in rollouts],
+            "policy_version": [rollout.policy_version for rollout in rollouts],
+            "prompt_index": [rollout.prompt.index for rollout in rollouts],
+            "prompt": [as_text(rollout.prompt.content) for rollout in rollouts],
+            "completion": [completion.text for completion in completions],
+            "end": [completion.end for completion in completions],
+            "reward": pa.array([outcome.reward for outcome in outcomes], pa.float64()),
+            "success": pa.array([outcome.success for outcome in outcomes], pa.bool_()),
+            "answer": pa.array([outcome.answer for outcome in outcomes], pa.string()),
+            "advantage": list(advantages_N),
+            "faults": pa.array([list(outcome.faults) for outcome in outcomes], pa.list_(pa.string())),
+            "steps": [json.dumps(outcome.steps) for outcome in outcomes],
+            "extras": [json.dumps(dict(outcome.extras), default=str) for outcome in outcomes],
+            "prompt_ids": lists_of([rollout.prompt.token_ids for rollout in rollouts], "int32"),
+            "completion_ids": lists_of([completion.token_ids for completion in completions], "int32"),
+            "sampling_logprobs": lists_of([completion.sampling_logprobs for completion in completions], "float32"),
+        }
+        for name in parts:
+            columns[f"reward/{name}"] = pa.array([outcome.parts.get(name) for outcome in outcomes], pa.float64())
+        # Hardly two log-probs are alike: a dictionary of them makes the file larger and takes most of the writing.
+        with_dictionary = [path for name in columns if name != "sampling_logprobs" for path in (name, f"{name}.list.element")]
+        table = pa.table(columns)
+        self.rollouts.mkdir(exist_ok=True)
+        with deferred():
+            target = self.rollouts / f"step-{step:06d}.parquet"
+            pq.write_table(table, target.with_suffix(".tmp"), use_dictionary=with_dictionary)
+            target.with_suffix(".tmp").replace(target)
+
+
+def lists_of(rows: Sequence[Sequence[float]], dtype: str) -> Any:
+    """A parquet column with one list of numbers per row, made from one flat vector instead of an object per number."""
+    import numpy as np
+    import pyarrow as pa
+
+    ends = np.cumsum([0, *map(len, rows)])
+    values = np.fromiter(chain.from_iterable(rows), dtype, int(ends[-1]))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(values))
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Sources that are local files or folders, by their full path: a run can then be resumed from any folder."""
+
+    def absolute(source: str) -> str:
+        return str(Path(source).resolve()) if source not in ("", "scratch") and Path(source).exists() else source
+
+    def moved(prompts: PromptsConfig) -> PromptsConfig:
+        return prompts.model_copy(update={"source": absolute(prompts.source)})
+
+    cold, evaluation, lora = recipe.cold_start, recipe.evaluation, recipe.model.lora
+    changes = {
+        "model": recipe.model.model_copy(
+            update={
+                "source": absolute(recipe.model.source),
+                "lora": lora.model_copy(update={"adapter": absolute(lora.adapter)}),
+            }
+        ),
+        "prompts": moved(recipe.prompts),
+        "reward_model": recipe.reward_model.model_copy(update={"source": absolute(recipe.reward_model.source)}),
+        "cold_start": cold.model_copy(update={"source": cold.source if cold.source == "" else moved(cold.source)}),
+        "evaluation": evaluation.model_copy(update={"sets": {name: moved(one) for name, one in evaluation.sets.items()}}),
+    }
+    return recipe.model_copy(update=changes)
+
+
+def checked_name(name: str) -> str:
+    """A run is a folder of its own inside runs_folder: a name that points elsewhere would write over what lies there."""
+    if name in (".", "..") or any(character in name for character in "/\\\0"):
+        raise RunError(f"name: {name!r} is a path; give one word for the folder, and set runs_folder to where runs belong.")
+    return name
+
+
+def default_name(recipe: Recipe) -> str:
+    subject = recipe.prompts.source if recipe.model.source == "scratch" else recipe.model.source
+    word = re.sub(r"[^A-Za-z0-9_.-]+", "-", subject.rsplit(":", 1)[-1].rstrip("/").rsplit("/", 1)[-1]).strip("-.")
+    return f"{word or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def as_text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)

@@ -1,0 +1,141 @@
+"""Causal attention, the same arithmetic wherever a token is read: while training, while prefilling, while decoding.
+
+Two things differ from the functions that ship with transformers:
+
+- no mask: rows are right-padded, so plain causal attention is right, and grouped queries never repeat keys and values;
+- on a CPU in float32 the products are accumulated in float64. Decoding one token and reading a whole sequence multiply the
+  same numbers in another order; rounded to float32 the results differ in the last bit, and a few layers later a log-ratio
+  that should be 0 is 2e-5. Accumulated in float64 and rounded once they are the same bits, and where every other
+  operation gives each row the same bits too (ops/rounding.py), so are the log-probs.
+
+Features that are not honoured are refused by name: an ignored argument would be a different model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cohort.errors import EngineError
+
+CAUSAL_ATTENTION = "cohort_causal"
+"""Name of the trainer's attention among those of transformers; ops/packed_attention.py registers it."""
+
+REFUSED_ARGUMENTS = {
+    "s_aux": "attention sinks (s_aux)",
+    "position_bias": "a position bias",
+    "indices": "sparse attention indices",
+    "block_indices": "sparse attention indices",
+    "cu_seq_lens_q": "packed sequences",
+    "cu_seq_lens_k": "packed sequences",
+}
+HARMLESS_ARGUMENTS = frozenset(
+    [
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "return_dict",
+        "layer_idx",
+        "layer_type",
+        "position_embeddings",
+        "deterministic",
+    ]
+)
+
+
+def check_plain_causal(
+    module: Any,
+    query: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    is_causal: bool | None,
+    others: Mapping[str, Any],
+) -> float:
+    """Refuse what is not plain causal self-attention; gives the scale of the scores."""
+    for name, argument in others.items():
+        if argument is not None and argument is not False and name not in HARMLESS_ARGUMENTS:
+            raise EngineError(f"its attention uses {REFUSED_ARGUMENTS.get(name, f'an argument {name!r}')}")
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    if attention_mask is not None or dropout or not causal or getattr(module, "is_cross_attention", False):
+        raise EngineError("its attention is not plain causal self-attention")
+    return scaling if scaling is not None else query.shape[-1] ** -0.5
+
+
+def accumulation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    return torch.float64 if dtype == torch.float32 and device.type == "cpu" else dtype
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float) -> Tensor:
+    """[B, H, T, D] queries over [B, kv_heads, T, D] keys and values of the same positions; gives [B, T, H, D]."""
+    dtype = accumulation_dtype(query.dtype, query.device)
+    wide_query, wide_key, wide_value = query.to(dtype), key.to(dtype), value.to(dtype)
+    length = query.shape[2]
+    if softcap or (window is not None and window < length):
+        # Queries are laid out as the group of decoding is, [B, kv_heads, group * T, D], so one function serves both.
+        at = torch.arange(length, device=query.device)
+        bias_TT = additive(visible(at[:, None], at[None], window), dtype)
+        group = query.shape[1] // key.shape[1]
+        grouped = wide_query.reshape(query.shape[0], key.shape[1], group * length, query.shape[3])
+        out = attention(grouped, wide_key, wide_value, bias_TT.repeat(group, 1)[None, None], scaling, softcap)
+        out = out.reshape(query.shape)
+    else:
+        grouped_query = query.shape[1] != key.shape[1]
+        out = F.scaled_dot_product_attention(
+            wide_query, wide_key, wide_value, is_causal=True, scale=scaling, enable_gqa=grouped_query
+        )
+    return out.transpose(1, 2).to(query.dtype)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float, softcap: float) -> Tensor:
+    """softmax(cap(scaling * q k) + bias) v over [B, kv_heads, *, D]."""
+    if query.is_cuda and not softcap:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
+    # Spelled out where no kernel is better: a soft-cap has none, and for a few queries per row the fused CPU kernel takes
+    # 1.2 to 2 times as long (256 rows, 2 kv heads of 32, 16 to 48 keys).
+    scores = torch.matmul(query * scaling, key.transpose(2, 3))
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    softmax_dtype = torch.promote_types(query.dtype, torch.float32)
+    return torch.matmul((scores + bias).softmax(-1, dtype=softmax_dtype).to(query.dtype), value)
+
+
+def visible(query_at: Tensor, key_at: Tensor, window: int | None) -> Tensor:
+    seen = key_at <= query_at
+    return seen if window is None else seen & (key_at > query_at - window)
+
+
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
+@contextmanager
+def attending(configs: Sequence[Any], name: str) -> Iterator[None]:
+    """Switch the modules of a model, reached through their configs, to the attention of that name, and back again.
+
+    Only for the duration of a call: transformers builds no mask for our names, so a padded batch that somebody else gives
+    the model would be read without its mask.
+    """
+    # The public setter also overwrites sub-configs (a vision tower, say) and could not put those back.
+    before = [config._attn_implementation_internal for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation_internal = name
+        yield
+    finally:
+        for config, previous in zip(configs, before, strict=True):
+            config._attn_implementation_internal = previous
+
+
+def attention_configs(model: Any) -> list[Any]:
+    """Every config object that some module of the model asks for the name of its attention."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    return [config for config in configs.values() if hasattr(config, "_attn_implementation_internal")]

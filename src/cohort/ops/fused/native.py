@@ -1,0 +1,310 @@
+"""The compiled part of decoding and training on a CPU (native/): built where a compiler is found, and never required.
+
+The sources are compiled at the first use, for the shape of the model and this processor, into a folder of the user's cache. What
+is loaded from there must belong to this user and be writable by nobody else, and every process compares it with PyTorch, bit
+for bit, before it relies on it. Whatever goes wrong (no compiler, no place to write, other bits) costs speed and nothing else:
+the PyTorch twin in cpu.py decodes, the modules of transformers train, and the reason stands in the first lines of a run.
+
+COHORT_NATIVE=0 switches it off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cohort.ops.noise import gumbel
+
+SWITCH = "COHORT_NATIVE"
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-std=c99", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
+"""No -ffast-math: sums keep their order. -ffp-contract=fast: the float64 products of attention are fused with their sums."""
+SOURCES = ("common.h", "decode.c", "train.c")
+COMPILE_SECONDS = 60
+LANES = 8
+"""Dimensions of a head that the kernel takes at once (LANES in common.h)."""
+SUM_LANES = (16, 8, 4)
+"""Columns in which PyTorch may add up a row: floats in the registers that it was built for."""
+
+
+class NoNative(Exception):
+    """Why there is no compiled kernel; in a few words, for the console."""
+
+
+class Rows(ctypes.Structure):
+    """`struct rows` of decode.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("hidden", "delta", "normed", "squares", "qkv", "mixed", "scores")),
+        *((name, ctypes.c_void_p) for name in ("turns", "positions")),
+        *((name, ctypes.c_int64) for name in ("count", "width", "kv_heads", "length", "sum_lanes")),
+        *((name, ctypes.c_double) for name in ("scaling", "epsilon")),
+    )
+
+
+class LayerPointers(ctypes.Structure):
+    """`struct layer` of decode.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("input_norm", "qkv", "qkv_bias", "out", "post_norm", "gate_up", "down")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        ("window", ctypes.c_int64),
+    )
+
+
+class Stack(ctypes.Structure):
+    """`struct stack` of decode.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("rows", "layers")),
+        *((name, ctypes.c_int64) for name in ("count", "query_width", "intermediate")),
+        *((name, ctypes.c_void_p) for name in ("gate_up", "activated", "embedding", "norm", "tokens")),
+        *((name, ctypes.c_void_p) for name in ("product", "exponential", "threads")),
+    )
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """Addresses of functions inside PyTorch: its matrix product, its exponential of sixteen floats, and how many threads a
+    product of the calling thread takes."""
+
+    product: int
+    exponential: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Native:
+    """The kernel for one shape of heads. Calls release Python's lock: threads with rows of their own run side by side."""
+
+    attend: Callable[..., int]
+    """(rows, keys, values, window): turn, write down and attend, from `qkv` to `mixed`; a row outside of its slot, or -1."""
+    normalize: Callable[..., None]
+    """(rows, weight, with_delta): add `delta` to `hidden`, if asked, and give RMSNorm in `normed`."""
+    uniforms: Callable[..., None]
+    """(keys, positions, count, vocabulary, into): random numbers of ops/noise.py, with their sign turned."""
+    sum_lanes: int
+    """Columns in which it adds up a row; 0: PyTorch's order of adding is not known, and norms are left to it."""
+    library: Any
+    """The loaded library, for what training calls (cpu_training.py)."""
+    decode_layers: Callable[..., int]
+    """(stack): tokens through all layers, to `normed`; a row outside of its slot, or -1."""
+    borrowed: Borrowed | None = None
+    """What `decode_layers` needs of PyTorch; None: it has other functions, or they give other bits, and Python calls one
+    operation after the other."""
+
+    def gumbel(self, row_keys_B2: Tensor, positions_B: Tensor, vocab_size: int) -> Tensor:
+        """noise.gumbel in a few calls instead of a hundred; the logarithms are PyTorch's, and so are the bits."""
+        keys_B2, positions_B = row_keys_B2.contiguous(), positions_B.to(torch.int32).contiguous()
+        uniform_BV = torch.empty(len(keys_B2), vocab_size)
+        self.uniforms(keys_B2.data_ptr(), positions_B.data_ptr(), len(keys_B2), vocab_size, uniform_BV.data_ptr())
+        return uniform_BV.log1p_().neg_().log_().neg_()
+
+
+def load(head_dim: int, group: int, width: int) -> Native:
+    """The kernel for these heads and this width of the residual stream; NoNative with the reason where there is none."""
+    if os.environ.get(SWITCH, "1") == "0":
+        raise NoNative(f"{SWITCH}=0")
+    if head_dim % LANES:
+        raise NoNative(f"heads of {head_dim} dimensions")
+    try:
+        folder = str(cache_folder())
+    except RuntimeError as problem:
+        raise NoNative("no home folder") from problem
+    found = checked(head_dim, group, width, folder, os.environ.get("PATH", ""))
+    if isinstance(found, str):
+        raise NoNative(found)
+    return found
+
+
+@functools.lru_cache(maxsize=32)
+def checked(head_dim: int, group: int, width: int, folder: str, path: str) -> Native | str:
+    """Built, loaded and compared once per process and shape; or the reason why not."""
+    try:
+        library = ctypes.CDLL(str(build(head_dim, group, Path(folder), path)))
+        return compared(bound(library), head_dim, group, width)
+    except NoNative as problem:
+        return str(problem)
+    except (OSError, subprocess.SubprocessError, AttributeError) as problem:
+        return f"{type(problem).__name__}: {problem}"
+
+
+def bound(library: Any) -> Native:
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    attend, normalize, uniforms = library.attend, library.normalize, library.uniforms
+    attend.argtypes, attend.restype = [pointer, pointer, pointer, integer], integer
+    normalize.argtypes, normalize.restype = [pointer, pointer, integer], None
+    uniforms.argtypes, uniforms.restype = [pointer, pointer, integer, integer, pointer], None
+    decode_layers = library.decode_layers
+    decode_layers.argtypes, decode_layers.restype = [pointer], integer
+    return Native(attend, normalize, uniforms, 0, library, decode_layers, borrow())
+
+
+def torch_library() -> str:
+    return str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+
+
+def borrow() -> Borrowed | None:
+    """Functions of the libraries that PyTorch was built with, where it shows them. Not part of its interface: a build may lack
+    them, and what they give is compared before they are used."""
+    try:
+        library = ctypes.CDLL(torch_library())
+        found = [library.sgemm_, library.Sleef_expf16_u10, library.MKL_Set_Num_Threads_Local]
+    except (OSError, AttributeError):
+        return None
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in found]
+    return Borrowed(*(address or 0 for address in addresses)) if all(addresses) else None
+
+
+# -- building --------------------------------------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # A relative path is to be ignored (XDG base directory specification).
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "cohort" / "native"
+
+
+def build(head_dim: int, group: int, folder: Path, path: str) -> Path:
+    """The shared object for this shape, compiled unless it lies in the cache already."""
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name, path=path))), None)
+    if compiler is None:
+        raise NoNative("no compiler")
+    source = source_text()
+    flags = (*FLAGS, f"-DHEAD_DIM={head_dim}", f"-DGROUP={group}")
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, timeout=COMPILE_SECONDS, check=True, stdin=subprocess.DEVNULL
+    ).stdout
+    parts = (source, " ".join(flags).encode(), compiler.encode(), version, processor().encode())
+    digest = hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
+    target = folder / f"{digest}.so"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own(folder)
+    if not target.exists():
+        compile_into(compiler, flags, source, target)
+    own(target)
+    return target
+
+
+def source_text() -> bytes:
+    """All sources as one."""
+    folder = resources.files("cohort.ops.fused").joinpath("native")
+    common, *others = (folder.joinpath(name).read_bytes() for name in SOURCES)
+    return common + b"".join(other.replace(b'#include "common.h"', b"") for other in others)
+
+
+def compile_into(compiler: str, flags: tuple[str, ...], source: bytes, target: Path) -> None:
+    """Under a name of its own first: another process sees the whole file or none, and the last one to finish wins."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as place:
+        written, made = Path(place, "native.c"), Path(place, "native.so")
+        written.write_bytes(source)
+        command = [compiler, *flags, "-o", str(made), str(written), "-lm"]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        if done.returncode or not made.exists():
+            said = (done.stderr or done.stdout).strip().splitlines()
+            raise NoNative(f"the compiler {compiler} failed" + (f": {said[0][:200]}" if said else ""))
+        made.chmod(0o700)
+        os.replace(made, target)
+
+
+def own(path: Path) -> None:
+    """Refuse to load what somebody else could have written."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NoNative(f"{path} is a link, belongs to another user or may be written by others")
+
+
+def processor() -> str:
+    """What -march=native depends on: a home folder may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    told = {line.partition(":")[0].strip(): line for line in lines if line.startswith(("model", "flags", "Features", "CPU "))}
+    return "\n".join([platform.machine(), platform.processor(), *told.values()])
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------------
+
+
+def compared(native: Native, head_dim: int, group: int, width: int) -> Native:
+    """Run on made-up rows beside PyTorch. Attention must have its bits; norms are left to it where they do not."""
+    generator = torch.Generator().manual_seed(0)
+    count, kv_heads, length, window = 32, 2, 29, 7  # so many rows that another order of adding shows
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    qkv = noise(count, (group + 2) * kv_heads, head_dim)
+    keys, values = noise(count, kv_heads, length, head_dim), noise(count, kv_heads, length, head_dim)
+    positions, angles = torch.arange(count) % length, noise(length, head_dim // 2)
+    turns = torch.cat([angles.cos(), angles.sin()], -1)
+    hidden, delta, weight = noise(count, width), noise(count, width), noise(width)
+    normed, mixed = torch.empty(count, width), torch.empty(count, kv_heads * group * head_dim)
+    squares, scores = torch.empty(max(width, 2 * head_dim)), torch.empty(group, length + LANES, dtype=torch.float64)
+    epsilon, scaling = 1e-5, head_dim**-0.5
+
+    def rows(hidden: Tensor, qkv: Tensor, sum_lanes: int) -> Any:
+        pointers = [tensor.data_ptr() for tensor in (hidden, delta, normed, squares, qkv, mixed, scores, turns, positions)]
+        return ctypes.byref(Rows(*pointers, count, width, kv_heads, length, sum_lanes, scaling, epsilon))
+
+    for seen in (length, window):
+        expected = plain_attention(qkv, keys, values, positions, turns, seen, scaling)
+        own_keys, own_values, own_qkv = keys.clone(), values.clone(), qkv.clone()
+        native.attend(rows(hidden, own_qkv, 0), own_keys.data_ptr(), own_values.data_ptr(), 0 if seen == length else seen)
+        if not torch.equal(mixed, expected):
+            raise NoNative("its attention has other bits than PyTorch's")
+    noise_keys = torch.randint(-(2**31), 2**31, (count, 2), generator=generator).int()
+    if not torch.equal(native.gumbel(noise_keys, positions, 50), gumbel(noise_keys, positions, 50)):
+        raise NoNative("its noise has other bits than PyTorch's")
+    added = hidden + delta
+    expected_BH = added * torch.rsqrt((added * added).mean(-1, keepdim=True) + epsilon) * weight
+    for sum_lanes in SUM_LANES:
+        own_hidden = hidden.clone()
+        native.normalize(rows(own_hidden, qkv, sum_lanes), weight.data_ptr(), 1)
+        if torch.equal(own_hidden, added) and torch.equal(normed, expected_BH):
+            return replace(native, sum_lanes=sum_lanes)
+    return replace(native, borrowed=None)  # all layers in one call need norms
+
+
+def plain_attention(
+    qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, turns: Tensor, window: int, scaling: float
+) -> Tensor:
+    """What `attend` has to give, spelled out row by row."""
+    kv_heads, dim = keys.shape[1], keys.shape[3]
+    group = qkv.shape[1] // kv_heads - 2
+    out = []
+    for row, at in enumerate(positions.tolist()):
+        turned, new_value = qkv[row, :-kv_heads], qkv[row, -kv_heads:]
+        cosine, sine = turns[at].split(dim // 2)
+        first, second = turned.split(dim // 2, -1)
+        turned = torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+        low = max(0, at - window + 1)
+        key = torch.cat([keys[row, :, low:at], turned[-kv_heads:, None]], 1).double()
+        value = torch.cat([values[row, :, low:at], new_value[:, None]], 1).double()
+        query = turned[:-kv_heads].double().view(kv_heads, group, dim) * scaling
+        out.append(((query @ key.transpose(1, 2)).softmax(-1) @ value).float().flatten())
+    return torch.stack(out)

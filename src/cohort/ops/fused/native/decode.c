@@ -1,0 +1,263 @@
+/*
+ * What a decode step does between its matrix products: norm, rotary embedding, attention over each row's own keys; and the
+ * random numbers of the next token.
+ *
+ * How it differs from the PyTorch twin (ops/fused/cpu.py), whose bits it gives:
+ *
+ * - a row is read as far as it is long, not as far as the longest one is;
+ * - keys and values stay float32 in memory, half of what the twin reads, and are widened in registers: scores, softmax and
+ *   mixture are float64, rounded to float32 once, as the trainer's are;
+ * - a key head is read once for all query heads of its group, and everything of one head stays in the first cache.
+ *
+ * Compiled for one shape (HEAD_DIM, GROUP), so that the accumulators of a head are registers. One call works for the rows of
+ * one thread; calls share nothing that is written.
+ *
+ * `decode_layers` takes the rows through all layers. Its matrix product and its exponential are those of PyTorch, which the caller
+ * hands in: the bits are the same, and nobody waits for Python between two operations.
+ */
+#include "common.h"
+
+#define AHEAD 16 /* positions that are asked for before they are needed */
+#define LINE 16  /* floats in a cache line */
+
+/* Query heads that are mixed at once: as many as leave their accumulators in 16 registers, and one at least. */
+#if VECTORS >= 16 || GROUP == 1
+#define TOGETHER 1
+#elif GROUP * VECTORS <= 16
+#define TOGETHER GROUP
+#else
+#define TOGETHER (16 / VECTORS)
+#endif
+
+/* The rows of one thread and their scratch memory. The order of the fields is known to native.py. */
+struct rows {
+  float *hidden, *delta, *normed; /* [rows, width] */
+  float *squares;                 /* [width], and then 2 * HEAD_DIM */
+  float *qkv;                     /* [rows, (query heads + 2 kv heads) * HEAD_DIM] */
+  float *mixed;                   /* [rows, query heads * HEAD_DIM] */
+  double *scores;                 /* [GROUP, length + LANES] */
+  const float *turns;             /* [length, HEAD_DIM]: cosines, then sines, of HALF angles */
+  const int64_t *positions;       /* [rows] */
+  int64_t count, width, kv_heads, length, sum_lanes;
+  double scaling, epsilon;
+};
+
+/* hidden += delta, if there is one; normed = RMSNorm(hidden) * weight. */
+void normalize(const struct rows *rows, const float *weight, int64_t with_delta) {
+  const int64_t width = rows->width;
+  for (int64_t b = 0; b < rows->count; b++) {
+    float *hidden = rows->hidden + b * width;
+    const float *delta = rows->delta + b * width;
+    if (with_delta)
+      for (int64_t i = 0; i < width; i++) hidden[i] += delta[i];
+    norm_row(hidden, weight, rows->normed + b * width, rows->squares, width, rows->sum_lanes, (float)rows->epsilon);
+  }
+}
+
+static inline void ask_for(const float *position) {
+  for (int64_t i = 0; i < HEAD_DIM; i += LINE) __builtin_prefetch(position + AHEAD * HEAD_DIM + i);
+}
+
+/* Softmax weights, not yet divided by their sum, of `count` keys for the queries of a group; their sums. */
+static inline void weigh(const float *queries, const float *keys, int64_t count, double scaling, double *scores, int64_t stride,
+                         double *sums) {
+  double most[GROUP];
+  for (int g0 = 0; g0 < GROUP; g0 += TOGETHER) {
+    const int these = GROUP - g0 < TOGETHER ? GROUP - g0 : TOGETHER;
+    doubles query[TOGETHER][VECTORS];
+    for (int g = 0; g < TOGETHER; g++)
+      for (int j = 0; j < VECTORS; j++)
+        query[g][j] = widened(queries + (g0 + (g < these ? g : 0)) * HEAD_DIM + j * LANES) * scaling;
+    for (int g = 0; g < these; g++) most[g0 + g] = -HUGE_VAL;
+    for (int64_t t = 0; t < count; t++) {
+      const float *key = keys + t * HEAD_DIM;
+      ask_for(key);
+      doubles x = widened(key), sum[TOGETHER];
+      for (int g = 0; g < TOGETHER; g++) sum[g] = query[g][0] * x;
+      for (int j = 1; j < VECTORS; j++) {
+        x = widened(key + j * LANES);
+        for (int g = 0; g < TOGETHER; g++) sum[g] += query[g][j] * x;
+      }
+      for (int g = 0; g < TOGETHER; g++) {
+        if (g >= these) break;
+        double score = total(sum[g]);
+        scores[(g0 + g) * stride + t] = score;
+        most[g0 + g] = score > most[g0 + g] ? score : most[g0 + g];
+      }
+    }
+  }
+  const int64_t whole = (count + LANES - 1) / LANES * LANES;
+  for (int g = 0; g < GROUP; g++) {
+    double *row = scores + g * stride;
+    doubles sum = {0};
+    for (int64_t t = count; t < whole; t++) row[t] = -HUGE_VAL;
+    for (int64_t t = 0; t < whole; t += LANES) {
+      doubles x;
+      memcpy(&x, row + t, sizeof x);
+      x = exponential(x - most[g]);
+      if (t + LANES > count)
+        for (int64_t k = count - t; k < LANES; k++) x[k] = 0;
+      sum += x;
+      memcpy(row + t, &x, sizeof x);
+    }
+    sums[g] = total(sum);
+  }
+}
+
+/* Values mixed by the weights of a group. */
+static inline void mix(const double *weights, int64_t stride, const double *sums, const float *values, int64_t count,
+                       float *out) {
+  for (int g0 = 0; g0 < GROUP; g0 += TOGETHER) {
+    const int these = GROUP - g0 < TOGETHER ? GROUP - g0 : TOGETHER;
+    doubles mixed[TOGETHER][VECTORS];
+    memset(mixed, 0, sizeof mixed);
+    for (int64_t t = 0; t < count; t++) {
+      const float *value = values + t * HEAD_DIM;
+      double weight[TOGETHER];
+      for (int g = 0; g < TOGETHER; g++) weight[g] = weights[(g0 + (g < these ? g : 0)) * stride + t];
+      for (int j = 0; j < VECTORS; j++) {
+        doubles x = widened(value + j * LANES);
+        for (int g = 0; g < TOGETHER; g++) mixed[g][j] += weight[g] * x;
+      }
+    }
+    for (int g = 0; g < these; g++)
+      for (int j = 0; j < VECTORS; j++) {
+        floats rounded = narrowed(mixed[g][j] / sums[g0 + g]);
+        memcpy(out + (g0 + g) * HEAD_DIM + j * LANES, &rounded, sizeof rounded);
+      }
+  }
+}
+
+/*
+ * Turn queries and keys, write keys and values down, attend: rows->qkv to rows->mixed. window: 0 is all positions.
+ * Gives the number of the first row whose position is outside of its slot, before anything is written; -1: there is none.
+ */
+int64_t attend(const struct rows *rows, float *keys, float *values, int64_t window) {
+  const int64_t kv_heads = rows->kv_heads, length = rows->length, stride = length + LANES;
+  const int64_t size = HEAD_DIM * sizeof(float);
+  for (int64_t b = 0; b < rows->count; b++)
+    if (rows->positions[b] < 0 || rows->positions[b] >= length) return b;
+  for (int64_t b = 0; b < rows->count; b++) {
+    const int64_t at = rows->positions[b], first = window && at >= window ? at - window + 1 : 0, count = at + 1 - first;
+    float *queries = rows->qkv + b * kv_heads * (GROUP + 2) * HEAD_DIM;
+    float *new_keys = queries + kv_heads * GROUP * HEAD_DIM, *new_values = new_keys + kv_heads * HEAD_DIM;
+    for (int64_t head = 0; head < kv_heads * (GROUP + 1); head++)
+      turn(queries + head * HEAD_DIM, rows->turns + at * HEAD_DIM, rows->turns + at * HEAD_DIM + HALF, rows->squares);
+    for (int64_t head = 0; head < kv_heads; head++) {
+      const int64_t slot = (b * kv_heads + head) * length * HEAD_DIM;
+      float *key = keys + slot, *value = values + slot;
+      memcpy(key + at * HEAD_DIM, new_keys + head * HEAD_DIM, size);
+      memcpy(value + at * HEAD_DIM, new_values + head * HEAD_DIM, size);
+      const float *own = queries + head * GROUP * HEAD_DIM;
+      double sums[GROUP];
+      weigh(own, key + first * HEAD_DIM, count, rows->scaling, rows->scores, stride, sums);
+      mix(rows->scores, stride, sums, value + first * HEAD_DIM, count, rows->mixed + (b * kv_heads + head) * GROUP * HEAD_DIM);
+    }
+  }
+  return -1;
+}
+
+/* -- all layers -------------------------------------------------------------------------------------------------------- */
+
+typedef void (*gemm)(const char *, const char *, const int *, const int *, const int *, const float *, const float *, const int *,
+                     const float *, const int *, const float *, float *, const int *);
+
+struct layer {
+  const float *input_norm, *qkv, *qkv_bias, *out, *post_norm, *gate_up, *down; /* weights [inputs, outputs]; bias: may be missing */
+  float *keys, *values;                                                        /* those of the first row */
+  int64_t window;                                                              /* 0: none */
+};
+
+struct stack {
+  const struct rows *rows;
+  const struct layer *layers;
+  int64_t count, query_width, intermediate;
+  float *gate_up, *activated; /* [rows, 2 * intermediate], [rows, intermediate] */
+  const float *embedding, *norm;
+  const int64_t *tokens;
+  gemm product;
+  void *exponential;         /* of sixteen floats */
+  int (*threads)(int);       /* of the calling thread's products; gives how many there were */
+};
+
+/* out = in weight, as PyTorch asks for it: its rows are the columns of the library. */
+static void multiply_rows(const struct stack *stack, const float *in, const float *weight, float *out, int64_t inputs,
+                          int64_t outputs) {
+  const int rows = (int)stack->rows->count, k = (int)inputs, n = (int)outputs;
+  const float one = 1.0f, zero = 0.0f;
+  stack->product("n", "n", &n, &rows, &k, &one, weight, &n, in, &k, &zero, out, &n);
+}
+
+/*
+ * activated = silu(gate) * up. PyTorch takes two registers at once, and what is left of all rows one by one, with another
+ * exponential. Vectors must not reach from row to row: `intermediate` is a multiple of sixteen.
+ */
+static void activate(const struct stack *stack) {
+#ifdef __AVX512F__
+  __m512 (*exponential)(__m512) = (__m512(*)(__m512))stack->exponential;
+  const int64_t width = stack->intermediate, count = stack->rows->count * width, even = count / 32 * 32;
+  const __m512 one = _mm512_set1_ps(1.0f);
+  for (int64_t i = 0; i < count; i += 16) {
+    const float *gate = stack->gate_up + i / width * 2 * width + i % width, *up = gate + width;
+    float *into = stack->activated + i;
+    if (i < even) {
+      const __m512 x = _mm512_loadu_ps(gate), minus = _mm512_xor_ps(x, _mm512_set1_ps(-0.0f));
+      const __m512 silu = _mm512_div_ps(x, _mm512_add_ps(one, exponential(minus)));
+      _mm512_storeu_ps(into, _mm512_mul_ps(silu, _mm512_loadu_ps(up)));
+    } else
+      for (int64_t k = 0; k < 16; k++) into[k] = gate[k] / (1.0f + expf(-gate[k])) * up[k];
+  }
+#else
+  (void)stack;
+#endif
+}
+
+/* From tokens to normed hidden states; as `attend`, a row outside of its slot, or -1. */
+int64_t decode_layers(const struct stack *stack) {
+  const struct rows *rows = stack->rows;
+  const int64_t width = rows->width, qkv_width = stack->query_width + 2 * rows->kv_heads * HEAD_DIM;
+  const int before = stack->threads(1);
+  int64_t outside = -1;
+  for (int64_t b = 0; b < rows->count; b++)
+    memcpy(rows->hidden + b * width, stack->embedding + stack->tokens[b] * width, width * sizeof(float));
+  for (int64_t number = 0; number < stack->count && outside < 0; number++) {
+    const struct layer *layer = stack->layers + number;
+    normalize(rows, layer->input_norm, number > 0);
+    multiply_rows(stack, rows->normed, layer->qkv, rows->qkv, width, qkv_width);
+    if (layer->qkv_bias)
+      for (int64_t b = 0; b < rows->count; b++)
+        for (int64_t i = 0; i < qkv_width; i++) rows->qkv[b * qkv_width + i] += layer->qkv_bias[i];
+    outside = attend(rows, layer->keys, layer->values, layer->window);
+    multiply_rows(stack, rows->mixed, layer->out, rows->delta, stack->query_width, width);
+    normalize(rows, layer->post_norm, 1);
+    multiply_rows(stack, rows->normed, layer->gate_up, stack->gate_up, width, 2 * stack->intermediate);
+    activate(stack);
+    multiply_rows(stack, stack->activated, layer->down, rows->delta, stack->intermediate, width);
+  }
+  normalize(rows, stack->norm, 1);
+  stack->threads(before);
+  return outside;
+}
+
+static inline uint32_t scrambled(uint32_t bits) {
+  bits = (bits ^ bits >> 16) * 0x7FEB352Du;
+  bits = (bits ^ bits >> 15) * 0x846CA68Bu;
+  return bits ^ bits >> 16;
+}
+
+/* The keyed random numbers of ops/noise.py, [count, vocabulary], with their sign turned: what its logarithms begin with. */
+void uniforms(const int32_t *keys, const int32_t *positions, int64_t count, int64_t vocabulary, float *negative) {
+  for (int64_t b = 0; b < count; b++) {
+    const uint32_t first = (uint32_t)keys[2 * b], second = (uint32_t)keys[2 * b + 1];
+    const uint32_t spread = (uint32_t)positions[b] * 0x9E3779B9u;
+    const uint32_t outer = scrambled(scrambled(spread + first) ^ second), inner = scrambled(scrambled(spread ^ second) + first);
+    for (int64_t v = 0; v < vocabulary; v++) {
+      uint32_t bits = (uint32_t)v * 0x85EBCA6Bu ^ outer;
+      bits = (bits ^ bits >> 16) * 0x7FEB352Du + inner;
+      bits = (bits ^ bits >> 15) * 0x846CA68Bu;
+      bits = (bits ^ bits >> 16) & 0x7FFFFFFFu;
+      const float uniform = ((float)(int32_t)bits + 0.5f) * 0x1p-31f, largest = 1.0f - 0x1p-24f;
+      negative[b * vocabulary + v] = -(uniform < largest ? uniform : largest);
+    }
+  }
+}

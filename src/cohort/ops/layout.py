@@ -1,0 +1,271 @@
+"""How the rows of a micro-batch stand in one flat sequence of tokens, without padding.
+
+A row is a prompt and one completion. Without sharing the rows simply follow each other. With sharing a prompt stands once for
+all rows that have it: first come all prompts, then all completions. Prompts and completions are then one slice each, which is
+what attention in two calls needs (ops/packed_attention.py).
+
+    without    P a a a  P b b  Q c c        positions  0 1 2 3  0 1 2  0 1 2
+    shared     P Q  a a a b b c c           positions  0 0  1 2 3 1 2 1 2
+
+Positions go on from the prompt's length in each completion, so a token has the position it has in its own sequence. Every
+token but those of attention is computed by itself, so only attention needs to know where rows begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cohort.ops.gather import Indices, Selection, ranges
+
+PADDING_SHARE = 0.25
+PADDING_FREE = 1024
+"""Padded blocks of rows are cut where padding would exceed this share of their tokens; this many padded tokens are free,
+since a block costs calls too."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Where each row's tokens stand, in the order of the row: those of a prompt it shares, then those of its own."""
+
+    shared_start_B: Indices
+    shared_length_B: Indices
+    """0 where nothing is shared: the prompt is then among its own tokens."""
+    own_start_B: Indices
+    own_length_B: Indices
+    completion_start_B: Indices
+    before_completion_B: Indices
+    """The last token of the prompt, whose state predicts the first of the completion."""
+
+    @property
+    def length_B(self) -> Indices:
+        return self.shared_length_B + self.own_length_B
+
+
+@dataclass(frozen=True, eq=False)
+class SharedPrompts:
+    num_tokens: int
+    """The first tokens of the layout are those of the prompts, all others those of completions."""
+    longest: int
+    completion_starts: Tensor
+    """int32 [rows + 1], counted from the first completion: where the completion of each row begins."""
+    longest_completion: int
+    copy_starts: Tensor
+    """int32 [rows + 1]: where each row's copy of its prompt begins in `copies`."""
+    copies: Selection
+    """Of the prompts' tokens: those of each row's prompt, row after row."""
+
+    def to(self, device: torch.device | str) -> SharedPrompts:
+        return replace(
+            self,
+            completion_starts=self.completion_starts.to(device),
+            copy_starts=self.copy_starts.to(device),
+            copies=self.copies.to(device),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Padding:
+    """The rows side by side, right-padded, in blocks of similar lengths."""
+
+    shapes: tuple[tuple[int, int], ...]
+    """(rows, width) of each block."""
+    rows: Selection | None
+    """Of the T flat tokens, for all places of all blocks; None: the flat tokens are the one block as they are."""
+    flat: Selection | None
+    """And back, of all places for the T tokens: a shared prompt is read from one of its rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """Rows by the prompt that they share; a row that shares none is a cluster of its own, whose prompt has no tokens."""
+
+    prompt_start_C: Indices
+    prompt_length_C: Indices
+    first_row_C: Indices
+    """And one more: the number of rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    token_ids_T: Tensor
+    positions_T: Tensor
+    segment_starts: Tensor
+    """int32 [segments + 1]. A segment is a row, or with sharing a prompt or a completion."""
+    longest_segment: int
+    rows: Rows
+    """On the host."""
+    shared: SharedPrompts | None
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int] | Tensor]) -> Layout:
+        """Whole rows one after the other, nothing shared."""
+        return lay_out([((), row.tolist() if isinstance(row, Tensor) else row) for row in rows])
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids_T.shape[0]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows.own_start_B)
+
+    @cached_property
+    def longest_row(self) -> int:
+        return int(self.rows.length_B.max())
+
+    @cached_property
+    def equal_rows(self) -> bool:
+        """Whether the flat tokens are a rectangle of rows as they stand."""
+        return self.shared is None and bool((self.rows.length_B == self.longest_row).all())
+
+    @cached_property
+    def padding(self) -> Padding:
+        """Worked out where it is asked for: varlen kernels do without."""
+        return make_padding(self.rows, self.num_tokens, self.equal_rows, self.token_ids_T.device)
+
+    @cached_property
+    def clusters(self) -> Clusters:
+        start_B, length_B = self.rows.shared_start_B, self.rows.shared_length_B
+        alone_B = np.ones(self.num_rows, dtype=np.bool_)
+        alone_B[1:] = (length_B[1:] == 0) | (start_B[1:] != start_B[:-1])
+        first_C = np.flatnonzero(alone_B)
+        return Clusters(start_B[first_C], length_B[first_C], np.append(first_C, self.num_rows))
+
+    def to(self, device: torch.device | str) -> Layout:
+        return replace(
+            self,
+            token_ids_T=self.token_ids_T.to(device),
+            positions_T=self.positions_T.to(device),
+            segment_starts=self.segment_starts.to(device),
+            shared=self.shared.to(device) if self.shared is not None else None,
+        )
+
+
+def lay_out(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], keys: Sequence[Hashable] | None = None) -> Layout:
+    """(prompt ids, completion ids) of each row. Consecutive rows of equal keys have the same prompt and share it."""
+    prompt_length_B = np.fromiter((len(prompt) for prompt, _ in sequences), np.int64, len(sequences))
+    completion_length_B = np.fromiter((len(completion) for _, completion in sequences), np.int64, len(sequences))
+    if keys is not None:
+        first_B = np.fromiter((row == 0 or keys[row] != keys[row - 1] for row in range(len(keys))), np.bool_, len(keys))
+        if not first_B.all():
+            return _with_shared_prompts(sequences, first_B, prompt_length_B, completion_length_B)
+    length_B = prompt_length_B + completion_length_B
+    starts = _starts(length_B)
+    start_B = starts[:-1]
+    completion_start_B = start_B + prompt_length_B
+    nothing_B = np.zeros_like(length_B)
+    rows = Rows(nothing_B, nothing_B, start_B, length_B, completion_start_B, completion_start_B - 1)
+    token_ids_T = _flat(list(chain.from_iterable(sequences)), int(starts[-1]))
+    positions_T = ranges(nothing_B, length_B)
+    return _layout(token_ids_T, positions_T, length_B, rows, None)
+
+
+def _with_shared_prompts(
+    sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+    first_B: np.ndarray,
+    prompt_length_B: Indices,
+    completion_length_B: Indices,
+) -> Layout:
+    prompt_B = np.cumsum(first_B) - 1
+    prompt_length_P = prompt_length_B[first_B]
+    prompt_starts = _starts(prompt_length_P)
+    num_prompt_tokens = int(prompt_starts[-1])
+    completion_starts = _starts(completion_length_B)
+    own_start_B = num_prompt_tokens + completion_starts[:-1]
+    rows = Rows(
+        shared_start_B=prompt_starts[:-1][prompt_B],
+        shared_length_B=prompt_length_B,
+        own_start_B=own_start_B,
+        own_length_B=completion_length_B,
+        completion_start_B=own_start_B,
+        before_completion_B=prompt_starts[1:][prompt_B] - 1,
+    )
+    prompts = [prompt for (prompt, _), first in zip(sequences, first_B, strict=True) if first]
+    completions = [completion for _, completion in sequences]
+    token_ids_T = _flat([*prompts, *completions], num_prompt_tokens + int(completion_starts[-1]))
+    positions_T = np.concatenate(
+        [ranges(np.zeros_like(prompt_length_P), prompt_length_P), ranges(prompt_length_B, completion_length_B)]
+    )
+    shared = SharedPrompts(
+        num_tokens=num_prompt_tokens,
+        longest=int(prompt_length_P.max()),
+        completion_starts=_int32(completion_starts),
+        longest_completion=int(completion_length_B.max()),
+        copy_starts=_int32(_starts(prompt_length_B)),
+        copies=Selection.of(ranges(rows.shared_start_B, prompt_length_B), num_prompt_tokens),
+    )
+    return _layout(token_ids_T, positions_T, np.concatenate([prompt_length_P, completion_length_B]), rows, shared)
+
+
+def _layout(
+    token_ids_T: Indices, positions_T: Indices, segment_lengths: Indices, rows: Rows, shared: SharedPrompts | None
+) -> Layout:
+    return Layout(
+        token_ids_T=torch.from_numpy(token_ids_T),
+        positions_T=torch.from_numpy(positions_T),
+        segment_starts=_int32(_starts(segment_lengths)),
+        longest_segment=int(segment_lengths.max()),
+        rows=rows,
+        shared=shared,
+    )
+
+
+def make_padding(rows: Rows, num_tokens: int, equal_rows: bool, device: torch.device) -> Padding:
+    length_B = rows.length_B
+    if equal_rows:
+        return Padding(((len(length_B), int(length_B[0])),), None, None)
+    order_B = np.argsort(-length_B, kind="stable")
+    shapes = block_shapes(length_B[order_B].tolist())
+    width_B = np.repeat([width for _, width in shapes], [count for count, _ in shapes])
+    places_B = np.empty_like(length_B)
+    places_B[order_B] = np.cumsum(width_B) - width_B
+    num_places = int(width_B.sum())
+
+    index_N = np.zeros(num_places, dtype=np.int64)
+    ignored_N = np.ones(num_places, dtype=np.bool_)
+    flat_T = np.zeros(num_tokens, dtype=np.int64)
+    # A shared prompt is written back by several rows with the same bits; the gradient of one is enough.
+    for starts_B, lengths_B, offsets_B in (
+        (rows.shared_start_B, rows.shared_length_B, places_B),
+        (rows.own_start_B, rows.own_length_B, places_B + rows.shared_length_B),
+    ):
+        tokens, places = ranges(starts_B, lengths_B), ranges(offsets_B, lengths_B)
+        index_N[places] = tokens
+        ignored_N[places] = False
+        flat_T[tokens] = places
+    return Padding(shapes, Selection.of(index_N, num_tokens, ignored_N).to(device), Selection.of(flat_T, num_places).to(device))
+
+
+def block_shapes(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """(rows, width) of blocks of rows that come longest first, with bounded padding."""
+    shapes: list[tuple[int, int]] = []
+    tokens = 0
+    for length in lengths:
+        count, width = shapes[-1] if shapes else (0, 0)
+        padding = width * (count + 1) - tokens - length
+        if shapes and padding <= max(PADDING_FREE, PADDING_SHARE * (tokens + length)):
+            shapes[-1] = (count + 1, width)
+            tokens += length
+        else:
+            shapes.append((1, length))
+            tokens = length
+    return tuple(shapes)
+
+
+def _starts(lengths: Indices) -> Indices:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+
+
+def _flat(parts: Sequence[Sequence[int]], count: int) -> Indices:
+    return np.fromiter(chain.from_iterable(parts), np.int64, count)
+
+
+def _int32(values: Indices) -> Tensor:
+    return torch.from_numpy(values.astype(np.int32))

@@ -1,0 +1,126 @@
+"""What an algorithm is made of, as a table: `cohort algorithms`, and the choices in which contenders differ. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cohort.algorithms.effects import idle
+from cohort.algorithms.presets import PRESETS
+from cohort.errors import RecipeError
+from cohort.recipe.schema import AlgorithmConfig, nearest
+
+Choices = dict[str, Any]
+COLUMNS = ("data", "advantage", "region", "aggregation", "KL", "extras")
+DETAILS = ("std_ddof", "std_epsilon", "gamma", "mismatch_weight", "zero_variance", "prompt_choice")
+"""Told only where two that use them disagree: that one of them has no use for it follows from its data and advantage."""
+WHOLE_LINES = 400
+"""Columns where the output is no terminal: nothing is folded, a line is a row."""
+KL_PLACES = {"loss": "in loss", "token_reward": "per token", "completion_reward": "per completion"}
+
+
+def preset_choices(name: str) -> Choices:
+    """Every choice of a named algorithm, the defaults included."""
+    if name not in PRESETS:
+        raise RecipeError(f"unknown algorithm {name!r} (known: {', '.join(PRESETS)}){nearest(name, PRESETS)}")
+    return AlgorithmConfig(name=name).model_dump()
+
+
+def in_use(choices: Mapping[str, Any]) -> Choices:
+    """The choices that act: a clip range says nothing about an algorithm that clips nothing."""
+    without = idle(choices)
+    return {choice: value for choice, value in choices.items() if choice not in without}
+
+
+def differing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Keys that tell the rows apart, in the order of the first row that has them. Absent and switched off are the same."""
+
+    def tells(key: str) -> bool:
+        values = [row.get(key) or 0 for row in rows if key in row or key not in DETAILS]
+        return any(value != values[0] for value in values)
+
+    return [key for key in dict.fromkeys(key for row in rows for key in row) if tells(key)]
+
+
+def summary_row(choices: Mapping[str, Any]) -> list[str]:
+    """One cell for each of COLUMNS."""
+    return [
+        str(choices["data"]),
+        str(choices["advantage"]),
+        region_text(choices),
+        str(choices["aggregation"]),
+        kl_text(choices),
+        ", ".join(extras(choices)),
+    ]
+
+
+def region_text(choices: Mapping[str, Any]) -> str:
+    used = in_use(choices)
+    if "ratio_cap" in used:
+        return f"cispo {used['ratio_cap']:g}"
+    if "clip_high" not in used:
+        return str(choices["region"])
+    low, high = f"{choices['clip_low']:g}", f"{choices['clip_high']:g}"
+    cap = f", {used['dual_clip']:g}" if "dual_clip" in used else ""
+    return f"{choices['region']} {low if low == high else f'{low}/{high}'}{cap}"
+
+
+def kl_text(choices: Mapping[str, Any]) -> str:
+    if choices["region"] == "dpo":
+        return f"implicit, {choices['kl_coef']:g}"
+    if not choices["kl_coef"]:
+        return "none"
+    return f"{choices['kl_estimator']} {KL_PLACES[choices['kl_in']]}, {choices['kl_coef']:g}"
+
+
+def extras(choices: Mapping[str, Any]) -> list[str]:
+    used, found = in_use(choices), []
+    if "gae_lambda" in used:
+        found.append(f"critic, lambda {used['gae_lambda']:g}")
+    if used.get("refill_rounds"):
+        found.append("dynamic sampling")
+    if used.get("overlong_share"):
+        found.append(f"overlong {used['overlong_share']:g}")
+    named = {"mask_truncated": "truncated masked", "kl_corrected": "KL corrected"}
+    found += [text for choice, text in named.items() if used.get(choice)]
+    if used.get("entropy_coef"):
+        found.append(f"entropy {used['entropy_coef']:g}")
+    return found
+
+
+def print_algorithms(names: Sequence[str]) -> None:
+    """No name: the table. One: every choice with its meaning. Several: the choices in which they differ."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = {name: preset_choices(name) for name in names or PRESETS}
+    table = Table(show_edge=False, pad_edge=False, header_style="bold", box=None, padding=(0, 2, 0, 0))
+    if not names:
+        for column in ("algorithm", *COLUMNS):
+            table.add_column(column)
+        for name, choices in rows.items():
+            table.add_row(name, *summary_row(choices))
+    elif len(rows) == 1:
+        choices = next(iter(rows.values()))
+        acting = in_use(choices)
+        for column in ("choice", "value", "meaning"):
+            table.add_column(column)
+        for choice, field in AlgorithmConfig.model_fields.items():
+            if choice != "name":
+                value = written(choices[choice]) if choice in acting else f"({written(choices[choice])}, not used)"
+                table.add_row(choice, value, str(field.description))
+    else:
+        used = [in_use(choices) for choices in rows.values()]
+        for column in ("choice", *rows):
+            table.add_column(column)
+        for choice in differing(used):
+            if choice != "name":
+                table.add_row(choice, *(written(row[choice]) if choice in row else "-" for row in used))
+    terminal = Console().is_terminal
+    Console(highlight=False, markup=False, width=None if terminal else WHOLE_LINES).print(table)
+
+
+def written(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,233 @@
+"""docs/recipe.md, written from the recipe's own types: every section, key, default and allowed value. No torch.
+
+The models of cohort.recipe.schema are the one place where settings are described: error messages quote them, and
+`python -m cohort.recipe.page` writes the page from them. A test holds the file to it.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from cohort.algorithms.presets import PRESETS
+from cohort.recipe.file import OTHER_WORDS, PREFERRED, UNCLEAR_WORDS, leaf_fields
+from cohort.recipe.schema import Recipe, RewardConfig
+
+BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}", "min_length": "at least {}"}
+
+INTRODUCTION = """\
+# The recipe
+
+<!-- Written by `python -m cohort.recipe.page` from src/cohort/recipe/schema.py; edit there. -->
+
+A recipe is a TOML file that names everything a run depends on. Every key has a default, so a recipe states only what
+differs. Unknown keys are refused with the nearest known name. There is no null: "off" is a value (0, `""` or `false`), and
+the description says which.
+
+```toml
+[model]
+source = "Qwen/Qwen2.5-0.5B-Instruct"
+
+[prompts]
+source = "problems.jsonl"          # rows with a `prompt` column; the other columns go to the rewards by name
+
+[[rewards]]                        # double brackets: one block per reward function
+function = "math_answer"
+
+[train]
+num_steps = 200
+```
+
+The same settings, three ways:
+
+- in the file: `group_size = 8` under `[train]`;
+- on the command line, after the recipe: `cohort train my_recipe.toml train.group_size=8`, or undotted: `group_size=8`.
+  Values are TOML; text needs no quotes. `rewards.0.weight=2` reaches into a list;
+- from Python: `cohort.train(..., group_size=8)`, or words of a section: `evaluation={"samples": 4}`.
+
+The resolved recipe, every default written out, lies in the run folder as `recipe.toml`, and is a recipe itself.
+"""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Types, defaults and bounds in words
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def type_words(annotation: Any) -> str:
+    """A type as a person would say it."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        kinds = dict.fromkeys(type_words(type(choice)) for choice in arguments)
+        return " or ".join(kinds)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(type_words(option) for option in arguments))
+    if origin is list:
+        return f"list of {plural(type_words(arguments[0]))}"
+    if origin is dict:
+        return "table" if arguments[1] is Any else f"table of {plural(type_words(arguments[1]))}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"section like `{home(annotation)}`"
+    return {str: "text", int: "whole number", float: "number", bool: "true or false"}[annotation]
+
+
+def plural(words: str) -> str:
+    return words.replace("section", "sections", 1) if "section" in words else words if words == "text" else f"{words}s"
+
+
+def home(section: type[BaseModel]) -> str:
+    """The heading under which the keys of a section are listed."""
+    return next(heading(path, model).strip("`") for path, model in sections() if model is section)
+
+
+def allowed_words(field: FieldInfo) -> str:
+    """The values a field may take: its choices, its bounds, or nothing where any value of the type will do."""
+    if get_origin(field.annotation) is Literal:
+        return ", ".join(f"`{shown(choice)}`" for choice in get_args(field.annotation))
+    limits = []
+    for constraint in field.metadata:
+        for name, words in BOUNDS.items():
+            bound = getattr(constraint, name, None)
+            if bound is not None:
+                limits.append(words.format(f"2^{bound.bit_length() - 1}" if bound == 2**63 else f"{bound:g}"))
+    return ", ".join(limits)
+
+
+def default_words(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined and field.default_factory is None:
+        return "required"
+    return f"`{shown(field.get_default(call_default_factory=True))}`"
+
+
+def shown(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, BaseModel):
+        return shown(value.model_dump(exclude_defaults=True))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {shown(item)}" for key, item in value.items()) + " }" if value else "{}"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(shown(item) for item in value) + "]"
+    return repr(value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The page
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def sections(section: type[BaseModel] = Recipe, path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """(dotted path, model) of every section, the top level first; lists of sections by the model of their entries."""
+    yield path, section
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if get_origin(inner) is list and issubclass(get_args(inner)[0], BaseModel):
+            inner = get_args(inner)[0]
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from sections(inner, f"{path}.{name}" if path else name)
+
+
+def markdown() -> str:
+    """The text of docs/recipe.md."""
+    return "\n".join([INTRODUCTION, *section_lines(), *preset_lines(), *undotted_lines(), *other_word_lines()]) + "\n"
+
+
+def section_lines() -> Iterator[str]:
+    for path, section in sections():
+        yield f"## {heading(path, section)}"
+        yield ""
+        yield (section.__doc__ or "").strip()
+        yield ""
+        yield "| key | type | default | allowed | meaning |"
+        yield "|---|---|---|---|---|"
+        for name, field in section.model_fields.items():
+            inner = field.annotation
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                continue  # has a table of its own
+            yield table_row(
+                f"`{name}`",
+                type_words(inner),
+                default_words(field),
+                allowed_words(field),
+                field.description or described(path, name),
+            )
+        yield ""
+
+
+def heading(path: str, section: type[BaseModel]) -> str:
+    if not path:
+        return "Top level"
+    return f"`[[{path}]]`" if section is RewardConfig else f"`[{path}]`"
+
+
+def described(path: str, name: str) -> str:
+    """Lists of sections carry no text of their own: their entries do."""
+    return "The parts of the reward." if (path, name) == ("", "rewards") else ""
+
+
+def preset_lines() -> Iterator[str]:
+    yield "## Presets"
+    yield ""
+    yield "`algorithm.name` fills these keys of `[algorithm]`; any of them can still be set beside it."
+    yield ""
+    choices = list(dict.fromkeys(choice for preset in PRESETS.values() for choice in preset))
+    yield table_row("", *(f"`{choice}`" for choice in choices))
+    yield "|---" * (len(choices) + 1) + "|"
+    for name, preset in PRESETS.items():
+        yield table_row(f"`{name}`", *(f"`{shown(preset[choice])}`" if choice in preset else "" for choice in choices))
+    yield ""
+
+
+def undotted_lines() -> Iterator[str]:
+    """Every word that may be written without its section."""
+    paths = [path for path, _ in leaf_fields(Recipe)]
+    words = [path.rsplit(".", 1)[-1] for path in paths]
+    yield "## Undotted words"
+    yield ""
+    yield "A key that only one section has can be written without it: `group_size=4`. Beside those, these short words are known:"
+    yield ""
+    yield "| word | means |"
+    yield "|---|---|"
+    yield from (table_row(f"`{word}`", f"`{path}`") for word, path in PREFERRED.items() if word != path)
+    yield ""
+    unclear = sorted({word for word in words if words.count(word) > 1 and word not in PREFERRED})
+    yield "These need their section, because several have them: " + ", ".join(f"`{word}`" for word in unclear) + "."
+    yield ""
+    for word, advice in UNCLEAR_WORDS.items():
+        yield f"- `{word}` is refused undotted: {advice}."
+    yield ""
+
+
+def other_word_lines() -> Iterator[str]:
+    yield "## Words of other tools"
+    yield ""
+    yield "They are refused, and the answer names ours: one concept has one word."
+    yield ""
+    yield "| elsewhere | here |"
+    yield "|---|---|"
+    yield from (table_row(f"`{word}`", f"`{ours}`") for word, ours in OTHER_WORDS.items())
+
+
+def table_row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def main() -> None:
+    """Write docs/recipe.md of the source tree this module lies in."""
+    target = Path(__file__).resolve().parents[3] / "docs" / "recipe.md"
+    target.write_text(markdown(), encoding="utf-8")
+    print(f"wrote {target}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""An algorithm in one sentence: what its name stands for, and what the recipe changed of it. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cohort.algorithms.effects import idle
+from cohort.recipe.schema import AlgorithmConfig
+
+DATA_WORDS = {
+    "policy": "samples of the policy",
+    "start": "samples of the starting policy",
+    "demonstrations": "demonstrations",
+    "pairs": "chosen and rejected completions",
+}
+
+
+def describe(algorithm: AlgorithmConfig) -> str:
+    """grpo: samples of the policy -> advantage group_normalized -> clip 0.2/0.2 -> sequence_mean, k3 0.04 in the loss"""
+    text = (
+        f"{algorithm.name}: {DATA_WORDS[algorithm.data]} -> {algorithm.advantage} -> {region_words(algorithm)} -> "
+        f"{algorithm.aggregation}; {kl_words(algorithm)}"
+    )
+    extras, changed, ignored = extra_words(algorithm), changes(algorithm), without_effect(algorithm)
+    text += f"; {extras}" if extras else ""
+    text += f" (changed from the preset: {changed})" if changed else ""
+    return text + (f"; without effect here: {ignored}" if ignored else "")
+
+
+def region_words(algorithm: AlgorithmConfig) -> str:
+    region = algorithm.region
+    if region in ("clip", "dual_clip", "sequence", "sequence_product"):
+        words = f"{region} {algorithm.clip_low:g}/{algorithm.clip_high:g}"
+        return f"{words}/{algorithm.dual_clip:g}" if region == "dual_clip" else words
+    return f"cispo {algorithm.ratio_cap:g}" if region == "cispo" else f"region {region}"
+
+
+def kl_words(algorithm: AlgorithmConfig) -> str:
+    if not algorithm.kl_coef:
+        return "no KL"
+    if algorithm.region == "dpo":
+        return f"implicit KL, beta {algorithm.kl_coef:g}"
+    where = {"loss": "in the loss", "token_reward": "in each token's reward", "completion_reward": "in the reward"}
+    words = f"{algorithm.kl_estimator} {algorithm.kl_coef:g} {where[algorithm.kl_in]}"
+    words += ", corrected" if algorithm.kl_corrected else ""
+    return words + (f", adapted to {algorithm.kl_target:g} nats" if algorithm.kl_target else "")
+
+
+def extra_words(algorithm: AlgorithmConfig) -> str:
+    """What acts beside data, advantage, region, aggregation and KL."""
+    without = idle(algorithm.model_dump())
+    words = {
+        "refill_rounds": f"dynamic sampling, {algorithm.refill_rounds} more rounds at most",
+        "overlong_share": f"soft overlong penalty over the last {algorithm.overlong_share:.0%}",
+        "mask_truncated": "cut completions masked",
+        "prompt_choice": f"{algorithm.prompt_choice} prompts",
+        "reference_every": f"reference refreshed every {algorithm.reference_every} steps",
+        "reference_decay": f"reference a moving average with decay {algorithm.reference_decay:g}",
+        "mismatch_weight": f"mismatch weight {algorithm.mismatch_weight} {algorithm.mismatch_cap:g}",
+        "entropy_coef": f"entropy bonus {algorithm.entropy_coef:g}",
+    }
+    off = {"prompt_choice": "stream", "mismatch_weight": "off"}
+    return ", ".join(
+        said
+        for choice, said in words.items()
+        if choice not in without and getattr(algorithm, choice) not in (0, off.get(choice))
+    )
+
+
+def changes(algorithm: AlgorithmConfig) -> str:
+    """Choices that act and are not those of the preset: "kl_coef 0.005 instead of 0.04"."""
+    own, without = algorithm.model_dump(), idle(algorithm.model_dump())
+    preset = differences(algorithm)
+    return ", ".join(f"{choice} {own[choice]} instead of {value}" for choice, value in preset.items() if choice not in without)
+
+
+def without_effect(algorithm: AlgorithmConfig) -> str:
+    """Choices that are not those of the preset and change nothing, each with the reason; those with one reason together."""
+    without = idle(algorithm.model_dump())
+    by_reason: dict[str, list[str]] = {}
+    for choice in differences(algorithm):
+        if choice in without:
+            by_reason.setdefault(without[choice], []).append(choice)
+    return ", ".join(f"{' and '.join(named)} ({reason})" for reason, named in by_reason.items())
+
+
+def differences(algorithm: AlgorithmConfig) -> dict[str, Any]:
+    """Choice -> the value it has in the preset, wherever the algorithm has another."""
+    own = algorithm.model_dump()
+    return {
+        choice: value for choice, value in AlgorithmConfig(name=algorithm.name).model_dump().items() if own[choice] != value
+    }

@@ -1,0 +1,1 @@
+"""reasoning-gym: its rows, and its verifiers behind a jail."""

@@ -1,0 +1,252 @@
+"""The reward of gym tasks: the task's own verifier, in a jailed worker, behind the guards of the trusted process.
+
+    completion -> final answer (gym_extract) -> guard (gym_guards) -> verifier (gym_worker, jailed) -> score, verdict
+
+Where the machine has no jail, tasks whose modules cannot run text are scored in ordinary worker processes, which are
+killed at the time limit; the others are refused.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from cohort.base.threads import concurrently
+from cohort.errors import PromptError
+from cohort.rewards.call import Answered, TrainerState, from_message
+from cohort.rewards.gym.catalogue import JAILED_TASKS, require_served
+from cohort.rewards.gym.extract import extract_answer, last_tagged
+from cohort.rewards.gym.golds import right_answer
+from cohort.rewards.gym.guards import Refused, admit
+from cohort.rewards.pool import LoadFailed, Pool, WorkerDied, WorkerTimeout
+from cohort.rewards.text import text_of
+from cohort.sandbox import Answer, JailUnavailable, Limits, shared_pool
+
+SCORE = "cohort.rewards.gym.worker:score"
+FIND = "cohort.rewards.gym.extract:find"
+LIMITS = Limits(cpu_s=5, memory_mb=2048, files_mb=1)
+"""A verdict takes milliseconds, and up to half a second the first time a worker meets a task."""
+VERDICTS = {"cpu": "timeout", "wall": "timeout", "memory": "memory", "output": "output", "files": "files", "crash": "crash"}
+"""What the answer did to the worker, and the word for it. Any other problem is the machinery's."""
+PLAIN_WORKERS = 2
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    score: float | None
+    """None: nobody knows."""
+    word: str
+    detail: str = ""
+    error: str = ""
+    """Name of the exception that the verifier raised."""
+
+
+def gym_verifier(
+    completions: Sequence[Any],
+    entry: Sequence[Any],
+    task: Sequence[str],
+    pattern: str = "",
+    gym_args: Sequence[Mapping[str, Any] | None] | None = None,
+    wall_s: float = 10.0,
+    log_extra: Callable[[str, list[Any]], None] | None = None,
+    log_verdict: Callable[..., None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """Score of the final answer by the task's own verifier, 0 to 1; many tasks give part marks below 1.
+
+    An answer that makes a verifier raise is a wrong answer: 0.0, and logged in the column `verifier_error`.
+    """
+    answers = find_answers([text_of(completion) for completion in completions], pattern, wall_s)
+    settings = gym_args if gym_args is not None else [None] * len(answers)
+    verdicts = judge(answers, [as_entry(one) for one in entry], task, settings, wall_s)
+    if log_extra is not None and any(verdict.error for verdict in verdicts):
+        log_extra("verifier_error", [verdict.error for verdict in verdicts])
+    if log_verdict is not None:
+        for row, verdict in enumerate(verdicts):
+            log_verdict(row, verdict.word, verdict.detail)
+    return [verdict.score for verdict in verdicts]
+
+
+def unusable(
+    entry: Sequence[Any], task: Sequence[str], gym_args: Sequence[Mapping[str, Any] | None] | None = None, **columns: Any
+) -> list[str | None]:
+    """Why a row can never be scored: its task is not served, its entry is not the task's, its own answer does not score."""
+    settings = gym_args if gym_args is not None else [None] * len(entry)
+    problems: list[str | None] = [None] * len(entry)
+    golds: dict[int, str] = {}
+    for row, (one, name) in enumerate(zip(entry, task, strict=True)):
+        try:
+            require_served(name)
+            gold = right_answer(name, as_entry(one))
+            if gold is not None:
+                golds[row] = gold
+        except PromptError as problem:
+            problems[row] = str(problem)
+        except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as problem:
+            problems[row] = f"entry: not an entry of gym task {name} ({type(problem).__name__}: {problem})"
+    rows = list(golds)
+    verdicts = judge(
+        [golds[row] for row in rows],
+        [as_entry(entry[row]) for row in rows],
+        [task[row] for row in rows],
+        [settings[row] for row in rows],
+        LIMITS.wall_s,
+    )
+    for row, verdict in zip(rows, verdicts, strict=True):
+        if verdict.score != 1.0:
+            said = verdict.detail or verdict.error or f"it scores {verdict.score}"
+            problems[row] = f"entry: its own answer {golds[row][:80]!r} is not right by gym task {task[row]} ({said})"
+    return problems
+
+
+gym_verifier.supervised = True  # type: ignore[attr-defined]
+gym_verifier.jailed = True  # type: ignore[attr-defined]
+gym_verifier.unusable = unusable  # type: ignore[attr-defined]
+gym_verifier.extract = extract_answer  # type: ignore[attr-defined]
+
+
+def as_entry(entry: Any) -> Any:
+    return json.loads(entry) if isinstance(entry, str) else entry
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers and verdicts
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def find_answers(texts: Sequence[str], pattern: str, wall_s: float) -> list[str | Verdict]:
+    """The final answers. A pattern is the user's and the text the model's: together they may take for ever."""
+    if not pattern:
+        return [extract_answer(text) for text in texts]
+    re.compile(pattern)
+    answers: list[str | Verdict] = [extract_answer(text) for text in texts]
+    untagged = [row for row, text in enumerate(texts) if last_tagged(text) is None]
+    found = ask(FIND, [{"completion": texts[row], "pattern": pattern} for row in untagged], wall_s, must_be_jailed=False)
+    for row, answer in zip(untagged, found, strict=True):
+        answers[row] = str(answer.value) if not answer.problem else failure(answer)
+    return answers
+
+
+def judge(
+    answers: Sequence[str | Verdict],
+    entries: Sequence[Any],
+    tasks: Sequence[str],
+    settings: Sequence[Mapping[str, Any] | None],
+    wall_s: float,
+) -> list[Verdict]:
+    for name in dict.fromkeys(tasks):  # Rows can come from a file, and a file can name any task.
+        require_served(name)
+    verdicts: list[Verdict | None] = [None] * len(answers)
+    messages: dict[int, dict[str, Any]] = {}
+    for row, (answer, entry, name, chosen) in enumerate(zip(answers, entries, tasks, settings, strict=True)):
+        if isinstance(answer, Verdict):
+            verdicts[row] = answer
+            continue
+        try:
+            admitted = admit(name, answer, entry)
+            messages[row] = {"task": name, "settings": dict(chosen or {}), "entry": entry, "answer": admitted}
+        except Refused as refusal:
+            verdicts[row] = Verdict(0.0, refusal.verdict, refusal.detail)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as problem:
+            detail = f"entry: not an entry of gym task {name} ({type(problem).__name__}: {problem})"
+            verdicts[row] = Verdict(None, "infrastructure", detail)
+    must_be_jailed = any(message["task"] in JAILED_TASKS for message in messages.values())
+    for row, reply in zip(messages, ask(SCORE, list(messages.values()), wall_s, must_be_jailed), strict=True):
+        verdicts[row] = verdict_of(reply)
+    return [verdict for verdict in verdicts if verdict is not None]
+
+
+def verdict_of(reply: Answer) -> Verdict:
+    if reply.problem:
+        return failure(reply)
+    said = reply.value if isinstance(reply.value, dict) else {}
+    error, score = said.get("error"), said.get("score")
+    if isinstance(error, str):
+        return Verdict(0.0, "wrong", f"the verifier raised {error}", error)
+    if not isinstance(score, int | float) or isinstance(score, bool):
+        return Verdict(None, "infrastructure", "the verifier's worker gave no score")
+    if not (math.isfinite(score) and 0.0 <= score <= 1.0):
+        # Only a flaw of the verifier gives such a number, and a wrong answer has found it.
+        return Verdict(0.0, "wrong", f"the verifier gave {score}", "ScoreOutOfRange")
+    return Verdict(float(score), "right" if score == 1.0 else "wrong")
+
+
+def failure(reply: Answer) -> Verdict:
+    word = VERDICTS.get(reply.problem)
+    if word is None:
+        return Verdict(None, "infrastructure", f"{reply.problem}: {reply.detail}")
+    return Verdict(0.0, word, reply.detail)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Workers
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def ask(function: str, messages: Sequence[Any], wall_s: float, must_be_jailed: bool) -> list[Answer]:
+    if not messages:
+        return []
+    limits = replace(LIMITS, wall_s=wall_s)
+    try:
+        return shared_pool(function, LIMITS).ask_many(messages, limits)
+    except JailUnavailable as problem:
+        if must_be_jailed:
+            raise PromptError(f"gym tasks whose modules can run text are scored in a jail only, and {problem}") from problem
+        note_plain(str(problem))
+        return ask_plain(function.partition(":")[2], messages, wall_s)
+
+
+@functools.cache
+def note_plain(problem: str) -> None:
+    """Said once."""
+    logger.warning("gym verifiers run in ordinary worker processes, under the time limit alone: %s", problem)
+
+
+@functools.cache
+def plain_pool() -> Pool:
+    pool = Pool()
+    pool.grow(PLAIN_WORKERS)
+    atexit.register(pool.close)
+    return pool
+
+
+def ask_plain(function: str, messages: Sequence[Any], wall_s: float) -> list[Answer]:
+    pool, spec = plain_pool(), "cohort.rewards.gym.worker:in_plain_worker"
+
+    def one(message: Any) -> Answer:
+        request = {
+            "op": "call",
+            "spec": spec,
+            "arguments": {"completions": [""], "message": [{"function": function, "message": message}]},
+            "lengths": [0],
+            "state": asdict(TrainerState.at(1, 1)),
+            "names": ["log_extra"],
+        }
+        with pool.borrow() as worker:
+            try:
+                worker.load(spec)
+                reply = from_message(worker.ask(request, wall_s), [0])
+            except WorkerTimeout:
+                return Answer(problem="wall", detail=f"no answer within {wall_s:g} s")
+            except WorkerDied as problem:
+                return Answer(problem="crash", detail=str(problem))
+            except LoadFailed as problem:
+                return Answer(problem="infrastructure", detail=str(problem))
+        if not isinstance(reply, Answered):
+            return Answer(problem="exception", detail=reply.detail if reply is not None else "the reply has no form")
+        return Answer(reply.extras["value"][0])
+
+    answers: list[Answer] = []
+    for start in range(0, len(messages), PLAIN_WORKERS):
+        part = messages[start : start + PLAIN_WORKERS]
+        answers += concurrently([functools.partial(one, message) for message in part])
+    return answers

@@ -1,0 +1,211 @@
+"""`cohort audit REWARD`: what the words mean, where the rows come from, and what is left behind."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cohort.errors import CohortError
+from cohort.rewards import BUILT_IN
+from cohort.tools.audit.auditor import audit
+from cohort.tools.audit.findings import AuditReport
+from cohort.tools.audit.page import print_reports
+from cohort.tools.audit.running import AuditError
+
+CLEAN, FLAWED, IMPOSSIBLE = 0, 1, 2
+"""Exit codes: nothing found, flaws found, could not audit."""
+READ_ROWS = 256
+"""Rows read of a source; the ones used are drawn from these."""
+
+
+def run_audit(
+    words: Sequence[str],
+    *,
+    rows: str = "",
+    gold: str = "",
+    prompt: str = "",
+    columns: Sequence[str] = (),
+    template: str = "",
+    kind: str = "",
+    shape: bool = False,
+    threshold: float | None = None,
+    timeout_s: float | None = None,
+    limit: int | None = None,
+    json_file: Path | None = None,
+) -> int:
+    """Audit, print, and give the exit code. Errors made for people are printed as they are."""
+    from rich.console import Console
+
+    from cohort.base.text import printable
+
+    try:
+        target, settings = split(words)
+        recipe = recipe_file(target)
+        if recipe is not None:
+            given = {"--rows": rows, "--prompt": prompt, "--column": columns, "--kind": kind, "--shape": shape}
+            given |= {"--threshold": threshold is not None, "--timeout": timeout_s is not None}
+            refuse(given, "a recipe brings its own; change the recipe, or audit the function alone.")
+            reports = audit_recipe(recipe, settings, gold or "answer", template, limit)
+        else:
+            if not rows:
+                refuse(
+                    {"--gold": gold, "--prompt": prompt, "--column": columns},
+                    "it names a column of --rows, which are not given.",
+                )
+            reports = [
+                audit(
+                    target,
+                    read_rows(rows, prompt or "prompt") if rows else None,
+                    args=arguments(settings),
+                    kind=kind,
+                    shape=shape,
+                    gold=gold or "answer",
+                    prompt=prompt or "prompt",
+                    columns=renamed(columns),
+                    template=checked_template(template),
+                    threshold=threshold,
+                    timeout_s=10.0 if timeout_s is None else timeout_s,
+                    limit=limit,
+                )
+            ]
+        if json_file is not None:
+            write_json(reports, json_file)
+    except CohortError as problem:
+        print(f"error: {printable(str(problem))}", file=sys.stderr)
+        return IMPOSSIBLE
+    except OSError as problem:
+        print(f"error: {problem.strerror or problem}{f': {problem.filename}' if problem.filename else ''}", file=sys.stderr)
+        return IMPOSSIBLE
+    print_reports(reports, Console(highlight=False))
+    return CLEAN if all(report.clean for report in reports) else FLAWED
+
+
+def split(words: Sequence[str]) -> tuple[str, list[str]]:
+    if not words or "=" in words[0]:
+        raise AuditError(
+            f"audit: name the reward first: a built-in one ({', '.join(BUILT_IN)}), package.module:function, or a recipe file."
+        )
+    return words[0], list(words[1:])
+
+
+def arguments(settings: Sequence[str]) -> dict[str, Any]:
+    """`tolerance=0.01` and the like, as values of TOML."""
+    from cohort.recipe.file import parse_value
+
+    found = {}
+    for setting in settings:
+        name, separator, text = setting.partition("=")
+        if not separator or not name.strip():
+            raise AuditError(f"argument {setting!r}: write name=value, for example tolerance=0.01.")
+        found[name.strip()] = parse_value(text.strip())
+    return found
+
+
+def renamed(columns: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for entry in columns:
+        parameter, separator, column = entry.partition("=")
+        if not separator or not parameter or not column:
+            raise AuditError(f"--column {entry!r}: write PARAMETER=COLUMN, for example answer=solution.")
+        found[parameter] = column
+    return found
+
+
+def checked_template(template: str) -> str:
+    if template and "{answer}" not in template:
+        raise AuditError(f"--template {template!r}: put {{answer}} where the answer stands, for example 'FINAL: {{answer}}'.")
+    return template
+
+
+def refuse(given: Mapping[str, Any], reason: str) -> None:
+    """An option that would be ignored is a mistake the user wants to hear of."""
+    for option, value in given.items():
+        if value:
+            raise AuditError(f"{option}: {reason}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def read_rows(source: str, prompt: str) -> list[dict[str, Any]]:
+    """The first rows of a file, or of anything that prompts.source can name. A prompt column may be missing."""
+    from cohort.data.rows import open_source
+    from cohort.recipe.schema import PromptsConfig
+
+    _, numbered = open_source(PromptsConfig(source=source, prompt_column=prompt), 0, None)
+    found = []
+    for place, row in itertools.islice(numbered, READ_ROWS):
+        if not isinstance(row, Mapping):
+            raise AuditError(f"{source}, {place}: a row must be an object with named columns, got {type(row).__name__}.")
+        found.append({str(column): value for column, value in row.items()})
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Recipes
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def recipe_file(target: str) -> Path | None:
+    """The recipe that a word names; None where it is a reward."""
+    from cohort.recipe.built_in import built_in, recipe_path
+
+    if target in BUILT_IN or ":" in target:
+        return None
+    if target.endswith(".toml") or (Path(target) / "recipe.toml").is_file() or target in built_in():
+        return recipe_path(target)
+    return None
+
+
+def audit_recipe(path: Path, overrides: Sequence[str], gold: str, template: str, limit: int | None) -> list[AuditReport]:
+    """Every reward of the recipe, with its own rows, arguments, threshold and time limit."""
+    from cohort.data.rows import load_rows, render
+    from cohort.recipe.file import load_recipe
+    from cohort.recipe.schema import reward_name
+
+    recipe = load_recipe(path, overrides)
+    prompts = recipe.prompts.model_copy(update={"limit": min(recipe.prompts.limit or READ_ROWS, READ_ROWS)})
+    rows = []
+    for number, row in enumerate(load_rows(prompts, recipe.seed)):
+        rendered = render(row, prompts, f"row {number}")
+        rest = {name: value for name, value in row.items() if name != prompts.prompt_column}
+        rows.append({**rest, "prompt": rendered})
+    outcome = next((place for place, part in enumerate(recipe.rewards) if part.outcome), 0)
+    reports = []
+    for place, part in enumerate(recipe.rewards):
+        if part.function.startswith("python:"):
+            raise AuditError(f"rewards.{place}.function: {part.function!r} stands for a Python function; audit it from Python.")
+        reports.append(
+            audit(
+                part.function,
+                rows,
+                args=part.args,
+                gold=gold,
+                demonstration=recipe.cold_start.completion_column,
+                template=checked_template(template),
+                threshold=part.threshold if place == outcome else None,
+                outcome=place == outcome,
+                timeout_s=part.timeout_s,
+                limit=limit,
+                seed=recipe.seed,
+                name=reward_name(part),
+            )
+        )
+    return reports
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Data
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def write_json(reports: Sequence[AuditReport], file: Path) -> None:
+    clean = all(report.clean for report in reports)
+    data = {"clean": clean, "exit_code": CLEAN if clean else FLAWED, "reports": [report.as_data() for report in reports]}
+    file.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,161 @@
+"""What is known of a reward before it is called, and the rows that it is called with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cohort.base.keyed import keyed_permutation
+from cohort.recipe.schema import nearest
+from cohort.rewards import BUILT_IN, built_in
+from cohort.rewards.contract import importable_name
+from cohort.tools.audit import attacks, golds, programs
+from cohort.tools.audit.running import AuditError
+from cohort.tools.audit.samples import EXACT_ROWS, MATH_ROWS, PLAIN_ROWS, AuditRow
+
+KINDS = ("math", "exact", "code", "shape")
+"""math: the answer counts by its value. exact: letter for letter. code: programs are run. shape: no gold is read."""
+DEFAULT_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is known of a reward that ships with Cohort."""
+
+    kind: str
+    rows: Callable[[], Sequence[AuditRow]]
+    forms: tuple[str, ...] = ()
+    """Forms that it documents: the golds must be accepted in each."""
+    threshold: float = 0.5
+    jailed: bool = False
+    reads_chat: bool = True
+
+
+def around(*bases: str) -> tuple[str, ...]:
+    return tuple(f"{base} {surroundings}".strip() for base in bases for surroundings in attacks.SURROUNDINGS)
+
+
+def task_rows(source: str) -> Sequence[AuditRow]:
+    """Rows of a task, for the rewards that only such rows can be scored by."""
+    from cohort.data.tasks import load_task
+    from cohort.rewards.gym.rows import load_gym
+
+    kind, _, name = source.partition(":")
+    load = load_task if kind == "task" else load_gym
+    return rows_from(load(name, "train", 0, {"count": DEFAULT_ROWS}))
+
+
+PROFILES: dict[str, Profile] = {
+    "math_answer": Profile("math", lambda: MATH_ROWS, around("boxed", "says", "hashes", "tag")),
+    "exact_match": Profile("exact", lambda: EXACT_ROWS, ("bare", "bare after thinking")),
+    "code_tests": Profile(
+        "code",
+        lambda: programs.CODE_ROWS,
+        ("fence", "fence after thinking", "fence with prose around it", "fence without a word", "bare program"),
+        threshold=1.0,  # below it some tests have failed
+        jailed=True,
+    ),
+    "cohort.rewards.gym.rows:gym_verifier": Profile(
+        "exact", lambda: task_rows("gym:chain_sum"), ("boxed", "tag", "bare"), threshold=1.0
+    ),
+    "cohort.data.column_addition:check_steps": Profile("exact", lambda: task_rows("task:column_addition"), threshold=1.0),
+}
+SHAPE = Profile("shape", lambda: PLAIN_ROWS)
+GOLD_NAMES = ("answer", "tests", "entry", "gold", "solution", "target", "label")
+
+
+def find(function: str | Callable[..., Any]) -> tuple[str, str]:
+    """(what to call it, where a worker imports it from)."""
+    if isinstance(function, str):
+        if ":" in function and function not in BUILT_IN:
+            module, _, name = function.partition(":")
+            if not module or not name:
+                raise AuditError(f'reward: {function!r} is not of the form "package.module:function".')
+            return function, function
+        found = built_in(function)
+        spec = importable_name(found)
+        assert spec is not None
+        return function, spec
+    spec = importable_name(function)
+    if spec is None:
+        raise AuditError(
+            f"reward {getattr(function, '__qualname__', repr(function))}: a function that cannot be imported in another process "
+            "cannot be audited, for the audit must survive it. Put it at the top level of a module of its own and name it "
+            '"module:function"; a lambda, a method, a closure or a function of the main script has no such name.'
+        )
+    named = next((name for name, known in BUILT_IN.items() if known is function), spec)
+    return named, spec
+
+
+def check_kind(kind: str) -> str:
+    if kind and kind not in KINDS:
+        raise AuditError(f"kind: {kind!r} is not one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
+    return kind
+
+
+def profile_of(label: str, spec: str) -> Profile | None:
+    """What is known of it. A built-in reward that names no gold among its parameters is one of the shape."""
+    short = spec.rpartition(":")[2] if spec.startswith("cohort.rewards.") else spec
+    if short in PROFILES:
+        return PROFILES[short]
+    if label not in BUILT_IN:
+        return None
+    parameters = inspect.signature(BUILT_IN[label]).parameters
+    return None if any(name in parameters for name in GOLD_NAMES) else SHAPE
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def rows_from(
+    rows: Sequence[Mapping[str, Any]],
+    gold: str = "answer",
+    prompt: str = "prompt",
+    solution: str = "solution",
+    demonstration: str = "demonstration",
+) -> list[AuditRow]:
+    """Rows as the audit uses them. The prompt may be missing; everything else is passed on as it is."""
+    found = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise AuditError(f"rows: row {number} is a {type(row).__name__}; each must be an object with named columns.")
+        if number == 0 and gold != "answer" and gold not in row:
+            raise AuditError(
+                f"gold: the rows have no column {gold!r}{nearest(gold, row)}; they have {', '.join(map(str, row))}."
+            )
+        text = row.get(demonstration)
+        program = row.get(solution)
+        found.append(
+            AuditRow(
+                prompt=row.get(prompt, ""),
+                columns={str(column): value for column, value in row.items() if column != prompt},
+                gold="" if "tests" in row and gold == "answer" and gold not in row else golds.gold_answer(row.get(gold)),
+                demonstration=text if isinstance(text, str) else "",
+                solution=program if isinstance(program, str) else "",
+            )
+        )
+    return found
+
+
+def choose(rows: Sequence[AuditRow], limit: int, seed: int) -> tuple[AuditRow, ...]:
+    """`limit` of the rows by the seed, with different golds as far as there are any."""
+    order = [rows[index] for index in keyed_permutation(len(rows), "audit", seed)]
+    seen: set[str] = set()
+    first: list[AuditRow] = []
+    later: list[AuditRow] = []
+    for row in order:
+        (later if row.gold in seen else first).append(row)
+        seen.add(row.gold)
+    return tuple([*first, *later][:limit])
+
+
+def kind_of(rows: Sequence[AuditRow]) -> str:
+    """code where there are tests, math where the golds are numbers or LaTeX, else exact."""
+    if any("tests" in row.columns for row in rows) and any(row.solution for row in rows):
+        return "code"
+    numeric = [golds.value_of(row.gold) is not None or "\\" in row.gold or "$" in row.gold for row in rows if row.gold]
+    return "math" if numeric and sum(numeric) * 2 >= len(numeric) else "exact"

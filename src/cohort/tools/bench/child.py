@@ -1,0 +1,375 @@
+"""One stage of ours in a process of its own: `python -m cohort.tools.bench.child JOB.json`.
+
+Everything is built by `Session`, as in a real run; what differs is said here:
+
+- weights are random and made on the device (shapes.py);
+- completions end where the workload plans it: the engine gets no stop tokens and a limit for each completion;
+- `rollout` calls the engine alone: prompts in, completions on the host out, prefill and decoding to text included;
+- `train` runs the loop on rollouts that were sampled once: packing, forward, backward, optimizer step;
+- `step` runs the loop as it is, ended after the last step and before anything is saved.
+
+The first turn of each warms up and is reported apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cohort.tools.bench.gauge import Peak, largest_ever, peak_memory
+from cohort.tools.bench.job import Job
+
+TINY_RATE = "optimizer.learning_rate=1e-12"
+"""train: the same rollouts are trained on again and again, and must stay those of the policy."""
+
+
+def main(path: str) -> int:
+    job = Job.read(Path(path))
+    result = STAGES[job.stage](job)
+    job.result_file.write_text(json.dumps(result), encoding="utf-8")
+    return 0
+
+
+# -- building ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def session(job: Job) -> Iterator[Any]:
+    """A session on the job's recipe, with random weights and planned lengths."""
+    from cohort.observe.run_folder import RunFolder
+    from cohort.rewards.base import RewardRunner
+    from cohort.session import Session
+
+    recipe = job.recipe()
+    folder = RunFolder.create(recipe)
+    try:
+        # Reward workers start first, before torch is imported, as in a run.
+        with (
+            RewardRunner.from_recipe(recipe.rewards, {}, max_fault_share=recipe.train.max_fault_share) as rewards,
+            random_weights(job),
+            planned_lengths(job),
+        ):
+            yield Session(folder, recipe, rewards, None)
+    finally:
+        folder.unlock()
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, **others: Any) -> Iterator[None]:
+    """Attributes of a module or class put aside for others, for as long as a stage runs."""
+    own = {name: getattr(owner, name) for name in others}
+    for name, value in others.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in own.items():
+            setattr(owner, name, value)
+
+
+def random_weights(job: Job) -> contextlib.AbstractContextManager[None]:
+    """Let the loader make the job's model instead of reading files."""
+    import torch
+
+    from cohort.model import policy
+    from cohort.tools.bench.shapes import make_tokenizer, random_model
+
+    def make(source: str, revision: str = "", dtype: Any = torch.float32, **options: Any) -> tuple[Any, Any]:
+        return random_model(job.model, job.device, dtype), make_tokenizer(job.shape.dimensions.vocabulary)
+
+    return replaced(policy, load_pretrained=make)
+
+
+def planned_lengths(job: Job) -> contextlib.AbstractContextManager[None]:
+    """Let the engine end each completion where the workload plans it, and nowhere else."""
+    from cohort.engine.local import LocalEngine
+
+    original: Callable[..., Any] = LocalEngine.generate
+    plan = job.workload.plan
+
+    def generate(self: Any, prompts: Sequence[Any], sampling: Any, noise: Any, first_draw: int = 0) -> Any:
+        endless = replace(sampling, stop_ids=())
+        if job.workload.lengths == "fixed":
+            return original(self, prompts, endless, noise, first_draw)
+        limits = plan[first_draw : first_draw + len(prompts)]
+        return original(self, prompts, endless, noise, first_draw, limits=limits)
+
+    return replaced(LocalEngine, generate=generate)
+
+
+def synchronise(job: Job) -> None:
+    if job.device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def timed(job: Job, work: Callable[[], Any]) -> tuple[float, Any]:
+    synchronise(job)
+    started = time.perf_counter()
+    result = work()
+    synchronise(job)
+    return time.perf_counter() - started, result
+
+
+# -- rollouts ----------------------------------------------------------------------------------------------------------
+
+
+def measure_rollout(job: Job) -> dict[str, Any]:
+    """The engine, and where asked `generate` of transformers: they take turns, so that both see the same machine."""
+    from cohort.types import NoiseKey
+
+    with session(job) as running:
+        parts, _, encoded = running.assemble()
+        prompts = encoded.train[: job.workload.prompts]
+
+        def ours(turn: int) -> Any:
+            return parts.engine.generate(prompts, parts.sampling, NoiseKey(turn + 1, "train", 1))
+
+        turns: dict[str, Callable[[int], Any]] = {"cohort": ours}
+        if job.hf_generate:
+            turns["hf_generate"] = hf_generate(job)
+        results: dict[str, dict[str, Any]] = {name: {"seconds": []} for name in turns}
+        held: dict[str, int] = {}
+        for turn in range(job.repeats + 1):
+            for name, work in turns.items():
+                with peak_memory(job.device) as peak:
+                    seconds, out = timed(job, lambda work=work, turn=turn: work(turn))  # type: ignore[misc]
+                if name == "cohort":
+                    check_lengths(job, out)
+                del out
+                if turn == 0:
+                    results[name]["first_seconds"] = seconds
+                else:
+                    results[name]["seconds"].append(seconds)
+                # Of the last turn, the warm one. What an engine keeps from turn to turn is its own growth too.
+                held.setdefault(name, peak.held)
+                results[name]["growth_bytes"] = peak.since(held[name])
+        results["cohort"]["engine"] = parts.engine.name
+        # Without memory of its own to plan with, an engine takes all rows at once.
+        results["cohort"]["slots"] = min(parts.engine.slots or job.workload.completions, job.workload.completions)
+    for result in results.values():
+        result["tokens"] = job.workload.tokens
+    return results
+
+
+def measure_hf_generate(job: Job) -> dict[str, Any]:
+    """`generate` of transformers alone."""
+    generate = hf_generate(job)
+    seconds = []
+    for turn in range(job.repeats + 1):
+        with peak_memory(job.device) as peak:
+            seconds.append(timed(job, lambda turn=turn: generate(turn))[0])  # type: ignore[misc]
+    first, *rest = seconds
+    growth = {"growth_bytes": peak.since(peak.held)}
+    return {"hf_generate": {"first_seconds": first, "seconds": rest, "tokens": job.workload.tokens, **growth}}
+
+
+def check_lengths(job: Job, groups: Sequence[Sequence[Any]]) -> None:
+    found = [[completion.length for completion in group] for group in groups]
+    if found != job.workload.plan:
+        raise SystemExit(f"the engine sampled {sum(map(sum, found))} tokens where {job.workload.tokens} were planned")
+
+
+def hf_generate(job: Job) -> Callable[[int], Any]:
+    """`generate` as people call it, log-probs left out (in its favour). Rows that are done are padded to the longest of the
+    batch; a criterion per row ends the call when all have their planned length."""
+    import torch
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    from cohort.tools.bench.shapes import random_model
+    from cohort.tools.bench.workload import PAD
+
+    dtype = torch.bfloat16 if job.device.startswith("cuda") else torch.float32
+    model = random_model(job.model, job.device, dtype)
+    model.generation_config.eos_token_id = None
+    work = job.workload
+    prompt_ids = torch.tensor(work.prompt_ids(work.prompts, job.shape.dimensions.vocabulary), device=job.device)
+    ids_NT = prompt_ids.repeat_interleave(work.group, 0)
+    limits_N = torch.tensor(work.flat_plan, device=job.device)
+
+    class Planned(StoppingCriteria):
+        def __init__(self, limits_B: torch.Tensor) -> None:
+            self.limits_B = limits_B
+
+        def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+            return input_ids.shape[1] - work.prompt_tokens >= self.limits_B
+
+    @torch.inference_mode()
+    def generate(turn: int) -> list[Any]:
+        torch.manual_seed(turn)
+        outputs = []
+        for ids_BT, limits_B in zip(
+            ids_NT.split(job.peer_batch or len(ids_NT)), limits_N.split(job.peer_batch or len(ids_NT)), strict=True
+        ):
+            criteria = StoppingCriteriaList([Planned(limits_B)] if work.lengths == "ragged" else [])
+            output = model.generate(
+                ids_BT, attention_mask=torch.ones_like(ids_BT), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                max_new_tokens=int(limits_B.max()), pad_token_id=PAD, stopping_criteria=criteria,
+            )  # fmt: skip
+            outputs.append(output[:, work.prompt_tokens :].cpu())
+        return outputs
+
+    return generate
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Watched:
+    """What the loop did, seen from outside."""
+
+    starts: list[float] = field(default_factory=list)
+    """When each step began; at last, when the last one ended."""
+    executed: list[int] = field(default_factory=list)
+    """Tokens that went through the body, for each optimizer step; padding is not counted."""
+    scored: list[int] = field(default_factory=list)
+    """Tokens that went through the head."""
+    first_step_after: float = 0.0
+    """Seconds from the asking for the process to the end of the first step."""
+    first_peak: int = 0
+    """Bytes held at most until the first step was done."""
+    peak: Peak = field(default_factory=Peak)
+    """Of the steps after the first."""
+
+
+class Ended(BaseException):
+    """The last step is done. Not an Exception: the run would save what it has earned."""
+
+
+def watching_loop(job: Job, watched: Watched, given_rollouts: bool) -> contextlib.AbstractContextManager[None]:
+    """Time the loop from outside. With `given_rollouts`, rollouts are sampled once and given again at every step."""
+    # Whoever takes `train` from the loop when it is imported must be imported before, or would keep the one that is put there.
+    from cohort import loop
+    from cohort import loop_iterative as iterative  # noqa: F401
+
+    pack, train = loop.pack, loop.train
+
+    def packing(examples: Sequence[Any], **options: Any) -> Any:
+        minibatch = pack(examples, **options)
+        watched.executed.append(sum(executed_tokens(micro, examples) for micro in minibatch.micro_batches))
+        watched.scored.append(sum(len(micro.advantages_M) for micro in minibatch.micro_batches))
+        return minibatch
+
+    def training(parts: Any, state: Any, until: int) -> None:
+        collect = parts.source.collect
+        kept: list[Any] = []
+
+        def collecting(*args: Any) -> Any:
+            synchronise(job)
+            watched.starts.append(time.perf_counter())
+            if not given_rollouts:
+                return collect(*args)
+            if not kept:
+                kept.append(collect(*args))
+            args[-1].lap("rollout")
+            return kept[0]
+
+        parts.source.collect = collecting
+        train(parts, state, 1)
+        synchronise(job)
+        watched.first_step_after = time.time() - job.asked
+        watched.first_peak = largest_ever(job.device)
+        with peak_memory(job.device) as watched.peak:  # which resets the mark
+            train(parts, state, until)
+        watched.starts.append(time.perf_counter())
+        raise Ended
+
+    return replaced(loop, pack=packing, train=training)
+
+
+def executed_tokens(micro: Any, examples: Sequence[Any]) -> int:
+    """Tokens of a micro-batch that the body computes: a shared prompt once, padding never."""
+    layout = getattr(micro, "layout", None)
+    if layout is not None:
+        return int(layout.token_ids_T.numel())
+    return sum(examples[index].num_tokens for index in micro.examples)
+
+
+NOT_TRAINING = ("rollout", "reward", "observe", "evaluate", "checkpoint")
+
+
+def stage_seconds(rows: Sequence[dict[str, Any]], leave_out: Sequence[str] = ()) -> dict[str, list[float]]:
+    """Seconds of every stage in each row of the metrics."""
+    names = {name.removeprefix("time/"): None for row in rows for name in row if name.startswith("time/")}
+    return {name: [row.get(f"time/{name}", 0.0) for row in rows] for name in names if name != "step" and name not in leave_out}
+
+
+def training_seconds(row: dict[str, Any]) -> float:
+    """What is left of a step when its rollouts are given and nobody watches: advantages, packing, passes, the update."""
+    return sum(seconds for (seconds,) in stage_seconds([row], NOT_TRAINING).values())
+
+
+def measure_train(job: Job) -> dict[str, Any]:
+    job = replace(job, overrides=(*job.overrides, TINY_RATE))
+    watched, rows = run_loop(job, given_rollouts=True)
+    warm = rows[1:]
+    updates = len(watched.executed) // len(rows)
+    return {
+        "cohort": {
+            "seconds": [training_seconds(row) for row in warm],
+            "first_seconds": training_seconds(rows[0]),
+            "stages": stage_seconds(warm, leave_out=NOT_TRAINING),
+            "tokens": sum(watched.scored[-updates:]),
+            "executed_tokens": sum(watched.executed[-updates:]),
+            "frozen_base": job.trains_adapters,
+            **memory(job, watched),
+        }
+    }
+
+
+def measure_step(job: Job) -> dict[str, Any]:
+    watched, rows = run_loop(job, given_rollouts=False)
+    seconds = [after - before for before, after in zip(watched.starts, watched.starts[1:], strict=False)]
+    return {
+        "cohort": {
+            "seconds": seconds[1:],
+            "first_seconds": seconds[0],
+            "first_step_after": watched.first_step_after,
+            "tokens": job.workload.tokens,
+            "stages": stage_seconds(rows[1:]),
+            "frozen_base": job.trains_adapters,
+            "mismatch_mean": statistics.median(row.get("rollout/mismatch_mean", 0.0) for row in rows),
+            **memory(job, watched),
+        }
+    }
+
+
+def memory(job: Job, watched: Watched) -> dict[str, Any]:
+    """The peak is of the whole process, its first step included, as that of the peers is."""
+    return {"peak_bytes": max(watched.first_peak, largest_ever(job.device)), "growth_bytes": watched.peak.growth}
+
+
+def run_loop(job: Job, given_rollouts: bool) -> tuple[Watched, list[dict[str, Any]]]:
+    """A run of the job's recipe until its last step, watched; and the rows of its metrics."""
+    watched = Watched()
+    with session(job) as running, watching_loop(job, watched, given_rollouts):
+        with contextlib.suppress(Ended):
+            running.run()
+        metrics = running.folder.root / "metrics.jsonl"
+        rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    if len(rows) != job.steps:
+        raise SystemExit(f"the run ended after {len(rows)} of {job.steps} steps")
+    for row in rows:
+        if row["rollout/tokens"] != job.workload.tokens:
+            raise SystemExit(f"{row['rollout/tokens']} tokens were sampled where {job.workload.tokens} were planned")
+    return watched, rows
+
+
+STAGES: dict[str, Callable[[Job], dict[str, Any]]] = {
+    "rollout": measure_rollout,
+    "hf_generate": measure_hf_generate,
+    "train": measure_train,
+    "step": measure_step,
+}
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

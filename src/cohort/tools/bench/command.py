@@ -1,0 +1,403 @@
+"""The command itself: what to measure from the words and options, then stage by stage, then a table and a JSON file."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cohort.errors import RecipeError
+from cohort.recipe.schema import nearest
+from cohort.tools.bench import machine as machines
+from cohort.tools.bench.job import Job
+from cohort.tools.bench.output import refuse_unwritable, write_result
+from cohort.tools.bench.peers import NAMES, PEERS, BenchError, chosen_peers, run_peer, run_stage, why_not
+from cohort.tools.bench.result import document_of, quoted_ratio
+from cohort.tools.bench.shapes import SHAPES, Shape, write_folder
+from cohort.tools.bench.workload import Workload
+
+STAGES = ("rollout", "train", "step")
+CURVES = "curves"
+"""The word that stands for cost curves (curves.py) where a shape would stand."""
+SIZES = ("prompts", "group", "prompt_tokens", "new", "micro_rows")
+ZERO_MEANS = {"slots": "the engine chooses", "peer_batch": "all of them", "silent_every": "every group has signal"}
+QUIET = 1.25
+"""The slowest turn over the fastest, from which on a result says that the machine was not quiet."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line said; None and "" leave a choice to the machine or to the recipe."""
+
+    shape: str = ""
+    prompts: int | None = None
+    group: int | None = None
+    prompt_tokens: int | None = None
+    new: int | None = None
+    lengths: str = "fixed"
+    mean_share: float | None = None
+    silent_every: int = 0
+    stages: str = ""
+    peers: str = "auto"
+    vllm_python: str = ""
+    repeats: int = 3
+    rounds: int = 1
+    slots: int = 0
+    micro_rows: int | None = None
+    peer_batch: int = 0
+    device: str = ""
+    out: Path | None = None
+    plot: Path | None = None
+
+
+@dataclass(frozen=True)
+class Defaults:
+    shape: str
+    workload: Workload
+    micro_rows: int
+
+
+DEFAULTS = {
+    "cpu": Defaults("tiny", Workload(16, 8, 16, 64, mean_share=0.5), 128),
+    "cuda": Defaults("0.5b", Workload(32, 8, 128, 512, mean_share=0.4), 16),
+}
+
+
+def run_bench(words: Sequence[str], options: Options, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Measure, print, write; the document."""
+    machine = machines.ask_machine()
+    with tempfile.TemporaryDirectory(prefix="cohort-bench-") as scratch:
+        base = make_job(words, options, machine, scratch)
+        stages = chosen_stages(options.stages)
+        peers = chosen_peers(options.peers)
+        base.recipe()  # what is wrong with the words is said before anything is measured
+        refuse_no_interpreter(options.vllm_python)
+        refuse_unwritable(options.out, options.plot)
+        prepare(base)
+        say(describe(base, machine))
+        jobs, measured, missing = measure(base, stages, peers, options.vllm_python, say)
+    made = time.strftime("%Y-%m-%d")
+    document = document_of(jobs, measured, missing, machine, machines.revision(), made)
+    print_table(document)
+    if warning := not_quiet(document):
+        say(warning)
+    from cohort.tools.bench.plot import bars
+
+    write_result(document, options.out, options.plot, bars, say)
+    return document
+
+
+# -- what to measure ---------------------------------------------------------------------------------------------------
+
+
+def make_job(words: Sequence[str], options: Options, machine: dict[str, Any], folder: str) -> Job:
+    """The work from the words (a shape or a recipe, then words of the recipe) and the options; the rest by the machine."""
+    device = options.device or ("cuda" if machine["gpu"] else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise RecipeError(f"--device: {device!r}; use cpu, cuda, or one GPU of several, as cuda:1.")
+    kind = "cuda" if device.startswith("cuda") else "cpu"
+    if kind == "cuda" and not machine["gpu"]:
+        raise RecipeError(f"--device {device}: this machine shows no GPU.")
+    defaults = DEFAULTS[kind]
+    named = words[0] if words and "=" not in words[0] else ""
+    overrides = tuple(words[1:] if named else words)
+    work, shape = defaults.workload, Shape.named(options.shape or defaults.shape)
+    if named and named not in SHAPES:
+        if options.shape:
+            raise RecipeError(f"{named!r} and --shape {options.shape}: a recipe brings its own shape.")
+        shape, work = from_recipe(named, work)
+    elif named:
+        if options.shape not in ("", named):
+            raise RecipeError(f"{named!r} and --shape {options.shape}: name one shape.")
+        shape = Shape.named(named)
+    refuse_numbers(options)
+    work = replace(
+        work,
+        lengths=options.lengths,  # type: ignore[arg-type]
+        silent_every=options.silent_every,
+        **{
+            name: value
+            for name in ("prompts", "group", "prompt_tokens", "new", "mean_share")
+            if (value := getattr(options, name))
+        },
+    )
+    if work.silent_every > work.prompts:
+        raise RecipeError(
+            f"--silent-every: {work.silent_every}; of {work.prompts} prompts none would be without signal. Use at most that."
+        )
+    return Job(
+        stage="rollout",
+        folder=folder,
+        shape=shape,
+        workload=work,
+        device=device,
+        repeats=options.repeats,
+        rounds=options.rounds,
+        slots=options.slots,
+        micro_rows=options.micro_rows or defaults.micro_rows,
+        overrides=overrides,
+        peer_batch=options.peer_batch,
+    )
+
+
+def refuse_numbers(options: Options) -> None:
+    """Numbers that no work can have."""
+    if options.lengths not in ("fixed", "ragged"):
+        raise RecipeError(f"--lengths: {options.lengths!r}; use fixed or ragged.")
+    if options.mean_share is not None and options.lengths == "fixed":
+        raise RecipeError("--mean-share: fixed lengths have no mean of their own; use --lengths ragged.")
+    if options.mean_share is not None and not 0 < options.mean_share < 1:
+        raise RecipeError(f"--mean-share: {options.mean_share:g}; a share between 0 and 1.")
+    for name in SIZES:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise RecipeError(f"{option(name)}: {value}; at least 1. Leave it out for the default (cohort bench --help).")
+    for name, meaning in ZERO_MEANS.items():
+        if getattr(options, name) < 0:
+            raise RecipeError(f"{option(name)}: {getattr(options, name)}; at least 0 ({meaning}).")
+    if options.silent_every == 1:
+        raise RecipeError(
+            "--silent-every: 1; no group would have signal, and nothing would be trained. Use 0 (none) or at least 2."
+        )
+    if options.repeats < 1:
+        raise RecipeError(f"--repeats: {options.repeats}; at least 1. A first turn warms up and is not counted.")
+    if options.rounds < 1:
+        raise RecipeError(f"--rounds: {options.rounds}; at least 1.")
+
+
+def option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def refuse_no_interpreter(vllm_python: str) -> None:
+    """A path that is no program would be found out only after our own turn."""
+    if vllm_python and shutil.which(vllm_python) is None:
+        raise RecipeError(
+            f"--vllm-python {vllm_python}: no program is there; name the python of the environment that has vLLM."
+        )
+
+
+def from_recipe(name: str, work: Workload) -> tuple[Shape, Workload]:
+    """Shape and sizes of a recipe: its model's dimensions (with random weights), its prompts, group and lengths."""
+    from cohort.ops.flops import Dimensions
+    from cohort.recipe.built_in import built_in, find_recipe, recipe_path
+
+    try:
+        recipe_path(name)
+    except RecipeError:
+        close = nearest(name.lower(), [*SHAPES, CURVES, *built_in()])
+        raise RecipeError(
+            f"{name!r}: neither a shape, a recipe nor a file{close or '.'} Shapes: {', '.join(SHAPES)}. "
+            f"Recipes: {', '.join(built_in())}. Cost curves: {CURVES}."
+        ) from None
+    recipe = find_recipe(name, [])
+    scratch = recipe.model.scratch
+    if recipe.model.source == "scratch":
+        head_dim = scratch.hidden_size // scratch.num_heads
+        dimensions = Dimensions(
+            scratch.hidden_size, scratch.intermediate_size, scratch.num_layers, scratch.num_heads, scratch.num_kv_heads,
+            head_dim, vocabulary=64, tied=True,
+        )  # fmt: skip
+    else:
+        dimensions = Dimensions.from_config(read_config(recipe.model.source))
+    work = replace(
+        work,
+        prompts=recipe.train.prompts_per_step,
+        group=recipe.train.group_size,
+        new=recipe.sampling.max_completion_tokens,
+    )
+    return Shape(name, dimensions), work
+
+
+def read_config(source: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source).get_text_config()
+    except (OSError, ValueError) as problem:
+        first_line = str(problem).strip().splitlines()[0]
+        raise RecipeError(f"model.source: cannot read the config of {source!r} ({first_line}).") from problem
+
+
+def chosen_stages(text: str, known: Sequence[str] = STAGES) -> list[str]:
+    """Each once, in the order of a step."""
+    names = [name.strip() for name in text.split(",") if name.strip()] or list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise RecipeError(f"--stages: {unknown[0]!r}; use some of {', '.join(known)}.")
+    return [name for name in known if name in names]
+
+
+def prepare(job: Job) -> None:
+    """The files every process reads: config, tokenizer, rows."""
+    write_folder(job.shape, job.model)
+    rows = job.workload.rows(job.steps, job.shape.dimensions.vocabulary)
+    job.rows_file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+Measured = dict[str, dict[str, dict[str, Any]]]
+
+
+def measure(
+    base: Job, stages: Sequence[str], peers: Sequence[str], vllm_python: str, say: Callable[[str], None]
+) -> tuple[dict[str, Job], Measured, dict[str, str]]:
+    """Stage by stage: ours, then its peers. A peer that fails is written down with the reason, and the rest goes on."""
+    jobs: dict[str, Job] = {}
+    measured: Measured = {}
+    missing: dict[str, str] = {}
+    for stage in stages:
+        here = [peer for peer in peers if PEERS[peer] == stage]
+        job = jobs[stage] = replace(base, stage=stage, hf_generate="hf_generate" in here)
+        measured[stage] = {}
+        for turn in range(job.rounds):
+            which = f", round {turn + 1} of {job.rounds}" if job.rounds > 1 else ""
+            say(f"{stage}: cohort" + (" and HF generate" if job.hf_generate else "") + which)
+            found = run_stage(job)
+            for peer in here:
+                if peer in found or f"{stage}/{peer}" in missing:
+                    continue
+                reason = why_not(peer, job, vllm_python)
+                if not reason:
+                    say(f"{stage}: {NAMES[peer]}")
+                    try:
+                        found |= run_peer(peer, job, vllm_python)
+                    except BenchError as problem:
+                        reason = str(problem)
+                if reason:
+                    if peer in measured[stage]:
+                        reason = f"failed in round {turn + 1}; the turns before count: {reason}"
+                    missing[f"{stage}/{peer}"] = reason
+                    say(f"{stage}: no {NAMES[peer]}: {reason}")
+            measured[stage] = joined(measured[stage], found)
+    return jobs, measured, missing
+
+
+def joined(before: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Measurements of one more round beside those of the rounds before: turns one after the other, the larger peak."""
+    result = dict(before)
+    for name, figures in found.items():
+        earlier = before.get(name)
+        if earlier is None:
+            result[name] = figures
+            continue
+        result[name] = earlier | {"seconds": [*earlier["seconds"], *figures["seconds"]]}
+        for key in ("peak_bytes", "growth_bytes"):
+            if earlier.get(key) or figures.get(key):
+                result[name][key] = max(earlier.get(key) or 0, figures.get(key) or 0)
+        parts, more = earlier.get("stages") or {}, figures.get("stages") or {}
+        if parts or more:  # a part of a step need not occur in every round
+            result[name]["stages"] = {part: [*parts.get(part, []), *more.get(part, [])] for part in parts | more}
+    return result
+
+
+# -- showing -----------------------------------------------------------------------------------------------------------
+
+
+def describe(job: Job, machine: dict[str, Any]) -> str:
+    turns = f"median of {count(job.repeats * job.rounds, 'turn')}" if job.repeats * job.rounds > 1 else "one turn"
+    rounds = f" in each of {job.rounds} rounds" if job.rounds > 1 else ""
+    return f"{describe_model(job, machine)}: {describe_work(job.workload)}; {turns} after a warm-up{rounds}"
+
+
+def describe_model(job: Job, machine: dict[str, Any]) -> str:
+    where = machine["gpu"] if job.device.startswith("cuda") else f"{machine['cpu']}, {count(machine['threads'], 'thread')}"
+    return f"{job.shape.name} ({job.shape.dimensions.total_parameters / 1e6:.1f} M parameters, random weights) on {where}"
+
+
+def describe_work(work: Workload) -> str:
+    lengths = (
+        f"of {count(work.new, 'token')}"
+        if work.lengths == "fixed"
+        else f"of up to {count(work.new, 'token')}, mean {work.tokens / work.completions:.0f}"
+    )
+    silent = f", 1 of {work.silent_every} groups without signal" if work.silent_every else ""
+    prompts = f"{count(work.prompts, 'prompt')} of {count(work.prompt_tokens, 'token')}"
+    return f"{prompts}, {count(work.group, 'completion')} each {lengths}{silent}"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def not_quiet(document: dict[str, Any]) -> str:
+    """A sentence where turns of one engine differ so much that a ratio may be chance; "" where they do not."""
+    widest = {
+        stage: max(figures["derived"]["most_seconds"] / figures["derived"]["least_seconds"] for figures in engines.values())
+        for stage, engines in document["stages"].items()
+    }
+    shaky = [stage for stage, spread in widest.items() if spread > QUIET]
+    if not shaky:
+        return ""
+    machine = document["machine"]
+    load = (
+        f" (load average {machine['load']:g} on {count(machine['cores'], 'core')} at the start)" if machine.get("load") else ""
+    )
+    return (
+        f"{', '.join(shaky)}: the slowest turn took {max(widest.values()):.2f} times the fastest, so the machine was not quiet{load}. "
+        "Measure again, or with more --rounds, before believing a ratio."
+    )
+
+
+COLUMNS = ("stage", "engine", "seconds\n[least, most]", "tokens/s", "of the machine", "peak memory", "Cohort is")
+
+
+def print_table(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    rows = table_rows(document)
+    table = Table(show_edge=False, pad_edge=False)
+    # A column that no row fills would only squeeze the others.
+    shown = [number for number, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
+    for number in shown:
+        name = escape(COLUMNS[number])  # what stands in brackets is a style to rich
+        table.add_column(
+            name, justify="left" if number < 2 else "right", no_wrap=name.startswith(("stage", "seconds", "tokens"))
+        )
+    for cells in rows:
+        table.add_row(*(cells[number] for number in shown))
+    Console().print(table)
+
+
+def table_rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A cell for each of COLUMNS: every engine of every stage, then the quoted figures of that stage."""
+    rows: list[tuple[str, ...]] = []
+    for stage, engines in document["stages"].items():
+        for name, figures in engines.items():
+            derived = figures["derived"]
+            spread = f"{derived['seconds']:.3g}"
+            if len(figures["seconds"]) > 1:
+                spread += f" [{derived['least_seconds']:.3g}, {derived['most_seconds']:.3g}]"
+            ratio = document["ratios"][stage].get(name)
+            rate = f"{derived['tokens_per_second']:,.0f}"
+            ratio_text = f"{ratio:.2f} x" if ratio else ""
+            rows.append((stage, NAMES[name], spread, rate, of_machine(derived), memory(figures), ratio_text))
+        for quoted in document["quoted"]:
+            if quoted["stage"] == stage:
+                rate = f"{quoted['tokens_per_second']:,.0f}" if quoted["tokens_per_second"] else ""
+                seconds = f"{quoted['seconds']:.3g}" if quoted["seconds"] else ""
+                peak = f"{quoted['peak_gib']:.0f} GiB" if quoted["peak_gib"] else ""
+                ratio_text = f"{quoted_ratio(quoted, document):.2f} x"
+                rows.append((stage, f"{quoted['label']} (not this run)", seconds, rate, "", peak, ratio_text))
+    return rows
+
+
+def of_machine(derived: dict[str, Any]) -> str:
+    if "mfu" in derived:
+        return f"MFU {100 * derived['mfu']:.1f} %"
+    return f"{100 * derived['limit_share']:.1f} % of the limit" if "limit_share" in derived else ""
+
+
+def memory(figures: dict[str, Any]) -> str:
+    """The whole process or GPU where it is known, else how much the call itself added."""
+    if figures.get("peak_bytes"):
+        return f"{figures['peak_bytes'] / 2**30:.2f} GiB"
+    return f"+{figures['growth_bytes'] / 2**30:.2f} GiB" if figures.get("growth_bytes") else ""

@@ -1,0 +1,373 @@
+"""Cost curves: time and memory against one axis at a time, the fitted slope beside the expected one.
+
+A slope is that of the best line through log(cost) against log(x): 1 is proportional, 0 is flat. The expected slope is that of
+the cost model (flops.py) over the very same points, not a round number: reading the weights is a fixed cost, attention grows
+with the square of the length, and both bend a line. Time is expected to follow the model; memory to be what is stated here:
+
+    rollouts   keys and values of the slots: in proportion to slots x (prompt + completion)
+    training   the largest micro-batch: flat once a step fills the fixed budget of tokens, and while a row fits into it
+    loss head  flat in vocabulary x tokens (once these are more than a chunk)
+
+    cohort bench curves [SHAPE] [key=value ...]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cohort.errors import RecipeError
+from cohort.ops.flops import Accelerator, accelerator_named, decode_limit, live_rows, training_cost
+from cohort.tools.bench import machine as machines
+from cohort.tools.bench.command import CURVES, Options, chosen_stages, describe, make_job, prepare, refuse_numbers
+from cohort.tools.bench.job import Job
+from cohort.tools.bench.output import refuse_unwritable, write_result
+from cohort.tools.bench.peers import BenchError, run, run_stage
+from cohort.tools.bench.shapes import Shape
+
+BENCHMARK = CURVES
+STAGES = ("rollout", "train")
+TOLERANCE = {"time": 0.15, "memory": 0.15}
+"""How far a measured slope may lie from the expected one to be called as expected."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    name: str
+    title: str
+    points: Mapping[str, Sequence[Any]]
+    """By kind of device."""
+    change: Callable[[Job, Any], Job]
+    """The job at a point."""
+    x: Callable[[Job], float]
+
+
+def with_work(**fields: Any) -> Callable[[Job, Any], Job]:
+    """A change of one field of the workload, the others pinned."""
+
+    def change(job: Job, value: Any) -> Job:
+        own = {name: value if pinned is None else pinned for name, pinned in fields.items()}
+        return replace(job, workload=replace(job.workload, **own))
+
+    return change
+
+
+def with_shape(job: Job, value: Any) -> Job:
+    shape = Shape.named(value) if isinstance(value, str) else Shape.scaled(value)
+    return replace(job, shape=shape)
+
+
+AXES = (
+    Axis("group", "group size", {"cpu": (4, 8, 16, 32, 64), "cuda": (4, 8, 16, 32, 64)}, with_work(group=None),
+         lambda job: job.workload.group),
+    Axis("length", "completion tokens", {"cpu": (32, 64, 128, 256), "cuda": (128, 512, 2048, 8192)}, with_work(new=None),
+         lambda job: job.workload.new),
+    Axis("prompts", "prompts", {"cpu": (8, 16, 32, 64), "cuda": (32, 64, 128, 256)}, with_work(prompts=None),
+         lambda job: job.workload.prompts),
+    Axis("model", "matrix parameters", {"cpu": (128, 256, 512), "cuda": ("0.5b", "1.5b", "7b")}, with_shape,
+         lambda job: job.shape.dimensions.body_parameters + job.shape.dimensions.head_parameters),
+)  # fmt: skip
+BASE = {
+    "cpu": {"prompts": 8, "group": 8, "prompt_tokens": 16, "new": 32, "slots": 64},
+    "cuda": {"prompts": 32, "group": 8, "prompt_tokens": 128, "new": 256, "slots": 256},
+}
+"""The point that every axis goes through, unless an option says otherwise. Slots are fixed: beyond them time must be flat
+per token, and memory flat."""
+HEAD_TOKENS = {"cpu": (1024, 2048, 4096, 8192), "cuda": (16_384, 32_768, 65_536, 131_072)}
+HEAD_VOCABULARY = {"cpu": 32_768, "cuda": 151_936}
+
+
+def run_curves(
+    words: Sequence[str], options: Options, axes: str = "", points: str = "", say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Measure every axis; the document with measured and expected slopes."""
+    machine = machines.ask_machine()
+    device = options.device or ("cuda" if machine["gpu"] else "cpu")
+    kind = "cuda" if device.startswith("cuda") else "cpu"
+    refuse_unused(options)
+    refuse_numbers(options)  # before the sizes of the base take the place of what was not said
+    stages = chosen_stages(options.stages, STAGES)
+    given: dict[str, Any] = {name: getattr(options, name) or value for name, value in BASE[kind].items()}
+    chosen = chosen_axes(axes)
+    if points and (len(chosen) > 1 or chosen == ["head"]):
+        raise RecipeError("--points: name one axis with --axes for them, not the head, which has its own.")
+    curves: list[dict[str, Any]] = []
+    stops: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="cohort-curves-") as scratch:
+        base = make_job(words, replace(options, **given), machine, scratch)
+        # What is wrong with the words or with a point is said before anything is measured.
+        lines = [(axis, jobs_along(axis, parse_points(points, axis, kind), base)) for axis in AXES if axis.name in chosen]
+        base.recipe()
+        refuse_unwritable(options.out, options.plot)
+        say(f"{describe(base, machine)}. One of these at a time is varied: {', '.join(chosen)}.")
+        accelerator = accelerator_named(machine["gpu"]) if kind == "cuda" else None
+        for axis, jobs in lines:
+            curves += measure_axis(axis, jobs, stages, accelerator, stops, say)
+        if "head" in chosen:
+            curves += measure_head(base, kind, stops, say)
+    document = {
+        "benchmark": BENCHMARK,
+        "schema": 1,
+        "made": time.strftime("%Y-%m-%d"),
+        "revision": machines.revision(),
+        "machine": machine,
+        "settings": {
+            "base": given,
+            "shape": base.shape.as_json(),
+            "device": base.device,
+            "lengths": base.workload.lengths,
+            "micro_rows": base.micro_rows,
+            "overrides": list(base.overrides),
+            "repeats": base.repeats,
+        },
+        "curves": curves,
+        "stopped": stops,
+    }
+    for curve in curves:
+        say(sentence(curve))
+    if not curves:
+        say("no curve, and nothing to draw: no axis has two points that could be measured; the reasons are above.")
+    from cohort.tools.bench.plot import curves as draw
+
+    write_result(document, options.out, options.plot if curves else None, draw, say)
+    return document
+
+
+def refuse_unused(options: Options) -> None:
+    if options.peers not in ("auto", "none") or options.vllm_python:
+        raise RecipeError("--peers, --vllm-python: curves are of ours alone; leave them out.")
+    if options.rounds != 1:
+        raise RecipeError("--rounds: curves are of ours alone, which takes turns with nobody; use --repeats.")
+
+
+def chosen_axes(text: str) -> list[str]:
+    known = [*(axis.name for axis in AXES), "head"]
+    names = [name.strip() for name in text.split(",") if name.strip()] or known
+    if unknown := [name for name in names if name not in known]:
+        raise RecipeError(f"--axes: {unknown[0]!r}; use some of {', '.join(known)}.")
+    return [name for name in known if name in names]
+
+
+def parse_points(text: str, axis: Axis, kind: str) -> Sequence[Any]:
+    if not text:
+        return axis.points[kind]
+    values = [int(value) if value.strip().isdigit() else value.strip() for value in text.split(",")]
+    numbers = all(isinstance(value, int) and value > 0 for value in values)
+    if len(values) < 2 or (axis.name != "model" and not numbers) or 0 in values:
+        names = " (widths), or names of shapes," if axis.name == "model" else ""
+        raise RecipeError(f"--points: {text!r}; {axis.title} needs at least two whole numbers{names} from 1 on, with commas.")
+    return values
+
+
+def jobs_along(axis: Axis, values: Sequence[Any], base: Job) -> list[Job]:
+    """The job at each point, from the least to the largest; refused where its recipe is, or where two points are one."""
+    budget = base.micro_rows * (base.workload.prompt_tokens + base.workload.new)
+    overrides = (f"train.micro_batch_tokens={budget}", *base.overrides)
+    jobs = [axis.change(replace(base, overrides=overrides), value) for value in values]
+    for value, job in zip(values, jobs, strict=True):
+        try:
+            job.recipe()
+        except RecipeError as problem:
+            raise RecipeError(f"{axis.title} {value}: {problem}") from problem
+    if len({axis.x(job) for job in jobs}) < len(jobs):
+        raise RecipeError(f"--points: {', '.join(map(str, values))}; one of them stands there twice.")
+    return sorted(jobs, key=axis.x)
+
+
+def measure_axis(
+    axis: Axis,
+    points: Sequence[Job],
+    stages: Sequence[str],
+    accelerator: Accelerator | None,
+    stops: list[str],
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Rollouts and training at every point, and the curves through them. A point that fails ends its curve, with the reason."""
+    curves = []
+    for stage in stages:
+        jobs: list[Job] = []
+        figures: list[dict[str, Any]] = []
+        for point in points:
+            x = f"{axis.x(point):.6g}"
+            job = replace(point, stage=stage, folder=f"{point.folder}/{stage}-{axis.name}-{x}")
+            prepare(job)
+            try:
+                figures.append(run_stage(job)["cohort"])
+                jobs.append(job)
+            except BenchError as problem:
+                stops.append(f"{stage}, {axis.title} {x}: {str(problem).strip().splitlines()[-1]}")
+                say(stops[-1])
+                break
+            say(f"{stage}, {axis.title} {x}: {cost(figures[-1])}")
+        curves += curves_of(axis, stage, jobs, figures, accelerator)
+    return curves
+
+
+def cost(figures: Mapping[str, Any]) -> str:
+    memory = f", +{figures['growth_bytes'] / 2**20:.0f} MiB" if figures.get("growth_bytes") else ""
+    return f"{statistics.median(figures['seconds']):.3g} s{memory}"
+
+
+def curves_of(
+    axis: Axis,
+    stage: str,
+    jobs: Sequence[Job],
+    figures: Sequence[Mapping[str, Any]],
+    accelerator: Accelerator | None,
+) -> list[dict[str, Any]]:
+    """The curve of time and the curve of memory of one stage along one axis."""
+    xs = [axis.x(job) for job in jobs]
+    name = {"rollout": "rollouts", "train": "training"}[stage]
+    seconds = [statistics.median(figure["seconds"]) for figure in figures]
+    model = [modelled_seconds(stage, job, accelerator) for job in jobs]
+    curves = [curve(f"{name}: seconds", "time", axis, xs, seconds, slope_of(xs, model))]
+    growth = [figure.get("growth_bytes") for figure in figures]
+    expected = modelled_memory(stage, axis, jobs, xs)
+    if expected is not None and all(growth):
+        megabytes = [float(value) / 2**20 for value in growth if value]
+        curves.append(curve(f"{name}: MiB beyond the weights", "memory", axis, xs, megabytes, expected))
+    return [found for found in curves if found]
+
+
+def curve(
+    title: str, kind: str, axis: Axis | None, xs: Sequence[float], ys: Sequence[float], expected: float
+) -> dict[str, Any]:
+    if len(xs) < 2:
+        return {}
+    slope = slope_of(xs, ys)
+    return {
+        "title": title,
+        "kind": kind,
+        "axis": axis.title if axis else "vocabulary x tokens",
+        "points": [list(point) for point in zip(xs, ys, strict=True)],
+        "slope": slope,
+        "expected": expected,
+        "as_expected": slope <= expected + TOLERANCE[kind] if kind == "memory" else abs(slope - expected) <= TOLERANCE[kind],
+    }
+
+
+def slope_of(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Slope of the least-squares line through (log x, log y)."""
+    if len(xs) < 2:
+        return math.nan
+    log_x, log_y = [math.log(x) for x in xs], [math.log(y) for y in ys]
+    return statistics.linear_regression(log_x, log_y).slope
+
+
+def modelled_seconds(stage: str, job: Job, accelerator: Accelerator | None) -> float:
+    """What the time should be proportional to. Without a known accelerator: FLOPs alone, at any rate."""
+    dimensions, work = job.shape.dimensions, job.workload
+    if stage == "train":
+        return training_cost(dimensions, work.prompt_tokens, work.flat_plan, work.group)
+    slots = job.slots or work.completions
+    if accelerator:
+        return decode_limit(dimensions, work.prompt_tokens, work.flat_plan, slots, accelerator).seconds
+    live, context = live_rows(work.prompt_tokens, work.flat_plan, slots)
+    parameters = dimensions.body_parameters + dimensions.head_parameters
+    return float(2 * parameters * sum(live) + dimensions.attention_flops(sum(context)))
+
+
+def modelled_memory(stage: str, axis: Axis, jobs: Sequence[Job], xs: Sequence[float]) -> float | None:
+    """Expected slope of the memory; None where nothing is claimed."""
+    if axis.name == "model":
+        return None
+    if stage == "train":
+        return slope_of(xs, [largest_micro_batch(job) for job in jobs])
+    slots = [min(job.slots or job.workload.completions, job.workload.completions) for job in jobs]
+    cached = [count * (job.workload.prompt_tokens + job.workload.new) for count, job in zip(slots, jobs, strict=True)]
+    return slope_of(xs, cached)
+
+
+def largest_micro_batch(job: Job) -> int:
+    """Tokens: what the budget allows, the whole step where that is less, and a row in any case."""
+    work = job.workload
+    whole = work.prompts * work.prompt_tokens + work.tokens
+    longest = work.prompt_tokens + max(work.flat_plan)
+    return max(longest, min(whole, job.recipe().train.micro_batch_tokens))
+
+
+# -- the loss head -----------------------------------------------------------------------------------------------------
+
+
+def measure_head(base: Job, kind: str, stops: list[str], say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Memory of log-probs and their gradient, against vocabulary x tokens; what fails is said, like any other point."""
+    vocabulary = HEAD_VOCABULARY[kind]
+    points = []
+    for tokens in HEAD_TOKENS[kind]:
+        target = Path(base.folder) / f"head-{tokens}.json"
+        command = [sys.executable, "-m", "cohort.tools.bench.curves", base.device, str(tokens), str(vocabulary), str(target)]
+        try:
+            run(command, "the loss head")
+            growth = json.loads(target.read_text(encoding="utf-8"))["growth_bytes"]
+            if not growth:
+                raise BenchError("its memory cannot be measured on this machine")
+        except BenchError as problem:
+            stops.append(f"loss head, {tokens} tokens: {str(problem).strip().splitlines()[-1]}")
+            say(stops[-1])
+            break
+        points.append((float(tokens) * vocabulary, growth / 2**20))
+        say(f"loss head, {tokens} tokens: +{growth / 2**20:.0f} MiB")
+    found = curve("loss head: MiB", "memory", None, [x for x, _ in points], [y for _, y in points], 0.0)
+    return [found] if found else []
+
+
+HEAD_WIDTH = 64
+"""Narrow, so that the hidden states and their gradient are nothing beside logits."""
+
+
+def head_growth(device: str, tokens: int, vocabulary: int) -> int | None:
+    """Bytes that log-probs of `tokens` tokens and their backward add at most; the head is not trained."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from cohort.model.head import split
+    from cohort.tools.bench.gauge import peak_memory
+
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=HEAD_WIDTH, intermediate_size=HEAD_WIDTH, num_hidden_layers=1,
+        num_attention_heads=1, num_key_value_heads=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    torch.manual_seed(0)
+    model: Any = LlamaForCausalLM(config)
+    head = split(model.to(device, dtype).requires_grad_(False))
+    hidden_MH = torch.randn(tokens, HEAD_WIDTH, device=device, dtype=dtype, requires_grad=True)
+    token_ids_M = torch.randint(vocabulary, (tokens,), device=device)
+
+    def work(count: int) -> None:
+        logprobs_M, _ = head.token_logprobs(hidden_MH[:count], token_ids_M[:count], temperature=1.0)
+        logprobs_M.sum().backward()
+        hidden_MH.grad = None
+
+    work(16)  # libraries allocate what they keep at their first use
+    with peak_memory(device) as peak:
+        work(tokens)
+    return peak.growth
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    slopes = f"slope {found['slope']:.2f}, expected {found['expected']:.2f}"
+    return f"{found['title']} against {found['axis']}: {slopes}: {verdict(found)}"
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """In words. Memory that grows less than expected is well; time that does is not: something other than the work is measured."""
+    if found["as_expected"]:
+        less = found["slope"] < found["expected"] - TOLERANCE[found["kind"]]
+        return "less than expected, which is well" if less else "as expected"
+    if found["slope"] > found["expected"]:
+        return "NOT as expected, grows faster"
+    return "NOT as expected, grows more slowly: fixed costs, or a noisy machine, outweigh the work at these points"
+
+
+if __name__ == "__main__":
+    growth = head_growth(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    Path(sys.argv[4]).write_text(json.dumps({"growth_bytes": growth}), encoding="utf-8")

@@ -1,0 +1,113 @@
+"""Models of real shapes with random weights, and a tokenizer of whole words made on the spot.
+
+All are Llama models (Qwen2.5 without its biases): one architecture that every peer loads, and a config that does not make
+transformers exchange our tokenizer for Qwen's own. Weights are made on the device, by every engine for itself: writing and
+reading 15 GB would measure the disk. Only a peer that insists on files gets them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cohort.errors import RecipeError
+from cohort.ops.flops import Dimensions
+from cohort.recipe.schema import nearest
+from cohort.tools.bench.workload import BOS, EOS, PAD, SPECIAL, word
+
+QWEN_VOCABULARY = 151_936
+
+SHAPES = {
+    "tiny": Dimensions(256, 688, 6, 4, 2, 64, vocabulary=64, tied=False),
+    "0.5b": Dimensions(896, 4864, 24, 14, 2, 64, vocabulary=QWEN_VOCABULARY, tied=True),
+    "1.5b": Dimensions(1536, 8960, 28, 12, 2, 128, vocabulary=QWEN_VOCABULARY, tied=True),
+    "7b": Dimensions(3584, 18944, 28, 28, 4, 128, vocabulary=QWEN_VOCABULARY, tied=False),
+}
+"""tiny: 4.4 million parameters, for two cores. The others: Qwen2.5."""
+
+MOST_POSITIONS = 32_768
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    dimensions: Dimensions
+
+    @classmethod
+    def named(cls, name: str) -> Shape:
+        if name not in SHAPES:
+            close = nearest(name.lower(), SHAPES)
+            raise RecipeError(f"shape {name!r} is not known{close or '.'} Use {', '.join(SHAPES)}, or a recipe.")
+        return cls(name, SHAPES[name])
+
+    @classmethod
+    def scaled(cls, width: int) -> Shape:
+        """A Llama of 6 layers and this width, for cost curves on a CPU; 256 is `tiny`."""
+        tiny = SHAPES["tiny"]
+        heads = max(1, width // tiny.head_dim)
+        intermediate = tiny.intermediate * width // tiny.hidden
+        return cls(f"width {width}", Dimensions(width, intermediate, 6, heads, max(1, heads // 2), 64, 64, tied=False))
+
+    @property
+    def config_fields(self) -> dict[str, Any]:
+        """The fields of a Llama config."""
+        own = self.dimensions
+        return {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_size": own.hidden,
+            "intermediate_size": own.intermediate,
+            "num_hidden_layers": own.layers,
+            "num_attention_heads": own.query_heads,
+            "num_key_value_heads": own.kv_heads,
+            "head_dim": own.head_dim,
+            "vocab_size": own.vocabulary,
+            "tie_word_embeddings": own.tied,
+            "max_position_embeddings": MOST_POSITIONS,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "pad_token_id": PAD,
+            "bos_token_id": BOS,
+            "eos_token_id": EOS,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, **asdict(self.dimensions), "parameters": self.dimensions.total_parameters}
+
+
+def write_folder(shape: Shape, folder: Path) -> Path:
+    """config.json and tokenizer files; no weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(shape.config_fields, indent=1) + "\n", encoding="utf-8")
+    make_tokenizer(shape.dimensions.vocabulary).save_pretrained(folder)
+    return folder
+
+
+def make_tokenizer(vocabulary: int) -> Any:
+    """Whole words, split at white space; no token is ever added to a text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    model = models.WordLevel({word(token_id): token_id for token_id in range(vocabulary)}, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    named = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **named)
+
+
+def random_model(folder: Path, device: Any, dtype: Any) -> Any:
+    """The model of a folder with random weights, made on its device."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder)
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    model.generation_config.eos_token_id = EOS
+    model.generation_config.pad_token_id = PAD
+    return model.eval()

@@ -1,0 +1,72 @@
+"""`cohort compare`: several algorithms or recipes with the same budget, the same seeds and the same start.
+
+    words -> contenders -> plan -> runs (processes) -> divergence (processes) -> measure -> table, compare.json, compare.html
+
+Imports no torch: the runs are processes of their own, and what they left in their folders is plain text.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cohort.errors import RecipeError
+
+__all__ = ["run_compare"]
+
+
+def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output: Path | None) -> str:
+    """Run, measure, print and write. Gives back how it ended: finished, failed or interrupted."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from cohort.base.text import printable
+    from cohort.observe.monitors.jsonl import strict
+    from cohort.tools.compare.contenders import find_contenders
+    from cohort.tools.compare.measure import measure
+    from cohort.tools.compare.page import render
+    from cohort.tools.compare.plan import make_plan, open_output, write_whole
+    from cohort.tools.compare.runner import execute
+    from cohort.tools.compare.table import WIDTH, print_comparison
+
+    if jobs < 1:
+        raise RecipeError(f"--jobs {jobs}: at least one run at a time, e.g. --jobs 2")
+    numbers = parse_seeds(seeds)
+    target = output or Path("runs") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
+    plan = make_plan(find_contenders(words, recipe), numbers, target)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH)
+
+    def say(text: str) -> None:
+        console.print(Text(f"{time.strftime('%H:%M:%S')}  {printable(text)}"), soft_wrap=True)
+
+    with open_output(plan):
+        outcome = execute(plan, jobs, say)
+        comparison = measure(plan, outcome.failed, jobs)
+        write_whole(target / "compare.json", json.dumps(strict(comparison.to_json()), indent=2, allow_nan=False))
+        write_whole(target / "compare.html", render(comparison))
+    if outcome.interrupted:
+        again = ["cohort", "compare", *words, "--seeds", seeds, "--jobs", str(jobs), "--output", str(target)]
+        again += ["--recipe", recipe] if recipe else []
+        say(f"interrupted: what the runs had earned is saved. Go on with: {shlex.join(again)}")
+        return "interrupted"
+    console.print()
+    print_comparison(console, comparison)
+    console.print(Text(f"page  {target / 'compare.html'}"), soft_wrap=True)
+    return "failed" if outcome.failed else "finished"
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    try:
+        seeds = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise RecipeError(f"--seeds {text}: write whole numbers with commas, e.g. --seeds 0,1,2") from None
+    if any(not 0 <= seed < 2**63 for seed in seeds):
+        raise RecipeError(f"--seeds {text}: a seed is a whole number from 0 on")
+    if len(set(seeds)) < len(seeds):
+        raise RecipeError(f"--seeds {text}: a seed occurs twice, and would give the same run twice")
+    return seeds

@@ -1,0 +1,285 @@
+"""From finished run folders to numbers: per run, per contender over seeds, and paired against the first contender."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from cohort.evaluation.estimators import PairedDifference, paired_test
+from cohort.evaluation.evaluate import Evaluation
+from cohort.observe.report.data import RunData, as_dict, load_run, number
+from cohort.recipe.choices import differing, in_use
+from cohort.recipe.schema import Recipe
+from cohort.tools.compare.contenders import BUDGET, Contender, flatten
+from cohort.tools.compare.plan import VERSION, Plan, PlannedRun
+
+LAST_STEPS = 10
+RESAMPLES = 10_000
+FIT = "reward_model"
+"""Area of the metrics that tell what labelling and fitting a reward model took, once per iteration."""
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run. None: not measured, because it does not exist for this run or the run did not get so far."""
+
+    name: str
+    seed: int
+    status: str
+    reason: str
+    """Why there is no result, or no KL; "" when all is there."""
+    sets: Mapping[str, Mapping[str, Entry]]
+    """Set -> before / after -> pass@1, maj@k, pass@k as {value, low, high}, and length_mean and truncated."""
+    sampled_tokens: int
+    """For training, and for the labels of a reward model where there is one."""
+    trained_tokens: int
+    training_seconds: float
+    """All steps, and the fits of a reward model where there is one."""
+    whole_seconds: float | None
+    peak_memory_gib: float | None
+    last_reward: float | None
+    """Mean training reward of the last 10 steps."""
+    kl: Mapping[str, Any] | None
+    """KL(policy || start): per_completion and per_token in nats."""
+    success_curve: Sequence[tuple[float, float]]
+    evaluation_curve: Sequence[tuple[float, float]]
+    after: Evaluation | None
+
+    @property
+    def finished(self) -> bool:
+        return self.status == "finished"
+
+    def number(self, side: str, what: str, name: str = "") -> float | None:
+        """The value of one number of a set (the first one unless named)."""
+        numbers = self.sets.get(name or next(iter(self.sets), ""), {}).get(side, {})
+        entry = numbers.get(what)
+        return number(as_dict(entry).get("value")) if isinstance(entry, Mapping) else number(entry)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "after"}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One contender over its seeds."""
+
+    contender: Contender
+    runs: tuple[Measured, ...]
+    against_first: Mapping[str, PairedDifference]
+    """Set -> after pass@1 minus the first contender's, paired over problems; empty for the first itself."""
+
+    @property
+    def label(self) -> str:
+        return self.contender.label
+
+    @property
+    def finished(self) -> list[Measured]:
+        return [run for run in self.runs if run.finished]
+
+    def over_seeds(self, side: str, what: str, name: str = "") -> dict[str, float] | None:
+        values = [value for run in self.finished if (value := run.number(side, what, name)) is not None]
+        return {"mean": fmean(values), "min": min(values), "max": max(values), "seeds": len(values)} if values else None
+
+    def mean(self, values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return fmean(known) if known else None
+
+    @property
+    def kl(self) -> float | None:
+        return self.mean([number(as_dict((run.kl or {}).get("per_completion")).get("value")) for run in self.finished])
+
+    def to_json(self, votes: int, names: Sequence[str]) -> dict[str, Any]:
+        numbers = headline(votes)
+        return {
+            "label": self.label,
+            "word": self.contender.word,
+            "note": self.contender.note,
+            "algorithm": self.contender.recipe.algorithm.model_dump(),
+            "runs": [run.to_json() for run in self.runs],
+            "over_seeds": {
+                name: {side: {what: self.over_seeds(side, what, name) for what in numbers} for side in ("before", "after")}
+                for name in names
+            },
+            "kl_per_completion": self.kl,
+            "against_first": {name: paired.to_json() for name, paired in self.against_first.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that is printed, plotted and written."""
+
+    base_name: str
+    base: Recipe
+    seeds: tuple[int, ...]
+    jobs: int
+    standings: tuple[Standing, ...]
+
+    @property
+    def votes(self) -> int:
+        """k of maj@k and pass@k: 8, or all samples where there are fewer."""
+        return min(8, self.base.evaluation.samples)
+
+    @property
+    def sets(self) -> list[str]:
+        return list(dict.fromkeys(name for standing in self.standings for run in standing.runs for name in run.sets))
+
+    @property
+    def failures(self) -> dict[str, list[str]]:
+        """Reason -> the runs it holds for: a mistake in a recipe fails every seed in the same words."""
+        found: dict[str, list[str]] = {}
+        for standing in self.standings:
+            for run in standing.runs:
+                if run.reason:
+                    found.setdefault(run.reason, []).append(run.name)
+        return found
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        flat = flatten(self.base.model_dump())
+        return {word: flat[word] for word in BUDGET if word in flat}
+
+    def choices(self) -> dict[str, dict[str, Any]]:
+        """Contender -> the choices in which contenders differ: those of [algorithm] by their own name, others with theirs."""
+        rows = [settings_of(standing.contender.recipe) for standing in self.standings]
+        keys = differing(rows) if rows else []
+        return {
+            standing.label: {key: row[key] for key in keys if key in row}
+            for standing, row in zip(self.standings, rows, strict=True)
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "base": self.base_name,
+            "seeds": list(self.seeds),
+            "jobs": self.jobs,
+            "budget": self.budget,
+            "choices": self.choices(),
+            "contenders": [standing.to_json(self.votes, self.sets) for standing in self.standings],
+        }
+
+
+def headline(votes: int) -> tuple[str, str, str]:
+    return ("pass@1", f"maj@{votes}", f"pass@{votes}")
+
+
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """What acts, by the names a person compares: the algorithm's choices undotted, other sections dotted."""
+    rest = recipe.model_dump(exclude={"name", "runs_folder", "seed", "algorithm", "monitors", "checkpoints"})
+    return in_use(recipe.algorithm.model_dump()) | flatten(rest)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def measure(plan: Plan, failed: Mapping[str, str], jobs: int = 1) -> Comparison:
+    runs = {run.name: measure_run(plan, run, failed) for run in plan.runs}
+    first = [runs[run.name] for run in plan.runs_of(plan.contenders[0].label)]
+    standings = []
+    for place, contender in enumerate(plan.contenders):
+        mine = tuple(runs[run.name] for run in plan.runs_of(contender.label))
+        standings.append(Standing(contender, mine, against(first, mine) if place else {}))
+    return Comparison(plan.base_name, plan.base, plan.seeds, jobs, tuple(standings))
+
+
+def measure_run(plan: Plan, planned: PlannedRun, failed: Mapping[str, str]) -> Measured:
+    run = load_run(plan.folder(planned.name))
+    status = run.status if run.summary else "not run"
+    reason = failed.get(planned.name, "")
+    if not reason and status != "finished":
+        reason = str(run.summary.get("error") or status)
+    kl = read_json(plan.divergence_file(planned.name)) if status == "finished" else None
+    if not reason and kl is None:
+        reason = f"KL to the start was not measured: {failed.get(f'{planned.name} divergence', 'interrupted')}"
+    memory = number(run.summary.get("peak_memory_gib"))
+    rewards = [value for _, value in run.series("reward/mean")][-LAST_STEPS:]
+    labelled_tokens, fit_seconds = once_per_iteration(run, f"{FIT}/tokens"), once_per_iteration(run, f"{FIT}/seconds")
+    return Measured(
+        name=planned.name,
+        seed=planned.seed,
+        status=status,
+        reason=reason,
+        sets=numbers_of(run, min(8, plan.base.evaluation.samples)),
+        sampled_tokens=int(sum(value for _, value in run.series("rollout/tokens")) + labelled_tokens),
+        trained_tokens=int(sum(value for _, value in run.series("loss/trained_tokens"))),
+        training_seconds=sum(value for _, value in run.series("time/step")) + fit_seconds,
+        whole_seconds=number(run.summary.get("seconds")),
+        peak_memory_gib=memory or max((value for _, value in run.series("perf/peak_memory_gib")), default=None),
+        last_reward=fmean(rewards) if rewards else None,
+        kl=kl,
+        success_curve=run.series("reward/success"),
+        evaluation_curve=evaluation_curve(run),
+        after=stored_evaluation(run, "after") if status == "finished" else None,
+    )
+
+
+def once_per_iteration(run: RunData, name: str) -> float:
+    """Sum over iterations of a metric that stands with the same value in the row of every step of its iteration."""
+    values = {row.get(f"{FIT}/iteration"): value for row in run.rows if (value := number(row.get(name))) is not None}
+    return sum(values.values())
+
+
+def numbers_of(run: RunData, votes: int) -> dict[str, dict[str, dict[str, Any]]]:
+    wanted = (*headline(votes), "length_mean", "truncated", "problems")
+    sets: dict[str, dict[str, dict[str, Any]]] = {}
+    for side in ("before", "after"):
+        for name, numbers in run.numbers(side).items():
+            sets.setdefault(name, {})[side] = {what: numbers[what] for what in wanted if what in numbers}
+    return sets
+
+
+def evaluation_curve(run: RunData) -> list[tuple[float, float]]:
+    """(step, pass@1) of the first set. Looks while training use the first problems of the set only."""
+    points: dict[float, float] = {}
+    for evaluation in run.evaluations:
+        first: Any = next(iter(as_dict(evaluation.get("sets")).values()), {})
+        step, value = number(evaluation.get("step")), number(as_dict(as_dict(first).get("pass@1")).get("value"))
+        if step is not None and value is not None:
+            points[step] = value
+    return sorted(points.items())
+
+
+def stored_evaluation(run: RunData, label: str) -> Evaluation | None:
+    try:
+        return Evaluation.from_json(run.labelled(label))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
+def against(first: Sequence[Measured], other: Sequence[Measured]) -> dict[str, PairedDifference]:
+    """Set -> after pass@1 of `other` minus that of `first`, on the problems that both met under the same seed.
+
+    A problem that several seeds share is one problem: its success is averaged over them first. The interval is about other
+    problems, not about other seeds; what a seed changes is shown by min and max.
+    """
+    pairs = [(a.after, b.after) for a in first for b in other if a.seed == b.seed and a.after and b.after]
+    found = {}
+    for name in dict.fromkeys(name for a, _ in pairs for name in a.per_problem):
+        sides: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        for a, b in pairs:
+            if name in a.per_problem and name in b.per_problem:
+                left, right = a.per_problem[name].success_rates(), b.per_problem[name].success_rates()
+                for place in left:
+                    if place in right:
+                        sides.setdefault(place, []).append((left[place], right[place]))
+        if sides:
+            lefts = [fmean(a for a, _ in values) for values in sides.values()]
+            rights = [fmean(b for _, b in values) for values in sides.values()]
+            found[name] = paired_test(lefts, rights, 0, RESAMPLES)
+    return found

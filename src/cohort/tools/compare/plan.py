@@ -1,0 +1,159 @@
+"""Which runs a comparison is made of, and the guard that one folder holds one comparison."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from cohort.errors import RunError
+from cohort.recipe.file import dump_recipe
+from cohort.recipe.schema import Recipe
+from cohort.tools.compare.columns import refuse_missing_columns
+from cohort.tools.compare.contenders import Contender, Field, flatten, shown
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    name: str
+    label: str
+    """The contender's, or "" for a shared cold start."""
+    seed: int
+    recipe: Recipe
+    start: str = ""
+    """Name of the run whose model it starts from; "": it brings its own start."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    output: Path
+    base_name: str
+    base: Recipe
+    contenders: tuple[Contender, ...]
+    seeds: tuple[int, ...]
+    starts: tuple[PlannedRun, ...]
+    """The shared cold starts, one per seed; none where the base has no cold start."""
+    runs: tuple[PlannedRun, ...]
+    """Seed by seed, so that every contender has its first number early."""
+
+    def runs_of(self, label: str) -> list[PlannedRun]:
+        return [run for run in self.runs if run.label == label]
+
+    def folder(self, name: str) -> Path:
+        return self.output / name
+
+    def log(self, name: str) -> Path:
+        return self.output / "logs" / f"{name}.txt"
+
+    def recipe_file(self, name: str) -> Path:
+        return self.output / "recipes" / f"{name}.toml"
+
+    def divergence_file(self, name: str) -> Path:
+        return self.output / "divergence" / f"{name}.json"
+
+
+def make_plan(field: Field, seeds: Sequence[int], output: Path) -> Plan:
+    base, starts, runs = field.base, [], []
+    for contender in field.contenders:
+        refuse_missing_columns(contender, seeds[0])
+    shared = base.cold_start.num_steps > 0 and any(contender.shares_start for contender in field.contenders)
+    for seed in seeds:
+        start = f"start-seed-{seed}" if shared else ""
+        if start:
+            train = base.train.model_copy(update={"num_steps": 0})
+            starts.append(PlannedRun(start, "", seed, named(base, output, start, seed, train=train)))
+        for contender in field.contenders:
+            from_start = start if contender.shares_start else ""
+            recipe = starting_from(contender.recipe, output / start / "model") if from_start else contender.recipe
+            name = f"{contender.slug}-seed-{seed}"
+            runs.append(PlannedRun(name, contender.label, seed, named(recipe, output, name, seed), from_start))
+    return Plan(output, field.base_name, base, field.contenders, tuple(seeds), tuple(starts), tuple(runs))
+
+
+def named(recipe: Recipe, output: Path, name: str, seed: int, **sections: Any) -> Recipe:
+    return recipe.model_copy(update={"name": name, "runs_folder": str(output), "seed": seed, **sections})
+
+
+def starting_from(recipe: Recipe, model: Path) -> Recipe:
+    """The recipe from a model that is there already, without a cold start; everything else is kept."""
+    changes = {
+        "model": recipe.model.model_copy(update={"source": str(model), "revision": ""}),
+        "cold_start": recipe.cold_start.model_copy(update={"num_steps": 0}),
+    }
+    return recipe.model_copy(update=changes)
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """What two comparisons must agree on to be the same one. No paths of the output, so that it may be moved."""
+    return {
+        "version": VERSION,
+        "seeds": list(plan.seeds),
+        "contenders": {
+            contender.label: {"word": contender.word, "recipe": contender.recipe.model_dump(mode="json")}
+            for contender in plan.contenders
+        },
+        "base": plan.base.model_dump(mode="json"),
+    }
+
+
+def open_output(plan: Plan) -> IO[str]:
+    """Make the folder, or accept it as one left by the same command. The open file that is returned holds it for this process."""
+    output, file = plan.output, plan.output / "plan.json"
+    if output.exists() and not output.is_dir():
+        raise RunError(f"--output {output}: it is a file; name a folder")
+    if file.is_file():
+        refuse_another_plan(plan, file)
+    elif output.is_dir() and any(path.name != "compare.lock" for path in output.iterdir()):
+        raise RunError(f"--output {output}: the folder holds something else (no plan.json); name a new folder")
+    try:
+        for part in ("logs", "recipes", "divergence"):
+            (output / part).mkdir(parents=True, exist_ok=True)
+        held = hold(output)
+        write_whole(file, json.dumps(plan_document(plan), indent=2))
+        for run in (*plan.starts, *plan.runs):
+            write_whole(plan.recipe_file(run.name), dump_recipe(run.recipe))
+    except OSError as problem:
+        raise RunError(f"--output {output}: cannot be written ({problem.strerror}); name a folder that can") from problem
+    return held
+
+
+def refuse_another_plan(plan: Plan, file: Path) -> None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        there, here = flatten(found), flatten(json.loads(json.dumps(plan_document(plan))))
+    except (ValueError, OSError, AttributeError) as problem:
+        raise RunError(f"{file} cannot be read ({problem}); name a new --output") from problem
+    if list(found.get("contenders", {})) != [contender.label for contender in plan.contenders]:
+        labels = ", ".join(found.get("contenders", {}))
+        raise RunError(f"--output {plan.output} holds a comparison of {labels}; name a new folder, or compare those")
+    for path in dict.fromkeys([*here, *there]):
+        if here.get(path) != there.get(path):
+            raise RunError(
+                f"--output {plan.output} holds another comparison: {path} is {shown(there.get(path))} there and "
+                f"{shown(here.get(path))} here; name a new folder, or take the words back"
+            )
+
+
+def hold(output: Path) -> IO[str]:
+    stream = (output / "compare.lock").open("a+")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        stream.close()
+        raise RunError(f"--output {output} is in use by another comparison; wait for it or stop it") from None
+    return stream
+
+
+def write_whole(path: Path, text: str) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,221 @@
+"""Runs the plan: each run and each measurement is a process of its own, some at a time.
+
+Children get no terminal signals of their own (each is its own process group): a Ctrl-C reaches this process alone, which
+passes it on once. Twice would tell a run to stop without saving.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from cohort.observe.report.page import duration, percent
+from cohort.observe.run_folder import RunFolder
+from cohort.tools.compare.plan import Plan, PlannedRun
+
+POLL_S = 0.05
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+UNSAVED_AFTER = 3
+"""The third signal ends the children at once: the first lets them save, the second interrupts that."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process to be: what it is called, its command, where it writes, and what has to be finished first."""
+
+    name: str
+    command: tuple[str, ...]
+    log: Path
+    begun: str
+    needs: str = ""
+
+
+@dataclass
+class Child:
+    job: Job
+    process: subprocess.Popen[bytes]
+    told: int = 0
+    """How many signals were passed on to it."""
+    started: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class Outcome:
+    failed: dict[str, str] = field(default_factory=dict)
+    """Run -> why it has no result, in words."""
+    interrupted: bool = False
+
+
+def execute(plan: Plan, jobs: int, say: Callable[[str], None]) -> Outcome:
+    """Everything that is missing: cold starts, runs, then the divergence of each."""
+    outcome = Outcome()
+    waiting = list(jobs_of(plan, outcome, say))
+    children: list[Child] = []
+    environment = child_environment(jobs)
+    with collected_signals() as signals:
+        while waiting or children:
+            if signals:
+                waiting.clear()
+            for job in ready(waiting, children, jobs):
+                say(f"{job.name}: {job.begun}")
+                children.append(start(job, environment))
+            for child in children:
+                pass_on(child, len(signals))
+            for child in [child for child in children if child.process.poll() is not None]:
+                children.remove(child)
+                waiting = ended(plan, child, waiting, outcome, bool(signals), say)
+            if children:
+                time.sleep(POLL_S)
+    outcome.interrupted = bool(signals)
+    return outcome
+
+
+# -- what there is to do -----------------------------------------------------------------------------------------------
+
+
+def jobs_of(plan: Plan, outcome: Outcome, say: Callable[[str], None]) -> Iterator[Job]:
+    needed = {run.start for run in plan.runs if run.start and not is_finished(plan.folder(run.name))}
+    unfinished: set[str] = set()
+    for run in (*plan.starts, *plan.runs):
+        if is_finished(plan.folder(run.name)):
+            say(f"{run.name}: finished before{result_of(plan, run)}")
+        elif run.label or run.name in needed:
+            unfinished.add(run.name)
+            yield train_job(plan, run, run.start if run.start in unfinished else "")
+    for run in plan.runs:
+        if not plan.divergence_file(run.name).is_file():
+            yield divergence_job(plan, run, run.name if run.name in unfinished else "")
+
+
+def train_job(plan: Plan, run: PlannedRun, needs: str) -> Job:
+    folder = RunFolder(plan.folder(run.name))
+    if folder.has_earned():
+        words, begun = ["resume", str(folder.root)], "goes on"
+    else:
+        words, begun = ["train", str(plan.recipe_file(run.name))], "started"
+    return Job(run.name, (sys.executable, "-m", "cohort", *words), plan.log(run.name), begun, needs)
+
+
+def divergence_job(plan: Plan, run: PlannedRun, needs: str) -> Job:
+    target = plan.divergence_file(run.name)
+    command = (sys.executable, "-m", "cohort.tools.compare.divergence", str(plan.folder(run.name)), str(target))
+    name = f"{run.name} divergence"
+    return Job(name, command, plan.log(f"{run.name}-divergence"), "measuring KL to the start", needs)
+
+
+def is_finished(folder: Path) -> bool:
+    return RunFolder(folder).read_summary().get("status") == "finished"
+
+
+def ready(waiting: list[Job], children: Sequence[Child], jobs: int) -> Iterator[Job]:
+    """Jobs that can begin now, as many as there is room for; they leave the list."""
+    open_names = {job.name for job in waiting} | {child.job.name for child in children}
+    room = jobs - len(children)
+    for job in list(waiting):
+        if room > 0 and job.needs not in open_names:
+            waiting.remove(job)
+            room -= 1
+            yield job
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def child_environment(jobs: int) -> dict[str, str]:
+    environment = dict(os.environ)
+    if jobs > 1:  # else every child would start a thread per core
+        environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+    return environment
+
+
+def start(job: Job, environment: dict[str, str]) -> Child:
+    with job.log.open("ab") as log:
+        log.write(f"$ {shlex.join(job.command)}\n".encode())
+        log.flush()
+        process = subprocess.Popen(
+            job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, process_group=0
+        )
+    return Child(job, process)
+
+
+def pass_on(child: Child, signals: int) -> None:
+    if signals > child.told and child.process.poll() is None:
+        child.told = signals
+        child.process.send_signal(signal.SIGKILL if signals >= UNSAVED_AFTER else signal.SIGTERM)
+
+
+@contextmanager
+def collected_signals() -> Iterator[list[int]]:
+    """The signals that came so far. One that was ignored before (nohup) stays ignored."""
+    seen: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+
+    before: dict[signal.Signals, Any] = {}
+    in_main = threading.current_thread() is threading.main_thread()
+    for number in SIGNALS if in_main else ():
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, handle)
+    try:
+        yield seen
+    finally:
+        for installed, handler in before.items():
+            signal.signal(installed, handler)
+
+
+def ended(
+    plan: Plan, child: Child, waiting: list[Job], outcome: Outcome, interrupted: bool, say: Callable[[str], None]
+) -> list[Job]:
+    """Say how a child ended; what needed it and cannot begin any more leaves the list."""
+    job, took = child.job, duration(time.monotonic() - child.started)
+    run = next((run for run in (*plan.starts, *plan.runs) if run.name == job.name), None)
+    good = child.process.returncode == 0 and (run is None or is_finished(plan.folder(run.name)))
+    if good:
+        say(f"{job.name}: finished in {took}{result_of(plan, run) if run else ''}")
+        return waiting
+    if interrupted:
+        say(f"{job.name}: interrupted after {took}")
+        return waiting
+    reason = why(plan, job, run, child.process.returncode)
+    say(f"{job.name}: failed after {took}: {reason}")
+    lost = {job.name: reason}
+    left = []
+    for other in waiting:
+        if other.needs in lost:
+            lost[other.name] = f"{other.needs} failed: {lost[other.needs]}" if not other.name.endswith(" divergence") else ""
+        else:
+            left.append(other)
+    outcome.failed |= {name: text for name, text in lost.items() if text}
+    return left
+
+
+def result_of(plan: Plan, run: PlannedRun) -> str:
+    """ ", pass@1 41.2 % -> 68.3 %", as far as it was measured."""
+    evaluated = RunFolder(plan.folder(run.name)).read_summary().get("eval") or {}
+    values = [((evaluated.get(side) or {}).get("pass@1") or {}).get("value") for side in ("before", "after")]
+    shown = [percent(value) for value in values if isinstance(value, float)]
+    return f", pass@1 {' -> '.join(shown)}" if len(shown) == 2 else ""
+
+
+def why(plan: Plan, job: Job, run: PlannedRun | None, code: int) -> str:
+    """The run's own words where it left any, else the last line of its log."""
+    error = RunFolder(plan.folder(run.name)).read_summary().get("error") if run else ""
+    if isinstance(error, str) and error.strip():
+        return error.strip()
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}; its output is in {job.log}"
+    lines = [line.strip() for line in job.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    said = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), lines[-1])
+    return f"{said} (its output is in {job.log})"

@@ -1,0 +1,340 @@
+"""`cohort evaluate`: any run or model, on held-out problems, with intervals; several targets are compared in pairs.
+
+A pair needs the same problem on both sides. So all targets are evaluated on the problems of the first one (or of
+--recipe), with its rewards, evaluation settings and seed; each brings its own model. That includes what another run may
+have been trained on, which is counted and said.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cohort.data.rows import suggest_file
+from cohort.errors import CohortError, RunError
+from cohort.observe.run_folder import MODEL_FILES, RunFolder
+from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
+from cohort.recipe.materials import PYTHON_ROWS, Materials
+from cohort.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from cohort.evaluation.evaluate import Comparison, Evaluation
+    from cohort.rewards.base import RewardRunner
+    from cohort.training.build import Data
+    from cohort.types import Prompt
+
+
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class Problems:
+    """What every target is evaluated on: prompts, rewards, evaluation settings and seed."""
+
+    label: str
+    recipe: Recipe
+    folder: RunFolder | None
+    """The run they come from, which may hold rows that were handed in from Python."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that can be evaluated: a model folder or hub id, or a checkpoint whose weights go into `source`."""
+
+    label: str
+    source: str
+    checkpoint: Path | None
+    recipe: Recipe
+    """Its own: how its model is loaded or built."""
+    folder: RunFolder | None
+
+
+@dataclass(frozen=True)
+class Result:
+    target: Target
+    evaluation: Evaluation
+    seen: Mapping[str, int] = field(default_factory=dict)
+    """Set -> how many of its problems the target was trained on."""
+
+
+def run_evaluation(targets: Sequence[str], recipe: str, checkpoint: str, overrides: Sequence[str], output: Path | None) -> None:
+    from rich.console import Console
+
+    from cohort.evaluation.evaluate import compare
+
+    for target in targets:
+        refuse_setting(target)
+    problems = find_problems(targets[0], recipe, overrides)
+    found = [find_target(target, checkpoint, overrides, problems) for target in targets]
+    refuse_lost_rewards(problems)
+    refuse_unwritable(output)
+    console = Console(highlight=False)
+    if len(found) > 1:
+        say(
+            console,
+            f"all targets are evaluated on the problems of {problems.label}, with its rewards, evaluation settings and seed; "
+            "each with its own model",
+        )
+    results = evaluate_targets(console, found, problems)
+    comparisons: dict[str, Any] = {}
+    for result in results[1:]:
+        comparison = compare(results[0].evaluation, result.evaluation)
+        comparisons[f"{result.target.label} against {results[0].target.label}"] = comparison.to_json()
+        print_comparison(console, results[0], result, comparison)
+    if output:
+        document: dict[str, Any] = {result.target.label: result.evaluation.to_json() for result in results}
+        seen = {result.target.label: dict(result.seen) for result in results if result.seen}
+        document |= ({"paired": comparisons} if comparisons else {}) | ({"seen_in_training": seen} if seen else {})
+        output.write_text(json.dumps(document, indent=2), encoding="utf-8")
+        say(console, f"written to {output}")
+
+
+# -- what to evaluate, and on what -------------------------------------------------------------------------------------
+
+
+def refuse_setting(target: str) -> None:
+    """`evaluation.samples=8` stands behind the recipe of `cohort train`; here every bare word is a target."""
+    if "=" in target and not Path(target).exists():
+        raise RunError(f"{target!r} is neither a run nor a model. A setting is given with --set: --set {target}")
+
+
+def find_problems(first: str, recipe: str, overrides: Sequence[str]) -> Problems:
+    """Those of --recipe where it is given, else those of the first target, which must then be a run."""
+    from cohort.recipe.built_in import find_recipe
+
+    if recipe:
+        path = Path(recipe)
+        return Problems(recipe, find_recipe(recipe, overrides), as_run(path if path.is_dir() else path.parent))
+    folder = as_run(Path(first))
+    if folder is None:
+        raise RunError(f"{first} is not a run folder. For a model, name the problems and rewards with --recipe RECIPE.")
+    return Problems(first, load_recipe(folder.recipe_file, overrides), folder)
+
+
+def find_target(target: str, checkpoint: str, overrides: Sequence[str], problems: Problems) -> Target:
+    """A run has a recipe of its own, of which the model counts here; a model is loaded as the problems' recipe says."""
+    folder = as_run(Path(target))
+    if folder is None:
+        refuse_missing_model(target)
+        return Target(target, target, None, problems.recipe, None)
+    return run_target(folder, checkpoint, load_recipe(folder.recipe_file, model_words(overrides)))
+
+
+def refuse_missing_model(target: str) -> None:
+    """Found out before the first target is evaluated. Whether the hub has a name is known only when it is asked."""
+    path = Path(target)
+    if path.is_dir():
+        if not any((path / name).is_file() for name in MODEL_FILES):
+            raise RunError(
+                f"{target} is neither a run (it has no recipe.toml) nor a model (it has no {' or '.join(MODEL_FILES)})."
+            )
+    elif path.exists():
+        raise RunError(f"{target} is a file; name the folder of a run or of a model.")
+    elif not HUB_ID.fullmatch(target) or ("/" in target and any(path.parent.glob("*/recipe.toml"))):
+        # runs/nmae would do as a hub id, but not where runs/ holds runs.
+        hint = suggest_file(path) or "."
+        raise RunError(f"{target}: no such folder{hint} Name a run, a model folder or a hub id (owner/name).")
+
+
+def as_run(path: Path) -> RunFolder | None:
+    """The run in that folder. One with a model's or an adapter's config is that, whatever else lies there."""
+    is_run = (path / "recipe.toml").is_file() and not any((path / name).is_file() for name in MODEL_FILES)
+    return RunFolder.open(path) if is_run else None
+
+
+def model_words(overrides: Sequence[str]) -> list[str]:
+    """The overrides that concern the model; the others were meant for the problems and may not fit another recipe."""
+
+    def section(override: str) -> str:
+        key, _, text = (word.strip() for word in override.partition("="))
+        whole = "." in key or is_section_value(key, parse_value(text))
+        return (key if whole else resolve_undotted(key)).partition(".")[0]
+
+    return [override for override in overrides if section(override) == "model"]
+
+
+def run_target(folder: RunFolder, checkpoint: str, recipe: Recipe) -> Target:
+    if checkpoint == "final":
+        if not folder.has_model():
+            raise RunError(
+                f"{folder.root} has no model/ yet. Finish it with `cohort resume {folder.root}`, or name a --checkpoint."
+            )
+        return Target(str(folder.root), str(folder.model), None, recipe, folder)
+    base = str(folder.start) if folder.start.is_dir() else recipe.model.source
+    label = f"{folder.root}@{checkpoint}"
+    if checkpoint == "start":
+        return Target(label, base, None, recipe, folder)
+    name = checkpoint
+    if checkpoint == "best":
+        pointer = folder.checkpoints / "best.json"
+        if not pointer.is_file():
+            raise RunError(f"{folder.root} has no best checkpoint: set evaluation.every_steps to evaluate while training.")
+        name = json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"]
+    where = folder.checkpoints / name
+    if not where.is_dir():
+        known = ", ".join(sorted(entry.name for entry in folder.checkpoints.glob("step-*"))) or "none"
+        raise RunError(f"{folder.root} has no checkpoint {name!r}; it has: {known}.")
+    return Target(label, base, where, recipe, folder)
+
+
+def refuse_lost_rewards(problems: Problems) -> None:
+    """A closure, a lambda or a function of a notebook was never written down; only the person still has it."""
+    for number, part in enumerate(problems.recipe.rewards):
+        if part.function.startswith("python:"):
+            raise RunError(
+                f"{problems.label}: the reward {part.name or part.function!r} was a Python function that cannot be imported by name "
+                "(a closure, a lambda, a notebook cell), and evaluation needs the function. From Python, hand it to "
+                "cohort.evaluate, or go on with an unfinished run with cohort.resume(run, rewards=[function]). Or put it into a "
+                f"module and name it: --set rewards.{number}.function=package.module:function"
+            )
+
+
+def refuse_unwritable(output: Path | None) -> None:
+    """Found out before the evaluation, which may take an hour, and not after it."""
+    if output is None:
+        return
+    existed = output.exists()
+    try:
+        output.open("a").close()
+        if not existed:
+            output.unlink()
+    except OSError as problem:
+        reason = f"the folder {output.parent} does not exist" if not output.parent.exists() else problem.strerror
+        raise RunError(f"--output {output}: cannot be written ({reason}); name a file in a folder that can.") from problem
+
+
+def kept_rows(recipe: Recipe, folder: RunFolder | None) -> Materials:
+    if folder is None and recipe.prompts.source == PYTHON_ROWS:
+        raise RunError("the recipe's prompts were handed in from Python: name the run folder that keeps them, not its recipe.")
+    return Materials(folder.rows(recipe) if folder is not None else None)
+
+
+# -- evaluating --------------------------------------------------------------------------------------------------------
+
+
+def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems) -> list[Result]:
+    """One after another, each printed as soon as it is there."""
+    from cohort.rewards.base import RewardRunner
+
+    recipe = problems.recipe
+    results = []
+    # Reward workers start before torch is imported, as in training.
+    with RewardRunner.from_recipe(recipe.rewards, max_fault_share=recipe.train.max_fault_share) as rewards:
+        from cohort.training import build
+
+        data = build.load_data(recipe, kept_rows(recipe, problems.folder))
+        if not data.sets:
+            raise RunError("the recipe has no evaluation: set evaluation.samples and evaluation.held_out or [evaluation.sets].")
+        for target in targets:
+            say(console, f"evaluating {target.label}")
+            results.append(evaluate_target(console, target, problems, data, rewards))
+            print_table(console, target, results[-1].evaluation)
+    return results
+
+
+def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RewardRunner) -> Result:
+    """Load, sample, score. Of the target's own recipe the model alone counts."""
+    from cohort.evaluation.evaluate import evaluate
+    from cohort.model.optim import MasterWeights
+    from cohort.training import build, checkpoint
+    from cohort.training.parts import evaluation_sampling
+
+    recipe = problems.recipe.model_copy(update={"model": target.recipe.model})
+    if target.source == "scratch":  # a model from nothing depends on its own seed, and its alphabet on its own rows
+        policy = build.load_policy(target.recipe, build.load_data(target.recipe, kept_rows(target.recipe, target.folder)))
+    elif target.folder is not None and target.source == target.recipe.model.source:  # where its recipe starts, adapter included
+        policy = build.load_policy(recipe, data)
+    else:
+        policy = build.load_policy(recipe, data, target.source)
+    sampling = build.training_sampling(recipe, policy)
+    sets = build.encode_data(recipe, data, policy, sampling).sets
+    seen = seen_in_training(console, target, problems, sets)
+    weights = MasterWeights(policy.model, build.compute_dtype(recipe))
+    if target.checkpoint is not None:
+        weights.load(checkpoint.load(target.checkpoint).tensors["weights"])
+    engine, _ = build.make_engine(recipe, policy)
+    evaluation = evaluate(
+        engine,
+        sets,
+        rewards,
+        sampling=evaluation_sampling(recipe, sampling),
+        seed=recipe.seed,
+        greedy=recipe.evaluation.greedy,
+        resamples=recipe.evaluation.resamples,
+        answers=rewards.has_answers,
+        label=target.label,
+    )
+    return Result(target, evaluation, seen)
+
+
+def seen_in_training(console: Any, target: Target, problems: Problems, sets: Mapping[str, Sequence[Prompt]]) -> dict[str, int]:
+    """How many problems of each set a run was trained on: what one run holds out, another with its own split may train on."""
+    from cohort.data.prompts import content_key
+    from cohort.data.rows import render
+    from cohort.training import build
+
+    if target.folder is None or target.recipe == problems.recipe:  # its own problems: held out, and checked when encoded
+        return {}
+    try:
+        own = build.load_data(target.recipe, kept_rows(target.recipe, target.folder))
+    except (CohortError, OSError) as problem:
+        say(console, f"note: whether {target.label} was trained on some of these problems is not known: {problem}")
+        return {}
+    used = [(target.recipe.prompts, own.train), *([own.demonstrations] if own.demonstrations else [])]
+    trained = {content_key(render(row, config, "prompts")) for config, rows in used for row in rows}
+    seen = {name: sum(content_key(prompt.content) in trained for prompt in prompts) for name, prompts in sets.items()}
+    seen = {name: count for name, count in seen.items() if count}
+    for name, count in seen.items():
+        say(
+            console,
+            f"warning: {target.label} was trained on {count} of the {len(sets[name])} problems of {name}; "
+            "on those its score is memory, not skill",
+        )
+    return seen
+
+
+# -- printing ----------------------------------------------------------------------------------------------------------
+
+
+def say(console: Any, text: str) -> None:
+    """One line stays one line, however narrow the log is."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def print_comparison(console: Any, first: Result, other: Result, comparison: Comparison) -> None:
+    pair = f"{other.target.label} against {first.target.label}"
+    for name in first.evaluation.sets:
+        for what, paired in comparison.sets.get(name, {}).items():
+            say(
+                console,
+                f"{name} {what}: {pair} {100 * paired.difference:+.1f} points "
+                f"[{100 * paired.low:+.1f}, {100 * paired.high:+.1f}], p = {paired.p_value:.3g} on {paired.problems} paired problems",
+            )
+        if name not in comparison.sets:
+            say(console, f"{name}: {pair}: no problem with a verdict on both sides, so nothing to compare")
+
+
+def print_table(console: Any, target: Target, result: Evaluation) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    for name, estimates in result.sets.items():
+        counts = result.counts[name]
+        table = Table(title=Text(f"{target.label} on {name}: {counts['problems']:.0f} problems"), title_justify="left")
+        table.add_column("")
+        table.add_column("value", justify="right")
+        table.add_column("95 % interval", justify="right")
+        for what, estimate in estimates.items():
+            if estimate.value is None or estimate.low is None or estimate.high is None:
+                table.add_row(what, "-", estimate.reason)
+            elif what == "reward":  # not a share: shaping can take it anywhere
+                table.add_row(what, f"{estimate.value:.3f}", f"{estimate.low:.3f} to {estimate.high:.3f}")
+            else:
+                table.add_row(what, f"{100 * estimate.value:.1f} %", f"{100 * estimate.low:.1f} to {100 * estimate.high:.1f}")
+        table.add_row("truncated", f"{100 * counts['truncated']:.1f} %", "")
+        table.add_row("mean length", f"{counts['length_mean']:.1f}", "tokens")
+        console.print(table)

@@ -1,0 +1,265 @@
+"""From a recipe to the components of a run: data, policy, reference, engine, prompts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cohort.algorithms.presets import SAMPLED
+from cohort.data.pairs import CHOSEN, REJECTED, make_pairs
+from cohort.data.prompt_choice import InformativeChoice
+from cohort.data.prompts import PromptReport, PromptStream, assert_disjoint, make_prompts, split_held_out
+from cohort.data.rows import load_rows
+from cohort.engine import build_engine, stop_ids
+from cohort.engine.local import MOST_SLOTS, LocalEngine
+from cohort.engine.protocol import Engine
+from cohort.errors import ModelError, PromptError
+from cohort.model import lora
+from cohort.model.policy import Policy, load_adapted, load_model, load_pretrained, pick_device, pick_dtype
+from cohort.recipe.materials import PYTHON_ROWS, Materials
+from cohort.recipe.schema import PromptsConfig, Recipe
+from cohort.training.cold_start import Demonstration, make_demonstrations
+from cohort.training.parts import Parts
+from cohort.training.sources import Sampled, Source, Stream, Written
+from cohort.types import Prompt, Sampling
+
+Rows = list[dict[str, Any]]
+HELD_OUT = "held_out"
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows before tokenisation: enough to build a tokenizer, not yet prompts."""
+
+    train: Rows
+    sets: Mapping[str, tuple[PromptsConfig, Rows]]
+    demonstrations: tuple[PromptsConfig, Rows] | None
+
+
+def load_data(recipe: Recipe, materials: Materials) -> Data:
+    """Training rows, evaluation sets and demonstrations. Without named sets a share of the training rows is held out."""
+    # Rows kept from Python were loaded, limited and checked when they were handed in.
+    kept = materials.rows if recipe.prompts.source == PYTHON_ROWS and isinstance(materials.rows, list) else None
+    rows: Rows = list(kept) if kept is not None else load_rows(recipe.prompts, recipe.seed, materials.rows)
+    sets = {
+        name: (config, load_rows(config, recipe.seed, section=f"evaluation.sets.{name}"))
+        for name, config in recipe.evaluation.sets.items()
+    }
+    if not sets and recipe.evaluation.samples and recipe.evaluation.held_out:
+        rows, held_out = split_held_out(
+            rows, recipe.evaluation.held_out, recipe.seed, recipe.prompts.prompt_column, recipe.prompts.template
+        )
+        sets = {HELD_OUT: (recipe.prompts, held_out)}
+    source = recipe.cold_start.source
+    demonstrations = None
+    if recipe.cold_start.num_steps or recipe.algorithm.data == "demonstrations":
+        demonstrations = (
+            (recipe.prompts, rows) if source == "" else (source, load_rows(source, recipe.seed, section="cold_start.source"))
+        )
+    return Data(rows, sets if recipe.evaluation.samples else {}, demonstrations)
+
+
+def alphabet_of(data: Data, recipe: Recipe) -> list[str]:
+    """Every text a character tokenizer must be able to write: prompts, answers and demonstrations, evaluation included."""
+    columns = {recipe.prompts.prompt_column, "answer", recipe.cold_start.completion_column, CHOSEN, REJECTED}
+    groups = [data.train, *(rows for _, rows in data.sets.values()), data.demonstrations[1] if data.demonstrations else []]
+    return [str(row[column]) for rows in groups for row in rows for column in columns if column in row]
+
+
+def load_policy(recipe: Recipe, data: Data, source: str | Path | None = None) -> Policy:
+    """The starting policy, or the one of another `source`, model or adapter folder. The caller casts to the compute dtype."""
+    adapter: lora.Adapter | None = None
+    if source is None:
+        refuse_idle_adapter(recipe)
+        model, tokenizer = load_model(recipe.model, recipe.seed, alphabet_of(data, recipe))
+        if recipe.model.lora.rank:
+            base = "" if recipe.model.source == "scratch" else recipe.model.source
+            adapter = lora.start_adapter(model, recipe.model.lora, recipe.seed, base, recipe.model.revision)
+    elif lora.is_adapter(source):
+        model, tokenizer, adapter = load_adapted(Path(source), pick_device(recipe.model))
+    else:
+        model, tokenizer = load_pretrained(str(source))
+        model = model.to(pick_device(recipe.model))
+    return Policy(model, tokenizer, training_temperature(recipe) or 1.0, adapter)
+
+
+def refuse_idle_adapter(recipe: Recipe) -> None:
+    settings = recipe.model.lora
+    given = [name for name in ("adapter", "alpha", "targets") if getattr(settings, name)]
+    if given and not settings.rank:
+        raise ModelError(
+            f"model.lora.{given[0]} is set, but model.lora.rank is 0, which trains all weights without adapters. Set model.lora.rank"
+            + (" to the rank of the adapter (`r` in its adapter_config.json)." if settings.adapter else ", for example to 16.")
+        )
+
+
+def adapter_at_start(recipe: Recipe, policy: Policy, start: Path | None) -> Policy:
+    """The starting policy again, frozen, over the base that the policy holds already: nothing large is loaded."""
+    reference = policy.frozen_copy()
+    folder = start or (Path(recipe.model.lora.adapter) if recipe.model.lora.adapter else None)
+    if folder is None:
+        values = lora.first_values(reference.model, recipe.seed)
+    else:
+        values = lora.read_values(reference.model, folder, "the adapter that the run started from", "")
+    lora.write_values(reference.model, values)
+    reference.weights_changed()
+    return reference
+
+
+def training_temperature(recipe: Recipe) -> float:
+    """What was written and not sampled is learned at temperature 1, whatever temperature it is sampled with later."""
+    return recipe.sampling.temperature if recipe.algorithm.data in SAMPLED else 1.0
+
+
+def compute_dtype(recipe: Recipe) -> torch.dtype:
+    return pick_dtype(recipe.model, pick_device(recipe.model))
+
+
+@dataclass(frozen=True)
+class EncodedData:
+    train: list[Prompt]
+    sets: dict[str, list[Prompt]]
+    demonstrations: list[Demonstration]
+    pairs: dict[int, tuple[tuple[int, ...], ...]]
+    """Prompt -> chosen and rejected completion, where algorithm.data is "pairs"."""
+    reports: dict[str, PromptReport]
+    """What became of the rows, for "prompts", for each evaluation set, and for "demonstrations"."""
+
+    @property
+    def report(self) -> PromptReport:
+        return self.reports["prompts"]
+
+    def digest(self) -> str:
+        """Changes with any training prompt, column or demonstration: a resumed run must go on with the very same data."""
+        digest = hashlib.blake2b(digest_size=16)
+        for prompt in self.train:
+            digest.update(repr((prompt.index, prompt.token_ids, sorted(prompt.columns.items(), key=str))).encode())
+        for demonstration in self.demonstrations:
+            digest.update(repr((demonstration.prompt.token_ids, demonstration.completion_ids)).encode())
+        digest.update(repr(self.pairs).encode() if self.pairs else b"")
+        return digest.hexdigest()
+
+
+def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) -> EncodedData:
+    """Tokenised prompts. Evaluation prompts that also occur in training, or in the demonstrations, are an error."""
+    reports: dict[str, PromptReport] = {}
+
+    def encode(name: str, rows: Rows, config: PromptsConfig) -> list[Prompt]:
+        prompts, reports[name] = make_prompts(rows, config, policy.codec.encode, policy.tokenizer.unk_token_id)
+        if "<think>" not in (policy.tokenizer.chat_template or ""):
+            return prompts
+        # A template that opens <think> itself is invisible in the messages; format rewards are told through a column.
+        return [
+            replace(prompt, columns={**prompt.columns, "prefilled": policy.codec.prefills_think(prompt.content)})
+            if prompt.is_chat and "prefilled" not in prompt.columns
+            else prompt
+            for prompt in prompts
+        ]
+
+    train = encode("prompts", data.train, recipe.prompts)
+    sets = {name: encode(name, rows, config)[: recipe.evaluation.max_problems] for name, (config, rows) in data.sets.items()}
+    demonstrations: list[Demonstration] = []
+    if data.demonstrations:
+        config, rows = data.demonstrations
+        prompts = encode("demonstrations", rows, config)
+        demonstrations = make_demonstrations(prompts, policy.codec, recipe, end_id(policy, sampling))
+    pairs = {}
+    if recipe.algorithm.data == "pairs":
+        pairs = make_pairs(train, policy.codec, end_id(policy, sampling))
+    check_lengths(policy, {one.prompt.index: (one.prompt, (one.completion_ids,)) for one in demonstrations}, "demonstrations")
+    check_lengths(policy, {prompt.index: (prompt, pairs[prompt.index]) for prompt in train if pairs}, "pairs")
+    for name, prompts in sets.items():
+        assert_disjoint(train, prompts, name)
+        assert_disjoint([demonstration.prompt for demonstration in demonstrations], prompts, name)
+    return EncodedData(train, sets, demonstrations, pairs, reports)
+
+
+def check_lengths(policy: Policy, rows: Mapping[int, tuple[Prompt, Sequence[Sequence[int]]]], what: str) -> None:
+    """Completions that stand in the rows must fit into the positions the model has; sampled ones are cut in time."""
+    most = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    for index, (prompt, completions) in rows.items():
+        longest = len(prompt.token_ids) + max(map(len, completions))
+        if most is not None and longest > most:
+            raise PromptError(
+                f"{what}, row {index}: prompt and completion have {longest} tokens together, and the model has {most} positions. "
+                "Shorten or remove the row, or use a model with more positions."
+            )
+
+
+def end_id(policy: Policy, sampling: Sampling) -> int:
+    """The end a person would write: the tokenizer's own, not just any of the stops that sampling honours."""
+    stop = policy.tokenizer.eos_token_id
+    if stop is None and not sampling.stop_ids:
+        raise ModelError("the tokenizer has no end token, so a completion written in the rows cannot be ended.")
+    return int(sampling.stop_ids[0] if stop is None else stop)
+
+
+def make_stream(recipe: Recipe, encoded: EncodedData) -> Stream:
+    """The prompts of the steps: every prompt once per epoch, or the informative ones more often."""
+    prompts = encoded.train
+    if recipe.algorithm.data == "demonstrations":
+        prompts = [demonstration.prompt for demonstration in encoded.demonstrations]
+    if recipe.algorithm.prompt_choice == "informative":
+        return InformativeChoice(prompts, recipe.seed, recipe.algorithm.choice_floor)
+    return PromptStream(prompts, recipe.seed, recipe.prompts.shuffle)
+
+
+def make_source(parts: Parts, encoded: EncodedData) -> Source:
+    """Where completions come from, by algorithm.data."""
+    recipe, data = parts.recipe, parts.recipe.algorithm.data
+    if data == "demonstrations":
+        written = {one.prompt.index: (one.completion_ids,) for one in encoded.demonstrations}
+        return Written(recipe, parts.stream, written, parts.policy.codec.decode)
+    if data == "pairs":
+        return Written(recipe, parts.stream, encoded.pairs, parts.policy.codec.decode)
+    engine = parts.engine
+    if data == "start":
+        assert parts.reference is not None
+        engine, _ = make_engine(recipe, parts.reference.policy)
+        engine.slots = parts.engine.slots
+    return Sampled(recipe, parts.stream, engine, parts.sampling, parts.score, parts.monitors.on_message)
+
+
+def training_sampling(recipe: Recipe, policy: Policy) -> Sampling:
+    return Sampling(
+        group_size=recipe.train.group_size,
+        temperature=training_temperature(recipe),
+        max_completion_tokens=recipe.sampling.max_completion_tokens,
+        stop_ids=stop_ids(policy.model, policy.tokenizer, recipe.sampling.stop),
+    )
+
+
+def make_engine(recipe: Recipe, policy: Policy) -> tuple[Engine, str]:
+    engine, sentence = build_engine(
+        recipe.sampling.engine,
+        policy.model,
+        policy.codec.decode,
+        recipe.sampling.slots,
+        kernels=recipe.model.kernels,
+        cuda_graphs=recipe.sampling.cuda_graphs,
+        decode_all=policy.codec.decode_all,
+    )
+    if recipe.model.kernels == "fused" and policy.device.type == "cpu" and not isinstance(engine, LocalEngine):
+        raise ModelError(
+            f'model.kernels = "fused" is not possible: on a CPU own kernels only sample, and this run has {sentence.rstrip(".")}. '
+            'Use kernels = "auto" or "modules".'
+        )
+    return engine, sentence
+
+
+def choose_slots(recipe: Recipe, engine: Engine, prompts: Sequence[Prompt], sampling: Sampling) -> int:
+    """How many completions are decoded side by side: by the recipe, or by the memory that is free at the start of the run."""
+    if recipe.sampling.slots or not isinstance(engine, LocalEngine):
+        return recipe.sampling.slots
+    longest = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_completion_tokens
+    return engine.slots_for(longest, MOST_SLOTS[engine.model.device.type])
+
+
+def find_by_index(prompts: Sequence[Prompt]) -> Callable[[int], Prompt]:
+    by_index = {prompt.index: prompt for prompt in prompts}
+    return by_index.__getitem__

@@ -1,0 +1,169 @@
+"""Atomic, checksummed snapshots: safetensors and JSON, never pickle.
+
+A checkpoint is a folder that appears under its name only when complete: files are written and synced in a temporary
+folder, then a manifest with their SHA-256, then one rename. Reading verifies every byte (one flipped bit in a safetensors
+file otherwise loads without a word); a damaged checkpoint is named and the one before it is used.
+
+Names: `step-7` after seven finished steps; `step-7.0` once a reward model was fitted there; `step-7.2` two optimizer steps
+into the eighth, its batch inside; `cold-40` forty batches into the cold start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cohort.base.interrupts import deferred
+from cohort.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is saved: named sets of tensors, and one JSON document."""
+
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    document: Mapping[str, Any]
+
+
+def save(root: Path, name: str, snapshot: Snapshot) -> Path:
+    """Write a checkpoint so that it either exists whole or not at all, whatever happens in between."""
+    with deferred():
+        root.mkdir(parents=True, exist_ok=True)
+        target, temporary = root / name, root / f".{name}.tmp"
+        if target.exists():
+            try:
+                verify(target)
+                return target  # The name fixes the state: a whole checkpoint of this name is this checkpoint.
+            except CheckpointError:
+                shutil.rmtree(target)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        for part, tensors in snapshot.tensors.items():
+            contiguous = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+            try:
+                save_file(contiguous, temporary / f"{part}.safetensors")
+            except SafetensorError as problem:  # how the library reports a full disk
+                raise CheckpointError(
+                    f"cannot write {target}: {problem}. Free some space; the run can be resumed."
+                ) from problem
+        (temporary / "state.json").write_text(json.dumps(snapshot.document), encoding="utf-8")
+        files = sorted(temporary.iterdir())
+        manifest = {
+            "format": FORMAT,
+            "files": {file.name: {"sha256": sha256(file), "bytes": file.stat().st_size} for file in files},
+        }
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        for file in [*files, temporary / MANIFEST, temporary]:
+            sync(file)
+        temporary.rename(target)
+        sync(root)
+    return target
+
+
+def load(folder: Path) -> Snapshot:
+    """Read a checkpoint back, verifying every file against the manifest."""
+    names = verify(folder)  # Only what the manifest names is read: a stray file is not part of the checkpoint.
+    tensors = {Path(name).stem: load_file(folder / name) for name in names if name.endswith(".safetensors")}
+    return Snapshot(tensors, json.loads((folder / "state.json").read_text(encoding="utf-8")))
+
+
+def verify(folder: Path) -> list[str]:
+    """The names of the checkpoint's files, every byte of which is as it was written."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise CheckpointError(f"checkpoint {folder}: {MANIFEST} is missing or unreadable ({problem})") from problem
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"checkpoint {folder}: format {manifest.get('format')!r}, this version reads format {FORMAT}")
+    for name, (size, checksum) in files.items():
+        file = folder / name
+        if not file.is_file():
+            raise CheckpointError(f"checkpoint {folder}: {name} is missing")
+        if file.stat().st_size != size:
+            raise CheckpointError(
+                f"checkpoint {folder}: {name} has {file.stat().st_size} bytes instead of {size}; it was cut or overwritten"
+            )
+        if sha256(file) != checksum:
+            raise CheckpointError(f"checkpoint {folder}: {name} does not match its checksum; the file is damaged")
+    return sorted(files)
+
+
+@dataclass(frozen=True)
+class Found:
+    folder: Path
+    snapshot: Snapshot
+    problems: list[str]
+    """What was wrong with newer checkpoints, if any."""
+
+
+def latest(root: Path) -> Found:
+    """The newest checkpoint that is whole."""
+    problems: list[str] = []
+    for folder in reversed(listed(root)):
+        try:
+            return Found(folder, load(folder), problems)
+        except (CheckpointError, SafetensorError, OSError, ValueError) as problem:
+            problems.append(str(problem))
+    detail = "\n".join(problems) if problems else f"{root} holds no checkpoint"
+    raise CheckpointError(f"no usable checkpoint:\n{detail}")
+
+
+def listed(root: Path) -> list[Path]:
+    """Checkpoint folders, oldest first."""
+    if not root.is_dir():
+        return []
+    return sorted(
+        (folder for folder in root.iterdir() if order(folder.name) is not None), key=lambda folder: order(folder.name) or ()
+    )
+
+
+def order(name: str) -> tuple[int, int, int] | None:
+    match = re.fullmatch(r"(cold|step)-(\d+)(?:\.(\d+))?", name)
+    return (int(match[1] == "step"), int(match[2]), int(match[3]) if match[3] else -1) if match else None
+
+
+def prune(root: Path, keep: int, always: str = "", newest: str = "") -> None:
+    """Delete all but the newest `keep` checkpoints and the one named `always`, and what an unfinished save left.
+
+    newest: the checkpoint just saved. One that claims to be newer is damaged, else the run would have gone on from it; it
+    must not count as one of those that are kept. It is written anew when the run gets there.
+    """
+    with deferred():
+        for leftover in [*root.glob(".*.tmp"), *root.glob(".*.old")]:
+            shutil.rmtree(leftover, ignore_errors=True)
+        last = order(newest)
+        folders = [folder for folder in listed(root) if last is None or (order(folder.name) or last) <= last]
+        for folder in folders[:-keep]:
+            if folder.name != always:
+                # Renamed first: a kill in the middle of the deletion must not leave half a checkpoint under a real name.
+                doomed = root / f".{folder.name}.old"
+                folder.rename(doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

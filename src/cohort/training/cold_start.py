@@ -1,0 +1,113 @@
+"""Supervised fine-tuning on demonstrations: a stage before GRPO, or a run of its own.
+
+It is the same update with another data source: demonstrations instead of rollouts, advantage 1 on every token, no ratio.
+The stage can stop while the model is still mediocre (`until_success`): GRPO needs groups with both outcomes, and a start
+that solves everything leaves it nothing to learn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cohort.base.interrupts import deferred
+from cohort.data.prompts import PromptStream
+from cohort.errors import PromptError
+from cohort.model.chat import ChatCodec
+from cohort.model.packing import Example, pack
+from cohort.recipe.schema import Recipe
+from cohort.training.parts import Parts
+from cohort.training.state import TrainState
+from cohort.types import NoiseKey, Prompt, Sampling
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    prompt: Prompt
+    completion_ids: tuple[int, ...]
+
+
+def make_demonstrations(prompts: Sequence[Prompt], codec: ChatCodec, recipe: Recipe, stop_id: int) -> list[Demonstration]:
+    """One demonstration per prompt, tokenised once: prompt ids exactly as in rollouts, completion ended by the stop token."""
+    column = recipe.cold_start.completion_column
+    demonstrations = []
+    for prompt in prompts:
+        if column not in prompt.columns:
+            raise PromptError(
+                f"cold_start.completion_column: row {prompt.index} has no column {column!r}; it has {', '.join(sorted(prompt.columns))}."
+            )
+        prompt_ids, completion_ids = codec.encode_demonstration(prompt.content, str(prompt.columns[column]), stop_id)
+        assert prompt_ids == prompt.token_ids, "a demonstration must continue the very ids that rollouts start from"
+        demonstrations.append(Demonstration(prompt, completion_ids))
+    return demonstrations
+
+
+def cold_start(parts: Parts, state: TrainState, demonstrations: Sequence[Demonstration]) -> None:
+    """Train on demonstrations until `num_steps` batches or until sampled success reaches `until_success`."""
+    recipe = parts.recipe.cold_start
+    by_index = {demonstration.prompt.index: demonstration for demonstration in demonstrations}
+    stream = PromptStream([demonstration.prompt for demonstration in demonstrations], parts.recipe.seed, shuffle=True)
+    success: float | None = None
+    while state.cold_steps < recipe.num_steps:
+        # Looked at before the update, from the step number alone: a resumed run stops at the very same step.
+        if recipe.until_success < 1.0 and state.cold_steps and state.cold_steps % recipe.check_every == 0:
+            success = sampled_success(parts, stream.take(0, recipe.check_prompts), state.cold_steps)
+            if success >= recipe.until_success:
+                parts.monitors.on_message(
+                    f"cold start ends after {state.cold_steps} batches: {success:.0%} of sampled completions are right, "
+                    f"and until_success is {recipe.until_success:.0%}"
+                )
+                return
+        prompts = stream.take(state.cold_steps * recipe.batch_size, recipe.batch_size)
+        loss = supervised_update(parts, state, [by_index[prompt.index] for prompt in prompts])
+        seen = {"loss": loss} if success is None else {"loss": loss, "success": success}
+        parts.monitors.on_progress(state.cold_steps, seen)
+        every = parts.recipe.checkpoints.every_steps
+        if every and state.cold_steps % every == 0:
+            parts.save(state)
+
+
+def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[Demonstration]) -> float:
+    minibatch = pack(
+        [as_example(demonstration) for demonstration in demonstrations],
+        aggregation="token_mean",
+        max_completion_tokens=parts.sampling.max_completion_tokens,
+        micro_batch_tokens=parts.recipe.train.micro_batch_tokens,
+        skip_zero_advantage=False,
+    )
+    total = 0.0
+    for micro in minibatch.micro_batches:
+        micro = micro.to(parts.policy.device)
+        scores = parts.policy.compute_logprobs(micro, temperature=1.0)
+        loss = (-scores.logprobs_M * micro.loss_weights_M).sum()
+        loss.backward()
+        total += float(loss.detach())
+    with deferred():
+        report = state.optimizer.clip_and_step()
+        state.cold_steps += 1
+    if report.skipped:
+        parts.monitors.on_message(f"cold start {state.cold_steps}: non-finite gradient, update skipped")
+    state.optimizer.check_finite()
+    return total
+
+
+def as_example(demonstration: Demonstration) -> Example:
+    length = len(demonstration.completion_ids)
+    vectors: dict[str, Any] = {
+        "loss_mask_T": torch.ones(length, dtype=torch.bool),
+        "advantages_T": torch.ones(length),
+        "sampling_logprobs_T": torch.zeros(length),
+    }
+    return Example(0, 0, demonstration.prompt.token_ids, demonstration.completion_ids, **vectors)
+
+
+def sampled_success(parts: Parts, prompts: Sequence[Prompt], step: int) -> float:
+    """Success rate of one sampled completion per training prompt; held-out prompts are not looked at here."""
+    sampling = Sampling(1, parts.sampling.temperature, parts.sampling.max_completion_tokens, parts.sampling.stop_ids)
+    completions = parts.engine.generate(prompts, sampling, NoiseKey(parts.recipe.seed, "cold_start", step))
+    outcomes = parts.score(prompts, completions, step).outcomes
+    verdicts = [outcome.success for outcome in outcomes if outcome.success is not None]
+    return sum(verdicts) / max(1, len(verdicts))

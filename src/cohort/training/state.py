@@ -1,0 +1,282 @@
+"""What a run has earned so far: everything that must survive a kill, and how it is saved and restored.
+
+The state is small because the rest is keyed: prompts follow from the cursor, noise from the step, minibatches from the
+seed and the step. What cannot be derived is here: weights, optimizer, counters, and the batch of an unfinished step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from cohort.base.interrupts import deferred
+from cohort.model.critic import Critic, NoCritic
+from cohort.model.optim import Optimizer
+from cohort.model.packing import Example, Minibatch
+from cohort.training import checkpoint
+from cohort.training.updates import UpdateMeter
+from cohort.types import Completion, Outcome, Prompt, Rollout
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step collected and now trains on."""
+
+    rollouts: list[Rollout]
+    advantages_N: list[float]
+    examples: list[Example]
+    plan: list[list[int]]
+    """Examples of each optimizer step of this step."""
+    metrics: dict[str, float]
+    """Metrics of the collecting half of the step."""
+    prompts_taken: int
+    """Prompts that the step took from the stream, trained on or not."""
+    verdicts: dict[int, tuple[int, int]]
+    """Prompt -> (successes, verdicts) of every group drawn."""
+
+
+class Component(Protocol):
+    """Something beside the policy that a checkpoint must hold: critic, moving reference, choice of prompts, reward model."""
+
+    def state(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]: ...
+
+    def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None: ...
+
+
+@dataclass
+class TrainState:
+    optimizer: Optimizer
+    phase: str = "train"
+    """"cold_start" or "train"."""
+    cold_steps: int = 0
+    step: int = 0
+    """Finished steps."""
+    cursor: int = 0
+    """Prompts taken from the stream by finished steps."""
+    seconds: float = 0.0
+    best_step: int = -1
+    best_reward: float | None = None
+    slots: int = 0
+    """Completions decoded side by side, chosen once: another number could flip near-ties after a resume."""
+    data_digest: str = ""
+    """Of the prompts and demonstrations: a resumed run must go on with the same ones."""
+    base_digest: str = ""
+    """With LoRA, of the frozen base, which no checkpoint holds: a resumed run must go on with the same one."""
+    start_digest: str = ""
+    """Of the starting weights, where they are needed again as the reference."""
+    kl_coef: float = 0.0
+    """Weight of the KL as it is now; a target KL moves it."""
+    iteration: int = 0
+    """Finished fits of the reward model."""
+    fitted_at: int = -1
+    """Step after which the last of them was made."""
+    components: dict[str, Component] = field(default_factory=dict)
+    """The rest of what a checkpoint holds, by name; see `attach`."""
+    found: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=dict)
+    """State of components that the checkpoint held and that are not attached yet."""
+    batch: Batch | None = None
+    update_metrics: list[dict[str, float]] = field(default_factory=list)
+    """One entry per optimizer step already taken on the unfinished batch."""
+
+    @property
+    def policy_version(self) -> int:
+        return self.optimizer.updates if self.phase == "train" else 0
+
+    def attach(self, name: str, component: Component) -> None:
+        """Save this component from now on; if the run was resumed, give it the state it had."""
+        self.components[name] = component
+        if name in self.found:
+            component.load_state(*self.found.pop(name))
+
+    def begin_batch(self, batch: Batch) -> None:
+        self.batch, self.update_metrics = batch, []
+
+    def remaining_minibatches(self) -> Iterator[list[Example]]:
+        """The examples of each optimizer step that this step still owes."""
+        assert self.batch is not None
+        for members in self.batch.plan[len(self.update_metrics) :]:
+            yield [self.batch.examples[index] for index in members]
+
+    def update(self, meter: UpdateMeter, minibatch: Minibatch, critic: Critic | NoCritic) -> None:
+        """One optimizer step, and its metrics, with no moment in between at which only one of the two is done."""
+        with deferred():
+            probe = self.optimizer.weights.probe() if self.policy_version == 0 else None
+            report = self.optimizer.clip_and_step()
+            row = meter.metrics(report, minibatch) | critic.step()
+            if probe is not None:  # an update lost to rounding would otherwise go unnoticed
+                row["optim/weight_change"] = self.optimizer.weights.change_since(probe)
+            self.update_metrics.append(row)
+        self.optimizer.check_finite()
+        critic.check_finite()
+
+    def finish_step(self) -> None:
+        assert self.batch is not None
+        with deferred():
+            self.step += 1
+            self.cursor += self.batch.prompts_taken
+            self.batch, self.update_metrics = None, []
+
+    @property
+    def checkpoint_name(self) -> str:
+        if self.phase == "cold_start":
+            return f"cold-{self.cold_steps}"
+        inside = self.update_metrics or self.fitted_at == self.step
+        return f"step-{self.step}.{len(self.update_metrics)}" if inside else f"step-{self.step}"
+
+    def save(self, root: Path) -> Path:
+        moments, counters = self.optimizer.state()
+        tensors: dict[str, dict[str, Tensor]] = {"weights": self.optimizer.weights.tensors(), "optimizer": moments}
+        document: dict[str, Any] = {name: getattr(self, name) for name in PLAIN_FIELDS} | {"optimizer": counters}
+        attached = {name: component.state() for name, component in self.components.items()}
+        document["components"] = {}
+        for name, (parts, counters) in {**self.found, **attached}.items():
+            document["components"][name] = counters
+            if parts:
+                tensors[name] = dict(parts)
+        # A batch without updates is not saved: it is keyed, and comes out the same when it is collected again.
+        if self.batch and self.update_metrics:
+            tensors["batch"], document["batch"] = encode_batch(self.batch)
+            document["update_metrics"] = self.update_metrics
+        return checkpoint.save(root, self.checkpoint_name, checkpoint.Snapshot(tensors, document))
+
+    def restore(self, snapshot: checkpoint.Snapshot, find_prompt: Callable[[int], Prompt]) -> None:
+        document = snapshot.document
+        for name in PLAIN_FIELDS:
+            setattr(self, name, document.get(name, "") if name == "base_digest" else document[name])
+        self.optimizer.weights.load(snapshot.tensors["weights"])
+        self.optimizer.load_state(snapshot.tensors["optimizer"], document["optimizer"])
+        self.found = {name: (dict(snapshot.tensors.get(name, {})), own) for name, own in document["components"].items()}
+        if "batch" in document:
+            self.batch = decode_batch(dict(snapshot.tensors["batch"]), document["batch"], find_prompt)
+            self.update_metrics = list(document["update_metrics"])
+
+
+PLAIN_FIELDS = (
+    "phase",
+    "cold_steps",
+    "step",
+    "cursor",
+    "seconds",
+    "best_step",
+    "best_reward",
+    "slots",
+    "data_digest",
+    "base_digest",
+    "start_digest",
+    "kl_coef",
+    "iteration",
+    "fitted_at",
+)
+
+
+def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Token-sized data as tensors, the rest as JSON. Prompts are stored by index: their source is part of the recipe."""
+    tensors = {
+        "completion_ids": flat([rollout.completion.token_ids for rollout in batch.rollouts], torch.int64),
+        "sampling_logprobs": flat([rollout.completion.sampling_logprobs for rollout in batch.rollouts], torch.float32),
+        "sampled_mask": flat([rollout.completion.mask for rollout in batch.rollouts], torch.bool),
+    }
+    for name in EXAMPLE_VECTORS:
+        vectors = [getattr(example, name) for example in batch.examples]
+        if vectors and vectors[0] is not None:
+            tensors[name] = torch.cat(vectors)
+    document = {
+        "rollouts": [
+            {
+                "prompt": rollout.prompt.index,
+                "group": rollout.group,
+                "sample": rollout.sample,
+                "policy_version": rollout.policy_version,
+                "length": len(rollout.completion.token_ids),
+                "all_sampled": rollout.completion.sampled_mask is None,
+                "end": rollout.completion.end,
+                "text": rollout.completion.text,
+                "outcome": encode_outcome(rollout.outcome),
+            }
+            for rollout in batch.rollouts
+        ],
+        "examples": [example.rollout for example in batch.examples],
+        "advantages": batch.advantages_N,
+        "plan": batch.plan,
+        "metrics": batch.metrics,
+        "prompts_taken": batch.prompts_taken,
+        "verdicts": [[prompt, *counts] for prompt, counts in batch.verdicts.items()],
+    }
+    return tensors, document
+
+
+EXAMPLE_VECTORS = (
+    "loss_mask_T",
+    "advantages_T",
+    "sampling_logprobs_T",
+    "old_logprobs_T",
+    "ref_logprobs_T",
+    "old_values_T",
+    "returns_T",
+)
+
+
+def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prompt: Callable[[int], Prompt]) -> Batch:
+    rollouts, offset = [], 0
+    for row in document["rollouts"]:
+        span = slice(offset, offset + row["length"])
+        offset += row["length"]
+        completion = Completion(
+            token_ids=tuple(tensors["completion_ids"][span].tolist()),
+            sampling_logprobs=tuple(tensors["sampling_logprobs"][span].tolist()),
+            end=row["end"],
+            text=row["text"],
+            sampled_mask=None if row["all_sampled"] else tuple(tensors["sampled_mask"][span].tolist()),
+        )
+        rollouts.append(
+            Rollout(
+                find_prompt(row["prompt"]),
+                row["group"],
+                row["sample"],
+                completion,
+                decode_outcome(row["outcome"]),
+                row["policy_version"],
+            )
+        )
+    examples, offset = [], 0
+    for index in document["examples"]:
+        prompt, completion = rollouts[index].prompt, rollouts[index].completion
+        span = slice(offset, offset + len(completion.token_ids))
+        offset += len(completion.token_ids)
+        vectors: dict[str, Any] = {name: tensors[name][span] if name in tensors else None for name in EXAMPLE_VECTORS}
+        examples.append(Example(index, rollouts[index].group, prompt.token_ids, completion.token_ids, **vectors))
+    return Batch(
+        rollouts,
+        document["advantages"],
+        examples,
+        document["plan"],
+        document["metrics"],
+        document["prompts_taken"],
+        {prompt: (right, judged) for prompt, right, judged in document["verdicts"]},
+    )
+
+
+def encode_outcome(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "parts": dict(outcome.parts),
+        "reward": outcome.reward,
+        "success": outcome.success,
+        "answer": outcome.answer,
+        "faults": list(outcome.faults),
+        "extras": dict(outcome.extras),
+        "steps": [list(step) for step in outcome.steps],
+    }
+
+
+def decode_outcome(row: dict[str, Any]) -> Outcome:
+    steps = tuple((position, reward) for position, reward in row["steps"])
+    return Outcome(row["parts"], row["reward"], row["success"], row["answer"], tuple(row["faults"]), row["extras"], steps)
+
+
+def flat(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
+    return torch.tensor([value for row in rows for value in row], dtype=dtype)

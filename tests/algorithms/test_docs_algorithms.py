@@ -1,0 +1,262 @@
+"""docs/algorithms.md says what the code does: every name on it exists, its tables are the code's, its examples run.
+
+Of all pages: links lead somewhere and commands are understood.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from cohort.algorithms import contradictions
+from cohort.algorithms.presets import PRESETS
+from cohort.errors import RecipeError
+from cohort.recipe import schema as config
+from cohort.recipe.built_in import find_recipe, split_words
+from cohort.recipe.choices import COLUMNS, preset_choices, summary_row
+from cohort.recipe.file import load_recipe
+from cohort.recipe.schema import AlgorithmConfig
+from cohort.tools.compare.contenders import find_contenders
+from doc_examples import examples_of
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "cohort"
+PAGE = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+PROSE = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
+SECTIONS = re.split(r"^(?=##)", PROSE, flags=re.MULTILINE)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((SOURCE / "recipes").glob("*/README.md"))]
+RULE = re.compile(r"\|?[\s:|-]+\|?")
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """Tables of a Markdown text as rows of cells, without their rules; backticks and links are taken off."""
+    found: list[list[list[str]]] = []
+    previous = ""
+    for line in text.splitlines():
+        if line.startswith("|"):
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            cells = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", cell) for cell in cells]
+            if not previous.startswith("|"):
+                found.append([])
+            if not RULE.fullmatch(line):
+                found[-1].append(cells)
+        previous = line
+    return found
+
+
+def section(title: str) -> str:
+    [text] = [part for part in SECTIONS if re.match(rf"#+ {re.escape(title)}\n", part)]
+    return text
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def defined(file: Path) -> frozenset[str]:
+    """Functions, and methods as Class.method, of a Python file."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{child.name}" for child in node.body if isinstance(child, ast.FunctionDef)}
+    return frozenset(names)
+
+
+def files_of(text: str) -> list[Path]:
+    """Files named in a text: paths from the root of the repository, or from src/cohort."""
+    found = []
+    for word in re.findall(r"`([\w/]+\.(?:py|sh))`|(?<=python )([\w/]+\.py)", text):
+        name = word[0] or word[1]
+        at_root = name.startswith(("tests/", "benchmarks/", "examples/"))
+        found.append((ROOT if at_root else SOURCE) / name)
+    return found
+
+
+def test_every_file_exists():
+    files = files_of(PROSE)
+    assert [str(file) for file in files if not file.is_file()] == []
+    assert len(set(files)) > 40
+    assert (SOURCE / "rewards").is_dir()
+
+
+def test_every_function_is_defined_in_a_file_that_its_section_names():
+    count = 0
+    for text in SECTIONS:
+        known: set[str] = set().union(*(defined(file) for file in files_of(text) if file.suffix == ".py"))
+        names = re.findall(r"`([A-Za-z_][\w.]*)\(\)`", text)
+        assert [name for name in names if name not in known] == [], text.splitlines()[0]
+        count += len(names)
+    assert count > 60
+
+
+def test_every_test_is_defined_in_a_file_that_its_section_names():
+    count = 0
+    for text in SECTIONS:
+        files = [file for file in files_of(text) if file.parent.name == "tests"]
+        known: set[str] = set().union(*(defined(file) for file in files))
+        names = re.findall(r"`(test_\w+)`", text)
+        assert [name for name in names if name not in known] == [], text.splitlines()[0]
+        count += len(names)
+    assert count > 40
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """As GitHub makes them: lower case, spaces to hyphens, all but letters, digits, hyphens and underscores dropped."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_are_understood(page, monkeypatch):
+    """Every `cohort train` and `cohort compare` line up to the point where something would run; files of one's own aside."""
+    monkeypatch.chdir(ROOT)
+    for line in re.findall(
+        r"^    cohort ((?:train|doctor|compare|algorithms)\b.*)$", page.read_text(encoding="utf-8"), re.MULTILINE
+    ):
+        if ".toml" in line or "[" in line:
+            continue
+        command, *words = shlex.split(re.split(r"\s{2,}|\s#", line)[0])
+        if command == "compare":
+            options = {words[place]: words[place + 1] for place in range(len(words) - 1) if words[place].startswith("--")}
+            kept = [word for word in words if word not in options and word not in options.values()]
+            find_contenders(kept, options.pop("--recipe", ""))
+            assert set(options) <= {"--seeds", "--jobs", "--output"}, line
+        elif command == "algorithms":
+            assert [word for word in words if word not in PRESETS] == [], line
+        else:
+            find_recipe(*split_words(words))
+
+
+# -- choices -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_algorithms_is_that_of_the_code():
+    [table] = tables(section("The named algorithms"))
+    assert table[0] == ["name", *COLUMNS]
+    on_page = {row[0].strip("`"): [cell.strip("`") for cell in row[1:]] for row in table[1:]}
+    assert on_page == {name: summary_row(preset_choices(name)) for name in PRESETS}
+    assert list(on_page) == list(PRESETS)
+
+
+def test_every_algorithm_has_a_section_with_its_paper():
+    source = (SOURCE / "algorithms" / "presets.py").read_text(encoding="utf-8")
+    comments = re.findall(r'((?:    #.*\n)*)    "([\w+]+)": \{', source)
+    assert [name for _, name in comments] == list(PRESETS)
+    for comment, name in comments:
+        text = section(f"`{name}`")
+        for number in re.findall(r"arXiv (\d{4}\.\d{5})", comment):
+            assert f"[arXiv {number}](https://arxiv.org/abs/{number})" in text, name
+
+
+def test_every_choice_and_every_word_of_it_is_explained():
+    for name, field in AlgorithmConfig.model_fields.items():
+        assert name == "name" or re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", PROSE), name
+        for word in get_args(field.annotation):
+            if isinstance(word, str):
+                assert re.search(rf'`(?:{name} = )?"?{word}"?`', PROSE), (name, word)
+    # The tables of the choices hold each word once, and no other.
+    for name, title in (
+        ("advantage", "Advantages"),
+        ("region", "Regions"),
+        ("aggregation", "Aggregation"),
+        ("data", "The frame"),
+    ):
+        words = [row[0].strip("`") for table in tables(section(title)) if table[0][0] == f"`{name}`" for row in table[1:]]
+        assert sorted(words) == sorted(get_args(AlgorithmConfig.model_fields[name].annotation)), name
+
+
+def test_the_function_of_an_advantage_a_region_and_an_aggregation_has_its_name():
+    for title in ("Regions", "Aggregation", "KL to the reference"):
+        for row in tables(section(title))[0][1:]:
+            assert row[-1] == f"`{row[0].strip('`')}()`"
+
+
+# -- what cannot be combined -------------------------------------------------------------------------------------------
+
+COMBINATIONS = [[cell.strip("`") for cell in row] for row in tables(section("What cannot be combined"))[0][1:]]
+
+
+@pytest.mark.parametrize(("refused", "because", "instead"), COMBINATIONS)
+def test_what_the_page_says_is_refused_is_and_its_way_out_is_not(refused, because, instead):
+    with pytest.raises(RecipeError):
+        load_recipe(overrides=refused.split())
+    load_recipe(overrides=instead.split())
+
+
+def test_no_rule_of_the_code_is_missing_on_the_page():
+    reasons = []
+    for refused, _, _ in COMBINATIONS:
+        try:
+            load_recipe(overrides=refused.split())
+        except RecipeError as problem:
+            reasons.append(str(problem))
+    rules = [
+        rule
+        for file in (contradictions.__file__, config.__file__)
+        for rule in ast.parse(Path(file).read_text(encoding="utf-8")).body
+        if isinstance(rule, ast.FunctionDef) and rule.name.startswith(("about_", "why_no_"))
+    ]
+    returns = [
+        node.value
+        for rule in rules
+        for node in ast.walk(rule)
+        if isinstance(node, ast.Return) and not (isinstance(node.value, ast.Constant) and node.value.value == "")
+    ]
+    assert len(returns) >= 25
+    for value in returns:
+        words = [node.value for node in ast.walk(value) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        longest = max(words, key=len)
+        assert any(longest in reason for reason in reasons), longest
+
+
+# -- examples ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_examples_give_the_values_in_their_comments():
+    """All blocks in one namespace, top to bottom; every expression with a comment behind it has that value."""
+    checked = list(examples_of(PAGE))
+    assert [code for code, value, expected in checked if value != expected] == []
+    assert len(checked) == 14
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-it-works.md"])
+def test_the_length_of_the_loop_is_as_told(page):
+    [told] = re.findall(r"(\d+) lines with its docstring", (ROOT / page).read_text(encoding="utf-8"))
+    assert int(told) == len((SOURCE / "loop.py").read_text(encoding="utf-8").splitlines())
+
+
+def test_the_readme_names_every_algorithm():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in PRESETS if f"`{name}`" not in text] == []
+    assert "Fourteen algorithms" in text
+    assert len(PRESETS) == 14
+
+
+def test_every_metric_named_on_a_page_is_one():
+    known = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    for page in ("algorithms.md", "troubleshooting.md", "compare.md"):
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        areas = "rollout|reward|reward_model|advantage|loss|critic|optim|eval|time|perf"
+        names = re.findall(rf"`((?:{areas})/[\w<>/*]+)`", text)
+        assert [name for name in names if f"`{name.rstrip('*')}" not in known] == [], page

@@ -1,0 +1,138 @@
+"""Real signals sent to this very process: at once outside a critical section, at its end inside one."""
+
+# ruff: noqa: PT012 (what runs before and after the signal inside the block is what is tested)
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from cohort.base import interrupts
+from cohort.base.interrupts import deferred, handled
+from cohort.errors import Interrupted
+
+
+def send(number: int = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.fixture(autouse=True)
+def safe_handlers():
+    """Whatever goes wrong in a test, a late signal must not end the test run."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert interrupts._depth == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_outside_a_section_it_raises_at_once(number):
+    passed = False
+    with pytest.raises(Interrupted, match=signal.Signals(number).name), handled():
+        send(number)
+        passed = True
+    assert not passed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_inside_a_section_it_waits_for_the_end_and_keeps_its_name(number):
+    done = []
+    with pytest.raises(Interrupted, match=signal.Signals(number).name), handled():
+        with deferred():
+            send(number)
+            done.append("rest of the section")
+        done.append("after the section")
+    assert done == ["rest of the section"]
+
+
+def test_nested_sections_wait_for_the_outermost():
+    done = []
+    with pytest.raises(Interrupted), handled():
+        with deferred():
+            with deferred():
+                send()
+                done.append("inner")
+            done.append("outer")
+        done.append("after")
+    assert done == ["inner", "outer"]
+
+
+def test_interrupted_is_not_an_exception_that_user_code_can_swallow():
+    with pytest.raises(Interrupted), handled():
+        try:
+            send()
+        except Exception:
+            pytest.fail("swallowed")
+
+
+def test_a_second_signal_gives_up_politeness():
+    done = []
+    with pytest.raises(KeyboardInterrupt), handled(), deferred():
+        send()
+        done.append("first")
+        send()
+        done.append("second")
+    assert done == ["first"]
+
+
+def test_a_second_signal_while_saving_after_the_first():
+    """The save after Interrupted runs in a section of its own; only a second signal breaks it."""
+    saved = []
+    with handled():
+        try:
+            send()
+        except Interrupted:
+            with deferred():
+                saved.append("whole")
+    assert saved == ["whole"]
+
+
+def test_handlers_are_restored_however_it_ends():
+    def mine(number, frame):
+        pass
+
+    signal.signal(signal.SIGTERM, mine)
+    signal.signal(signal.SIGINT, mine)
+    with handled():
+        assert signal.getsignal(signal.SIGTERM) is not mine
+    with pytest.raises(Interrupted), handled():
+        send()
+    with pytest.raises(ValueError, match="problem"), handled():
+        raise ValueError("problem")
+    assert signal.getsignal(signal.SIGTERM) is mine
+    assert signal.getsignal(signal.SIGINT) is mine
+
+
+def test_a_signal_overtaken_by_an_error_does_not_come_up_later():
+    """The error wins; afterwards sections outside of any run, and the next run, are quiet."""
+    with pytest.raises(ValueError, match="disk full"), handled(), deferred():
+        send()
+        raise ValueError("disk full")
+    with deferred():
+        pass
+    with handled(), deferred():
+        pass
+
+
+def test_each_run_starts_counting_anew():
+    for _ in range(2):
+        with pytest.raises(Interrupted), handled():
+            send()
+
+
+def test_outside_the_main_thread_nothing_is_installed():
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def work():
+        with handled():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]

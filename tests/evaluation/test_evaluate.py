@@ -1,0 +1,230 @@
+"""Evaluation with a scripted engine: every number can be worked out by hand."""
+
+import json
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from cohort.evaluation.estimators import pass_at_k
+from cohort.evaluation.evaluate import (
+    Evaluation,
+    ProblemVerdicts,
+    compare,
+    compare_set,
+    default_ks,
+    evaluate,
+    problem_key,
+    summarize,
+)
+from cohort.types import Completion, Outcome, Prompt, Sampling
+
+SAMPLING = Sampling(group_size=4, temperature=1.0, max_completion_tokens=8, stop_ids=(2,), top_p=0.9, top_k=5)
+
+
+def make_prompts(texts, names=None):
+    """Problem i is called "problem i", or as `names` says; its script lists what will be written: "7 7 8 -"."""
+    names = names or [f"problem {i}" for i in range(len(texts))]
+    return [
+        Prompt(i, name, {"answer": "7", "script": text}, (1, 2))
+        for i, (name, text) in enumerate(zip(names, texts, strict=True))
+    ]
+
+
+class ScriptedEngine:
+    """Writes the words of a problem's script. Greedy writes the first one."""
+
+    name = "scripted"
+
+    def __init__(self):
+        self.calls = []
+
+    def generate(self, prompts, sampling, noise, first_draw=0):
+        self.calls.append((len(prompts), sampling, noise, first_draw))
+        groups = []
+        for prompt in prompts:
+            words = prompt.columns["script"].split()[: sampling.group_size]
+            groups.append([Completion((5,) * len(w), (-0.1,) * len(w), "length" if len(w) > 3 else "stop", w) for w in words])
+        return groups
+
+
+@dataclass
+class Result:
+    outcomes: list
+
+
+class Verifier:
+    """ "7" is right, "-" has no answer, "?" is unscored."""
+
+    def __init__(self, extracts=True):
+        self.extracts = extracts
+
+    def score(self, prompts, completions, *, step, num_steps):
+        assert len(prompts) == len(completions)
+        outcomes = []
+        for prompt, completion in zip(prompts, completions, strict=True):
+            if completion.text == "?":
+                outcomes.append(Outcome({}, None, None))
+                continue
+            right = completion.text == prompt.columns["answer"]
+            answer = completion.text if self.extracts and completion.text != "-" else None
+            outcomes.append(Outcome({"check": float(right)}, 2.0 * right + 0.5, right, answer))
+        return Result(outcomes)
+
+
+def run(sets, *, extracts=True, names=None, **options):
+    options = {"sampling": SAMPLING, "seed": 3, "step": 10, "greedy": True, "resamples": 200, **options}
+    prompts = {name: make_prompts(texts, names) for name, texts in sets.items()}
+    return evaluate(ScriptedEngine(), prompts, Verifier(extracts), **options)
+
+
+def test_values_by_hand():
+    found = run({"held_out": ["7 7 8 -", "8 8 7 1", "7 7 7 7", "1 2 3 9999"]})
+    numbers = found.sets["held_out"]
+    assert numbers["pass@1"].value == pytest.approx((0.5 + 0.25 + 1 + 0) / 4)
+    assert numbers["pass@2"].value == pytest.approx((pass_at_k(2, 4, 2) + pass_at_k(1, 4, 2) + 1 + 0) / 4)
+    assert numbers["pass@4"].value == pytest.approx(0.75)
+    assert numbers["maj@4"].value == pytest.approx((1 + 0 + 1 + 0) / 4)
+    assert numbers["mean@4"].value == pytest.approx(numbers["pass@1"].value)
+    assert numbers["greedy"].value == pytest.approx(0.5)
+    assert numbers["reward"].value == pytest.approx(2 * 0.4375 + 0.5)
+    assert numbers["pass@1"].low < 0.4375 < numbers["pass@1"].high
+    assert found.counts["held_out"] == {
+        "problems": 4, "completions": 16, "unscored": 0, "truncated": 1 / 16, "length_mean": pytest.approx(19 / 16)
+    }  # fmt: skip
+    assert found.metrics()["eval/held_out/pass@1"] == pytest.approx(0.4375)
+    assert found.metrics()["eval/held_out/truncated"] == 1 / 16
+
+
+def test_unscored_completions_are_out_of_both_sides_and_counted():
+    found = run({"s": ["7 ? 8 ?", "7 7 7 8", "? ? ? ?"]})
+    numbers = found.sets["s"]
+    assert numbers["pass@1"].value == pytest.approx((0.5 + 0.75) / 2)
+    assert numbers["pass@4"].value == 1.0  # only the second problem has four verdicts
+    assert numbers["maj@4"].value == pytest.approx((0.5 + 1) / 2)  # the first votes 7 against 8
+    assert found.counts["s"]["unscored"] == 6
+    assert numbers["greedy"].value == 1.0
+
+
+def test_maj_is_null_with_a_reason_without_extracted_answers():
+    missing = run({"s": ["7 7 8 8"]}, extracts=False).sets["s"]["maj@4"]
+    assert missing.value is None
+    assert "extract" in missing.reason
+    # A reward that extracts, and a policy that never answers: that is a vote of 0, not a missing number.
+    assert run({"s": ["- - - -"]}, answers=True).sets["s"]["maj@4"].value == 0.0
+
+
+def test_maj_at_8_is_there_when_more_were_drawn():
+    texts = [" ".join(["7"] * 9 + ["8"] * 7)]
+    numbers = run({"s": texts}, sampling=Sampling(16, 1.0, 8, (2,))).sets["s"]
+    assert numbers["maj@16"].value == 1.0
+    assert 0.5 < numbers["maj@8"].value < 1.0
+    assert {"pass@1", "pass@2", "pass@4", "pass@8", "pass@16"} <= set(numbers)
+
+
+def test_noise_is_the_same_at_every_step_and_sets_draw_apart():
+    engine = ScriptedEngine()
+    sets = {"a": make_prompts(["7 7 7 7", "8 8 8 8"]), "b": make_prompts(["7 8 7 8"])}
+    for step in (0, 50):
+        evaluate(engine, sets, Verifier(), sampling=SAMPLING, seed=3, step=step, greedy=True, resamples=100)
+    first, second = engine.calls[:4], engine.calls[4:]
+    assert first == second
+    assert [call[3] for call in first] == [0, 0, 2, 2]
+    assert all((call[2].stream, call[2].step, call[2].seed) == ("evaluate", 0, 3) for call in first)
+    greedy = first[1][1]
+    assert (greedy.temperature, greedy.group_size, greedy.top_p, greedy.top_k) == (0.0, 1, 1.0, 0)
+    assert first[0][1] == SAMPLING  # the user's cuts are honoured in evaluation
+
+
+def test_empty_set_and_no_set():
+    assert run({}).sets == {}
+    numbers = run({"s": []}).sets["s"]
+    assert numbers["pass@1"].value is None
+    assert run({"s": []}).counts["s"]["problems"] == 0
+
+
+def test_json_round_trip_keeps_what_compare_needs():
+    found = run({"s": ["7 ? 8 8", "7 7 7 7"]}, label="before")
+    back = Evaluation.from_json(json.loads(json.dumps(found.to_json())))
+    assert back.per_problem == found.per_problem
+    assert {k: dict(v) for k, v in back.sets.items()} == found.sets
+    assert back.counts == found.counts
+    assert (back.step, back.label) == (10, "before")
+
+
+def test_compare_pairs_problem_by_problem():
+    before = run({"s": ["8 8 8 7"] * 6 + ["7 8 8 8"] * 6})
+    after = run({"s": ["7 7 7 8"] * 6 + ["7 7 7 7"] * 5})  # one problem fewer
+    change = compare(before, after).sets["s"]
+    assert change["pass@1"].problems == 11
+    assert change["pass@1"].difference == pytest.approx((6 * 0.5 + 5 * 0.75) / 11)
+    assert change["pass@1"].p_value == pytest.approx(2 / 2**11)
+    assert change["greedy"].difference == pytest.approx(6 / 11)
+    assert compare(before, run({"other": ["7 7 7 7"]})).sets == {}
+
+
+def test_compare_knows_a_problem_by_its_content_and_not_by_its_row():
+    """Two runs with different seeds: row 0 of one is not row 0 of the other."""
+    before = run({"s": ["8 8 8 8"] * 4}, names=["a", "b", "c", "d"])
+    assert compare(before, run({"s": ["7 7 7 7"] * 4}, names=["e", "f", "g", "h"])).sets == {}
+    after = run({"s": ["7 7 7 7", "8 8 8 8", "8 8 8 8"]}, names=["d", "x", " c\n"])  # other rows, other order
+    change = compare(before, after).sets["s"]["pass@1"]
+    assert (change.problems, change.difference) == (2, 0.5)
+
+
+def test_a_problem_is_its_question_and_its_gold_answer():
+    key = problem_key(Prompt(0, "1+1=", {"answer": "2", "note": "x"}, (1,)))
+    assert re.fullmatch("[0-9a-f]{16}", key)
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}]
+    assert problem_key(Prompt(5, " 1+1=\n", {"answer": 2, "note": "y"}, (3, 4))) == key
+    assert problem_key(Prompt(5, chat, {"answer": "2"}, (3, 4))) == key
+    others = [Prompt(0, "1+1=", {"answer": "3"}, (1,)), Prompt(0, "1+1=", {}, (1,)), Prompt(0, "1+2=", {"answer": "2"}, (1,))]
+    assert len({key, *(problem_key(other) for other in others)}) == 4
+
+
+def test_copies_of_a_problem_are_matched_in_order():
+    before = run({"s": ["8 8 8 8", "? ? ? ?", "7 7 7 7", "8 8 8 8"]}, names=["a", "a", "a", "b"])
+    after = run({"s": ["7 7 7 7", "8 8 8 8", "7 7 7 7", "8 8 8 8", "7 7 7 7"]}, names=["b", "a", "a", "a", "a"])
+    # a: 0 -> 0, (no verdict) -> 1, 1 -> 0, (absent) -> 1; b: 0 -> 1
+    change = compare(before, after).sets["s"]["pass@1"]
+    assert (change.problems, change.difference) == (3, 0.0)
+    assert change.p_value == 1.0
+
+
+def test_row_numbers_of_early_files_still_pair_within_their_run():
+    old = [ProblemVerdicts.from_json({"index": [0, 5], "success": rows, "greedy": ""}) for rows in (["00", "01"], ["11", "01"])]
+    assert old[0].problems == ("row 0", "row 5")
+    assert compare_set(*old, 0, 100)["pass@1"].difference == 0.5
+    new = run({"s": ["7 7 7 7"]}).per_problem["s"]
+    assert compare_set(old[0], new, 0, 100) == {}
+
+
+def test_examples_show_the_first_problems_with_verdicts():
+    rows = run({"s": ["7 8 8 8"] * 6}, examples=2).examples
+    assert len(rows) == 2
+    assert rows[0] == {
+        "set": "s",
+        "prompt": "problem 0",
+        "answer": "7",
+        "completions": [{"text": "7", "reward": 2.5, "success": True}] + [{"text": "8", "reward": 0.5, "success": False}] * 3,
+    }
+    json.dumps(rows)
+
+
+def test_summary_entry():
+    before, after = run({"s": ["8 8 8 8"] * 3, "t": ["7 8 8 8"]}), run({"s": ["7 7 7 7"] * 3, "t": ["7 8 8 8"]})
+    entry = summarize(before, after)
+    assert entry["before"]["pass@1"]["value"] == 0.0
+    assert entry["after"]["pass@1"]["value"] == 1.0
+    assert set(entry["after"]["maj@4"]) == {"value", "low", "high"}
+    assert entry["sets"]["t"]["after"]["pass@1"]["value"] == 0.25
+    assert entry["change"]["s"]["pass@1"]["difference"] == 1.0
+    assert summarize(before, None)["after"] == {}
+    assert summarize(None, None) == {"before": {}, "after": {}, "sets": {}, "change": {}}
+    json.dumps(entry)
+
+
+def test_default_ks():
+    assert default_ks(1) == (1,)
+    assert default_ks(8) == (1, 2, 4, 8)
+    assert default_ks(12) == (1, 2, 4, 8, 12)

@@ -1,0 +1,159 @@
+"""Token ids of prompts: one BOS, no EOS at the end, the template applied once, demonstrations that start where prompts end."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from cohort.errors import PromptError
+from cohort.model.chat import ChatCodec, decodes_in_rust
+from cohort.model.scratch import build_tokenizer
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CHAT = [{"role": "user", "content": "1+1="}]
+
+
+def chat_tokenizer(template: str | None = CHATML, bos: bool = False, appended_eos: bool = False) -> PreTrainedTokenizerFast:
+    """A character tokenizer with ChatML's tokens, and with the BOS and EOS habits of real ones."""
+    tokenizer = build_tokenizer("0123456789+=\n <>/abcdefghijklmnopqrstuvwxyz", 256)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"], "bos_token": "<bos>"})
+    pieces = ["<bos>:0"] * bos + ["$A:0"] + ["<eos>:0"] * appended_eos
+    special = [("<bos>", tokenizer.bos_token_id), ("<eos>", tokenizer.eos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=" ".join(pieces), special_tokens=special)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def ids_of(tokenizer: PreTrainedTokenizerFast, *pieces: str) -> tuple[int, ...]:
+    """By hand: a piece that is a token is that token, any other text is its characters."""
+    vocabulary = tokenizer.get_vocab()
+    return tuple(vocabulary[token] for piece in pieces for token in ([piece] if piece in vocabulary else piece))
+
+
+def test_text_gets_one_bos_whoever_writes_it():
+    tokenizer = chat_tokenizer(bos=True)
+    codec = ChatCodec(tokenizer)
+    expected = ids_of(tokenizer, "<bos>", "1+1=")
+    assert codec.encode("1+1=") == expected
+    assert tokenizer("<bos>1+1=")["input_ids"][:2] == [tokenizer.bos_token_id] * 2  # What would go wrong.
+    assert codec.encode("<bos>1+1=") == expected
+
+
+def test_text_of_a_model_without_bos_stays_as_it_is():
+    tokenizer = chat_tokenizer()
+    assert ChatCodec(tokenizer).encode("1+1=") == ids_of(tokenizer, "1+1=")
+
+
+def test_an_eos_that_the_tokenizer_appends_is_taken_off_but_not_one_that_is_written():
+    tokenizer = chat_tokenizer(bos=True, appended_eos=True)
+    codec = ChatCodec(tokenizer)
+    assert codec.encode("1+") == ids_of(tokenizer, "<bos>", "1+")
+    written = chat_tokenizer()
+    assert ChatCodec(written).encode("1+<eos>") == ids_of(written, "1+", "<eos>")
+
+
+def test_a_chat_is_rendered_once_up_to_the_assistants_turn():
+    tokenizer = chat_tokenizer(bos=True)
+    expected = ids_of(tokenizer, "<|im_start|>", "user\n1+1=", "<|im_end|>", "\n", "<|im_start|>", "assistant\n")
+    encoded = ChatCodec(tokenizer).encode(CHAT)
+    assert encoded == expected
+    assert all(type(token) is int for token in encoded)
+
+
+def test_a_template_that_writes_bos_gets_no_second_one():
+    tokenizer = chat_tokenizer("{{ bos_token }}" + CHATML, bos=True)
+    encoded = ChatCodec(tokenizer).encode(CHAT)
+    assert encoded[:2] == ids_of(tokenizer, "<bos>", "<|im_start|>")
+    doubled = chat_tokenizer("{{ bos_token }}{{ bos_token }}" + CHATML)
+    assert ChatCodec(doubled).encode(CHAT) == encoded
+
+
+def test_a_chat_without_a_template_says_what_to_do():
+    with pytest.raises(PromptError, match=r"no chat template.*instruction-tuned.*prompts\.system"):
+        ChatCodec(chat_tokenizer(template=None)).encode(CHAT)
+
+
+def test_a_template_that_refuses_a_role_is_quoted():
+    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + CHATML
+    with pytest.raises(PromptError, match=r"\(system, user\): System role not supported"):
+        ChatCodec(chat_tokenizer(template)).encode([{"role": "system", "content": "be short"}, *CHAT])
+
+
+def test_decode_leaves_out_special_tokens_and_keeps_every_space():
+    tokenizer = chat_tokenizer()
+    codec = ChatCodec(tokenizer)
+    assert codec.decode(ids_of(tokenizer, "<bos>", " a  b\n =\n", "<|im_end|>", "<eos>")) == " a  b\n =\n"
+    assert codec.decode(()) == ""
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE as Qwen and Llama 3 have it, here of single bytes: a row may end inside a character."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({token: number for number, token in enumerate(alphabet)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eos>", pad_token="<pad>")
+    tokenizer.add_tokens(["<tool> ", " ,"])
+    return tokenizer
+
+
+class LoudTokenizer(PreTrainedTokenizerFast):
+    """A class that decodes in its own way."""
+
+    def _decode(self, *arguments, **options):
+        return super()._decode(*arguments, **options).upper()
+
+
+@pytest.mark.parametrize("make", [chat_tokenizer, byte_tokenizer], ids=["characters", "bytes"])
+def test_decoding_all_at_once_is_decoding_one_by_one(make):
+    tokenizer = make()
+    codec = ChatCodec(tokenizer)
+    assert decodes_in_rust(tokenizer)
+    generator = random.Random(0)
+    rows = [generator.choices(range(len(tokenizer)), k=length) for length in (0, 1, 2, 7, 64, 200) for _ in range(20)]
+    rows += [[tokenizer.eos_token_id], tuple(tokenizer("é , 日本\n  x")["input_ids"])[:-1], (tokenizer.pad_token_id, 5)]
+    assert codec.decode_all(rows) == [codec.decode(row) for row in rows]
+    assert codec.decode_all([]) == []
+
+
+def test_a_class_that_decodes_in_its_own_way_is_left_to_it():
+    plain = chat_tokenizer()
+    loud = LoudTokenizer(tokenizer_object=plain.backend_tokenizer, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
+    codec = ChatCodec(loud)
+    assert not decodes_in_rust(loud)
+    rows = [ids_of(plain, "abc"), ids_of(plain, "1+x", "<eos>")]
+    assert codec.decode_all(rows) == [codec.decode(row) for row in rows] == ["ABC", "1+X"]
+
+
+def test_a_demonstration_begins_where_the_prompt_ends_and_stops():
+    tokenizer = chat_tokenizer(bos=True)
+    codec = ChatCodec(tokenizer)
+    prompt_ids, completion_ids = codec.encode_demonstration("1+1=", "2\n", tokenizer.eos_token_id)
+    assert prompt_ids == codec.encode("1+1=")
+    assert completion_ids == ids_of(tokenizer, "2\n", "<eos>")  # No BOS in the middle of the sequence.
+    prompt_ids, completion_ids = codec.encode_demonstration(CHAT, "2", tokenizer.eos_token_id)
+    assert prompt_ids == codec.encode(CHAT)
+    assert completion_ids == ids_of(tokenizer, "2", "<|im_end|>")
+
+
+def test_a_template_without_an_end_of_turn_falls_back_to_the_stop_id():
+    tokenizer = chat_tokenizer("{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
+    codec = ChatCodec(tokenizer)
+    assert codec.end_of_turn_id(default=77) == 77
+    assert codec.encode_demonstration(CHAT, "2", tokenizer.eos_token_id)[1] == ids_of(tokenizer, "2", "<eos>")
+
+
+@pytest.mark.parametrize(
+    ("prefill", "inside"), [("<think>", True), ("<think>\n", True), ("", False), ("<think>\n\n</think>\n\n", False)]
+)
+def test_prefilled_think_is_seen_in_the_rendered_prompt(prefill: str, inside: bool):
+    codec = ChatCodec(chat_tokenizer(CHATML.replace("assistant\n", "assistant\n" + prefill)))
+    assert codec.prefills_think(CHAT) is inside
+    assert codec.prefills_think([{"role": "user", "content": "write <think> first"}]) is inside
+    assert codec.prefills_think("1+1=" + prefill) is inside

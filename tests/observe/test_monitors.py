@@ -1,0 +1,363 @@
+"""Monitors: what they write, and that none of them can stop a run."""
+
+import io
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from cohort.errors import Interrupted, RecipeError
+from cohort.observe.monitors import JsonlMonitor, Monitor, Monitors, build_monitors, read_rows
+from cohort.observe.monitors.console import ConsoleMonitor, before_after_table, duration, with_interval
+from cohort.observe.monitors.jsonl import append_line, truncate_after
+from cohort.recipe.file import build_recipe
+
+ONE = {"value": 0.541, "low": 0.51, "high": 0.572}
+BETTER = {"value": 0.952, "low": 0.94, "high": 0.96}
+EVALUATION = {"step": 0, "label": "before", "sets": {"held_out": {"pass@1": ONE, "pass@8": BETTER, "problems": 512}}}
+SUMMARY = {
+    "status": "finished", "steps": 3, "seconds": 130.0,
+    "eval": {"before": {"pass@1": ONE}, "after": {"pass@1": BETTER}, "sets": {"held_out": {"before": {"pass@1": ONE}, "after": {"pass@1": BETTER}}}},
+}  # fmt: skip
+
+
+def row(step, **more):
+    return {
+        "step": step,
+        "reward/mean": 0.4,
+        "reward/success": 0.38,
+        "time/step": 2.0,
+        "perf/tokens_per_second": 3210.0,
+        **more,
+    }
+
+
+# Fan-out ---------------------------------------------------------------------------------------------------------
+
+
+class Broken(Monitor):
+    def on_metrics(self, row):
+        raise OSError("disk full")
+
+    def close(self):
+        raise RuntimeError("still broken")
+
+
+class Recorder(Monitor):
+    def __init__(self):
+        self.calls = []
+
+    def on_metrics(self, row):
+        self.calls.append(row["step"])
+
+    def close(self):
+        self.calls.append("closed")
+
+
+def test_a_broken_monitor_is_reported_once_and_stops_nobody():
+    reports, recorder = [], Recorder()
+    with Monitors([Broken(), recorder], report=reports.append) as monitors:
+        for step in range(3):
+            monitors.on_metrics({"step": step})
+    assert recorder.calls == [0, 1, 2, "closed"]
+    assert monitors.failures == {"Broken": 4}
+    assert len(reports) == 1
+    assert "disk full" in reports[0]
+    assert "Training goes on" in reports[0]
+
+
+def test_even_a_closed_stderr_stops_nobody():
+    def closed(text):
+        raise ValueError("I/O operation on closed file")
+
+    monitors = Monitors([Broken()], report=closed)
+    monitors.on_metrics({"step": 1})
+    assert monitors.failures == {"Broken": 1, "report": 1}
+
+
+def test_an_interrupt_passes_through_and_monitors_are_closed():
+    class Slow(Monitor):
+        def on_metrics(self, row):
+            raise Interrupted
+
+    recorder = Recorder()
+    with pytest.raises(Interrupted), Monitors([recorder, Slow()]) as monitors:
+        monitors.on_metrics({"step": 1})
+    assert recorder.calls == [1, "closed"]
+
+
+# jsonl -----------------------------------------------------------------------------------------------------------
+
+
+def test_jsonl_writes_strict_json_one_line_per_step(tmp_path):
+    monitor = JsonlMonitor(tmp_path)
+    monitor.on_metrics({"step": 1, "a": float("nan"), "b": np.float32(0.5), "c": float("inf"), "d": True})
+    monitor.on_metrics({"step": 2, "a": np.int64(3)})
+    monitor.on_evaluation(EVALUATION)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line, parse_constant=pytest.fail) for line in lines] == [
+        {"step": 1, "a": None, "b": 0.5, "c": None, "d": True},
+        {"step": 2, "a": 3},
+    ]
+    assert read_rows(tmp_path / "evaluations.jsonl") == [EVALUATION]
+
+
+def test_torn_line_spoils_only_itself(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2, "name": "caf\xc3')  # torn inside a character
+    append_line(path, {"step": 3})
+    assert read_rows(path) == [{"step": 1}, {"step": 3}]
+
+
+def test_truncate_after_leaves_no_step_twice(tmp_path):
+    monitor = JsonlMonitor(tmp_path)
+    for step in range(1, 8):
+        monitor.on_metrics(row(step))
+    for step in (0, 5, 7):
+        monitor.on_evaluation({**EVALUATION, "step": step})
+    with monitor.metrics.open("ab") as file:
+        file.write(b'{"step": 8, "rew')
+    monitor.truncate_after(5)
+    monitor.on_metrics(row(6))
+    assert [r["step"] for r in read_rows(monitor.metrics)] == [1, 2, 3, 4, 5, 6]
+    assert [r["step"] for r in read_rows(monitor.evaluations)] == [0, 5]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["evaluations.jsonl", "metrics.jsonl"]
+    truncate_after(tmp_path / "missing.jsonl", 3)
+    assert read_rows(tmp_path / "missing.jsonl") == []
+
+
+# console ---------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def make_console(tmp_path, terminal=False, width=200):
+    out, clock = io.StringIO(), Clock()
+    console = Console(file=out, force_terminal=terminal, width=width, highlight=False, color_system=None)
+    recipe = build_recipe({"sampling": {"max_completion_tokens": 256}}).model_dump()
+    return ConsoleMonitor(tmp_path, recipe, console=console, interval_s=15, clock=clock), out, clock
+
+
+def test_plain_output_is_one_line_per_interval(tmp_path):
+    monitor, out, clock = make_console(tmp_path)
+    monitor.on_stage("training", total=100)
+    for step in range(1, 41):
+        clock.now += 2.0
+        monitor.on_metrics(row(step))
+    lines = out.getvalue().splitlines()
+    assert [int(line.split()[1].split("/")[0]) for line in lines] == [1, 9, 17, 25, 33]
+    assert lines[0] == "training 1/100 · reward 0.400 · success 38 % · 3.2k tok/s · 3 min left"
+    monitor.on_finish(SUMMARY)  # the last state is not lost
+    assert "training 40/100" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
+
+
+def test_missing_scores_are_on_the_line_and_only_then(tmp_path):
+    """Dynamic sampling scores what it draws: 6 groups of 8 here, of which 4 were kept."""
+    monitor, out, _ = make_console(tmp_path)
+    monitor.on_stage("training", total=1)
+    drawn = {"rollout/completions": 32, "rollout/groups_drawn": 6}
+    monitor.on_metrics(row(1, **drawn, **{"reward/unscored": 0.0}))
+    monitor.on_metrics(row(1, **drawn, **{"reward/unscored": 12.0}))
+    nothing = {"step": 1, "rollout/completions": 32, "reward/unscored": 32.0, "loss/total": 0.0}
+    monitor.on_metrics(nothing)
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("training")]
+    assert lines == [
+        "training 1/1 · reward 0.400 · success 38 % · 3.2k tok/s · 0 s left",
+        "training 1/1 · reward 0.400 · success 38 % · unscored 12 of 48 · 3.2k tok/s · 0 s left",
+        "training 1/1 · unscored 32 of 32 · 0 s left",
+    ]
+    assert "alarm, step 1: 32 of 32 completions" not in out.getvalue()  # the steps before had scores
+
+
+def test_scoring_is_mentioned_only_when_it_takes_long(tmp_path):
+    monitor, out, clock = make_console(tmp_path)
+    monitor.on_scoring("math_answer", 1, 64)  # before any stage, and quick
+    monitor.on_scoring("math_answer", 64, 64)
+    monitor.on_stage("training", total=100)
+    for done in range(1, 65):
+        clock.now += 1.0
+        monitor.on_scoring("code_tests", done, 64)
+    assert out.getvalue().splitlines() == [f"training · scoring code_tests {done}/64" for done in (16, 31, 46, 61)]
+
+
+def test_a_live_line_shows_how_far_scoring_is(tmp_path):
+    monitor, _, clock = make_console(tmp_path, terminal=True)
+    monitor.on_stage("training", total=100)
+    monitor.on_metrics(row(1))
+    for done in range(1, 5):
+        clock.now += 1.0
+        monitor.on_scoring("code_tests", done, 64)
+    assert monitor.progress is not None
+    assert monitor.progress.tasks[0].fields["facts"].endswith("3 min left · scoring code_tests 4/64")
+    monitor.close()
+
+
+def test_cold_start_and_evaluation_lines(tmp_path):
+    monitor, out, _ = make_console(tmp_path)
+    monitor.on_stage("cold start", total=50)
+    monitor.on_progress(1, {"loss": 2.345, "success": 0.12})
+    monitor.on_stage("baseline evaluation")
+    monitor.on_evaluation(EVALUATION)
+    text = out.getvalue()
+    assert "cold start 1/50 · loss 2.35 · success 12 %" in text or "cold start 1/50 · loss 2.34 · success 12 %" in text
+    assert "baseline, held_out (512 problems): pass@1 54.1 % [51.0, 57.2] · pass@8 95.2 %" in text
+
+
+def test_findings_are_printed_once_each_in_words(tmp_path):
+    monitor, out, _ = make_console(tmp_path)
+    monitor.on_stage("training", total=40)
+    for step in range(1, 31):
+        monitor.on_metrics(row(step, **{"rollout/truncated": 0.97}))
+    text = out.getvalue()
+    assert text.count("97 % of completions were cut at 256 tokens") == 1
+    assert "alarm, step 1: " in text
+
+
+def test_the_end_shows_before_and_after_and_the_report(tmp_path):
+    monitor, out, _ = make_console(tmp_path)
+    monitor.on_finish(SUMMARY)
+    text = out.getvalue()
+    assert "finished after 3 steps in 2 min" in text
+    assert "54.1 % [51.0, 57.2]" in text
+    assert "+41.1" in text
+    assert str(tmp_path / "report.html") in text.replace("\n", "")
+    monitor.on_finish({"status": "interrupted", "steps": 1})
+    assert f"cohort resume {tmp_path}" in out.getvalue().replace("\n", "")
+
+
+def test_the_end_says_where_the_time_went(tmp_path):
+    monitor, out, _ = make_console(tmp_path)
+    monitor.on_metrics(row(1, **{"time/rollout": 60.0, "time/step": 60.0}))  # the first step warms up
+    for step in range(2, 6):
+        seconds = {
+            "rollout": 1.0,
+            "reward": 0.5,
+            "prepare": 0.02,
+            "pack": 0.02,
+            "update": 0.4,
+            "optimizer": 0.05,
+            "observe": 0.01,
+        }
+        monitor.on_metrics(row(step, **{f"time/{stage}": value for stage, value in seconds.items()} | {"time/step": 2.0}))
+    monitor.on_finish(SUMMARY)
+    line = "time     of training steps: rollout 50 % · reward 25 % · update 20 % · optimizer 2.5 % · prepare 1.0 % · the rest 1.5 %"
+    assert line in out.getvalue().splitlines()
+
+
+def test_terminal_has_a_live_line_and_is_given_back(tmp_path):
+    monitor, out, _ = make_console(tmp_path, terminal=True)
+    monitor.on_stage("training", total=3)
+    monitor.on_metrics(row(1))
+    monitor.on_metrics(row(2))
+    assert monitor.progress is not None
+    monitor.close()
+    assert monitor.progress is None
+    assert "2/3" in out.getvalue()
+    assert "success 38 %" in out.getvalue()
+
+
+def test_names_are_text_not_markup(tmp_path):
+    monitor, out, _ = make_console(tmp_path)
+    monitor.on_evaluation({"step": 0, "sets": {"[red]set[/nope]": {"pass@1": ONE}}})
+    monitor.on_message("kept [bold]as is")
+    assert "[red]set[/nope]" in out.getvalue()
+    assert "kept [bold]as is" in out.getvalue()
+    sides = {"before": {"pass@1": ONE}}
+    monitor.console.print(before_after_table({"sets": {"[x]": sides}}))
+    assert "[x]" in out.getvalue()
+
+
+def test_small_words():
+    assert [duration(s) for s in (12, 600, 11_100)] == ["12 s", "10 min", "3 h 05 min"]
+    assert with_interval({"value": None, "reason": "none"}) == "–"
+    assert with_interval({"value": 0.5}) == "50.0 %"
+    assert before_after_table({}) is None
+
+
+# tensorboard, wandb, building ------------------------------------------------------------------------------------
+
+
+def test_tensorboard_holds_the_scalars(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    recipe = build_recipe({"monitors": {"tensorboard": True, "console": False}})
+    with build_monitors(recipe, tmp_path) as monitors:
+        monitors.on_evaluation(EVALUATION)
+        monitors.on_metrics(row(1, **{"eval/held_out/pass@1": 0.1, "note": None}))
+        monitors.on_metrics(row(2))
+    assert monitors.failures == {}
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, round(e.value, 4)) for e in events.Scalars("reward/mean")] == [(1, 0.4), (2, 0.4)]
+    assert [(e.step, round(e.value, 4)) for e in events.Scalars("eval/held_out/pass@1")] == [(0, 0.541)]
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+def test_a_missing_package_is_a_recipe_error_at_the_start(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if package == "tensorboard" else "wandb", None)
+    recipe = build_recipe({"monitors": {package: True}})
+    with pytest.raises(RecipeError, match=rf"monitors.{package} = true.*pip install"):
+        build_monitors(recipe, tmp_path)
+
+
+def fake_wandb(calls, broken=False):
+    class Run:
+        def __init__(self):
+            self.summary = {}
+
+        def log(self, numbers, step):
+            calls.append((step, numbers))
+
+        def finish(self):
+            calls.append("finish")
+
+    def init(**settings):
+        if broken:
+            raise ConnectionError("no network")
+        calls.append(settings)
+        return Run()
+
+    module = types.ModuleType("wandb")
+    module.init = init
+    return module
+
+
+def test_wandb_gets_metrics_under_the_folders_name(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setitem(sys.modules, "wandb", fake_wandb(calls))
+    recipe = build_recipe({"monitors": {"wandb": True, "console": False}})
+    folder = tmp_path / "my-run"
+    with build_monitors(recipe, folder) as monitors:
+        monitors.on_metrics({"step": 3, "reward/mean": 0.4})
+        monitors.on_evaluation(EVALUATION)
+        monitors.on_finish(SUMMARY)
+    assert monitors.failures == {}
+    assert (calls[0]["project"], calls[0]["id"], calls[0]["resume"]) == ("cohort", "my-run", "allow")
+    assert calls[1] == (3, {"reward/mean": 0.4})
+    assert calls[2][1]["eval/held_out/pass@1"] == 0.541
+    assert calls[-1] == "finish"
+
+
+def test_wandb_that_cannot_start_says_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", fake_wandb([], broken=True))
+    with pytest.raises(RecipeError, match="WANDB_MODE=offline"):
+        build_monitors(build_recipe({"monitors": {"wandb": True}}), tmp_path)
+
+
+def test_resuming_goes_on_where_the_checkpoint_was(tmp_path):
+    recipe = build_recipe({"monitors": {"console": True}})
+    first = JsonlMonitor(tmp_path)
+    for step in range(1, 6):
+        first.on_metrics(row(step))
+    with build_monitors(recipe, tmp_path, resume_step=3) as monitors:
+        assert [r["step"] for r in monitors.monitors[-1].rows] == [1, 2, 3]
+        monitors.on_metrics(row(4))
+    assert [r["step"] for r in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]

@@ -1,0 +1,392 @@
+"""The training backbone of the Llama and Qwen families, on the CPU: its blocks against autograd, the whole against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cohort.ops.fused import functions, training
+from cohort.ops.fused.family import FusedModel, fuse
+from cohort.ops.fused.functions import Heads, Norm, Projection, Rotary
+from cohort.ops.fused.training import hidden_states, prompt_states
+from conftest import relative_difference
+
+EPSILON = 1e-5
+TOKENS, WIDTH = 11, 12
+HEADS = Heads(4, 2, 6)
+VOCABULARY = 31
+LENGTHS = (5, 1, 9, 7)
+
+
+def random(*shape: int, seed: int, around: float = 0.0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) + around
+
+
+def rms_norm(rows: Tensor, weight: Tensor) -> Tensor:
+    return rows / (rows.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weight
+
+
+def angles() -> tuple[Tensor, Tensor]:
+    angle = torch.arange(TOKENS)[:, None] * 0.1 ** torch.arange(HEADS.dim // 2)
+    return angle.cos(), angle.sin()
+
+
+def turn(rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """As transformers writes it: x cos + rotate_half(x) sin."""
+    first, second = rows.chunk(2, dim=-1)
+    return (
+        rows * torch.cat([cosine, cosine], -1)[:, None] + torch.cat([-second, first], -1) * torch.cat([sine, sine], -1)[:, None]
+    )
+
+
+def assert_same_gradients(
+    ours: Callable[..., Sequence[Tensor]], plain: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor | None]
+) -> None:
+    """Values, and gradients of every leaf, of a random linear function of all results."""
+    found = []
+    for function in (ours, plain):
+        copies = [None if leaf is None else leaf.clone().requires_grad_() for leaf in leaves]
+        results = function(*copies)
+        total = sum((result * random(*result.shape, seed=50 + at)).sum() for at, result in enumerate(results))
+        total.backward()
+        found.append([*(result.detach() for result in results), *(copy.grad for copy in copies if copy is not None)])
+    for left, right in zip(*found, strict=True):
+        assert relative_difference(left, right) <= 1e-12
+
+
+@pytest.mark.parametrize("with_delta", [True, False])
+def test_add_norm(with_delta: bool) -> None:
+    def ours(hidden: Tensor, delta: Tensor | None, weight: Tensor) -> Sequence[Tensor]:
+        return functions.add_norm(hidden, delta, Norm(weight, EPSILON))
+
+    def plain(hidden: Tensor, delta: Tensor | None, weight: Tensor) -> Sequence[Tensor]:
+        total = hidden if delta is None else hidden + delta
+        return total, rms_norm(total, weight)
+
+    delta = random(TOKENS, WIDTH, seed=1) if with_delta else None
+    assert_same_gradients(ours, plain, [random(TOKENS, WIDTH, seed=0), delta, random(WIDTH, seed=2, around=1)])
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_norm_linear(with_bias: bool) -> None:
+    def ours(hidden: Tensor, delta: Tensor, norm: Tensor, *parts: Tensor) -> Sequence[Tensor]:
+        whole = [torch.cat([part.detach() for part in parts[at : at + 2]]) for at in range(0, len(parts), 2)]
+        bias = whole[1] if with_bias else None
+        return functions.norm_linear(hidden, delta, Norm(norm, EPSILON), Projection(whole[0], parts[:2], bias, parts[2:]))
+
+    def plain(hidden: Tensor, delta: Tensor, norm: Tensor, *parts: Tensor) -> Sequence[Tensor]:
+        total = hidden + delta
+        normed = rms_norm(total, norm)
+        biases = parts[2:] or (None, None)
+        return total, torch.cat([F.linear(normed, part, bias) for part, bias in zip(parts[:2], biases, strict=True)], 1)
+
+    leaves = [random(TOKENS, WIDTH, seed=0), random(TOKENS, WIDTH, seed=1), random(WIDTH, seed=2, around=1)]
+    leaves += [random(7, WIDTH, seed=3), random(5, WIDTH, seed=4)]
+    assert_same_gradients(ours, plain, leaves + ([random(7, seed=5), random(5, seed=6)] if with_bias else []))
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("with_norm", [True, False])
+def test_attention_inputs(with_bias: bool, with_norm: bool) -> None:
+    rows = [HEADS.query * HEADS.dim, HEADS.kv * HEADS.dim, HEADS.kv * HEADS.dim]
+    cosine, sine = angles()
+
+    def ours(hidden: Tensor, delta: Tensor, norm: Tensor, first: Tensor, second: Tensor, *parts: Tensor) -> Sequence[Tensor]:
+        whole = [torch.cat([part.detach() for part in parts[at : at + 3]]) for at in range(0, len(parts), 3)]
+        projection = Projection(whole[0], parts[:3], whole[1] if with_bias else None, parts[3:])
+        return functions.attention_inputs(
+            hidden, delta, Norm(norm, EPSILON), projection, Rotary(cosine, sine, HEADS, first, second)
+        )
+
+    def plain(hidden: Tensor, delta: Tensor, norm: Tensor, first: Tensor, second: Tensor, *parts: Tensor) -> Sequence[Tensor]:
+        normed = rms_norm(hidden + delta, norm)
+        biases = parts[3:] or (None,) * 3
+        query, key, value = (
+            F.linear(normed, part, bias).unflatten(1, (-1, HEADS.dim)) for part, bias in zip(parts[:3], biases, strict=True)
+        )
+        if with_norm:
+            query, key = rms_norm(query, first), rms_norm(key, second)
+        return hidden + delta, turn(query, cosine, sine), turn(key, cosine, sine), value
+
+    head_norms = [random(HEADS.dim, seed=seed, around=1) if with_norm else None for seed in (3, 4)]
+    leaves = [random(TOKENS, WIDTH, seed=0), random(TOKENS, WIDTH, seed=1), random(WIDTH, seed=2, around=1), *head_norms]
+    leaves += [random(count, WIDTH, seed=5 + count) for count in rows]
+    assert_same_gradients(ours, plain, leaves + ([random(count, seed=90 + count) for count in rows] if with_bias else []))
+
+
+def test_swiglu_down() -> None:
+    def plain(gate_up: Tensor, down: Tensor) -> Sequence[Tensor]:
+        gate, up = gate_up.chunk(2, dim=1)
+        return [(gate / (1 + (-gate).exp()) * up) @ down.t()]
+
+    leaves = [random(TOKENS, 18, seed=0), random(WIDTH, 9, seed=1)]
+    assert_same_gradients(lambda *arguments: [functions.swiglu_down(*arguments)], plain, leaves)
+
+
+def test_only_parameters_that_need_a_gradient_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One part of a fused weight frozen, then all parts, then all but the parts: what is left is as before, and nothing more."""
+    calls: list[tuple[bool, bool]] = []
+    backward = functions.Twins.add_norm_backward
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments[-2:])
+        return backward(*arguments)
+
+    monkeypatch.setattr(functions.Twins, "add_norm_backward", staticmethod(counted))
+    whole = random(12, WIDTH, seed=3)
+
+    def gradients(frozen: Sequence[int]) -> list[Tensor | None]:
+        leaves = [random(TOKENS, WIDTH, seed=0), random(WIDTH, seed=2, around=1), whole[:7].clone(), whole[7:].clone()]
+        for place, leaf in enumerate(leaves):
+            leaf.requires_grad_(place not in frozen)
+        hidden, norm, *parts = leaves
+        total, projected = functions.norm_linear(hidden, None, Norm(norm, EPSILON), Projection(whole, parts))
+        ((total**2).sum() + (projected**2).sum()).backward()
+        return [leaf.grad for leaf in leaves]
+
+    everything = gradients([])
+    for frozen, expected_call in (([2], [(True, True)]), ([2, 3], [(False, True)]), ([1], [(True, False)]), ([0, 1], [])):
+        calls.clear()
+        for place, (gradient, full) in enumerate(zip(gradients(frozen), everything, strict=True)):
+            if place in frozen:
+                assert gradient is None
+            else:
+                assert relative_difference(gradient, full) <= 1e-12
+        assert calls == expected_call
+
+    gate_up, down = random(TOKENS, 18, seed=0), random(WIDTH, 9, seed=1)
+    both = [gate_up.clone().requires_grad_(), down.clone().requires_grad_()]
+    functions.swiglu_down(*both).pow(2).sum().backward()
+    for kept in (0, 1):
+        leaves = [gate_up.clone(), down.clone()]
+        leaves[kept].requires_grad_()
+        functions.swiglu_down(*leaves).pow(2).sum().backward()
+        assert leaves[1 - kept].grad is None
+        assert relative_difference(leaves[kept].grad, both[kept].grad) <= 1e-12
+
+
+def tiny_model(family: str, dtype: torch.dtype) -> Any:
+    """Two layers with grouped queries; weights large enough that every part of the model matters, norms away from 1."""
+    import transformers
+
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 24,
+        "intermediate_size": 36,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "pad_token_id": None,
+        "attn_implementation": "eager",
+    }
+    own: dict[str, dict[str, Any]] = {
+        "Llama": {},
+        "Qwen2": {},
+        "Qwen3": {"head_dim": 8},
+        "Mistral": {"sliding_window": 4, "head_dim": 8},
+    }
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{family}Config")(**shape | own[family])
+    model = getattr(transformers, f"{family}ForCausalLM")(config).to(dtype).eval()
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype)
+            parameter.copy_(0.3 * noise if parameter.dim() > 1 else parameter + 0.3 * noise)
+    return model
+
+
+def widen_norms(model: Any) -> None:
+    """The norms of transformers compute in float32 whatever they are given; torch's own is the same formula in float64."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__.endswith("RMSNorm") and not isinstance(child, nn.RMSNorm):
+                norm = nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
+                norm.weight = child.weight
+                setattr(module, name, norm)
+
+
+def widen_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager attention takes its softmax in float32; in float64 here, to see differences that are smaller than that."""
+    softmax = F.softmax
+    monkeypatch.setattr(F, "softmax", lambda scores, dim, dtype=None: softmax(scores, dim=dim, dtype=scores.dtype))
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The part of a layout that the backbone reads, and the lengths that `attend_each` goes by."""
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    lengths: tuple[int, ...]
+
+    def to(self, device: str) -> Sequences:
+        return Sequences(self.token_ids_T.to(device), self.positions_T.to(device), self.lengths)
+
+
+def attend_each(
+    layout: Sequences, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float, window: int | None
+) -> Tensor:
+    """Causal attention written out, one sequence after the other; packed attention has tests of its own."""
+    group = query_THD.shape[1] // key_TKD.shape[1]
+    outs = []
+    for query, key, value in zip(*(rows.split(layout.lengths) for rows in (query_THD, key_TKD, value_TKD)), strict=True):
+        scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(group, dim=1)) * scaling
+        at = torch.arange(query.shape[0], device=query.device)
+        seen = at[None] <= at[:, None]
+        if window is not None:
+            seen &= at[None] > at[:, None] - window
+        shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        outs.append(torch.einsum("hqk,khd->qhd", shares, value.repeat_interleave(group, dim=1)))
+    return torch.cat(outs)
+
+
+@pytest.fixture(autouse=True)
+def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "attend", attend_each)
+
+
+def layout_of(rows: Sequence[Tensor]) -> Any:
+    positions = [torch.arange(len(row)) for row in rows]
+    return Sequences(torch.cat(list(rows)), torch.cat(positions), tuple(len(row) for row in rows))
+
+
+def ragged_layout() -> tuple[Any, list[Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    rows = [torch.randint(0, VOCABULARY, (length,), generator=generator) for length in LENGTHS]
+    return layout_of(rows), rows
+
+
+def from_transformers(model: Any, rows: Sequence[Tensor]) -> Tensor:
+    """One sequence at a time: nothing is padded, so nothing can leak."""
+    return torch.cat([model.base_model(input_ids=row[None], use_cache=False).last_hidden_state[0] for row in rows])
+
+
+def gradients_of(model: Any, states: Tensor) -> dict[str, Tensor]:
+    model.zero_grad(set_to_none=True)
+    (states * random(*states.shape, seed=6, dtype=states.dtype)).sum().backward()
+    return {name: parameter.grad for name, parameter in model.base_model.named_parameters()}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["float32", "float64"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+def test_backbone_is_that_of_transformers(
+    family: str, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(family, dtype)
+    fused = fuse(model)
+    assert fused.layers[0].window == (4 if family == "Mistral" else None)
+    assert (fused.layers[0].qkv_bias is not None) == (family == "Qwen2")
+    assert (fused.layers[0].query_norm is not None) == (family == "Qwen3")
+    if dtype == torch.float64:
+        widen_norms(model)
+        widen_softmax(monkeypatch)
+    layout, rows = ragged_layout()
+    theirs = from_transformers(model, rows)
+    expected = gradients_of(model, theirs)
+    for checkpointing in (False, True):
+        ours = hidden_states(fused, layout, checkpointing=checkpointing)
+        assert relative_difference(ours.detach(), theirs.detach()) <= tolerance
+        found = gradients_of(model, ours)
+        assert found.keys() == expected.keys()
+        for name, gradient in expected.items():
+            assert relative_difference(found[name], gradient) <= tolerance, name
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
+def test_checkpointing_changes_no_bit(family: str) -> None:
+    model = tiny_model(family, torch.float32)
+    fused, (layout, _) = fuse(model), ragged_layout()
+    plain, again = hidden_states(fused, layout), hidden_states(fused, layout, checkpointing=True)
+    assert torch.equal(plain, again)
+    expected, found = gradients_of(model, plain), gradients_of(model, again)
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
+def test_frozen_parameters_get_no_gradient_and_the_others_the_same() -> None:
+    model = tiny_model("Qwen2", torch.float64)
+    fused, (layout, _) = fuse(model), ragged_layout()
+    expected = gradients_of(model, hidden_states(fused, layout))
+    trained = (
+        "layers.1.self_attn.k_proj.weight",
+        "layers.0.mlp.down_proj.weight",
+        "layers.1.self_attn.v_proj.bias",
+        "norm.weight",
+    )
+    for name, parameter in model.base_model.named_parameters():
+        parameter.requires_grad_(name in trained)
+    found = gradients_of(model, hidden_states(fused, layout))
+    for name, gradient in found.items():
+        if name in trained:
+            assert relative_difference(gradient, expected[name]) <= 1e-12
+        else:
+            assert gradient is None
+
+
+def test_an_update_of_the_parameters_is_an_update_of_the_backbone() -> None:
+    model = tiny_model("Llama", torch.float32)
+    fused, (layout, rows) = fuse(model), ragged_layout()
+    before = hidden_states(fused, layout).detach()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    after = hidden_states(fused, layout).detach()
+    assert relative_difference(after, before) > 0.01
+    assert relative_difference(after, from_transformers(model, rows).detach()) <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
+def test_prompt_states_are_the_cache_of_transformers(family: str) -> None:
+    model = tiny_model(family, torch.float32)
+    fused, (layout, rows) = fuse(model), ragged_layout()
+    states, keys, values = prompt_states(fused, layout)
+    assert not states.requires_grad
+    assert torch.equal(states, hidden_states(fused, layout))
+    caches = [model.base_model(input_ids=row[None], use_cache=True).past_key_values for row in rows]
+    for number in range(len(fused.layers)):
+        for ours, name in ((keys[number], "keys"), (values[number], "values")):
+            theirs = torch.cat([getattr(cache.layers[number], name)[0].transpose(0, 1) for cache in caches])
+            assert relative_difference(ours, theirs.detach()) <= 1e-5
+
+
+def test_memory_kept_for_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each layer: two residual streams and one number per row of each, queries, keys and values, attention's output, gate
+    and up; with checkpointing a single stream. Counted in autograd's saved tensors, without parameters and without attention."""
+    model = tiny_model("Llama", torch.float32)
+    fused = fuse(model)
+    layout = layout_of([torch.arange(16) % VOCABULARY, torch.arange(16) % VOCABULARY])
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    group = fused.query_heads // fused.kv_heads
+
+    def attend(layout: Any, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, *arguments: Any) -> Tensor:
+        """Something that needs none of its inputs for its backward."""
+        return query_THD + (key_TKD + value_TKD).repeat_interleave(group, dim=1)
+
+    monkeypatch.setattr(training, "attend", attend)
+
+    def kept(backbone: FusedModel, checkpointing: bool) -> int:
+        storages: dict[int, Any] = {}
+
+        def count(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                storages[storage.data_ptr()] = storage
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            hidden_states(backbone, layout, checkpointing=checkpointing)
+        return sum(storage.nbytes() for storage in storages.values())
+
+    one_layer = replace(fused, layers=fused.layers[:1])
+    tokens, hidden, gate_up = 32, 24, 2 * 36
+    attended = fused.query_size
+    per_token = 2 * (hidden + 1) + attended + gate_up
+    assert kept(fused, False) - kept(one_layer, False) == 4 * tokens * per_token
+    assert kept(fused, True) - kept(one_layer, True) == 4 * tokens * hidden

@@ -1,0 +1,322 @@
+"""The recipe: every mistake is answered with the field and the fix, and what is written down reads back the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from cohort.algorithms.presets import PRESETS
+from cohort.errors import RecipeError
+from cohort.recipe.built_in import recipe_path
+from cohort.recipe.file import OTHER_WORDS, dump_recipe, leaf_fields, load_recipe, walk
+from cohort.recipe.schema import Recipe, recipe_warnings
+from session_tools import cpu_of_children
+
+
+def message(*overrides: str, toml: str | None = None, folder: Path | None = None, values=None) -> str:
+    path = None
+    if toml is not None:
+        path = folder / "recipe.toml"
+        path.write_text(toml)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path, overrides, values)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        # unknown keys, at every depth, with the nearest name
+        ("group_siz=4", ["'group_siz'", "'group_size'"]),
+        ("train.group_siz=4", ["'group_siz'", "[train]", "'group_size'"]),
+        ("model.scratch.hiden_size=8", ["'hiden_size'", "[model.scratch]", "'hidden_size'"]),
+        ("evaluation.sets.dev.sorce=x", ["'sorce'", "[evaluation.sets.dev]", "'source'"]),
+        ("cold_start.source.sorce=x", ["'sorce'", "[cold_start.source]", "'source'"]),
+        ("rewards.0.wieght=2", ["'wieght'", "[rewards.0]", "'weight'"]),
+        ("optimiser.learning_rate=1", ["'optimiser'", "'optimizer'"]),
+        ("train.learning_rate=1", ["'learning_rate'", "[train]", "optimizer.learning_rate"]),
+        # wrong types and ranges
+        ("group_size=many", ["train.group_size", "integer", "'many'"]),
+        ("group_size=2.5", ["train.group_size", "2.5"]),
+        ("group_size=0", ["train.group_size", "greater than or equal to 1", "(got 0)"]),
+        ("learning_rate=-1", ["optimizer.learning_rate", "greater than 0"]),
+        ("learning_rate=inf", ["optimizer.learning_rate", "finite"]),
+        ("clip_low=1.5", ["algorithm.clip_low", "less than 1"]),
+        ("aggregation=tokenmean", ["algorithm.aggregation", "'sequence_mean', 'token_mean', 'constant'", "did you mean 'token_mean'"]),
+        ("name=5", ["name", "string", "quotes"]),
+        ("stop=x", ["sampling.stop", "list"]),
+        ("train=5", ["train", "section", "group_size"]),
+        ("model.source.x=3", ["model.source", "string"]),
+        ("cold_start.source=demos.jsonl", ["cold_start.source", "cold_start.source.KEY=value", "source"]),
+        ("evaluation.sets.dev=3", ["evaluation.sets.dev", "section", "source"]),
+        ("evaluation.sets.dev.limit=-1", ["evaluation.sets.dev.limit", "greater than or equal to 0"]),
+        # what cannot learn
+        ("group_size=1", ["train.group_size", "at least 2"]),
+        ("temperature=0", ["sampling.temperature", "0.6 to 1.0"]),
+        ("sampling.top_p=0.9", ["sampling.top_p", "[evaluation]"]),
+        ("sampling.top_k=50", ["sampling.top_k", "[evaluation]"]),
+        ("algorithm=dr_grp", ["algorithm", "'dr_grp'", "did you mean 'dr_grpo'", "known: cispo, dapo, dpo, dr_grpo, grpo,"]),
+        # rewards
+        ('rewards=[{function="a",outcome=true},{function="b",outcome=true}]', ["rewards", "outcome", "more than one"]),
+        ('rewards=[{function="a"},{function="m:a"}]', ["rewards", "share a name", "`name`"]),
+        ("rewards=[{weight=2}]", ["rewards.0.function", "required", "math_answer"]),
+        ("rewards=[]", ["rewards", "at least 1 reward", 'function="math_answer"']),
+        ("eval=3", ["'eval'", "did you mean 'evaluation'"]),
+        ("eval.samples=3", ["'eval'", "did you mean 'evaluation'"]),
+        ("algorithm=gpro", ["'gpro'", "did you mean 'grpo'"]),
+        ("temperature=-1", ["sampling.temperature", "greater than or equal to 0"]),
+        # words of other tools, in a section that has one of its own
+        ("cold_start.lr=1e-3", ["'lr' in [cold_start]", "called cold_start.learning_rate"]),
+        ("cold_start.max_steps=30", ["called cold_start.num_steps"]),
+        ("evaluation.max_tokens=5", ["called evaluation.max_completion_tokens"]),
+        ("train.lr=1e-3", ["called optimizer.learning_rate"]),
+        ("rewards=math_answer", ["rewards", "[[rewards]]", 'rewards=[{function="math_answer"}]']),
+        ('rewards=["math_answer"]', ["rewards.0", '{ function = "math_answer" }']),
+        ("rewards.weight=2", ["rewards.weight", "rewards.0.weight=2"]),
+        ("rewards.3.weight=2", ["rewards.3", "not in the recipe", "0 to 0"]),
+        ("rewards.0.timeout_s=0", ["rewards.0.timeout_s", "greater than 0"]),
+        # words of one section that most people mean otherwise, and words of several
+        ("epsilon=0.2", ["epsilon", "algorithm.clip_low", "optimizer.epsilon"]),
+        ("batch_size=32", ["batch_size", "train.prompts_per_step", "cold_start.batch_size"]),
+        ("kl=0", ["kl", "algorithm.kl_coef", "monitors.kl"]),
+        ("algorithm.clip_range=0.1", ["called algorithm.clip_low and algorithm.clip_high"]),
+        ("clip=0.1", ["clip", "algorithm.clip_low", "algorithm.clip_high", "critic.clip"]),
+        ("epochs=4", ["epochs", "train.passes_per_step", "train.num_steps", "reward_model.epochs"]),
+        ("loss=dapo", ["loss", "algorithm.name", "reward_model.loss"]),
+        ("every_steps=5", ["every_steps", "evaluation.every_steps", "checkpoints.every_steps"]),
+        ("group_size", ["'group_size'", "key=value"]),
+        ("=4", ["'=4'", "key=value"]),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_answered_with_the_field_and_the_fix(override, words):
+    said = message(override)
+    assert [word for word in words if word not in said] == []
+    assert "Config" not in said  # no class names, no traceback words
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("word", sorted(OTHER_WORDS))
+def test_words_of_other_tools_are_answered_with_ours(word, tmp_path):
+    """On the command line, from Python, and inside a section of a file; and the word we name exists."""
+    ours = OTHER_WORDS[word]
+    assert f"here it is called {ours}" in message(f"{word}=1")
+    assert f"here it is called {ours}" in message(values={word: 1})
+    assert f"here it is called {ours}" in message(toml=f"[train]\n{word} = 1\n", folder=tmp_path)
+    for path in ours.split(" and "):
+        assert walk([int(part) if part == "N" else part for part in path.replace(".N.", ".0.").split(".")])[0] is not None
+
+
+def test_the_most_common_words_of_trl():
+    for word, ours in {
+        "num_generations": "train.group_size", "beta": "algorithm.kl_coef", "lr": "optimizer.learning_rate",
+        "max_completion_length": "sampling.max_completion_tokens", "num_iterations": "train.passes_per_step",
+    }.items():  # fmt: skip
+        assert ours in message(f"{word}=1")
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    assert "No such file" in message_for(tmp_path / "missing.toml")
+    (tmp_path / "broken.toml").write_text("x = [")
+    assert "broken.toml is not valid TOML" in message_for(tmp_path / "broken.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    assert "binary.toml is not valid TOML" in message_for(tmp_path / "binary.toml")
+
+
+def message_for(path: Path) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    assert path.name in str(caught.value)
+    return str(caught.value)
+
+
+def test_several_mistakes_are_all_named_at_once(tmp_path):
+    said = message(toml="[train]\ngroup_siz = 4\n[optimizer]\nlearning_rate = 'x'\n", folder=tmp_path)
+    assert "'group_siz'" in said
+    assert "optimizer.learning_rate" in said
+
+
+def test_null_is_refused_before_a_run_depends_on_it():
+    """Python callers can pass None; recipe.toml could not hold it."""
+    said = message(values={"rewards": [{"function": "a", "args": {"pattern": None}}]})
+    assert "rewards.0.args.pattern" in said
+    assert "group_size" in message(values={"group_size": None})
+
+
+def test_a_recipe_file_with_rewards_is_reached_by_index(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text('[[rewards]]\nfunction = "math_answer"\n[[rewards]]\nfunction = "think_format"\nweight = 0.5\n')
+    recipe = load_recipe(path, ["rewards.1.weight=0.25"])
+    assert [reward.weight for reward in recipe.rewards] == [1.0, 0.25]
+
+
+def test_without_rewards_in_the_recipe_the_default_one_is_reached():
+    recipe = load_recipe(overrides=["rewards.0.weight=2"])
+    assert [(reward.function, reward.weight) for reward in recipe.rewards] == [("math_answer", 2.0)]
+
+
+def test_undotted_words():
+    """The words of the glossary reach the section they mean, from the command line and from Python."""
+    words = {
+        "prompts_per_step": ("train", 3), "group_size": ("train", 4), "num_steps": ("train", 7), "micro_batch_tokens": ("train", 99),
+        "minibatches_per_step": ("train", 2), "max_prompt_tokens": ("prompts", 11), "max_completion_tokens": ("sampling", 12),
+        "temperature": ("sampling", 0.7), "clip_low": ("algorithm", 0.1), "clip_high": ("algorithm", 0.3), "kl_coef": ("algorithm", 0.5),
+        "learning_rate": ("optimizer", 1e-5), "max_grad_norm": ("optimizer", 0.5), "warmup_steps": ("optimizer", 9),
+    }  # fmt: skip
+    for recipe in (
+        load_recipe(
+            overrides=[f"{word}={value}" for word, (_, value) in words.items()]
+            + ["seed=5", "model=some/where", "prompts=a.jsonl"]
+        ),
+        load_recipe(
+            values={word: value for word, (_, value) in words.items()}
+            | {"seed": 5, "model": "some/where", "prompts": "a.jsonl"}
+        ),
+    ):
+        assert {word: getattr(getattr(recipe, section), word) for word, (section, _) in words.items()} == {
+            word: value for word, (_, value) in words.items()
+        }
+        assert (recipe.seed, recipe.model.source, recipe.prompts.source) == (5, "some/where", "a.jsonl")
+
+
+def test_values_need_no_quotes_on_the_command_line():
+    recipe = load_recipe(overrides=["model=/data/a b/model", "name=2024-05-01", "runs_folder=x=y", 'sampling.stop=["a"]'])
+    assert (recipe.model.source, recipe.name, recipe.runs_folder, recipe.sampling.stop) == (
+        "/data/a b/model",
+        "2024-05-01",
+        "x=y",
+        ["a"],
+    )
+    assert load_recipe(values={"runs_folder": Path("/tmp/here")}).runs_folder == "/tmp/here"
+
+
+def test_presets_fill_choices_and_choices_override_presets():
+    assert PRESETS["grpo"]["kl_coef"] == load_recipe().algorithm.kl_coef == 0.04
+    dr = load_recipe(overrides=["algorithm=dr_grpo", "kl_coef=0.01"]).algorithm
+    assert (dr.name, dr.advantage, dr.aggregation, dr.kl_coef) == ("dr_grpo", "group_centered", "constant", 0.01)
+
+
+def test_naming_another_preset_on_a_resolved_recipe_is_not_ignored(tmp_path):
+    """A run's recipe.toml spells every choice out, tuned ones too: the word must mean the whole algorithm all the same."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(dump_recipe(load_recipe(overrides=["clip_high=0.28", "kl_coef=0.005", "mask_truncated=true"])))
+    switched = load_recipe(path, ["algorithm=dr_grpo"]).algorithm
+    assert switched == load_recipe(overrides=["algorithm=dr_grpo", "mask_truncated=true"]).algorithm
+    assert switched.mask_truncated  # no preset has a word on it, so it is one's own
+    for words in (["algorithm=dpo", "kl_coef=0.2"], ["kl_coef=0.2", "algorithm=dpo"]):
+        assert load_recipe(path, words).algorithm.kl_coef == 0.2
+    assert load_recipe(path, values={"kl_coef": 0.2, "algorithm": "dpo"}).algorithm.kl_coef == 0.2
+    same = load_recipe(path, ["algorithm=grpo"]).algorithm
+    assert same == load_recipe(path).algorithm
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "group_size": st.integers(2, 64), "learning_rate": st.floats(1e-9, 1.0), "kl_coef": st.floats(0, 1), "seed": st.integers(0, 2**63 - 1),
+        "name": st.text(max_size=20), "algorithm": st.sampled_from(sorted(PRESETS)), "temperature": st.floats(0.1, 2),
+        "sampling.stop": st.lists(st.text(min_size=1, max_size=5), max_size=3), "shuffle": st.booleans(),
+        "prompts.args": st.dictionaries(st.text(min_size=1, max_size=8), st.one_of(st.integers(-9, 9), st.text(max_size=9), st.booleans()), max_size=3),
+        "rewards": st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4, unique=True).map(
+            lambda names: [{"function": f"module:{name}", "args": {"pattern": '>(\\d+)\\s*$"\'\n'}} for name in names]
+        ),
+        "evaluation.sets.dev.source": st.text(max_size=10), "cold_start.source.source": st.text(max_size=10),
+    },
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(SETTINGS)
+def test_dump_and_load_give_the_same_recipe(tmp_path_factory, values):
+    assume(values.get("algorithm") != "dpo" or values.get("kl_coef") != 0)  # refused: its beta
+    recipe = load_recipe(values=values)
+    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
+    path.write_text(dump_recipe(recipe), encoding="utf-8", newline="")
+    again = load_recipe(path)
+    assert again == recipe
+    assert dump_recipe(again) == dump_recipe(recipe)
+
+
+def test_every_default_is_written_out_and_every_setting_is_described():
+    written = dump_recipe(load_recipe())
+    for path, field in leaf_fields(Recipe):
+        assert path.rsplit(".", 1)[-1] in written
+        assert field.description or path == "rewards", path
+
+
+def test_warnings_are_for_pretrained_models_only():
+    odd = ["learning_rate=3e-4", "group_size=2", "temperature=1.5", "clip_high=0.5", "clip_low=0.05", "kl_coef=1.0"]
+    assert recipe_warnings(load_recipe(overrides=odd)) == []
+    said = recipe_warnings(load_recipe(overrides=[*odd, "model=some/model"]))
+    assert [line.split(" = ")[0] for line in said] == [
+        "train.group_size", "sampling.temperature", "algorithm.clip_low", "algorithm.clip_high", "algorithm.kl_coef", "optimizer.learning_rate",
+    ]  # fmt: skip
+    assert "3e-04 is outside 1e-07 to 1e-05" in said[-1] or "0.0003 is outside 1e-07 to 1e-05" in said[-1]
+    assert recipe_warnings(load_recipe(overrides=["model=some/model"])) == []
+    assert recipe_warnings(load_recipe(overrides=[*odd, "model=some/model", "num_steps=0", "cold_start.num_steps=5"])) == []
+
+
+def test_the_range_of_a_clip_is_that_of_single_tokens():
+    """GSPO clips a geometric mean, a thousand times closer to 1."""
+    assert recipe_warnings(load_recipe(overrides=["algorithm=gspo", "model=some/model"])) == []
+    (said,) = recipe_warnings(load_recipe(overrides=["algorithm=dapo", "clip_low=0.0003", "model=some/model"]))
+    assert said.startswith("algorithm.clip_low = 0.0003")
+
+
+def test_words_of_a_section_leave_its_other_words_alone():
+    """In any order, on the command line and from Python, over a recipe's own; a list is replaced as a whole."""
+    for words in (["num_steps=3", "train={max_fault_share=0.2}"], ["train={max_fault_share=0.2}", "num_steps=3"]):
+        train = load_recipe(overrides=words).train
+        assert (train.num_steps, train.max_fault_share) == (3, 0.2)
+    words_of_train = {"max_fault_share": 0.2}
+    train = load_recipe(values={"num_steps": 3, "train": words_of_train, "group_size": 4}).train
+    assert (train.num_steps, train.max_fault_share, train.group_size) == (3, 0.2, 4)
+    assert words_of_train == {"max_fault_share": 0.2}
+    assert load_recipe(values={"train": {"num_steps": 5}, "num_steps": 3}).train.num_steps == 3  # the last word counts
+    recipe, own = recipe_path("column_addition"), load_recipe(recipe_path("column_addition")).evaluation
+    changed = load_recipe(recipe, values={"evaluation": {"samples": 4}}).evaluation
+    assert changed == own.model_copy(update={"samples": 4})
+    assert len(own.sets) > 1
+    one = load_recipe(recipe, overrides=["evaluation={sets={dev={source='dev.jsonl'}}}"]).evaluation
+    assert list(one.sets) == ["dev"]
+    assert (
+        load_recipe(overrides=["model={scratch={num_layers=2}}", "model.scratch={num_heads=2}"]).model.scratch.num_layers == 2
+    )
+    assert list(load_recipe(overrides=["evaluation.sets.dev={}"]).evaluation.sets) == ["dev"]
+
+
+def test_an_algorithm_named_in_a_section_comes_with_its_preset():
+    """As `algorithm=dapo` does: what the recipe had tuned for another is forgotten, what stands beside the name is kept."""
+    recipe = recipe_path("column_addition")
+    assert load_recipe(recipe).algorithm.kl_coef == 0.005
+    for words in ({"algorithm": {"kl_estimator": "k2", "name": "dapo"}}, {"algorithm": "dapo", "kl_estimator": "k2"}):
+        algorithm = load_recipe(recipe, values=words).algorithm
+        assert (algorithm.kl_coef, algorithm.clip_high, algorithm.kl_estimator) == (0.0, 0.28, "k2")
+    for order in (["algorithm={kl_coef=0.2}", "algorithm=dpo"], ["algorithm=dpo", "algorithm={kl_coef=0.2}"]):
+        assert load_recipe(overrides=order).algorithm.kl_coef == 0.2
+
+
+def test_a_frozen_recipe_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        load_recipe().train.group_size = 3
+
+
+def test_the_recipe_is_read_without_torch():
+    code = "import sys, cohort.recipe.file; cohort.recipe.file.load_recipe(); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_is_fast_and_without_torch():
+    """Best of five, in CPU time: the machine may be busy with other things."""
+    code = "import sys\nfrom typer.testing import CliRunner\nfrom cohort.cli import app\nresult = CliRunner().invoke(app, ['--help'])\nassert 'train' in result.output, result.output\nsys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    seconds = []
+    for _ in range(5):
+        started = cpu_of_children()
+        subprocess.run([sys.executable, "-m", "cohort", "--help"], check=True, capture_output=True)
+        seconds.append(cpu_of_children() - started)
+    assert min(seconds) < 0.5

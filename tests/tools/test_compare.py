@@ -1,0 +1,639 @@
+"""`cohort compare`: which runs it plans, how it runs and measures them, and what it prints. Most run folders are fabricated."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from rich.console import Console
+
+from cohort.algorithms.presets import PRESETS
+from cohort.errors import CohortError, PromptError, RecipeError, RunError
+from cohort.evaluation.estimators import estimate
+from cohort.evaluation.evaluate import Evaluation, compare
+from cohort.observe.run_folder import RunFolder
+from cohort.recipe.choices import differing, in_use, preset_choices, print_algorithms, summary_row
+from cohort.tools.compare import parse_seeds, run_compare
+from cohort.tools.compare.contenders import find_contenders
+from cohort.tools.compare.divergence import document, ratio_of_sums
+from cohort.tools.compare.measure import against, measure
+from cohort.tools.compare.page import mean_curve, render
+from cohort.tools.compare.plan import make_plan, open_output
+from cohort.tools.compare.runner import child_environment, execute
+from cohort.tools.compare.table import compact, p_text, print_comparison
+from session_tools import COHORT, ONE_THREAD, summary_of, write_recipe
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    return str(write_recipe(tmp_path / "tiny.toml"))
+
+
+def plan_of(tmp_path: Path, words: list[str], recipe: str = "", seeds: tuple[int, ...] = (0,)):
+    return make_plan(find_contenders(words, recipe), seeds, tmp_path / "out")
+
+
+# -- contenders --------------------------------------------------------------------------------------------------------
+
+
+def test_an_algorithm_is_its_preset_in_the_base_recipe_and_the_bases_own_algorithm_keeps_its_tuning():
+    field = find_contenders(["grpo", "dr_grpo", "ppo", "loose=grpo:kl_coef=0,clip_high=0.3", "num_steps=7"], "")
+    by_label = {contender.label: contender.recipe for contender in field.contenders}
+    assert list(by_label) == ["grpo", "dr_grpo", "ppo", "loose"]
+    assert field.base_name == "column_addition"
+    assert by_label["grpo"].algorithm.kl_coef == 0.005  # the demo's own
+    assert by_label["dr_grpo"].algorithm.kl_coef == 0.0  # the preset's, not the demo's
+    assert by_label["ppo"].algorithm.model_dump() == preset_choices("ppo")
+    assert (by_label["loose"].algorithm.kl_coef, by_label["loose"].algorithm.clip_high) == (0.0, 0.3)
+    assert {one.train.num_steps for one in by_label.values()} == {7}
+    assert {one.optimizer.learning_rate for one in by_label.values()} == {3e-4}
+
+
+def test_choices_that_no_preset_names_belong_to_the_recipe_and_stay(tmp_path):
+    tuned = write_recipe(tmp_path / "a.toml", **{"algorithm.std_ddof": 1, "algorithm.clip_high": 0.25})
+    field = find_contenders(["grpo", "dapo", "algorithm.entropy_coef=0.01"], str(tuned))
+    grpo, dapo = (contender.recipe.algorithm for contender in field.contenders)
+    assert (grpo.std_ddof, grpo.clip_high, grpo.kl_coef, grpo.entropy_coef) == (1, 0.25, 0.02, 0.01)
+    assert (dapo.std_ddof, dapo.clip_high, dapo.kl_coef, dapo.entropy_coef) == (1, 0.28, 0.0, 0.01)
+
+
+def test_recipes_alone_have_the_first_as_base_and_one_with_another_model_is_noted(tmp_path):
+    first = write_recipe(tmp_path / "one.toml")
+    other = write_recipe(tmp_path / "two.toml", **{"model.scratch.num_layers": 3})
+    alike = write_recipe(tmp_path / "three.toml", **{"optimizer.learning_rate": 5e-4})
+    field = find_contenders([str(first), f"deep={other}", str(alike)], "")
+    assert [contender.label for contender in field.contenders] == ["one", "deep", "three"]
+    assert [contender.shares_start for contender in field.contenders] == [True, False, True]
+    assert field.contenders[1].note == "starts from a model of its own (other [model])"
+    assert field.contenders[2].recipe.optimizer.learning_rate == 5e-4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["grop"], "did you mean 'grpo'"),
+        (["grpo", "grpo"], "two contenders are called 'grpo' (grpo and grpo); give one a label of its own, e.g. second=grpo"),
+        (["grpo", "seed=3"], "seed: a comparison sets it itself; give the seeds with --seeds"),
+        (["grpo", "algorithm=dapo"], "the contenders name the algorithms"),
+        (["grpo", "name=x"], "LABEL=CONTENDER"),
+        (["grpo:num_steps=5"], "'num_steps' is not a choice of [algorithm]. Words for all contenders stand alone: num_steps=5"),
+        (["grpo:kl_coeff=0"], "did you mean 'kl_coef'"),
+        (["grpo:kl_coef"], "write choices as key=value,key=value"),
+        (["dapo:data=demonstrations"], "contender dapo:data=demonstrations: algorithm: advantage 'group_normalized' compares"),
+        (["grpo", "num_stepz=5"], "did you mean 'num_steps'"),
+        (["grpo", "max_steps=5"], "train.num_steps"),
+        (["grpo", "num_steps=0"], "0 trains no contender"),
+        (["start=grpo"], "kept for the shared cold start"),
+        (["num_steps=5"], "name at least one contender"),
+        (["a/b=grpo"], "it names folders"),
+    ],
+)
+def test_mistakes_are_refused_in_words(words, said):
+    with pytest.raises(CohortError, match=re.escape(said)):
+        find_contenders(words, "")
+
+
+def test_a_contender_may_not_change_the_budget_and_the_word_is_named(tmp_path, recipe):
+    longer = write_recipe(tmp_path / "longer.toml", **{"train.num_steps": 6})
+    with pytest.raises(RecipeError, match=r"contender 'longer': train.num_steps is 6, and 5 in the base recipe"):
+        find_contenders(["grpo", str(longer)], recipe)
+    field = find_contenders(["grpo", str(longer), "num_steps=4"], recipe)  # one value for all
+    assert {contender.recipe.train.num_steps for contender in field.contenders} == {4}
+    easier = write_recipe(tmp_path / "easier.toml", **{"evaluation.sets.held_out.args": {"digits": 2}})
+    with pytest.raises(RecipeError, match=r"evaluation.sets.held_out.args.digits is 2, and 1"):
+        find_contenders(["grpo", str(easier)], recipe)
+
+
+# -- plan --------------------------------------------------------------------------------------------------------------
+
+
+def test_one_cold_start_per_seed_is_shared_and_everything_else_of_the_recipe_is_kept(tmp_path, recipe):
+    plan = plan_of(tmp_path, ["grpo", "dr_grpo"], recipe, (0, 3))
+    assert [run.name for run in plan.starts] == ["start-seed-0", "start-seed-3"]
+    assert [run.name for run in plan.runs] == ["grpo-seed-0", "dr_grpo-seed-0", "grpo-seed-3", "dr_grpo-seed-3"]
+    start, run = plan.starts[1].recipe, plan.runs[3].recipe
+    assert (start.seed, start.train.num_steps, start.cold_start.num_steps) == (3, 0, 24)
+    assert (run.seed, run.train.num_steps, run.cold_start.num_steps) == (3, 5, 0)
+    assert run.model.source == str(tmp_path / "out" / "start-seed-3" / "model")
+    kept = plan.contenders[1].recipe.model_dump(exclude={"model": {"source"}, "cold_start": {"num_steps"}})
+    mine = run.model_dump(exclude={"model": {"source"}, "cold_start": {"num_steps"}})
+    assert {key for key in kept if kept[key] != mine[key]} == {"name", "runs_folder", "seed"}
+
+
+def test_without_a_cold_start_and_with_a_model_of_ones_own_nothing_is_shared(tmp_path, recipe):
+    plain = plan_of(tmp_path, ["grpo", "dr_grpo", "cold_start.num_steps=0"], recipe)
+    assert plain.starts == ()
+    assert {run.recipe.model.source for run in plain.runs} == {"scratch"}
+    other = write_recipe(tmp_path / "deep.toml", **{"model.scratch.num_layers": 3})
+    mixed = plan_of(tmp_path, ["grpo", str(other)], recipe)
+    assert [run.start for run in mixed.runs] == ["start-seed-0", ""]
+    assert mixed.runs[1].recipe.cold_start.num_steps == 24
+
+
+def test_what_must_stand_in_the_rows_is_looked_up_before_anything_runs(tmp_path, recipe):
+    with pytest.raises(PromptError, match=r"contender dpo: .*no column 'chosen' .*algorithm.data = \"start\""):
+        plan_of(tmp_path, ["grpo", "dpo"], recipe)
+    with pytest.raises(PromptError, match=r"contender sft: .*no column 'solution' \(it has answer, demonstration\)"):
+        plan_of(tmp_path, ["grpo", "sft", "cold_start.completion_column=solution", "cold_start.num_steps=0"], recipe)
+    assert len(plan_of(tmp_path, ["sft", "dpo:data=start", "dpo:data=policy"], recipe).runs) == 3
+    rows = tmp_path / "pairs.jsonl"
+    rows.write_text(json.dumps({"prompt": "1+1", "chosen": "2", "rejected": "3"}) + "\n")
+    words = ["dpo", "cold_start.num_steps=0", "prompts.args={}"]
+    assert len(plan_of(tmp_path, [*words, f"prompts.source={rows}"], recipe).runs) == 1
+    # The hub is not asked, and no code is called: the run itself says what is wrong.
+    assert len(plan_of(tmp_path, [*words, "prompts.source=someone/pairs"], recipe).runs) == 1
+    assert len(plan_of(tmp_path, [*words, "prompts.source=no.such.module:rows"], recipe).runs) == 1
+
+
+def test_a_folder_holds_one_comparison(tmp_path, recipe):
+    held = open_output(plan_of(tmp_path, ["grpo", "dr_grpo"], recipe))
+    with pytest.raises(RunError, match="in use by another comparison"):
+        open_output(plan_of(tmp_path, ["grpo", "dr_grpo"], recipe))
+    held.close()
+    open_output(plan_of(tmp_path, ["grpo", "dr_grpo"], recipe)).close()  # the same again is welcome
+    for words, seeds, said in (
+        (["grpo", "dr_grpo", "num_steps=9"], (0,), "contenders.grpo.recipe.train.num_steps is 5 there and 9 here"),
+        (["grpo", "dr_grpo"], (0, 1), r"seeds is \[0\] there and \[0, 1\] here"),
+        (["grpo", "dapo"], (0,), "holds a comparison of grpo, dr_grpo"),
+    ):
+        with pytest.raises(RunError, match=said):
+            open_output(plan_of(tmp_path, words, recipe, seeds))
+    something = tmp_path / "something"
+    something.mkdir()
+    (something / "thesis.tex").touch()
+    with pytest.raises(RunError, match="holds something else"):
+        open_output(make_plan(find_contenders(["grpo"], recipe), (0,), something))
+    with pytest.raises(RunError, match="it is a file"):
+        open_output(make_plan(find_contenders(["grpo"], recipe), (0,), Path(recipe)))
+
+
+def test_seeds_and_jobs_are_checked(tmp_path):
+    assert parse_seeds("0,2, 5") == (0, 2, 5)
+    for text in ("a", "0,,1", "1.5", "-1", "0,0", ""):
+        with pytest.raises(RecipeError, match="--seeds"):
+            parse_seeds(text)
+    with pytest.raises(RecipeError, match="--jobs 0"):
+        run_compare(["grpo"], "", "0", 0, tmp_path)
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def number(value: float, reach: float = 0.05) -> dict[str, float]:
+    return {"value": value, "low": value - reach, "high": value + reach}
+
+
+def marks(count: int, problems: int) -> list[str]:
+    """`count` successes of 4 samples each, spread over the problems."""
+    return ["".join("1" if problem * 4 + sample < count else "0" for sample in range(4)) for problem in range(problems)]
+
+
+def fabricate(folder: Path, *, before: int = 4, after: int, steps: int = 12, seed: int = 0, status: str = "finished") -> None:
+    """A run folder in the real format: 8 problems with 4 samples, so pass@1 is after / 32."""
+    folder.mkdir(parents=True)
+    rows = [
+        {
+            "step": step,
+            "rollout/tokens": 100 + step,
+            "loss/trained_tokens": 50.0,
+            "time/step": 0.5,
+            "perf/peak_memory_gib": 0.25 + step / 100,
+            "reward/mean": step / 10,
+            "reward/success": step / 20,
+        }
+        for step in range(1, steps + 1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = []
+    for label, count, step, length in (
+        ("before", before, 0, 10.0),
+        ("during", (before + after) // 2, 6, 9.0),
+        ("after", after, steps, 8.0),
+    ):
+        numbers = {"pass@1": number(count / 32), "maj@4": number(count / 40), "pass@4": number(count / 33)}
+        counts = {"problems": 8, "completions": 32, "unscored": 0, "truncated": 0.0, "length_mean": length}
+        problems = [f"seed{seed}-{place}" if seed else f"problem-{place}" for place in range(8)]
+        verdicts = {"problem": problems, "success": marks(count, 8), "greedy": ""}
+        lines.append(
+            {"step": step, "label": label, "sets": {"held_out": numbers | counts}, "per_problem": {"held_out": verdicts}}
+        )
+    (folder / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first, last = lines[0]["sets"]["held_out"], lines[-1]["sets"]["held_out"]
+    summary = {"status": status, "steps": steps, "seconds": 11.0, "seed": seed, "eval": {"before": first, "after": last}}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def fabricated_plan(tmp_path: Path, recipe: str, after: dict[str, list[int]], words: list[str] | None = None):
+    seeds = tuple(range(len(next(iter(after.values())))))
+    plan = plan_of(tmp_path, [*(words or after), "evaluation.samples=4"], recipe, seeds)
+    open_output(plan).close()
+    for run in plan.runs:
+        if run.label in after:
+            fabricate(plan.folder(run.name), after=after[run.label][run.seed], seed=run.seed)
+            entry = {"per_completion": number(1.5 + run.seed), "per_token": number(0.1), "set": "held_out"}
+            plan.divergence_file(run.name).write_text(json.dumps(entry))
+    return plan
+
+
+def test_every_number_of_a_run_is_read_from_its_files(tmp_path, recipe):
+    comparison = measure(fabricated_plan(tmp_path, recipe, {"grpo": [16], "dr_grpo": [20]}), {})
+    run = comparison.standings[1].runs[0]
+    assert run.number("before", "pass@1") == 4 / 32
+    assert run.number("after", "pass@1") == 20 / 32
+    assert run.number("after", "maj@4") == 20 / 40
+    assert run.number("after", "pass@4") == 20 / 33
+    assert (run.number("before", "length_mean"), run.number("after", "length_mean")) == (10.0, 8.0)
+    assert run.sampled_tokens == sum(100 + step for step in range(1, 13))
+    assert run.trained_tokens == 600
+    assert (run.training_seconds, run.whole_seconds) == (6.0, 11.0)
+    assert run.peak_memory_gib == pytest.approx(0.37)
+    assert run.last_reward == pytest.approx(fmean(step / 10 for step in range(3, 13)))
+    assert run.kl is not None
+    assert comparison.standings[1].kl == 1.5
+    assert list(run.evaluation_curve) == [(0, 4 / 32), (6, 12 / 32), (12, 20 / 32)]
+    assert run.success_curve[-1] == (12, 0.6)
+
+
+def test_the_summarys_peak_memory_is_preferred(tmp_path, recipe):
+    plan = fabricated_plan(tmp_path, recipe, {"grpo": [16]})
+    file = plan.folder("grpo-seed-0") / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"peak_memory_gib": 2.5}))
+    assert measure(plan, {}).standings[0].runs[0].peak_memory_gib == 2.5
+
+
+def test_a_reward_model_costs_its_labels_and_fits_once_per_iteration(tmp_path, recipe):
+    """12 steps in 3 iterations, two of which took equally long; the values stand in every row of their iteration."""
+    plan = fabricated_plan(tmp_path, recipe, {"grpo": [16], "dr_grpo": [20]})
+    file = plan.folder("grpo-seed-0") / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    fits = {1: (1000.0, 2.5), 2: (1000.0, 2.5), 3: (700.0, 4.0)}
+    for row in rows:
+        iteration = 1 + (row["step"] - 1) // 4
+        tokens, seconds = fits[iteration]
+        row |= {"reward_model/iteration": iteration, "reward_model/tokens": tokens, "reward_model/seconds": seconds}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    learned, plain = (standing.runs[0] for standing in measure(plan, {}).standings)
+    assert learned.sampled_tokens == plain.sampled_tokens + 2700
+    assert learned.training_seconds == plain.training_seconds + 9.0
+    assert learned.trained_tokens == plain.trained_tokens
+
+
+def test_over_seeds_and_paired_with_the_first(tmp_path, recipe):
+    comparison = measure(fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28]}), {})
+    first, second = comparison.standings
+    assert second.over_seeds("after", "pass@1") == {"mean": 22 / 32, "min": 16 / 32, "max": 28 / 32, "seeds": 2}
+    assert first.against_first == {}
+    # Seed 0: problems 2 and 3 gained 1 each of 8; seed 1 has other problems, of which 3 gained 1 each.
+    paired = second.against_first["held_out"]
+    assert (paired.problems, paired.difference) == (16, 5 / 16)
+    assert paired.p_value == pytest.approx(2 / 2**5)
+    assert second.kl == 2.0
+    document_ = comparison.to_json()
+    assert [one["label"] for one in document_["contenders"]] == ["grpo", "dr_grpo"]
+    assert document_["contenders"][1]["over_seeds"]["held_out"]["after"]["pass@1"]["mean"] == 22 / 32
+    assert document_["contenders"][1]["against_first"]["held_out"]["problems"] == 16
+    assert json.loads(json.dumps(document_)) is not None
+
+
+def test_with_one_seed_the_pairing_is_that_of_cohort_evaluate(tmp_path, recipe):
+    plan = fabricated_plan(tmp_path, recipe, {"grpo": [9], "dr_grpo": [22]})
+    a, b = (Evaluation.from_json(json.loads((plan.folder(n) / "evaluations.jsonl").read_text().splitlines()[-1]))
+            for n in ("grpo-seed-0", "dr_grpo-seed-0"))  # fmt: skip
+    mine = measure(plan, {}).standings[1].against_first["held_out"]
+    assert mine == compare(a, b).sets["held_out"]["pass@1"]
+
+
+def test_a_problem_that_seeds_share_is_one_problem(tmp_path, recipe):
+    plan = fabricated_plan(tmp_path, recipe, {"grpo": [8], "dr_grpo": [16]})
+    runs = [measure(plan, {}).standings[place].runs[0] for place in (0, 1)]
+    from dataclasses import replace
+
+    again = [replace(run, seed=1) for run in runs]
+    once = against([runs[0]], [runs[1]])["held_out"]
+    twice = against([runs[0], again[0]], [runs[1], again[1]])["held_out"]
+    assert twice == once
+
+
+def test_a_failed_contender_has_its_reason_and_the_others_their_numbers(tmp_path, recipe):
+    plan = fabricated_plan(tmp_path, recipe, {"grpo": [16]}, ["grpo", "dapo"])
+    comparison = measure(plan, {"dapo-seed-0": "the verifier <lost> its dictionary"})
+    assert comparison.failures == {"the verifier <lost> its dictionary": ["dapo-seed-0"]}
+    printed = printed_table(comparison)
+    assert "failed, see below" in printed
+    assert "dapo-seed-0: the verifier <lost> its dictionary" in printed
+    assert re.search(r"^grpo +50\.0 \[45\.0, 55\.0\]", printed, re.MULTILINE)
+    assert "all started at pass@1 12.5 %" in printed
+    page = render(comparison)
+    assert "the verifier &lt;lost&gt; its dictionary" in page
+    assert "could not be written" not in page
+
+
+def test_differences_between_choices_leave_out_what_has_no_effect():
+    grpo, dr_grpo = in_use(preset_choices("grpo")), in_use(preset_choices("dr_grpo"))
+    assert differing([grpo, dr_grpo]) == ["name", "advantage", "kl_coef", "kl_estimator", "kl_in", "aggregation"]
+    assert differing([grpo, grpo | {"std_epsilon": 1e-4}]) == ["std_epsilon"]
+    assert "clip_low" not in in_use(preset_choices("rloo"))
+    assert "gae_lambda" in in_use(preset_choices("ppo"))
+    assert "gae_lambda" not in grpo
+    assert "gamma" in in_use(preset_choices("reinforce++"))
+    assert {"reference_every", "reference_decay"} <= in_use(preset_choices("dpo")).keys()
+    # Off and without use are the same: dpo has no mismatch weight and nothing to drop, which nobody needs to be told.
+    dpo = in_use(preset_choices("dpo"))
+    assert differing([grpo, dpo]) == [
+        "name", "data", "advantage", "region", "clip_low", "clip_high", "kl_coef", "kl_estimator", "kl_in", "aggregation"
+    ]  # fmt: skip
+    assert summary_row(preset_choices("online_rft") | {"region": "clip", "overlong_share": 0.3})[2::3] == ["clip 0.2", ""]
+
+
+# -- KL to the start ---------------------------------------------------------------------------------------------------
+
+
+def test_kl_per_completion_is_the_mean_of_sums_and_per_token_the_ratio_of_sums():
+    sums, lengths = [0.5, 1.5, 4.0], [1, 2, 5]
+    written = document(sums, lengths, "held_out", 0)
+    assert written["per_completion"] == estimate(sums, 1000, 0, proportion=False).to_json()
+    assert written["per_completion"]["value"] == pytest.approx(2.0)
+    assert written["per_token"]["value"] == pytest.approx(6.0 / 8)
+    assert (written["completions"], written["tokens"]) == (3, 8)
+    even = ratio_of_sums([2.0] * 5, [4] * 5, 100, 0)
+    assert (even.value, even.low, even.high) == (0.5, 0.5, 0.5)
+    assert ratio_of_sums([], [], 10, 0).value is None
+
+
+def test_the_bootstrap_of_the_ratio_is_as_wide_as_theory_says():
+    """Lengths all 1: the ratio is a mean, and its interval 1.96 standard errors to each side."""
+    values = [math.sin(7 * i) for i in range(400)]
+    spread = ratio_of_sums(values, [1] * 400, 4000, 0)
+    error = (fmean(v * v for v in values) - fmean(values) ** 2) ** 0.5 / 20
+    assert spread.high - spread.low == pytest.approx(2 * 1.96 * error, rel=0.06)
+
+
+# -- printing ----------------------------------------------------------------------------------------------------------
+
+
+def printed_table(comparison) -> str:
+    stream = StringIO()
+    print_comparison(Console(file=stream, width=100, highlight=False), comparison)
+    return stream.getvalue()
+
+
+def test_the_table_fits_100_columns_with_every_algorithm_and_wraps_nothing(tmp_path, recipe):
+    names = [name for name in PRESETS if name not in ("dpo", "sft")]
+    plan = fabricated_plan(tmp_path, recipe, {name: [32 - place, 30] for place, name in enumerate(names)})
+    printed = printed_table(measure(plan, {}))
+    rows = printed.splitlines()
+    table = rows[: len(names) + 1]
+    assert all(len(row) <= 100 for row in table)
+    assert [row.split()[0] for row in table[1:]] == names
+    assert rows[len(names) + 1] == ""
+    assert "…" not in "".join(table)
+    place = len(names) - 1
+    low, mean = 100 * (32 - place) / 32, 100 * (32 - place + 30) / 64
+    assert table[-1].startswith("rft ")
+    assert f"{mean:.1f} [{low:.1f}, 93.8] " in table[-1]
+    assert table[-1].split()[-4:] == ["8.0", "1.28k", "6", "s"]
+
+
+def test_numbers_are_written_short():
+    assert [compact(v) for v in (950, 12_345, 1_254_000, 45e6, 3.2e9)] == ["950", "12.3k", "1.25M", "45.0M", "3.20G"]
+    assert [p_text(p) for p in (0.0004, 0.0312, 0.5, 1.0)] == ["<.001", ".031", ".500", "1"]
+
+
+def test_the_page_is_self_contained_escaped_and_shows_each_contender_and_seed(tmp_path, recipe):
+    plan = fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28], "gspo": [12, 13]})
+    page = render(measure(plan, {}))
+    assert "could not be written" not in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert page.count('<circle class="dot" cx') == 6  # one per contender and seed; charts write "dot c0"
+    assert "dr_grpo ended highest: 68.8 % pass@1" in page
+    assert "+31.2 points (95 % interval" in page
+    for words in ("Training success", "Held-out pass@1", "What they differ in", "group_centered", "<b>68.8 %</b>"):
+        assert words in page
+    choices = page[page.index("What they differ in") :]
+    assert "prompts_per_step" not in choices
+    assert re.findall(r"<tr><td>(\w+)</td>", choices) == [
+        "advantage", "region", "clip_low", "clip_high", "kl_coef", "kl_estimator", "kl_in", "aggregation"
+    ]  # fmt: skip
+
+
+def test_lines_keep_their_contenders_colour_where_another_has_no_curve(tmp_path, recipe):
+    plan = fabricated_plan(tmp_path, recipe, {"grpo": [8], "gspo": [12]}, ["grpo", "dapo", "gspo"])
+    page = render(measure(plan, {}))
+    curves = page[page.index("Training success") : page.index("What they differ in")]
+    assert set(re.findall(r'class="line (c\d)"', curves)) == {"c0", "c2"}
+    assert re.findall(r'<i class="(c\d)"></i>(\w+)</span>', curves)[:2] == [("c0", "grpo"), ("c2", "gspo")]
+
+
+def test_a_mean_curve_uses_only_steps_that_all_seeds_have():
+    assert mean_curve([[(1, 0.0), (2, 1.0), (3, 1.0)], [(1, 1.0), (2, 0.0)], []]) == [(1, 0.5), (2, 0.5)]
+    assert mean_curve([[], []]) == []
+
+
+# -- cohort algorithms -------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_algorithms_says_what_each_is_made_of(capsys):
+    assert summary_row(preset_choices("dapo")) == [
+        "policy", "group_normalized", "clip 0.2/0.28", "token_mean", "none", "dynamic sampling, overlong 0.2"
+    ]  # fmt: skip
+    assert summary_row(preset_choices("ppo"))[4:] == ["k1 per token, 0.01", "critic, lambda 0.95"]
+    print_algorithms([])
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines()] == ["algorithm", *PRESETS]
+    print_algorithms(["grpo"])
+    assert re.search(r"kl_coef +0\.04 +Weight of the KL", capsys.readouterr().out)
+    print_algorithms(["grpo", "gspo"])
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {
+        "choice", "region", "clip_low", "clip_high", "kl_coef", "kl_estimator", "kl_in"
+    }  # fmt: skip
+    with pytest.raises(RecipeError, match="did you mean 'gspo'"):
+        print_algorithms(["gspoo"])
+
+
+def test_planning_measuring_and_listing_never_load_torch():
+    code = (
+        "import sys; import cohort.cli, cohort.tools.compare.measure, cohort.tools.compare.runner, cohort.tools.compare.table, "
+        "cohort.tools.compare.page, cohort.tools.compare.divergence; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+STUB = """
+import json, os, pathlib, signal, sys, time
+words = sys.argv[1:]
+"""
+
+
+@pytest.fixture
+def stub(tmp_path, monkeypatch):
+    """Children that do at once what a run would do in minutes: their script decides by the name of the run."""
+    script = tmp_path / "child.py"
+
+    def install(body: str) -> None:
+        script.write_text(STUB + body)
+        monkeypatch.setattr("cohort.tools.compare.runner.sys.executable", str(launcher))
+
+    launcher = tmp_path / "python"
+    launcher.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
+    launcher.chmod(0o755)
+    return install
+
+
+WORKS = """
+name = pathlib.Path(words[3] if words[1] == "cohort" else words[2]).name.removesuffix(".toml")
+root = pathlib.Path(OUT)
+with (root / "order.txt").open("a") as file:
+    file.write(f"{words[1]} {words[2] if words[1] == 'cohort' else 'measure'} {name} {os.environ.get('OMP_NUM_THREADS')}\\n")
+if words[1] == "cohort":
+    folder = root / name
+    folder.mkdir(exist_ok=True)
+    if name.startswith("dapo"):
+        print("error: the verifier lost its dictionary")
+        sys.exit(1)
+    (folder / "summary.json").write_text(json.dumps({"status": "finished", "eval": {
+        "before": {"pass@1": {"value": 0.25}}, "after": {"pass@1": {"value": 0.5}}}}))
+else:
+    pathlib.Path(words[3]).write_text("{}")
+"""
+
+
+def test_one_failure_does_not_stop_the_others_and_finished_runs_are_not_run_again(tmp_path, recipe, stub):
+    plan = plan_of(tmp_path, ["grpo", "dapo"], recipe)
+    open_output(plan).close()
+    stub(f"OUT = {str(plan.output)!r}\n{WORKS}")
+    said: list[str] = []
+    outcome = execute(plan, 1, said.append)
+    assert outcome.failed.keys() == {"dapo-seed-0"}
+    assert outcome.failed["dapo-seed-0"].startswith("the verifier lost its dictionary (its output is in ")
+    assert not outcome.interrupted
+    order = (plan.output / "order.txt").read_text().splitlines()
+    assert [line.split()[1:3] for line in order] == [
+        ["train", "start-seed-0"], ["train", "grpo-seed-0"], ["train", "dapo-seed-0"], ["measure", "grpo-seed-0"]
+    ]  # fmt: skip
+    assert any(re.fullmatch(r"grpo-seed-0: finished in \d+ s, pass@1 25.0 % -> 50.0 %", line) for line in said)
+    (plan.output / "order.txt").unlink()
+    (plan.folder("dapo-seed-0") / "metrics.jsonl").touch()  # it had begun: it goes on instead of starting anew
+    said.clear()
+    execute(plan, 1, said.append)
+    assert [line.split()[1:3] for line in (plan.output / "order.txt").read_text().splitlines()] == [["resume", "dapo-seed-0"]]
+    assert "grpo-seed-0: finished before, pass@1 25.0 % -> 50.0 %" in said
+
+
+def test_a_failed_start_fails_every_contender_of_its_seed_and_measures_none(tmp_path, recipe, stub):
+    plan = plan_of(tmp_path, ["grpo", "dr_grpo"], recipe)
+    open_output(plan).close()
+    stub("print('error: no disk'); sys.exit(1)")
+    outcome = execute(plan, 2, lambda text: None)
+    assert outcome.failed.keys() == {"start-seed-0", "grpo-seed-0", "dr_grpo-seed-0"}
+    assert outcome.failed["grpo-seed-0"].startswith("start-seed-0 failed: no disk")
+
+
+def test_several_jobs_share_the_cores(monkeypatch):
+    monkeypatch.setattr("cohort.tools.compare.runner.os.cpu_count", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert child_environment(3)["OMP_NUM_THREADS"] == "2"
+    assert child_environment(100)["OMP_NUM_THREADS"] == "1"
+    assert child_environment(1)["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_signal_is_passed_on_once_and_nothing_new_begins(tmp_path, recipe, stub):
+    plan = plan_of(tmp_path, ["grpo", "dr_grpo", "cold_start.num_steps=0"], recipe)
+    open_output(plan).close()
+    out = str(plan.output)
+    stub(
+        f"""
+count = 0
+def saved(number, frame):
+    global count
+    count += 1
+signal.signal(signal.SIGTERM, saved)
+(pathlib.Path({out!r}) / "began").touch()
+while not count:
+    time.sleep(0.01)
+time.sleep(0.3)
+(pathlib.Path({out!r}) / "signals").write_text(str(count))
+sys.exit(130)
+"""
+    )
+    pid = os.getpid()
+    waiter = subprocess.Popen(
+        ["/bin/sh", "-c", f"while [ ! -e '{out}/began' ]; do sleep 0.05; done; kill -{signal.SIGTERM.value} {pid}"]
+    )
+    said: list[str] = []
+    outcome = execute(plan, 1, said.append)
+    waiter.wait()
+    assert outcome.interrupted
+    assert not outcome.failed
+    assert (plan.output / "signals").read_text() == "1"
+    assert [line.split(":")[0] for line in said] == ["grpo-seed-0", "grpo-seed-0"]
+    assert "interrupted after" in said[-1]
+
+
+# -- end to end --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.prove
+def test_two_contenders_end_to_end_start_from_the_same_weights_and_go_on_for_free(tmp_path, recipe):
+    """Real processes: five of them import torch, which is where the time goes."""
+    words = ["compare", "grpo", "dr_grpo", "--recipe", recipe, "--output", str(tmp_path / "out"), "num_steps=3"]
+    command = [sys.executable, "-m", "cohort", *words]
+    first = subprocess.run(command, env=ONE_THREAD, capture_output=True, text=True, check=False)
+    assert first.returncode == 0, first.stdout + first.stderr
+    out = tmp_path / "out"
+    written = json.loads((out / "compare.json").read_text())
+    grpo, dr_grpo = written["contenders"]
+    before = [one["runs"][0]["sets"]["held_out"]["before"] for one in (grpo, dr_grpo)]
+    assert before[0] == before[1]
+    start = summary_of(out / "start-seed-0")["eval"]["after"]["pass@1"]
+    assert before[0]["pass@1"] == start
+    for one in (grpo, dr_grpo):
+        run = one["runs"][0]
+        assert (run["status"], run["reason"]) == ("finished", "")
+        assert run["sampled_tokens"] > 0
+        assert run["kl"]["completions"] == 8
+        assert run["kl"]["per_completion"]["value"] != 0.0
+    assert "dr_grpo" in first.stdout
+    assert "compare.html" in first.stdout
+    assert (out / "compare.html").stat().st_size > 10_000
+    started = time.monotonic()
+    again = subprocess.run(command, env=ONE_THREAD, capture_output=True, text=True, check=False)
+    assert again.returncode == 0
+    assert again.stdout.count("finished before") == 3
+    assert time.monotonic() - started < 10
+    other = subprocess.run([*command, "group_size=2"], env=ONE_THREAD, capture_output=True, text=True, check=False)
+    assert other.returncode == 1
+    assert "train.group_size is 4 there and 2 here" in other.stderr
+
+
+@pytest.mark.prove
+def test_the_divergence_of_a_run_from_itself_is_exactly_zero(tmp_path):
+    """The cold start alone: its final model is its start/ folder."""
+    from cohort.tools.compare.divergence import measure_divergence
+    from session_tools import train_tiny
+
+    run = train_tiny(tmp_path, **{"train.num_steps": 0}).folder
+    assert RunFolder(run).start.is_dir()
+    written = measure_divergence(run, prompts=4)
+    assert written["completions"] == 4
+    assert written["per_completion"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert written["per_token"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+
+
+def test_the_command_is_there_and_says_no_in_words():
+    for words, said in ((["compare", "grop"], "did you mean 'grpo'"), (["compare", "grpo", "--seeds", "x"], "--seeds x")):
+        done = subprocess.run([COHORT, *words], env=ONE_THREAD, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert said in done.stderr

@@ -1,0 +1,118 @@
+"""Exact resume for the whole family: every algorithm, and every choice that carries state of its own from step to step.
+
+Each run is stopped twice, by SIGTERM between two minibatches of a step (so that the batch is in the checkpoint) and by
+SIGKILL later, and must end with the bits of the run that was not stopped: policy, optimizer, critic, reference, reward model,
+metrics and rollouts.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+
+from session_tools import Trap, differences, fork_server, rows_of, train_tiny, tree
+
+ANSWER = {"function": "math_answer", "args": {"pattern": r">(\d+)\s*$"}}
+STEPS = {"function": "cohort.data.column_addition:check_steps"}
+
+SHORT = {
+    "cold_start.num_steps": 0,
+    "train.num_steps": 4,
+    "train.prompts_per_step": 4,
+    "train.minibatches_per_step": 2,
+    "train.passes_per_step": 1,
+    "evaluation.every_steps": 0,
+    "evaluation.max_problems": 4,
+    "evaluation.samples": 2,
+    "evaluation.greedy": False,
+    "checkpoints.every_steps": 3,
+}
+
+FAMILY: dict[str, dict[str, object]] = {
+    "grpo": {},
+    "grpo_process": {"algorithm.name": "grpo_process", "rewards": [ANSWER, STEPS]},
+    "dr_grpo": {"algorithm.name": "dr_grpo", "algorithm.kl_coef": 0.0},
+    "dapo": {"algorithm.name": "dapo", "algorithm.kl_coef": 0.0},
+    "reinforce++": {"algorithm.name": "reinforce++"},
+    "reinforce++_baseline": {"algorithm.name": "reinforce++_baseline"},
+    "rloo": {"algorithm.name": "rloo"},
+    "gspo": {"algorithm.name": "gspo", "algorithm.kl_coef": 0.0},
+    "cispo": {"algorithm.name": "cispo", "algorithm.kl_coef": 0.0},
+    "ppo": {"algorithm.name": "ppo", "critic.learning_rate": 1e-3},
+    "online_rft": {"algorithm.name": "online_rft", "algorithm.kl_coef": 0.0},
+    "rft": {"algorithm.name": "rft", "algorithm.kl_coef": 0.0},
+    "sft": {"algorithm.name": "sft", "algorithm.kl_coef": 0.0},
+    "dpo from rollouts of the start": {"algorithm.name": "dpo", "algorithm.data": "start"},
+    "dpo from rollouts of the policy": {"algorithm.name": "dpo", "algorithm.data": "policy"},
+    "adaptive KL": {"algorithm.kl_target": 0.05},
+    "refreshed reference": {"algorithm.reference_every": 2},
+    "moving reference": {"algorithm.reference_decay": 0.9},
+    "informative prompts": {"algorithm.prompt_choice": "informative"},
+    "mismatch weights, masked": {"algorithm.mismatch_weight": "sequence_mask", "algorithm.region": "dual_clip"},
+    "reward model and moving reference": {
+        "reward_model.iterations": 2,
+        "reward_model.prompts": 16,
+        "algorithm.reference_decay": 0.9,
+        "checkpoints.every_steps": 0,
+    },
+    "reward model": {"reward_model.iterations": 2, "reward_model.prompts": 16, "reward_model.learning_rate": 1e-3},
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """(fork server, folder, the model that a cold start left)."""
+    folder = tmp_path_factory.mktemp("family")
+    cold = train_tiny(folder, "cold", **{"train.num_steps": 0, "evaluation.samples": 0})
+    with fork_server(folder) as server:
+        yield server, folder, cold.folder / "model"
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_stopped_run_ends_with_the_same_bits(world, name):
+    import tomli_w
+
+    server, folder, start = world
+    recipe = folder / "family.toml"
+    recipe.write_text(tomli_w.dumps(tree(**{**SHORT, "model.source": str(start), **FAMILY[name]})), encoding="utf-8")
+    whole, run = folder / "whole", folder / "stopped"
+    for path in (whole, run):
+        shutil.rmtree(path, ignore_errors=True)
+    child = server.run("train", recipe, "name=whole", f"runs_folder={folder}")
+    assert child.wait() == 0, child.output
+
+    # The reward model has an optimizer of its own, so its updates are not counted here.
+    inside_step_2 = Trap("cohort.training.state:TrainState.update", 3, signal=signal.SIGTERM, after=True)
+    child = server.run("train", recipe, "name=stopped", f"runs_folder={folder}", traps=[inside_step_2])
+    assert child.wait() == 130, child.output
+    assert (run / "checkpoints" / "step-1.1").is_dir()
+    child = server.run("resume", run, traps=[Trap("cohort.training.state:TrainState.finish_step", 3)])
+    assert child.wait() == -signal.SIGKILL, child.output
+    child = server.run("resume", run)
+    assert child.wait() == 0, child.output
+
+    assert differences(run, whole) == []
+    if "reward model" in name:
+        assert (run / "reward_model" / "model.safetensors").is_file()
+    rows = rows_of(whole)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert sum(row["optim/grad_norm"] > 0 for row in rows) >= 2, "a run that learns nothing resumes trivially"
+
+
+def test_a_fit_is_saved_at_once_and_not_made_again(world):
+    """Killed right after the first fit, the run goes on from it: the step number is the same, the checkpoint is another."""
+    import tomli_w
+
+    server, folder, start = world
+    recipe = folder / "fit.toml"
+    choices = {**SHORT, "model.source": str(start), **FAMILY["reward model"]}
+    recipe.write_text(tomli_w.dumps(tree(**choices)), encoding="utf-8")
+    run = folder / "fitted"
+    child = server.run("train", recipe, "name=fitted", f"runs_folder={folder}", traps=[Trap("cohort.loop_iterative:train", 1)])
+    assert child.wait() == -signal.SIGKILL, child.output
+    assert (run / "checkpoints" / "step-0.0").is_dir()
+    # Two fits are owed in all, and one is done: a second call of `fit` never comes.
+    child = server.run("resume", run, traps=[Trap("cohort.training.reward_model:RewardModel.fit", 2)])
+    assert child.wait() == 0, child.output
