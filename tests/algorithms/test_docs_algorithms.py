@@ -100,7 +100,7 @@ def test_every_function_is_defined_in_a_file_that_its_section_names():
 def test_every_test_is_defined_in_a_file_that_its_section_names():
     count = 0
     for text in SECTIONS:
-        files = [file for file in files_of(text) if file.parent.name == "tests"]
+        files = [file for file in files_of(text) if "tests" in file.relative_to(ROOT).parts]
         known: set[str] = set().union(*(defined(file) for file in files))
         names = re.findall(r"`(test_\w+)`", text)
         assert [name for name in names if name not in known] == [], text.splitlines()[0]

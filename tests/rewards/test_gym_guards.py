@@ -413,7 +413,7 @@ def test_no_code_passes_a_grammar(name: str, tmp_path: Path):
 
 AUDITED = """
 import sys
-from cohort.data.tasks import gym_worker
+from cohort.rewards.gym import worker as gym_worker
 
 ran = []
 

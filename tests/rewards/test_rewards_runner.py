@@ -528,7 +528,7 @@ def run_installed(folder: Path, function: str) -> str:
     (folder / "my_folder_rewards.py").write_text(
         "def half(completions):\n    return [0.5] * len(completions)\ndef rows():\n    return [{'prompt': 'a'}]\n"
     )
-    (folder / "rewards/test_rewards_zoo.py").write_text("def good(completions):\n    return [-1.0] * len(completions)\n")
+    (folder / "test_rewards_zoo.py").write_text("def good(completions):\n    return [-1.0] * len(completions)\n")
     environment = {**os.environ, "PYTHONPATH": str(Path(zoo.__file__).parent)}
     command = [sys.executable, "-P", "-c", INSTALLED, function]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=environment).stdout

@@ -1,6 +1,6 @@
 """The reward of gym tasks: the task's own verifier, in a jailed worker, behind the guards of the trusted process.
 
-    completion -> final answer (gym_extract) -> guard (gym_guards) -> verifier (gym_worker, jailed) -> score, verdict
+    completion -> final answer (extract.py) -> guard (guards.py) -> verifier (worker.py, jailed) -> score, verdict
 
 Where the machine has no jail, tasks whose modules cannot run text are scored in ordinary worker processes, which are
 killed at the time limit; the others are refused.
