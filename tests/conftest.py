@@ -15,12 +15,11 @@ if not torch.cuda.is_available():
     # Without a GPU Triton's kernels are interpreted; it must know before anything imports it.
     os.environ["TRITON_INTERPRET"] = "1"
 
-from cohort.algorithms.presets import PER_TOKEN
 from cohort.model.packing import Example, pack
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.recipe.schema import AlgorithmConfig, ScratchConfig
-from cohort.training.objective import reads_logprobs, token_loss
+from cohort.training.objective import compares_pairs, reads_logprobs, token_loss, weigh_tokens
 from cohort.types import UNSCORED, Completion, End, Outcome, Prompt, Rollout
 
 # Tiny models gain nothing from threads and lose much when the machine is shared.
@@ -136,12 +135,13 @@ def ragged_examples(
 
 def examples_for(policy: Policy, algorithm: AlgorithmConfig, seed: int = 0, **options: Any) -> list[Example]:
     """Random examples with what an algorithm trains on: pairs for dpo, credit per token, a reference, stale log-probs."""
-    has_ratio = algorithm.region not in ("none", "dpo")
     choices: dict[str, Any] = {
-        "off_policy": 0.3 if has_ratio or reads_logprobs(algorithm) or algorithm.kl_corrected else 0.0,
+        "off_policy": 0.3
+        if algorithm.chosen.region.traits.needs_ratio or reads_logprobs(algorithm) or algorithm.kl_corrected
+        else 0.0,
         "reference": algorithm.kl_coef > 0,
-        "per_token": algorithm.advantage in PER_TOKEN,
-        "pairs": algorithm.region == "dpo",
+        "per_token": algorithm.chosen.advantage.traits.per_token,
+        "pairs": compares_pairs(algorithm),
         "mismatch": 0.0 if algorithm.mismatch_weight == "off" else 0.3,
     }
     return ragged_examples(policy, seed, **(choices | options))
@@ -204,11 +204,11 @@ def library_loss_and_gradients(
         raise TypeError(f"give an algorithm or its choices, not both: {sorted(choices)}")
     minibatch = pack(
         examples,
-        aggregation=algorithm.aggregation,
+        aggregation=weigh_tokens(algorithm),
         max_completion_tokens=max_completion_tokens,
         micro_batch_tokens=micro_batch_tokens,
         skip_zero_advantage=skip_zero_advantage,
-        keep_groups=algorithm.region == "dpo",
+        keep_groups=compares_pairs(algorithm),
     )
     coefficient = algorithm.kl_coef if kl_coef is None else kl_coef
     policy.model.zero_grad(set_to_none=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from cohort.base.stopwatch import Stopwatch
 from cohort.model.packing import pack
 from cohort.training.experience import make_batch
-from cohort.training.objective import pushes_on_all_tokens, token_loss
+from cohort.training.objective import compares_pairs, pushes_on_all_tokens, token_loss, weigh_tokens
 from cohort.training.parts import Parts
 from cohort.training.state import TrainState
 from cohort.training.updates import UpdateMeter
@@ -32,11 +32,11 @@ def train(parts: Parts, state: TrainState, until: int) -> None:
         for members in state.remaining_minibatches():
             minibatch = pack(
                 members,
-                aggregation=algorithm.aggregation,
+                aggregation=weigh_tokens(algorithm),
                 max_completion_tokens=parts.sampling.max_completion_tokens,
                 micro_batch_tokens=recipe.train.micro_batch_tokens,
                 skip_zero_advantage=not pushes_on_all_tokens(algorithm),
-                keep_groups=algorithm.region == "dpo",
+                keep_groups=compares_pairs(algorithm),
                 share_prompts=parts.policy.share_prompts,
             )
             watch.lap("pack")

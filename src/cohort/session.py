@@ -310,6 +310,7 @@ class Session:
         from cohort.model.reference import Reference
         from cohort.training import build
         from cohort.training.kl_control import KLControl
+        from cohort.training.objective import needs_critic
 
         algorithm = self.recipe.algorithm
         parts.kl_control = KLControl(algorithm.kl_coef, algorithm.kl_target)
@@ -317,7 +318,7 @@ class Session:
         if needs_reference(self.recipe):
             parts.reference = Reference(self._reference(parts, state), algorithm.reference_every, algorithm.reference_decay)
             state.attach("reference", parts.reference)
-        if algorithm.advantage == "gae":
+        if needs_critic(algorithm):
             updates = self._total_updates("train")
             dtype = build.compute_dtype(self.recipe)
             parts.critic = Critic(parts.policy, self.recipe.critic, self.recipe.optimizer, dtype, updates)

@@ -11,26 +11,32 @@ from hypothesis import strategies as st
 
 import reference
 from cohort.algorithms.advantages import (
-    FROM_REWARDS,
-    FROM_SUCCESS,
     batch_std,
     batch_whitened,
     best_and_worst,
     binary,
     binary_signed,
+    credit_steps,
     gae,
     group_centered,
     group_normalized,
     leave_one_out,
-    process,
     returns_to_go,
     uniform,
     unusable_groups,
     whiten,
     zero_variance_groups,
 )
+from cohort.algorithms.named import NAMED
 
-EVERY = sorted(FROM_REWARDS)
+EVERY = sorted(name for name, choice in NAMED["advantage"].items() if choice.reads == ("rewards_PG", "scored_PG"))
+
+
+def credit(name: str, rewards_PG: torch.Tensor, scored_PG: torch.Tensor, **words: float) -> torch.Tensor:
+    """What the advantage of that name says, told the words that it names."""
+    choice = NAMED["advantage"][name]
+    told = {word: value for word, value in words.items() if word in choice.parameters}
+    return choice.call(told, rewards_PG=rewards_PG, scored_PG=scored_PG)
 
 
 def rows(*groups: list[float | None]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,20 +92,21 @@ def test_two_groups_by_hand():
     """
     batch = rows([1, 0, 0, 1], [3, 3, 3, 7])
     centred = [[0.5, -0.5, -0.5, 0.5], [-1, -1, -1, 3]]
-    for function, scale in ((batch_std, 4.6875**0.5), (batch_whitened, (13 / 8) ** 0.5), (group_centered, 1.0)):
+    scales = {"batch_std": 4.6875**0.5, "batch_whitened": (13 / 8) ** 0.5, "group_centered": 1.0}
+    for name, scale in scales.items():
         expected = [[value / scale for value in group] for group in centred]
-        assert function(*batch, epsilon=0.0).tolist() == [pytest.approx(group, abs=1e-14) for group in expected]
-    normalized = group_normalized(*batch, epsilon=0.0).tolist()
+        assert credit(name, *batch, std_epsilon=0.0).tolist() == [pytest.approx(group, abs=1e-14) for group in expected]
+    normalized = group_normalized(*batch, std_epsilon=0.0).tolist()
     assert normalized == [pytest.approx([1, -1, -1, 1]), pytest.approx([-(3**-0.5)] * 3 + [3**0.5])]
     assert leave_one_out(*batch).tolist() == [pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3]), pytest.approx([-4 / 3] * 3 + [4])]
     # The sample std divides by 7 instead of 8.
-    assert batch_std(*batch, ddof=1, epsilon=0.5)[0, 0].item() == pytest.approx(0.5 / ((4.6875 * 8 / 7) ** 0.5 + 0.5))
-    assert batch_whitened(*batch, ddof=1, epsilon=0.5)[1, 3].item() == pytest.approx(3 / ((13 / 7) ** 0.5 + 0.5))
+    assert batch_std(*batch, std_ddof=1, std_epsilon=0.5)[0, 0].item() == pytest.approx(0.5 / ((4.6875 * 8 / 7) ** 0.5 + 0.5))
+    assert batch_whitened(*batch, std_ddof=1, std_epsilon=0.5)[1, 3].item() == pytest.approx(3 / ((13 / 7) ** 0.5 + 0.5))
 
 
 def test_one_failure_among_seven_nearly_equal_rewards():
     """[0] + [0.95] * 7: std is 0.95 sqrt(7)/8, so -sqrt(7) and 1/sqrt(7), up to epsilon."""
-    advantages_G = group_normalized(*rows([0.0] + [0.95] * 7), epsilon=0.0)[0]
+    advantages_G = group_normalized(*rows([0.0] + [0.95] * 7), std_epsilon=0.0)[0]
     assert advantages_G.tolist() == pytest.approx([-(7**0.5)] + [7**-0.5] * 7, abs=1e-13)
     assert leave_one_out(*rows([0.0] + [0.95] * 7))[0].tolist() == pytest.approx([-0.95] + [0.95 / 7] * 7, abs=1e-14)
 
@@ -113,8 +120,8 @@ def test_equal_rewards_give_exactly_zero(value, size, name):
     assert zero_variance_groups(rewards_PG, scored_PG).tolist() == [True]
     beside = rows([value] * size, [float(place) for place in range(size)])
     for epsilon in (1e-6, 1e-4, 0.0):
-        assert FROM_REWARDS[name](rewards_PG, scored_PG, epsilon=epsilon).tolist() == [[0.0] * size]
-        assert FROM_REWARDS[name](*beside, epsilon=epsilon)[0].tolist() == [0.0] * size
+        assert credit(name, rewards_PG, scored_PG, std_epsilon=epsilon).tolist() == [[0.0] * size]
+        assert credit(name, *beside, std_epsilon=epsilon)[0].tolist() == [0.0] * size
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -122,8 +129,8 @@ def test_unscored_members_leave_every_statistic(name):
     """The others get what they would get without it; it gets 0. Its stored number, even NaN, is never looked at."""
     rewards_PG, scored_PG = rows([1.0, None, 0.0, 0.5])
     rewards_PG[0, 1] = float("nan")
-    advantages_G = FROM_REWARDS[name](rewards_PG, scored_PG)[0]
-    alone = FROM_REWARDS[name](*rows([1.0, 0.0, 0.5]))[0]
+    advantages_G = credit(name, rewards_PG, scored_PG)[0]
+    alone = credit(name, *rows([1.0, 0.0, 0.5]))[0]
     assert advantages_G.tolist() == [alone[0], 0.0, alone[1], alone[2]]
 
 
@@ -140,8 +147,8 @@ def test_unscored_members_by_hand():
 def test_groups_with_nothing_to_compare(name):
     """One completion, one score, no score at all, an empty batch of scores: 0 everywhere, never NaN."""
     for group in ([1.0], [None], [1.0, None, None], [None, None, None]):
-        assert FROM_REWARDS[name](*rows(group), epsilon=0.0).tolist() == [[0.0] * len(group)]
-    mixed = FROM_REWARDS[name](*rows([1.0, None, None], [None, None, None], [1.0, 1.0, None], [1.0, 0.0, None]))
+        assert credit(name, *rows(group), std_epsilon=0.0).tolist() == [[0.0] * len(group)]
+    mixed = credit(name, *rows([1.0, None, None], [None, None, None], [1.0, 1.0, None], [1.0, 0.0, None]))
     assert mixed[:3].abs().sum() == 0
     assert mixed[3, 0] > 0 > mixed[3, 1]
 
@@ -154,7 +161,7 @@ def test_fewer_than_two_scores_are_unusable_and_not_zero_variance():
 
 def test_trl_setting_ddof_1_epsilon_1e_4():
     """The sample std of [1, 0, 0, 0] is 0.5."""
-    advantages_G = group_normalized(*rows([1, 0, 0, 0]), ddof=1, epsilon=1e-4)[0]
+    advantages_G = group_normalized(*rows([1, 0, 0, 0]), std_ddof=1, std_epsilon=1e-4)[0]
     assert advantages_G.tolist() == pytest.approx([0.75 / 0.5001] + [-0.25 / 0.5001] * 3, abs=1e-14)
 
 
@@ -162,7 +169,7 @@ def test_trl_setting_ddof_1_epsilon_1e_4():
 def test_nearly_equal_rewards_keep_an_exact_variance(function):
     """1e6 and 1e6 + 2^-10: the one-pass E[x^2] - E[x]^2 has lost all digits here, two passes have not."""
     assert pytest.approx(2**-22, rel=0.5) != 0.5 * (1e6**2 + (1e6 + 2**-10) ** 2) - (1e6 + 2**-11) ** 2
-    advantages_G = function(*rows([1e6, 1e6 + 2**-10]), epsilon=0.0)[0]
+    advantages_G = function(*rows([1e6, 1e6 + 2**-10]), std_epsilon=0.0)[0]
     assert advantages_G.tolist() == pytest.approx([-1.0, 1.0], abs=1e-12)
 
 
@@ -170,7 +177,7 @@ def test_rewards_that_differ_at_all_are_not_equal():
     """Equality is exact and not a tolerance: a gap of 1e-12 has a best, a worst and, without an epsilon, +-1."""
     batch = rows([1e-12, 0.0])
     assert zero_variance_groups(*batch).tolist() == [False]
-    assert group_normalized(*batch, epsilon=0.0)[0].tolist() == pytest.approx([1.0, -1.0], abs=1e-12)
+    assert group_normalized(*batch, std_epsilon=0.0)[0].tolist() == pytest.approx([1.0, -1.0], abs=1e-12)
     assert best_and_worst(*batch)[0].tolist() == [1.0, -1.0]
 
 
@@ -179,7 +186,7 @@ def test_rewards_that_differ_at_all_are_not_equal():
 def test_random_batches_against_the_slow_reference(name, ddof):
     for seed in range(25):
         groups = random_groups(seed, groups=1 + seed % 6, size=2 + seed % 7)
-        ours = FROM_REWARDS[name](*rows(*groups), ddof=ddof, epsilon=1e-4).tolist()
+        ours = credit(name, *rows(*groups), std_ddof=ddof, std_epsilon=1e-4).tolist()
         theirs = reference.advantages(name, groups, ddof=ddof, epsilon=1e-4)
         assert ours == [pytest.approx(group, abs=1e-12) for group in theirs]
 
@@ -191,7 +198,7 @@ group = st.lists(st.one_of(reward, st.none()), min_size=2, max_size=9)
 @settings(max_examples=150, deadline=None)
 @given(group, st.sampled_from(EVERY), st.integers(0, 1))
 def test_any_group_against_the_slow_reference(rewards, name, ddof):
-    ours = FROM_REWARDS[name](*rows(rewards), ddof=ddof, epsilon=1e-6)[0].tolist()
+    ours = credit(name, *rows(rewards), std_ddof=ddof, std_epsilon=1e-6)[0].tolist()
     expected = reference.advantages(name, [rewards], ddof=ddof, epsilon=1e-6)[0]
     assert ours == pytest.approx(expected, abs=1e-11, rel=1e-11)
 
@@ -205,18 +212,18 @@ def test_any_group_against_the_slow_reference(rewards, name, ddof):
 )
 def test_invariances(rewards, random, shift, scale):
     """Permuting rewards permutes advantages; a shift changes nothing; a scale changes nothing of the normalised ones."""
-    advantages = group_normalized(*rows(rewards), epsilon=0.0)[0]
+    advantages = group_normalized(*rows(rewards), std_epsilon=0.0)[0]
     order = list(range(len(rewards)))
     random.shuffle(order)
-    permuted = group_normalized(*rows([rewards[place] for place in order]), epsilon=0.0)[0]
+    permuted = group_normalized(*rows([rewards[place] for place in order]), std_epsilon=0.0)[0]
     assert permuted.tolist() == pytest.approx(advantages[order].tolist(), abs=1e-9)
     shifted = [reward + shift for reward in rewards]
     # Shifting may round two different rewards together; then they are equal and the comparison has no meaning.
     if len(set(shifted)) == len(set(rewards)):
         for function in (group_centered, leave_one_out):
             assert function(*rows(shifted))[0].tolist() == pytest.approx(function(*rows(rewards))[0].tolist(), abs=1e-12)
-        assert group_normalized(*rows(shifted), epsilon=0.0)[0].tolist() == pytest.approx(advantages.tolist(), abs=1e-9)
-    scaled = group_normalized(*rows([reward * scale for reward in rewards]), epsilon=0.0)[0]
+        assert group_normalized(*rows(shifted), std_epsilon=0.0)[0].tolist() == pytest.approx(advantages.tolist(), abs=1e-9)
+    scaled = group_normalized(*rows([reward * scale for reward in rewards]), std_epsilon=0.0)[0]
     assert scaled.tolist() == pytest.approx(advantages.tolist(), abs=1e-12)
     assert advantages.sum().item() == pytest.approx(0.0, abs=1e-9)
 
@@ -231,13 +238,13 @@ def test_leave_one_out_is_the_centred_reward_stretched(rewards):
 
 
 def test_batch_whitened_has_mean_0_and_std_1_over_the_batch():
-    advantages_PG = batch_whitened(*rows([1, 0, 0.3, 1], [3, 2, 3, 7], [5, 5, 5, 5]), epsilon=0.0)
+    advantages_PG = batch_whitened(*rows([1, 0, 0.3, 1], [3, 2, 3, 7], [5, 5, 5, 5]), std_epsilon=0.0)
     assert advantages_PG.mean().item() == pytest.approx(0.0, abs=1e-15)
     assert advantages_PG.std(correction=0).item() == pytest.approx(1.0, abs=1e-14)
 
 
 def test_inputs_are_not_written_to():
-    for function in FROM_REWARDS.values():
+    for function in (NAMED["advantage"][name].function for name in EVERY):
         rewards_PG, scored_PG = rows([1.0, None, 0.0])
         before = rewards_PG.clone()
         function(rewards_PG, scored_PG)
@@ -253,8 +260,8 @@ def test_binary_signed_and_uniform_by_hand():
     scored_PG = torch.tensor([[True, True, False, False], [True, True, True, False]])
     assert binary(success_PG, scored_PG).tolist() == [[1, 0, 0, 0], [1, 1, 1, 0]]
     assert binary_signed(success_PG, scored_PG).tolist() == [[1, -1, 0, 0], [1, 1, 1, 0]]
-    assert uniform(success_PG, scored_PG).tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
-    assert {function(success_PG, scored_PG).dtype for function in FROM_SUCCESS.values()} == {torch.float64}
+    assert uniform(scored_PG).tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
+    assert {function(success_PG, scored_PG).dtype for function in (binary, binary_signed)} == {torch.float64}
     assert binary_signed(torch.tensor([[False]]), torch.tensor([[True]])).tolist() == [[-1]]
 
 
@@ -268,18 +275,18 @@ def test_process_by_hand():
     are credited with both of its steps, the next two with the second alone.
     """
     s = 1.5**0.5
-    found = process([[(1, 1.0), (3, 0.0)], [(2, 2.0)]], [4, 3], epsilon=0.0)
+    found = credit_steps([[(1, 1.0), (3, 0.0)], [(2, 2.0)]], [4, 3], std_epsilon=0.0)
     assert [row.tolist() for row in found] == [pytest.approx([-s] * 4, abs=1e-15), pytest.approx([s] * 3, abs=1e-15)]
     # Steps worth 3, 1 and 2, 2: mean 2, std sqrt(1/2): the sum over later steps is 0, then -sqrt 2; and 0 throughout.
     root = 2**0.5
-    found = process([[(0, 3.0), (2, 1.0)], [(0, 2.0), (1, 2.0)]], [3, 2], epsilon=0.0)
+    found = credit_steps([[(0, 3.0), (2, 1.0)], [(0, 2.0), (1, 2.0)]], [3, 2], std_epsilon=0.0)
     assert found[0].tolist() == pytest.approx([0.0, -root, -root], abs=1e-15)
     assert found[1].tolist() == [0.0, 0.0]
 
 
 def test_process_tokens_after_the_last_step_and_two_steps_on_one_token():
     """What follows the last step is credited with nothing; a token that ends two steps with both of them."""
-    found = process([[(1, 2.0), (1, 1.0)], [(0, 0.0)]], [4, 1], epsilon=0.0)
+    found = credit_steps([[(1, 2.0), (1, 1.0)], [(0, 0.0)]], [4, 1], std_epsilon=0.0)
     scale = (2 / 3) ** 0.5
     assert found[0].tolist() == pytest.approx([1 / scale, 1 / scale, 0.0, 0.0], abs=1e-15)
     assert found[1].tolist() == pytest.approx([-1 / scale], abs=1e-15)
@@ -291,8 +298,8 @@ def test_process_with_one_step_at_the_end_is_group_normalized(ddof):
         rewards = random_groups(seed, groups=1, size=6)[0]
         lengths = [1 + (seed + place) % 4 for place in range(6)]
         steps = [None if reward is None else [(length - 1, reward)] for reward, length in zip(rewards, lengths, strict=True)]
-        outcome = group_normalized(*rows(rewards), ddof=ddof)[0].tolist()
-        for tokens, advantage, length in zip(process(steps, lengths, ddof=ddof), outcome, lengths, strict=True):
+        outcome = group_normalized(*rows(rewards), std_ddof=ddof)[0].tolist()
+        for tokens, advantage, length in zip(credit_steps(steps, lengths, std_ddof=ddof), outcome, lengths, strict=True):
             assert tokens.tolist() == pytest.approx([advantage] * length, abs=1e-12)
 
 
@@ -307,14 +314,14 @@ def test_process_against_the_slow_reference(ddof):
             ends = sorted(torch.randint(0, length, (count,), generator=generator).tolist())
             values = (torch.randint(0, 3, (count,), generator=generator) / 2).tolist()
             steps.append(list(zip(ends, values, strict=True)) if count else None)
-        ours = process(steps, lengths, ddof=ddof, epsilon=1e-4)
+        ours = credit_steps(steps, lengths, std_ddof=ddof, std_epsilon=1e-4)
         theirs = reference.process_advantages(steps, lengths, ddof=ddof, epsilon=1e-4)
         assert [row.tolist() for row in ours] == [pytest.approx(row, abs=1e-12) for row in theirs]
 
 
 def test_process_without_differences_is_exactly_zero():
     for steps in ([[(0, 0.35), (2, 0.35)], [(1, 0.35)] * 5], [None, None], [None, [(1, 0.35)]]):
-        assert [row.tolist() for row in process(steps, [3, 2], epsilon=0.0)] == [[0.0] * 3, [0.0] * 2]
+        assert [row.tolist() for row in credit_steps(steps, [3, 2], std_epsilon=0.0)] == [[0.0] * 3, [0.0] * 2]
 
 
 # -- returns and GAE -----------------------------------------------------------------------------------------------------
@@ -367,12 +374,12 @@ def test_a_perfect_critic_leaves_no_advantage():
 def test_whitening_by_hand():
     """Values 1, 3 and 5, 7 together: mean 4, variance 5; with ddof 1, 20/3."""
     root = 5**0.5
-    found = whiten([double(1, 3), double(5, 7)], epsilon=0.0)
+    found = whiten([double(1, 3), double(5, 7)], std_epsilon=0.0)
     assert [row.tolist() for row in found] == [
         pytest.approx([-3 / root, -1 / root], abs=1e-15),
         pytest.approx([1 / root, 3 / root], abs=1e-15),
     ]
-    found = whiten([double(1, 3), double(5, 7)], ddof=1, epsilon=0.1)
+    found = whiten([double(1, 3), double(5, 7)], std_ddof=1, std_epsilon=0.1)
     assert found[1][1].item() == pytest.approx(3 / (math.sqrt(20 / 3) + 0.1), abs=1e-15)
 
 
@@ -381,11 +388,11 @@ def test_whitening_against_the_slow_reference_and_its_edges():
     for ddof in (0, 1):
         batch = [torch.randn(length, generator=generator, dtype=torch.float64) for length in (1, 4, 2, 7)]
         expected = reference.whitened([row.tolist() for row in batch], ddof=ddof)
-        ours = whiten(batch, ddof=ddof)
+        ours = whiten(batch, std_ddof=ddof)
         assert [row.tolist() for row in ours] == [pytest.approx(row, abs=1e-12) for row in expected]
     assert whiten([]) == []
-    assert [row.tolist() for row in whiten([double(0.35, 0.35), double(0.35)], epsilon=0.0)] == [[0.0, 0.0], [0.0]]
-    assert [row.tolist() for row in whiten([double(0.35)], ddof=1, epsilon=0.0)] == [[0.0]]
+    assert [row.tolist() for row in whiten([double(0.35, 0.35), double(0.35)], std_epsilon=0.0)] == [[0.0, 0.0], [0.0]]
+    assert [row.tolist() for row in whiten([double(0.35)], std_ddof=1, std_epsilon=0.0)] == [[0.0]]
 
 
 def test_global_normalisation_needs_no_group():
@@ -394,7 +401,7 @@ def test_global_normalisation_needs_no_group():
     Returns are 1, 1 | 0 | 0, 0, 0: mean 1/3, std sqrt(2)/3, so sqrt 2 for the right one and -1/sqrt 2 for the wrong ones.
     """
     returns = [returns_to_go(double(*tokens)) for tokens in ([0, 1], [0], [0, 0, 0])]
-    found = whiten(returns, epsilon=0.0)
+    found = whiten(returns, std_epsilon=0.0)
     assert found[0].tolist() == pytest.approx([2**0.5] * 2, abs=1e-14)
     assert found[1].tolist() == pytest.approx([-(2**-0.5)], abs=1e-14)
     assert found[2].tolist() == pytest.approx([-(2**-0.5)] * 3, abs=1e-14)

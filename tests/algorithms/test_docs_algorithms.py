@@ -10,11 +10,12 @@ import re
 import shlex
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from cohort.algorithms import contradictions
+from cohort.algorithms.named import FIELDS, NAMED
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe import schema as config
@@ -169,10 +170,16 @@ def test_every_algorithm_has_a_section_with_its_paper():
             assert f"[arXiv {number}](https://arxiv.org/abs/{number})" in text, name
 
 
+def words_of(name: str) -> tuple[Any, ...]:
+    """What may stand behind a word of [algorithm] that is one of several."""
+    kinds = {field: kind for kind, field in FIELDS.items()}
+    return tuple(NAMED[kinds[name]]) if name in kinds else get_args(AlgorithmConfig.model_fields[name].annotation)
+
+
 def test_every_choice_and_every_word_of_it_is_explained():
-    for name, field in AlgorithmConfig.model_fields.items():
+    for name in AlgorithmConfig.model_fields:
         assert name == "name" or re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", PROSE), name
-        for word in get_args(field.annotation):
+        for word in words_of(name):
             if isinstance(word, str):
                 assert re.search(rf'`(?:{name} = )?"?{word}"?`', PROSE), (name, word)
     # The tables of the choices hold each word once, and no other.
@@ -183,7 +190,7 @@ def test_every_choice_and_every_word_of_it_is_explained():
         ("data", "The frame"),
     ):
         words = [row[0].strip("`") for table in tables(section(title)) if table[0][0] == f"`{name}`" for row in table[1:]]
-        assert sorted(words) == sorted(get_args(AlgorithmConfig.model_fields[name].annotation)), name
+        assert sorted(words) == sorted(words_of(name)), name
 
 
 def test_the_function_of_an_advantage_a_region_and_an_aggregation_has_its_name():

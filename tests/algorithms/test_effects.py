@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from cohort.algorithms.effects import ALWAYS, CONDITIONS, idle
-from cohort.algorithms.presets import PRESETS, SAMPLED
+from cohort.algorithms.named import FIELDS, NAMED, parameter_words
+from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.registry import SAMPLED
 from cohort.data.prompt_choice import InformativeChoice
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.packing import pack
@@ -27,7 +29,7 @@ from cohort.recipe.words import describe
 from cohort.rewards.contract import Scored
 from cohort.training.build import EncodedData, make_stream
 from cohort.training.experience import Models, make_batch
-from cohort.training.objective import pushes_on_all_tokens, token_loss
+from cohort.training.objective import compares_pairs, needs_critic, pushes_on_all_tokens, token_loss, weigh_tokens
 from cohort.training.overlong import penalize_overlong
 from cohort.training.sources import Collected
 from cohort.types import Prompt, Rollout
@@ -161,18 +163,18 @@ def take_step(algorithm: AlgorithmConfig) -> Step:
         outcomes = penalize_overlong(scored, completions, LONGEST, algorithm.overlong_share).outcomes
         sampled = [replace(one, outcome=outcome) for one, outcome in zip(sampled, outcomes, strict=True)]
     has_reference = algorithm.kl_coef > 0 or algorithm.data == "start"
-    has_critic = algorithm.advantage == "gae"
+    has_critic = needs_critic(algorithm)
     models = Models(policy(), reference() if has_reference else None, critic() if has_critic else NoCritic())
     batch = make_batch(Collected(sampled, {}, 4, 99), models, recipe, 1, algorithm.kl_coef)
     tensors = [example.advantages_T for example in batch.examples]
     tensors += [example.returns_T for example in batch.examples if example.returns_T is not None]
     minibatch = pack(
         [batch.examples[index] for index in batch.plan[1]],
-        aggregation=algorithm.aggregation,
+        aggregation=weigh_tokens(algorithm),
         max_completion_tokens=LONGEST,
         micro_batch_tokens=10_000,
         skip_zero_advantage=not pushes_on_all_tokens(algorithm),
-        keep_groups=algorithm.region == "dpo",
+        keep_groups=compares_pairs(algorithm),
     )
     for micro in minibatch.micro_batches:
         scores = moved().compute_logprobs(micro, entropy_gradient=algorithm.entropy_coef > 0)
@@ -185,7 +187,8 @@ def take_step(algorithm: AlgorithmConfig) -> Step:
 def flips(choices: dict[str, Any], choice: str) -> Iterator[AlgorithmConfig]:
     """The algorithm with another value of one choice, for every value that is not refused."""
     annotation = AlgorithmConfig.model_fields[choice].annotation
-    values = OTHER_VALUES.get(choice) or ((False, True) if annotation is bool else get_args(annotation))
+    named = {field: tuple(NAMED[kind]) for kind, field in FIELDS.items()}
+    values = OTHER_VALUES.get(choice) or named.get(choice) or ((False, True) if annotation is bool else get_args(annotation))
     assert values, f"{choice}: name another value in OTHER_VALUES"
     for value in values:
         if value != choices[choice]:
@@ -202,7 +205,7 @@ def test_what_is_idle_changes_no_bit_and_what_is_not_changes_some(base):
     without, here = idle(choices), take_step(algorithm)
     assert here.same(take_step(algorithm))
     for choice in AlgorithmConfig.model_fields:
-        if choice == "name":
+        if choice in ("name", "args"):  # args are for functions of a user's own
             continue
         same = (take_step(flipped).same(here) for flipped in flips(choices, choice))
         if choice in without or choice in ELSEWHERE:
@@ -228,15 +231,17 @@ def test_the_batch_reaches_every_limit():
 
 
 def test_the_table_speaks_of_every_choice_and_of_no_other():
-    named = {choice for condition in CONDITIONS for choice in condition.choices}
+    named = {choice for condition in CONDITIONS for choice in condition.choices} | (parameter_words() - ALWAYS)
     assert named | ALWAYS == set(AlgorithmConfig.model_fields)
     assert not named & ALWAYS
 
 
 def test_every_condition_is_met_and_missed_among_the_cases():
-    dumped = [AlgorithmConfig(**base).model_dump() for base in BASES]
+    chosen = [AlgorithmConfig(**base).chosen for base in BASES]
     for condition in CONDITIONS:
-        assert {condition.holds(choices) for choices in dumped} == {True, False}, condition.otherwise
+        assert {condition.holds(choices) for choices in chosen} == {True, False}, condition.otherwise
+    for word in parameter_words():
+        assert {any(word in choice.parameters for choice in choices.all) for choices in chosen} == {True, False}, word
 
 
 SWITCHES = {
@@ -281,9 +286,9 @@ def test_the_floor_acts_where_prompts_are_chosen_and_nowhere_else():
 def test_a_run_says_which_of_its_changes_have_no_effect():
     said = describe(AlgorithmConfig(name="cispo", clip_low=0.1, gamma=0.9, ratio_cap=4.0))
     assert (
-        "(changed from the preset: ratio_cap 4.0 instead of 5.0); without effect here: gamma (only advantage 'gae' and" in said
+        "(changed from the preset: ratio_cap 4.0 instead of 5.0); without effect here: gamma (it is read by advantage " in said
     )
-    assert said.endswith("clip_low (only region 'clip', 'dual_clip', 'sequence' and 'sequence_product' clip)")
+    assert said.endswith("clip_low (it is read by region 'clip', 'dual_clip', 'sequence_product' and 'sequence' alone)")
     masked = describe(AlgorithmConfig(name="sft", mask_truncated=True))
     assert "cut completions masked" not in masked
     assert "changed" not in masked

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 import conftest
-from cohort.algorithms.aggregation import AGGREGATIONS
 from cohort.algorithms.contradictions import contradiction
+from cohort.algorithms.named import NAMED
 from cohort.algorithms.presets import PRESETS
-from cohort.algorithms.regions import REGIONS
 from cohort.model.packing import Example, MicroBatch, pack
 from cohort.model.policy import Policy
 from cohort.recipe.schema import AlgorithmConfig
@@ -31,7 +30,7 @@ from conftest import (
 )
 from reference import Choices, Sample, batch_loss
 
-AGGREGATION_NAMES = sorted(AGGREGATIONS)
+AGGREGATION_NAMES = sorted(NAMED["aggregation"])
 PRESET_NAMES = sorted(PRESETS)
 SHAPES = ((3, 5),) * 8
 """Eight rows of eight tokens: budgets of 8, 16, 32 and 64 cut them into 8x1, 4x2, 2x4 and 1x8."""
@@ -49,7 +48,7 @@ def allowed(**choices: Any) -> bool:
 
 REGION_AND_AGGREGATION = [
     {"region": region, "aggregation": aggregation, "kl_coef": 0.04}
-    for region in sorted(REGIONS)
+    for region in sorted(name for name, choice in NAMED["region"].items() if not choice.traits.preference)
     for aggregation in AGGREGATION_NAMES
     if allowed(region=region, aggregation=aggregation)
 ]
@@ -265,7 +264,7 @@ def test_dropping_zero_variance_groups_scales_the_gradient_by_the_documented_den
     policy, examples = case("plain", AlgorithmConfig(kl_coef=0.0), equal_lengths=False)
     examples = without_advantage(examples, (4, 5, 6, 7))
     factors = {"sequence_mean": 2.0, "constant": 2.0, "token_mean": 31 / 15, "sequence_sum": 2.0, "prompt_mean": 2.0}
-    assert set(factors) == set(AGGREGATIONS)
+    assert set(factors) == set(NAMED["aggregation"])
     for aggregation, factor in factors.items():
         _, keep = library_loss_and_gradients(policy, examples, aggregation=aggregation)
         _, drop = library_loss_and_gradients(policy, examples[:4], aggregation=aggregation)

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cohort.algorithms.kl import KL_ESTIMATORS, corrected, k1, k2, k3
+from cohort.algorithms.kl import corrected, k1, k2, k3
+from cohort.algorithms.named import NAMED
 from cohort.algorithms.regions import ratio
 from cohort.model.packing import MicroBatch
 from cohort.model.policy import TokenScores
@@ -27,7 +28,8 @@ from cohort.ops.layout import lay_out
 from cohort.recipe.schema import AlgorithmConfig
 from cohort.training.objective import token_loss
 
-NAMES = sorted(KL_ESTIMATORS)
+ESTIMATORS = {name: choice.function for name, choice in NAMED["kl"].items()}
+NAMES = sorted(ESTIMATORS)
 
 
 def double(*values: float, grad: bool = False) -> Tensor:
@@ -133,7 +135,7 @@ class Vocabulary:
     def in_loss(self, name: str, correct: bool) -> Tensor:
         """Expected gradient of the estimator in the loss, under the policy that sampled."""
         log_policy_V = self.log_policy_V
-        kl_V = KL_ESTIMATORS[name](log_policy_V, self.log_ref_V)
+        kl_V = ESTIMATORS[name](log_policy_V, self.log_ref_V)
         if correct:
             kl_V = corrected(kl_V, ratio(log_policy_V, self.log_old_V))
         return self.gradient((self.log_old_V.exp() * kl_V).sum())
@@ -141,7 +143,7 @@ class Vocabulary:
     def in_reward(self, name: str) -> Tensor:
         """What subtracting the estimator from the reward does to the gradient of the loss, on-policy."""
         log_policy_V = self.log_policy_V
-        kl_V = KL_ESTIMATORS[name](log_policy_V, self.log_ref_V).detach()
+        kl_V = ESTIMATORS[name](log_policy_V, self.log_ref_V).detach()
         return self.gradient((log_policy_V.exp().detach() * kl_V * log_policy_V).sum())
 
 
@@ -165,7 +167,7 @@ def test_values_averaged_over_all_outcomes():
     """k1 and k3 have the KL as their mean; k2 has not, and near the reference nearly has."""
     case = vocabulary()
     mean = {
-        name: (case.log_policy_V.exp() * KL_ESTIMATORS[name](case.log_policy_V, case.log_ref_V)).sum().item() for name in NAMES
+        name: (case.log_policy_V.exp() * ESTIMATORS[name](case.log_policy_V, case.log_ref_V)).sum().item() for name in NAMES
     }
     assert mean["k1"] == pytest.approx(case.exact().item(), abs=1e-14)
     assert mean["k3"] == pytest.approx(case.exact().item(), abs=1e-14)
@@ -235,7 +237,7 @@ def test_near_the_reference():
 def test_at_the_reference_value_and_gradient_are_exactly_0(name, correct):
     """The corrected ones too: their gradient is ratio * k * grad log pi + ratio * grad k, and k is 0. k1's own slope is 1."""
     case = vocabulary(distance=0.0)
-    assert KL_ESTIMATORS[name](case.log_policy_V, case.log_ref_V).abs().max().item() == 0.0
+    assert ESTIMATORS[name](case.log_policy_V, case.log_ref_V).abs().max().item() == 0.0
     assert case.in_loss(name, correct).abs().max().item() < (1e-15 if name == "k1" else 1e-300)
     assert case.in_reward(name).abs().max().item() == 0.0
     assert case.gradient(case.exact()).abs().max().item() < 1e-15

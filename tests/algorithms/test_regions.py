@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from cohort.algorithms.kl import KL_ESTIMATORS, k3
+from cohort.algorithms.kl import k3
+from cohort.algorithms.named import NAMED
 from cohort.algorithms.regions import (
     LOG_RATIO_LIMIT,
-    REGIONS,
-    Limits,
     Surrogate,
+    Tokens,
     clipped_surrogate,
     dpo,
     exp_limited,
@@ -30,19 +30,29 @@ from cohort.recipe.schema import AlgorithmConfig
 from cohort.training.objective import token_loss
 from conftest import ragged_examples, tiny_policy
 
-EVERY = sorted(REGIONS)
-LIMITS = Limits(clip_low=0.2, clip_high=0.28, dual_clip=3.0, ratio_cap=2.0)
+EVERY = sorted(name for name, choice in NAMED["region"].items() if not choice.traits.preference)
+ESTIMATORS = {name: choice.function for name, choice in NAMED["kl"].items()}
+LIMITS = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "ratio_cap": 2.0}
+
+
+def surrogate(name: str, policy_M, old_M, advantages_M, row_M, num_rows: int, limits=LIMITS) -> Surrogate:
+    """What a region says of tokens that the engine sampled with the old log-probs."""
+    region = NAMED["region"][name]
+    tokens = Tokens(policy_M, old_M, old_M, advantages_M, row_M, num_rows)
+    return region.call({word: value for word, value in limits.items() if word in region.parameters}, tokens=tokens)
 
 
 def double(*values: float, grad: bool = False) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64, requires_grad=grad)
 
 
-def one_row(name: str, log_ratios: list[float], advantage: float, limits: Limits = LIMITS) -> tuple[Surrogate, torch.Tensor]:
+def one_row(
+    name: str, log_ratios: list[float], advantage: float, limits: dict[str, float] = LIMITS
+) -> tuple[Surrogate, torch.Tensor]:
     """A completion whose tokens have these log ratios to -1, and the gradient of its summed loss by the log-probs."""
     policy_M = (double(*log_ratios) - 1.0).requires_grad_()
     old_M, row_M = torch.full_like(policy_M, -1.0).detach(), torch.zeros(len(log_ratios), dtype=torch.long)
-    found = REGIONS[name](policy_M, old_M, torch.full_like(old_M, advantage), row_M, 1, limits)
+    found = surrogate(name, policy_M, old_M, torch.full_like(old_M, advantage), row_M, 1, limits)
     (gradient_M,) = torch.autograd.grad(found.loss_M.sum(), policy_M)
     return found, gradient_M
 
@@ -75,7 +85,7 @@ def test_clip_on_each_side(rho, advantage, value, gradient):
 @pytest.mark.parametrize(("rho", "advantage", "value", "gradient"), FOUR_SIDES)
 def test_the_clip_of_a_single_token_is_the_same_in_every_clipping_region(name, rho, advantage, value, gradient):
     """A completion of one token is its own mean and its own product. The tokens held are counted on their side."""
-    found, gradient_M = one_row(name, [math.log(rho)], advantage, Limits(0.2, 0.2))
+    found, gradient_M = one_row(name, [math.log(rho)], advantage, {"clip_low": 0.2, "clip_high": 0.2})
     assert found.loss_M.item() == pytest.approx(value, abs=1e-14)
     assert gradient_M.item() == pytest.approx(gradient, abs=1e-14)
     assert found.ratio_M.item() == pytest.approx(rho, abs=1e-15)
@@ -89,7 +99,7 @@ def test_asymmetric_clip_and_the_tokens_it_took():
     advantages_M = double(1.0, 1.0, -1.0, -1.0, 1.0, -1.0)
     losses = [-1.25, -1.28, 1.30, 0.8, -0.75, 0.85]
     assert clipped_surrogate(ratio_M, advantages_M, 0.2, 0.28).tolist() == pytest.approx(losses)
-    found = REGIONS["clip"](ratio_M.log(), torch.zeros_like(ratio_M), advantages_M, torch.arange(6), 6, LIMITS)
+    found = surrogate("clip", ratio_M.log(), torch.zeros_like(ratio_M), advantages_M, torch.arange(6), 6, LIMITS)
     assert found.loss_M.tolist() == pytest.approx(losses)
     assert found.below_M.tolist() == [False, False, False, True, False, False]
     assert found.above_M.tolist() == [False, True, False, False, False, False]
@@ -106,7 +116,7 @@ def test_at_the_very_edge_a_token_is_still_free():
     # No room at all: on-policy, with both limits 0, the first update is still the plain policy gradient.
     for name in ("clip", "dual_clip", "sequence", "sequence_product"):
         for advantage in (1.0, -1.0):
-            found, gradient_M = one_row(name, [0.0], advantage, Limits(0.0, 0.0))
+            found, gradient_M = one_row(name, [0.0], advantage, {"clip_low": 0.0, "clip_high": 0.0})
             assert gradient_M.item() == -advantage
             assert not found.below_M.any()
             assert not found.above_M.any()
@@ -163,8 +173,8 @@ def test_sequence_ratios_do_not_mix_completions():
     policy_M = double(0.1, -0.2, 0.3)
     row_M = torch.tensor([1, 0, 1])
     zeros_M, ones_M = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    means_M = REGIONS["sequence"](policy_M, zeros_M, ones_M, row_M, 2, LIMITS).ratio_M.log()
-    sums_M = REGIONS["sequence_product"](policy_M, zeros_M, ones_M, row_M, 2, LIMITS).ratio_M.log()
+    means_M = surrogate("sequence", policy_M, zeros_M, ones_M, row_M, 2, LIMITS).ratio_M.log()
+    sums_M = surrogate("sequence_product", policy_M, zeros_M, ones_M, row_M, 2, LIMITS).ratio_M.log()
     assert means_M.tolist() == pytest.approx([0.2, -0.2, 0.2], abs=1e-15)
     assert sums_M.tolist() == pytest.approx([0.4, -0.2, 0.4], abs=1e-15)
     assert over_rows(policy_M, row_M, 2).tolist() == pytest.approx([0.4, -0.2, 0.4], abs=1e-15)
@@ -194,7 +204,7 @@ def test_on_policy_the_ratio_is_exactly_one_and_the_coefficient_is_the_advantage
     """A centred group: with the ratio regions the loss is 0 by construction and its gradient is not. Not a broken run."""
     policy_M = double(-0.3, -2.0, -1.1, -0.7, grad=True)
     advantages_M = double(1.0, -1.0, 1.0, -1.0)
-    found = REGIONS[name](policy_M, policy_M.detach(), advantages_M, torch.arange(4), 4, LIMITS)
+    found = surrogate(name, policy_M, policy_M.detach(), advantages_M, torch.arange(4), 4, LIMITS)
     assert found.ratio_M.tolist() == [1.0] * 4
     loss = (found.loss_M * 0.25).sum()
     loss.backward()
@@ -242,7 +252,7 @@ def compare(ours_M: torch.Tensor, policy_M: torch.Tensor, losses: list[torch.Ten
 
 
 @pytest.mark.parametrize("on_policy", [False, True])
-@pytest.mark.parametrize("limits", [LIMITS, Limits(0.0, 0.5, 1.1, 0.7)])
+@pytest.mark.parametrize("limits", [LIMITS, {"clip_low": 0.0, "clip_high": 0.5, "dual_clip": 1.1, "ratio_cap": 0.7}])
 @pytest.mark.parametrize("name", EVERY)
 def test_value_and_gradient_of_every_region_against_the_slow_reference(name, limits, on_policy):
     generator = torch.Generator().manual_seed(7)
@@ -255,8 +265,8 @@ def test_value_and_gradient_of_every_region_against_the_slow_reference(name, lim
             batch["old"] = -2.0 + spread * torch.randn(40, generator=generator, dtype=torch.float64)
         ours, theirs = logprobs_M.clone().requires_grad_(), logprobs_M.clone().requires_grad_()
         old_M = ours.detach() if on_policy else batch["old"]
-        found = REGIONS[name](ours, old_M, batch["advantages"], row_M, int(row_M.max()) + 1, limits)
-        compare(found.loss_M, ours, reference_losses(theirs, batch, region=name, **vars(limits)), theirs)
+        found = surrogate(name, ours, old_M, batch["advantages"], row_M, int(row_M.max()) + 1, limits)
+        compare(found.loss_M, ours, reference_losses(theirs, batch, region=name, **limits), theirs)
 
 
 @settings(max_examples=200, deadline=None)
@@ -270,16 +280,16 @@ def test_value_and_gradient_of_every_region_against_the_slow_reference(name, lim
     st.sampled_from([0.0, 0.1, 0.2]),
     st.sampled_from([0.1, 0.2, 0.28]),
     st.sampled_from([0.0, 0.04, 1.0]),
-    st.sampled_from(sorted(KL_ESTIMATORS)),
+    st.sampled_from(sorted(ESTIMATORS)),
 )
 def test_any_tokens_against_the_slow_reference(tokens, name, clip_low, clip_high, kl_coef, estimator):
     policy, old, ref, advantages = (double(*column) for column in list(zip(*tokens, strict=True))[:4])
     row_M = torch.tensor([row for *_, row in tokens])
     batch = {"row": row_M, "advantages": advantages, "old": old, "ref": ref}
     ours, theirs = policy.clone().requires_grad_(), policy.clone().requires_grad_()
-    limits = Limits(clip_low, clip_high)
-    loss_M = REGIONS[name](ours, old, advantages, row_M, 3, limits).loss_M + kl_coef * KL_ESTIMATORS[estimator](ours, ref)
-    choices = {"region": name, "kl_coef": kl_coef, "kl_estimator": estimator, **vars(limits)}
+    limits = LIMITS | {"clip_low": clip_low, "clip_high": clip_high}
+    loss_M = surrogate(name, ours, old, advantages, row_M, 3, limits).loss_M + kl_coef * ESTIMATORS[estimator](ours, ref)
+    choices = {"region": name, "kl_coef": kl_coef, "kl_estimator": estimator, **limits}
     compare(loss_M, ours, reference_losses(theirs, batch, **choices), theirs)
 
 
@@ -291,8 +301,8 @@ def test_huge_log_ratios_stay_finite(name, dtype, log_ratio, advantage):
     """In value and in gradient, for every region and estimator, also when squared in a norm."""
     policy_M = torch.tensor([log_ratio] * 3, dtype=dtype, requires_grad=True)
     old_M, row_M = torch.zeros(3, dtype=dtype), torch.tensor([0, 0, 1])
-    loss_M = REGIONS[name](policy_M, old_M, torch.full((3,), advantage, dtype=dtype), row_M, 2, LIMITS).loss_M
-    for estimator in KL_ESTIMATORS.values():
+    loss_M = surrogate(name, policy_M, old_M, torch.full((3,), advantage, dtype=dtype), row_M, 2, LIMITS).loss_M
+    for estimator in ESTIMATORS.values():
         loss_M = loss_M + estimator(policy_M, old_M)
     loss_M.sum().backward()
     assert torch.isfinite(loss_M).all()
@@ -375,7 +385,7 @@ def test_pairs_stay_in_one_micro_batch_and_their_loss_is_that_of_the_pair():
         loss = token_loss(scores, micro, algorithm, kl_coef=0.5)
         gained = (scores.logprobs_M - micro.ref_logprobs_M).detach()
         margin = 0.5 * (gained[micro.advantages_M > 0].sum() - gained[micro.advantages_M < 0].sum()).item()
-        assert loss.margin_M.tolist() == pytest.approx([margin] * len(micro.row_M), abs=1e-13)
+        assert loss.surrogate.margin_M.tolist() == pytest.approx([margin] * len(micro.row_M), abs=1e-13)
         assert loss.loss_M.tolist() == pytest.approx([math.log(1 + math.exp(-margin))] * len(micro.row_M), abs=1e-13)
 
 

@@ -131,8 +131,8 @@ def test_advantages_agree_with_trl(bench, rewards):
     rewards_PG = torch.tensor([0.0 if reward is None else reward for reward in rewards], dtype=torch.float64).view(2, 4)
     scored_PG = torch.tensor([reward is not None for reward in rewards]).view(2, 4)
     for scale, ours in (
-        ("group", group_normalized(rewards_PG, scored_PG, ddof=1, epsilon=1e-4)),
-        ("batch", batch_std(rewards_PG, scored_PG, ddof=1, epsilon=1e-4)),
+        ("group", group_normalized(rewards_PG, scored_PG, std_ddof=1, std_epsilon=1e-4)),
+        ("batch", batch_std(rewards_PG, scored_PG, std_ddof=1, std_epsilon=1e-4)),
         ("none", group_centered(rewards_PG, scored_PG)),
     ):
         assert (ours.flatten() - _trl_advantages(bench, rewards, scale)).abs().max().item() < 1e-6

@@ -233,7 +233,7 @@ def test_normalized_advantages_of_rloo_agree_with_trl(rloo):
     for rewards in (ROLLOUT_REWARDS[0], ROLLOUT_REWARDS[1]):
         theirs = trl_scores(rloo, rewards, 0.0, normalize=True)["advantages"]
         rewards_PG = torch.tensor(rewards, dtype=torch.float64).view(2, 4)
-        ours = batch_whitened(rewards_PG, torch.ones(2, 4, dtype=torch.bool), ddof=1, epsilon=1e-4 * 3 / 4)
+        ours = batch_whitened(rewards_PG, torch.ones(2, 4, dtype=torch.bool), std_ddof=1, std_epsilon=1e-4 * 3 / 4)
         assert (ours.flatten() - theirs).abs().max().item() < 1e-6
 
 

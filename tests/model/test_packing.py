@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cohort.algorithms.aggregation import AGGREGATIONS
+from cohort.algorithms.named import NAMED
 from cohort.errors import InvariantError
 from cohort.model.packing import Example, MicroBatch, make_examples, minibatch_members, pack, token_budget_rows
 from conftest import ragged_examples, rollout, tiny_policy
@@ -192,7 +192,7 @@ def test_truncated_completions_are_masked_only_when_asked():
     assert (minibatch.completions, minibatch.trained_tokens) == (1, 2)
 
 
-@pytest.mark.parametrize("aggregation", sorted(AGGREGATIONS))
+@pytest.mark.parametrize("aggregation", sorted(NAMED["aggregation"]))
 def test_packing_nothing_is_nothing(aggregation):
     minibatch = pack([], micro_batch_tokens=100, **(OPTIONS | {"aggregation": aggregation}))
     assert (minibatch.micro_batches, minibatch.completions, minibatch.trained_tokens) == ([], 0, 0)

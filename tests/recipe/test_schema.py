@@ -47,7 +47,7 @@ def message(*overrides: str, toml: str | None = None, folder: Path | None = None
         ("learning_rate=-1", ["optimizer.learning_rate", "greater than 0"]),
         ("learning_rate=inf", ["optimizer.learning_rate", "finite"]),
         ("clip_low=1.5", ["algorithm.clip_low", "less than 1"]),
-        ("aggregation=tokenmean", ["algorithm.aggregation", "'sequence_mean', 'token_mean', 'constant'", "did you mean 'token_mean'"]),
+        ("aggregation=tokenmean", ["algorithm.aggregation", "sequence_mean, token_mean, constant", "did you mean 'token_mean'"]),
         ("name=5", ["name", "string", "quotes"]),
         ("stop=x", ["sampling.stop", "list"]),
         ("train=5", ["train", "section", "group_size"]),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import reference
-from cohort.algorithms.advantages import FROM_REWARDS
+from cohort.algorithms.named import NAMED
 from cohort.errors import RewardError
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.packing import Example, make_examples, pack
@@ -136,7 +136,10 @@ REWARDS: list[list[float | None]] = [
 ]
 
 
-@pytest.mark.parametrize("name", sorted(set(FROM_REWARDS) - {"best_and_worst"}))
+@pytest.mark.parametrize(
+    "name",
+    sorted(name for name, one in NAMED["advantage"].items() if "rewards_PG" in one.reads and "pairs" not in one.traits.fits),
+)
 def test_every_group_advantage_through_the_real_path(name):
     """Without KL: the slow reference on the raw rewards, on every token of every scored completion of a usable group."""
     batch = batch_of(grid(REWARDS), "group_size=4", "kl_coef=0", f"algorithm.advantage={name}")

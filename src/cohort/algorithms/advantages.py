@@ -1,60 +1,74 @@
 """What a completion, or a token, is credited with.
 
-The functions of `FROM_REWARDS` take rewards_PG (P groups of G rewards) and scored_PG (False where a completion has no
-reward) and give advantages_PG in float64; those of `FROM_SUCCESS` take success_PG instead. The others credit single tokens
-(suffix T: the trained tokens of one completion). An unscored completion is out of its group's mean and std and gets 0. A group whose scored
-rewards are all equal gets exactly 0 for every member: equality is tested on the rewards themselves, since the float
-residue of a variance divided by a tiny epsilon has produced advantages in the thousands elsewhere.
+An advantage names what it reads (registry.READABLE): most take rewards_PG (P groups of G rewards) and scored_PG (False where a
+completion has no reward) and give advantages_PG in float64. The others credit single tokens: one vector for each completion
+(suffix N), over its trained tokens or over all of its tokens. An unscored completion is out of its group's mean and std and gets
+0. A group whose scored rewards are all equal gets exactly 0 for every member: equality is tested on the rewards themselves,
+since the float residue of a variance divided by a tiny epsilon has produced advantages in the thousands elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from cohort.algorithms.registry import SAMPLED, advantage
+from cohort.base.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = LazyModule("torch")
 
 
-def group_normalized(rewards_PG: Tensor, scored_PG: Tensor, *, ddof: int = 0, epsilon: float = 1e-6) -> Tensor:
+@advantage()
+def group_normalized(rewards_PG: Tensor, scored_PG: Tensor, *, std_ddof: int = 0, std_epsilon: float = 1e-6) -> Tensor:
     """GRPO: (r - mean) / (std + epsilon). [1,0,1,0,1,1,0,1] has mean 0.625, std 0.484: +0.77 and -1.29."""
     centered_PG, count_P1 = _center(rewards_PG, scored_PG)
     # Two passes (centre, then square) keep the variance of nearly equal rewards exact.
-    variance_P1 = centered_PG.square().sum(1, keepdim=True) / (count_P1 - ddof).clamp(min=1)
-    return torch.where(_has_signal(rewards_PG, scored_PG), centered_PG / (variance_P1.sqrt() + epsilon), 0.0)
+    variance_P1 = centered_PG.square().sum(1, keepdim=True) / (count_P1 - std_ddof).clamp(min=1)
+    return torch.where(_has_signal(rewards_PG, scored_PG), centered_PG / (variance_P1.sqrt() + std_epsilon), 0.0)
 
 
-def group_centered(rewards_PG: Tensor, scored_PG: Tensor, *, ddof: int = 0, epsilon: float = 0.0) -> Tensor:
+@advantage()
+def group_centered(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     """Dr. GRPO: r - mean. Without the division, easy and hard prompts weigh no more than informative ones."""
     centered_PG, _ = _center(rewards_PG, scored_PG)
     return torch.where(_has_signal(rewards_PG, scored_PG), centered_PG, 0.0)
 
 
-def batch_std(rewards_PG: Tensor, scored_PG: Tensor, *, ddof: int = 0, epsilon: float = 1e-6) -> Tensor:
+@advantage()
+def batch_std(rewards_PG: Tensor, scored_PG: Tensor, *, std_ddof: int = 0, std_epsilon: float = 1e-6) -> Tensor:
     """Lite-PPO: (r - group mean) / (std of all raw rewards of the batch + epsilon). Hard and easy groups keep their scale."""
     centered_PG, _ = _center(rewards_PG, scored_PG)
-    advantages_PG = centered_PG / (_std(rewards_PG[scored_PG], ddof) + epsilon)
+    advantages_PG = centered_PG / (_std(rewards_PG[scored_PG], std_ddof) + std_epsilon)
     return torch.where(_has_signal(rewards_PG, scored_PG), advantages_PG, 0.0)
 
 
-def batch_whitened(rewards_PG: Tensor, scored_PG: Tensor, *, ddof: int = 0, epsilon: float = 1e-6) -> Tensor:
+@advantage()
+def batch_whitened(rewards_PG: Tensor, scored_PG: Tensor, *, std_ddof: int = 0, std_epsilon: float = 1e-6) -> Tensor:
     """REINFORCE++ with baseline: r - group mean, divided by the std of these centred values over the batch.
 
     Whitening also subtracts their mean, which is 0 already: every group sums to 0.
     """
     centered_PG, _ = _center(rewards_PG, scored_PG)
     compared_PG = scored_PG & ~unusable_groups(scored_PG)[:, None]
-    advantages_PG = centered_PG / (_std(centered_PG[compared_PG], ddof) + epsilon)
+    advantages_PG = centered_PG / (_std(centered_PG[compared_PG], std_ddof) + std_epsilon)
     return torch.where(_has_signal(rewards_PG, scored_PG), advantages_PG, 0.0)
 
 
-def leave_one_out(rewards_PG: Tensor, scored_PG: Tensor, *, ddof: int = 0, epsilon: float = 0.0) -> Tensor:
+@advantage()
+def leave_one_out(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     """RLOO: r minus the mean of the others of its group: an unbiased baseline, G / (G - 1) times the centred reward."""
     centered_PG, count_P1 = _center(rewards_PG, scored_PG)
     advantages_PG = centered_PG * count_P1 / (count_P1 - 1).clamp(min=1)
     return torch.where(_has_signal(rewards_PG, scored_PG), advantages_PG, 0.0)
 
 
-def best_and_worst(rewards_PG: Tensor, scored_PG: Tensor, *, ddof: int = 0, epsilon: float = 0.0) -> Tensor:
+@advantage(fits=SAMPLED | {"pairs"})
+def best_and_worst(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     """DPO on rollouts: +1 for the best completion of a group, -1 for the worst, 0 for the rest; the first one wins a tie."""
     rewards_PG = rewards_PG.double()
     best_P1 = torch.where(scored_PG, rewards_PG, -torch.inf).argmax(1, keepdim=True)
@@ -63,34 +77,22 @@ def best_and_worst(rewards_PG: Tensor, scored_PG: Tensor, *, ddof: int = 0, epsi
     return torch.where(_has_signal(rewards_PG, scored_PG), signs_PG, 0.0)
 
 
+@advantage(compares_group=False, never_negative=True)
 def binary(success_PG: Tensor, scored_PG: Tensor) -> Tensor:
     """RFT: 1 where the completion is right, else 0 (DeepSeekMath, table 10)."""
     return (success_PG & scored_PG).double()
 
 
+@advantage(compares_group=False)
 def binary_signed(success_PG: Tensor, scored_PG: Tensor) -> Tensor:
     """+1 where the completion is right, -1 where it is wrong: RFT that also pushes the wrong ones down."""
     return torch.where(scored_PG, torch.where(success_PG, 1.0, -1.0), 0.0).double()
 
 
-def uniform(success_PG: Tensor, scored_PG: Tensor) -> Tensor:
+@advantage(compares_group=False, never_negative=True, fits=frozenset({"demonstrations"}))
+def uniform(scored_PG: Tensor) -> Tensor:
     """SFT: 1 on every demonstration."""
     return scored_PG.double()
-
-
-FROM_REWARDS: dict[str, Callable[..., Tensor]] = {
-    "group_normalized": group_normalized,
-    "group_centered": group_centered,
-    "batch_std": batch_std,
-    "batch_whitened": batch_whitened,
-    "leave_one_out": leave_one_out,
-    "best_and_worst": best_and_worst,
-}
-FROM_SUCCESS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "binary": binary,
-    "binary_signed": binary_signed,
-    "uniform": uniform,
-}
 
 
 # -- credit for single tokens ------------------------------------------------------------------------------------------
@@ -99,21 +101,75 @@ Steps = Sequence[tuple[int, float]]
 """(index of the token that ends a step, reward of the step), in order."""
 
 
-def process(steps_G: Sequence[Steps | None], lengths_G: Sequence[int], *, ddof: int = 0, epsilon: float = 1e-6) -> list[Tensor]:
-    """GRPO with process supervision, for one group: each token gets the normalised rewards of its own step and all later ones.
+@dataclass(frozen=True)
+class TokenCredit:
+    """Advantages of tokens, and what the critic should have said of them."""
 
-    Mean and std are over all step rewards of all completions in the group; None is an unscored completion. With one step
-    per completion, at its end, this is `group_normalized`.
+    advantages_N: list[Tensor]
+    returns_N: list[Tensor]
+
+
+@advantage(per_token=True)
+def process(
+    steps_N: Sequence[Steps],
+    lengths_N: Sequence[int],
+    groups_N: Sequence[int],
+    *,
+    std_ddof: int = 0,
+    std_epsilon: float = 1e-6,
+) -> list[Tensor]:
+    """GRPO with process supervision: each token gets the normalised rewards of its own step and all later ones."""
+    places: dict[int, list[int]] = {}
+    for place, group in enumerate(groups_N):
+        places.setdefault(group, []).append(place)
+    credited: dict[int, Tensor] = {}
+    for members in places.values():
+        steps_G, lengths_G = [steps_N[place] for place in members], [lengths_N[place] for place in members]
+        credited |= zip(members, credit_steps(steps_G, lengths_G, std_ddof, std_epsilon), strict=True)
+    return [credited[place] for place in range(len(groups_N))]
+
+
+def credit_steps(
+    steps_G: Sequence[Steps | None], lengths_G: Sequence[int], std_ddof: int = 0, std_epsilon: float = 1e-6
+) -> list[Tensor]:
+    """Process supervision of one group: mean and std are over all step rewards of all its completions; None is unscored.
+
+    With one step per completion, at its end, this is `group_normalized`.
     """
     rewards_S = torch.tensor([reward for steps in steps_G if steps for _, reward in steps], dtype=torch.float64)
     advantages_G = [torch.zeros(length, dtype=torch.float64) for length in lengths_G]
     if rewards_S.numel() == 0 or bool((rewards_S == rewards_S[0]).all()):
         return advantages_G
-    mean, scale = rewards_S.mean(), _std(rewards_S, ddof) + epsilon
+    mean, scale = rewards_S.mean(), _std(rewards_S, std_ddof) + std_epsilon
     for advantages_T, steps in zip(advantages_G, steps_G, strict=True):
         for end, reward in steps or ():
             advantages_T[: end + 1] += (reward - mean) / scale
     return advantages_G
+
+
+@advantage(compares_group=False, per_token=True)
+def global_normalized(
+    token_rewards_N: Sequence[Tensor], *, gamma: float = 1.0, std_ddof: int = 0, std_epsilon: float = 1e-6
+) -> list[Tensor]:
+    """REINFORCE++: the discounted return of each token, whitened over all trained tokens of the batch."""
+    return whiten([returns_to_go(rewards_T, gamma) for rewards_T in token_rewards_N], std_ddof, std_epsilon)
+
+
+@advantage("gae", compares_group=False, per_token=True)
+def gae_whitened(
+    token_rewards_N: Sequence[Tensor],
+    values_N: Sequence[Tensor],
+    *,
+    gamma: float = 1.0,
+    gae_lambda: float = 1.0,
+    std_ddof: int = 0,
+    std_epsilon: float = 1e-6,
+) -> TokenCredit:
+    """PPO: generalised advantage estimation on a learned critic, whitened over all trained tokens of the batch."""
+    pairs = list(zip(token_rewards_N, values_N, strict=True))
+    rows = [gae(rewards_T, values_T, gamma, gae_lambda) for rewards_T, values_T in pairs]
+    returns_N = [row + values_T for row, (_, values_T) in zip(rows, pairs, strict=True)]
+    return TokenCredit(whiten(rows, std_ddof, std_epsilon), returns_N)
 
 
 def returns_to_go(rewards_T: Tensor, gamma: float = 1.0) -> Tensor:
@@ -131,12 +187,12 @@ def gae(rewards_T: Tensor, values_T: Tensor, gamma: float, lam: float) -> Tensor
     return torch.tensor(advantages, dtype=torch.float64)
 
 
-def whiten(rows: Sequence[Tensor], *, ddof: int = 0, epsilon: float = 1e-6) -> list[Tensor]:
+def whiten(rows: Sequence[Tensor], std_ddof: int = 0, std_epsilon: float = 1e-6) -> list[Tensor]:
     """All values of all rows together to mean 0 and std 1; values that are all equal become exactly 0."""
     flat_S = torch.cat([row.double() for row in rows]) if rows else torch.zeros(0)
     if flat_S.numel() == 0 or bool((flat_S == flat_S[0]).all()):
         return [torch.zeros_like(row, dtype=torch.float64) for row in rows]
-    mean, scale = flat_S.mean(), _std(flat_S, ddof) + epsilon
+    mean, scale = flat_S.mean(), _std(flat_S, std_ddof) + std_epsilon
     return [(row.double() - mean) / scale for row in rows]
 
 

@@ -5,40 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cohort.algorithms.presets import NEEDS_GROUP, SAMPLED
-
-ONE_VALUE_PER_COMPLETION = frozenset({"sequence", "sequence_product"})
-"""Regions that look at a completion as a whole."""
-
-Choices = Mapping[str, Any]
+from cohort.algorithms.named import Chosen, Own, names_where
+from cohort.algorithms.registry import SAMPLED
 
 
-def contradiction(choices: Choices) -> str:
-    """Why a combination makes no sense; "" when it does."""
+def contradiction(choices: Mapping[str, Any], own: Own | None = None) -> str:
+    """Why a combination makes no sense; "" when it does, and while a user's function in it is not resolved."""
+    chosen = Chosen.of(choices, own)
+    if not chosen.known:
+        return ""
     rules = (about_data, about_preferences, about_regions, about_kl, about_kl_in_the_reward, about_references, about_selection)
-    return next((reason for rule in rules if (reason := rule(choices))), "")
+    return next((reason for rule in rules if (reason := rule(chosen))), "")
 
 
-def about_data(choices: Choices) -> str:
-    data, advantage, region = choices["data"], choices["advantage"], choices["region"]
-    if data == "demonstrations" and advantage != "uniform":
+def about_data(chosen: Chosen) -> str:
+    data, advantage, region = chosen.data, chosen.advantage, chosen.region
+    fits = advantage.traits.fits
+    if data == "demonstrations" and data not in fits:
         return (
-            f"advantage {advantage!r} compares rewards, but demonstrations have none: use advantage = "
+            f"advantage {advantage.name!r} compares rewards, but demonstrations have none: use advantage = "
             '"uniform", or data = "policy" to train on rewarded completions.'
         )
-    if advantage == "uniform" and data != "demonstrations":
+    if data in SAMPLED and data not in fits:
         return (
-            "advantage 'uniform' pushes every completion up, right or wrong: it fits "
+            f"advantage {advantage.name!r} pushes every completion up, right or wrong: it fits "
             'data = "demonstrations" alone. For sampled completions use "binary", which pushes the right ones.'
         )
-    if data == "pairs" and region != "dpo":
-        return f"data 'pairs' holds chosen and rejected completions, which only region 'dpo' trains on (got {region!r})."
-    if data == "start" and region not in ("none", "dpo"):
+    if data == "pairs" and not region.traits.preference:
+        return f"data 'pairs' holds chosen and rejected completions, which only region {preferences()} trains on (got {region.name!r})."
+    if data == "start" and region.traits.needs_ratio:
         return (
-            f"data 'start' is never sampled again, so a ratio to the policy that sampled it only grows, and region {region!r} "
+            f"data 'start' is never sampled again, so a ratio to the policy that sampled it only grows, and region {region.name!r} "
             'would soon hold every token: use region = "none" (rft) or "dpo".'
         )
-    if data != "policy" and choices["mismatch_weight"] != "off":
+    if data != "policy" and chosen.words["mismatch_weight"] != "off":
         return (
             f"mismatch_weight corrects for the engine that samples the policy, and data {data!r} is not sampled from it: "
             'set it to "off".'
@@ -46,88 +46,91 @@ def about_data(choices: Choices) -> str:
     return ""
 
 
-def about_preferences(choices: Choices) -> str:
-    advantage, region = choices["advantage"], choices["region"]
-    if (region == "dpo") != (advantage == "best_and_worst"):
+def about_preferences(chosen: Chosen) -> str:
+    advantage, region, choices = chosen.advantage, chosen.region, chosen.words
+    if region.traits.preference != ("pairs" in advantage.traits.fits):
         return (
-            "region 'dpo' and advantage 'best_and_worst' belong together: the pair is the best and the worst completion of a "
-            f"group (got region {region!r} with advantage {advantage!r})."
+            f"region {preferences()} and advantage {pair_makers()} belong together: the pair is the best and the worst completion "
+            f"of a group (got region {region.name!r} with advantage {advantage.name!r})."
         )
-    if region != "dpo":
+    if not region.traits.preference:
         return ""
     if not choices["kl_coef"]:
-        return "region 'dpo' needs kl_coef > 0: it is DPO's beta (0.1 is usual), and with 0 its loss is constant."
+        return f"region {region.name!r} needs kl_coef > 0: it is DPO's beta (0.1 is usual), and with 0 its loss is constant."
     if choices["kl_in"] != "loss" or choices["kl_target"] or choices["kl_corrected"]:
-        return "region 'dpo' holds the KL implicitly: leave kl_in, kl_target and kl_corrected at their defaults."
+        return f"region {region.name!r} holds the KL implicitly: leave kl_in, kl_target and kl_corrected at their defaults."
     if choices["entropy_coef"] or choices["mismatch_weight"] != "off":
-        return "region 'dpo' has no entropy term and no mismatch weight: set entropy_coef = 0 and mismatch_weight = 'off'."
+        return f"region {region.name!r} has no entropy term and no mismatch weight: set entropy_coef = 0 and mismatch_weight = 'off'."
     if choices["aggregation"] != "prompt_mean":
-        return "region 'dpo' has one loss per pair, and a pair is a group: set aggregation = 'prompt_mean'."
+        return f"region {region.name!r} has one loss per pair, and a pair is a group: set aggregation = 'prompt_mean'."
     return ""
 
 
-def about_regions(choices: Choices) -> str:
-    advantage, region, kl_in = choices["advantage"], choices["region"], choices["kl_in"]
-    if region == "dual_clip" and choices["dual_clip"] < 1.0 + choices["clip_high"]:
+def about_regions(chosen: Chosen) -> str:
+    advantage, region, choices = chosen.advantage, chosen.region, chosen.words
+    if {"dual_clip", "clip_high"} <= {*region.parameters} and choices["dual_clip"] < 1.0 + choices["clip_high"]:
         return "dual_clip lies inside the first clip: set it to more than 1 + clip_high (3 is usual)."
-    if region not in ONE_VALUE_PER_COMPLETION:
+    if not region.traits.one_value:
         return ""
     if choices["aggregation"] != "sequence_mean":
         return (
-            f"region {region!r} gives a completion one value, and aggregation {choices['aggregation']!r} would count it once "
+            f"region {region.name!r} gives a completion one value, and aggregation {choices['aggregation']!r} would count it once "
             'per token: set aggregation = "sequence_mean".'
         )
-    discounted = advantage == "global_normalized" and choices["gamma"] < 1
-    if advantage in ("process", "gae") or discounted or kl_in == "token_reward":
+    # A return that is not discounted is the same at every token of a completion, where nothing but its reward enters.
+    equal = advantage.reads == ("token_rewards_N",) and choices["gamma"] == 1
+    if choices["kl_in"] == "token_reward" or (advantage.traits.per_token and not equal):
         return (
-            f"region {region!r} needs one advantage per completion, but these choices credit single tokens (advantage "
-            f"{advantage!r}, gamma {choices['gamma']:g}, kl_in {kl_in!r}): use region = 'clip'."
+            f"region {region.name!r} needs one advantage per completion, but these choices credit single tokens (advantage "
+            f"{advantage.name!r}, gamma {choices['gamma']:g}, kl_in {choices['kl_in']!r}): use region = 'clip'."
         )
     return ""
 
 
-def about_kl(choices: Choices) -> str:
+def about_kl(chosen: Chosen) -> str:
     """In the loss. What each estimator's gradient really is: tests/algorithms/test_kl.py."""
-    estimator, corrected = choices["kl_estimator"], choices["kl_corrected"]
-    if not choices["kl_coef"] or choices["kl_in"] != "loss" or choices["region"] == "dpo":
+    estimator, choices = chosen.kl, chosen.words
+    if not choices["kl_coef"] or choices["kl_in"] != "loss" or chosen.region.traits.preference:
         return ""
-    if estimator == "k1" and not corrected:
+    if estimator.traits.gradient == "none" and not choices["kl_corrected"]:
         return (
-            "kl_estimator 'k1' in the loss has an expected gradient of exactly 0: it holds nothing. Use 'k3' or 'k2', set "
+            f"kl_estimator {estimator.name!r} in the loss has an expected gradient of exactly 0: it holds nothing. Use 'k3' or 'k2', set "
             "kl_corrected = true, or put it in the reward (kl_in)."
         )
-    if estimator == "k2" and corrected:
+    if estimator.traits.gradient == "kl" and choices["kl_corrected"]:
         return (
-            "kl_corrected with kl_estimator 'k2': k2 has the gradient of the KL as it is, and loses it when corrected. Set "
+            f"kl_corrected with kl_estimator {estimator.name!r}: it has the gradient of the KL as it is, and loses it when corrected. Set "
             "kl_corrected = false, or use 'k3'."
         )
     return ""
 
 
-def about_kl_in_the_reward(choices: Choices) -> str:
-    advantage, estimator, kl_in = choices["advantage"], choices["kl_estimator"], choices["kl_in"]
+def about_kl_in_the_reward(chosen: Chosen) -> str:
+    advantage, estimator, choices = chosen.advantage, chosen.kl, chosen.words
+    kl_in = choices["kl_in"]
     if kl_in == "loss":
         return ""
     if choices["kl_corrected"]:
         return "kl_corrected multiplies the KL in the loss; with kl_in in the reward there is none. Set kl_corrected = false."
     if not choices["kl_coef"]:
         return ""
-    if estimator != "k1":
+    if not estimator.traits.fits_reward:
         return (
-            f"kl_in {kl_in!r} with kl_estimator {estimator!r}: in the reward only k1 has the gradient of the KL; k2 and k3 have "
+            f"kl_in {kl_in!r} with kl_estimator {estimator.name!r}: in the reward only k1 has the gradient of the KL; k2 and k3 have "
             'almost none near the reference. Set kl_estimator = "k1".'
         )
-    if advantage in ("binary", "binary_signed", "uniform", "process"):
-        return f'kl_in {kl_in!r} changes rewards, and advantage {advantage!r} does not read them so: use kl_in = "loss".'
-    if kl_in == "token_reward" and advantage not in ("global_normalized", "gae"):
+    if not advantage.reads_reward:
+        return f'kl_in {kl_in!r} changes rewards, and advantage {advantage.name!r} does not read them so: use kl_in = "loss".'
+    if kl_in == "token_reward" and "token_rewards_N" not in advantage.reads:
         return (
-            f"kl_in 'token_reward' gives every token a reward of its own, and advantage {advantage!r} takes one per completion: "
+            f"kl_in 'token_reward' gives every token a reward of its own, and advantage {advantage.name!r} takes one per completion: "
             'use "completion_reward", or advantage "global_normalized" or "gae".'
         )
     return ""
 
 
-def about_references(choices: Choices) -> str:
+def about_references(chosen: Chosen) -> str:
+    choices = chosen.words
     every, decay = choices["reference_every"], choices["reference_decay"]
     if choices["kl_target"] and not choices["kl_coef"]:
         return "kl_target adapts kl_coef, which is 0: start from a positive kl_coef (0.01 is usual)."
@@ -140,15 +143,22 @@ def about_references(choices: Choices) -> str:
     return ""
 
 
-def about_selection(choices: Choices) -> str:
-    data, advantage = choices["data"], choices["advantage"]
-    chosen = choices["refill_rounds"] or choices["prompt_choice"] != "stream" or choices["overlong_share"]
-    if data not in SAMPLED and chosen:
+def about_selection(chosen: Chosen) -> str:
+    data, advantage, choices = chosen.data, chosen.advantage, chosen.words
+    compares = advantage.traits.compares_group
+    selects = choices["refill_rounds"] or choices["prompt_choice"] != "stream" or choices["overlong_share"]
+    if data not in SAMPLED and selects:
         return f"refill_rounds, prompt_choice and overlong_share act on sampled completions, and data {data!r} is not sampled."
-    if choices["zero_variance"] == "drop" and (data not in SAMPLED or advantage not in NEEDS_GROUP):
-        return (
-            f"zero_variance 'drop' takes groups of equals away, but advantage {advantage!r} learns from those too: set 'keep'."
-        )
-    if choices["refill_rounds"] and advantage not in NEEDS_GROUP:
-        return f"refill_rounds replaces groups without differences, but advantage {advantage!r} learns from those too: set it to 0."
+    if choices["zero_variance"] == "drop" and (data not in SAMPLED or not compares):
+        return f"zero_variance 'drop' takes groups of equals away, but advantage {advantage.name!r} learns from those too: set 'keep'."
+    if choices["refill_rounds"] and not compares:
+        return f"refill_rounds replaces groups without differences, but advantage {advantage.name!r} learns from those too: set it to 0."
     return ""
+
+
+def preferences() -> str:
+    return names_where("region", lambda choice: choice.traits.preference)
+
+
+def pair_makers() -> str:
+    return names_where("advantage", lambda choice: "pairs" in choice.traits.fits)

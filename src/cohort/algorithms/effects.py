@@ -2,8 +2,9 @@
 
     idle(choices) -> choice -> why it has no effect here
 
-A table of conditions, proved both ways by tests/algorithms/test_effects.py. It knows the section [algorithm] alone: that a clip range
-meets no ratio but 1 where a step is one update ([train]) is no property of the algorithm.
+A parameter of a function acts where a chosen function names it (registry.py). The rest is a table of conditions, proved both
+ways by tests/algorithms/test_effects.py. It knows the section [algorithm] alone: that a clip range meets no ratio but 1 where a
+step is one update ([train]) is no property of the algorithm.
 """
 
 from __future__ import annotations
@@ -12,101 +13,102 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cohort.algorithms.presets import NEEDS_GROUP, SAMPLED
+from cohort.algorithms.named import NAMED, Chosen, Own, names_where, parameter_words
+from cohort.algorithms.registry import SAMPLED, Kind
 
-Choices = Mapping[str, Any]
-
-DIVIDES = frozenset({"group_normalized", "batch_std", "batch_whitened", "process", "global_normalized", "gae"})
-"""Advantages that divide by a standard deviation."""
-DISCOUNTS = frozenset({"gae", "global_normalized"})
-CLIPS = frozenset({"clip", "dual_clip", "sequence", "sequence_product"})
-NEVER_NEGATIVE = frozenset({"binary", "uniform"})
-"""Advantages of 0 and 1: nothing is pushed down."""
-READS_SUCCESS = frozenset({"binary", "binary_signed", "uniform"})
-"""Advantages that no reward enters."""
-
-ALWAYS = frozenset({"name", "data", "advantage", "region", "kl_coef", "aggregation"})
+ALWAYS = frozenset({"name", "data", "advantage", "region", "kl_coef", "aggregation", "args"})
 """Choices that act beside any others."""
+LOWERED = {"rewards_PG", "token_rewards_N", "steps_N", "parts_PG"}
+"""What a penalty on the reward shows up in."""
 
 
 @dataclass(frozen=True)
 class Condition:
     choices: tuple[str, ...]
-    holds: Callable[[Choices], bool]
+    holds: Callable[[Chosen], bool]
     otherwise: str
     """Why the choices have no effect where it does not hold."""
 
 
+PREFERENCES = names_where("region", lambda choice: choice.traits.preference)
+NEVER_NEGATIVE = names_where("advantage", lambda choice: choice.traits.never_negative)
+
 CONDITIONS = (
-    Condition(
-        ("std_ddof", "std_epsilon"),
-        lambda c: c["advantage"] in DIVIDES,
-        f"only advantages that divide by a deviation use it: {', '.join(sorted(DIVIDES))}",
-    ),
-    Condition(("gamma",), lambda c: c["advantage"] in DISCOUNTS, "only advantage 'gae' and 'global_normalized' discount"),
-    Condition(("gae_lambda",), lambda c: c["advantage"] == "gae", "only advantage 'gae' has a lambda"),
-    Condition(
-        ("clip_low", "clip_high"),
-        lambda c: c["region"] in CLIPS,
-        "only region 'clip', 'dual_clip', 'sequence' and 'sequence_product' clip",
-    ),
-    Condition(("dual_clip",), lambda c: c["region"] == "dual_clip", "only region 'dual_clip' clips twice"),
     # min(rho A, clip(rho) A) is rho A below the lower limit when A > 0: the pessimistic bound never takes it.
     Condition(
         ("clip_low", "dual_clip"),
-        lambda c: c["advantage"] not in NEVER_NEGATIVE,
-        "it holds tokens that are pushed down, and advantage 'binary' and 'uniform' push none down",
+        lambda c: not c.advantage.traits.never_negative,
+        f"it holds tokens that are pushed down, and advantage {NEVER_NEGATIVE} push none down",
     ),
-    Condition(("ratio_cap",), lambda c: c["region"] == "cispo", "only region 'cispo' caps the ratio"),
-    Condition(("mismatch_weight",), lambda c: c["region"] != "dpo", "region 'dpo' has no mismatch weight"),
+    Condition(("mismatch_weight",), lambda c: not c.region.traits.preference, f"region {PREFERENCES} has no mismatch weight"),
     Condition(
         ("mismatch_weight",),
-        lambda c: c["data"] == "policy",
+        lambda c: c.data == "policy",
         "it corrects for the engine that samples the policy: only with data 'policy'",
     ),
-    Condition(("mismatch_cap",), lambda c: c["mismatch_weight"] != "off", "mismatch_weight is off"),
+    Condition(("mismatch_cap",), lambda c: c.words["mismatch_weight"] != "off", "mismatch_weight is off"),
     Condition(
         ("kl_estimator", "kl_in", "kl_corrected", "kl_target", "reference_every", "reference_decay"),
-        lambda c: c["kl_coef"] > 0,
+        lambda c: c.words["kl_coef"] > 0,
         "kl_coef is 0: there is no KL",
     ),
     Condition(
         ("kl_estimator", "kl_in", "kl_corrected", "kl_target"),
-        lambda c: c["region"] != "dpo",
-        "region 'dpo' holds the KL implicitly and estimates none",
+        lambda c: not c.region.traits.preference,
+        f"region {PREFERENCES} holds the KL implicitly and estimates none",
     ),
-    Condition(("kl_corrected",), lambda c: c["kl_in"] == "loss", "only a KL in the loss is corrected"),
+    Condition(("kl_corrected",), lambda c: c.words["kl_in"] == "loss", "only a KL in the loss is corrected"),
     Condition(
         ("reference_every", "reference_decay"),
-        lambda c: c["data"] != "start",
+        lambda c: c.data != "start",
         "data 'start' is sampled from the reference, which stays",
     ),
-    Condition(("entropy_coef",), lambda c: c["region"] != "dpo", "region 'dpo' has no entropy term"),
+    Condition(("entropy_coef",), lambda c: not c.region.traits.preference, f"region {PREFERENCES} has no entropy term"),
     Condition(
         ("refill_rounds", "prompt_choice", "choice_floor", "mask_truncated", "overlong_share", "zero_variance"),
-        lambda c: c["data"] in SAMPLED,
+        lambda c: c.data in SAMPLED,
         "only sampled completions are chosen, cut or in groups of equals: data 'policy' and 'start'",
     ),
     Condition(
         ("refill_rounds", "zero_variance"),
-        lambda c: c["advantage"] in NEEDS_GROUP,
+        lambda c: c.advantage.traits.compares_group,
         "only advantages that compare within a group learn nothing from a group of equals",
     ),
-    Condition(("zero_variance",), lambda c: c["region"] != "dpo", "region 'dpo' always leaves out groups of equals"),
-    Condition(("choice_floor",), lambda c: c["prompt_choice"] == "informative", "only prompt_choice 'informative' has a floor"),
+    Condition(
+        ("zero_variance",), lambda c: not c.region.traits.preference, f"region {PREFERENCES} always leaves out groups of equals"
+    ),
+    Condition(
+        ("choice_floor",), lambda c: c.words["prompt_choice"] == "informative", "only prompt_choice 'informative' has a floor"
+    ),
     Condition(
         ("overlong_share",),
-        lambda c: c["advantage"] not in READS_SUCCESS,
-        "it lowers the reward, and advantage 'binary', 'binary_signed' and 'uniform' read success alone",
+        lambda c: bool(LOWERED & {*c.advantage.reads}),
+        "it lowers the reward, and advantage "
+        + names_where("advantage", lambda choice: not LOWERED & {*choice.reads})
+        + " read success alone, or nothing",
     ),
 )
 
 
-def idle(choices: Choices) -> dict[str, str]:
-    """Choice -> why it has no effect beside the others: {"gamma": "only advantage 'gae' and ... discount"}."""
-    reasons: dict[str, str] = {}
+def idle(choices: Mapping[str, Any], own: Own | None = None) -> dict[str, str]:
+    """Choice -> why it has no effect beside the others: {"gamma": "it is read by advantage 'gae' alone"}.
+
+    Of a user's function that is not resolved yet nothing is known, and nothing is said.
+    """
+    chosen = Chosen.of(choices, own)
+    if not chosen.known:
+        return {}
+    told = {name for choice in chosen.all for name in choice.parameters}
+    reasons = {word: f"it is read by {who_reads(word)} alone" for word in sorted(parameter_words() - told - ALWAYS)}
     for condition in CONDITIONS:
-        if not condition.holds(choices):
+        if not condition.holds(chosen):
             for choice in condition.choices:
                 reasons.setdefault(choice, condition.otherwise)
     return reasons
+
+
+def who_reads(word: str) -> str:
+    """region 'clip', 'dual_clip' and 'sequence': the choices that are told a word."""
+    kinds: tuple[Kind, ...] = tuple(NAMED)
+    readers = {kind: names_where(kind, lambda choice: word in choice.parameters) for kind in kinds}
+    return " and ".join(f"{kind} {names}" for kind, names in readers.items() if names)

@@ -128,12 +128,3 @@ PRESETS: dict[str, dict[str, Any]] = {
         "aggregation": "prompt_mean",
     },
 }
-
-NEEDS_GROUP = frozenset(
-    {"group_normalized", "group_centered", "batch_std", "batch_whitened", "leave_one_out", "process", "best_and_worst"}
-)
-"""Advantages that compare a completion with others of its group."""
-PER_TOKEN = frozenset({"global_normalized", "process", "gae"})
-"""Advantages that may differ from token to token."""
-SAMPLED = frozenset({"policy", "start"})
-"""Data sources that sample: completions in groups, judged by the reward functions."""

@@ -8,23 +8,40 @@ tokens, and `sequence_mean` weights turn it into the mean over completions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from cohort.algorithms.registry import region
+from cohort.base.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = LazyModule("torch")
 
 LOG_RATIO_LIMIT = 20.0
 """exp(20) is 5e8: far outside any trust region, still finite, also when squared in a gradient norm."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float = 3.0
-    ratio_cap: float = 5.0
+class Tokens:
+    """The trained tokens of one micro-batch, laid flat."""
+
+    policy_logprobs_M: Tensor
+    """Under the policy as it is now, with gradient."""
+    old_logprobs_M: Tensor
+    """Under the policy that sampled; the detached ones of now where that is the same policy."""
+    sampling_logprobs_M: Tensor
+    """As the engine gave them."""
+    advantages_M: Tensor
+    row_M: Tensor
+    """The completion that each token belongs to."""
+    num_rows: int
+    ref_logprobs_M: Tensor | None = None
+    """Under the reference, where there is one."""
+    group_B: Tensor | None = None
+    """The group of each completion."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +51,8 @@ class Surrogate:
     below_M: Tensor
     """Tokens whose gradient the region took away (cispo: whose weight it cut), below and above 1."""
     above_M: Tensor
+    margin_M: Tensor | None = None
+    """A preference objective: how far each token's pair lies apart."""
 
 
 def ratio(policy_logprobs_M: Tensor, old_logprobs_M: Tensor) -> Tensor:
@@ -56,82 +75,80 @@ def clipped_surrogate(ratio_M: Tensor, advantages_M: Tensor, clip_low: float, cl
     return -torch.minimum(ratio_M * advantages_M, clipped_M * advantages_M)
 
 
-# -- regions: (policy log-probs, old log-probs, advantages, row of each token, rows, limits) -> surrogate ----------------
+# -- regions -----------------------------------------------------------------------------------------------------------
 
 
-def clip(
-    policy_logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor, row_M: Tensor, num_rows: int, limits: Limits
-) -> Surrogate:
+@region(idle_at_zero=True, zero_on_policy=True)
+def clip(tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Surrogate:
     """Each token by its own ratio (PPO, GRPO); a higher upper limit is DAPO's clip-higher."""
-    return _clipped(ratio(policy_logprobs_M, old_logprobs_M), advantages_M, limits)
+    return _clipped(ratio(tokens.policy_logprobs_M, tokens.old_logprobs_M), tokens.advantages_M, clip_low, clip_high)
 
 
-def dual_clip(
-    policy_logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor, row_M: Tensor, num_rows: int, limits: Limits
-) -> Surrogate:
+@region(idle_at_zero=True, zero_on_policy=True)
+def dual_clip(tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float = 3.0) -> Surrogate:
     """As clip, and for A < 0 the loss of a token stops at dual_clip |A|: a ratio that explodes cannot dominate the batch."""
-    once = _clipped(ratio(policy_logprobs_M, old_logprobs_M), advantages_M, limits)
+    advantages_M = tokens.advantages_M
+    once = _clipped(ratio(tokens.policy_logprobs_M, tokens.old_logprobs_M), advantages_M, clip_low, clip_high)
     negative_M = advantages_M < 0
-    loss_M = torch.where(negative_M, torch.minimum(once.loss_M, -limits.dual_clip * advantages_M), once.loss_M)
-    return Surrogate(loss_M, once.ratio_M, once.below_M, once.above_M | (negative_M & (once.ratio_M > limits.dual_clip)))
+    loss_M = torch.where(negative_M, torch.minimum(once.loss_M, -dual_clip * advantages_M), once.loss_M)
+    return Surrogate(loss_M, once.ratio_M, once.below_M, once.above_M | (negative_M & (once.ratio_M > dual_clip)))
 
 
-def sequence_product(
-    policy_logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor, row_M: Tensor, num_rows: int, limits: Limits
-) -> Surrogate:
+@region(idle_at_zero=True, zero_on_policy=True, one_value=True)
+def sequence_product(tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Surrogate:
     """The completion as one action: its ratio is the product over its tokens, clipped once."""
-    log_ratio_M = over_rows(policy_logprobs_M - old_logprobs_M, row_M, num_rows)
-    return _clipped(exp_limited(log_ratio_M), advantages_M, limits)
+    log_ratio_M = over_rows(tokens.policy_logprobs_M - tokens.old_logprobs_M, tokens.row_M, tokens.num_rows)
+    return _clipped(exp_limited(log_ratio_M), tokens.advantages_M, clip_low, clip_high)
 
 
-def sequence(
-    policy_logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor, row_M: Tensor, num_rows: int, limits: Limits
-) -> Surrogate:
+@region(idle_at_zero=True, zero_on_policy=True, one_value=True)
+def sequence(tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Surrogate:
     """GSPO: the geometric mean of the tokens' ratios, clipped once per completion; the gradient flows through the mean."""
-    length_M = over_rows(torch.ones_like(policy_logprobs_M), row_M, num_rows)
-    log_ratio_M = over_rows(policy_logprobs_M - old_logprobs_M, row_M, num_rows) / length_M
-    return _clipped(exp_limited(log_ratio_M), advantages_M, limits)
+    length_M = over_rows(torch.ones_like(tokens.policy_logprobs_M), tokens.row_M, tokens.num_rows)
+    log_ratio_M = over_rows(tokens.policy_logprobs_M - tokens.old_logprobs_M, tokens.row_M, tokens.num_rows) / length_M
+    return _clipped(exp_limited(log_ratio_M), tokens.advantages_M, clip_low, clip_high)
 
 
-def cispo(
-    policy_logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor, row_M: Tensor, num_rows: int, limits: Limits
-) -> Surrogate:
+@region(idle_at_zero=True)
+def cispo(tokens: Tokens, *, ratio_cap: float = 5.0) -> Surrogate:
     """-stopgrad(min(rho, cap)) A log pi: the weight is capped, but every token keeps its gradient."""
-    ratio_M = ratio(policy_logprobs_M, old_logprobs_M).detach()
-    loss_M = -ratio_M.clamp(max=limits.ratio_cap) * advantages_M * policy_logprobs_M
-    return Surrogate(loss_M, ratio_M, torch.zeros_like(ratio_M, dtype=torch.bool), ratio_M > limits.ratio_cap)
+    ratio_M = ratio(tokens.policy_logprobs_M, tokens.old_logprobs_M).detach()
+    loss_M = -ratio_M.clamp(max=ratio_cap) * tokens.advantages_M * tokens.policy_logprobs_M
+    return Surrogate(loss_M, ratio_M, torch.zeros_like(ratio_M, dtype=torch.bool), ratio_M > ratio_cap)
 
 
-def none(
-    policy_logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor, row_M: Tensor, num_rows: int, limits: Limits
-) -> Surrogate:
+@region(needs_ratio=False, idle_at_zero=True)
+def none(tokens: Tokens) -> Surrogate:
     """-A log pi: REINFORCE, RLOO, RFT and SFT. Nothing bounds the update; on stale data nothing corrects it either."""
-    nowhere_M = torch.zeros_like(policy_logprobs_M, dtype=torch.bool)
-    return Surrogate(-advantages_M * policy_logprobs_M, torch.ones_like(policy_logprobs_M), nowhere_M, nowhere_M)
+    return unbounded(-tokens.advantages_M * tokens.policy_logprobs_M)
 
 
-def _clipped(ratio_M: Tensor, advantages_M: Tensor, limits: Limits) -> Surrogate:
+def _clipped(ratio_M: Tensor, advantages_M: Tensor, clip_low: float, clip_high: float) -> Surrogate:
     return Surrogate(
-        clipped_surrogate(ratio_M, advantages_M, limits.clip_low, limits.clip_high),
+        clipped_surrogate(ratio_M, advantages_M, clip_low, clip_high),
         ratio_M,
-        (ratio_M < 1.0 - limits.clip_low) & (advantages_M < 0),
-        (ratio_M > 1.0 + limits.clip_high) & (advantages_M > 0),
+        (ratio_M < 1.0 - clip_low) & (advantages_M < 0),
+        (ratio_M > 1.0 + clip_high) & (advantages_M > 0),
     )
 
 
-Region = Callable[[Tensor, Tensor, Tensor, Tensor, int, Limits], Surrogate]
-
-REGIONS: dict[str, Region] = {
-    "clip": clip,
-    "dual_clip": dual_clip,
-    "sequence_product": sequence_product,
-    "sequence": sequence,
-    "cispo": cispo,
-    "none": none,
-}
+def unbounded(loss_M: Tensor, margin_M: Tensor | None = None) -> Surrogate:
+    """A loss without a ratio: nothing is cut."""
+    nowhere_M = torch.zeros_like(loss_M, dtype=torch.bool)
+    return Surrogate(loss_M, torch.ones_like(loss_M), nowhere_M, nowhere_M, margin_M)
 
 
 # -- preferences -------------------------------------------------------------------------------------------------------
+
+
+@region("dpo", needs_ratio=False, idle_at_zero=True, preference=True)
+def prefer_pairs(tokens: Tokens, *, kl_coef: float) -> Surrogate:
+    """DPO: one loss per pair of a group, its best completion and its worst; kl_coef is its beta."""
+    assert tokens.ref_logprobs_M is not None
+    assert tokens.group_B is not None
+    pair_M = torch.unique(tokens.group_B, return_inverse=True)[1][tokens.row_M]
+    loss_M, margin_M = dpo(tokens.policy_logprobs_M, tokens.ref_logprobs_M, tokens.advantages_M, pair_M, kl_coef)
+    return unbounded(loss_M, margin_M.detach())
 
 
 def dpo(
@@ -143,7 +160,7 @@ def dpo(
     """
     num_pairs = int(pair_M.max()) + 1 if pair_M.numel() else 0
     margin_M = beta * over_rows(signs_M * (policy_logprobs_M - ref_logprobs_M), pair_M, num_pairs)
-    return -F.logsigmoid(margin_M), margin_M
+    return -torch.nn.functional.logsigmoid(margin_M), margin_M
 
 
 # -- mismatch between engine and trainer -------------------------------------------------------------------------------

@@ -22,12 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cohort.algorithms.aggregation import AGGREGATIONS
+from cohort.algorithms.named import find_named
 from cohort.errors import InvariantError
 from cohort.ops.gather import Selection, ranges
 from cohort.ops.layout import Layout, lay_out
 from cohort.types import Rollout
 
+Weigh = Callable[[Sequence[int], Sequence[int], int], Sequence[float]]
+"""(trained tokens of each completion, its group, max_completion_tokens) -> weight of one token of each completion."""
 SHARING_PAYS = 0.05
 """Share of the tokens that prompts standing once must save: attention over them is a second call, and its merge is not free."""
 
@@ -150,10 +152,16 @@ def make_examples(
     return examples
 
 
+def weigh_by(aggregation: str) -> Weigh:
+    """The built-in aggregation of that name."""
+    choice = find_named("aggregation", aggregation)
+    return lambda lengths_N, groups_N, most: choice.call({}, lengths_N=lengths_N, groups_N=groups_N, max_completion_tokens=most)
+
+
 def pack(
     examples: Sequence[Example],
     *,
-    aggregation: str,
+    aggregation: str | Weigh,
     max_completion_tokens: int,
     micro_batch_tokens: int,
     skip_zero_advantage: bool,
@@ -161,6 +169,8 @@ def pack(
     share_prompts: bool = False,
 ) -> Minibatch:
     """One minibatch: weights over all examples, then micro-batches of those that are forwarded.
+
+    aggregation is a built-in one by name, or what weighs tokens instead.
 
     keep_groups puts all rows of a group into one micro-batch, for losses that compare rows.
 
@@ -170,7 +180,8 @@ def pack(
     gradient is the same; it may only be set when no KL or entropy term acts on them.
     """
     lengths_N = [example.trained_tokens for example in examples]
-    weights_N = AGGREGATIONS[aggregation](lengths_N, [example.group for example in examples], max_completion_tokens)
+    weigh = weigh_by(aggregation) if isinstance(aggregation, str) else aggregation
+    weights_N = weigh(lengths_N, [example.group for example in examples], max_completion_tokens)
     forwarded = [
         index
         for index, example in enumerate(examples)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cohort.algorithms.effects import idle
+from cohort.algorithms.named import Chosen
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe.schema import AlgorithmConfig, nearest
@@ -55,18 +56,16 @@ def summary_row(choices: Mapping[str, Any]) -> list[str]:
 
 
 def region_text(choices: Mapping[str, Any]) -> str:
-    used = in_use(choices)
-    if "ratio_cap" in used:
-        return f"cispo {used['ratio_cap']:g}"
-    if "clip_high" not in used:
-        return str(choices["region"])
-    low, high = f"{choices['clip_low']:g}", f"{choices['clip_high']:g}"
-    cap = f", {used['dual_clip']:g}" if "dual_clip" in used else ""
-    return f"{choices['region']} {low if low == high else f'{low}/{high}'}{cap}"
+    """clip 0.2/0.28: limits below and above 1 in one, where they are the same."""
+    region = Chosen.of(choices).region
+    values = [f"{choices[name]:g}" for name in region.parameters if name != "kl_coef"]
+    if "clip_high" in region.parameters:
+        values[:2] = [values[0] if values[0] == values[1] else "/".join(values[:2])]
+    return " ".join(filter(None, [region.name, ", ".join(values)]))
 
 
 def kl_text(choices: Mapping[str, Any]) -> str:
-    if choices["region"] == "dpo":
+    if Chosen.of(choices).region.traits.preference:
         return f"implicit, {choices['kl_coef']:g}"
     if not choices["kl_coef"]:
         return "none"

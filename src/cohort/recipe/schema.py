@@ -8,13 +8,16 @@ optional-by-None fields: TOML has no null, so "off" is always a value (0, "" or 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model, field_validator, model_validator
 
 from cohort.algorithms.contradictions import contradiction
-from cohort.algorithms.presets import NEEDS_GROUP, PRESETS, SAMPLED
+from cohort.algorithms.named import FIELDS, NAMED, Chosen, Own, declared_words
+from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.registry import SAMPLED, Choice, Kind
 
 
 class Section(BaseModel):
@@ -111,7 +114,20 @@ class RewardConfig(Section):
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments bound to the function.")
 
 
-class AlgorithmConfig(Section):
+OWN_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+"""package.module:function"""
+OWN_KINDS: tuple[Kind, ...] = ("advantage", "region", "aggregation")
+"""Choices that may be a user's function."""
+
+
+def list_choices(kind: Kind) -> str:
+    """The names of a kind, for the description of the word that holds one."""
+    return (
+        ", ".join(NAMED[kind]) + (', or a function of your own as "package.module:function"' if kind in OWN_KINDS else "") + "."
+    )
+
+
+class AlgorithmWords(Section):
     """The objective: a named preset, any of whose choices can be overridden. data -> reward -> coefficient -> update."""
 
     name: str = Field("grpo", description="Preset that fills the choices below: " + ", ".join(sorted(PRESETS)) + ".")
@@ -122,27 +138,17 @@ class AlgorithmConfig(Section):
         "the run started from. demonstrations: written in the rows. pairs: `chosen` and `rejected` in the rows.",
     )
     # -- advantage -----------------------------------------------------------------------------------------------------
-    advantage: Literal[
-        "group_normalized",
-        "group_centered",
-        "batch_std",
-        "batch_whitened",
-        "global_normalized",
-        "leave_one_out",
-        "process",
-        "gae",
-        "binary",
-        "binary_signed",
-        "uniform",
-        "best_and_worst",
-    ] = Field("group_normalized", description="What replaces the critic (gae: the critic of [critic]).")
+    advantage: str = Field(
+        "group_normalized", description="What replaces the critic (gae: the critic of [critic]): " + list_choices("advantage")
+    )
     std_ddof: Literal[0, 1] = Field(0, description="Degrees of freedom of standard deviations (TRL: 1).")
     std_epsilon: float = Field(1e-6, ge=0, description="Added to standard deviations (TRL: 1e-4).")
     gamma: float = Field(1.0, gt=0, le=1, description="Discount of gae and global_normalized.")
     gae_lambda: float = Field(1.0, ge=0, le=1, description="Lambda of gae: 1 trusts the returns, 0 the critic.")
     # -- trust region --------------------------------------------------------------------------------------------------
-    region: Literal["clip", "dual_clip", "sequence_product", "sequence", "cispo", "none", "dpo"] = Field(
-        "clip", description="Ratio and trust region: what keeps one update close to the policy that sampled."
+    region: str = Field(
+        "clip",
+        description="Ratio and trust region: what keeps one update close to the policy that sampled: " + list_choices("region"),
     )
     clip_low: float = Field(0.2, ge=0, lt=1, description="The ratio is clipped below 1 - clip_low.")
     clip_high: float = Field(0.2, ge=0, description="The ratio is clipped above 1 + clip_high.")
@@ -158,7 +164,7 @@ class AlgorithmConfig(Section):
     kl_coef: float = Field(
         0.04, ge=0, description="Weight of the KL to the reference; 0 loads none (but see monitors.kl). For dpo its beta."
     )
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="How the KL is estimated from sampled tokens.")
+    kl_estimator: str = Field("k3", description="How the KL is estimated from sampled tokens: " + list_choices("kl"))
     kl_in: Literal["loss", "token_reward", "completion_reward"] = Field(
         "loss",
         description="Where the KL acts: added to the loss, or subtracted from the reward token by token or once per completion.",
@@ -178,9 +184,7 @@ class AlgorithmConfig(Section):
     )
     entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus.")
     # -- aggregation ---------------------------------------------------------------------------------------------------
-    aggregation: Literal["sequence_mean", "token_mean", "constant", "sequence_sum", "prompt_mean"] = Field(
-        "sequence_mean", description="How tokens become one number."
-    )
+    aggregation: str = Field("sequence_mean", description="How tokens become one number: " + list_choices("aggregation"))
     # -- selection -----------------------------------------------------------------------------------------------------
     zero_variance: Literal["keep", "drop"] = Field(
         "keep", description="Groups of equal rewards: keep counts them in every denominator, drop takes them out."
@@ -205,6 +209,40 @@ class AlgorithmConfig(Section):
         description="Soft overlong penalty: over this last share of max_completion_tokens the reward falls by 0 to 1; 0: off.",
     )
 
+    args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Parameters of functions of your own; checked against their signatures when a run starts.",
+    )
+    _own: Own = PrivateAttr(default_factory=dict)
+
+    @property
+    def own(self) -> Own:
+        """The user's functions among the choices, by kind, where they have been resolved. Reading a recipe imports none."""
+        return self._own
+
+    @property
+    def chosen(self) -> Chosen:
+        """The choices with the facts about them."""
+        return Chosen.of(self.model_dump(), self._own)
+
+    def tell(self, choice: Choice) -> dict[str, Any]:
+        """The words that a choice names, with their values here."""
+        return {name: self.args[name] if name in self.args else getattr(self, name) for name in choice.parameters}
+
+    def resolved(self, own: Own) -> AlgorithmConfig:
+        """The same section, with what is known of the user's functions in it."""
+        copied = self.model_copy()
+        copied._own = own
+        return copied  # type: ignore[return-value]
+
+    @field_validator("advantage", "region", "aggregation", "kl_estimator")
+    @classmethod
+    def refuse_unknown(cls, name: str, info: Any) -> str:
+        kind = next(kind for kind, field in FIELDS.items() if field == info.field_name)
+        if name in NAMED[kind] or (kind in OWN_KINDS and OWN_FUNCTION.fullmatch(name)):
+            return name
+        raise ValueError(f"no such {kind}{nearest(name, NAMED[kind])} Known: {list_choices(kind)}")
+
     @model_validator(mode="before")
     @classmethod
     def fill_from_preset(cls, given: Any) -> Any:
@@ -216,11 +254,34 @@ class AlgorithmConfig(Section):
         return {**PRESETS[name], **given, "name": name}
 
     @model_validator(mode="after")
-    def refuse_contradictions(self) -> AlgorithmConfig:
+    def refuse_contradictions(self) -> AlgorithmWords:
+        if self.args and not any(":" in getattr(self, kind) for kind in OWN_KINDS):
+            raise ValueError(
+                f"args ({', '.join(self.args)}) are parameters of functions of your own, and no choice names one. Built-in choices "
+                "are told by words of [algorithm]."
+            )
         reason = contradiction(self.model_dump())
         if reason:
             raise ValueError(reason)
         return self
+
+
+if TYPE_CHECKING:
+
+    class AlgorithmConfig(AlgorithmWords):
+        """[algorithm] with the words that its choices declare."""
+
+else:
+    AlgorithmConfig = create_model(
+        "AlgorithmConfig",
+        __base__=AlgorithmWords,
+        __doc__=AlgorithmWords.__doc__,
+        __module__=__name__,
+        **{
+            word.name: (type(word.default), Field(word.default, description=word.sentence, **word.bounds))
+            for word in declared_words()
+        },
+    )
 
 
 class CriticConfig(Section):
@@ -398,11 +459,9 @@ class Recipe(Section):
                 "sampling.temperature: 0 makes every completion of a group the same, so every advantage is 0 and nothing "
                 "is learned. Use 0.6 to 1.0."
             )
-        if sampled and self.train.group_size == 1 and self.algorithm.advantage in NEEDS_GROUP:
-            raise ValueError(
-                f"train.group_size: with advantage {self.algorithm.advantage!r} the group is its own baseline, and a group "
-                "of one always has advantage 0. Use a group_size of at least 2 (8 is usual)."
-            )
+        reason = why_nothing_is_learned(self)
+        if reason:
+            raise ValueError(reason)
         if self.sampling.top_p < 1.0 or self.sampling.top_k > 0:
             raise ValueError(
                 "sampling.top_p / sampling.top_k: cutting the distribution in training biases the ratio by the mass that is "
@@ -413,7 +472,7 @@ class Recipe(Section):
         names = [reward_name(reward) for reward in self.rewards]
         if len(set(names)) < len(names):
             raise ValueError(f"rewards: two parts share a name ({', '.join(names)}); give each its own `name`.")
-        if self.monitors.kl and (self.algorithm.data != "policy" or self.algorithm.region == "dpo"):
+        if self.monitors.kl and (self.algorithm.data != "policy" or self.algorithm.chosen.region.traits.preference):
             raise ValueError(
                 "monitors.kl: the KL is measured on what the policy samples, and here it is not trained on that (algorithm.data "
                 f"{self.algorithm.data!r}, region {self.algorithm.region!r}). Leave it out."
@@ -422,6 +481,18 @@ class Recipe(Section):
         if reason:
             raise ValueError(reason)
         return self
+
+
+def why_nothing_is_learned(recipe: Recipe) -> str:
+    """Why a group of one teaches nothing here; "" when it does, and while a user's advantage is not resolved."""
+    algorithm, advantage = recipe.algorithm, recipe.algorithm.chosen.advantage
+    alone = recipe.train.num_steps > 0 and algorithm.data in SAMPLED and recipe.train.group_size == 1
+    if not (alone and advantage.known and advantage.traits.compares_group):
+        return ""
+    return (
+        f"train.group_size: with advantage {advantage.name!r} the group is its own baseline, and a group of one always has "
+        "advantage 0. Use a group_size of at least 2 (8 is usual)."
+    )
 
 
 def measures_kl(recipe: Recipe) -> bool:
@@ -443,9 +514,9 @@ def why_no_reward_model(recipe: Recipe) -> str:
             f"reward_model.iterations: algorithm.data {algorithm.data!r} is not sampled anew, so a reward model that is fitted "
             "on the policy's completions has nothing to judge. Use data = 'policy', or iterations = 0."
         )
-    if algorithm.advantage in ("process", "binary", "binary_signed"):
+    if not algorithm.chosen.advantage.reads_reward:
         return (
-            f"reward_model.iterations: advantage {algorithm.advantage!r} reads step rewards or success, never the learned "
+            f"reward_model.iterations: advantage {algorithm.advantage!r} reads step rewards, parts or success, never the learned "
             "reward of a completion. Use a group advantage such as 'group_normalized', or iterations = 0."
         )
     if algorithm.overlong_share:
@@ -459,6 +530,12 @@ def why_no_reward_model(recipe: Recipe) -> str:
             "nothing. Use at most one per step."
         )
     return ""
+
+
+def leaves_stale(algorithm: AlgorithmConfig) -> bool:
+    """Whether nothing corrects for completions of a policy some updates ago."""
+    region = algorithm.chosen.region
+    return region.known and not region.traits.needs_ratio and not region.traits.preference
 
 
 def reward_name(reward: RewardConfig) -> str:
@@ -477,9 +554,9 @@ def recipe_warnings(recipe: Recipe) -> list[str]:
     """Values outside the ranges that are known to work. Ranges are for pretrained models; from scratch none apply."""
     warnings = []
     stale = recipe.train.minibatches_per_step * recipe.train.passes_per_step > 1
-    if recipe.train.num_steps and stale and recipe.algorithm.region == "none" and recipe.algorithm.data == "policy":
+    if recipe.train.num_steps and stale and recipe.algorithm.data == "policy" and leaves_stale(recipe.algorithm):
         warnings.append(
-            "algorithm.region = none corrects nothing on stale data, and with several minibatches or passes all but the first "
+            f"algorithm.region = {recipe.algorithm.region} corrects nothing on stale data, and with several minibatches or passes all but the first "
             "are stale: set train.minibatches_per_step = train.passes_per_step = 1, or use region = clip"
         )
     if recipe.model.source == "scratch" or recipe.train.num_steps == 0:
@@ -497,7 +574,8 @@ def recipe_warnings(recipe: Recipe) -> list[str]:
         1.0,
         "too low and a group holds copies, too high and it holds noise",
     )
-    if recipe.algorithm.region in ("clip", "dual_clip"):  # a whole completion's ratio moves by far less
+    region = recipe.algorithm.chosen.region
+    if "clip_low" in region.parameters and not region.traits.one_value:  # a whole completion's ratio moves by far less
         check("algorithm.clip_low", recipe.algorithm.clip_low, 0.1, 0.3, "the trust region of PPO and GRPO is about 0.2")
         check("algorithm.clip_high", recipe.algorithm.clip_high, 0.1, 0.3, "DAPO's clip-higher is 0.28")
     check(

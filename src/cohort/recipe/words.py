@@ -28,17 +28,16 @@ def describe(algorithm: AlgorithmConfig) -> str:
 
 
 def region_words(algorithm: AlgorithmConfig) -> str:
-    region = algorithm.region
-    if region in ("clip", "dual_clip", "sequence", "sequence_product"):
-        words = f"{region} {algorithm.clip_low:g}/{algorithm.clip_high:g}"
-        return f"{words}/{algorithm.dual_clip:g}" if region == "dual_clip" else words
-    return f"cispo {algorithm.ratio_cap:g}" if region == "cispo" else f"region {region}"
+    """clip 0.2/0.28: the region with the words it is told."""
+    region = algorithm.chosen.region
+    values = "/".join(f"{value:g}" for name, value in algorithm.tell(region).items() if name != "kl_coef")
+    return f"{region.name} {values}" if values else f"region {region.name}"
 
 
 def kl_words(algorithm: AlgorithmConfig) -> str:
     if not algorithm.kl_coef:
         return "no KL"
-    if algorithm.region == "dpo":
+    if algorithm.chosen.region.traits.preference:
         return f"implicit KL, beta {algorithm.kl_coef:g}"
     where = {"loss": "in the loss", "token_reward": "in each token's reward", "completion_reward": "in the reward"}
     words = f"{algorithm.kl_estimator} {algorithm.kl_coef:g} {where[algorithm.kl_in]}"
@@ -48,7 +47,7 @@ def kl_words(algorithm: AlgorithmConfig) -> str:
 
 def extra_words(algorithm: AlgorithmConfig) -> str:
     """What acts beside data, advantage, region, aggregation and KL."""
-    without = idle(algorithm.model_dump())
+    without = idle(algorithm.model_dump(), algorithm.own)
     words = {
         "refill_rounds": f"dynamic sampling, {algorithm.refill_rounds} more rounds at most",
         "overlong_share": f"soft overlong penalty over the last {algorithm.overlong_share:.0%}",
@@ -69,14 +68,14 @@ def extra_words(algorithm: AlgorithmConfig) -> str:
 
 def changes(algorithm: AlgorithmConfig) -> str:
     """Choices that act and are not those of the preset: "kl_coef 0.005 instead of 0.04"."""
-    own, without = algorithm.model_dump(), idle(algorithm.model_dump())
+    own, without = algorithm.model_dump(), idle(algorithm.model_dump(), algorithm.own)
     preset = differences(algorithm)
     return ", ".join(f"{choice} {own[choice]} instead of {value}" for choice, value in preset.items() if choice not in without)
 
 
 def without_effect(algorithm: AlgorithmConfig) -> str:
     """Choices that are not those of the preset and change nothing, each with the reason; those with one reason together."""
-    without = idle(algorithm.model_dump())
+    without = idle(algorithm.model_dump(), algorithm.own)
     by_reason: dict[str, list[str]] = {}
     for choice in differences(algorithm):
         if choice in without:

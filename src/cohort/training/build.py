@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cohort.algorithms.presets import SAMPLED
+from cohort.algorithms.registry import SAMPLED
 from cohort.data.pairs import CHOSEN, REJECTED, make_pairs
 from cohort.data.prompt_choice import InformativeChoice
 from cohort.data.prompts import PromptReport, PromptStream, assert_disjoint, make_prompts, split_held_out

@@ -11,28 +11,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from cohort.algorithms.advantages import (
-    FROM_REWARDS,
-    FROM_SUCCESS,
-    gae,
-    process,
-    returns_to_go,
-    unusable_groups,
-    whiten,
-    zero_variance_groups,
-)
-from cohort.algorithms.kl import k1
-from cohort.algorithms.presets import NEEDS_GROUP, PER_TOKEN, SAMPLED
+from cohort.algorithms.advantages import unusable_groups, zero_variance_groups
+from cohort.algorithms.named import find_named
+from cohort.algorithms.registry import SAMPLED, Choice
 from cohort.base.stopwatch import Stopwatch
 from cohort.errors import RewardError
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.packing import Example, make_examples, minibatch_members
 from cohort.model.policy import Policy
-from cohort.recipe.schema import AlgorithmConfig, Recipe
-from cohort.training.objective import pushes_on_all_tokens, reads_logprobs
+from cohort.recipe.schema import AlgorithmConfig, Recipe, reward_name
+from cohort.training.credit import Credit, count_completions, read_parts, rewards_of
+from cohort.training.objective import compares_pairs, has_ratio, needs_critic, pushes_on_all_tokens, reads_logprobs
 from cohort.training.sources import Collected
 from cohort.training.state import Batch
-from cohort.training.step_rewards import token_steps
 from cohort.types import Rollout
 
 
@@ -51,27 +42,30 @@ def make_batch(
     """Examples, their minibatches, log-probs and advantages. Log-probs come first where advantages depend on them."""
     algorithm, train, watch = recipe.algorithm, recipe.train, watch or Stopwatch()
     rollouts = collected.rollouts
+    advantage, pairs = find_named("advantage", algorithm.advantage, algorithm.own), compares_pairs(algorithm)
     scored_PG = rewards_of(rollouts)[1]
+    judged_PG = count_completions(rollouts, advantage, algorithm.data)
     left_out_P = torch.full((len(scored_PG),), not collected.useful)
-    if algorithm.advantage in NEEDS_GROUP:
-        left_out_P = left_out_P | unusable_groups(scored_PG)
-    silent_P = silent_groups(rollouts, algorithm)
-    if algorithm.zero_variance == "drop" or algorithm.region == "dpo":  # a pair of equals prefers nothing
+    if advantage.traits.compares_group:
+        left_out_P = left_out_P | unusable_groups(judged_PG)
+    silent_P = silent_groups(rollouts, advantage, judged_PG if advantage.traits.compares_group else scored_PG)
+    if algorithm.zero_variance == "drop" or pairs:  # a pair of equals prefers nothing
         left_out_P = left_out_P | silent_P
     left_out = set(left_out_P.nonzero().flatten().tolist())
     examples = make_examples(rollouts, left_out=left_out, mask_truncated=algorithm.mask_truncated)
-    counted_PG = scored_PG & ~left_out_P[:, None]
-    if algorithm.advantage in FROM_SUCCESS and algorithm.data in SAMPLED:  # what nobody judged is neither right nor wrong
-        examples = [example for example in examples if rollouts[example.rollout].outcome.success is not None]
-    if algorithm.region == "dpo" and algorithm.mask_truncated:  # the pair is chosen among those that can be trained on
+    judged_N = judged_PG.flatten().tolist()
+    examples = [example for example in examples if judged_N[example.rollout]]
+    counted_PG = judged_PG & ~left_out_P[:, None]
+    if pairs and algorithm.mask_truncated:  # the pair is chosen among those that can be trained on
         counted_PG &= torch.tensor([rollout.completion.end != "length" for rollout in rollouts]).view_as(scored_PG)
-    if algorithm.advantage == "process" and step == 1:
-        check_steps_exist(rollouts)
+    if "steps_N" in advantage.reads and step == 1:
+        check_steps_exist(rollouts, advantage.name)
 
-    credit = Credit(rollouts, counted_PG, algorithm, kl_coef, models.policy.codec.decode)
+    weights = {reward_name(reward): reward.weight for reward in recipe.rewards}
+    credit = Credit(rollouts, counted_PG, algorithm, kl_coef, models.policy.codec.decode, weights)
     if not reads_logprobs(algorithm):
         examples = credit.advantages(examples)
-    if algorithm.region == "dpo":
+    if pairs:
         examples = whole_pairs(examples)
     groups_N = [example.group for example in examples]
     plan = minibatch_members(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
@@ -89,33 +83,33 @@ def make_batch(
     return Batch(rollouts, advantages_N, examples, plan, metrics, collected.prompts_taken, collected.verdicts)
 
 
-def rewards_of(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
-    """(rewards_PG, scored_PG). Rollouts are in group order, every group of the same size."""
-    num_groups = rollouts[-1].group + 1
-    rewards_N = torch.tensor([rollout.outcome.reward or 0.0 for rollout in rollouts], dtype=torch.float64)
-    scored_N = torch.tensor([rollout.outcome.reward is not None for rollout in rollouts])
-    return rewards_N.view(num_groups, -1), scored_N.view(num_groups, -1)
+def silent_groups(rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Tensor) -> Tensor:
+    """[P] True where a group says nothing: all that the advantage compares in it (rewards, steps, parts, success) is equal."""
+    if "steps_N" in advantage.reads:
+        rewards: dict[int, set[float]] = {}
+        for rollout in rollouts:
+            if rollout.outcome.reward is not None:
+                steps = [reward for _, reward in rollout.outcome.steps] or [rollout.outcome.reward]
+                rewards.setdefault(rollout.group, set()).update(steps)
+        equal_P = torch.tensor([len(rewards.get(group, ())) == 1 for group in range(len(counted_PG))])
+        return equal_P & ~unusable_groups(counted_PG)
+    if "parts_PG" in advantage.reads:
+        silent = [
+            zero_variance_groups(values_PG, counted_PG & ~values_PG.isnan()) | unusable_groups(counted_PG & ~values_PG.isnan())
+            for values_PG in read_parts(rollouts).values()
+        ]
+        return torch.stack(silent).all(0) & ~unusable_groups(counted_PG)
+    values_PG = rewards_of(rollouts)[0]
+    if advantage.reads_success and advantage.traits.compares_group:
+        values_PG = torch.tensor([float(bool(rollout.outcome.success)) for rollout in rollouts]).view_as(counted_PG)
+    return zero_variance_groups(values_PG, counted_PG)
 
 
-def silent_groups(rollouts: Sequence[Rollout], algorithm: AlgorithmConfig) -> Tensor:
-    """[P] True where a group was scored and says nothing: all its rewards, or with process supervision all steps, are equal."""
-    rewards_PG, scored_PG = rewards_of(rollouts)
-    if algorithm.advantage != "process":
-        return zero_variance_groups(rewards_PG, scored_PG)
-    rewards: dict[int, set[float]] = {}
-    for rollout in rollouts:
-        if rollout.outcome.reward is not None:
-            steps = [reward for _, reward in rollout.outcome.steps] or [rollout.outcome.reward]
-            rewards.setdefault(rollout.group, set()).update(steps)
-    equal_P = torch.tensor([len(rewards.get(group, ())) == 1 for group in range(len(scored_PG))])
-    return equal_P & ~unusable_groups(scored_PG)
-
-
-def check_steps_exist(rollouts: Sequence[Rollout]) -> None:
+def check_steps_exist(rollouts: Sequence[Rollout], advantage: str) -> None:
     scored = [rollout.outcome for rollout in rollouts if rollout.outcome.reward is not None]
     if scored and not any(outcome.steps for outcome in scored):
         raise RewardError(
-            "algorithm.advantage: 'process' credits steps, and no reward function gave any: without them it is group_normalized "
+            f"algorithm.advantage: {advantage!r} credits steps, and no reward function gave any: without them it is group_normalized "
             "under another name. Add a reward that returns [(position, reward), ...] per completion (docs/rewards.md), or use "
             "advantage = 'group_normalized'."
         )
@@ -147,19 +141,18 @@ def add_logprobs(
     """
     examples = list(examples)
     skip = not pushes_on_all_tokens(algorithm)
-    together = algorithm.region == "dpo"
-    has_ratio = algorithm.region not in ("none", "dpo") or algorithm.kl_corrected or algorithm.mismatch_weight != "off"
+    together = compares_pairs(algorithm)
 
     def score(model: Policy) -> Callable[[list[Example]], list[Tensor]]:
         return lambda chosen: model.score_examples(chosen, micro_batch_tokens, skip, keep_groups=together)
 
-    if reads_logprobs(algorithm) or (has_ratio and len(plan) > 1):
+    if reads_logprobs(algorithm) or (has_ratio(algorithm) and len(plan) > 1):
         _score_into(examples, plan, "old_logprobs_T", score(models.policy))
         watch.lap("old")
     if models.reference is not None:
         _score_into(examples, plan, "ref_logprobs_T", score(models.reference))
         watch.lap("reference")
-    if algorithm.advantage == "gae":
+    if needs_critic(algorithm):
         _score_into(examples, plan, "old_values_T", lambda chosen: models.critic.values(chosen, micro_batch_tokens))
         watch.lap("critic")
     return examples
@@ -176,122 +169,7 @@ def _score_into(
             examples[index] = replace(examples[index], **cast(Any, {field: values_T}))
 
 
-# -- advantages --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Credit:
-    """Puts an advantage on every token of every example, by the recipe's choice."""
-
-    rollouts: Sequence[Rollout]
-    counted_PG: Tensor
-    """Completions that count in means and deviations: scored, and in a group that is not left out."""
-    algorithm: AlgorithmConfig
-    kl_coef: float
-    decode: Callable[[Sequence[int]], str]
-
-    def advantages(self, examples: Sequence[Example]) -> list[Example]:
-        name = self.algorithm.advantage
-        if name == "process":
-            return self._process(examples)
-        return self._per_token(examples) if name in PER_TOKEN else self._per_completion(examples)
-
-    def _per_completion(self, examples: Sequence[Example]) -> list[Example]:
-        """One advantage per completion, from its reward (less its KL, where that is part of the reward) or its success."""
-        algorithm = self.algorithm
-        rewards_PG, counted_PG = rewards_of(self.rollouts)[0], self.counted_PG
-        if algorithm.advantage in FROM_SUCCESS:
-            success_PG = torch.tensor([bool(rollout.outcome.success) for rollout in self.rollouts]).view_as(counted_PG)
-            advantages_PG = FROM_SUCCESS[algorithm.advantage](success_PG, counted_PG)
-        else:
-            rewards_N = rewards_PG.flatten().clone()
-            for example in examples if self._kl_in_reward else ():
-                rewards_N[example.rollout] -= self._kl_rewards(example).sum()
-            function = FROM_REWARDS[algorithm.advantage]
-            advantages_PG = function(
-                rewards_N.view_as(rewards_PG), counted_PG, ddof=algorithm.std_ddof, epsilon=algorithm.std_epsilon
-            )
-        advantages_N = advantages_PG.flatten().tolist()
-        return [
-            replace(example, advantages_T=torch.full_like(example.advantages_T, advantages_N[example.rollout]))
-            for example in examples
-        ]
-
-    @property
-    def _kl_in_reward(self) -> bool:
-        return self.kl_coef != 0 and self.algorithm.kl_in != "loss"
-
-    def _kl_rewards(self, example: Example) -> Tensor:
-        """kl_coef * k1 of each trained token, where the KL is part of the reward; elsewhere 0."""
-        trained = example.loss_mask_T
-        if not self._kl_in_reward:
-            return torch.zeros(example.trained_tokens, dtype=torch.float64)
-        assert example.old_logprobs_T is not None
-        assert example.ref_logprobs_T is not None
-        return self.kl_coef * k1(example.old_logprobs_T[trained].double(), example.ref_logprobs_T[trained].double())
-
-    def _token_rewards(self, example: Example) -> Tensor:
-        """The reward arrives with the last trained token; the KL costs each token its own share, or all of it at the end."""
-        kl_M = self._kl_rewards(example)
-        rewards_M = -kl_M if self.algorithm.kl_in == "token_reward" else torch.zeros_like(kl_M)
-        rewards_M[-1] += self.rollouts[example.rollout].outcome.reward or 0.0
-        if self.algorithm.kl_in == "completion_reward":
-            rewards_M[-1] -= kl_M.sum()
-        return rewards_M
-
-    def _per_token(self, examples: Sequence[Example]) -> list[Example]:
-        """REINFORCE++ and PPO: returns or GAE of each token, whitened over all trained tokens of the batch."""
-        algorithm = self.algorithm
-        trained = [index for index, example in enumerate(examples) if example.trained_tokens]
-        rows, values = [], []
-        for index in trained:
-            example = examples[index]
-            rewards_M = self._token_rewards(example)
-            if algorithm.advantage == "gae":
-                assert example.old_values_T is not None
-                values.append(example.old_values_T[example.loss_mask_T].double())
-                rows.append(gae(rewards_M, values[-1], algorithm.gamma, algorithm.gae_lambda))
-            else:
-                rows.append(returns_to_go(rewards_M, algorithm.gamma))
-        credited = list(examples)
-        for place, white_M in enumerate(whiten(rows, ddof=algorithm.std_ddof, epsilon=algorithm.std_epsilon)):
-            example = examples[trained[place]]
-            changes: dict[str, Any] = {"advantages_T": _spread(white_M, example)}
-            if algorithm.advantage == "gae":
-                changes["returns_T"] = _spread(rows[place] + values[place], example)
-            credited[trained[place]] = replace(example, **changes)
-        if algorithm.advantage == "gae":  # a minibatch holds the same fields throughout, also for what is masked
-            credited = [
-                example if example.returns_T is not None else replace(example, returns_T=torch.zeros_like(example.advantages_T))
-                for example in credited
-            ]
-        return credited
-
-    def _process(self, examples: Sequence[Example]) -> list[Example]:
-        """Step rewards placed on tokens, normalised over their group. A completion without steps has one: its reward, at its end."""
-        by_group: dict[int, list[Example]] = {}
-        for example in examples:
-            by_group.setdefault(example.group, []).append(example)
-        credited: dict[int, Tensor] = {}
-        for members in by_group.values():
-            steps_G = [self._steps(self.rollouts[example.rollout]) for example in members]
-            lengths_G = [len(example.completion_ids) for example in members]
-            advantages_G = process(steps_G, lengths_G, ddof=self.algorithm.std_ddof, epsilon=self.algorithm.std_epsilon)
-            for example, advantages_T in zip(members, advantages_G, strict=True):
-                credited[example.rollout] = advantages_T
-        return [replace(example, advantages_T=credited[example.rollout].to(example.advantages_T.dtype)) for example in examples]
-
-    def _steps(self, rollout: Rollout) -> Sequence[tuple[int, float]]:
-        if rollout.outcome.steps:
-            return token_steps(rollout.completion, rollout.outcome.steps, self.decode)
-        return ((len(rollout.completion.token_ids) - 1, rollout.outcome.reward or 0.0),)
-
-
-def _spread(values_M: Tensor, example: Example) -> Tensor:
-    """Values of the trained tokens as a vector over all tokens of the completion, 0 elsewhere."""
-    spread_T = torch.zeros_like(example.advantages_T)
-    spread_T[example.loss_mask_T] = values_M.to(spread_T.dtype)
-    return spread_T
+# -- what the logs are told ------------------------------------------------------------------------------------------
 
 
 def mean_advantages(examples: Sequence[Example], count: int) -> list[float]:

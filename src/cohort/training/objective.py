@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cohort.algorithms.kl import KL_ESTIMATORS, corrected
-from cohort.algorithms.regions import REGIONS, Limits, Surrogate, dpo, mismatch_weights, ratio
-from cohort.model.packing import MicroBatch
+from cohort.algorithms.kl import corrected
+from cohort.algorithms.named import find_named
+from cohort.algorithms.regions import Surrogate, Tokens, mismatch_weights, ratio, unbounded
+from cohort.model.packing import MicroBatch, Weigh
 from cohort.model.policy import TokenScores
 from cohort.recipe.schema import AlgorithmConfig
 
@@ -24,26 +26,22 @@ class TokenLoss:
     """How hard each token's log-probability is pushed up: A + kl_coef (ref / pi - 1) for on-policy GRPO."""
     kl_loss_M: Tensor | None = None
     mismatch_weights_M: Tensor | None = None
-    margin_M: Tensor | None = None
-    """DPO: the margin of each token's pair."""
 
 
 def token_loss(scores: TokenScores, micro: MicroBatch, algorithm: AlgorithmConfig, kl_coef: float) -> TokenLoss:
-    """surrogate + kl_coef * KL - entropy_coef * entropy, for each trained token."""
-    if algorithm.region == "dpo":
-        return preference_loss(scores, micro, kl_coef)
+    """surrogate + kl_coef * KL - entropy_coef * entropy, for each trained token. kl_coef: as it is now, where it is adapted."""
     logprobs_M, num_rows = scores.logprobs_M, micro.num_rows
     old_logprobs_M = logprobs_M.detach() if micro.old_logprobs_M is None else micro.old_logprobs_M
-    limits = Limits(algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip, algorithm.ratio_cap)
-    surrogate = REGIONS[algorithm.region](logprobs_M, old_logprobs_M, micro.advantages_M, micro.row_M, num_rows, limits)
+    surrogate = bound_update(scores, old_logprobs_M, micro, algorithm, kl_coef)
     policy_loss_M, weights_M, kl_loss_M = surrogate.loss_M, None, None
     if algorithm.mismatch_weight != "off":
         kind, cap = algorithm.mismatch_weight, algorithm.mismatch_cap
         weights_M = mismatch_weights(old_logprobs_M, micro.sampling_logprobs_M, micro.row_M, num_rows, kind, cap)
         policy_loss_M = policy_loss_M * weights_M
     loss_M = policy_loss_M
-    if micro.ref_logprobs_M is not None and algorithm.kl_coef > 0 and algorithm.kl_in == "loss":
-        kl_M = KL_ESTIMATORS[algorithm.kl_estimator](logprobs_M, micro.ref_logprobs_M)
+    if micro.ref_logprobs_M is not None and has_kl_term(algorithm):
+        estimator = find_named("kl", algorithm.kl_estimator)
+        kl_M = estimator.call(algorithm.tell(estimator), policy_logprobs_M=logprobs_M, ref_logprobs_M=micro.ref_logprobs_M)
         kl_loss_M = kl_coef * (corrected(kl_M, ratio(logprobs_M, old_logprobs_M)) if algorithm.kl_corrected else kl_M)
         loss_M = loss_M + kl_loss_M
     coefficient_M = gradient_coefficient(loss_M, logprobs_M)
@@ -52,14 +50,26 @@ def token_loss(scores: TokenScores, micro: MicroBatch, algorithm: AlgorithmConfi
     return TokenLoss(loss_M, policy_loss_M, surrogate, coefficient_M, kl_loss_M, weights_M)
 
 
-def preference_loss(scores: TokenScores, micro: MicroBatch, beta: float) -> TokenLoss:
-    """DPO: one loss per pair. Both rows of a pair are in this micro-batch, and share a group."""
-    assert micro.ref_logprobs_M is not None
-    pair_B = torch.unique(micro.group_B, return_inverse=True)[1]
-    loss_M, margin_M = dpo(scores.logprobs_M, micro.ref_logprobs_M, micro.advantages_M, pair_B[micro.row_M], beta)
-    nowhere_M = torch.zeros_like(margin_M, dtype=torch.bool)
-    surrogate = Surrogate(loss_M, torch.ones_like(margin_M), nowhere_M, nowhere_M)
-    return TokenLoss(loss_M, loss_M, surrogate, gradient_coefficient(loss_M, scores.logprobs_M), margin_M=margin_M.detach())
+def bound_update(
+    scores: TokenScores, old_logprobs_M: Tensor, micro: MicroBatch, algorithm: AlgorithmConfig, kl_coef: float
+) -> Surrogate:
+    """What the region says of the tokens. One of the user's may give the loss alone."""
+    region = find_named("region", algorithm.region, algorithm.own)
+    tokens = Tokens(
+        policy_logprobs_M=scores.logprobs_M,
+        old_logprobs_M=old_logprobs_M,
+        sampling_logprobs_M=micro.sampling_logprobs_M,
+        advantages_M=micro.advantages_M,
+        row_M=micro.row_M,
+        num_rows=micro.num_rows,
+        ref_logprobs_M=micro.ref_logprobs_M,
+        group_B=micro.group_B,
+    )
+    told = algorithm.tell(region)
+    if "kl_coef" in told:
+        told["kl_coef"] = kl_coef
+    found = region.call(told, tokens=tokens)
+    return found if isinstance(found, Surrogate) else unbounded(found)
 
 
 def gradient_coefficient(loss_M: Tensor, logprobs_M: Tensor) -> Tensor:
@@ -72,12 +82,45 @@ def gradient_coefficient(loss_M: Tensor, logprobs_M: Tensor) -> Tensor:
     return -torch.autograd.grad(loss_M.sum(), logprobs_M, retain_graph=True)[0]
 
 
+def has_kl_term(algorithm: AlgorithmConfig) -> bool:
+    """Whether the KL is a term of the loss. A preference objective holds it inside."""
+    preference = find_named("region", algorithm.region, algorithm.own).traits.preference
+    return algorithm.kl_coef > 0 and algorithm.kl_in == "loss" and not preference
+
+
 def pushes_on_all_tokens(algorithm: AlgorithmConfig) -> bool:
     """Whether a term acts on tokens whose advantage is 0, so that their forward cannot be left out."""
-    kl_in_loss = algorithm.kl_coef > 0 and algorithm.kl_in == "loss" and algorithm.region != "dpo"
-    return kl_in_loss or algorithm.entropy_coef > 0 or algorithm.advantage == "gae" or reads_logprobs(algorithm)
+    idle = find_named("region", algorithm.region, algorithm.own).traits.idle_at_zero
+    return has_kl_term(algorithm) or algorithm.entropy_coef > 0 or reads_logprobs(algorithm) or not idle
 
 
 def reads_logprobs(algorithm: AlgorithmConfig) -> bool:
     """Whether advantages depend on log-probs or values, which are then computed first, for every example."""
-    return algorithm.advantage == "gae" or (algorithm.kl_coef > 0 and algorithm.kl_in != "loss")
+    return needs_critic(algorithm) or (algorithm.kl_coef > 0 and algorithm.kl_in != "loss")
+
+
+def needs_critic(algorithm: AlgorithmConfig) -> bool:
+    return find_named("advantage", algorithm.advantage, algorithm.own).reads_values
+
+
+def compares_pairs(algorithm: AlgorithmConfig) -> bool:
+    """Whether two completions of a group make one loss: groups then stay together, whoever lays them out."""
+    return find_named("region", algorithm.region, algorithm.own).traits.preference
+
+
+def has_ratio(algorithm: AlgorithmConfig) -> bool:
+    """Whether the policy that sampled is asked for its log-probs."""
+    needed = find_named("region", algorithm.region, algorithm.own).traits.needs_ratio
+    return needed or algorithm.kl_corrected or algorithm.mismatch_weight != "off"
+
+
+def weigh_tokens(algorithm: AlgorithmConfig) -> Weigh:
+    """The aggregation as `pack` wants it: lengths, groups and the longest completion in, the weight of a token out."""
+    choice = find_named("aggregation", algorithm.aggregation, algorithm.own)
+
+    def weigh(lengths_N: Sequence[int], groups_N: Sequence[int], max_completion_tokens: int) -> Sequence[float]:
+        inputs = {"lengths_N": lengths_N, "groups_N": groups_N, "max_completion_tokens": max_completion_tokens}
+        weights_N: Sequence[float] = choice.call(algorithm.tell(choice), **inputs)
+        return weights_N
+
+    return weigh

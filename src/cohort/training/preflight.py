@@ -12,7 +12,7 @@ from typing import Any, Literal
 import psutil
 import torch
 
-from cohort.algorithms.presets import SAMPLED
+from cohort.algorithms.registry import SAMPLED
 from cohort.engine.local import MOST_SLOTS, LocalEngine
 from cohort.errors import RewardError
 from cohort.evaluation.estimators import useful_share
@@ -26,6 +26,7 @@ from cohort.sandbox import JailUnavailable, find_tier
 from cohort.training.build import EncodedData
 from cohort.training.experience import rollout_metrics
 from cohort.training.memory_estimate import ModelNumbers, RunNumbers, estimate, fitting_slots, words
+from cohort.training.objective import needs_critic
 from cohort.training.parts import Parts
 from cohort.training.sources import as_groups
 from cohort.training.updates import mismatch_limit
@@ -303,7 +304,7 @@ def run_numbers(parts: Parts, encoded: EncodedData) -> RunNumbers:
         lora_rank=recipe.model.lora.rank,
         adapter_parameters=adapter,
         reference=needs_reference(recipe),
-        critic=algorithm.advantage == "gae",
+        critic=needs_critic(algorithm),
         reward_model=recipe.reward_model.iterations > 0,
         micro_batch_tokens=max(longest, min(recipe.train.micro_batch_tokens, most)),
         activation_checkpointing=recipe.train.activation_checkpointing,

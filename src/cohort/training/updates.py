@@ -16,7 +16,7 @@ from cohort.model.packing import MicroBatch, Minibatch
 from cohort.model.policy import TokenScores
 from cohort.observe.perf import minibatch_tokens
 from cohort.recipe.schema import AlgorithmConfig
-from cohort.training.objective import TokenLoss
+from cohort.training.objective import TokenLoss, compares_pairs
 
 
 @dataclass
@@ -47,11 +47,13 @@ class UpdateMeter:
         if micro.ref_logprobs_M is not None:  # measured by k3 whichever estimator is trained with: it is never negative
             kl_M = k3(scores.logprobs_M, micro.ref_logprobs_M)
             self.kl_max.append(kl_M.abs().max())
-            if self.algorithm.data == "policy" and self.algorithm.region != "dpo":  # elsewhere these are not its own samples
+            if self.algorithm.data == "policy" and not compares_pairs(
+                self.algorithm
+            ):  # elsewhere these are not its own samples
                 self._sum("kl", kl_M.sum())
-        if loss.margin_M is not None:
-            self._sum("margin", (loss.margin_M * weights_M).sum())
-            self._sum("preferred", ((loss.margin_M > 0) * weights_M).sum())
+        if loss.surrogate.margin_M is not None:
+            self._sum("margin", (loss.surrogate.margin_M * weights_M).sum())
+            self._sum("preferred", ((loss.surrogate.margin_M > 0) * weights_M).sum())
             assert micro.ref_logprobs_M is not None
             log_ratio_M = scores.logprobs_M - micro.ref_logprobs_M
             self._sum("chosen", log_ratio_M[micro.advantages_M > 0].sum())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cohort.algorithms.presets import NEEDS_GROUP
+from cohort.algorithms.named import find_named
 from cohort.observe.diagnosis.history import PATIENCE, WINDOW, Finding, History, Row, percent
 
 UNSCORED = 0.5
@@ -106,7 +106,7 @@ def without_scores(history: History, rows: Sequence[Row]) -> float:
 
 
 def compares_in_groups(history: History) -> bool:
-    return history.setting("algorithm.advantage", "group_normalized") in NEEDS_GROUP
+    return find_named("advantage", history.setting("algorithm.advantage", "group_normalized")).traits.compares_group
 
 
 def who_is_silent(history: History, rows: Sequence[Row]) -> str:

@@ -1,0 +1,209 @@
+"""An advantage on every token: what the chosen function names is read from the rollouts, and what it says is laid on their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cohort.algorithms.advantages import Steps, TokenCredit
+from cohort.algorithms.kl import k1
+from cohort.algorithms.named import find_named
+from cohort.algorithms.registry import SAMPLED, Choice
+from cohort.errors import RecipeError
+from cohort.model.packing import Example
+from cohort.recipe.schema import AlgorithmConfig
+from cohort.training.step_rewards import token_steps
+from cohort.types import Rollout
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Puts an advantage on every token of every example, by the recipe's choice."""
+
+    rollouts: Sequence[Rollout]
+    counted_PG: Tensor
+    """Completions that count in means and deviations: scored, and in a group that is not left out."""
+    algorithm: AlgorithmConfig
+    kl_coef: float
+    decode: Callable[[Sequence[int]], str]
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of the reward parts, by name."""
+
+    def advantages(self, examples: Sequence[Example]) -> list[Example]:
+        """The examples, credited. The function reads what it names and nothing else is computed."""
+        choice = find_named("advantage", self.algorithm.advantage, self.algorithm.own)
+        # Rewards of tokens arrive on trained tokens; what is masked altogether has none.
+        rows = [example for example in examples if example.trained_tokens or "token_rewards_N" not in choice.reads]
+        found = choice.call(self.algorithm.tell(choice), **{name: getattr(self, f"read_{name}")(rows) for name in choice.reads})
+        if isinstance(found, Tensor) == choice.traits.per_token:
+            raise RecipeError(
+                f"algorithm.advantage: {choice.name!r} gave {'a tensor' if choice.traits.per_token else 'a list'}. One that credits "
+                "single tokens gives a list with a vector for each completion and says so, with @advantage(per_token=True); any "
+                "other gives one tensor [prompts, group_size]."
+            )
+        if isinstance(found, Tensor):
+            check_shape(found, self.counted_PG, choice)
+            return lay_on_completions(found, examples)
+        credit = found if isinstance(found, TokenCredit) else TokenCredit(list(found), [])
+        return lay_on_tokens(credit, rows, examples, choice)
+
+    # -- what an advantage may name (registry.READABLE) ------------------------------------------------------------------
+
+    def read_rewards_PG(self, examples: Sequence[Example]) -> Tensor:
+        """Rewards, less the KL of the completion where that is part of the reward."""
+        rewards_PG = rewards_of(self.rollouts)[0]
+        rewards_N = rewards_PG.flatten().clone()
+        for example in examples if self._kl_in_reward else ():
+            rewards_N[example.rollout] -= self._kl_rewards(example).sum()
+        return rewards_N.view_as(rewards_PG)
+
+    def read_scored_PG(self, examples: Sequence[Example]) -> Tensor:
+        return self.counted_PG
+
+    def read_success_PG(self, examples: Sequence[Example]) -> Tensor:
+        return torch.tensor([bool(rollout.outcome.success) for rollout in self.rollouts]).view_as(self.counted_PG)
+
+    def read_parts_PG(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        return read_parts(self.rollouts)
+
+    def read_weights(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Of every part that somebody spoke in; a penalty that is no function of the recipe weighs 1."""
+        return {name: self.weights.get(name, 1.0) for name in read_parts(self.rollouts)}
+
+    def read_token_rewards_N(self, examples: Sequence[Example]) -> list[Tensor]:
+        return [self._token_rewards(example) for example in examples]
+
+    def read_values_N(self, examples: Sequence[Example]) -> list[Tensor]:
+        values_N = []
+        for example in examples:
+            assert example.old_values_T is not None
+            values_N.append(example.old_values_T[example.loss_mask_T].double())
+        return values_N
+
+    def read_steps_N(self, examples: Sequence[Example]) -> list[Steps]:
+        """Step rewards placed on tokens. A completion without steps has one: its reward, at its end."""
+        found: list[Steps] = []
+        for example in examples:
+            rollout = self.rollouts[example.rollout]
+            if rollout.outcome.steps:
+                found.append(token_steps(rollout.completion, rollout.outcome.steps, self.decode))
+            else:
+                found.append(((len(rollout.completion.token_ids) - 1, rollout.outcome.reward or 0.0),))
+        return found
+
+    def read_lengths_N(self, examples: Sequence[Example]) -> list[int]:
+        return [len(example.completion_ids) for example in examples]
+
+    def read_groups_N(self, examples: Sequence[Example]) -> list[int]:
+        return [example.group for example in examples]
+
+    # -- the KL as a part of the reward ----------------------------------------------------------------------------------
+
+    @property
+    def _kl_in_reward(self) -> bool:
+        return self.kl_coef != 0 and self.algorithm.kl_in != "loss"
+
+    def _kl_rewards(self, example: Example) -> Tensor:
+        """kl_coef * k1 of each trained token, where the KL is part of the reward; elsewhere 0."""
+        trained = example.loss_mask_T
+        if not self._kl_in_reward:
+            return torch.zeros(example.trained_tokens, dtype=torch.float64)
+        assert example.old_logprobs_T is not None
+        assert example.ref_logprobs_T is not None
+        return self.kl_coef * k1(example.old_logprobs_T[trained].double(), example.ref_logprobs_T[trained].double())
+
+    def _token_rewards(self, example: Example) -> Tensor:
+        """The reward arrives with the last trained token; the KL costs each token its own share, or all of it at the end."""
+        kl_M = self._kl_rewards(example)
+        rewards_M = -kl_M if self.algorithm.kl_in == "token_reward" else torch.zeros_like(kl_M)
+        rewards_M[-1] += self.rollouts[example.rollout].outcome.reward or 0.0
+        if self.algorithm.kl_in == "completion_reward":
+            rewards_M[-1] -= kl_M.sum()
+        return rewards_M
+
+
+# -- what rollouts say ----------------------------------------------------------------------------------------------------
+
+
+def rewards_of(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
+    """(rewards_PG, scored_PG). Rollouts are in group order, every group of the same size."""
+    num_groups = rollouts[-1].group + 1
+    rewards_N = torch.tensor([rollout.outcome.reward or 0.0 for rollout in rollouts], dtype=torch.float64)
+    scored_N = torch.tensor([rollout.outcome.reward is not None for rollout in rollouts])
+    return rewards_N.view(num_groups, -1), scored_N.view(num_groups, -1)
+
+
+def count_completions(rollouts: Sequence[Rollout], advantage: Choice, data: str) -> Tensor:
+    """[P, G] Completions that an advantage can judge: scored ones; where it reads success, what nobody judged is neither."""
+    scored_PG = rewards_of(rollouts)[1]
+    if advantage.reads_success and data in SAMPLED:
+        scored_PG = scored_PG & torch.tensor([rollout.outcome.success is not None for rollout in rollouts]).view_as(scored_PG)
+    return scored_PG
+
+
+def read_parts(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
+    """Name of a reward part -> its values before weighting, [P, G] in float64; NaN where it abstained."""
+    shape = rewards_of(rollouts)[0].shape
+    names = {name: None for rollout in rollouts for name in rollout.outcome.parts}
+    nan = float("nan")
+
+    def value(rollout: Rollout, name: str) -> float:
+        found = rollout.outcome.parts.get(name)
+        return nan if found is None else found
+
+    return {name: torch.tensor([value(one, name) for one in rollouts], dtype=torch.float64).view(shape) for name in names}
+
+
+# -- what an advantage says -----------------------------------------------------------------------------------------------
+
+
+def check_shape(advantages_PG: Tensor, counted_PG: Tensor, choice: Choice) -> None:
+    if advantages_PG.shape != counted_PG.shape or not bool(advantages_PG.isfinite().all()):
+        wrong = "values that are not finite" if advantages_PG.shape == counted_PG.shape else f"{tuple(advantages_PG.shape)}"
+        raise RecipeError(
+            f"algorithm.advantage: {choice.name!r} gave {wrong} where a finite number for each of {tuple(counted_PG.shape)} "
+            "(prompts, group_size) is expected."
+        )
+
+
+def lay_on_completions(advantages_PG: Tensor, examples: Sequence[Example]) -> list[Example]:
+    """One advantage per completion, the same on each of its tokens."""
+    advantages_N = advantages_PG.flatten().tolist()
+    return [
+        replace(example, advantages_T=torch.full_like(example.advantages_T, advantages_N[example.rollout]))
+        for example in examples
+    ]
+
+
+def lay_on_tokens(credit: TokenCredit, rows: Sequence[Example], examples: Sequence[Example], choice: Choice) -> list[Example]:
+    """A vector for each of `rows`, over all of its tokens or over the trained ones; the rest stays at 0."""
+    if len(credit.advantages_N) != len(rows):
+        raise RecipeError(
+            f"algorithm.advantage: {choice.name!r} gave {len(credit.advantages_N)} rows for {len(rows)} completions."
+        )
+    credited: dict[int, Example] = {}
+    for place, example in enumerate(rows):
+        changes: dict[str, Any] = {"advantages_T": _spread(credit.advantages_N[place], example)}
+        if credit.returns_N:
+            changes["returns_T"] = _spread(credit.returns_N[place], example)
+        credited[example.rollout] = replace(example, **changes)
+    found = [credited.get(example.rollout, example) for example in examples]
+    if choice.reads_values:  # a minibatch holds the same fields throughout, also for what is masked
+        found = [
+            example if example.returns_T is not None else replace(example, returns_T=torch.zeros_like(example.advantages_T))
+            for example in found
+        ]
+    return found
+
+
+def _spread(values: Tensor, example: Example) -> Tensor:
+    """Values of the trained tokens as a vector over all tokens of the completion, 0 elsewhere; of all tokens as they are."""
+    if len(values) == len(example.completion_ids):
+        return values.to(example.advantages_T.dtype)
+    spread_T = torch.zeros_like(example.advantages_T)
+    spread_T[example.loss_mask_T] = values.to(spread_T.dtype)
+    return spread_T
