@@ -1,0 +1,27 @@
+"""`cohort evaluate`: its words; the work is done in cohort.tools.evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def evaluate(
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN_OR_MODEL...", help="Run folders, model folders or hub ids; several are compared in pairs."),
+    ],
+    recipe: Annotated[str, typer.Option(help="Recipe that names prompts and rewards; a run brings its own.")] = "",
+    checkpoint: Annotated[str, typer.Option(help="For runs: final, start, best, or a checkpoint such as step-100.")] = "final",
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override of the recipe, key=value; may be repeated.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
+) -> None:
+    """Held-out pass@k, maj@k and greedy, with intervals.
+
+    Several targets are compared in pairs, problem by problem, on the problems of the first.
+    """
+    from cohort.tools.evaluate import run_evaluation
+
+    run_evaluation(targets, recipe, checkpoint, set_ or [], output)

@@ -1,0 +1,30 @@
+"""`cohort train`: a recipe, or the demo, from beginning to end."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cohort.tools.commands import EXIT_CODES
+
+
+def train(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RECIPE KEY=VALUE", help="A recipe file or built-in name, then overrides."),
+    ] = None,
+) -> int:
+    """Train. Without a recipe: the built-in demo, on a CPU, with nothing downloaded.
+
+    \b
+    cohort train                                    the demo
+    cohort train group_size=4 num_steps=50          the demo with other words
+    cohort train gsm8k_qwen model=path/to/a/model   a built-in recipe (see: cohort recipes)
+    cohort train my.toml seed=1 name=second         a recipe of your own (all words: docs/recipe.md)
+    """
+    from cohort.recipe.built_in import find_recipe, split_words
+    from cohort.session import start
+
+    recipe, overrides = split_words(words or [])
+    return EXIT_CODES[start(find_recipe(recipe, overrides)).status]
