@@ -214,6 +214,67 @@ def test_weights_and_names_of_parts(model):
     assert row["reward/mean"] == pytest.approx(0.5 * row["reward/reward_len/mean"])
 
 
+# -- monitors ----------------------------------------------------------------------------------------------------------
+
+
+class Watcher:
+    """A monitor as a person writes one: of no class of ours, with what it cares about."""
+
+    def __init__(self):
+        self.stages, self.rows, self.ends = [], [], []
+
+    def on_stage(self, stage, total=0, done=0):
+        self.stages.append((stage, total, done))
+
+    def on_metrics(self, row):
+        self.rows.append(row)
+
+    def on_finish(self, summary):
+        self.ends.append(summary["status"])
+
+    def close(self):
+        self.ends.append("closed")
+
+
+class Failing(Watcher):
+    def on_metrics(self, row):
+        raise ValueError("no room for this row")
+
+
+def test_monitors_from_python_watch_and_change_no_bit(model, capfd):
+    watcher, failing = Watcher(), Failing()
+    arguments = {"model": model, "prompts": ROWS, "rewards": [digit_share], **SETTINGS}
+    plain = cohort.train(**arguments, name="plain")
+    del arguments["monitors"]
+    watched = cohort.train(**arguments, console=False, monitors=[failing, watcher], name="watched")
+    assert differences(watched.folder, plain.folder) == []
+    assert watcher.rows == rows_of(watched.folder)
+    assert [row["step"] for row in watcher.rows] == [1, 2]
+    assert watcher.stages == [("baseline evaluation", 0, 0), ("training", 2, 0), ("final evaluation", 0, 0)]
+    assert watcher.ends == failing.ends == ["finished", "closed"]
+    assert (
+        capfd.readouterr().err.count("Failing failed in on_metrics (ValueError: no room for this row). Training goes on") == 1
+    )
+
+
+def test_monitors_are_handed_to_a_resumed_run_again(model):
+    from cohort.errors import Interrupted
+
+    class Stopping(Watcher):
+        def on_metrics(self, row):
+            super().on_metrics(row)
+            raise Interrupted("SIGTERM")
+
+    first, second = Stopping(), Watcher()
+    arguments = {"model": model, "prompts": ROWS, "rewards": [digit_share], **SETTINGS}
+    run = cohort.train(**arguments | {"monitors": [first], "console": False})
+    assert (run.status, [row["step"] for row in first.rows]) == ("interrupted", [1])
+    assert cohort.resume(run.folder, monitors=[second]).status == "finished"
+    assert second.rows == rows_of(run.folder)  # step 1 had not been finished, and is told again
+    assert [row["step"] for row in second.rows] == [1, 2]
+    assert second.ends == ["finished", "closed"]
+
+
 # -- resume ------------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +322,9 @@ def test_rows_that_json_cannot_carry_are_asked_for_again(model):
         ({"prompts": ROWS}, RecipeError, "needs rewards="),
         ({"rewards": [digit_share]}, RecipeError, "needs prompts="),
         ({"prompts": ROWS, "rewards": [digit_share], "num_generations": 8}, RecipeError, "train.group_size"),
+        ({"prompts": ROWS, "rewards": [digit_share], "monitors": [Watcher]}, RecipeError, r"monitors\.0: Watcher is a class"),
+        ({"prompts": ROWS, "rewards": [digit_share], "monitors": ["wandb"]}, RecipeError, r"also=\['wandb'\]"),
+        ({"prompts": ROWS, "rewards": [digit_share], "monitors": Watcher()}, RecipeError, "monitors: give a list"),
         ({"prompts": [{"question": "a"}], "rewards": [digit_share]}, PromptError, "question"),
         ({"prompts": [], "rewards": [digit_share]}, PromptError, "no rows|no prompts|empty"),
         (

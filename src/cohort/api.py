@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cohort.errors import RecipeError
+from cohort.observe.monitors.base import check_methods
 from cohort.recipe.built_in import recipe_path
 from cohort.recipe.file import load_recipe
 from cohort.recipe.materials import PYTHON_ROWS, Materials
@@ -25,6 +26,7 @@ def train(
     prompts: Any = None,
     rewards: Iterable[Reward] | Reward | None = None,
     recipe: str | Path | None = None,
+    monitors: Iterable[Any] | Mapping[str, Any] = (),
     **settings: Any,
 ) -> RunResult:
     """Train with GRPO and return the finished run.
@@ -32,8 +34,8 @@ def train(
     model: a folder or hub id. prompts: a list of dicts, a `datasets.Dataset`, any iterable of rows, or a path; a `prompt`
     column (text or chat messages), the other columns go to the reward functions by name. rewards: functions in TRL's
     shape, names of built-in rewards, or dicts with the fields of [[rewards]]. recipe: a TOML file or the name of a
-    built-in recipe to start from. Every other keyword is a recipe word (`group_size=8`, or words of a section:
-    `evaluation={"samples": 4}`).
+    built-in recipe to start from. monitors: objects that watch beside those of the recipe, with any of the
+    methods of `cohort.observe.monitors.Monitor`; or a dict with words of [monitors]. Every other keyword is a recipe word (`group_size=8`, or words of a section: `evaluation={"samples": 4}`).
     """
     if recipe is None and (prompts is None or rewards is None):
         missing = "prompts" if prompts is None else "rewards"
@@ -49,20 +51,37 @@ def train(
     functions: dict[str, Callable[..., Any]] = {}
     if rewards is not None:
         values["rewards"] = reward_entries(rewards, functions)
+    if isinstance(monitors, Mapping):
+        values["monitors"], monitors = dict(monitors), ()
+    watching = checked_monitors(monitors)
     resolved = load_recipe(None if recipe is None else recipe_path(recipe), values=values)
-    return start_session(resolved, Materials(rows, functions))
+    return start_session(resolved, Materials(rows, functions, watching))
 
 
-def resume(run: str | Path, prompts: Any = None, rewards: Iterable[Reward] | Reward = ()) -> RunResult:
+def resume(
+    run: str | Path, prompts: Any = None, rewards: Iterable[Reward] | Reward = (), monitors: Iterable[Any] = ()
+) -> RunResult:
     """Go on with a run. Functions that cannot be imported by name (closures, notebook cells) must be handed in again.
 
-    A part whose `name` is not that of its function is handed in as it was to `cohort.train`, as a dict with both.
+    A part whose `name` is not that of its function is handed in as it was to `cohort.train`, as a dict with both. Monitors that
+    the recipe names watch again; objects watch if they are handed in again.
     """
     functions: dict[str, Callable[..., Any]] = {}
     for entry in reward_entries(rewards, functions):
         if entry.get("function") in functions:  # importable by now, perhaps, but not when the run began
             functions.setdefault(f"{PYTHON_PREFIX}{entry['name']}", functions[entry["function"]])
-    return resume_session(run, Materials(prompts, functions))
+    return resume_session(run, Materials(prompts, functions, checked_monitors(monitors)))
+
+
+def checked_monitors(monitors: Any) -> list[Any]:
+    if not isinstance(monitors, Iterable) or isinstance(monitors, str | Mapping):
+        raise RecipeError(f"monitors: give a list of objects with methods of a monitor; got {monitors!r}.")
+    watching = list(monitors)
+    for index, monitor in enumerate(watching):
+        if isinstance(monitor, str):
+            raise RecipeError(f"monitors.{index}: {monitor!r} is a name; names go into the recipe: also=[{monitor!r}].")
+        check_methods(monitor, f"monitors.{index}")
+    return watching
 
 
 def reward_entries(rewards: Any, functions: dict[str, Callable[..., Any]]) -> list[dict[str, Any]]:

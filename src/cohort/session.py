@@ -90,9 +90,8 @@ class Session:
         self.materials = materials or Materials()
         self.found = checkpoint.latest(folder.checkpoints) if checkpoint.listed(folder.checkpoints) else None
         # Rows of steps that this process is about to repeat are cut off, so that no step appears twice.
-        self.monitors = build_monitors(
-            recipe, folder.root, resume_step=self.found.snapshot.document["step"] if self.found else 0
-        )
+        done = self.found.snapshot.document["step"] if self.found else 0
+        self.monitors = build_monitors(recipe, folder.root, resume_step=done, handed_in=self.materials.monitors)
 
     def run(self) -> RunResult:
         """Walk through what is missing. However it ends, what was earned is saved and the folder says how it ended."""

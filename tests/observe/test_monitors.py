@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 import types
 
@@ -10,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from cohort.errors import Interrupted, RecipeError
-from cohort.observe.monitors import JsonlMonitor, Monitor, Monitors, build_monitors, read_rows
+from cohort.observe.monitors import MONITORS, JsonlMonitor, Monitor, Monitors, build_monitors, monitor_problems, read_rows
+from cohort.observe.monitors.base import METHODS, check_methods
 from cohort.observe.monitors.console import ConsoleMonitor, before_after_table, duration, with_interval
 from cohort.observe.monitors.jsonl import append_line, truncate_after
 from cohort.recipe.file import build_recipe
@@ -87,6 +89,51 @@ def test_an_interrupt_passes_through_and_monitors_are_closed():
     with pytest.raises(Interrupted), Monitors([recorder, Slow()]) as monitors:
         monitors.on_metrics({"step": 1})
     assert recorder.calls == [1, "closed"]
+
+
+class Light:
+    """Of no class of ours, with two of the methods; it takes from its row what it has read."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_metrics(self, row):
+        self.steps.append(row.pop("step"))
+
+    def on_finish(self, summary):
+        self.steps.append(summary.pop("status"))
+
+
+def test_a_monitor_of_ones_own_has_the_methods_it_cares_about_and_spoils_nobodys_row():
+    light, recorder, finished = Light(), Recorder(), {"status": "finished"}
+    with Monitors([light, recorder], report=pytest.fail) as monitors:
+        monitors.on_stage("training", total=2)
+        monitors.on_metrics({"step": 1})
+        monitors.on_metrics({"step": 2})
+        monitors.on_finish(finished)
+    assert light.steps == [1, 2, "finished"]
+    assert recorder.calls == [1, 2, "closed"]
+    assert finished == {"status": "finished"}
+    assert monitors.failures == {}
+
+
+def test_what_a_run_calls_is_what_the_interface_has():
+    assert set(METHODS) == {name for name in dir(Monitor) if name.startswith("on_")} | {"close"}
+    assert all(name in vars(Monitors) for name in METHODS)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "words"),
+    [
+        (Light, r"monitors\.0: Light is a class; give an object of it: Light\(\)\."),
+        (types.SimpleNamespace(on_metric=print, close=print), r"no run calls 'on_metric'.*did you mean 'on_metrics'\? A run calls on_stage"),
+        (object(), r"monitors\.0: object has none of the methods of a monitor\. A run calls on_stage"),
+        (print, "has none of the methods"),
+    ],
+)  # fmt: skip
+def test_an_object_that_would_watch_nothing_is_refused(monitor, words):
+    with pytest.raises(RecipeError, match=words):
+        check_methods(monitor, "monitors.0")
 
 
 # jsonl -----------------------------------------------------------------------------------------------------------
@@ -361,3 +408,110 @@ def test_resuming_goes_on_where_the_checkpoint_was(tmp_path):
         assert [r["step"] for r in monitors.monitors[-1].rows] == [1, 2, 3]
         monitors.on_metrics(row(4))
     assert [r["step"] for r in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+# by name ---------------------------------------------------------------------------------------------------------
+
+
+class Named(Recorder):
+    """Made for a run, as one of the table is."""
+
+    lacks = ""
+
+    @classmethod
+    def missing(cls):
+        return cls.lacks
+
+    @classmethod
+    def for_run(cls, run):
+        made = cls()
+        made.made_for = (run.recipe.seed, run.folder, run.resume_step)
+        return made
+
+
+class Demanding(Recorder):
+    def __init__(self, project):
+        super().__init__()
+
+
+class Misspelt:
+    def on_metricks(self, row):
+        pass
+
+
+def asking(*names, **words):
+    return build_recipe({"seed": 7, "monitors": {"console": False, "also": list(names), **words}})
+
+
+def test_a_recipe_names_monitors_of_the_table_and_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.setitem(MONITORS, "named", f"{__name__}:Named")
+    with build_monitors(asking(f"{__name__}:Light", "named", "named"), tmp_path, resume_step=3) as monitors:
+        monitors.on_metrics({"step": 4})
+    jsonl, named, light = monitors.monitors
+    assert named.made_for == (7, tmp_path, 3)
+    assert (named.calls, light.steps) == ([4, "closed"], [4])
+    assert read_rows(jsonl.metrics) == [{"step": 4}]
+    assert monitors.failures == {}
+
+
+def test_a_name_beside_its_own_word_is_one_monitor(tmp_path):
+    with build_monitors(asking("console", console=True), tmp_path) as monitors:
+        assert [type(monitor) for monitor in monitors.monitors] == [JsonlMonitor, ConsoleMonitor]
+    with build_monitors(asking("console"), tmp_path) as monitors:
+        assert [type(monitor) for monitor in monitors.monitors] == [JsonlMonitor, ConsoleMonitor]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tensorbord", "monitors.also: unknown monitor 'tensorbord'; did you mean 'tensorboard'? Built in: tensorboard, wandb, console."),
+        ("no_such_module:Class", "monitors.also names no_such_module:Class, but cannot import no_such_module:Class"),
+        (f"{__name__}:Demanding", "it could not be started (TypeError: Demanding.__init__() missing 1 required"),
+        (f"{__name__}:Misspelt", "did you mean 'on_metrics'?"),
+        (f"{__name__}:Named", "but the figment is not installed. Fetch it, or take it out of monitors.also."),
+    ],
+)  # fmt: skip
+def test_a_monitor_that_cannot_watch_is_an_error_before_the_run(tmp_path, monkeypatch, name, words):
+    monkeypatch.setattr(Named, "lacks", "the figment is not installed. Fetch it")
+    with pytest.raises(RecipeError) as error:
+        build_monitors(asking(name), tmp_path)
+    assert words in str(error.value)
+
+
+def test_problems_are_told_without_starting_anything(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr(Named, "lacks", "the figment is not installed. Fetch it")
+    monkeypatch.setattr(Named, "for_run", pytest.fail)
+    first, second, third = monitor_problems(asking(f"{__name__}:Named", "nothing", "console", wandb=True))
+    assert first.startswith("monitors.wandb = true, but the wandb package is not installed. Install it with `pip install")
+    assert first.endswith("or set monitors.wandb = false.")
+    assert "the figment is not installed" in second
+    assert "unknown monitor 'nothing'" in third
+    assert monitor_problems(asking("console")) == []
+
+
+def test_reading_a_recipe_or_a_run_imports_no_monitor(tmp_path, monkeypatch):
+    """A recipe may be a stranger's: its code runs when a run starts, not when somebody looks."""
+    from cohort.observe.report import write_report
+    from cohort.observe.run_folder import RunFolder
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "strangers_code.py").write_text(
+        "from pathlib import Path\nPath('executed').touch()\nclass Watch:\n    close = print\n"
+    )
+    recipe = build_recipe({"name": "run", "monitors": {"console": False, "also": ["strangers_code:Watch"]}})
+    folder = RunFolder.create(recipe)
+    assert folder.recipe().monitors.also == ["strangers_code:Watch"]
+    write_report(folder.root)
+    assert not (tmp_path / "executed").exists()
+    build_monitors(recipe, folder.root).close()
+    assert (tmp_path / "executed").exists()
+
+
+def test_the_table_imports_none_of_its_monitors():
+    code = (
+        "import sys, cohort.observe.monitors as m\n"
+        "modules = {spec.partition(':')[0] for spec in m.MONITORS.values()} | {'torch', 'rich', 'wandb', 'tensorboard'}\n"
+        "sys.exit(bool(modules & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -74,6 +74,25 @@ def test_a_reward_that_every_answer_satisfies(server):
     assert "Too easy" in printed
 
 
+def test_a_monitor_that_cannot_watch(server):
+    """Whatever monitors there are: the doctor asks each that the recipe names, and starts none."""
+    (server.folder / "my_monitors.py").write_text(
+        "class Pager:\n"
+        "    missing = staticmethod(lambda: 'the pager lies at home. Fetch it')\n"
+        "    on_finish = print\n"
+        "class Bell:\n"
+        "    def __init__(self):\n"
+        "        raise SystemExit('rung by the doctor')\n"
+    )
+    also = ["my_monitors:Pager", "tensorbord", "my_monitors:Bell"]
+    code, printed = broken(server, **{"monitors.also": also})
+    assert level(printed, "monitors") == "FAILURE"
+    assert "monitors.also names my_monitors:Pager, but the pager lies at home. Fetch it, or take it out" in printed
+    assert "unknown monitor 'tensorbord'; did you mean 'tensorboard'?" in printed
+    assert "rung" not in printed
+    assert code == 1
+
+
 def test_prompts_that_are_too_long_are_counted(server):
     _, printed = broken(server, **{"prompts.args": {"digits": 2}, "prompts.max_prompt_tokens": 5})
     assert "max_prompt_tokens" in printed

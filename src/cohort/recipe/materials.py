@@ -1,8 +1,8 @@
-"""Python objects that a recipe can only name: rows and reward functions handed to `cohort.train`. Imports no torch."""
+"""Python objects that a recipe can only name: rows, reward functions and monitors handed to `cohort.train`. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,3 +14,4 @@ PYTHON_ROWS = "python:rows"
 class Materials:
     rows: Iterable[Mapping[str, Any]] | None = None
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    monitors: Sequence[Any] = ()

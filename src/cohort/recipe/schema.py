@@ -418,6 +418,11 @@ class MonitorsConfig(Section):
     tensorboard: bool = Field(False, description="Write TensorBoard events into the run folder.")
     wandb: bool = Field(False, description="Send metrics to Weights & Biases.")
     wandb_project: str = Field("cohort", description="Project for Weights & Biases.")
+    also: list[str] = Field(
+        default_factory=list,
+        description='More monitors: names from cohort.observe.monitors, or "package.module:Class" of your own, which is imported when '
+        "a run starts and never when a recipe is read.",
+    )
     rollouts_every: int = Field(1, ge=0, description="Keep every completion of every N-th step as parquet; 0 keeps none.")
     kl: bool = Field(
         False,

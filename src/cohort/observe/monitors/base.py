@@ -2,18 +2,47 @@
 
 Contracts fail loudly, observers never do: a full disk, a closed terminal or a network that is down is reported once per
 monitor, counted, and training goes on. `Interrupted` is a BaseException and passes through.
+
+A monitor of a user's own need not derive from `Monitor`: a run calls those of its methods that the object has. What it can see
+before the run (no method that a run calls, a name that is nearly one) is an error before anything is spent.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from cohort.errors import RecipeError
+from cohort.recipe.schema import Recipe, nearest
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The run that a monitor is made for."""
+
+    recipe: Recipe
+    folder: Path
+    resume_step: int | None = None
+    """The step of the checkpoint that the run goes on from; None: it is not known to have any."""
 
 
 class Monitor:
     """What a run tells those who watch. Every method does nothing by default: a monitor overrides what it cares about."""
+
+    @classmethod
+    def missing(cls) -> str:
+        """What must be installed first, and how, without a full stop; "" when nothing is missing. `cohort doctor` asks too."""
+        return ""
+
+    @classmethod
+    def for_run(cls, run: Watched) -> Monitor:
+        """The monitor of a run whose recipe names this class; what it raises is said in words, and the run does not start."""
+        return cls()
 
     def on_stage(self, stage: str, total: int = 0, done: int = 0) -> None:
         """A stage begins: "cold start", "baseline evaluation", "training", "final evaluation".
@@ -43,10 +72,36 @@ class Monitor:
         """Release terminal, files and connections. Called exactly once, also when the run ends by an exception."""
 
 
-class Monitors(Monitor):
-    """Passes every call to every monitor. An exception of one is reported once and never reaches the caller."""
+METHODS = tuple(name for name in vars(Monitor) if name.startswith("on_") or name == "close")
+"""What a run calls."""
 
-    def __init__(self, monitors: Sequence[Monitor], report: Callable[[str], None] | None = None) -> None:
+
+def check_methods(monitor: Any, place: str) -> None:
+    """Refuse an object that would watch nothing, or not what its author meant. Names with on_ belong to the run."""
+    kind = type(monitor).__name__
+    if isinstance(monitor, type):
+        raise RecipeError(f"{place}: {monitor.__name__} is a class; give an object of it: {monitor.__name__}().")
+    called = f"A run calls {', '.join(METHODS)}, those of them that the monitor has."
+    for name in dir(monitor):
+        if name.startswith("on_") and name not in METHODS:
+            raise RecipeError(f"{place}: no run calls {name!r} of {kind}{nearest(name, METHODS) or '.'} {called}")
+    if not any(callable(getattr(monitor, name, None)) for name in METHODS):
+        raise RecipeError(f"{place}: {kind} has none of the methods of a monitor. {called}")
+
+
+def not_installed(module: str, package: str) -> str:
+    """What `missing` says where a module cannot be imported that comes with an extra of the package's name."""
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return f"the {package} package is not installed. Install it with `pip install 'cohort-rl[{package}]'`"
+    return ""
+
+
+class Monitors(Monitor):
+    """Passes every call to every monitor that has the method. An exception of one is reported once and never reaches the caller."""
+
+    def __init__(self, monitors: Sequence[Any], report: Callable[[str], None] | None = None) -> None:
         self.monitors = tuple(monitors)
         self.failures: dict[str, int] = {}
         self.report = report or (lambda text: print(text, file=sys.stderr))
@@ -78,11 +133,13 @@ class Monitors(Monitor):
     def tell(self, method: str, *arguments: Any) -> None:
         for monitor in self.monitors:
             try:
-                getattr(monitor, method)(*arguments)
+                if call := getattr(monitor, method, None):
+                    # A copy: a monitor that takes from its row what it does not want takes it from nobody else.
+                    call(*(dict(value) if isinstance(value, Mapping) else value for value in arguments))
             except Exception as problem:
                 self.note(monitor, method, problem)
 
-    def note(self, monitor: Monitor, method: str, problem: Exception) -> None:
+    def note(self, monitor: Any, method: str, problem: Exception) -> None:
         name = type(monitor).__name__
         self.failures[name] = self.failures.get(name, 0) + 1
         if self.failures[name] > 1:

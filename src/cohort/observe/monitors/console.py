@@ -20,7 +20,8 @@ from cohort.base.text import printable
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.diagnosis.history import Finding, History
 from cohort.observe.diagnosis.scores import drawn
-from cohort.observe.monitors.base import Monitor
+from cohort.observe.monitors.base import Monitor, Watched
+from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.perf import where_time_went
 
 INTERVAL_S = 15.0
@@ -36,6 +37,10 @@ STAGE_LABELS = {"before": "baseline", "during": "evaluation", "after": "final"}
 
 class ConsoleMonitor(Monitor):
     """rows: metrics of the steps before a resume, so that diagnosis sees the whole history."""
+
+    @classmethod
+    def for_run(cls, run: Watched) -> ConsoleMonitor:
+        return cls(run.folder, run.recipe.model_dump(), rows=read_rows(run.folder / "metrics.jsonl"))
 
     def __init__(
         self,

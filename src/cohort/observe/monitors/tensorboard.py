@@ -6,21 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cohort.errors import RecipeError
-from cohort.observe.monitors.base import Monitor
+from cohort.observe.monitors.base import Monitor, Watched, not_installed
 
 
 class TensorboardMonitor(Monitor):
     """purge_step: on resume, hide the events that an earlier process wrote at or after this step."""
 
+    @classmethod
+    def missing(cls) -> str:
+        return not_installed("torch.utils.tensorboard", "tensorboard")
+
+    @classmethod
+    def for_run(cls, run: Watched) -> TensorboardMonitor:
+        return cls(run.folder / "tensorboard", purge_step=None if run.resume_step is None else run.resume_step + 1)
+
     def __init__(self, folder: str | Path, purge_step: int | None = None) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as problem:
-            raise RecipeError(
-                "monitors.tensorboard = true, but the tensorboard package is not installed. Install it with "
-                "`pip install 'cohort-rl[tensorboard]'`, or set monitors.tensorboard = false."
-            ) from problem
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer = SummaryWriter(str(folder), purge_step=purge_step)
 
     def on_metrics(self, row: Mapping[str, Any]) -> None:

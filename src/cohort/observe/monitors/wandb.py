@@ -7,28 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from cohort.errors import RecipeError
-from cohort.observe.monitors.base import Monitor
+from cohort.observe.monitors.base import Monitor, Watched, not_installed
 from cohort.observe.monitors.tensorboard import evaluation_scalars
 
 
 class WandbMonitor(Monitor):
     """One wandb run per run folder: the folder's name is its id, so that a resumed run goes on in the same place."""
 
+    @classmethod
+    def missing(cls) -> str:
+        return not_installed("wandb", "wandb")
+
+    @classmethod
+    def for_run(cls, run: Watched) -> WandbMonitor:
+        return cls(run.folder, run.recipe.monitors.wandb_project, run.recipe.model_dump())
+
     def __init__(self, folder: str | Path, project: str, recipe: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as problem:
-            raise RecipeError(
-                "monitors.wandb = true, but the wandb package is not installed. Install it with "
-                "`pip install 'cohort-rl[wandb]'`, or set monitors.wandb = false."
-            ) from problem
+        import wandb
+
         name = Path(folder).resolve().name
         try:
             self.run = wandb.init(project=project, name=name, id=name, resume="allow", dir=str(folder), config=dict(recipe))
         except Exception as problem:  # at the start somebody is still watching: say it now rather than train unseen
             raise RecipeError(
-                f"monitors.wandb = true, but Weights & Biases could not be started ({problem}). Log in with `wandb login`, set "
-                "WANDB_MODE=offline, or set monitors.wandb = false."
+                f"Weights & Biases could not be started ({problem}). Log in with `wandb login`, set WANDB_MODE=offline"
             ) from problem
 
     def on_metrics(self, row: Mapping[str, Any]) -> None:
