@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cohort.observe.metrics import AREAS, METRICS, describe, markdown
+from cohort.observe.metrics import AREAS, MERGES, METRICS, describe, markdown
 
 NAMES = """
 rollout/completions rollout/tokens rollout/length_mean rollout/length_max rollout/length_right rollout/length_wrong rollout/truncated rollout/distinct
@@ -54,6 +54,28 @@ def test_every_row_is_filled_in():
     for metric in METRICS:
         assert all((metric.unit, metric.formula, metric.healthy, metric.bad)), metric.name
         assert metric.bad.endswith("."), metric.name
+
+
+def test_a_row_says_how_its_values_are_merged():
+    """Two optimizer steps of one step, two rounds of 3 prompts and 1: by hand. What no row explains is averaged."""
+    from cohort.training.sources import merge_metrics
+    from cohort.training.updates import mean_metrics
+
+    assert {metric.merge for metric in METRICS} == {"mean", *MERGES}
+    steps = [
+        {"loss/policy": 1.0, "loss/trained_tokens": 30, "loss/ratio_max": 1.5, "rollout/mismatch_max": 0.1, "optim/learning_rate": 2e-6},
+        {"loss/policy": 4.0, "loss/trained_tokens": 12, "loss/ratio_max": 1.2, "rollout/mismatch_max": 0.7, "optim/learning_rate": 1e-6},
+    ]  # fmt: skip
+    assert mean_metrics(steps) == {
+        "loss/policy": 2.5, "loss/trained_tokens": 42, "loss/ratio_max": 1.5, "rollout/mismatch_max": 0.1, "optim/learning_rate": 1e-6,
+    }  # fmt: skip
+    rounds = [
+        (3, {"reward/r/verdict/right": 2.0, "reward/r/seconds": 0.5, "reward/r/steps": 4.0, "nothing/here": 1.0}),
+        (1, {"reward/r/verdict/right": 1.0, "reward/r/seconds": 0.25, "reward/r/steps": 8.0, "nothing/here": 5.0}),
+    ]
+    assert merge_metrics(rounds) == {
+        "reward/r/verdict/right": 3.0, "reward/r/seconds": 0.75, "reward/r/steps": 5.0, "nothing/here": 2.0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

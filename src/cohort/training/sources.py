@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from cohort.algorithms.refill import batch_members, count_groups, prompts_to_draw, refill_metrics, verdict_on_difficulty
 from cohort.base.stopwatch import Stopwatch
 from cohort.engine.protocol import Engine
+from cohort.observe.metrics import find_merge
 from cohort.observe.perf import engine_metrics
 from cohort.recipe.schema import Recipe
 from cohort.rewards.contract import Scored
@@ -156,22 +157,14 @@ def count_verdicts(groups: Sequence[Sequence[Rollout]]) -> dict[int, tuple[int, 
     return counts
 
 
-COUNTED = ("unscored", "faults", "timeouts", "failed_extracts", "none", "retried", "seconds", "dropped_logs")
-"""Last words of reward metrics that add up over rounds; the others are means."""
-COUNTED_BY_ENGINE = ("steps", "looks", "prefills", "seconds")
-"""The same for the last words of what the engine counts."""
-
-
 def merge_metrics(rows: Sequence[tuple[int, dict[str, float]]]) -> dict[str, float]:
-    """Metrics of several rounds as if they had been one (standard deviations: their mean)."""
+    """Metrics of several rounds as if they had been one, as the table of metrics says (standard deviations: their mean)."""
     if len(rows) == 1:
         return rows[0][1]
     merged: dict[str, Any] = {}
     for name in {name: None for _, row in rows for name in row}:
         values = [(count, row[name]) for count, row in rows if name in row]
         total = sum(count for count, _ in values)
-        counted = "/verdict/" in name or name.rsplit("/", 1)[-1] in COUNTED
-        if name.startswith("perf/"):
-            counted = name.rsplit("_", 1)[-1] in COUNTED_BY_ENGINE
-        merged[name] = sum(value if counted else value * count / total for count, value in values)
+        merge = find_merge(name)
+        merged[name] = merge([v for _, v in values]) if merge else sum(value * count / total for count, value in values)
     return merged

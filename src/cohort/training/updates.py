@@ -14,6 +14,7 @@ from cohort.errors import InvariantError
 from cohort.model.optim import StepReport
 from cohort.model.packing import MicroBatch, Minibatch
 from cohort.model.policy import TokenScores
+from cohort.observe.metrics import find_merge
 from cohort.observe.perf import minibatch_tokens
 from cohort.recipe.schema import AlgorithmConfig
 from cohort.training.objective import TokenLoss, compares_pairs
@@ -173,18 +174,10 @@ def check_same_policy(meter: UpdateMeter, limit: float, kl_limit: float | None) 
 
 
 def mean_metrics(rows: list[dict[str, float]]) -> dict[str, float]:
-    """The step's metrics from those of its optimizer steps: means, except counts, maxima and first values."""
+    """The step's metrics from those of its optimizer steps, as the table of metrics says: means, sums, maxima, first values."""
     merged: dict[str, float] = {}
     for name in {name: None for row in rows for name in row}:
         values = [row[name] for row in rows if name in row]
-        if name.startswith("tokens/") or name in ("loss/trained_tokens", "optim/skipped", "critic/skipped"):
-            merged[name] = sum(values)
-        elif name.endswith("_max"):
-            merged[name] = max(values) if not name.startswith("rollout/") else values[0]
-        elif name.startswith("rollout/") or name == "optim/weight_change":
-            merged[name] = values[0]
-        elif name == "optim/learning_rate":
-            merged[name] = values[-1]
-        else:
-            merged[name] = sum(values) / len(values)
+        merge = sum if name.startswith("tokens/") else find_merge(name)  # tokens/ is counted for perf/ and not written
+        merged[name] = merge(values) if merge else sum(values) / len(values)
     return merged
