@@ -18,40 +18,35 @@ A reward function may carry attributes that the runner (cohort.rewards.base) hon
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from cohort.errors import RewardError
-from cohort.rewards.code.reward import code_tests
-from cohort.rewards.format import regex_format, think_answer_format, think_format
-from cohort.rewards.language import language_consistency
-from cohort.rewards.learned.judging import judge
-from cohort.rewards.learned.model import reward_model
-from cohort.rewards.learned.process_model import process_reward_model
-from cohort.rewards.math.answer import exact_match, math_answer
-from cohort.rewards.shape import length, repetition, soft_overlong
 
-BUILT_IN: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        # outcome
-        math_answer,
-        exact_match,
-        code_tests,
-        # format and shape
-        think_format,
-        think_answer_format,
-        regex_format,
-        soft_overlong,
-        length,
-        repetition,
-        language_consistency,
-        # learned
-        reward_model,
-        process_reward_model,
-        judge,
-    )
-}
+# The table of built-in rewards: a function imported here is one, under its own name. In the order in which they are listed.
+# isort: off
+# outcome
+from cohort.rewards.math.answer import math_answer as math_answer
+from cohort.rewards.math.answer import exact_match as exact_match
+from cohort.rewards.code.reward import code_tests as code_tests
+
+# format and shape
+from cohort.rewards.format import think_format as think_format
+from cohort.rewards.format import think_answer_format as think_answer_format
+from cohort.rewards.format import regex_format as regex_format
+from cohort.rewards.shape import soft_overlong as soft_overlong
+from cohort.rewards.shape import length as length
+from cohort.rewards.shape import repetition as repetition
+from cohort.rewards.language import language_consistency as language_consistency
+
+# learned
+from cohort.rewards.learned.model import reward_model as reward_model
+from cohort.rewards.learned.process_model import process_reward_model as process_reward_model
+from cohort.rewards.learned.judging import judge as judge
+# isort: on
+
+BUILT_IN: dict[str, Callable[..., Any]] = {name: value for name, value in vars().items() if inspect.isfunction(value)}
 """Rewards a recipe can name. Each is a module-level function, so that workers can import it."""
 
 
