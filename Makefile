@@ -38,9 +38,10 @@ format: setup  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: setup  ## Write docs/metrics.md, docs/recipe.md and docs/gym-tasks.md from the code
+docs: setup  ## Write docs/metrics.md, docs/recipe.md, docs/gym-tasks.md and the list in docs/rewards.md from the code
 	$(BIN)/python -m cohort.observe.metrics
 	$(BIN)/python -m cohort.recipe.page
+	$(BIN)/python -m cohort.rewards.page
 	$(BIN)/python -m cohort.rewards.gym.page > docs/gym-tasks.md
 
 clean:  ## Remove the environment and caches; runs stay

@@ -123,6 +123,10 @@ def test_a_reward_is_one_file_and_one_line(stranger):
         expected = [1 / (1 + len(rollout["completion"])) for rollout in rollouts_of(run, row["step"])]
         assert row["reward/brevity/mean"] == row["reward/mean"] == pytest.approx(sum(expected) / len(expected))
     assert "did you mean 'brevity'?" in stranger.run("-c", NEAREST)
+    shutil.copytree(SOURCE.parents[1] / "docs", stranger.folder / "docs", ignore=shutil.ignore_patterns("results"))
+    stranger.run("-m", "cohort.rewards.page")
+    listed = (stranger.folder / "docs" / "rewards.md").read_text(encoding="utf-8")
+    assert "| `brevity` | 1 for an empty completion, falling with every character. |" in listed
 
 
 NEAREST = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from cohort.rewards import BUILT_IN, built_in, exact_match, math_answer, regex_f
 from cohort.rewards.learned.judging import shown as shown_to_the_judge
 from cohort.rewards.math.answer import Comparer
 from cohort.rewards.math.find import cell_text, find_answer, plain_gold
+from cohort.rewards.page import BEGIN, END, with_list
 
 extract = math_answer.extract
 
@@ -437,6 +439,14 @@ def test_registry():
     assert {"math_answer", "exact_match", "think_format", "regex_format"} <= set(BUILT_IN)
     with pytest.raises(RewardError, match="did you mean 'think_format'"):
         built_in("think_fromat")
+
+
+def test_the_list_of_rewards_is_up_to_date():
+    """Made from the functions; what stands around it is kept."""
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    assert with_list(page) == page, "run `python -m cohort.rewards.page`"
+    assert [name for name in BUILT_IN if page.count(f"\n| `{name}` | ") != 1] == []
+    assert with_list(f"a\n{BEGIN}\nold\n{END}\nb").replace(with_list(f"{BEGIN}{END}"), "list") == "a\nlist\nb"
 
 
 def test_the_gym_reads_completions_as_the_other_rewards_do():
