@@ -210,7 +210,7 @@ class Session:
         from cohort.model.lora import base_digest
         from cohort.model.optim import Optimizer
         from cohort.training.build import find_by_index
-        from cohort.training.state import TrainState
+        from cohort.training.state import TrainState, with_added_fields
 
         phase = "cold_start" if self.recipe.cold_start.num_steps else "train"
         if self.found:
@@ -219,12 +219,13 @@ class Session:
         state.data_digest, state.kl_coef = encoded.digest(), self.recipe.algorithm.kl_coef
         state.base_digest = base_digest(policy.model) if policy.adapter else ""
         if self.found:
-            if self.found.snapshot.document["data_digest"] != state.data_digest:
+            saved = with_added_fields(self.found.snapshot.document)
+            if saved["data_digest"] != state.data_digest:
                 raise RunError(
                     "the prompts or demonstrations are not those the run was started with (prompts.source = "
                     f"{self.recipe.prompts.source!r}). Going on would train on a mixture: restore the data, or start a new run."
                 )
-            if self.found.snapshot.document.get("base_digest", "") != state.base_digest:
+            if saved["base_digest"] != state.base_digest:
                 raise RunError(
                     f"the base in {self.recipe.model.source} is not the one the run was started with, or the adapter has other "
                     "shapes; the checkpoints hold the adapter alone. Restore the base, or start a new run."

@@ -22,6 +22,7 @@ from cohort.observe.monitors.jsonl import read_rows
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.recipe.materials import PYTHON_ROWS
 from cohort.recipe.schema import PromptsConfig, Recipe
+from cohort.recipe.versions import bring_up_to_date
 from cohort.rewards.call import is_plain
 from cohort.types import Rollout
 
@@ -79,7 +80,7 @@ class RunFolder:
         import tomllib
 
         try:
-            return build_recipe(tomllib.loads(self.recipe_file.read_text(encoding="utf-8")))
+            return build_recipe(bring_up_to_date(tomllib.loads(self.recipe_file.read_text(encoding="utf-8"))))
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise RunError(
                 f"{self.recipe_file} cannot be read ({problem}); restore it from the recipe the run was started with."

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe.schema import Recipe, nearest
+from cohort.recipe.versions import bring_up_to_date, refuse_moved_functions
 
 PREFERRED = {
     "temperature": "sampling.temperature",
@@ -110,19 +111,26 @@ def load_recipe(
     path: str | Path | None = None, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None
 ) -> Recipe:
     """Read a TOML recipe, apply `key=value` overrides, then already typed values (the Python API), and validate."""
-    tree: dict[str, Any] = {}
-    if path is not None:
-        try:
-            tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as problem:
-            raise RecipeError(f"recipe {path}: {problem.strerror or problem}") from problem
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-            raise RecipeError(f"recipe {path} is not valid TOML: {problem}") from problem
+    tree = {} if path is None else read_tree(path)
     for key, value in sorted(map(parse_override, overrides), key=turn):
         assign(tree, key, value)
     for key, value in sorted((values or {}).items(), key=turn):
         assign(tree, key, os.fspath(value) if isinstance(value, os.PathLike) else value)
     return build_recipe(tree)
+
+
+def read_tree(path: str | Path) -> dict[str, Any]:
+    """The words of a recipe file of any version, in those of today."""
+    try:
+        tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise RecipeError(f"recipe {path}: {problem.strerror or problem}") from problem
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise RecipeError(f"recipe {path} is not valid TOML: {problem}") from problem
+    try:
+        return bring_up_to_date(tree)
+    except RecipeError as problem:
+        raise RecipeError(f"recipe {path}: {problem}") from None
 
 
 def parse_override(override: str) -> tuple[str, Any]:
@@ -134,6 +142,7 @@ def parse_override(override: str) -> tuple[str, Any]:
 
 def build_recipe(tree: Mapping[str, Any]) -> Recipe:
     refuse_null(tree, "")
+    refuse_moved_functions(tree)
     try:
         return Recipe.model_validate(tree)
     except ValidationError as problem:

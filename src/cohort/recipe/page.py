@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -19,6 +20,7 @@ from pydantic_core import PydanticUndefined
 from cohort.algorithms.presets import PRESETS
 from cohort.recipe.file import OTHER_WORDS, PREFERRED, UNCLEAR_WORDS, leaf_fields
 from cohort.recipe.schema import Recipe, RewardConfig
+from cohort.recipe.versions import CHANGES, MOVED, VERSION
 
 BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}", "min_length": "at least {}"}
 
@@ -53,6 +55,15 @@ The same settings, three ways:
 - from Python: `cohort.train(..., group_size=8)`, or words of a section: `evaluation={"samples": 4}`.
 
 The resolved recipe, every default written out, lies in the run folder as `recipe.toml`, and is a recipe itself.
+"""
+
+VERSIONS = """\
+## Versions
+
+`version` says in which words a file is written. This is version {version}, and every resolved recipe states it. A file without one is of
+version 0, from before versions were counted, and keeps the meaning it had: recipes and run folders of any earlier version are
+brought up to date when they are read, and the file itself stays as it is. A version from the future is refused: update cohort.
+What is typed on the command line or in Python is always of today.
 """
 
 
@@ -139,7 +150,8 @@ def sections(section: type[BaseModel] = Recipe, path: str = "") -> Iterator[tupl
 
 def markdown() -> str:
     """The text of docs/recipe.md."""
-    return "\n".join([INTRODUCTION, *section_lines(), *preset_lines(), *undotted_lines(), *other_word_lines()]) + "\n"
+    parts = (section_lines(), preset_lines(), undotted_lines(), other_word_lines(), version_lines())
+    return "\n".join([INTRODUCTION, *chain.from_iterable(parts)]) + "\n"
 
 
 def section_lines() -> Iterator[str]:
@@ -216,6 +228,18 @@ def other_word_lines() -> Iterator[str]:
     yield "| elsewhere | here |"
     yield "|---|---|"
     yield from (table_row(f"`{word}`", f"`{ours}`") for word, ours in OTHER_WORDS.items())
+
+
+def version_lines() -> Iterator[str]:
+    yield ""
+    yield VERSIONS.format(version=VERSION)
+    for version, change in enumerate(CHANGES):
+        first_line = (change.__doc__ or "").partition("\n")[0]
+        yield f"- {version} to {version + 1}: {first_line.partition(': ')[2]}"
+    yield ""
+    yield "| function in version 0 | now |"
+    yield "|---|---|"
+    yield from (table_row(f"`{old}`", f"`{new}`") for old, new in MOVED.items())
 
 
 def table_row(*cells: str) -> str:

@@ -18,6 +18,7 @@ from cohort.algorithms.contradictions import contradiction
 from cohort.algorithms.named import FIELDS, NAMED, Chosen, Own, declared_words
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import SAMPLED, Choice, Kind
+from cohort.recipe.versions import VERSION, why_unreadable
 
 
 class Section(BaseModel):
@@ -434,6 +435,10 @@ class MonitorsConfig(Section):
 class Recipe(Section):
     """Everything a run depends on."""
 
+    version: int = Field(
+        VERSION,
+        description="In which words the file is written; a file without it is of version 0. Older ones are brought up to date.",
+    )
     name: str = Field("", description='Name of the run folder; "" makes one from the recipe and the time.')
     runs_folder: str = Field("runs", description="Folder in which run folders are made.")
     seed: int = Field(0, ge=0, lt=2**63, description="All randomness is keyed by it.")
@@ -450,6 +455,14 @@ class Recipe(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     monitors: MonitorsConfig = MonitorsConfig()
+
+    @field_validator("version")
+    @classmethod
+    def refuse_other_version(cls, version: int) -> int:
+        if version != VERSION:
+            old = f"it is {VERSION} once a recipe is read; an older one is stated in the file it belongs to, which is brought up to date"
+            raise ValueError(why_unreadable(version) or old)
+        return version
 
     @model_validator(mode="after")
     def refuse_what_cannot_learn(self) -> Recipe:

@@ -6,6 +6,7 @@ seed and the step. What cannot be derived is here: weights, optimizer, counters,
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cohort.base.interrupts import deferred
+from cohort.base.trees import reach
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.optim import Optimizer
 from cohort.model.packing import Example, Minibatch
@@ -145,9 +147,9 @@ class TrainState:
         return checkpoint.save(root, self.checkpoint_name, checkpoint.Snapshot(tensors, document))
 
     def restore(self, snapshot: checkpoint.Snapshot, find_prompt: Callable[[int], Prompt]) -> None:
-        document = snapshot.document
+        document = with_added_fields(snapshot.document)
         for name in PLAIN_FIELDS:
-            setattr(self, name, document.get(name, "") if name == "base_digest" else document[name])
+            setattr(self, name, document[name])
         self.optimizer.weights.load(snapshot.tensors["weights"])
         self.optimizer.load_state(snapshot.tensors["optimizer"], document["optimizer"])
         self.found = {name: (dict(snapshot.tensors.get(name, {})), own) for name, own in document["components"].items()}
@@ -172,6 +174,21 @@ PLAIN_FIELDS = (
     "iteration",
     "fitted_at",
 )
+
+ADDED_FIELDS: dict[str, dict[str, Any]] = {
+    "": {"base_digest": ""},
+}
+"""Fields that checkpoints on disk may lack, by the path of the record in state.json that they belong to ("": the document itself,
+"batch.rollouts.*": every rollout of the batch), and the value that says what was the case before they were written down."""
+
+
+def with_added_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a checkpoint of any age with every field, so that nothing behind this asks how old it is."""
+    whole: dict[str, Any] = copy.deepcopy(dict(document))
+    for pattern, defaults in ADDED_FIELDS.items():
+        for _, record in reach(whole, pattern.split(".") if pattern else []):
+            record.update(copy.deepcopy(defaults) | record)
+    return whole
 
 
 def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:

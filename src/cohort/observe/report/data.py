@@ -11,8 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from cohort.errors import RecipeError
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.observe.monitors.jsonl import read_rows
+from cohort.recipe.versions import bring_up_to_date
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def load_run(folder: Path) -> RunData:
     return RunData(
         folder=folder,
         recipe_text=recipe_text,
-        recipe=parse_toml(recipe_text),
+        recipe=parse_recipe(recipe_text),
         rows=[row for row in read_rows(folder / "metrics.jsonl") if number(row.get("step")) is not None],
         evaluations=[row for row in read_rows(folder / "evaluations.jsonl") if number(row.get("step")) is not None],
         summary=parse_json(read_text(folder / "summary.json")),
@@ -118,11 +120,15 @@ def parse_json(text: str) -> dict[str, Any]:
         return {}
 
 
-def parse_toml(text: str) -> dict[str, Any]:
+def parse_recipe(text: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         return {}
+    try:
+        return bring_up_to_date(tree)
+    except RecipeError:  # from the future: what it shares with today is still worth telling
+        return tree
 
 
 def as_dict(value: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from cohort.recipe.file import (
     leaf_fields,
     load_recipe,
     parse_value,
+    read_tree,
     resolve_undotted,
 )
 from cohort.recipe.schema import AlgorithmConfig, Recipe, nearest
@@ -80,7 +80,7 @@ def find_contenders(words: Sequence[str], recipe: str) -> Field:
         raise RecipeError("name at least one contender: an algorithm (cohort algorithms) or a recipe, e.g. grpo dr_grpo")
     recipes_only = all(is_recipe(spec) for _, spec in specs)
     base_name = recipe or (specs[0][1] if recipes_only else DEMO)
-    base_tree = read_tree(base_name)
+    base_tree = tree_of(base_name)
     base = build(base_tree, overrides, {}, f"recipe {base_name}")
     if base.train.num_steps == 0:
         raise RecipeError("train.num_steps: 0 trains no contender; give the steps that each of them gets, e.g. num_steps=60")
@@ -184,7 +184,7 @@ def make_contender(label: str, spec: str, base_tree: Mapping[str, Any], base: Re
         )
     path = recipe_path(spec)
     label = label or (path.parent.name if path.name == "recipe.toml" else path.stem)
-    recipe = build(read_tree(spec), overrides, {}, f"contender {label}")
+    recipe = build(tree_of(spec), overrides, {}, f"contender {label}")
     refuse_other_budget(label, recipe, base)
     return Contender(label, spec, recipe, *compare_with_base(recipe, base))
 
@@ -208,10 +208,10 @@ def own_choices(label: str, words: str) -> dict[str, Any]:
     return choices
 
 
-def read_tree(recipe: str) -> dict[str, Any]:
+def tree_of(recipe: str) -> dict[str, Any]:
     path = recipe_path(recipe)
     load_recipe(path)  # says in words what is wrong with the file
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    return read_tree(path)
 
 
 def with_algorithm(tree: Mapping[str, Any], name: str) -> dict[str, Any]:

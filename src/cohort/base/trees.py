@@ -1,0 +1,17 @@
+"""Trees of plain data, as TOML and JSON give them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+
+def reach(node: Any, path: Sequence[str], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path, value) of everything that a path of keys reaches; `*` is every entry of a list or a table. Missing keys reach nothing."""
+    if not path:
+        yield place, node
+        return
+    entries = dict(enumerate(node)) if isinstance(node, list) else node if isinstance(node, Mapping) else {}
+    for key, value in entries.items():
+        if path[0] in ("*", key):
+            yield from reach(value, path[1:], (*place, str(key)))
