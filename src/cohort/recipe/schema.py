@@ -436,8 +436,7 @@ class Recipe(Section):
     """Everything a run depends on."""
 
     version: int = Field(
-        VERSION,
-        description="In which words the file is written; a file without it is of version 0. Older ones are brought up to date.",
+        VERSION, description="In which words the recipe is written; a file without one is of version 0. See Versions, below."
     )
     name: str = Field("", description='Name of the run folder; "" makes one from the recipe and the time.')
     runs_folder: str = Field("runs", description="Folder in which run folders are made.")
