@@ -22,8 +22,10 @@ from cohort.engine import scheduler as decoding
 from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
 from cohort.engine.sampling import cut, next_tokens
-from cohort.engine.support import why_not_local
+from cohort.engine.support import prove_local
 from cohort.errors import EngineError, ModelError
+from cohort.model.head import split
+from cohort.model.own_attention import why_not_own_attention
 from cohort.ops import kv
 from cohort.ops.rounding import STEADY_ROWS
 from cohort.types import NoiseKey, Prompt, Sampling
@@ -116,6 +118,7 @@ def compare_greedy(model, prompts, wanted, slots):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_is_token_identical(family, count):
     model, prompts = make_model(family), make_prompts(count)
+    assert why_not_own_attention(model, split(model)) is None
     wanted = sampling(temperature=0.0, max_completion_tokens=8 if count == 40 else 24)
     different = compare_greedy(model, prompts, wanted, slots=16)
     print(f"{family}: {count - different} of {count} greedy completions identical, {different} parted at a near-tie")
@@ -517,6 +520,21 @@ REFUSED = {
 }
 
 
+def why_not_local(model) -> str:
+    """Why the engine refuses a model; "" where it serves it. Training must come to the same verdict on our attention."""
+    try:
+        own = why_not_own_attention(model, split(model))
+    except ModelError as problem:  # such a model never becomes a policy
+        own = str(problem)
+    try:
+        prove_local(model)
+    except EngineError as problem:
+        assert own, "training would read with our attention what the engine refuses"
+        return str(problem)
+    assert own is None
+    return ""
+
+
 @pytest.mark.parametrize("family", REFUSED)
 def test_what_is_not_exact_is_refused_by_name_and_auto_falls_back(family):
     reason, changes = REFUSED[family]
@@ -527,7 +545,7 @@ def test_what_is_not_exact_is_refused_by_name_and_auto_falls_back(family):
     attention = {"attn_implementation": "eager"} if family == "Gemma2" else {}
     model = AutoModelForCausalLM.from_config(config, **attention).eval()
     attention = model.config._attn_implementation
-    assert reason in (why_not_local(model) or "")
+    assert reason in why_not_local(model)
     with pytest.raises(EngineError, match=reason):
         build_engine("local", model, text_of)
     engine, sentence = build_engine("auto", model, text_of)
@@ -545,17 +563,17 @@ def test_the_proof_finds_a_forward_that_the_cache_does_not_reproduce():
     rotary = model.model.rotary_emb
     forward = rotary.forward
     rotary.forward = lambda x, position_ids: forward(x, torch.arange(position_ids.shape[1]).expand_as(position_ids))
-    assert "differ from its plain forward" in (why_not_local(model) or "")
+    assert "differ from its plain forward" in why_not_local(model)
 
 
 def test_a_window_that_only_the_mask_knows_is_refused():
     """4096 tokens are far beyond the proof's few; the layers must ask for what the config says."""
     model = make_model("Mistral", sliding_window=4096)
-    assert why_not_local(model) is None
+    assert why_not_local(model) == ""
     for layer in model.model.layers:
         layer.self_attn.config = transformers.MistralConfig(**{**SIZES, "sliding_window": None})
         layer.self_attn.config._attn_implementation = "sdpa"
-    assert "sliding window of 4096" in (why_not_local(model) or "")
+    assert "sliding window of 4096" in why_not_local(model)
 
 
 def test_build_engine_says_which():

@@ -17,10 +17,12 @@ pytest.importorskip("peft", reason="adapters need peft")
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cohort import session
-from cohort.engine.support import why_not_local
+from cohort.engine.support import prove_local
 from cohort.errors import Interrupted, ModelError, RunError
 from cohort.model import lora
+from cohort.model.head import split
 from cohort.model.optim import MasterWeights, Optimizer
+from cohort.model.own_attention import why_not_own_attention
 from cohort.model.policy import Policy, load_adapted, load_pretrained
 from cohort.model.reference import Reference
 from cohort.recipe.file import load_recipe
@@ -167,7 +169,8 @@ def test_other_families_merge_to_the_same_numbers(family):
     assert (expected - plain).abs().max() > 0.1
     assert torch.allclose(logits_of(lora.plain_model(model, merge=True)), expected, atol=1e-5)
     assert torch.equal(logits_of(lora.plain_model(model, merge=False)), plain)
-    assert why_not_local(model.float()) is None
+    prove_local(model.float())
+    assert why_not_own_attention(model, split(model)) is None
 
 
 # -- one base ----------------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from cohort.engine.slot_cache import SLOT_ATTENTION, PrefixCache, hidden_states
 from cohort.errors import EngineError
 from cohort.ops.attention import attending, attention_configs
+from cohort.ops.cached_attention import SLOT_ATTENTION, PrefixCache, hidden_states
 from cohort.ops.fused import cpu
 from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
 from cohort.ops.fused.family import FusedModel, fuse

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from cohort.engine.slot_cache import SlotCache, hidden_states, prefill
+from cohort.engine.slot_cache import SlotCache
 from cohort.model.head import SplitModel
+from cohort.ops.cached_attention import hidden_states, prefill
 from cohort.ops.fused.cpu import CpuDecoder, intra_op_threads
 from cohort.ops.kv import KVShape, StackedKV
 

@@ -27,12 +27,12 @@ from cohort.engine.decoders import CpuSteps, Decoder, LocalModel, ModuleDecoder
 from cohort.engine.graphs import GraphedSteps
 from cohort.engine.sampling import check_finite, check_request, sampling_mode
 from cohort.engine.scheduler import Decoding
-from cohort.engine.slot_cache import SLOT_ATTENTION, with_kernels
 from cohort.engine.slots import SlotState
 from cohort.engine.support import prove_decoder, prove_local
 from cohort.errors import EngineError, ModelError
 from cohort.ops.attention import accumulation_dtype, attending
-from cohort.ops.fused import native
+from cohort.ops.cached_attention import SLOT_ATTENTION
+from cohort.ops.fused import native, with_kernels
 from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory
 from cohort.ops.fused.cpu_native import NativeDecoder
 from cohort.ops.fused.family import FusedModel, fuse

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cohort.engine.sampling import next_tokens
-from cohort.engine.slot_cache import with_kernels
+from cohort.ops.fused import with_kernels
 from cohort.ops.noise import gumbel
 from cohort.types import Sampling
 

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cohort.engine.slot_cache import with_kernels
-from cohort.engine.support import why_not_local
 from cohort.errors import EngineError, ModelError
 from cohort.model import head, lora
 from cohort.model.backbone import Backbone, ModuleBackbone, can_share_prompts, score_tokens, states_before
 from cohort.model.chat import ChatCodec
+from cohort.model.own_attention import why_not_own_attention
 from cohort.model.packing import Example, MicroBatch
 from cohort.model.tokenizer import load_tokenizer
 from cohort.ops.attention import attention_configs
+from cohort.ops.fused import with_kernels
 from cohort.ops.fused.training import FusedBackbone
 from cohort.recipe.schema import ModelConfig
 
@@ -49,7 +49,7 @@ class Policy:
         self.codec = ChatCodec(tokenizer)
         self.split = head.split(model)
         # A model proven to run on our attention is scored with it; any other keeps the one of transformers.
-        self.attention_configs = attention_configs(model) if why_not_local(model) is None else []
+        self.attention_configs = attention_configs(model) if why_not_own_attention(self.model, self.split) is None else []
         self.backbone: Backbone = ModuleBackbone(self.split.backbone, self.attention_configs)
         self.share_prompts = can_share_prompts(model, self.attention_configs)
         self.kernels, self.checkpointing = "modules", False

@@ -5,3 +5,16 @@
 torch that the tests compare it with. A model outside these families, or with an option that is not honoured here, is refused
 with the reason, and the modules of transformers do the work instead.
 """
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def with_kernels(device: torch.device) -> bool:
+    """Whether Triton kernels serve this device; elsewhere what they do is spelled out in torch."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None

@@ -1,0 +1,125 @@
+"""Modules of transformers driven over a cache of ours: the attention function they call, and the cache of a batch of prompts.
+
+Hugging Face modules are driven unchanged: they hand keys and values to `past_key_values.update` and then call the
+attention function named in their config. Both are ours while they are driven so:
+
+- transformers builds no mask for an attention name it has no mask function for, and none is needed here: what a token may
+  see is the cache's business;
+- rows have lengths of their own, so a module that asks the cache for one length is refused.
+
+The proof that a model runs on our attention (model/own_attention.py) and the engine (engine/slot_cache.py) both rest on this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from cohort.errors import EngineError
+from cohort.ops.attention import causal_attention, check_plain_causal
+from cohort.ops.rounding import missing_rows
+
+SLOT_ATTENTION = "cohort_slots"
+
+
+class AttendingCache(Protocol):
+    """What `past_key_values` must be while our attention function is switched on."""
+
+    def attend(
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float
+    ) -> Tensor:
+        """[B, H, Q, D] queries in, [B, Q, H, D] out."""
+        ...
+
+
+ACTIVE: ContextVar[AttendingCache] = ContextVar("cohort_active_cache")
+
+
+def slot_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    scale = check_plain_causal(module, query, attention_mask, dropout, scaling, is_causal, kwargs)
+    cache = ACTIVE.get()
+    out = cache.attend(getattr(module, "layer_idx", None), query, key, value, scale, sliding_window, softcap or 0.0)
+    return out, None
+
+
+AttentionInterface.register(SLOT_ATTENTION, slot_attention)
+
+
+class RaggedCache:
+    """What both caches share: being asked for one length is an error, since rows have different lengths."""
+
+    is_compileable = False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        raise EngineError("its modules ask the cache for a single length, but every row has its own")
+
+
+class PrefixCache(RaggedCache):
+    """Keys and values of a right-padded batch of prompts, kept as the modules hand them over.
+
+    Causal attention from the right-padded end needs no mask: a real token never looks at the padding after it.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        self.keys: list[Tensor | None] = [None] * num_layers
+        self.values: list[Tensor | None] = [None] * num_layers
+        self.windows: list[int | None] = [None] * num_layers
+        """Sliding window that each layer asked for."""
+
+    def all(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of every layer."""
+        return [key for key in self.keys if key is not None], [value for value in self.values if value is not None]
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if key.shape != value.shape:
+            raise EngineError("its keys and values have different shapes (multi-head latent attention)")
+        self.keys[layer], self.values[layer] = key, value
+        return key, value
+
+    def attend(
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float
+    ) -> Tensor:
+        if layer is not None:
+            self.windows[layer] = window
+        return causal_attention(query, key, value, scaling, window, softcap)
+
+
+def hidden_states(backbone: Any, cache: AttendingCache, input_ids_BT: Tensor, position_ids_BT: Tensor) -> Tensor:
+    """Last hidden states [B, T, H] of the backbone with our cache and attention (inside `attending`)."""
+    token = ACTIVE.set(cache)
+    try:
+        output = backbone(input_ids=input_ids_BT, position_ids=position_ids_BT, past_key_values=cache, use_cache=True)
+    finally:
+        ACTIVE.reset(token)
+    return output.last_hidden_state
+
+
+def prefill(
+    backbone: Any, num_layers: int, prompts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[PrefixCache, Tensor]:
+    """Run prompts as one right-padded batch; give their keys and values and the hidden states [P, H] at their last tokens."""
+    width = max(map(len, prompts))
+    rows = [*prompts, *[()] * -(-missing_rows(len(prompts) * width, device) // width)]
+    token_ids_PT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in rows], device=device)
+    position_ids_PT = torch.arange(width, device=device).expand(len(rows), width)
+    cache = PrefixCache(num_layers)
+    hidden_PTH = hidden_states(backbone, cache, token_ids_PT, position_ids_PT)
+    last_P = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+    return cache, hidden_PTH[torch.arange(len(prompts), device=device), last_P]
