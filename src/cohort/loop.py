@@ -23,7 +23,7 @@ def train(parts: Parts, state: TrainState, until: int) -> None:
     """Train until `until` steps are finished, from wherever `state` stands."""
     recipe, algorithm = parts.recipe, parts.recipe.algorithm
     for step in range(state.step + 1, until + 1):
-        watch = Stopwatch(parts.policy.device)
+        watch = Stopwatch(parts.policy.wait)
 
         if state.batch is None:  # a run resumed inside a step goes on with the batch it had
             collected = parts.source.collect(state.cursor, step, state.policy_version, watch)

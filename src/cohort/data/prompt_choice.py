@@ -32,9 +32,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from numpy.typing import ArrayLike, NDArray
 
 from cohort.base.keyed import keyed_hash
 from cohort.errors import CheckpointError, PromptError
@@ -142,21 +140,22 @@ class InformativeChoice:
 
     # -- surviving a kill ----------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors, JSON): copies, which later visits do not change."""
-        tensors = {name: torch.from_numpy(array_P.copy()) for name, array_P in self._arrays().items()}
-        return tensors, {"prompts": len(self.prompts)}
+    def state(self) -> tuple[dict[str, Floats], dict[str, Any]]:
+        """(arrays, JSON): copies, which later visits do not change."""
+        arrays = {name: array_P.copy() for name, array_P in self._arrays().items()}
+        return arrays, {"prompts": len(self.prompts)}
 
-    def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
+    def load_state(self, saved: Mapping[str, ArrayLike], document: Mapping[str, Any]) -> None:
         arrays = self._arrays()
-        sizes = {document["prompts"], *(tensors[name].numel() for name in arrays)}
+        found = {name: np.asarray(saved[name], dtype=np.float64) for name in arrays}
+        sizes = {document["prompts"], *(array_P.size for array_P in found.values())}
         if sizes != {len(self.prompts)}:
             raise CheckpointError(
                 f"the saved history of prompt_choice = 'informative' is of {document['prompts']} prompts, the run has "
                 f"{len(self.prompts)}: resume with the prompts that the run was started with"
             )
         for name, array_P in arrays.items():
-            array_P[:] = tensors[name].to("cpu", torch.float64).numpy()
+            array_P[:] = found[name]
 
     def _arrays(self) -> dict[str, Floats]:
         return {"successes": self._successes_P, "failures": self._failures_P, "visits": self._visits_P}

@@ -86,6 +86,11 @@ class Policy:
     def device(self) -> torch.device:
         return self.model.device
 
+    def wait(self) -> None:
+        """Return when the device has done what it was given; a CPU has done it already."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     @property
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())

@@ -45,9 +45,11 @@ class Batch:
 class Component(Protocol):
     """Something beside the policy that a checkpoint must hold: critic, moving reference, choice of prompts, reward model."""
 
-    def state(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]: ...
+    def state(self) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        """(tensors, or arrays of numpy, by name; what JSON holds)."""
+        ...
 
-    def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None: ...
+    def load_state(self, tensors: Mapping[str, Any], document: Mapping[str, Any], /) -> None: ...
 
 
 @dataclass
@@ -139,7 +141,7 @@ class TrainState:
         for name, (parts, counters) in {**self.found, **attached}.items():
             document["components"][name] = counters
             if parts:
-                tensors[name] = dict(parts)
+                tensors[name] = {part: torch.as_tensor(values) for part, values in parts.items()}
         # A batch without updates is not saved: it is keyed, and comes out the same when it is collected again.
         if self.batch and self.update_metrics:
             tensors["batch"], document["batch"] = encode_batch(self.batch)
