@@ -93,14 +93,16 @@ class Peer:
 
 def contenders(size: str, new: int, ragged: bool) -> tuple[dict[str, Callable[[], object]], int]:
     """What is timed, by name, and the useful tokens that each of them gives."""
+    from cohort.engine import make_requests
     from cohort.engine.local import LocalEngine
     from cohort.types import NoiseKey, Prompt, Sampling
 
     model, (prompt_count, group) = build(size), SHAPES[size][1]
     draw = random.Random(0)
     prompts = [Prompt(number, "", {}, token_ids) for number, token_ids in enumerate(draw_prompts(size, draw))]
-    limits = [[draw.randint(1, new) if ragged else new for _ in range(group)] for _ in prompts]
-    limits[0][0] = new
+    requests = make_requests(prompts, group)
+    limits = [draw.randint(1, new) if ragged else new for _ in requests]
+    limits[0] = new
     sampling = Sampling(group_size=group, temperature=1.0, max_completion_tokens=new, stop_ids=())
 
     def engine(kernels: str, native: bool = False) -> Callable[[], object]:
@@ -111,9 +113,9 @@ def contenders(size: str, new: int, ragged: bool) -> tuple[dict[str, Callable[[]
             raise SystemExit(f"no compiled kernel: {local.why_not_native}")
 
         def rollouts() -> object:
-            groups = local.generate(prompts, sampling, NoiseKey(0, "train", 1), limits=limits)
-            assert [[len(completion.token_ids) for completion in completions] for completions in groups] == limits
-            return groups
+            completions = local.generate(requests, sampling, NoiseKey(0, "train", 1), limits=limits)
+            assert [len(completion.token_ids) for completion in completions] == limits
+            return completions
 
         return rollouts
 
@@ -124,7 +126,7 @@ def contenders(size: str, new: int, ragged: bool) -> tuple[dict[str, Callable[[]
         "fused": engine("fused"),
         "native": engine("fused", native=True),
     }
-    return named, sum(map(sum, limits))
+    return named, sum(limits)
 
 
 def measure(size: str, new: int, ragged: bool, repeats: int) -> dict[str, dict[str, float]]:

@@ -209,6 +209,7 @@ def rollouts(settings: Settings) -> list[Figure]:
     """
     import torch
 
+    from cohort.engine import sample_groups
     from cohort.types import NoiseKey
 
     model, tokenizer, engine, prompts, sampling = demo_model(settings)
@@ -216,7 +217,7 @@ def rollouts(settings: Settings) -> list[Figure]:
     speeds: dict[str, list[float]] = {"local": [], "generate": []}
     for turn in range(-1, 3):  # the first turn warms up and is not counted
         started = time.monotonic()
-        groups = engine.generate(prompts, sampling, NoiseKey(turn + 1, "train", 1))
+        groups = sample_groups(engine, prompts, sampling, NoiseKey(turn + 1, "train", 1))
         ours = sum(completion.length for group in groups for completion in group) / (time.monotonic() - started)
         torch.manual_seed(turn + 1)
         started = time.monotonic()

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from cohort.algorithms.regions import ratio
-from cohort.engine import build_engine
+from cohort.engine import build_engine, sample_groups
 from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.packing import Example, make_examples, pack
 from cohort.model.policy import Policy
@@ -82,7 +82,7 @@ def train(num_steps: int = 60, prompts_per_step: int = 10, seed: int = 0, report
     history = []
     for step in range(1, num_steps + 1):
         # data source -> reward
-        completions_PG = engine.generate(prompts, sampling, NoiseKey(seed, "train", step))
+        completions_PG = sample_groups(engine, prompts, sampling, NoiseKey(seed, "train", step))
         rewards = [
             count_reward(str(prompt.content), completion.text)
             for prompt, group in zip(prompts, completions_PG, strict=True)

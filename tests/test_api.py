@@ -98,6 +98,7 @@ def test_the_result_says_where_everything_is(model, tmp_path):
 
 def test_the_saved_model_loads_and_writes_what_the_engine_writes(model):
     """AutoModelForCausalLM.generate, greedy, token for token, on the folder that a run leaves."""
+    from cohort.engine import sample_groups
     from cohort.engine.local import LocalEngine
 
     run = cohort.train(model=model, prompts=ROWS, rewards=[digit_share], **SETTINGS)
@@ -107,7 +108,7 @@ def test_the_saved_model_loads_and_writes_what_the_engine_writes(model):
     prompts = [Prompt(n, text, {}, tuple(tokenizer(text)["input_ids"])) for n, text in enumerate(texts)]
     engine = LocalEngine(AutoModelForCausalLM.from_pretrained(run.model), tokenizer.decode)
     sampling = Sampling(1, 0.0, 12, (tokenizer.eos_token_id,))
-    ours = engine.generate(prompts, sampling, NoiseKey(0, "evaluate", 0))
+    ours = sample_groups(engine, prompts, sampling, NoiseKey(0, "evaluate", 0))
     for text, prompt, group in zip(texts, prompts, ours, strict=True):
         ids = net.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=12, do_sample=False)[
             0, len(prompt.token_ids) :

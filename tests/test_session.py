@@ -183,12 +183,11 @@ def test_perturbed_sampling_logprobs_stop_the_run(tmp_path, monkeypatch):
     original = LocalEngine.generate
 
     def perturbed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        groups = original(self, *args, **kwargs)
-        for group in groups:
-            for place, completion in enumerate(group):
-                first, *others = completion.sampling_logprobs
-                group[place] = dataclasses.replace(completion, sampling_logprobs=(first - 1e-4, *others))
-        return groups
+        completions = original(self, *args, **kwargs)
+        for place, completion in enumerate(completions):
+            first, *others = completion.sampling_logprobs
+            completions[place] = dataclasses.replace(completion, sampling_logprobs=(first - 1e-4, *others))
+        return completions
 
     monkeypatch.setattr(LocalEngine, "generate", perturbed)
     with pytest.raises(InvariantError, match="log ratio"):

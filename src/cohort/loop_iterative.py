@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from cohort.base.interrupts import deferred
+from cohort.engine import sample_groups
 from cohort.loop import train
 from cohort.recipe.schema import Recipe
 from cohort.training.learned_scorer import LearnedScorer
@@ -128,7 +129,9 @@ def labelled_rollouts(parts: Parts, state: TrainState, iteration: int) -> list[L
     on prompts it has not seen is what the held-back ones measure.
     """
     prompts = parts.stream.take(state.cursor, parts.recipe.reward_model.prompts)
-    completions_PG = parts.engine.generate(prompts, parts.sampling, NoiseKey(parts.recipe.seed, "reward_model", iteration))
+    completions_PG = sample_groups(
+        parts.engine, prompts, parts.sampling, NoiseKey(parts.recipe.seed, "reward_model", iteration)
+    )
     flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
     scored = parts.rewards.score(
         [prompt for prompt, _ in flat],

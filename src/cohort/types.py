@@ -53,6 +53,8 @@ class Completion:
     """The ids decoded, special tokens left out."""
     sampled_mask: tuple[bool, ...] | None = None
     """Which ids the policy sampled itself. None means all of them; tool output in a later turn would be False."""
+    versions: tuple[tuple[int, int], ...] = ()
+    """(policy_version, number of ids) of each span, in order; () means all of them by the rollout's policy_version."""
 
     @property
     def mask(self) -> tuple[bool, ...]:
@@ -62,6 +64,30 @@ class Completion:
     def length(self) -> int:
         """Number of tokens the policy sampled."""
         return len(self.token_ids) if self.sampled_mask is None else sum(self.sampled_mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One completion that an engine is asked for."""
+
+    prompt: Prompt
+    draw: int
+    """Place of the prompt among those of the step; with `sample` it keys the noise."""
+    sample: int
+    """Place in the group."""
+    prefix: Completion | None = None
+    """What was sampled of it before, to be continued; its `end` and `text` say nothing."""
+    position: int = 0
+    """Where in the noise of (draw, sample) the completion begins: in a later turn, behind the tokens of the turns before."""
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        return self.prefix.token_ids if self.prefix else ()
+
+    @property
+    def context_ids(self) -> tuple[int, ...]:
+        """What the model reads before it samples."""
+        return self.prompt.token_ids + self.prefix_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +125,11 @@ class Rollout:
     outcome: Outcome
     policy_version: int
     """How many optimizer steps the policy had taken when it sampled this."""
+
+    @property
+    def versions(self) -> tuple[tuple[int, int], ...]:
+        """(policy_version, number of ids) of each span of the completion."""
+        return self.completion.versions or ((self.policy_version, len(self.completion.token_ids)),)
 
 
 @dataclass(frozen=True, slots=True)

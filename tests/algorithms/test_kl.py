@@ -305,6 +305,7 @@ def every_outcome(case: Vocabulary, advantages_V: Tensor, *, stale: bool) -> tup
         ref_logprobs_M=case.log_ref_V,
         old_values_M=None,
         returns_M=None,
+        fresh_M=None,
         group_B=torch.zeros(count, dtype=torch.long),
         examples=tuple(range(count)),
     )

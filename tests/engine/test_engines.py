@@ -16,7 +16,7 @@ import transformers
 from scipy import stats
 from transformers import AutoModelForCausalLM
 
-from cohort.engine import build_engine, graphs, stop_ids
+from cohort.engine import build_engine, graphs, make_requests, sample_groups, stop_ids
 from cohort.engine import local as local_engine_module
 from cohort.engine import scheduler as decoding
 from cohort.engine.hf import HFEngine
@@ -96,7 +96,7 @@ def compare_greedy(model, prompts, wanted, slots):
     fast, slow = LocalEngine(model, text_of, slots), HFEngine(model, text_of)
     different = 0
     for prompt, (ours,), (theirs,) in zip(
-        prompts, fast.generate(prompts, wanted, TRAIN), slow.generate(prompts, wanted, TRAIN), strict=True
+        prompts, sample_groups(fast, prompts, wanted, TRAIN), sample_groups(slow, prompts, wanted, TRAIN), strict=True
     ):
         if ours.token_ids == theirs.token_ids:
             assert (ours.end, ours.text) == (theirs.end, theirs.text)
@@ -123,7 +123,7 @@ def test_greedy_is_token_identical(family, count):
     different = compare_greedy(model, prompts, wanted, slots=16)
     print(f"{family}: {count - different} of {count} greedy completions identical, {different} parted at a near-tie")
     assert different <= count // 40
-    completions = [group[0].token_ids for group in LocalEngine(model, text_of, 16).generate(prompts, wanted, TRAIN)]
+    completions = [group[0].token_ids for group in sample_groups(LocalEngine(model, text_of, 16), prompts, wanted, TRAIN)]
     assert len(set(completions)) > count // 2, "degenerate model: the comparison would prove nothing"
 
 
@@ -131,8 +131,8 @@ def test_greedy_is_token_identical(family, count):
 def test_sampled_rollouts_are_the_same_in_both_engines(family):
     model, prompts = make_model(family), make_prompts(6)
     wanted = sampling(group_size=3, max_completion_tokens=10)
-    fast = LocalEngine(model, text_of, slots=5).generate(prompts, wanted, TRAIN, first_draw=4)
-    slow = HFEngine(model, text_of).generate(prompts, wanted, TRAIN, first_draw=4)
+    fast = sample_groups(LocalEngine(model, text_of, slots=5), prompts, wanted, TRAIN, first_draw=4)
+    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN, first_draw=4)
     for ours, theirs in zip(flat(fast), flat(slow), strict=True):
         assert (ours.token_ids, ours.end, ours.text) == (theirs.token_ids, theirs.end, theirs.text)
         assert np.allclose(ours.sampling_logprobs, theirs.sampling_logprobs, atol=1e-5)
@@ -142,7 +142,9 @@ def test_sampled_rollouts_are_the_same_in_both_engines(family):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_those_of_a_plain_forward_at_that_temperature(family, temperature):
     model, prompts = make_model(family), make_prompts(8)
-    groups = LocalEngine(model, text_of, slots=7).generate(prompts, sampling(group_size=2, temperature=temperature), TRAIN)
+    groups = sample_groups(
+        LocalEngine(model, text_of, slots=7), prompts, sampling(group_size=2, temperature=temperature), TRAIN
+    )
     for prompt, group in zip(prompts, groups, strict=True):
         for completion in group:
             logprobs_TV = (plain_logits(model, prompt, completion) / temperature).log_softmax(-1)
@@ -153,7 +155,9 @@ def test_logprobs_are_those_of_a_plain_forward_at_that_temperature(family, tempe
 def test_greedy_logprobs_are_at_temperature_one():
     model, prompts = make_model(), make_prompts(3)
     for engine in (LocalEngine(model, text_of), HFEngine(model, text_of)):
-        for prompt, (completion,) in zip(prompts, engine.generate(prompts, sampling(temperature=0.0), TRAIN), strict=True):
+        for prompt, (completion,) in zip(
+            prompts, sample_groups(engine, prompts, sampling(temperature=0.0), TRAIN), strict=True
+        ):
             expected = plain_logits(model, prompt, completion).log_softmax(-1).max(-1).values
             assert torch.allclose(torch.tensor(completion.sampling_logprobs), expected, atol=1e-5)
 
@@ -161,14 +165,14 @@ def test_greedy_logprobs_are_at_temperature_one():
 def test_slot_count_and_order_do_not_matter():
     model, prompts = make_model("Qwen2"), make_prompts(20)
     wanted = sampling(group_size=4, max_completion_tokens=16)
-    by_slots = {slots: LocalEngine(model, text_of, slots).generate(prompts, wanted, TRAIN) for slots in (1, 7, 64)}
+    by_slots = {slots: sample_groups(LocalEngine(model, text_of, slots), prompts, wanted, TRAIN) for slots in (1, 7, 64)}
     ids = {slots: [[c.token_ids for c in group] for group in groups] for slots, groups in by_slots.items()}
     assert ids[1] == ids[7] == ids[64]
 
     # The same draw wherever it stands: each prompt alone, in another order, with its own first_draw.
     engine = LocalEngine(model, text_of, 7)
     for draw in random.Random(0).sample(range(20), 20):
-        (group,) = engine.generate([prompts[draw]], wanted, TRAIN, first_draw=draw)
+        (group,) = sample_groups(engine, [prompts[draw]], wanted, TRAIN, first_draw=draw)
         assert [completion.token_ids for completion in group] == ids[7][draw]
     lengths = [len(token_ids) for group in ids[7] for token_ids in group]
     assert min(lengths) == 1, "some completion should be over with its first token"
@@ -180,8 +184,8 @@ def test_the_order_of_the_prompts_changes_nothing_but_the_order():
     """Greedy has no noise, so here a whole shuffled call can be compared."""
     model, prompts = make_model(), make_prompts(30)
     wanted, order = sampling(temperature=0.0), random.Random(1).sample(range(30), 30)
-    straight = LocalEngine(model, text_of, 5).generate(prompts, wanted, TRAIN)
-    shuffled = LocalEngine(model, text_of, 5).generate([prompts[at] for at in order], wanted, TRAIN)
+    straight = sample_groups(LocalEngine(model, text_of, 5), prompts, wanted, TRAIN)
+    shuffled = sample_groups(LocalEngine(model, text_of, 5), [prompts[at] for at in order], wanted, TRAIN)
     assert [group[0].token_ids for group in shuffled] == [straight[at][0].token_ids for at in order]
 
 
@@ -189,17 +193,17 @@ def test_small_prefills_change_nothing(monkeypatch):
     """Prompts that come in several prefilled batches, with groups left waiting for a slot."""
     model, prompts = make_model(), make_prompts(12)
     wanted = sampling(group_size=3)
-    whole = LocalEngine(model, text_of, 4).generate(prompts, wanted, TRAIN)
+    whole = sample_groups(LocalEngine(model, text_of, 4), prompts, wanted, TRAIN)
     monkeypatch.setitem(decoding.PREFILL_TOKENS, "cpu", 20)
-    pieces = LocalEngine(model, text_of, 4).generate(prompts, wanted, TRAIN)
+    pieces = sample_groups(LocalEngine(model, text_of, 4), prompts, wanted, TRAIN)
     assert [[c.token_ids for c in group] for group in pieces] == [[c.token_ids for c in group] for group in whole]
 
 
 def test_a_prompt_drawn_twice_and_other_keys_give_other_completions():
     model, (prompt,) = make_model(), make_prompts(1, seed=5)
     engine, wanted = LocalEngine(model, text_of, 8), sampling(group_size=4, stop_ids=())
-    first, second = engine.generate([prompt, prompt], wanted, TRAIN)
-    others = [engine.generate([prompt], wanted, key)[0] for key in (NoiseKey(3, "evaluate", 1), NoiseKey(3, "train", 2))]
+    first, second = sample_groups(engine, [prompt, prompt], wanted, TRAIN)
+    others = [sample_groups(engine, [prompt], wanted, key)[0] for key in (NoiseKey(3, "evaluate", 1), NoiseKey(3, "train", 2))]
     everything = [completion.token_ids for group in (first, second, *others) for completion in group]
     assert len(set(everything)) == len(everything) == 16
 
@@ -208,7 +212,7 @@ def test_a_prompt_drawn_twice_and_other_keys_give_other_completions():
 def test_sampled_frequencies_agree_with_the_softmax(temperature):
     model, prompts = make_model(initializer_range=0.15), make_prompts(2, seed=2)
     wanted = sampling(group_size=3000, temperature=temperature, max_completion_tokens=1)
-    groups = LocalEngine(model, text_of, slots=512).generate(prompts, wanted, TRAIN)
+    groups = sample_groups(LocalEngine(model, text_of, slots=512), prompts, wanted, TRAIN)
     for prompt, group in zip(prompts, groups, strict=True):
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt.token_ids])).logits[0, -1].double()
@@ -255,8 +259,8 @@ def test_cuts_keep_the_right_candidates_and_leave_logprobs_alone():
 def test_top_k_is_honoured_by_both_engines():
     model, prompts = make_model(), make_prompts(4)
     wanted = sampling(group_size=2, top_k=2, max_completion_tokens=6, temperature=1.3)
-    fast = LocalEngine(model, text_of).generate(prompts, wanted, TRAIN)
-    slow = HFEngine(model, text_of).generate(prompts, wanted, TRAIN)
+    fast = sample_groups(LocalEngine(model, text_of), prompts, wanted, TRAIN)
+    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
     for prompt, ours, theirs in zip(prompts, fast, slow, strict=True):
         assert [c.token_ids for c in ours] == [c.token_ids for c in theirs]
         for completion in ours:
@@ -273,10 +277,10 @@ def test_top_k_is_honoured_by_both_engines():
 def test_ends(kind):
     model, prompts = make_model(), make_prompts(10)
     engine = kind(model, text_of)
-    free = engine.generate(prompts, sampling(group_size=2, stop_ids=()), TRAIN)
+    free = sample_groups(engine, prompts, sampling(group_size=2, stop_ids=()), TRAIN)
     assert {(c.end, c.length) for group in free for c in group} == {("length", 12)}
     stops = {completion.token_ids[4] for group in free for completion in group[:1]}
-    stopped = engine.generate(prompts, sampling(group_size=2, stop_ids=tuple(stops)), TRAIN)
+    stopped = sample_groups(engine, prompts, sampling(group_size=2, stop_ids=tuple(stops)), TRAIN)
     for before, after in zip(flat(free), flat(stopped), strict=True):
         first = next((at for at, token in enumerate(before.token_ids) if token in stops), None)
         assert after.end == ("length" if first is None else "stop")
@@ -292,16 +296,16 @@ def test_padding_is_no_token():
     model = make_model(pad_token_id=0, eos_token_id=0)
     prompts = [Prompt(at, "", {}, ids) for at, ids in enumerate([(0,), (0, 0, 7, 0), (9, 8, 0), (4, 5, 6, 7, 8, 9, 10)])]
     wanted = sampling(group_size=3, stop_ids=(0,), temperature=1.5)
-    fast = LocalEngine(model, text_of, 5).generate(prompts, wanted, TRAIN)
-    slow = HFEngine(model, text_of).generate(prompts, wanted, TRAIN)
+    fast = sample_groups(LocalEngine(model, text_of, 5), prompts, wanted, TRAIN)
+    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
     assert [[c.token_ids for c in group] for group in fast] == [[c.token_ids for c in group] for group in slow]
 
 
 def test_one_token_and_no_prompts():
     model, prompts = make_model(), make_prompts(5)
     for engine in (LocalEngine(model, text_of, 2), HFEngine(model, text_of)):
-        assert engine.generate([], sampling(), TRAIN) == []
-        groups = engine.generate(prompts, sampling(group_size=2, max_completion_tokens=1), TRAIN)
+        assert sample_groups(engine, [], sampling(), TRAIN) == []
+        groups = sample_groups(engine, prompts, sampling(group_size=2, max_completion_tokens=1), TRAIN)
         assert [[c.length for c in group] for group in groups] == [[1, 1]] * 5
 
 
@@ -320,10 +324,10 @@ def test_looks_that_lag_behind_change_nothing(monkeypatch, kernels, slots, longe
     model, prompts = make_model("Qwen2"), make_prompts(9)
     wanted = sampling(group_size=2, max_completion_tokens=longest, stop_ids=tuple(range(2, 8)))
     plain = LocalEngine(model, text_of, slots, kernels=kernels)
-    expected = plain.generate(prompts, wanted, TRAIN)
+    expected = sample_groups(plain, prompts, wanted, TRAIN)
     monkeypatch.setattr(local_engine_module, "Decoding", Elsewhere)
     engine = LocalEngine(model, text_of, slots, kernels=kernels)
-    found = engine.generate(prompts, wanted, TRAIN)
+    found = sample_groups(engine, prompts, wanted, TRAIN)
     assert [c.token_ids for c in flat(found)] == [c.token_ids for c in flat(expected)]
     assert [c.end for c in flat(found)] == [c.end for c in flat(expected)]
     for one, other in zip(flat(found), flat(expected), strict=True):
@@ -334,7 +338,7 @@ def test_looks_that_lag_behind_change_nothing(monkeypatch, kernels, slots, longe
 
 def test_rows_are_copied_in_parts_of_bounded_size(monkeypatch):
     model, prompts, wanted = make_model(), make_prompts(12), sampling(group_size=3)
-    expected = LocalEngine(model, text_of, 7, kernels="modules").generate(prompts, wanted, TRAIN)
+    expected = sample_groups(LocalEngine(model, text_of, 7, kernels="modules"), prompts, wanted, TRAIN)
     selected, select = [], torch.Tensor.index_select
 
     def counting(tensor, dim, index):
@@ -343,22 +347,22 @@ def test_rows_are_copied_in_parts_of_bounded_size(monkeypatch):
 
     monkeypatch.setattr(kv, "BYTES_AT_ONCE", 1)
     monkeypatch.setattr(torch.Tensor, "index_select", counting)
-    assert LocalEngine(model, text_of, 7, kernels="modules").generate(prompts, wanted, TRAIN) == expected
+    assert sample_groups(LocalEngine(model, text_of, 7, kernels="modules"), prompts, wanted, TRAIN) == expected
     assert max(selected) == 1
 
 
 def test_occupancy_is_the_share_of_slots_that_decode():
     """Two completions of 5 and 9 tokens, of which the first comes from the prompt: 4 + 8 of 2 x 8."""
     engine = LocalEngine(make_model(), text_of, 2)
-    engine.generate(make_prompts(1), sampling(group_size=2, stop_ids=()), TRAIN, limits=[[5, 9]])
+    engine.generate(make_requests(make_prompts(1), 2), sampling(group_size=2, stop_ids=()), TRAIN, limits=[5, 9])
     assert engine.last["decode_steps"] == 8
     assert engine.last["occupancy"] == 12 / 16
 
 
-@pytest.mark.parametrize("limits", [[[3, 3]], [[3, 0], [3, 3]]])
+@pytest.mark.parametrize("limits", [[3, 3], [3, 0, 3, 3]])
 def test_a_limit_for_every_completion(limits):
     with pytest.raises(EngineError, match="limits: 4 of at least 1"):
-        LocalEngine(make_model(), text_of, 2).generate(make_prompts(2), sampling(group_size=2), TRAIN, limits=limits)
+        LocalEngine(make_model(), text_of, 2).generate(make_requests(make_prompts(2), 2), sampling(), TRAIN, limits=limits)
 
 
 class EagerSteps:
@@ -386,9 +390,9 @@ def test_nothing_holds_the_cache_once_a_call_is_over(monkeypatch, fails):
     try:
         if fails:
             with pytest.raises(ZeroDivisionError):
-                engine.generate(make_prompts(3), sampling(), TRAIN)
+                sample_groups(engine, make_prompts(3), sampling(), TRAIN)
         else:
-            engine.generate(make_prompts(3), sampling(), TRAIN)
+            sample_groups(engine, make_prompts(3), sampling(), TRAIN)
         cache = weakref.ref(made[0].decoder)
         made.clear()
         assert cache() is None
@@ -404,12 +408,12 @@ def test_nothing_holds_the_cache_once_a_call_is_over(monkeypatch, fails):
 def test_a_weight_update_is_seen_by_the_next_call():
     model, prompts = make_model(), make_prompts(6)
     engine, wanted = LocalEngine(model, text_of, 4), sampling(group_size=2)
-    before = engine.generate(prompts, wanted, TRAIN)
+    before = sample_groups(engine, prompts, wanted, TRAIN)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
-    after = engine.generate(prompts, wanted, TRAIN)
-    slow = HFEngine(model, text_of).generate(prompts, wanted, TRAIN)
+    after = sample_groups(engine, prompts, wanted, TRAIN)
+    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
     ids = [[[c.token_ids for c in group] for group in groups] for groups in (before, after, slow)]
     assert ids[1] != ids[0]
     assert ids[1] == ids[2]
@@ -419,11 +423,11 @@ def test_a_weight_update_is_seen_by_the_next_call():
 def test_dropout_is_off_while_sampling_and_modes_come_back(kind):
     model, prompts = make_model("Llama", attention_dropout=0.5), make_prompts(4)
     wanted = sampling(group_size=2)
-    quiet = kind(model, text_of).generate(prompts, wanted, TRAIN)
+    quiet = sample_groups(kind(model, text_of), prompts, wanted, TRAIN)
     model.train()
     model.model.layers[0].eval()  # a frozen part keeps its own mode
     modes = {name: module.training for name, module in model.named_modules()}
-    noisy = kind(model, text_of).generate(prompts, wanted, TRAIN)
+    noisy = sample_groups(kind(model, text_of), prompts, wanted, TRAIN)
     assert noisy == quiet
     assert {name: module.training for name, module in model.named_modules()} == modes
     loss = model(input_ids=torch.tensor([[3, 4, 5]]), labels=torch.tensor([[3, 4, 5]])).loss
@@ -435,7 +439,7 @@ def test_everything_is_put_back_after_an_exception():
     model = make_model().train()
     engine = LocalEngine(model, lambda ids: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        engine.generate(make_prompts(2), sampling(), TRAIN)
+        sample_groups(engine, make_prompts(2), sampling(), TRAIN)
     assert model.training
     assert model.config._attn_implementation == "sdpa"
     assert torch.is_grad_enabled()
@@ -445,24 +449,24 @@ def test_everything_is_put_back_after_an_exception():
 def test_the_generation_config_has_no_say(kind):
     model, prompts = make_model(), make_prompts(5)
     wanted = sampling(group_size=4)
-    before = kind(model, text_of).generate(prompts, wanted, TRAIN)
+    before = sample_groups(kind(model, text_of), prompts, wanted, TRAIN)
     for name, value in {"temperature": 0.01, "top_k": 1, "do_sample": False, "max_new_tokens": 2, "eos_token_id": 7}.items():
         setattr(model.generation_config, name, value)
-    assert kind(model, text_of).generate(prompts, wanted, TRAIN) == before
+    assert sample_groups(kind(model, text_of), prompts, wanted, TRAIN) == before
     assert all(len({completion.token_ids for completion in group}) > 1 for group in before)
 
 
 def test_gradient_checkpointing_does_not_switch_the_cache_off():
     model, prompts = make_model(), make_prompts(5)
     wanted = sampling(group_size=2)
-    before = LocalEngine(model, text_of).generate(prompts, wanted, TRAIN)
+    before = sample_groups(LocalEngine(model, text_of), prompts, wanted, TRAIN)
     model.gradient_checkpointing_enable()
     model.train()
     fed = []
     hook = model.model.layers[0].register_forward_pre_hook(lambda module, args: fed.append(args[0].shape[:2].numel()))
     engine = LocalEngine(model, text_of)
     fed.clear()
-    assert engine.generate(prompts, wanted, TRAIN) == before
+    assert sample_groups(engine, prompts, wanted, TRAIN) == before
     hook.remove()
     # Tokens through the layers: each prompt once, padded, then one token per row and step (with rows that keep it steady).
     longest = max(completion.length for group in before for completion in group)
@@ -473,7 +477,7 @@ def test_bfloat16_logprobs_are_close_and_dtype_is_kept():
     model, prompts = make_model(initializer_range=0.05).bfloat16(), make_prompts(6)
     # Without oneDNN: some virtual machines advertise bfloat16 instructions that end the process when executed.
     with torch.backends.mkldnn.flags(enabled=False):
-        groups = LocalEngine(model, text_of, 5).generate(prompts, sampling(group_size=2), TRAIN)
+        groups = sample_groups(LocalEngine(model, text_of, 5), prompts, sampling(group_size=2), TRAIN)
         for prompt, group in zip(prompts, groups, strict=True):
             for completion in group:
                 expected = plain_logits(model, prompt, completion).log_softmax(-1)
@@ -488,11 +492,11 @@ def test_bfloat16_logprobs_are_close_and_dtype_is_kept():
 def test_cuda_agrees_with_the_slow_engine(family):
     model, prompts = make_model(family).cuda(), make_prompts(8)
     wanted = sampling(group_size=2)
-    fast = LocalEngine(model, text_of, 5).generate(prompts, wanted, TRAIN)
-    slow = HFEngine(model, text_of).generate(prompts, wanted, TRAIN)
+    fast = sample_groups(LocalEngine(model, text_of, 5), prompts, wanted, TRAIN)
+    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
     same = [ours.token_ids == theirs.token_ids for ours, theirs in zip(flat(fast), flat(slow), strict=True)]
     assert sum(same) >= 15
-    half = LocalEngine(model.bfloat16(), text_of).generate(prompts, wanted, TRAIN)
+    half = sample_groups(LocalEngine(model.bfloat16(), text_of), prompts, wanted, TRAIN)
     assert all(math.isfinite(logprob) for group in half for c in group for logprob in c.sampling_logprobs)
 
 
@@ -553,7 +557,7 @@ def test_what_is_not_exact_is_refused_by_name_and_auto_falls_back(family):
     assert reason in sentence
     assert type(model).__name__ in sentence
     assert model.config._attn_implementation == attention
-    (group,) = engine.generate(make_prompts(1), sampling(group_size=2, max_completion_tokens=2), TRAIN)
+    (group,) = sample_groups(engine, make_prompts(1), sampling(group_size=2, max_completion_tokens=2), TRAIN)
     assert len(group) == 2
 
 
@@ -590,11 +594,11 @@ def test_build_engine_says_which():
 def test_requests_that_cannot_be_served(kind):
     engine, prompts = kind(make_model(), text_of), make_prompts(2, longest=3)
     with pytest.raises(EngineError, match=r"has 3 tokens.*is 62: together 65.*64 positions.*prompts\.max_prompt_tokens"):
-        engine.generate([Prompt(0, "", {}, (3, 4, 5))], sampling(max_completion_tokens=62), TRAIN)
+        sample_groups(engine, [Prompt(0, "", {}, (3, 4, 5))], sampling(max_completion_tokens=62), TRAIN)
     with pytest.raises(EngineError, match="prompt 9 has no tokens"):
-        engine.generate([*prompts, Prompt(9, "", {}, ())], sampling(), TRAIN)
+        sample_groups(engine, [*prompts, Prompt(9, "", {}, ())], sampling(), TRAIN)
     with pytest.raises(EngineError, match="temperature"):
-        engine.generate(prompts, sampling(temperature=-1.0), TRAIN)
+        sample_groups(engine, prompts, sampling(temperature=-1.0), TRAIN)
 
 
 @pytest.mark.parametrize("kind", [LocalEngine, HFEngine])
@@ -604,7 +608,7 @@ def test_non_finite_logits_are_an_error(kind):
     with torch.no_grad():
         model.lm_head.weight[3] = torch.nan
     with pytest.raises(EngineError, match="not finite"):
-        engine.generate(make_prompts(2), sampling(), TRAIN)
+        sample_groups(engine, make_prompts(2), sampling(), TRAIN)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "modules"])
@@ -623,23 +627,23 @@ def test_slots_are_chosen_from_free_memory(monkeypatch, kernels):
     assert engine.slots_for(40, completions=10_000) == 512
     monkeypatch.setattr(local_engine_module, "free_memory", lambda device: slot_bytes)
     with pytest.raises(EngineError, match=r"not even one slot.*sampling\.max_completion_tokens"):
-        engine.generate(make_prompts(1), sampling(max_completion_tokens=40), TRAIN)
+        sample_groups(engine, make_prompts(1), sampling(max_completion_tokens=40), TRAIN)
 
 
 def test_slots_asked_for_that_do_not_fit_any_more_are_fewer(monkeypatch):
     """A run fixes its number of slots at its start; optimizer states and a reference come later."""
     model, prompts, wanted = make_model(), make_prompts(6), sampling(group_size=2)
     engine = LocalEngine(model, text_of, 12)
-    expected = engine.generate(prompts, wanted, TRAIN)
+    expected = sample_groups(engine, prompts, wanted, TRAIN)
     assert engine.last["slots"] == 12
     longest = max(len(prompt.token_ids) for prompt in prompts) + wanted.max_completion_tokens
     slot_bytes = 2 * longest * engine.cache_dtype.itemsize * 2 * (2 * 8) + 4 * 6 * VOCAB
     monkeypatch.setattr(local_engine_module, "free_memory", lambda device: int(slot_bytes * 5.5))
-    assert engine.generate(prompts, wanted, TRAIN) == expected
+    assert sample_groups(engine, prompts, wanted, TRAIN) == expected
     assert engine.last["slots"] == 5
     monkeypatch.setattr(local_engine_module, "free_memory", lambda device: slot_bytes // 2)
     with pytest.raises(EngineError, match="not even one slot"):
-        engine.generate(prompts, wanted, TRAIN)
+        sample_groups(engine, prompts, wanted, TRAIN)
 
 
 def test_a_kept_workspace_serves_what_fits_into_it_and_nothing_else():
@@ -735,7 +739,7 @@ def test_rotary_frequencies_that_depend_on_length_limit_the_cache():
     prompts = make_prompts(6, longest=10)
     assert compare_greedy(model, prompts, sampling(temperature=0.0, max_completion_tokens=14), slots=3) == 0
     with pytest.raises(EngineError, match="beyond 24"):
-        LocalEngine(model, text_of).generate(prompts, sampling(max_completion_tokens=30), TRAIN)
+        sample_groups(LocalEngine(model, text_of), prompts, sampling(max_completion_tokens=30), TRAIN)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from cohort.engine import local as local_engine
+from cohort.engine import make_requests, regroup, sample_groups
 from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
 from cohort.types import NoiseKey, Prompt, Sampling
@@ -68,7 +69,7 @@ def share_equal(ours, theirs):
 def test_every_way_to_decode_gives_the_tokens_of_the_slow_engine(family, temperature):
     """float32, few slots and many completions, so that rows finish, are refilled and move; near-ties may part."""
     model, prompts, wanted = make_model(family), make_prompts(20), sampling(temperature=temperature)
-    slow = HFEngine(model, text_of).generate(prompts, wanted, TRAIN)
+    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
     assert len({len(completion.token_ids) for completion in flat(slow)}) > 5, "lengths must be ragged to prove anything"
     ways = {
         "kernels": LocalEngine(model, text_of, 24),
@@ -78,47 +79,52 @@ def test_every_way_to_decode_gives_the_tokens_of_the_slow_engine(family, tempera
     assert (ways["kernels"].fused is None) == (family == "Gemma")
     for name, engine in ways.items():
         for _ in range(2):  # the second call goes through kept slots and graphs
-            share = share_equal(engine.generate(prompts, wanted, TRAIN), slow)
+            share = share_equal(sample_groups(engine, prompts, wanted, TRAIN), slow)
             print(f"{family}, temperature {temperature}, {name}: {share:.1%} identical")
             assert share >= 0.97
 
 
 def test_slots_and_calls_change_nothing():
     model, prompts, wanted = make_model("Qwen2"), make_prompts(30), sampling(group_size=3)
-    whole = LocalEngine(model, text_of, 0).generate(prompts, wanted, TRAIN)
+    whole = sample_groups(LocalEngine(model, text_of, 0), prompts, wanted, TRAIN)
     for slots in (1, 7, 64):
-        assert share_equal(LocalEngine(model, text_of, slots).generate(prompts, wanted, TRAIN), whole) >= 0.97
+        assert share_equal(sample_groups(LocalEngine(model, text_of, slots), prompts, wanted, TRAIN), whole) >= 0.97
 
 
 def test_planned_limits_and_one_token_completions():
     model, prompts = make_model(), make_prompts(10)
     limits = [[1 + (7 * prompt + sample) % 20 for sample in range(4)] for prompt in range(10)]
-    groups = LocalEngine(model, text_of, 8).generate(prompts, sampling(stop_ids=()), TRAIN, limits=limits)
+    wanted = sampling(stop_ids=())
+    requests = make_requests(prompts, wanted.group_size)
+    flat = LocalEngine(model, text_of, 8).generate(
+        requests, wanted, TRAIN, limits=[limit for group in limits for limit in group]
+    )
+    groups = regroup(flat, len(prompts), wanted.group_size)
     assert [[len(completion.token_ids) for completion in group] for group in groups] == limits
 
 
 def test_graphs_see_an_update_of_the_weights():
     model, prompts, wanted = make_model(), make_prompts(8), sampling(stop_ids=())
     engine = LocalEngine(model, text_of, 0)
-    before = engine.generate(prompts, wanted, TRAIN)
-    assert engine.generate(prompts, wanted, TRAIN) == before, "the same call gives the same bits"
+    before = sample_groups(engine, prompts, wanted, TRAIN)
+    assert sample_groups(engine, prompts, wanted, TRAIN) == before, "the same call gives the same bits"
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    after = engine.generate(prompts, wanted, TRAIN)
+    after = sample_groups(engine, prompts, wanted, TRAIN)
     assert after != before
-    assert share_equal(after, LocalEngine(model, text_of, 0).generate(prompts, wanted, TRAIN)) == 1.0
+    assert share_equal(after, sample_groups(LocalEngine(model, text_of, 0), prompts, wanted, TRAIN)) == 1.0
     # New storage for a parameter: the fused tensor and the graphs are made anew.
     weight = model.base_model.layers[0].self_attn.q_proj.weight
     weight.data = (-weight.data).clone()
-    moved = engine.generate(prompts, wanted, TRAIN)
+    moved = sample_groups(engine, prompts, wanted, TRAIN)
     assert moved != after
-    assert share_equal(moved, LocalEngine(model, text_of, 0, kernels="modules").generate(prompts, wanted, TRAIN)) >= 0.97
+    assert share_equal(moved, sample_groups(LocalEngine(model, text_of, 0, kernels="modules"), prompts, wanted, TRAIN)) >= 0.97
 
 
 def test_bfloat16_logprobs_are_those_of_the_plain_forward():
     model, prompts = make_model("Qwen2", torch.bfloat16), make_prompts(16)
-    groups = LocalEngine(model, text_of, 0).generate(prompts, sampling(stop_ids=()), TRAIN)
+    groups = sample_groups(LocalEngine(model, text_of, 0), prompts, sampling(stop_ids=()), TRAIN)
     gaps = []
     for prompt, group in zip(prompts, groups, strict=True):
         for completion in group:
@@ -136,8 +142,8 @@ def test_bfloat16_logprobs_are_those_of_the_plain_forward():
 def test_top_p_is_sampled_in_plain_torch_and_still_captured():
     model, prompts = make_model(), make_prompts(6)
     wanted = sampling(stop_ids=(), top_p=0.5)
-    slow = HFEngine(model, text_of).generate(prompts, wanted, TRAIN)
-    assert share_equal(LocalEngine(model, text_of, 5).generate(prompts, wanted, TRAIN), slow) >= 0.9
+    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
+    assert share_equal(sample_groups(LocalEngine(model, text_of, 5), prompts, wanted, TRAIN), slow) >= 0.9
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -146,10 +152,10 @@ def test_experts_decode_whether_or_not_their_steps_can_be_captured(graphs):
     torch.manual_seed(0)
     config = transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
     model, prompts, wanted = AutoModelForCausalLM.from_config(config).eval().to("cuda"), make_prompts(12), sampling()
-    slow = HFEngine(model, text_of).generate(prompts, wanted, TRAIN)
+    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
     engine = LocalEngine(model, text_of, 16, cuda_graphs=graphs)
     for _ in range(2):
-        assert share_equal(engine.generate(prompts, wanted, TRAIN), slow) >= 0.95
+        assert share_equal(sample_groups(engine, prompts, wanted, TRAIN), slow) >= 0.95
     print(f"experts: {engine.last['graphs']:.0f} graphs")
     assert torch.cuda.get_sync_debug_mode() == 0
 
@@ -159,7 +165,7 @@ def test_calls_of_many_sizes_share_their_graphs():
     model, wanted = make_model(), sampling(stop_ids=(), group_size=1)
     engine = LocalEngine(model, text_of, 64)
     for count in (64, *range(1, 64, 3)):
-        engine.generate(make_prompts(count), wanted, TRAIN)
+        sample_groups(engine, make_prompts(count), wanted, TRAIN)
     assert engine.last["graphs"] <= 9  # 1, 2, 4, 8, 16, 24, 32, 48, 64
 
 
@@ -167,13 +173,13 @@ def test_a_workspace_that_is_not_kept_leaves_no_memory_behind(monkeypatch):
     monkeypatch.setattr(local_engine, "KEPT_SHARE", 0.0)
     model = make_model()
     engine = LocalEngine(model, text_of, 64)
-    engine.generate(make_prompts(4), sampling(), TRAIN)  # libraries allocate what they keep
+    sample_groups(engine, make_prompts(4), sampling(), TRAIN)  # libraries allocate what they keep
     gc.collect()
     held = torch.cuda.memory_allocated()
     gc.disable()
     try:
         for _ in range(3):
-            engine.generate(make_prompts(60), sampling(), TRAIN)
+            sample_groups(engine, make_prompts(60), sampling(), TRAIN)
             # Less than the keys and values of the slots.
             assert torch.cuda.memory_allocated() - held < 2 * 2 * 60 * 2 * 16 * 38 * 4
     finally:

@@ -39,13 +39,10 @@ class ScriptedEngine:
     def __init__(self):
         self.calls = []
 
-    def generate(self, prompts, sampling, noise, first_draw=0):
-        self.calls.append((len(prompts), sampling, noise, first_draw))
-        groups = []
-        for prompt in prompts:
-            words = prompt.columns["script"].split()[: sampling.group_size]
-            groups.append([Completion((5,) * len(w), (-0.1,) * len(w), "length" if len(w) > 3 else "stop", w) for w in words])
-        return groups
+    def generate(self, requests, sampling, noise):
+        self.calls.append((len(requests) // sampling.group_size, sampling, noise, requests[0].draw))
+        words = [request.prompt.columns["script"].split()[request.sample] for request in requests]
+        return [Completion((5,) * len(w), (-0.1,) * len(w), "length" if len(w) > 3 else "stop", w) for w in words]
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 import torch
 from test_fused_cpu import NOT_DONE_B, build, decode, prompts_and_rest
 
-from cohort.engine import decoders
+from cohort.engine import decoders, sample_groups
 from cohort.engine.local import LocalEngine
 from cohort.engine.slots import SlotState
 from cohort.errors import EngineError
@@ -302,7 +302,7 @@ def test_rollouts_are_the_same_with_and_without(cache, monkeypatch):
 
     def rollouts() -> tuple[str, object]:
         engine = LocalEngine(model, lambda ids: "", slots=7)
-        return engine.describe(), [engine.generate(prompts, sampling, NoiseKey(0, "train", step)) for step in (1, 2)]
+        return engine.describe(), [sample_groups(engine, prompts, sampling, NoiseKey(0, "train", step)) for step in (1, 2)]
 
     how, found = rollouts()
     assert how == "fused products, native attention"
@@ -317,10 +317,10 @@ def test_the_engine_ends_its_threads_and_keeps_its_memory(cache):
     engine = LocalEngine(build("llama", num_hidden_layers=1), lambda ids: "", slots=4)
     prompts = [Prompt(0, "", {}, (1, 2, 3))]
     sampling = Sampling(group_size=4, temperature=1.0, max_completion_tokens=8, stop_ids=())
-    first = engine.generate(prompts, sampling, NoiseKey(0, "train", 1))
+    first = sample_groups(engine, prompts, sampling, NoiseKey(0, "train", 1))
     held = engine.memory.held.data_ptr()
     engine.memory.held.fill_(255)
-    assert engine.generate(prompts, sampling, NoiseKey(0, "train", 1)) == first
+    assert sample_groups(engine, prompts, sampling, NoiseKey(0, "train", 1)) == first
     assert engine.memory.held.data_ptr() == held
 
 
@@ -335,7 +335,7 @@ def test_one_thread_notes_few_logits_down_and_all_share_the_prefill(cache, monke
         with monkeypatch.context() as patched, intra_op_threads(3):
             for place, name in ((SlotState, "note"), (decoders, "prefill")):
                 patched.setattr(place, name, watched(getattr(place, name), name, seen))
-            engine.generate(prompts, sampling, NoiseKey(0, "train", 1))
+            sample_groups(engine, prompts, sampling, NoiseKey(0, "train", 1))
             assert torch.get_num_threads() == 3
         assert seen == {"note": 1 if few > 1 else 3, "prefill": 3}
 
@@ -371,7 +371,7 @@ def test_without_a_compiler_pytorch_decodes(cache, tmp_path, monkeypatch):
     assert engine.describe() == "fused products, attention in PyTorch (no compiler)"
     prompts = [Prompt(0, "", {}, (1, 2, 3))]
     sampling = Sampling(group_size=2, temperature=1.0, max_completion_tokens=4, stop_ids=())
-    assert [len(one.token_ids) for one in engine.generate(prompts, sampling, NoiseKey(0, "train", 1))[0]] == [4, 4]
+    assert [len(one.token_ids) for one in sample_groups(engine, prompts, sampling, NoiseKey(0, "train", 1))[0]] == [4, 4]
 
 
 def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(cache, tmp_path, monkeypatch):

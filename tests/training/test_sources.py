@@ -10,6 +10,7 @@ import torch
 
 from cohort.base.stopwatch import Stopwatch
 from cohort.data.prompts import PromptStream
+from cohort.engine.protocol import Capabilities
 from cohort.errors import PromptError, RecipeError
 from cohort.recipe.file import build_recipe
 from cohort.rewards.contract import Scored
@@ -25,17 +26,19 @@ class Scripted:
     """An engine that writes its draw number, and a scorer for which the verdicts of each draw are written down."""
 
     name, slots = "scripted", 0
+    capabilities = Capabilities(True, True, False, 1, 4)
 
     def __init__(self, verdicts: list[str]):
         self.verdicts = verdicts
         self.calls: list[tuple[int, int]] = []
 
-    def generate(self, prompts, sampling, noise, first_draw=0):
-        self.calls.append((first_draw, len(prompts)))
-        return [
-            [Completion((7, draw % 5, 1), (0.0,) * 3, "stop", str(draw)) for _ in range(sampling.group_size)]
-            for draw in range(first_draw, first_draw + len(prompts))
-        ]
+    def sync(self, weights, version):
+        self.synced = (weights, version)
+
+    def generate(self, requests, sampling, noise):
+        assert self.synced == ({"weight": 1}, 0), "the weights and their version are there before the first sample"
+        self.calls.append((requests[0].draw, len(requests) // sampling.group_size))
+        return [Completion((7, request.draw % 5, 1), (0.0,) * 3, "stop", str(request.draw)) for request in requests]
 
     def score(self, prompts, completions_PG, step):
         outcomes = []
@@ -54,9 +57,8 @@ def collect(verdicts: list[str], wanted: int, rounds: int) -> tuple[object, Scri
         {"train": {"prompts_per_step": wanted, "group_size": 2}, "algorithm": {"refill_rounds": rounds, "kl_coef": 0.0}}
     )
     prompts = [Prompt(index, str(index), {}, (1, 2)) for index in range(50)]
-    source = Sampled(
-        recipe, PromptStream(prompts, 0, shuffle=False), scripted, Sampling(2, 1.0, 3, (1,)), scripted.score, said.append
-    )
+    stream, sampling = PromptStream(prompts, 0, shuffle=False), Sampling(2, 1.0, 3, (1,))
+    source = Sampled(recipe, stream, scripted, sampling, scripted.score, said.append, lambda: {"weight": 1})
     return source.collect(10, 1, 0, Stopwatch()), scripted, said
 
 

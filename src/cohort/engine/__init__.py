@@ -1,23 +1,28 @@
-"""Engines: prompts in, groups of completions out.
+"""Engines: requests in, completions out.
 
-`engine.py` is the contract; `hf_engine.py` the slow and obvious twin, `local_engine.py` the fast one. Importing this
-package imports neither torch nor transformers; building an engine does.
+`protocol.py` is the contract; `hf.py` the slow and obvious twin, `local.py` the fast one. The names that a recipe can give
+stand in recipe/engines.py: an engine is one file here and one line there. Importing this package imports neither torch nor
+transformers; building an engine does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from cohort.engine.protocol import Engine
+from cohort.base.importing import load_function
+from cohort.engine.protocol import Engine, EngineSetup
+from cohort.engine.requests import make_requests, regroup, sample_groups
 from cohort.engine.stop import stop_ids
 from cohort.errors import EngineError
+from cohort.recipe.engines import AUTO, AUTO_ORDER, ENGINES
+from cohort.recipe.schema import nearest
 
-__all__ = ["Engine", "build_engine", "stop_ids"]
+__all__ = ["Engine", "build_engine", "make_requests", "regroup", "sample_groups", "stop_ids"]
 
 
 def build_engine(
-    name: Literal["auto", "local", "hf"],
+    name: str,
     model: Any,
     decode: Callable[[Sequence[int]], str],
     slots: int = 0,
@@ -27,19 +32,27 @@ def build_engine(
     decode_all: Callable[[Sequence[Sequence[int]]], list[str]] | None = None,
 ) -> tuple[Engine, str]:
     """The engine of that name, and a sentence for the console. auto: local where it is exact, else hf with the reason."""
-    from cohort.engine.hf import HFEngine
-    from cohort.engine.local import LocalEngine
-
-    if name == "hf":
-        return HFEngine(model, decode), "engine hf: the model's own forward for every token, slow and obvious"
-    if name not in ("auto", "local"):
-        raise EngineError(f'sampling.engine: {name!r} is not an engine; use "auto", "local" or "hf".')
+    setup = EngineSetup(model, decode, slots, kernels, cuda_graphs, decode_all)
+    if name != AUTO:
+        return make_engine(name, setup)
+    exact, slow = AUTO_ORDER
     try:
-        engine = LocalEngine(model, decode, slots, kernels=kernels, cuda_graphs=cuda_graphs, decode_all=decode_all)
-        return engine, f"engine local: continuous batching with the policy's own weights, {engine.describe()}"
+        return make_engine(exact, setup)
     except EngineError as problem:
-        if name == "local":
-            raise EngineError(
-                f'sampling.engine = "local" cannot serve this model exactly. {problem} Use "auto" or "hf".'
-            ) from problem
-        return HFEngine(model, decode), f"engine hf (slow), because local cannot serve this model exactly. {problem}"
+        engine, _ = make_engine(slow, setup)
+        reason = problem.__cause__ or problem
+        return engine, f"engine {slow} (slow), because {exact} cannot serve this model exactly. {reason}"
+
+
+def make_engine(name: str, setup: EngineSetup) -> tuple[Engine, str]:
+    if name not in ENGINES:
+        known = [AUTO, *ENGINES]
+        raise EngineError(f"sampling.engine: {name!r} is not an engine (known: {', '.join(known)}){nearest(name, known)}")
+    maker = load_function(ENGINES[name].maker)
+    try:
+        made: tuple[Engine, str] = maker(setup)
+    except EngineError as problem:
+        raise EngineError(
+            f'sampling.engine = "{name}" cannot serve this model exactly. {problem} Use "{AUTO}" or "{AUTO_ORDER[-1]}".'
+        ) from problem
+    return made

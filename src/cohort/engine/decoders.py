@@ -17,7 +17,10 @@ from torch import Tensor
 from cohort.engine.slot_cache import SlotCache
 from cohort.model.head import SplitModel
 from cohort.ops.cached_attention import hidden_states, prefill
-from cohort.ops.fused.cpu import CpuDecoder, intra_op_threads
+from cohort.ops.fused import native
+from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
+from cohort.ops.fused.cpu_native import NativeDecoder
+from cohort.ops.fused.family import FusedModel
 from cohort.ops.kv import KVShape, StackedKV
 
 LOGITS_TO_SHARE = 2**18
@@ -90,3 +93,23 @@ class CpuSteps:
     def sharing(self, logits: int) -> AbstractContextManager[None]:
         """How many threads share an operation outside of `step` and `prefill`, where so many logits are sampled from."""
         return intra_op_threads(1 if self.decoder.small and logits < LOGITS_TO_SHARE else self.decoder.threads)
+
+
+def fused_decoder(
+    fused: FusedModel, local: LocalModel, slots: int, length: int, memory: DecodeMemory, kernel: native.Native | None
+) -> Decoder:
+    if fused.device.type == "cuda":
+        from cohort.ops.fused.decoding import FusedDecoder
+
+        return FusedDecoder(fused, slots, length)
+    if kernel is not None:
+        return CpuSteps(local, NativeDecoder(fused, slots, length, kernel, memory))
+    return CpuSteps(local, CpuDecoder(fused, slots, length, memory))
+
+
+def native_for(fused: FusedModel) -> tuple[native.Native | None, str]:
+    """The compiled kernel for this model, or None and the reason."""
+    try:
+        return native.load(fused.head_dim, fused.query_heads // fused.kv_heads, fused.embedding.shape[1]), ""
+    except native.NoNative as problem:
+        return None, str(problem)

@@ -6,14 +6,21 @@ that the fast engine is tested against, and what runs where the fast engine cann
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from cohort.engine.protocol import Capabilities, EngineSetup, OnFinish
+from cohort.engine.requests import check_prefix, finished_prefix, join_prefix
 from cohort.engine.sampling import check_finite, check_request, next_tokens, sampling_mode
 from cohort.ops.noise import gumbel, row_key
-from cohort.types import Completion, NoiseKey, Prompt, Sampling
+from cohort.types import Completion, End, NoiseKey, Request, Sampling
+
+
+def make_hf(setup: EngineSetup) -> tuple[HFEngine, str]:
+    return HFEngine(setup.model, setup.decode), "engine hf: the model's own forward for every token, slow and obvious"
 
 
 class HFEngine:
@@ -22,31 +29,57 @@ class HFEngine:
 
     def __init__(self, model: Any, decode: Callable[[Sequence[int]], str]) -> None:
         self.model, self.decode = model, decode
+        self.version = 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            keyed_noise=True,
+            shares_weights=True,
+            own_kernels=False,
+            most_slots=1,
+            cache_itemsize=self.model.dtype.itemsize,
+        )
 
     def generate(
-        self, prompts: Sequence[Prompt], sampling: Sampling, noise: NoiseKey, first_draw: int = 0
-    ) -> list[list[Completion]]:
-        check_request(self.model.config.get_text_config(), list(prompts), sampling)
+        self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, on_finish: OnFinish | None = None
+    ) -> list[Completion]:
+        check_request(self.model.config.get_text_config(), [request.prompt for request in requests], sampling)
+        completions = []
         with sampling_mode(self.model):
-            return [
-                [self.complete(prompt, sampling, row_key(noise, draw, sample)) for sample in range(sampling.group_size)]
-                for draw, prompt in enumerate(prompts, start=first_draw)
-            ]
+            for request in requests:
+                check_prefix(request)
+                completions.append(finished_prefix(request, sampling) or self.complete(request, sampling, noise))
+                if on_finish is not None:
+                    on_finish(request, completions[-1])
+        return completions
 
-    def complete(self, prompt: Prompt, sampling: Sampling, key: tuple[int, int]) -> Completion:
-        device = self.model.device
-        row_keys_12 = torch.tensor([key], dtype=torch.int32, device=device)
+    def complete(self, request: Request, sampling: Sampling, noise: NoiseKey) -> Completion:
+        device, begun = self.model.device, len(request.prefix_ids)
+        row_keys_12 = torch.tensor([row_key(noise, request.draw, request.sample)], dtype=torch.int32, device=device)
         token_ids: list[int] = []
         logprobs: list[float] = []
-        for position in range(sampling.max_completion_tokens):
-            input_ids = torch.tensor([[*prompt.token_ids, *token_ids]], device=device)
+        end: End = "length"
+        for place in range(begun, sampling.max_completion_tokens):
+            input_ids = torch.tensor([[*request.context_ids, *token_ids]], device=device)
             logits_1V = self.model(input_ids=input_ids, use_cache=False).logits[:, -1].float()
-            positions_1 = torch.tensor([position], device=device)
+            positions_1 = torch.tensor([request.position + place], device=device)
             noise_1V = None if sampling.greedy else gumbel(row_keys_12, positions_1, logits_1V.shape[-1])
             ids_1, logprobs_1 = next_tokens(logits_1V, sampling, noise_1V)
             check_finite(logprobs_1)
             token_ids.append(int(ids_1))
             logprobs.append(float(logprobs_1))
             if token_ids[-1] in sampling.stop_ids:
-                return Completion(tuple(token_ids), tuple(logprobs), "stop", self.decode(token_ids))
-        return Completion(tuple(token_ids), tuple(logprobs), "length", self.decode(token_ids))
+                end = "stop"
+                break
+        text = self.decode([*request.prefix_ids, *token_ids])
+        return join_prefix(request, Completion(tuple(token_ids), tuple(logprobs), end, text), self.version)
+
+    def choose_slots(self, longest: int) -> int:
+        return 0
+
+    def sync(self, weights: Mapping[str, Tensor], version: int) -> None:
+        self.version = version
+
+    def close(self) -> None:
+        pass

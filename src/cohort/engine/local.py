@@ -14,7 +14,7 @@ No weight is copied, and no number survives a call: after an optimizer step the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,24 +22,26 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from torch import Tensor
 
-from cohort.engine.decoders import CpuSteps, Decoder, LocalModel, ModuleDecoder
+from cohort.engine.decoders import CpuSteps, Decoder, ModuleDecoder, fused_decoder, native_for
 from cohort.engine.graphs import GraphedSteps
+from cohort.engine.protocol import Capabilities, EngineSetup, OnFinish
+from cohort.engine.requests import check_prefix, finished_prefix, join_prefix
 from cohort.engine.sampling import check_finite, check_request, sampling_mode
-from cohort.engine.scheduler import Decoding
+from cohort.engine.scheduler import Decoding, Work
 from cohort.engine.slots import SlotState
 from cohort.engine.support import prove_decoder, prove_local
 from cohort.errors import EngineError, ModelError
 from cohort.ops.attention import accumulation_dtype, attending
 from cohort.ops.cached_attention import SLOT_ATTENTION
 from cohort.ops.fused import native, with_kernels
-from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory
-from cohort.ops.fused.cpu_native import NativeDecoder
+from cohort.ops.fused.cpu import DecodeMemory
 from cohort.ops.fused.family import FusedModel, fuse
 from cohort.ops.kv import kv_bytes
 from cohort.ops.noise import gumbel, row_key
 from cohort.ops.rounding import missing_rows
-from cohort.types import Completion, NoiseKey, Prompt, Sampling
+from cohort.types import Completion, End, NoiseKey, Request, Sampling
 
 MOST_SLOTS = {"cpu": 512, "cuda": 1024}
 """Beyond these a step only gets slower: the matrix products are already at full rate."""
@@ -102,38 +104,83 @@ class LocalEngine:
         self.why_not_native = ""
         self.fused, self.why_modules = self._fused(kernels)
         self.workspace: Workspace | None = None
+        self.version = 0
         self.last: dict[str, float] = {}
         """Figures of the last call."""
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            keyed_noise=True,
+            shares_weights=True,
+            own_kernels=True,
+            most_slots=MOST_SLOTS.get(self.model.device.type, 512),
+            cache_itemsize=self.cache_dtype.itemsize,
+        )
+
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        requests: Sequence[Request],
         sampling: Sampling,
         noise: NoiseKey,
-        first_draw: int = 0,
-        limits: Sequence[Sequence[int]] | None = None,
-    ) -> list[list[Completion]]:
-        """`limits`: tokens that each completion may have at most, by prompt and sample; for benchmarks with planned lengths."""
-        self.check(list(prompts), sampling)
-        if not prompts or sampling.group_size < 1:
-            return [[] for _ in prompts]
-        keys = [
-            row_key(noise, draw, sample)
-            for draw in range(first_draw, first_draw + len(prompts))
-            for sample in range(sampling.group_size)
-        ]
-        longest = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_completion_tokens
-        most = [sampling.max_completion_tokens] * len(keys)
+        on_finish: OnFinish | None = None,
+        limits: Sequence[int] | None = None,
+    ) -> list[Completion]:
+        """`limits`: tokens that the completion of each request may have at most; for benchmarks with planned lengths."""
+        self.check(requests, sampling)
+        most = [sampling.max_completion_tokens] * len(requests)
         if limits is not None:
-            most = [min(limit, sampling.max_completion_tokens) for group in limits for limit in group]
-            if len(most) != len(keys) or min(most) < 1:
-                raise EngineError(f"limits: {len(keys)} of at least 1 are needed, one for each completion; found {len(most)}.")
+            most = [min(limit, sampling.max_completion_tokens) for limit in limits]
+            if len(most) != len(requests) or min(most, default=1) < 1:
+                raise EngineError(f"limits: {len(requests)} of at least 1 are needed, one for each request; found {len(most)}.")
+        found = [finished_prefix(request, sampling) for request in requests]
+        for request, completion in zip(requests, found, strict=True):
+            if completion is not None and on_finish is not None:
+                on_finish(request, completion)
+        places = [place for place, completion in enumerate(found) if completion is None]
+        if places:
+            asked = [requests[place] for place in places]
+            sampled = self._decode(asked, sampling, noise, [most[place] for place in places], on_finish)
+            for place, completion in zip(places, sampled, strict=True):
+                found[place] = completion
+        return [completion for completion in found if completion is not None]
+
+    def _decode(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        noise: NoiseKey,
+        most: Sequence[int],
+        on_finish: OnFinish | None,
+    ) -> list[Completion]:
+        keys = [row_key(noise, request.draw, request.sample) for request in requests]
+        longest = max(len(request.prompt.token_ids) for request in requests) + sampling.max_completion_tokens
+        columns = max(request.position for request in requests) + sampling.max_completion_tokens
         with sampling_mode(self.model), attending(self.local.configs, SLOT_ATTENTION):
-            workspace = self._workspace(longest, len(keys), sampling)
-            workspace.state.begin(keys, most)
-            ids = [prompt.token_ids for prompt in prompts]
+            workspace = self._workspace(longest, len(keys), sampling, columns)
+            state = workspace.state
+            state.begin(keys, [request.position + limit for request, limit in zip(requests, most, strict=True)])
             slots = min(workspace.slots, len(keys))
-            decoding = Decoding(self.local, workspace.decoder, workspace.state, workspace.steps, ids, sampling, slots)
+
+            def hand_back(numbers: np.ndarray) -> None:
+                assert on_finish is not None
+                chosen = [requests[number] for number in numbers]
+                rows = torch.from_numpy(numbers).to(state.token_ids_NT.device)
+                for request, completion in zip(
+                    chosen, self._completions(state, rows, chosen, decoding.lengths_N[numbers], sampling), strict=True
+                ):
+                    on_finish(request, completion)
+
+            decoding = Decoding(
+                self.local,
+                workspace.decoder,
+                state,
+                workspace.steps,
+                Work.of(requests),
+                sampling,
+                slots,
+                hand_back if on_finish is not None else None,
+            )
             try:
                 if workspace.steps is not None:
                     workspace.steps.step = decoding.step
@@ -143,15 +190,28 @@ class LocalEngine:
                 if isinstance(workspace.decoder, CpuSteps):
                     workspace.decoder.close()
                 # A ring of references would hold the cache, after the last use of it, until Python looks for rings.
+                decoding.on_finish = None
                 if workspace.steps is not None:
                     workspace.steps.step = None
-            completions = self._completions(workspace.state, lengths_N, sampling)
+            completions = self._completions(state, slice(0, len(requests)), requests, lengths_N, sampling)
         self._note_figures(decoding, workspace)
         self._keep_or_drop(workspace)
-        return [completions[at : at + sampling.group_size] for at in range(0, len(completions), sampling.group_size)]
+        return completions
 
-    def check(self, prompts: list[Prompt], sampling: Sampling) -> None:
+    def choose_slots(self, longest: int) -> int:
+        return self.slots_for(longest, MOST_SLOTS[self.model.device.type])
+
+    def sync(self, weights: Mapping[str, Tensor], version: int) -> None:
+        self.version = version
+
+    def close(self) -> None:
+        self.workspace, self.memory = None, DecodeMemory()
+
+    def check(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        prompts = [request.prompt for request in requests]
         check_request(self.model.config.get_text_config(), prompts, sampling)
+        for request in requests:
+            check_prefix(request)
         longest = max((len(prompt.token_ids) for prompt in prompts), default=0) + sampling.max_completion_tokens
         if self.local.exact_length and longest > self.local.exact_length:
             raise EngineError(
@@ -236,11 +296,11 @@ class LocalEngine:
     def _cache_length(self, longest: int) -> int:
         return longest if self.model.device.type == "cpu" else -(-longest // LENGTH_STEP) * LENGTH_STEP
 
-    def _workspace(self, longest: int, completions: int, sampling: Sampling) -> Workspace:
+    def _workspace(self, longest: int, completions: int, sampling: Sampling, columns: int = 0) -> Workspace:
         device = self.model.device
         if self.fused is not None and not self.fused.is_current():
             self.fused = fuse(self.model)  # somebody gave the parameters new storage
-        signature = self._signature() if device.type == "cuda" else ()
+        signature = (columns, *(self._signature() if device.type == "cuda" else ()))
         kept, self.workspace = self.workspace, None
         if kept and kept.serves(self.slots, longest, completions, sampling, signature):
             return kept
@@ -253,7 +313,7 @@ class LocalEngine:
         else:
             decoder = ModuleDecoder(self.local, rows, length, device)
         noise = gumbel if self.native is None else self.native.gumbel
-        state = SlotState.empty(rows, completions, sampling, device, noise)
+        state = SlotState.empty(rows, completions, sampling, device, noise, columns)
         steps = GraphedSteps() if self.cuda_graphs else None
         return Workspace(decoder, state, steps, self.slots, slots, length, completions, sampling, signature)
 
@@ -272,43 +332,49 @@ class LocalEngine:
         self.last = {
             "slots": float(decoding.slots),
             "decode_steps": float(tally.steps),
-            "occupancy": float(decoding.lengths_N.sum() - len(decoding.lengths_N)) / max(1, tally.steps * decoding.slots),
+            "occupancy": float((decoding.lengths_N - decoding.work.begun_N - 1).sum()) / max(1, tally.steps * decoding.slots),
             "looks": float(tally.looks),
             "prefills": float(tally.prefills),
             "graphs": float(len(workspace.steps.graphs)) if workspace.steps else 0.0,
         }
 
-    def _completions(self, state: SlotState, lengths_N: np.ndarray, sampling: Sampling) -> list[Completion]:
-        total = len(lengths_N)
-        check_finite(state.logprobs_NT[:total])
-        token_ids_NT, logprobs_NT = state.token_ids_NT[:total].cpu().numpy(), state.logprobs_NT[:total].cpu().numpy()
+    def _completions(
+        self,
+        state: SlotState,
+        rows: slice | Tensor,
+        requests: Sequence[Request],
+        lengths_N: np.ndarray,
+        sampling: Sampling,
+    ) -> list[Completion]:
+        """What stands in these rows of the state, whose requests and whole lengths are given."""
+        check_finite(state.logprobs_NT[rows])
+        token_ids_NT, logprobs_NT = state.token_ids_NT[rows].cpu().numpy(), state.logprobs_NT[rows].cpu().numpy()
         stop_ids = set(sampling.stop_ids)
-        ids_N = [token_ids_NT[row, :length].tolist() for row, length in enumerate(lengths_N)]
+        spans = [
+            slice(request.position + len(request.prefix_ids), request.position + length)
+            for request, length in zip(requests, lengths_N.tolist(), strict=True)
+        ]
+        ids_N = [token_ids_NT[row, span].tolist() for row, span in enumerate(spans)]
+        texts_N = self.decode_all([[*request.prefix_ids, *ids] for request, ids in zip(requests, ids_N, strict=True)])
         completions = []
-        for row, (ids, text) in enumerate(zip(ids_N, self.decode_all(ids_N), strict=True)):
-            end: Any = "stop" if ids[-1] in stop_ids else "length"
-            completions.append(Completion(tuple(ids), tuple(logprobs_NT[row, : len(ids)].tolist()), end, text))
+        for row, (request, ids, text) in enumerate(zip(requests, ids_N, texts_N, strict=True)):
+            end: End = "stop" if ids[-1] in stop_ids else "length"
+            more = Completion(tuple(ids), tuple(logprobs_NT[row, spans[row]].tolist()), end, text)
+            completions.append(join_prefix(request, more, self.version))
         return completions
 
 
-def fused_decoder(
-    fused: FusedModel, local: LocalModel, slots: int, length: int, memory: DecodeMemory, kernel: native.Native | None
-) -> Decoder:
-    if fused.device.type == "cuda":
-        from cohort.ops.fused.decoding import FusedDecoder
-
-        return FusedDecoder(fused, slots, length)
-    if kernel is not None:
-        return CpuSteps(local, NativeDecoder(fused, slots, length, kernel, memory))
-    return CpuSteps(local, CpuDecoder(fused, slots, length, memory))
-
-
-def native_for(fused: FusedModel) -> tuple[native.Native | None, str]:
-    """The compiled kernel for this model, or None and the reason."""
-    try:
-        return native.load(fused.head_dim, fused.query_heads // fused.kv_heads, fused.embedding.shape[1]), ""
-    except native.NoNative as problem:
-        return None, str(problem)
+def make_local(setup: EngineSetup) -> tuple[LocalEngine, str]:
+    """EngineError where the model cannot be served exactly."""
+    engine = LocalEngine(
+        setup.model,
+        setup.decode,
+        setup.slots,
+        kernels=setup.kernels,
+        cuda_graphs=setup.cuda_graphs,
+        decode_all=setup.decode_all,
+    )
+    return engine, f"engine local: continuous batching with the policy's own weights, {engine.describe()}"
 
 
 def free_memory(device: torch.device) -> int:

@@ -1,31 +1,91 @@
-"""The engine protocol: prompts in, groups of completions out."""
+"""The engine protocol: requests in, completions out, weights in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from cohort.types import Completion, NoiseKey, Prompt, Sampling
+from cohort.types import Completion, NoiseKey, Request, Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OnFinish = Callable[[Request, Completion], None]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a caller must know of an engine, and asks for here instead of asking which engine it is."""
+
+    keyed_noise: bool
+    """The same call gives the same completions again. Where it does not, a batch is saved whole (training/state.py)."""
+    shares_weights: bool
+    """It reads the policy's own parameters: there is nothing to send."""
+    own_kernels: bool
+    """model.kernels acts on it."""
+    most_slots: int
+    """Completions that it decodes side by side in the memory of this device, where nobody asks for fewer; 1: one by one."""
+    cache_itemsize: int
+    """Bytes of each number among the keys and values that it keeps on this device."""
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """What an engine is made from (recipe/engines.py)."""
+
+    model: Any
+    decode: Callable[[Sequence[int]], str]
+    slots: int = 0
+    kernels: str = "auto"
+    cuda_graphs: bool = True
+    decode_all: Callable[[Sequence[Sequence[int]]], list[str]] | None = None
+    """Many rows at once, where the tokenizer is faster that way."""
 
 
 class Engine(Protocol):
     """Samples completions from the policy.
 
     Contract, the same for every engine and tested engine against engine:
-    - one list of `sampling.group_size` completions per prompt, in the order of the prompts;
+    - one completion per request, in the order of the requests; `on_finish` is told of each as soon as the engine knows it to
+      be whole, in whatever order that comes about, and before `generate` returns;
     - the prompt's token ids are used as they are: nothing is re-tokenised, no BOS is added;
     - `sampling_logprobs` are float32 log-softmax of (logits / temperature) at the sampled token, over the full
       distribution (temperature 0: at temperature 1);
-    - a completion ends with the first id in `sampling.stop_ids` (end "stop") or after max_completion_tokens ("length");
-    - the noise of a token depends only on (seed, stream, step, draw, sample, position), where draw is the prompt's
-      place in `prompts` plus `first_draw`: slots, batching and order change rollouts only at near-ties;
-    - the weights used are those the policy has at the time of the call: no stale cache survives an optimizer step.
+    - a completion ends with the first sampled id in `sampling.stop_ids` (end "stop") or after max_completion_tokens ("length");
+    - the noise of a token depends only on (seed, stream, step, draw, sample, position), where position is the request's
+      position plus the token's place in the completion: slots, batching and order change rollouts only at near-ties
+      (`capabilities.keyed_noise` says whether this holds);
+    - a request with a prefix is continued after it, and the prefix is part of the completion: its ids, log-probs, mask and
+      versions are handed back as they came, and count against max_completion_tokens. A prefix that is whole already, because
+      its last id is a sampled stop or because it is as long as a completion may be, is handed back as it is;
+    - the weights used are those the policy has at the time of the call, or those of the last `sync` where the engine keeps a
+      copy: no stale cache survives an update.
     """
 
     name: str
     slots: int
     """Completions decoded side by side; 0: the engine chooses, or has no such notion."""
 
+    @property
+    def capabilities(self) -> Capabilities: ...
+
     def generate(
-        self, prompts: Sequence[Prompt], sampling: Sampling, noise: NoiseKey, first_draw: int = 0
-    ) -> list[list[Completion]]: ...
+        self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, on_finish: OnFinish | None = None
+    ) -> list[Completion]: ...
+
+    def choose_slots(self, longest: int) -> int:
+        """How many completions of `longest` tokens, prompts included, to decode side by side; 0: it has no such notion."""
+        ...
+
+    def sync(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Sample with these weights of the policy from now on: its own parameters by name, and how many updates they have had.
+
+        Called before sampling whenever the policy may have changed. An engine that shares the weights has them already: it
+        notes the version and nothing else.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what the engine holds besides the policy's weights. It may be asked to generate again."""
+        ...

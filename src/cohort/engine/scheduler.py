@@ -7,7 +7,7 @@ costs less than a wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from cohort.engine.decoders import Decoder, LocalModel
 from cohort.engine.graphs import bucket_for
 from cohort.engine.slots import SlotState
 from cohort.ops.rounding import missing_rows
-from cohort.types import Sampling
+from cohort.types import Request, Sampling
 
 PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Padded tokens in one prefill; enough to fill the machine, little enough to keep its activations small."""
@@ -51,8 +51,38 @@ class Tally:
     prefills: int = 0
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a call decodes: contexts, each run once, and the completions that begin with each."""
+
+    contexts: Sequence[tuple[int, ...]]
+    """A prompt, and what is there already of the completion."""
+    members: Sequence[Sequence[int]]
+    """Of each context."""
+    begun_N: np.ndarray
+    """Tokens that each completion begins with."""
+    first_N: np.ndarray
+    """Where in its noise each completion begins."""
+
+    @staticmethod
+    def of(requests: Sequence[Request]) -> Work:
+        """Requests of one draw and prefix that follow each other share a context."""
+        contexts: list[tuple[int, ...]] = []
+        members: list[list[int]] = []
+        before: tuple[Any, ...] = ()
+        for number, request in enumerate(requests):
+            group = (id(request.prompt), request.draw, request.prefix_ids)
+            if group != before:
+                contexts.append(request.context_ids)
+                members.append([])
+            members[-1].append(number)
+            before = group
+        begun = [len(request.prefix_ids) for request in requests]
+        return Work(contexts, members, np.array(begun), np.array([request.position for request in requests]))
+
+
 class Decoding:
-    """One call of the engine. Completion n is sample n % G of prompt n // G.
+    """One call of the engine.
 
     On a GPU looks lag behind: the next steps are already on their way while the host reads how the ones before them ended and
     gives the slots of finished rows away. Rows may have moved in between, so what is read is matched by owner, not by row.
@@ -64,18 +94,20 @@ class Decoding:
         decoder: Decoder,
         state: SlotState,
         steps: Steps | None,
-        prompts: Sequence[tuple[int, ...]],
+        work: Work,
         sampling: Sampling,
         slots: int,
+        on_finish: Callable[[np.ndarray], None] | None = None,
     ) -> None:
+        """`on_finish` is told which completions a look saw finished for the first time; their `lengths_N` are known then."""
         self.local, self.decoder, self.state, self.steps = local, decoder, state, steps
-        self.sampling, self.slots, self.prompts = sampling, slots, prompts
+        self.sampling, self.slots, self.work, self.on_finish = sampling, slots, work, on_finish
         self.device = state.tokens_S.device
         # Longest first: prompts of one prefill are of nearly one length, and the slowest rows start early.
-        self.queue = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
+        self.queue = sorted(range(len(work.contexts)), key=lambda number: -len(work.contexts[number]))
         self.prefix: Prefix | None = None
         self.live = 0
-        completions = len(prompts) * sampling.group_size
+        completions = len(work.begun_N)
         self.owners_S = np.zeros(slots, dtype=np.int64)
         self.begun_S = np.zeros(slots, dtype=np.int64)
         """Position at which each row's first completion token stands: the length of its prompt."""
@@ -142,9 +174,12 @@ class Decoding:
         owners, counts, done = look.read()
         over = owners[done > 0]
         new = self.row_of_N[over] >= 0
-        self.lengths_N[over[new]] = counts[done > 0][new]
-        rows = self.row_of_N[over[new]]
+        over, counts = over[new], counts[done > 0][new]
+        self.lengths_N[over] = counts - self.work.first_N[over]
+        rows = self.row_of_N[over]
         self.row_of_N[over] = -1
+        if self.on_finish is not None and len(over):
+            self.on_finish(over)
         return rows
 
     def make_room(self, finished: np.ndarray) -> None:
@@ -167,11 +202,13 @@ class Decoding:
         self.prefix = prefix if len(prefix.waiting) else None
         taken, free = np.array(free[: len(admitted)]), free[len(admitted) :]
 
-        lengths = prefix.lengths_P[admitted[:, 0]]
-        rows, prefix_rows, owners, positions = self.on_device(np.stack((taken, admitted[:, 0], admitted[:, 1], lengths)))
+        lengths, begun = prefix.lengths_P[admitted[:, 0]], self.work.begun_N[admitted[:, 1]]
+        counts = self.work.first_N[admitted[:, 1]] + begun
+        numbers = np.stack((taken, admitted[:, 0], admitted[:, 1], lengths, counts))
+        rows, prefix_rows, owners, positions, noise_positions = self.on_device(numbers)
         self.decoder.load(rows, prefix.stacked, prefix_rows)
-        self.state.admit(rows, owners.int(), positions)
-        self.owners_S[taken], self.begun_S[taken], self.counts_S[taken] = admitted[:, 1], lengths, 1
+        self.state.admit(rows, owners.int(), positions, noise_positions.int())
+        self.owners_S[taken], self.begun_S[taken], self.counts_S[taken] = admitted[:, 1], lengths - begun, begun + 1
         self.row_of_N[admitted[:, 1]] = taken
         self.live = max(self.live, 1 + int(taken.max()))
 
@@ -185,13 +222,12 @@ class Decoding:
 
     def prefill_next(self) -> Prefix:
         """Run the next prompts, as many as one prefill holds, through the backbone."""
-        width = len(self.prompts[self.queue[0]])
+        width = len(self.work.contexts[self.queue[0]])
         count = max(1, PREFILL_TOKENS[self.device.type] // width)
         numbers, self.queue = self.queue[:count], self.queue[count:]
-        prompts = [self.prompts[number] for number in numbers]
+        prompts = [self.work.contexts[number] for number in numbers]
         stacked, last_hidden_PH = self.decoder.prefill(prompts)
-        size = self.sampling.group_size
-        waiting = [(row, number * size + sample) for row, number in enumerate(numbers) for sample in range(size)]
+        waiting = [(row, completion) for row, number in enumerate(numbers) for completion in self.work.members[number]]
         self.tally.prefills += 1
         lengths = np.array([len(prompt) for prompt in prompts])
         return Prefix(stacked, last_hidden_PH, lengths, np.array(waiting))

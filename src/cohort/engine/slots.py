@@ -27,14 +27,14 @@ class SlotState:
     positions_S: Tensor
     """Its position in the sequence."""
     counts_S: Tensor
-    """Tokens sampled so far: the position, in the completion, of the next one."""
+    """The position of the next token in the noise of its completion: the tokens so far, unless the noise began elsewhere."""
     owners_S: Tensor
     """The completion that the row belongs to."""
     keys_S2: Tensor
     done_S: Tensor
     keys_N2: Tensor
     limits_N: Tensor
-    """Tokens that each completion may have."""
+    """The position at which each completion is full."""
     token_ids_NT: Tensor
     """One row more than there are completions: finished rows of the plain torch path write there."""
     logprobs_NT: Tensor
@@ -53,7 +53,11 @@ class SlotState:
         sampling: Sampling,
         device: torch.device,
         noise: Callable[[Tensor, Tensor, int], Tensor] = gumbel,
+        columns: int = 0,
     ) -> SlotState:
+        """`columns`: positions that tokens may have, where noise does not begin at 0; 0: max_completion_tokens of them."""
+        columns = columns or sampling.max_completion_tokens
+
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
@@ -66,8 +70,8 @@ class SlotState:
             done_S=zeros(slots) + 1,
             keys_N2=zeros(completions, 2),
             limits_N=zeros(completions),
-            token_ids_NT=zeros(completions + 1, sampling.max_completion_tokens),
-            logprobs_NT=zeros(completions + 1, sampling.max_completion_tokens, dtype=torch.float32),
+            token_ids_NT=zeros(completions + 1, columns),
+            logprobs_NT=zeros(completions + 1, columns, dtype=torch.float32),
             stop_ids=torch.tensor(sampling.stop_ids, dtype=torch.int32, device=device),
             rows_S=torch.arange(slots, dtype=torch.int32, device=device),
             gumbel=noise,
@@ -82,11 +86,11 @@ class SlotState:
         self.limits_N[: len(limits)] = torch.tensor(limits, dtype=torch.int32)
         self.logprobs_NT.zero_()
 
-    def admit(self, rows: Tensor, owners: Tensor, positions: Tensor) -> None:
-        """Rows begin new completions, whose first token will be fed at `positions`."""
+    def admit(self, rows: Tensor, owners: Tensor, positions: Tensor, counts: Tensor) -> None:
+        """Rows begin completions: their next token has the noise of `counts`, and will be fed at `positions`."""
         self.owners_S[rows], self.keys_S2[rows] = owners, self.keys_N2[owners.long()]
         self.positions_S[rows] = positions
-        self.counts_S[rows], self.done_S[rows] = 0, 0
+        self.counts_S[rows], self.done_S[rows] = counts, 0
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Rows change their place."""

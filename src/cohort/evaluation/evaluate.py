@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cohort.base.keyed import keyed_hash
 from cohort.data.prompts import content_key
+from cohort.engine import sample_groups
 from cohort.evaluation.estimators import Estimate, PairedDifference, estimate, maj_at_k, mean_at_k, paired_test, pass_at_k
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Sampling
 
@@ -215,13 +216,13 @@ def sample_set(
     num_steps: int,
     greedy: bool,
 ) -> SampledSet:
-    groups = engine.generate(problems, sampling, noise, first_draw) if problems else []
+    groups = sample_groups(engine, problems, sampling, noise, first_draw) if problems else []
     outcomes = score_groups(problems, groups, rewards, step, num_steps)
     if not greedy or not problems:
         return SampledSet(problems, groups, outcomes)
     # Greedy draws no noise; cuts of the distribution cannot change the most likely token, so they are switched off.
     best = replace(sampling, group_size=1, temperature=0.0, top_p=1.0, top_k=0)
-    best_outcomes = score_groups(problems, engine.generate(problems, best, noise, first_draw), rewards, step, num_steps)
+    best_outcomes = score_groups(problems, sample_groups(engine, problems, best, noise, first_draw), rewards, step, num_steps)
     return SampledSet(problems, groups, outcomes, [row[0] for row in best_outcomes])
 
 

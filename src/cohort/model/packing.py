@@ -54,6 +54,8 @@ class Example:
     old_values_T: Tensor | None = None
     """PPO: what the critic expected before each token, and the return it should have expected."""
     returns_T: Tensor | None = None
+    fresh_T: Tensor | None = None
+    """Which tokens the policy sampled as it was at the start of the step. None: all of them."""
 
     @property
     def num_tokens(self) -> int:
@@ -85,6 +87,7 @@ class MicroBatch:
     ref_logprobs_M: Tensor | None
     old_values_M: Tensor | None
     returns_M: Tensor | None
+    fresh_M: Tensor | None
     group_B: Tensor
     """Number of each row's group."""
     examples: tuple[int, ...]
@@ -336,6 +339,7 @@ def _micro_batch(
         ref_logprobs_M=flat("ref_logprobs_T"),
         old_values_M=flat("old_values_T"),
         returns_M=flat("returns_T"),
+        fresh_M=flat("fresh_T"),
         group_B=torch.tensor([example.group for example in chosen]),
         examples=tuple(rows),
     )

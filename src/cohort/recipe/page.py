@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -102,6 +102,8 @@ def allowed_words(field: FieldInfo) -> str:
     """The values a field may take: its choices, its bounds, or nothing where any value of the type will do."""
     if get_origin(field.annotation) is Literal:
         return ", ".join(f"`{shown(choice)}`" for choice in get_args(field.annotation))
+    if isinstance(field.json_schema_extra, dict) and "choices" in field.json_schema_extra:
+        return ", ".join(f"`{shown(choice)}`" for choice in cast(list[str], field.json_schema_extra["choices"]))
     limits = []
     for constraint in field.metadata:
         for name, words in BOUNDS.items():

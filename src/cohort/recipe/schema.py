@@ -18,6 +18,7 @@ from cohort.algorithms.contradictions import contradiction
 from cohort.algorithms.named import FIELDS, NAMED, Chosen, Own, declared_words
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import SAMPLED, Choice, Kind
+from cohort.recipe.engines import ABOUT_ENGINES, AUTO, ENGINES
 from cohort.recipe.versions import VERSION, why_unreadable
 
 
@@ -315,11 +316,7 @@ class RewardModelConfig(Section):
 class SamplingConfig(Section):
     """How training rollouts are drawn."""
 
-    engine: Literal["auto", "local", "hf"] = Field(
-        "auto",
-        description="local: fast, shares the policy's weights. hf: slow and obvious. "
-        "auto: local where it is exact for the architecture, else hf, and says so.",
-    )
+    engine: str = Field(AUTO, description=ABOUT_ENGINES, json_schema_extra={"choices": [AUTO, *ENGINES]})
     temperature: float = Field(1.0, ge=0, description="Sampling temperature; also divides the logits wherever they are scored.")
     max_completion_tokens: int = Field(512, ge=1, description="Completions are cut here.")
     stop: list[str] = Field(default_factory=list, description="Extra single-token stops, beside the model's own.")
@@ -329,6 +326,14 @@ class SamplingConfig(Section):
     )
     top_p: float = Field(1.0, gt=0, le=1, description="Must stay 1 in training; see [evaluation] for evaluation.")
     top_k: int = Field(0, ge=0, description="Must stay 0 in training; see [evaluation] for evaluation.")
+
+    @field_validator("engine")
+    @classmethod
+    def refuse_unknown_engine(cls, name: str) -> str:
+        known = [AUTO, *ENGINES]
+        if name not in known:
+            raise ValueError(f"{name!r} is not an engine (known: {', '.join(known)}){nearest(name, known)}")
+        return name
 
 
 class TrainConfig(Section):

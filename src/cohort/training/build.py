@@ -16,7 +16,6 @@ from cohort.data.prompt_choice import InformativeChoice
 from cohort.data.prompts import PromptReport, PromptStream, assert_disjoint, make_prompts, split_held_out
 from cohort.data.rows import load_rows
 from cohort.engine import build_engine, stop_ids
-from cohort.engine.local import MOST_SLOTS, LocalEngine
 from cohort.engine.protocol import Engine
 from cohort.errors import ModelError, PromptError
 from cohort.model import lora
@@ -217,12 +216,13 @@ def make_source(parts: Parts, encoded: EncodedData) -> Source:
         return Written(recipe, parts.stream, written, parts.policy.codec.decode)
     if data == "pairs":
         return Written(recipe, parts.stream, encoded.pairs, parts.policy.codec.decode)
-    engine = parts.engine
+    engine, policy = parts.engine, parts.policy
     if data == "start":
         assert parts.reference is not None
-        engine, _ = make_engine(recipe, parts.reference.policy)
+        policy = parts.reference.policy
+        engine, _ = make_engine(recipe, policy)
         engine.slots = parts.engine.slots
-    return Sampled(recipe, parts.stream, engine, parts.sampling, parts.score, parts.monitors.on_message)
+    return Sampled(recipe, parts.stream, engine, parts.sampling, parts.score, parts.monitors.on_message, policy.own_parameters)
 
 
 def training_sampling(recipe: Recipe, policy: Policy) -> Sampling:
@@ -244,7 +244,7 @@ def make_engine(recipe: Recipe, policy: Policy) -> tuple[Engine, str]:
         cuda_graphs=recipe.sampling.cuda_graphs,
         decode_all=policy.codec.decode_all,
     )
-    if recipe.model.kernels == "fused" and policy.device.type == "cpu" and not isinstance(engine, LocalEngine):
+    if recipe.model.kernels == "fused" and policy.device.type == "cpu" and not engine.capabilities.own_kernels:
         raise ModelError(
             f'model.kernels = "fused" is not possible: on a CPU own kernels only sample, and this run has {sentence.rstrip(".")}. '
             'Use kernels = "auto" or "modules".'
@@ -254,10 +254,8 @@ def make_engine(recipe: Recipe, policy: Policy) -> tuple[Engine, str]:
 
 def choose_slots(recipe: Recipe, engine: Engine, prompts: Sequence[Prompt], sampling: Sampling) -> int:
     """How many completions are decoded side by side: by the recipe, or by the memory that is free at the start of the run."""
-    if recipe.sampling.slots or not isinstance(engine, LocalEngine):
-        return recipe.sampling.slots
     longest = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_completion_tokens
-    return engine.slots_for(longest, MOST_SLOTS[engine.model.device.type])
+    return recipe.sampling.slots or engine.choose_slots(longest)
 
 
 def find_by_index(prompts: Sequence[Prompt]) -> Callable[[int], Prompt]:

@@ -5,7 +5,8 @@ folder, then a manifest with their SHA-256, then one rename. Reading verifies ev
 file otherwise loads without a word); a damaged checkpoint is named and the one before it is used.
 
 Names: `step-7` after seven finished steps; `step-7.0` once a reward model was fitted there; `step-7.2` two optimizer steps
-into the eighth, its batch inside; `cold-40` forty batches into the cold start.
+into the eighth, its batch inside; `step-7-batch` with the batch of the eighth that cannot be collected again, before any
+update on it; `cold-40` forty batches into the cold start.
 """
 
 from __future__ import annotations
@@ -132,9 +133,11 @@ def listed(root: Path) -> list[Path]:
     )
 
 
-def order(name: str) -> tuple[int, int, int] | None:
-    match = re.fullmatch(r"(cold|step)-(\d+)(?:\.(\d+))?", name)
-    return (int(match[1] == "step"), int(match[2]), int(match[3]) if match[3] else -1) if match else None
+def order(name: str) -> tuple[int, int, int, int] | None:
+    match = re.fullmatch(r"(cold|step)-(\d+)(?:\.(\d+))?(-batch)?", name)
+    if not match:
+        return None
+    return int(match[1] == "step"), int(match[2]), int(match[3]) if match[3] else -1, int(bool(match[4]))
 
 
 def prune(root: Path, keep: int, always: str = "", newest: str = "") -> None:

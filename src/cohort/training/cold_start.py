@@ -15,6 +15,7 @@ import torch
 
 from cohort.base.interrupts import deferred
 from cohort.data.prompts import PromptStream
+from cohort.engine import sample_groups
 from cohort.errors import PromptError
 from cohort.model.chat import ChatCodec
 from cohort.model.packing import Example, pack
@@ -107,7 +108,7 @@ def as_example(demonstration: Demonstration) -> Example:
 def sampled_success(parts: Parts, prompts: Sequence[Prompt], step: int) -> float:
     """Success rate of one sampled completion per training prompt; held-out prompts are not looked at here."""
     sampling = Sampling(1, parts.sampling.temperature, parts.sampling.max_completion_tokens, parts.sampling.stop_ids)
-    completions = parts.engine.generate(prompts, sampling, NoiseKey(parts.recipe.seed, "cold_start", step))
+    completions = sample_groups(parts.engine, prompts, sampling, NoiseKey(parts.recipe.seed, "cold_start", step))
     outcomes = parts.score(prompts, completions, step).outcomes
     verdicts = [outcome.success for outcome in outcomes if outcome.success is not None]
     return sum(verdicts) / max(1, len(verdicts))

@@ -15,7 +15,7 @@ from cohort.algorithms.advantages import unusable_groups, zero_variance_groups
 from cohort.algorithms.named import find_named
 from cohort.algorithms.registry import SAMPLED, Choice
 from cohort.base.stopwatch import Stopwatch
-from cohort.errors import RewardError
+from cohort.errors import InvariantError, RewardError
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.packing import Example, make_examples, minibatch_members
 from cohort.model.policy import Policy
@@ -70,6 +70,7 @@ def make_batch(
     groups_N = [example.group for example in examples]
     plan = minibatch_members(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
     watch.lap("prepare")
+    examples = mark_fresh(examples, rollouts, collected.policy_version)
     examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens, watch)
     if reads_logprobs(algorithm):
         examples = credit.advantages(examples)
@@ -80,7 +81,7 @@ def make_batch(
     if algorithm.data in SAMPLED:
         metrics |= group_metrics(advantages_N, scored_PG, silent_P, left_out_P, rollouts)
     watch.lap("prepare")
-    return Batch(rollouts, advantages_N, examples, plan, metrics, collected.prompts_taken, collected.verdicts)
+    return Batch(rollouts, advantages_N, examples, plan, metrics, collected.prompts_taken, collected.verdicts, collected.keyed)
 
 
 def silent_groups(rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Tensor) -> Tensor:
@@ -125,6 +126,20 @@ def whole_pairs(examples: Sequence[Example]) -> list[Example]:
 # -- log-probs ---------------------------------------------------------------------------------------------------------
 
 
+def mark_fresh(examples: Sequence[Example], rollouts: Sequence[Rollout], policy_version: int | None) -> list[Example]:
+    """Where some sampled token is not of `policy_version`, every example is told which of its tokens are."""
+    spans = [rollouts[example.rollout].versions for example in examples]
+    if policy_version is None or all(version == policy_version for one in spans for version, _ in one):
+        return list(examples)
+    marked = []
+    for example, one in zip(examples, spans, strict=True):
+        fresh_T = torch.tensor([version == policy_version for version, count in one for _ in range(count)], dtype=torch.bool)
+        if len(fresh_T) != len(example.completion_ids):
+            raise InvariantError(f"versions of {len(fresh_T)} tokens on a completion of {len(example.completion_ids)}.")
+        marked.append(replace(example, fresh_T=fresh_T))
+    return marked
+
+
 def add_logprobs(
     examples: Sequence[Example],
     plan: list[list[int]],
@@ -136,7 +151,8 @@ def add_logprobs(
     """Log-probs under the policy before this step's first update and under the reference, and the critic's values.
 
     Exactly on-policy (one optimizer step per batch) the old log-probs are the current ones and no forward is spent, unless
-    the advantages need them. Each minibatch of the first pass is scored in the composition in which it is trained, without
+    the advantages need them. Where a sampled token is older than the policy, old is the policy that sampled it, by the log-probs of
+    the engine; but with a mismatch weight, which carries staleness itself, old stays the policy before this step. Each minibatch of the first pass is scored in the composition in which it is trained, without
     the examples that nothing pushes on: equal weights then give bitwise equal log-probs.
     """
     examples = list(examples)
@@ -146,7 +162,11 @@ def add_logprobs(
     def score(model: Policy) -> Callable[[list[Example]], list[Tensor]]:
         return lambda chosen: model.score_examples(chosen, micro_batch_tokens, skip, keep_groups=together)
 
-    if reads_logprobs(algorithm) or (has_ratio(algorithm) and len(plan) > 1):
+    stale = any(example.fresh_T is not None for example in examples)
+    if stale and algorithm.mismatch_weight == "off":
+        if has_ratio(algorithm) or reads_logprobs(algorithm):
+            examples = [replace(example, old_logprobs_T=example.sampling_logprobs_T) for example in examples]
+    elif reads_logprobs(algorithm) or (has_ratio(algorithm) and len(plan) > 1):
         _score_into(examples, plan, "old_logprobs_T", score(models.policy))
         watch.lap("old")
     if models.reference is not None:

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from cohort.algorithms.registry import SAMPLED
-from cohort.engine.local import MOST_SLOTS, LocalEngine
+from cohort.engine import sample_groups
 from cohort.errors import RewardError
 from cohort.evaluation.estimators import useful_share
 from cohort.model.packing import make_examples
@@ -55,7 +55,7 @@ def cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
 def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """Rollouts on a few prompts with the starting policy, and the invariants that must hold at step 1."""
     prompts = parts.stream.take(0, TRIAL_PROMPTS)
-    completions_PG = parts.engine.generate(prompts, parts.sampling, NoiseKey(parts.recipe.seed, "preflight", 0))
+    completions_PG = sample_groups(parts.engine, prompts, parts.sampling, NoiseKey(parts.recipe.seed, "preflight", 0))
     outcomes = parts.score(prompts, completions_PG, 1).outcomes
     rollouts = [rollout for group in as_groups(prompts, completions_PG, outcomes, 0) for rollout in group]
     return [*rollout_checks(parts, rollouts), invariant_check(parts, rollouts)]
@@ -294,8 +294,8 @@ def run_numbers(parts: Parts, encoded: EncodedData) -> RunNumbers:
     rows = recipe.train.prompts_per_step * recipe.train.group_size
     # A budget larger than a whole step is never filled, and one row is taken whole however small the budget is.
     most = longest * max(rows, recipe.cold_start.batch_size if recipe.cold_start.num_steps else 0)
-    local = parts.engine if isinstance(parts.engine, LocalEngine) else None
-    chosen = local.slots if local else 1  # the slow engine decodes one by one
+    able = parts.engine.capabilities
+    chosen = (parts.engine.slots or able.most_slots) if able.most_slots > 1 else 1
     problems = max(map(len, encoded.sets.values()), default=0)
     adapter = sum(value.numel() for value in policy.own_parameters().values()) if policy.adapter else None
     return RunNumbers(
@@ -310,9 +310,9 @@ def run_numbers(parts: Parts, encoded: EncodedData) -> RunNumbers:
         activation_checkpointing=recipe.train.activation_checkpointing,
         own_kernels=isinstance(policy.backbone, FusedBackbone),
         gpu_bytes=float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0.0,
-        slots=min(chosen or MOST_SLOTS.get(device.type, 512), max(rows, problems * recipe.evaluation.samples)),
+        slots=min(chosen, max(rows, problems * recipe.evaluation.samples)),
         longest=longest,
-        cache_element=(local.cache_dtype if local else dtype).itemsize,
+        cache_element=able.cache_itemsize,
     )
 
 

@@ -15,8 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from cohort.algorithms.refill import batch_members, count_groups, prompts_to_draw, refill_metrics, verdict_on_difficulty
 from cohort.base.stopwatch import Stopwatch
+from cohort.engine import sample_groups
 from cohort.engine.protocol import Engine
 from cohort.observe.metrics import find_merge
 from cohort.observe.perf import engine_metrics
@@ -53,6 +56,10 @@ class Collected:
     """Prompt -> (successes, verdicts), for every group that was drawn, trained on or not."""
     useful: bool = True
     """False: dynamic sampling found no group worth training on; what is here only shows what was sampled."""
+    policy_version: int | None = None
+    """Of the policy that trains on this, where it sampled; tokens of other versions are stale. None: none are told apart."""
+    keyed: bool = True
+    """Whether collecting again would give the same."""
 
 
 class Source(Protocol):
@@ -69,6 +76,8 @@ class Sampled:
     sampling: Sampling
     score: Callable[[Sequence[Prompt], Sequence[Sequence[Completion]], int], Scored]
     on_message: Callable[[str], None]
+    weights: Callable[[], Mapping[str, Tensor]]
+    """Of the policy that the engine samples from, by name."""
     quiet_until: int = 0
 
     def collect(self, cursor: int, step: int, policy_version: int, watch: Stopwatch) -> Collected:
@@ -76,12 +85,13 @@ class Sampled:
         groups: list[list[Rollout]] = []
         metrics: list[tuple[int, dict[str, float]]] = []
         counts = count_groups([])
+        self.engine.sync(self.weights(), policy_version)
         for _ in range(1 + rounds):
             most = LARGEST_ROUND * wanted
             count = prompts_to_draw(wanted - counts.useful, counts.useful, counts.drawn, most) if groups else wanted
             prompts = self.stream.take(cursor, len(groups) + count)[len(groups) :]
             noise = NoiseKey(self.recipe.seed, "train", step)
-            completions_PG = self.engine.generate(prompts, self.sampling, noise, first_draw=len(groups))
+            completions_PG = sample_groups(self.engine, prompts, self.sampling, noise, first_draw=len(groups))
             watch.lap("rollout")
             counted = engine_metrics(self.engine)
             scored = self.score(prompts, completions_PG, step)
@@ -107,6 +117,8 @@ class Sampled:
             tokens_sampled=sum(rollout.completion.length for group in groups for rollout in group),
             verdicts=count_verdicts(groups),
             useful=not rounds or counts.useful > 0,
+            policy_version=policy_version,
+            keyed=self.engine.capabilities.keyed_noise,
         )
 
 

@@ -40,6 +40,8 @@ class Batch:
     """Prompts that the step took from the stream, trained on or not."""
     verdicts: dict[int, tuple[int, int]]
     """Prompt -> (successes, verdicts) of every group drawn."""
+    keyed: bool = True
+    """Whether collecting it again would give the same; one that is not is saved even before its first update."""
 
 
 class Component(Protocol):
@@ -130,7 +132,14 @@ class TrainState:
         if self.phase == "cold_start":
             return f"cold-{self.cold_steps}"
         inside = self.update_metrics or self.fitted_at == self.step
-        return f"step-{self.step}.{len(self.update_metrics)}" if inside else f"step-{self.step}"
+        name = f"step-{self.step}.{len(self.update_metrics)}" if inside else f"step-{self.step}"
+        # A name fixes a state, and without an update the step before has this one already.
+        return f"{name}-batch" if self._saves_batch and not self.update_metrics else name
+
+    @property
+    def _saves_batch(self) -> bool:
+        """A keyed batch without updates is not saved: it comes out the same when it is collected again."""
+        return self.batch is not None and (bool(self.update_metrics) or not self.batch.keyed)
 
     def save(self, root: Path) -> Path:
         moments, counters = self.optimizer.state()
@@ -142,8 +151,7 @@ class TrainState:
             document["components"][name] = counters
             if parts:
                 tensors[name] = {part: torch.as_tensor(values) for part, values in parts.items()}
-        # A batch without updates is not saved: it is keyed, and comes out the same when it is collected again.
-        if self.batch and self.update_metrics:
+        if self.batch and self._saves_batch:
             tensors["batch"], document["batch"] = encode_batch(self.batch)
             document["update_metrics"] = self.update_metrics
         return checkpoint.save(root, self.checkpoint_name, checkpoint.Snapshot(tensors, document))
@@ -215,6 +223,7 @@ def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 "all_sampled": rollout.completion.sampled_mask is None,
                 "end": rollout.completion.end,
                 "text": rollout.completion.text,
+                "versions": rollout.completion.versions,
                 "outcome": encode_outcome(rollout.outcome),
             }
             for rollout in batch.rollouts
@@ -225,6 +234,7 @@ def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "metrics": batch.metrics,
         "prompts_taken": batch.prompts_taken,
         "verdicts": [[prompt, *counts] for prompt, counts in batch.verdicts.items()],
+        "keyed": batch.keyed,
     }
     return tensors, document
 
@@ -237,6 +247,7 @@ EXAMPLE_VECTORS = (
     "ref_logprobs_T",
     "old_values_T",
     "returns_T",
+    "fresh_T",
 )
 
 
@@ -251,6 +262,7 @@ def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prom
             end=row["end"],
             text=row["text"],
             sampled_mask=None if row["all_sampled"] else tuple(tensors["sampled_mask"][span].tolist()),
+            versions=tuple((version, count) for version, count in row.get("versions", ())),
         )
         rollouts.append(
             Rollout(
@@ -277,6 +289,7 @@ def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prom
         document["metrics"],
         document["prompts_taken"],
         {prompt: (right, judged) for prompt, right, judged in document["verdicts"]},
+        document.get("keyed", True),
     )
 
 

@@ -60,7 +60,11 @@ class UpdateMeter:
             self._sum("chosen", log_ratio_M[micro.advantages_M > 0].sum())
             self._sum("rejected", log_ratio_M[micro.advantages_M < 0].sum())
         if self.algorithm.data == "policy":
-            self.mismatch.append((scores.logprobs_M - micro.sampling_logprobs_M).abs())
+            mismatch_M = (scores.logprobs_M - micro.sampling_logprobs_M).abs()
+            if micro.fresh_M is not None:  # older tokens differ for a reason
+                mismatch_M = mismatch_M[micro.fresh_M]
+            if mismatch_M.numel():
+                self.mismatch.append(mismatch_M)
         if loss.mismatch_weights_M is not None:
             masked = self.algorithm.mismatch_weight.endswith("mask")
             cut_M = loss.mismatch_weights_M == 0 if masked else loss.mismatch_weights_M >= self.algorithm.mismatch_cap

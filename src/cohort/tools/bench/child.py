@@ -94,12 +94,12 @@ def planned_lengths(job: Job) -> contextlib.AbstractContextManager[None]:
     original: Callable[..., Any] = LocalEngine.generate
     plan = job.workload.plan
 
-    def generate(self: Any, prompts: Sequence[Any], sampling: Any, noise: Any, first_draw: int = 0) -> Any:
+    def generate(self: Any, requests: Sequence[Any], sampling: Any, noise: Any) -> Any:
         endless = replace(sampling, stop_ids=())
         if job.workload.lengths == "fixed":
-            return original(self, prompts, endless, noise, first_draw)
-        limits = plan[first_draw : first_draw + len(prompts)]
-        return original(self, prompts, endless, noise, first_draw, limits=limits)
+            return original(self, requests, endless, noise)
+        limits = [plan[request.draw][request.sample] for request in requests]
+        return original(self, requests, endless, noise, limits=limits)
 
     return replaced(LocalEngine, generate=generate)
 
@@ -124,6 +124,7 @@ def timed(job: Job, work: Callable[[], Any]) -> tuple[float, Any]:
 
 def measure_rollout(job: Job) -> dict[str, Any]:
     """The engine, and where asked `generate` of transformers: they take turns, so that both see the same machine."""
+    from cohort.engine import sample_groups
     from cohort.types import NoiseKey
 
     with session(job) as running:
@@ -131,7 +132,7 @@ def measure_rollout(job: Job) -> dict[str, Any]:
         prompts = encoded.train[: job.workload.prompts]
 
         def ours(turn: int) -> Any:
-            return parts.engine.generate(prompts, parts.sampling, NoiseKey(turn + 1, "train", 1))
+            return sample_groups(parts.engine, prompts, parts.sampling, NoiseKey(turn + 1, "train", 1))
 
         turns: dict[str, Callable[[int], Any]] = {"cohort": ours}
         if job.hf_generate:

@@ -38,6 +38,7 @@ RESAMPLES = 1000
 
 def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     """The document of OUTPUT/divergence/RUN.json. One model is in memory at a time."""
+    from cohort.engine import sample_groups
     from cohort.recipe.materials import Materials
     from cohort.training import build
     from cohort.types import NoiseKey
@@ -53,7 +54,7 @@ def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     name, problems = next(iter(encoded.sets.items()), ("prompts", encoded.train))
     problems = problems[:prompts]
     engine, _ = build.make_engine(recipe, final)
-    groups = engine.generate(problems, sampling, NoiseKey(recipe.seed, "evaluate", step=0))
+    groups = sample_groups(engine, problems, sampling, NoiseKey(recipe.seed, "evaluate", step=0))
     examples = as_examples(problems, [group[0] for group in groups])
     final_logprobs = final.score_examples(examples, recipe.train.micro_batch_tokens)
     del engine, final

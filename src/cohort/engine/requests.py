@@ -1,0 +1,75 @@
+"""From prompts to requests and back to groups, and what every engine does with a request's prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cohort.base.world import ALONE, World
+from cohort.engine.protocol import Engine
+from cohort.errors import EngineError
+from cohort.types import Completion, NoiseKey, Prompt, Request, Sampling
+
+
+def make_requests(prompts: Sequence[Prompt], group_size: int, first_draw: int = 0) -> list[Request]:
+    """`group_size` requests for each prompt, group after group. Draws count from `first_draw` in the order of the prompts."""
+    return [
+        Request(prompt, draw, sample) for draw, prompt in enumerate(prompts, start=first_draw) for sample in range(group_size)
+    ]
+
+
+def regroup(completions: Sequence[Completion], prompts: int, group_size: int) -> list[list[Completion]]:
+    return [list(completions[group * group_size : (group + 1) * group_size]) for group in range(prompts)]
+
+
+def sample_groups(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    noise: NoiseKey,
+    first_draw: int = 0,
+    *,
+    world: World = ALONE,
+) -> list[list[Completion]]:
+    """One group of `sampling.group_size` completions per prompt. Each process samples its block of the draws."""
+    block = world.block(len(prompts))
+    requests = make_requests(prompts[block], sampling.group_size, first_draw + block.start)
+    return regroup(world.gather(engine.generate(requests, sampling, noise)), len(prompts), sampling.group_size)
+
+
+def check_prefix(request: Request) -> None:
+    prefix = request.prefix
+    if request.position < 0:
+        raise EngineError(f"prompt {request.prompt.index}: the noise of a completion cannot begin at {request.position}.")
+    if prefix is not None and len(prefix.sampling_logprobs) != len(prefix.token_ids):
+        raise EngineError(
+            f"prompt {request.prompt.index}: the prefix has {len(prefix.token_ids)} tokens and "
+            f"{len(prefix.sampling_logprobs)} log-probs; hand over one for each."
+        )
+
+
+def finished_prefix(request: Request, sampling: Sampling) -> Completion | None:
+    """The prefix as a completion, where nothing is left to sample: it ends with a sampled stop, or is as long as may be."""
+    prefix = request.prefix
+    if prefix is None or not prefix.token_ids:
+        return None
+    if prefix.token_ids[-1] in sampling.stop_ids and prefix.mask[-1]:
+        return replace(prefix, end="stop")
+    return replace(prefix, end="length") if len(prefix.token_ids) >= sampling.max_completion_tokens else None
+
+
+def join_prefix(request: Request, more: Completion, version: int) -> Completion:
+    """The whole completion: what the request began with, and `more`, sampled after it by `version`; its text is of both."""
+    prefix = request.prefix
+    if prefix is None:
+        return more
+    mask = None if prefix.sampled_mask is None else (*prefix.sampled_mask, *more.mask)
+    versions = (*prefix.versions, (version, len(more.token_ids))) if prefix.versions else ()
+    return Completion(
+        (*prefix.token_ids, *more.token_ids),
+        (*prefix.sampling_logprobs, *more.sampling_logprobs),
+        more.end,
+        more.text,
+        mask,
+        versions,
+    )
