@@ -38,6 +38,7 @@ def train(parts: Parts, state: TrainState, until: int) -> None:
                 skip_zero_advantage=not pushes_on_all_tokens(algorithm),
                 keep_groups=compares_pairs(algorithm),
                 share_prompts=parts.policy.share_prompts,
+                layouts=state.layouts,
             )
             watch.lap("pack")
             meter = UpdateMeter(algorithm)

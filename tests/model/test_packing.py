@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from cohort.algorithms.named import NAMED
 from cohort.errors import InvariantError
-from cohort.model.packing import Example, MicroBatch, make_examples, minibatch_members, pack, token_budget_rows
+from cohort.model import packing
+from cohort.model.packing import Example, Layouts, MicroBatch, make_examples, minibatch_members, pack, token_budget_rows
+from cohort.training.state import TrainState
 from conftest import ragged_examples, rollout, tiny_policy
+from session_tools import train_tiny
 
 OPTIONS = {"aggregation": "token_mean", "max_completion_tokens": 8, "skip_zero_advantage": False}
 
@@ -44,6 +47,49 @@ def check_the_tokens_of(micro: MicroBatch, examples: list[Example], weight: floa
         assert micro.sampling_logprobs_M[number] == example.sampling_logprobs_T[place]
         assert micro.loss_weights_M[number] == weight
     return seen
+
+
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_what_was_laid_out_serves_again_with_other_numbers(share_prompts):
+    """Scoring comes first, without weights or advantages; training then finds the same rows, and puts its own numbers in."""
+    examples = with_common_prompts(ragged_examples(tiny_policy()))
+    options = OPTIONS | {"micro_batch_tokens": 25, "share_prompts": share_prompts}
+    layouts = Layouts()
+    scoring = pack(
+        [replace(one, advantages_T=torch.zeros_like(one.advantages_T)) for one in examples], layouts=layouts, **options
+    )
+    options["aggregation"] = "sequence_mean"
+    again, anew = pack(examples, layouts=layouts, **options), pack(examples, **options)
+    assert len(again.micro_batches) == len(anew.micro_batches) > 1
+    for first, found, expected in zip(scoring.micro_batches, again.micro_batches, anew.micro_batches, strict=True):
+        assert found.layout is first.layout
+        assert found.before is first.before
+        for name, value in vars(expected).items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(getattr(found, name), value), name
+        assert torch.equal(found.layout.token_ids_T, expected.layout.token_ids_T)
+        assert found.examples == expected.examples
+        assert found.layout.to("cpu") is found.layout
+        assert found.layout.to("meta").token_ids_T.device.type == "meta"
+        assert found.layout.token_ids_T.device.type == "cpu", "what is kept lies on the host"
+    pack(examples[1:], layouts=layouts, **options)
+    pack(examples, layouts=layouts, **options | {"micro_batch_tokens": 60})
+    assert len(layouts.made) == 3, "other members and another budget are other layouts"
+
+
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_a_step_lays_each_minibatch_out_once(tmp_path, monkeypatch, minibatches):
+    """Old, reference and two passes: as many layouts as there are minibatches of different members, one micro-batch each."""
+    made: list[int] = []
+    plans: list[list[list[int]]] = []
+    lay_out, begin = packing._lay_out_rows, TrainState.begin_batch
+    monkeypatch.setattr(packing, "_lay_out_rows", lambda *args: made.append(1) or lay_out(*args))
+    monkeypatch.setattr(TrainState, "begin_batch", lambda self, batch: plans.append(batch.plan) or begin(self, batch))
+    settings = {"cold_start.num_steps": 0, "evaluation.samples": 0, "train.num_steps": 1, "train.passes_per_step": 2}
+    train_tiny(tmp_path, **settings, **{"train.minibatches_per_step": minibatches})
+    (plan,) = plans
+    assert len(plan) == 2 * minibatches
+    assert len(made) == len({tuple(members) for members in plan}) < 4 * minibatches
 
 
 @pytest.mark.parametrize("share_prompts", [False, True])

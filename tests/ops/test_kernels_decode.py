@@ -112,7 +112,8 @@ def test_sample_is_its_twin(temperature, vocabulary):
     rows = torch.tensor([0, 5, 2, 3])
     for state in states:
         state.limits_N[6] = 2
-        state.admit(torch.arange(6), torch.tensor([8, 7, 6, 5, 4, 3], dtype=torch.int32), torch.arange(10, 16))
+        begun = torch.tensor([0, 0, 0, 0, 0, 1], dtype=torch.int32)  # the last row goes on after a token
+        state.admit(torch.arange(6), torch.tensor([8, 7, 6, 5, 4, 3], dtype=torch.int32), torch.arange(10, 16), begun)
         state.done_S[3] = 1
     sampling = Sampling(1, temperature, 4, (3, 7))
     ours, twin = states
@@ -132,8 +133,8 @@ def test_noise_is_the_noise_of_every_engine():
     """With equal logits the winner is the largest noise, so the kernel must make the very same noise."""
     for count in range(4):
         state = make_state(1, 1, 8)
-        state.admit(torch.tensor([0]), torch.tensor([0], dtype=torch.int32), torch.tensor([1]))
-        state.counts_S[0] = count
+        counts = torch.tensor([count], dtype=torch.int32)
+        state.admit(torch.tensor([0]), torch.tensor([0], dtype=torch.int32), torch.tensor([1]), counts)
         state._note_with_kernels(slice(0, 1), torch.zeros(1, 30_000), Sampling(1, 1.0, 8, ()), advance=True)
         expected = gumbel(state.keys_S2[:1], torch.tensor([count]), 30_000).argmax()
         assert state.token_ids_NT[0, count] == expected
@@ -141,7 +142,8 @@ def test_noise_is_the_noise_of_every_engine():
 
 def test_broken_logits_show():
     state = make_state(1, 1, 2)
-    state.admit(torch.tensor([0]), torch.tensor([0], dtype=torch.int32), torch.tensor([1]))
+    nothing = torch.tensor([0], dtype=torch.int32)
+    state.admit(torch.tensor([0]), nothing, torch.tensor([1]), nothing)
     state._note_with_kernels(slice(0, 1), torch.full((1, 20), torch.nan), Sampling(1, 1.0, 2, ()), advance=True)
     assert not torch.isfinite(state.logprobs_NT[0, 0])
 

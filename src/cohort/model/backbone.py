@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cohort.errors import InvariantError, ModelError
-from cohort.model.packing import Example, MicroBatch, pack
+from cohort.model.packing import Example, Layouts, MicroBatch, pack
 from cohort.ops.attention import CAUSAL_ATTENTION, attending
 from cohort.ops.gather import take
 from cohort.ops.layout import Layout
@@ -43,6 +43,7 @@ def score_tokens(
     skip_zero_advantage: bool = False,
     keep_groups: bool = False,
     share_prompts: bool = False,
+    layouts: Layouts | None = None,
 ) -> list[Tensor]:
     """`score` of every trained token, as one vector per example over its completion (0 elsewhere), on the CPU."""
     scored = [torch.zeros(len(example.completion_ids), dtype=dtype) for example in examples]
@@ -54,6 +55,7 @@ def score_tokens(
         skip_zero_advantage=skip_zero_advantage,
         keep_groups=keep_groups,
         share_prompts=share_prompts,
+        layouts=layouts,
     )
     values = [score(micro) for micro in batch.micro_batches]  # all are under way before the first is waited for
     for micro, values_M in zip(batch.micro_batches, values, strict=True):

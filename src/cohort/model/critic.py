@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cohort.errors import CheckpointError, InvariantError
 from cohort.model.backbone import ModuleBackbone, can_share_prompts, score_tokens, states_before
 from cohort.model.optim import MAX_SKIPPED_IN_A_ROW, MasterWeights, Optimizer, StepReport
-from cohort.model.packing import Example, MicroBatch
+from cohort.model.packing import Example, Layouts, MicroBatch
 from cohort.model.policy import Policy
 from cohort.ops.attention import attention_configs
 from cohort.ops.rounding import steady_rows
@@ -98,14 +98,14 @@ class Critic:
         return self.model.head.weight.device
 
     @torch.no_grad()
-    def values(self, examples: list[Example], micro_batch_tokens: int) -> list[Tensor]:
+    def values(self, examples: list[Example], micro_batch_tokens: int, layouts: Layouts | None = None) -> list[Tensor]:
         """V before each completion token (0 where the loss mask is False), without gradients, on the CPU."""
         dtype = torch.promote_types(self.model.head.weight.dtype, torch.float32)
 
         def values(micro: MicroBatch) -> Tensor:
             return self._values_before(micro.to(self.device))
 
-        return score_tokens(examples, values, dtype, micro_batch_tokens, share_prompts=self.share_prompts)
+        return score_tokens(examples, values, dtype, micro_batch_tokens, share_prompts=self.share_prompts, layouts=layouts)
 
     def backward(self, micro: MicroBatch) -> None:
         """Add the gradient of the weighted value loss of this micro-batch to the critic's; the policy is not touched."""
@@ -181,7 +181,7 @@ class Critic:
 class NoCritic:
     """Every algorithm but PPO: nothing to value, nothing to train, nothing to save."""
 
-    def values(self, examples: list[Example], micro_batch_tokens: int) -> list[Tensor]:
+    def values(self, examples: list[Example], micro_batch_tokens: int, layouts: Layouts | None = None) -> list[Tensor]:
         raise InvariantError('values were asked for, but there is no critic: only advantage = "gae" has one.')
 
     def backward(self, micro: MicroBatch) -> None:

@@ -12,7 +12,7 @@ host would be felt.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cohort.algorithms.named import find_named
 from cohort.errors import InvariantError
-from cohort.ops.gather import Selection, ranges
+from cohort.ops.gather import Indices, Selection, ranges
 from cohort.ops.layout import Layout, lay_out
 from cohort.types import Rollout
 
@@ -170,6 +170,7 @@ def pack(
     skip_zero_advantage: bool,
     keep_groups: bool = False,
     share_prompts: bool = False,
+    layouts: Layouts | None = None,
 ) -> Minibatch:
     """One minibatch: weights over all examples, then micro-batches of those that are forwarded.
 
@@ -181,6 +182,8 @@ def pack(
 
     skip_zero_advantage leaves out the forward of examples that nothing pushes on. They stay in the denominators, so the
     gradient is the same; it may only be set when no KL or entropy term acts on them.
+
+    layouts holds what was laid out already for examples of the same step.
     """
     lengths_N = [example.trained_tokens for example in examples]
     weigh = weigh_by(aggregation) if isinstance(aggregation, str) else aggregation
@@ -190,8 +193,9 @@ def pack(
         for index, example in enumerate(examples)
         if lengths_N[index] and (example.has_gradient or not skip_zero_advantage)
     ]
-    shared, batches = cut(examples, forwarded, micro_batch_tokens, keep_groups, share_prompts)
-    micro_batches = [_micro_batch(examples, rows, weights_N, shared) for rows in batches]
+    layouts = layouts or Layouts()
+    laid_out = layouts.find(examples, forwarded, micro_batch_tokens, keep_groups, share_prompts)
+    micro_batches = [_micro_batch(examples, rows, weights_N) for rows in laid_out]
     return Minibatch(
         micro_batches,
         completions=sum(length > 0 for length in lengths_N),
@@ -298,9 +302,43 @@ def fill(units: Sequence[Unit], budget: int) -> list[list[int]]:
     return batches
 
 
-def _micro_batch(
-    examples: Sequence[Example], rows: Sequence[int], weights_N: Sequence[float], share_prompts: bool
-) -> MicroBatch:
+@dataclass(frozen=True)
+class LaidOut:
+    """The rows of a micro-batch in their places: all of it that does not change while a step credits and scores its examples."""
+
+    rows: tuple[int, ...]
+    """Place of each in the list that was packed."""
+    layout: Layout
+    before: Selection
+    token_ids_M: Tensor
+    row_M: Tensor
+    group_B: Tensor
+    trained_M: Indices
+    """Of all tokens of all completions, one after the other."""
+
+
+class Layouts:
+    """What one step has laid out: a minibatch once, for old, reference and values, and for every pass that trains on it.
+
+    On the host alone: a device gets copies, which go when their micro-batch is done.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[Hashable, list[LaidOut]] = {}
+
+    def find(
+        self, examples: Sequence[Example], forwarded: Sequence[int], budget: int, keep_groups: bool, share_prompts: bool
+    ) -> list[LaidOut]:
+        """`forwarded` rows of these examples, laid out. Within a step an example is known by its rollout."""
+        names = tuple(example.rollout for example in examples)
+        key = (names, tuple(forwarded), budget, keep_groups, share_prompts)
+        if key not in self.made:
+            shared, batches = cut(examples, forwarded, budget, keep_groups, share_prompts)
+            self.made[key] = [_lay_out_rows(examples, rows, shared) for rows in batches]
+        return self.made[key]
+
+
+def _lay_out_rows(examples: Sequence[Example], rows: Sequence[int], share_prompts: bool) -> LaidOut:
     chosen = [examples[row] for row in rows]
     if not all(example.prompt_ids for example in chosen):
         raise InvariantError("a prompt without tokens: nothing predicts the first token of its completion.")
@@ -315,24 +353,37 @@ def _micro_batch(
     before_C = here_C - 1  # the only shift in the project
     before_C[np.cumsum(length_B) - length_B] = layout.rows.before_completion_B
     trained_M = np.flatnonzero(mask_C)
+    return LaidOut(
+        rows=tuple(rows),
+        layout=layout,
+        before=Selection.of(before_C[trained_M], layout.num_tokens),
+        token_ids_M=layout.token_ids_T[torch.from_numpy(here_C[trained_M])],
+        row_M=torch.from_numpy(row_C[trained_M]),
+        group_B=torch.tensor([example.group for example in chosen]),
+        trained_M=trained_M,
+    )
+
+
+def _micro_batch(examples: Sequence[Example], laid_out: LaidOut, weights_N: Sequence[float]) -> MicroBatch:
+    chosen = [examples[row] for row in laid_out.rows]
 
     def flat(name: str) -> Tensor | None:
         vectors = [getattr(example, name) for example in chosen]
         present = [vector.numpy() for vector in vectors if vector is not None]
         if present and len(present) < len(vectors):
             raise InvariantError("a minibatch mixes examples with and without old log-probs, reference log-probs or values")
-        return torch.from_numpy(np.concatenate(present)[trained_M]) if present else None
+        return torch.from_numpy(np.concatenate(present)[laid_out.trained_M]) if present else None
 
     advantages_M, sampling_logprobs_M = flat("advantages_T"), flat("sampling_logprobs_T")
     assert advantages_M is not None
     assert sampling_logprobs_M is not None
-    row_M = row_C[trained_M]
+    weights_B = np.array([weights_N[row] for row in laid_out.rows], dtype=np.float64)
     return MicroBatch(
-        layout=layout,
-        before=Selection.of(before_C[trained_M], layout.num_tokens),
-        token_ids_M=layout.token_ids_T[torch.from_numpy(here_C[trained_M])],
-        row_M=torch.from_numpy(row_M),
-        loss_weights_M=torch.from_numpy(np.array([weights_N[row] for row in rows], dtype=np.float64)[row_M]),
+        layout=laid_out.layout,
+        before=laid_out.before,
+        token_ids_M=laid_out.token_ids_M,
+        row_M=laid_out.row_M,
+        loss_weights_M=torch.from_numpy(weights_B[laid_out.row_M.numpy()]),
         advantages_M=advantages_M,
         sampling_logprobs_M=sampling_logprobs_M,
         old_logprobs_M=flat("old_logprobs_T"),
@@ -340,6 +391,6 @@ def _micro_batch(
         old_values_M=flat("old_values_T"),
         returns_M=flat("returns_T"),
         fresh_M=flat("fresh_T"),
-        group_B=torch.tensor([example.group for example in chosen]),
-        examples=tuple(rows),
+        group_B=laid_out.group_B,
+        examples=laid_out.rows,
     )

@@ -22,7 +22,7 @@ from cohort.model import head, lora
 from cohort.model.backbone import Backbone, ModuleBackbone, can_share_prompts, score_tokens, states_before
 from cohort.model.chat import ChatCodec
 from cohort.model.own_attention import why_not_own_attention
-from cohort.model.packing import Example, MicroBatch
+from cohort.model.packing import Example, Layouts, MicroBatch
 from cohort.model.tokenizer import load_tokenizer
 from cohort.ops.attention import attention_configs
 from cohort.ops.fused import with_kernels
@@ -113,6 +113,7 @@ class Policy:
         skip_zero_advantage: bool = False,
         *,
         keep_groups: bool = False,
+        layouts: Layouts | None = None,
     ) -> list[Tensor]:
         """Log-probs of each example's completion tokens (0 where masked or skipped), without gradients, on the CPU."""
 
@@ -120,7 +121,9 @@ class Policy:
             return self.compute_logprobs(micro.to(self.device)).logprobs_M
 
         dtype = torch.promote_types(self.model.dtype, torch.float32)
-        return score_tokens(examples, logprobs, dtype, micro_batch_tokens, skip_zero_advantage, keep_groups, self.share_prompts)
+        return score_tokens(
+            examples, logprobs, dtype, micro_batch_tokens, skip_zero_advantage, keep_groups, self.share_prompts, layouts
+        )
 
     def own_parameters(self) -> dict[str, Tensor]:
         """What is its own, and not of a base that others share: the adapter, or everything."""

@@ -139,6 +139,9 @@ class Layout:
         return Clusters(start_B[first_C], length_B[first_C], np.append(first_C, self.num_rows))
 
     def to(self, device: torch.device | str) -> Layout:
+        """On another device a copy; where it lies already it stays, with the padding that was worked out for it."""
+        if self.token_ids_T.device == torch.device(device):
+            return self
         return replace(
             self,
             token_ids_T=self.token_ids_T.to(device),

@@ -17,7 +17,7 @@ from cohort.algorithms.registry import SAMPLED, Choice
 from cohort.base.stopwatch import Stopwatch
 from cohort.errors import InvariantError, RewardError
 from cohort.model.critic import Critic, NoCritic
-from cohort.model.packing import Example, make_examples, minibatch_members
+from cohort.model.packing import Example, Layouts, make_examples, minibatch_members
 from cohort.model.policy import Policy
 from cohort.recipe.schema import AlgorithmConfig, Recipe, reward_name
 from cohort.training.credit import Credit, count_completions, read_parts, rewards_of
@@ -71,7 +71,8 @@ def make_batch(
     plan = minibatch_members(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
     watch.lap("prepare")
     examples = mark_fresh(examples, rollouts, collected.policy_version)
-    examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens, watch)
+    layouts = Layouts()
+    examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens, watch, layouts)
     if reads_logprobs(algorithm):
         examples = credit.advantages(examples)
 
@@ -81,7 +82,9 @@ def make_batch(
     if algorithm.data in SAMPLED:
         metrics |= group_metrics(advantages_N, scored_PG, silent_P, left_out_P, rollouts)
     watch.lap("prepare")
-    return Batch(rollouts, advantages_N, examples, plan, metrics, collected.prompts_taken, collected.verdicts, collected.keyed)
+    return Batch(
+        rollouts, advantages_N, examples, plan, metrics, collected.prompts_taken, collected.verdicts, collected.keyed, layouts
+    )
 
 
 def silent_groups(rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Tensor) -> Tensor:
@@ -147,6 +150,7 @@ def add_logprobs(
     algorithm: AlgorithmConfig,
     micro_batch_tokens: int,
     watch: Stopwatch,
+    layouts: Layouts,
 ) -> list[Example]:
     """Log-probs under the policy before this step's first update and under the reference, and the critic's values.
 
@@ -160,7 +164,7 @@ def add_logprobs(
     together = compares_pairs(algorithm)
 
     def score(model: Policy) -> Callable[[list[Example]], list[Tensor]]:
-        return lambda chosen: model.score_examples(chosen, micro_batch_tokens, skip, keep_groups=together)
+        return lambda chosen: model.score_examples(chosen, micro_batch_tokens, skip, keep_groups=together, layouts=layouts)
 
     stale = any(example.fresh_T is not None for example in examples)
     if stale and algorithm.mismatch_weight == "off":
@@ -173,7 +177,7 @@ def add_logprobs(
         _score_into(examples, plan, "ref_logprobs_T", score(models.reference))
         watch.lap("reference")
     if needs_critic(algorithm):
-        _score_into(examples, plan, "old_values_T", lambda chosen: models.critic.values(chosen, micro_batch_tokens))
+        _score_into(examples, plan, "old_values_T", lambda chosen: models.critic.values(chosen, micro_batch_tokens, layouts))
         watch.lap("critic")
     return examples
 

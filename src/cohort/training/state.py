@@ -19,7 +19,7 @@ from cohort.base.interrupts import deferred
 from cohort.base.trees import reach
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.optim import Optimizer
-from cohort.model.packing import Example, Minibatch
+from cohort.model.packing import Example, Layouts, Minibatch
 from cohort.training import checkpoint
 from cohort.training.updates import UpdateMeter
 from cohort.types import Completion, Outcome, Prompt, Rollout
@@ -42,6 +42,8 @@ class Batch:
     """Prompt -> (successes, verdicts) of every group drawn."""
     keyed: bool = True
     """Whether collecting it again would give the same; one that is not is saved even before its first update."""
+    layouts: Layouts = field(default_factory=Layouts, compare=False, repr=False)
+    """Minibatches laid out so far. No part of a checkpoint: they follow from the examples."""
 
 
 class Component(Protocol):
@@ -107,6 +109,11 @@ class TrainState:
         assert self.batch is not None
         for members in self.batch.plan[len(self.update_metrics) :]:
             yield [self.batch.examples[index] for index in members]
+
+    @property
+    def layouts(self) -> Layouts:
+        assert self.batch is not None
+        return self.batch.layouts
 
     def update(self, meter: UpdateMeter, minibatch: Minibatch, critic: Critic | NoCritic) -> None:
         """One optimizer step, and its metrics, with no moment in between at which only one of the two is done."""
