@@ -398,6 +398,7 @@ class Session:
         before, after = self._evaluated("before", state), self._evaluated("after", state)
         summary: dict[str, Any] = {"eval": summarize(before, after)}
         if parts and state:
+            parts.engine.close()
             summary["steps"] = state.step
             summary["seconds"] = round(parts.seconds(), 2)
             summary["parameters"] = parts.policy.num_parameters

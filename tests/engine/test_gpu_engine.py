@@ -3,6 +3,7 @@
 import gc
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -184,3 +185,22 @@ def test_a_workspace_that_is_not_kept_leaves_no_memory_behind(monkeypatch):
             assert torch.cuda.memory_allocated() - held < 2 * 2 * 60 * 2 * 16 * 38 * 4
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_completions_continued_from_their_own_prefix(graphs):
+    """Half of each completion, run as a prompt: other sums than decoding it, so near-ties may part."""
+    model, prompts, wanted = make_model(), make_prompts(16), sampling(group_size=4)
+    engine, requests = LocalEngine(model, text_of, 24, cuda_graphs=graphs), make_requests(prompts, 4)
+    whole, seen = engine.generate(requests, wanted, TRAIN), []
+    halves = [
+        replace(request, prefix=replace(one, token_ids=one.token_ids[:half], sampling_logprobs=one.sampling_logprobs[:half]))
+        for request, one, half in (
+            (request, one, len(one.token_ids) // 2) for request, one in zip(requests, whole, strict=True)
+        )
+    ]
+    found = engine.generate(halves, wanted, TRAIN, lambda request, completion: seen.append(completion))
+    assert sorted(map(repr, seen)) == sorted(map(repr, found))
+    equal = [ours.token_ids == theirs.token_ids for ours, theirs in zip(found, whole, strict=True)]
+    assert sum(equal) >= 0.95 * len(equal)
+    assert engine.generate(requests, wanted, TRAIN) == whole, "the workspace serves the next call"

@@ -355,7 +355,8 @@ class LocalEngine:
             for request, length in zip(requests, lengths_N.tolist(), strict=True)
         ]
         ids_N = [token_ids_NT[row, span].tolist() for row, span in enumerate(spans)]
-        texts_N = self.decode_all([[*request.prefix_ids, *ids] for request, ids in zip(requests, ids_N, strict=True)])
+        whole_N = [ids if one.prefix is None else [*one.prefix_ids, *ids] for one, ids in zip(requests, ids_N, strict=True)]
+        texts_N = self.decode_all(whole_N)
         completions = []
         for row, (request, ids, text) in enumerate(zip(requests, ids_N, texts_N, strict=True)):
             end: End = "stop" if ids[-1] in stop_ids else "length"

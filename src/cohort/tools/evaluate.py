@@ -268,6 +268,7 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
         answers=rewards.has_answers,
         label=target.label,
     )
+    engine.close()
     return Result(target, evaluation, seen)
 
 

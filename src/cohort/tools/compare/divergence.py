@@ -57,6 +57,7 @@ def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     groups = sample_groups(engine, problems, sampling, NoiseKey(recipe.seed, "evaluate", step=0))
     examples = as_examples(problems, [group[0] for group in groups])
     final_logprobs = final.score_examples(examples, recipe.train.micro_batch_tokens)
+    engine.close()
     del engine, final
     start = load(recipe, data, folder.start if folder.start.is_dir() else None)
     start_logprobs = start.score_examples(examples, recipe.train.micro_batch_tokens)
