@@ -32,7 +32,7 @@ from cohort.model.packing import Example, make_examples, pack
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.recipe.schema import OptimizerConfig, ScratchConfig
-from cohort.training.sources import as_groups
+from cohort.training.drawing import as_groups
 from cohort.types import NoiseKey, Outcome, Prompt, Sampling
 
 LENGTH = 3

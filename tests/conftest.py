@@ -18,8 +18,11 @@ if not torch.cuda.is_available():
 from cohort.model.packing import Example, pack
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
-from cohort.recipe.schema import AlgorithmConfig, ScratchConfig
+from cohort.recipe.schema import AlgorithmConfig, Recipe, ScratchConfig
+from cohort.training.drawing import Collected
+from cohort.training.experience import Models, credit_tokens, make_batch
 from cohort.training.objective import compares_pairs, reads_logprobs, token_loss, weigh_tokens
+from cohort.training.state import Batch
 from cohort.types import UNSCORED, Completion, End, Outcome, Prompt, Rollout
 
 # Tiny models gain nothing from threads and lose much when the machine is shared.
@@ -224,3 +227,8 @@ def library_loss_and_gradients(
 def relative_difference(left: torch.Tensor, right: torch.Tensor) -> float:
     """Largest difference in units of the largest entry."""
     return float((left - right).abs().max() / right.abs().max().clamp(min=1e-300))
+
+
+def collect_batch(collected: Collected, models: Models, recipe: Recipe, step: int, kl_coef: float) -> Batch:
+    """Two lines of the loop: an advantage on every token, then the batch."""
+    return make_batch(credit_tokens(collected, models, recipe, step, kl_coef))

@@ -281,19 +281,19 @@ def test_monitors_are_handed_to_a_resumed_run_again(model):
 
 def test_resume_needs_nothing_but_the_folder(model, monkeypatch):
     """Rows from a generator and an importable reward: after a stop inside the run, the folder alone is enough."""
+    from cohort import loop
     from cohort.errors import Interrupted
-    from cohort.training.parts import Parts
 
     whole = cohort.train(model=model, prompts=(row for row in ROWS), rewards=[digit_share], name="whole", **SETTINGS)
-    original = Parts.observe
+    original = loop.observe_step
 
-    def stopped(self, state, watch):
+    def stopped(parts, state, watch):
         if state.step == 1:
             raise Interrupted("SIGTERM")
-        original(self, state, watch)
+        original(parts, state, watch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Parts, "observe", stopped)
+        patch.setattr(loop, "observe_step", stopped)
         run = cohort.train(model=model, prompts=(row for row in ROWS), rewards=[digit_share], name="stopped", **SETTINGS)
     assert (run.status, run.summary["steps"]) == ("interrupted", 1)
     run = cohort.resume(run.folder)

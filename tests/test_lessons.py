@@ -18,10 +18,10 @@ from cohort.model.critic import NoCritic
 from cohort.model.scratch import build_scratch
 from cohort.ops.attention import check_plain_causal
 from cohort.recipe.schema import ScratchConfig
-from cohort.training.experience import Models, make_batch
-from cohort.training.sources import Collected, as_groups
+from cohort.training.drawing import Collected, as_groups
+from cohort.training.experience import Models
 from cohort.types import Completion, Outcome, Prompt
-from conftest import tiny_policy
+from conftest import collect_batch, tiny_policy
 from session_tools import digit_share, rows_of, tiny
 from test_session import FAST, run_with
 
@@ -320,7 +320,7 @@ def test_equal_prompts_are_groups_of_their_own(tmp_path):
     rollouts = [rollout for group in as_groups(prompts, completions, outcomes, 0) for rollout in group]
     recipe = tiny(tmp_path, **FAST | {"train.group_size": 2, "algorithm.kl_coef": 0.0})
     models = Models(tiny_policy(), None, NoCritic())
-    batch = make_batch(Collected(rollouts, {}, prompts_taken=2, tokens_sampled=4), models, recipe, 1, kl_coef=0.0)
+    batch = collect_batch(Collected(rollouts, {}, prompts_taken=2, tokens_sampled=4), models, recipe, 1, kl_coef=0.0)
     assert [rollout.group for rollout in batch.rollouts] == [0, 0, 1, 1]
     assert batch.advantages_N == pytest.approx([1.0, -1.0, 0.0, 0.0], abs=1e-5)
 

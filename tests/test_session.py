@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from cohort import session
 from cohort.errors import CohortError, InvariantError, ModelError, RewardError, RunError
 from cohort.model.policy import Policy
-from cohort.training import build, checkpoint, parts
+from cohort.training import build, checkpoint, stages
 from cohort.training.build import Materials
 from cohort.training.updates import check_same_policy
 from conftest import tiny_policy
@@ -70,7 +70,7 @@ def test_engine_trainer_and_reference_agree_before_the_first_update(tmp_path, en
 def test_the_kl_is_exactly_0_at_any_width(tmp_path, monkeypatch):
     """The reference scores the very micro-batches that are trained, so on a CPU no width excuses a difference."""
     seen = []
-    monkeypatch.setattr(parts, "check_same_policy", lambda *args: seen.append(args[2]) or check_same_policy(*args))
+    monkeypatch.setattr(stages, "check_same_policy", lambda *args: seen.append(args[2]) or check_same_policy(*args))
     wide = {
         "model.scratch.hidden_size": 640,
         "model.scratch.num_layers": 1,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from cohort.base.interrupts import deferred
 from cohort.engine import sample_groups
 from cohort.loop import train
 from cohort.recipe.schema import Recipe
+from cohort.training.build import make_judge
+from cohort.training.drawing import as_groups
 from cohort.training.learned_scorer import LearnedScorer
-from cohort.training.parts import Parts
+from cohort.training.parts import TrainingParts
 from cohort.training.reward_data import Labelled, Replay, label
 from cohort.training.reward_model import RewardModel
-from cohort.training.sources import as_groups
+from cohort.training.stages import save_run, sync_engine
 from cohort.training.state import TrainState
 from cohort.types import NoiseKey
 
@@ -59,18 +62,19 @@ class LearnedReward:
         self.metrics = dict(document["metrics"])
 
 
-def train_in_iterations(parts: Parts, state: TrainState, compute_dtype: torch.dtype) -> None:
+def train_in_iterations(parts: TrainingParts, state: TrainState, compute_dtype: torch.dtype) -> None:
     """Train until `num_steps` steps are finished, in `reward_model.iterations` parts of equal length."""
     recipe = parts.recipe
     learned = LearnedReward(make_reward_model(parts, compute_dtype))
     state.attach("reward_model", learned)
-    parts.scorer = LearnedScorer(
+    scorer = LearnedScorer(
         parts.rewards, learned.model, recipe.train.micro_batch_tokens, max_fault_share=recipe.train.max_fault_share
     )
+    parts = replace(parts, judge=make_judge(parts, scorer))
     for iteration in range(1, recipe.reward_model.iterations + 1):
         if state.iteration < iteration:
             begin_iteration(parts, state, learned, iteration)
-        parts.constant_metrics = {"reward_model/iteration": iteration, **learned.metrics}
+        state.constant_metrics = {"reward_model/iteration": iteration, **learned.metrics}
         train(parts, state, until=last_step(recipe, iteration))
     export(learned.model, parts.folder.reward_model)
 
@@ -84,7 +88,7 @@ def export(model: RewardModel, folder: Path) -> None:
     temporary.rename(folder)
 
 
-def make_reward_model(parts: Parts, compute_dtype: torch.dtype) -> RewardModel:
+def make_reward_model(parts: TrainingParts, compute_dtype: torch.dtype) -> RewardModel:
     settings, bits = parts.recipe.reward_model, parts.recipe.optimizer.state_bits
     if settings.source:
         return RewardModel.from_pretrained(settings.source, parts.policy, settings, compute_dtype, state_bits=bits)
@@ -95,7 +99,7 @@ def last_step(recipe: Recipe, iteration: int) -> int:
     return recipe.train.num_steps * iteration // recipe.reward_model.iterations
 
 
-def begin_iteration(parts: Parts, state: TrainState, learned: LearnedReward, iteration: int) -> None:
+def begin_iteration(parts: TrainingParts, state: TrainState, learned: LearnedReward, iteration: int) -> None:
     """Fit the reward model on what the policy writes now, and let the policy start over from here."""
     settings, seed, started = parts.recipe.reward_model, parts.recipe.seed, time.monotonic()
     fresh = labelled_rollouts(parts, state, iteration)
@@ -112,7 +116,7 @@ def begin_iteration(parts: Parts, state: TrainState, learned: LearnedReward, ite
         if parts.reference:
             parts.reference.become(parts.policy)
         state.iteration, state.fitted_at = iteration, state.step
-        parts.save(state)
+        save_run(parts, state)
     accuracy = learned.metrics.get("reward_model/accuracy")
     parts.monitors.on_message(
         f"iteration {iteration} of {settings.iterations}: reward model fitted on {learned.metrics['reward_model/completions']:.0f} "
@@ -122,13 +126,14 @@ def begin_iteration(parts: Parts, state: TrainState, learned: LearnedReward, ite
     )
 
 
-def labelled_rollouts(parts: Parts, state: TrainState, iteration: int) -> list[Labelled]:
+def labelled_rollouts(parts: TrainingParts, state: TrainState, iteration: int) -> list[Labelled]:
     """Groups for the prompts that come next, judged by the reward functions.
 
     The reward model has then seen the prompts it is asked about in training, though not the completions; how well it does
     on prompts it has not seen is what the held-back ones measure.
     """
     prompts = parts.stream.take(state.cursor, parts.recipe.reward_model.prompts)
+    sync_engine(parts, state)
     completions_PG = sample_groups(
         parts.engine, prompts, parts.sampling, NoiseKey(parts.recipe.seed, "reward_model", iteration)
     )

@@ -20,12 +20,12 @@ from cohort.recipe.words import describe
 from cohort.rewards.base import RewardRunner
 
 if TYPE_CHECKING:
+    from cohort.data.streams import Stream
     from cohort.evaluation.evaluate import Evaluation
     from cohort.model.optim import MasterWeights
     from cohort.model.policy import Policy
     from cohort.training.build import EncodedData
-    from cohort.training.parts import Parts
-    from cohort.training.sources import Stream
+    from cohort.training.parts import Parts, TrainingParts
     from cohort.training.state import TrainState
 
 
@@ -129,7 +129,7 @@ class Session:
     def assemble(self) -> tuple[Parts, TrainState, EncodedData]:
         from cohort.model.optim import MasterWeights
         from cohort.training import build
-        from cohort.training.parts import Parts
+        from cohort.training.parts import Clock, Parts
 
         recipe = self.recipe
         if recipe.train.num_steps:
@@ -167,8 +167,7 @@ class Session:
             sampling=sampling,
             evaluation_sets=encoded.sets,
             monitors=self.monitors,
-            base_seconds=state.seconds,
-            started=self.started,
+            clock=Clock(state.seconds, self.started),
         )
         return parts, state, encoded
 
@@ -269,6 +268,7 @@ class Session:
         from cohort.base.interrupts import deferred
         from cohort.model.optim import Optimizer
         from cohort.training.cold_start import cold_start
+        from cohort.training.stages import save_run
 
         if state.phase != "cold_start":
             return
@@ -280,22 +280,23 @@ class Session:
             parts.policy.save(self.folder.start)
             state.phase = "train"
             state.optimizer = Optimizer(state.optimizer.weights, self._optimizer_config("train"), self._total_updates("train"))
-            parts.save(state)
+            save_run(parts, state)
 
     def _train(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
         from cohort.loop import train
         from cohort.loop_iterative import train_in_iterations
         from cohort.training import build
+        from cohort.training.stages import save_run
 
         learned = self.recipe.reward_model.iterations > 0
         if state.step < self.recipe.train.num_steps or (learned and not self.folder.reward_model.is_dir()):
-            self._prepare_training(parts, state, encoded)
+            training = self._training_parts(parts, state, encoded)
             self.monitors.on_stage("training", total=self.recipe.train.num_steps, done=state.step)
             if learned:
-                train_in_iterations(parts, state, build.compute_dtype(self.recipe))
+                train_in_iterations(training, state, build.compute_dtype(self.recipe))
             else:
-                train(parts, state, until=self.recipe.train.num_steps)
-        parts.save(state)
+                train(training, state, until=self.recipe.train.num_steps)
+        save_run(parts, state)
 
     def _how_to_go_on(self) -> str:
         """Functions that no other process can import must be handed in again, from Python."""
@@ -303,29 +304,33 @@ class Session:
             return f"cohort.resume({str(self.folder.root)!r}, rewards=[...]) from Python, with the same functions"
         return f"cohort resume {self.folder.root}"
 
-    def _prepare_training(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
+    def _training_parts(self, parts: Parts, state: TrainState, encoded: EncodedData) -> TrainingParts:
         """What training needs beside the policy, made from the starting weights and given the state it had."""
         from cohort.data.prompt_choice import InformativeChoice
-        from cohort.model.critic import Critic
+        from cohort.model.critic import Critic, NoCritic
         from cohort.model.reference import Reference
         from cohort.training import build
-        from cohort.training.kl_control import KLControl
         from cohort.training.objective import needs_critic
+        from cohort.training.parts import TrainingParts
 
-        algorithm = self.recipe.algorithm
-        parts.kl_control = KLControl(algorithm.kl_coef, algorithm.kl_target)
-        parts.kl_control.coef = state.kl_coef
+        algorithm, reference = self.recipe.algorithm, None
+        critic: Critic | NoCritic = NoCritic()
         if needs_reference(self.recipe):
-            parts.reference = Reference(self._reference(parts, state), algorithm.reference_every, algorithm.reference_decay)
-            state.attach("reference", parts.reference)
+            reference = Reference(self._reference(parts, state), algorithm.reference_every, algorithm.reference_decay)
+            state.attach("reference", reference)
         if needs_critic(algorithm):
-            updates = self._total_updates("train")
-            dtype = build.compute_dtype(self.recipe)
-            parts.critic = Critic(parts.policy, self.recipe.critic, self.recipe.optimizer, dtype, updates)
-            state.attach("critic", parts.critic)
+            updates, dtype = self._total_updates("train"), build.compute_dtype(self.recipe)
+            critic = Critic(parts.policy, self.recipe.critic, self.recipe.optimizer, dtype, updates)
+            state.attach("critic", critic)
         if isinstance(parts.stream, InformativeChoice):
             state.attach("prompt_choice", parts.stream)
-        parts.source = build.make_source(parts, encoded)
+        return TrainingParts(
+            **vars(parts),
+            source=build.make_source(parts, encoded, reference),
+            judge=build.make_judge(parts),
+            reference=reference,
+            critic=critic,
+        )
 
     def _reference(self, parts: Parts, state: TrainState) -> Policy:
         """The policy the run started from: a copy while the weights are still those, else loaded again.
@@ -361,14 +366,16 @@ class Session:
 
     def _evaluate_once(self, label: str, parts: Parts, state: TrainState) -> None:
         """Evaluate, unless an earlier process of this run already did."""
+        from cohort.training.stages import evaluate_policy, remember_best
+
         if not parts.evaluation_sets:
             return
         result = self._evaluated(label, state)
         if result is None:
             self.monitors.on_stage("baseline evaluation" if label == "before" else "final evaluation")
-            result = parts.evaluate(label, state.step)
+            result = evaluate_policy(parts, state, label, state.step)
         if label == "after":
-            parts.remember_best(result, state)
+            remember_best(parts, state, result)
 
     def _evaluated(self, label: str, state: TrainState | None) -> Evaluation | None:
         """An evaluation that is already written down."""
@@ -385,22 +392,24 @@ class Session:
     def _save_what_is_earned(self, parts: Parts | None, state: TrainState | None) -> None:
         """A disk that is full must not hide why the run ends; the checkpoint before stays whole."""
         if parts and state:
+            from cohort.training.stages import save_run
+
             try:
-                parts.save(state)
+                save_run(parts, state)
             except (OSError, CheckpointError) as problem:
                 self.monitors.on_message(f"the last steps could not be saved: {problem}")
 
     def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: str = "") -> RunResult:
         from cohort.evaluation.evaluate import summarize
         from cohort.observe.report import write_report
-        from cohort.training.parts import peak_memory_gib
+        from cohort.training.stages import peak_memory_gib
 
         before, after = self._evaluated("before", state), self._evaluated("after", state)
         summary: dict[str, Any] = {"eval": summarize(before, after)}
         if parts and state:
             parts.engine.close()
             summary["steps"] = state.step
-            summary["seconds"] = round(parts.seconds(), 2)
+            summary["seconds"] = round(parts.clock.read(), 2)
             summary["parameters"] = parts.policy.num_parameters
             summary["peak_memory_gib"] = round(peak_memory_gib(parts.policy.device), 4)
             if jail := self.rewards.jail:

@@ -28,12 +28,12 @@ from cohort.recipe.schema import AlgorithmConfig, CriticConfig, OptimizerConfig,
 from cohort.recipe.words import describe
 from cohort.rewards.contract import Scored
 from cohort.training.build import EncodedData, make_stream
-from cohort.training.experience import Models, make_batch
+from cohort.training.drawing import Collected
+from cohort.training.experience import Models
 from cohort.training.objective import compares_pairs, needs_critic, pushes_on_all_tokens, token_loss, weigh_tokens
 from cohort.training.overlong import penalize_overlong
-from cohort.training.sources import Collected
 from cohort.types import Prompt, Rollout
-from conftest import gradients, rollout, tiny_policy
+from conftest import collect_batch, gradients, rollout, tiny_policy
 
 LONGEST = 6
 ELSEWHERE = {"refill_rounds", "prompt_choice", "choice_floor", "kl_target", "reference_every", "reference_decay"}
@@ -165,7 +165,7 @@ def take_step(algorithm: AlgorithmConfig) -> Step:
     has_reference = algorithm.kl_coef > 0 or algorithm.data == "start"
     has_critic = needs_critic(algorithm)
     models = Models(policy(), reference() if has_reference else None, critic() if has_critic else NoCritic())
-    batch = make_batch(Collected(sampled, {}, 4, 99), models, recipe, 1, algorithm.kl_coef)
+    batch = collect_batch(Collected(sampled, {}, 4, 99), models, recipe, 1, algorithm.kl_coef)
     tensors = [example.advantages_T for example in batch.examples]
     tensors += [example.returns_T for example in batch.examples if example.returns_T is not None]
     minibatch = pack(
@@ -218,7 +218,7 @@ def test_the_batch_reaches_every_limit():
     """Otherwise a choice could seem idle for want of a case: ratios beyond all limits, on tokens pushed up and down."""
     config = AlgorithmConfig(name="grpo", kl_coef=0.0)
     recipe = base_recipe().model_copy(update={"algorithm": config})
-    batch = make_batch(Collected(list(rollouts("policy")), {}, 4, 99), Models(policy(), None, NoCritic()), recipe, 1, 0.0)
+    batch = collect_batch(Collected(list(rollouts("policy")), {}, 4, 99), Models(policy(), None, NoCritic()), recipe, 1, 0.0)
     old_M = torch.cat([example.old_logprobs_T for example in batch.examples]).double()
     now_M = torch.cat(moved().score_examples(batch.examples, 10_000)).double()
     ratio_M, sign_M = (now_M - old_M).exp(), torch.cat([example.advantages_T for example in batch.examples])

@@ -32,10 +32,10 @@ from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.monitors.jsonl import JsonlMonitor
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import build_recipe
-from cohort.training.experience import Models, advantage_metrics, make_batch, mean_advantages
-from cohort.training.sources import Collected, as_groups, count_verdicts
+from cohort.training.drawing import Collected, as_groups, count_verdicts
+from cohort.training.experience import Models, advantage_metrics, mean_advantages
 from cohort.types import Completion, Outcome, Prompt, Rollout
-from conftest import rollout
+from conftest import collect_batch, rollout
 
 PROMPTS, GROUP, LENGTH, PROMPT_LENGTH = 32, 8, 512, 128
 DOCS = Path(__file__).parents[2] / "docs"
@@ -80,7 +80,7 @@ class Work:
         self.rollouts = self.as_rollouts()
         self.collected = Collected(self.rollouts, {"reward/mean": 0.5}, PROMPTS, self.token_ids_NT.size)
         self.models = Models(SimpleNamespace(codec=self.codec), None, NoCritic())  # type: ignore[arg-type]
-        self.advantages_N = make_batch(self.collected, self.models, RECIPE, 1, 0.0).advantages_N
+        self.advantages_N = collect_batch(self.collected, self.models, RECIPE, 1, 0.0).advantages_N
 
     def outcome(self, row: int) -> Outcome:
         """No answer is extracted, so that every string of the successes is looked at: the dear case of `hacking.look`."""
@@ -132,7 +132,7 @@ def test_the_host_needs_a_small_part_of_a_step(work: Work, tmp_path: Path):
         "decoding text": (lambda: work.codec.decode_all(work.token_ids_NT.tolist()), 130.0),
         "completions": (work.as_completions, 50.0),
         "rollouts": (work.as_rollouts, 10.0),
-        "make_batch": (lambda: make_batch(work.collected, work.models, RECIPE, 1, 0.0), 60.0),
+        "make_batch": (lambda: collect_batch(work.collected, work.models, RECIPE, 1, 0.0), 60.0),
         "signs of hacking": (lambda: hacking.look(work.rollouts), 60.0),
         "rollouts/": (lambda: folder.write_rollouts(1, work.rollouts, work.advantages_N), 80.0),
         "monitors": (watch, 35.0),

@@ -58,7 +58,7 @@ def test_every_row_is_filled_in():
 
 def test_a_row_says_how_its_values_are_merged():
     """Two optimizer steps of one step, two rounds of 3 prompts and 1: by hand. What no row explains is averaged."""
-    from cohort.training.sources import merge_metrics
+    from cohort.training.drawing import merge_metrics
     from cohort.training.updates import mean_metrics
 
     assert {metric.merge for metric in METRICS} == {"mean", *MERGES}

@@ -25,7 +25,7 @@ from cohort.observe.perf import (
     time_metrics,
     where_time_went,
 )
-from cohort.training.sources import merge_metrics
+from cohort.training.drawing import merge_metrics
 from conftest import tiny_policy
 from session_tools import rows_of, train_tiny
 
@@ -112,7 +112,6 @@ def test_each_second_is_charged_to_the_stage_that_spent_it(tmp_path, monkeypatch
     from cohort.observe.run_folder import RunFolder
     from cohort.rewards.base import RewardRunner
     from cohort.training import experience
-    from cohort.training.parts import Parts
     from cohort.training.state import TrainState
     from cohort.training.updates import UpdateMeter
 
@@ -133,9 +132,9 @@ def test_each_second_is_charged_to_the_stage_that_spent_it(tmp_path, monkeypatch
     takes(experience, "make_examples", 4.0)
     takes(experience, "_score_into", {"old_logprobs_T": 8.0, "ref_logprobs_T": 16.0})
     takes(experience, "rollout_metrics", 32.0)
-    takes(loop, "pack", 64.0)
+    takes(loop, "pack_minibatch", 64.0)
     takes(UpdateMeter, "add", 0.0)
-    takes(Parts, "check_before_update", 128.0)
+    takes(loop, "check_before_update", 128.0)
     takes(Optimizer, "clip_and_step", 256.0)
     takes(RunFolder, "write_rollouts", 512.0)
     takes(Monitors, "on_metrics", 1024.0)

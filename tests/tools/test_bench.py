@@ -411,7 +411,7 @@ def test_a_stage_puts_everything_back(measured: tuple[dict[str, Job], dict[str, 
     from cohort.engine.local import LocalEngine
     from cohort.model import policy
 
-    for owner, name in ((loop, "train"), (loop, "pack"), (policy, "load_pretrained"), (LocalEngine, "generate")):
+    for owner, name in ((loop, "train"), (loop, "pack_minibatch"), (policy, "load_pretrained"), (LocalEngine, "generate")):
         assert "bench" not in getattr(owner, name).__module__
 
 

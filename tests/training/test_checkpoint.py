@@ -18,11 +18,11 @@ from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import OptimizerConfig
 from cohort.training import checkpoint
 from cohort.training.checkpoint import CheckpointError, Snapshot
-from cohort.training.experience import Models, make_batch
-from cohort.training.sources import Collected
+from cohort.training.drawing import Collected
+from cohort.training.experience import Models
 from cohort.training.state import TrainState, decode_batch, encode_batch
 from cohort.types import UNSCORED, Completion, Outcome, Prompt, Rollout
-from conftest import tiny_policy
+from conftest import collect_batch, tiny_policy
 
 
 def snapshot(seed: int = 0) -> Snapshot:
@@ -271,7 +271,7 @@ def sample_rollouts() -> list[Rollout]:
 
 def batch_of(rollouts, recipe, step):
     collected = Collected(rollouts, {"reward/mean": 0.65}, prompts_taken=2, tokens_sampled=17, verdicts={0: (1, 3), 7: (0, 2)})
-    return make_batch(collected, Models(tiny_policy(), None, NoCritic()), recipe, step, kl_coef=0.0)
+    return collect_batch(collected, Models(tiny_policy(), None, NoCritic()), recipe, step, kl_coef=0.0)
 
 
 def equal_examples(left: Example, right: Example) -> bool:

@@ -17,11 +17,11 @@ from cohort.model.packing import Example, make_examples, pack
 from cohort.model.policy import Policy
 from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import AlgorithmConfig, CriticConfig, OptimizerConfig
-from cohort.training.experience import Credit, Models, make_batch, rewards_of
-from cohort.training.sources import Collected
+from cohort.training.drawing import Collected
+from cohort.training.experience import Credit, Models, rewards_of
 from cohort.training.state import Batch
 from cohort.types import Rollout
-from conftest import rollout, tiny_policy
+from conftest import collect_batch, rollout, tiny_policy
 
 OPTIONS = {"aggregation": "token_mean", "max_completion_tokens": 8, "skip_zero_advantage": False}
 
@@ -44,7 +44,7 @@ def batch_of(
     collected = Collected(rollouts, {"reward/mean": 0.5}, prompts_taken=7, tokens_sampled=99, verdicts={3: (1, 2)})
     coefficient = recipe.algorithm.kl_coef if kl_coef is None else kl_coef
     models = Models(policy(), other() if recipe.algorithm.kl_coef else None, critic or NoCritic())
-    return make_batch(collected, models, recipe, step, coefficient)
+    return collect_batch(collected, models, recipe, step, coefficient)
 
 
 def grid(rewards: list[list[float | None]], **options: Any) -> list[Rollout]:

@@ -146,7 +146,7 @@ PLACES = [
     ("cohort.evaluation.evaluate:score_groups", 6),
     ("cohort.training.experience:_score_into", 10),
     ("pyarrow.parquet:write_table", 5),
-    ("cohort.training.parts:Parts.observe", 5),
+    ("cohort.loop:observe_step", 5),
     ("cohort.observe.monitors.jsonl:append_line", 9),
     ("cohort.observe.run_folder:RunFolder.write_json", 4),
     ("cohort.model.policy:Policy.save", 2),

@@ -8,11 +8,10 @@ import signal
 
 import pytest
 
-from cohort import session
+from cohort import loop, session
 from cohort.data.column_addition import column_addition
 from cohort.errors import PromptError, RunError
 from cohort.model.scratch import build_scratch
-from cohort.training import parts
 from session_tools import rows_of, summary_of, tiny, train_tiny
 
 
@@ -24,14 +23,14 @@ def write_rows(file, seed=0):
 
 def interrupt_at(monkeypatch, step):
     """SIGTERM while the given step is observed, with one update of it already taken."""
-    observe = parts.Parts.observe
+    observe = loop.observe_step
 
-    def observing(self, state, watch):
+    def observing(parts, state, watch):
         if state.step + 1 == step:
             os.kill(os.getpid(), signal.SIGTERM)
-        observe(self, state, watch)
+        observe(parts, state, watch)
 
-    monkeypatch.setattr(parts.Parts, "observe", observing)
+    monkeypatch.setattr(loop, "observe_step", observing)
 
 
 def test_changed_data_is_refused_and_restored_data_goes_on(tmp_path, monkeypatch):

@@ -15,7 +15,8 @@ from cohort.errors import PromptError, RecipeError
 from cohort.recipe.file import build_recipe
 from cohort.rewards.contract import Scored
 from cohort.session import start
-from cohort.training.sources import Sampled, merge_metrics
+from cohort.training.drawing import begin_drawing, finish_drawing, merge_metrics, why_not_full
+from cohort.training.sources import Sampled
 from cohort.types import Completion, Outcome, Prompt, Sampling
 from session_tools import rows_of, tiny, train_tiny, tree
 
@@ -58,8 +59,15 @@ def collect(verdicts: list[str], wanted: int, rounds: int) -> tuple[object, Scri
     )
     prompts = [Prompt(index, str(index), {}, (1, 2)) for index in range(50)]
     stream, sampling = PromptStream(prompts, 0, shuffle=False), Sampling(2, 1.0, 3, (1,))
-    source = Sampled(recipe, stream, scripted, sampling, scripted.score, said.append, lambda: {"weight": 1})
-    return source.collect(10, 1, 0, Stopwatch()), scripted, said
+    source = Sampled(recipe.seed, scripted, sampling, lambda: {"weight": 1})
+    source.sync(0)
+    drawn = begin_drawing(recipe, 10, 0)
+    while drawn.missing:
+        chosen = drawn.next_prompts(stream)
+        completions_PG = source.complete(chosen, 1, len(drawn.groups), Stopwatch())
+        drawn = drawn.add_round(chosen, completions_PG, scripted.score(chosen, completions_PG, 1), source.metrics())
+    said += filter(None, [why_not_full(drawn, 1)])
+    return finish_drawing(drawn, sampled=True, keyed=True), scripted, said
 
 
 def test_groups_without_both_outcomes_are_replaced_from_the_stream():

@@ -15,13 +15,13 @@ from cohort.model.packing import pack
 from cohort.recipe.file import load_recipe
 from cohort.session import resume
 from cohort.training import build, checkpoint
-from cohort.training.experience import Models, make_batch
+from cohort.training.drawing import Collected
+from cohort.training.experience import Models
 from cohort.training.objective import token_loss
-from cohort.training.sources import Collected
 from cohort.training.state import Batch, TrainState, decode_batch, encode_batch
 from cohort.training.updates import UpdateMeter, check_same_policy
 from cohort.types import NoiseKey, Rollout
-from conftest import rollout, tiny_policy
+from conftest import collect_batch, rollout, tiny_policy
 from session_tools import rows_of, train_tiny
 
 NOW = 5
@@ -47,7 +47,7 @@ STALE = rollouts((), ((3, 1), (4, 3)), ((4, 2), (5, 2)), ((5, 4),))
 def batch_of(given: list[Rollout], *overrides: str) -> tuple[Batch, Any]:
     recipe = load_recipe(overrides=["group_size=2", "kl_coef=0", *overrides])
     collected = Collected(given, {}, prompts_taken=2, tokens_sampled=16, policy_version=NOW)
-    return make_batch(collected, Models(POLICY, None, NoCritic()), recipe, 1, 0.0), recipe
+    return collect_batch(collected, Models(POLICY, None, NoCritic()), recipe, 1, 0.0), recipe
 
 
 def scored(batch: Batch) -> list[torch.Tensor]:

@@ -178,6 +178,12 @@ class PromptStream:
         """How often the prompts have been passed through at this cursor."""
         return cursor / len(self.prompts)
 
+    def record(self, verdicts: Mapping[int, tuple[int, int]]) -> None:
+        """Every prompt comes once per epoch, whatever became of it."""
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def _order(self, epoch: int) -> list[int]:
         if epoch not in self._orders:
             size = len(self.prompts)

@@ -241,7 +241,7 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
     from cohort.evaluation.evaluate import evaluate
     from cohort.model.optim import MasterWeights
     from cohort.training import build, checkpoint
-    from cohort.training.parts import evaluation_sampling
+    from cohort.training.stages import evaluation_sampling
 
     recipe = problems.recipe.model_copy(update={"model": target.recipe.model})
     if target.source == "scratch":  # a model from nothing depends on its own seed, and its alphabet on its own rows

@@ -14,13 +14,16 @@ from typing import Any
 import torch
 
 from cohort.base.interrupts import deferred
+from cohort.base.stopwatch import Stopwatch
 from cohort.data.prompts import PromptStream
 from cohort.engine import sample_groups
 from cohort.errors import PromptError
 from cohort.model.chat import ChatCodec
 from cohort.model.packing import Example, pack
 from cohort.recipe.schema import Recipe
+from cohort.training.judging import RewardJudge
 from cohort.training.parts import Parts
+from cohort.training.stages import save_run, sync_engine
 from cohort.training.state import TrainState
 from cohort.types import NoiseKey, Prompt, Sampling
 
@@ -55,7 +58,7 @@ def cold_start(parts: Parts, state: TrainState, demonstrations: Sequence[Demonst
     while state.cold_steps < recipe.num_steps:
         # Looked at before the update, from the step number alone: a resumed run stops at the very same step.
         if recipe.until_success < 1.0 and state.cold_steps and state.cold_steps % recipe.check_every == 0:
-            success = sampled_success(parts, stream.take(0, recipe.check_prompts), state.cold_steps)
+            success = sampled_success(parts, state, stream.take(0, recipe.check_prompts), state.cold_steps)
             if success >= recipe.until_success:
                 parts.monitors.on_message(
                     f"cold start ends after {state.cold_steps} batches: {success:.0%} of sampled completions are right, "
@@ -68,7 +71,7 @@ def cold_start(parts: Parts, state: TrainState, demonstrations: Sequence[Demonst
         parts.monitors.on_progress(state.cold_steps, seen)
         every = parts.recipe.checkpoints.every_steps
         if every and state.cold_steps % every == 0:
-            parts.save(state)
+            save_run(parts, state)
 
 
 def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[Demonstration]) -> float:
@@ -105,10 +108,12 @@ def as_example(demonstration: Demonstration) -> Example:
     return Example(0, 0, demonstration.prompt.token_ids, demonstration.completion_ids, **vectors)
 
 
-def sampled_success(parts: Parts, prompts: Sequence[Prompt], step: int) -> float:
+def sampled_success(parts: Parts, state: TrainState, prompts: Sequence[Prompt], step: int) -> float:
     """Success rate of one sampled completion per training prompt; held-out prompts are not looked at here."""
     sampling = Sampling(1, parts.sampling.temperature, parts.sampling.max_completion_tokens, parts.sampling.stop_ids)
+    sync_engine(parts, state)
     completions = sample_groups(parts.engine, prompts, sampling, NoiseKey(parts.recipe.seed, "cold_start", step))
-    outcomes = parts.score(prompts, completions, step).outcomes
+    judge = RewardJudge(parts.rewards, parts.recipe, parts.sampling.max_completion_tokens)
+    outcomes = judge.score(prompts, completions, step, Stopwatch()).outcomes
     verdicts = [outcome.success for outcome in outcomes if outcome.success is not None]
     return sum(verdicts) / max(1, len(verdicts))

@@ -21,8 +21,8 @@ from cohort.model.packing import Example, Layouts, make_examples, minibatch_memb
 from cohort.model.policy import Policy
 from cohort.recipe.schema import AlgorithmConfig, Recipe, reward_name
 from cohort.training.credit import Credit, count_completions, read_parts, rewards_of
+from cohort.training.drawing import Collected
 from cohort.training.objective import compares_pairs, has_ratio, needs_critic, pushes_on_all_tokens, reads_logprobs
-from cohort.training.sources import Collected
 from cohort.training.state import Batch
 from cohort.types import Rollout
 
@@ -36,11 +36,80 @@ class Models:
     critic: Critic | NoCritic
 
 
-def make_batch(
+@dataclass(frozen=True)
+class Chosen:
+    """Which completions of a step are trained on, and what is known of their groups."""
+
+    examples: list[Example]
+    counted_PG: Tensor
+    """Completions that count in means and deviations."""
+    scored_PG: Tensor
+    silent_P: Tensor
+    """Groups in which nothing differs."""
+    left_out_P: Tensor
+
+
+@dataclass(frozen=True)
+class Credited:
+    """What a step collected, with an advantage and the log-probs that something reads on every token."""
+
+    collected: Collected
+    chosen: Chosen
+    examples: list[Example]
+    plan: list[list[int]]
+    layouts: Layouts
+    sampled: bool
+
+
+def credit_tokens(
     collected: Collected, models: Models, recipe: Recipe, step: int, kl_coef: float, watch: Stopwatch | None = None
-) -> Batch:
-    """Examples, their minibatches, log-probs and advantages. Log-probs come first where advantages depend on them."""
+) -> Credited:
+    """An advantage on every token. Log-probs come first where advantages depend on them, and after them elsewhere."""
     algorithm, train, watch = recipe.algorithm, recipe.train, watch or Stopwatch()
+    rollouts, pairs = collected.rollouts, compares_pairs(algorithm)
+    chosen = choose_examples(collected, algorithm, step)
+    weights = {reward_name(reward): reward.weight for reward in recipe.rewards}
+    credit = Credit(rollouts, chosen.counted_PG, algorithm, kl_coef, models.policy.codec.decode, weights)
+    examples = chosen.examples if reads_logprobs(algorithm) else credit.advantages(chosen.examples)
+    if pairs:
+        examples = whole_pairs(examples)
+    groups_N = [example.group for example in examples]
+    plan = minibatch_members(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
+    watch.lap("prepare")
+    examples = mark_fresh(examples, rollouts, collected.policy_version)
+    layouts = Layouts()
+    examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens, watch, layouts)
+    if reads_logprobs(algorithm):
+        examples = credit.advantages(examples)
+    return Credited(collected, chosen, examples, plan, layouts, algorithm.data in SAMPLED)
+
+
+def make_batch(credited: Credited, watch: Stopwatch | None = None) -> Batch:
+    """What the step trains on, with the metrics of its first half."""
+    collected, chosen, examples = credited.collected, credited.chosen, credited.examples
+    rollouts, scored_PG = collected.rollouts, chosen.scored_PG
+    advantages_N = mean_advantages(examples, len(rollouts))
+    metrics = rollout_metrics(rollouts, collected.tokens_sampled) | collected.metrics
+    metrics |= advantage_metrics(advantages_N, scored_PG, examples)
+    if credited.sampled:
+        metrics |= group_metrics(advantages_N, scored_PG, chosen.silent_P, chosen.left_out_P, rollouts)
+    if watch:
+        watch.lap("prepare")
+    return Batch(
+        rollouts,
+        advantages_N,
+        examples,
+        credited.plan,
+        metrics,
+        collected.prompts_taken,
+        collected.verdicts,
+        collected.keyed,
+        credited.layouts,
+    )
+
+
+def choose_examples(collected: Collected, algorithm: AlgorithmConfig, step: int) -> Chosen:
+    """Completions that can be trained on: judged, and in a group that is not left out."""
     rollouts = collected.rollouts
     advantage, pairs = find_named("advantage", algorithm.advantage, algorithm.own), compares_pairs(algorithm)
     scored_PG = rewards_of(rollouts)[1]
@@ -52,39 +121,14 @@ def make_batch(
     if algorithm.zero_variance == "drop" or pairs:  # a pair of equals prefers nothing
         left_out_P = left_out_P | silent_P
     left_out = set(left_out_P.nonzero().flatten().tolist())
-    examples = make_examples(rollouts, left_out=left_out, mask_truncated=algorithm.mask_truncated)
     judged_N = judged_PG.flatten().tolist()
-    examples = [example for example in examples if judged_N[example.rollout]]
+    examples = make_examples(rollouts, left_out=left_out, mask_truncated=algorithm.mask_truncated)
     counted_PG = judged_PG & ~left_out_P[:, None]
     if pairs and algorithm.mask_truncated:  # the pair is chosen among those that can be trained on
         counted_PG &= torch.tensor([rollout.completion.end != "length" for rollout in rollouts]).view_as(scored_PG)
     if "steps_N" in advantage.reads and step == 1:
         check_steps_exist(rollouts, advantage.name)
-
-    weights = {reward_name(reward): reward.weight for reward in recipe.rewards}
-    credit = Credit(rollouts, counted_PG, algorithm, kl_coef, models.policy.codec.decode, weights)
-    if not reads_logprobs(algorithm):
-        examples = credit.advantages(examples)
-    if pairs:
-        examples = whole_pairs(examples)
-    groups_N = [example.group for example in examples]
-    plan = minibatch_members(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
-    watch.lap("prepare")
-    examples = mark_fresh(examples, rollouts, collected.policy_version)
-    layouts = Layouts()
-    examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens, watch, layouts)
-    if reads_logprobs(algorithm):
-        examples = credit.advantages(examples)
-
-    advantages_N = mean_advantages(examples, len(rollouts))
-    metrics = rollout_metrics(rollouts, collected.tokens_sampled) | collected.metrics
-    metrics |= advantage_metrics(advantages_N, scored_PG, examples)
-    if algorithm.data in SAMPLED:
-        metrics |= group_metrics(advantages_N, scored_PG, silent_P, left_out_P, rollouts)
-    watch.lap("prepare")
-    return Batch(
-        rollouts, advantages_N, examples, plan, metrics, collected.prompts_taken, collected.verdicts, collected.keyed, layouts
-    )
+    return Chosen([one for one in examples if judged_N[one.rollout]], counted_PG, scored_PG, silent_P, left_out_P)
 
 
 def silent_groups(rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Tensor) -> Tensor:

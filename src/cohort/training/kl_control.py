@@ -48,3 +48,11 @@ class KLControl:
             return
         error = min(LARGEST_ERROR, max(-LARGEST_ERROR, kl_per_completion / self.target - 1.0))
         self.coef = min(self.highest, max(self.lowest, self.coef * (1.0 + error / self.horizon)))
+
+
+def move_coefficient(start: float, target: float, coef: float, kl_per_completion: float | None) -> float:
+    """The coefficient after a step: `start` is that of the recipe, which sets the bounds, `coef` the one of now."""
+    control = KLControl(start, target)
+    control.coef = coef
+    control.update(kl_per_completion)
+    return control.coef

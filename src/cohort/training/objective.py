@@ -11,9 +11,9 @@ from torch import Tensor
 from cohort.algorithms.kl import corrected
 from cohort.algorithms.named import find_named
 from cohort.algorithms.regions import Surrogate, Tokens, mismatch_weights, ratio, unbounded
-from cohort.model.packing import MicroBatch, Weigh
-from cohort.model.policy import TokenScores
-from cohort.recipe.schema import AlgorithmConfig
+from cohort.model.packing import Example, Layouts, MicroBatch, Minibatch, Weigh, pack
+from cohort.model.policy import Policy, TokenScores
+from cohort.recipe.schema import AlgorithmConfig, Recipe
 
 
 @dataclass(frozen=True)
@@ -124,3 +124,23 @@ def weigh_tokens(algorithm: AlgorithmConfig) -> Weigh:
         return weights_N
 
     return weigh
+
+
+def pack_minibatch(members: Sequence[Example], recipe: Recipe, policy: Policy, layouts: Layouts) -> Minibatch:
+    """The examples of one optimizer step, weighed and laid out as the recipe's choices need them."""
+    algorithm = recipe.algorithm
+    return pack(
+        members,
+        aggregation=weigh_tokens(algorithm),
+        max_completion_tokens=recipe.sampling.max_completion_tokens,
+        micro_batch_tokens=recipe.train.micro_batch_tokens,
+        skip_zero_advantage=not pushes_on_all_tokens(algorithm),
+        keep_groups=compares_pairs(algorithm),
+        share_prompts=policy.share_prompts,
+        layouts=layouts,
+    )
+
+
+def score_tokens(policy: Policy, micro: MicroBatch, algorithm: AlgorithmConfig) -> TokenScores:
+    """Log-probs and entropies of the trained tokens; gradients of the entropy only where something asks for them."""
+    return policy.compute_logprobs(micro, entropy_gradient=algorithm.entropy_coef > 0)

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from cohort.algorithms.registry import SAMPLED
+from cohort.base.stopwatch import Stopwatch
 from cohort.engine import sample_groups
 from cohort.errors import RewardError
 from cohort.evaluation.estimators import useful_share
@@ -24,11 +25,12 @@ from cohort.rewards.format import asks_for_form
 from cohort.rewards.math.find import cell_text
 from cohort.sandbox import JailUnavailable, find_tier
 from cohort.training.build import EncodedData
+from cohort.training.drawing import as_groups
 from cohort.training.experience import rollout_metrics
+from cohort.training.judging import RewardJudge
 from cohort.training.memory_estimate import ModelNumbers, RunNumbers, estimate, fitting_slots, words
 from cohort.training.objective import needs_critic
 from cohort.training.parts import Parts
-from cohort.training.sources import as_groups
 from cohort.training.updates import mismatch_limit
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Rollout
 
@@ -56,7 +58,8 @@ def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """Rollouts on a few prompts with the starting policy, and the invariants that must hold at step 1."""
     prompts = parts.stream.take(0, TRIAL_PROMPTS)
     completions_PG = sample_groups(parts.engine, prompts, parts.sampling, NoiseKey(parts.recipe.seed, "preflight", 0))
-    outcomes = parts.score(prompts, completions_PG, 1).outcomes
+    judge = RewardJudge(parts.rewards, parts.recipe, parts.sampling.max_completion_tokens)
+    outcomes = judge.score(prompts, completions_PG, 1, Stopwatch()).outcomes
     rollouts = [rollout for group in as_groups(prompts, completions_PG, outcomes, 0) for rollout in group]
     return [*rollout_checks(parts, rollouts), invariant_check(parts, rollouts)]
 

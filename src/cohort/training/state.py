@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cohort.base.interrupts import deferred
+from cohort.base.stopwatch import Stopwatch
 from cohort.base.trees import reach
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.optim import Optimizer
@@ -90,6 +91,15 @@ class TrainState:
     batch: Batch | None = None
     update_metrics: list[dict[str, float]] = field(default_factory=list)
     """One entry per optimizer step already taken on the unfinished batch."""
+    # -- of this process alone; no part of a checkpoint ------------------------------------------------------------------
+    constant_metrics: dict[str, float] = field(default_factory=dict)
+    """Written into the row of every step: what the last fit of the reward model measured."""
+    updates_checked: int = 0
+    """How often engine, trainer and reference were found to be the same policy."""
+    quiet_until: int = 0
+    """Step before which nothing more is said about a batch that could not be filled."""
+    watch: Stopwatch | None = None
+    """Of the step whose row was written last. Saving comes after a row, so its seconds stand in the row of the next step."""
 
     @property
     def policy_version(self) -> int:

@@ -252,29 +252,23 @@ def watching_loop(job: Job, watched: Watched, given_rollouts: bool) -> contextli
     from cohort import loop
     from cohort import loop_iterative as iterative  # noqa: F401
 
-    pack, train = loop.pack, loop.train
+    pack, train = loop.pack_minibatch, loop.train
 
-    def packing(examples: Sequence[Any], **options: Any) -> Any:
-        minibatch = pack(examples, **options)
+    def packing(examples: Sequence[Any], *rest: Any) -> Any:
+        minibatch = pack(examples, *rest)
         watched.executed.append(sum(executed_tokens(micro, examples) for micro in minibatch.micro_batches))
         watched.scored.append(sum(len(micro.advantages_M) for micro in minibatch.micro_batches))
         return minibatch
 
     def training(parts: Any, state: Any, until: int) -> None:
-        collect = parts.source.collect
-        kept: list[Any] = []
-
-        def collecting(*args: Any) -> Any:
+        def note_start() -> None:
             synchronise(job)
             watched.starts.append(time.perf_counter())
-            if not given_rollouts:
-                return collect(*args)
-            if not kept:
-                kept.append(collect(*args))
-            args[-1].lap("rollout")
-            return kept[0]
 
-        parts.source.collect = collecting
+        kept = {"stream": Kept(parts.stream, "take")} if given_rollouts else {}
+        kept |= {"judge": Kept(parts.judge, "score")} if given_rollouts else {}
+        source = Kept(parts.source, "complete", keep=given_rollouts, before=note_start)
+        parts = replace(parts, source=source, **kept)
         train(parts, state, 1)
         synchronise(job)
         watched.first_step_after = time.time() - job.asked
@@ -284,7 +278,30 @@ def watching_loop(job: Job, watched: Watched, given_rollouts: bool) -> contextli
         watched.starts.append(time.perf_counter())
         raise Ended
 
-    return replaced(loop, pack=packing, train=training)
+    return replaced(loop, pack_minibatch=packing, train=training)
+
+
+class Kept:
+    """A part of the loop, of which one method is watched and, with `keep`, asked once: what it gave is given again."""
+
+    def __init__(self, part: Any, method: str, keep: bool = True, before: Callable[[], None] = lambda: None) -> None:
+        self.part, self.found = part, []  # type: ignore[var-annotated]
+        ask = getattr(part, method)
+
+        def give(*arguments: Any) -> Any:
+            before()
+            if not keep:
+                return ask(*arguments)
+            if not self.found:
+                self.found.append(ask(*arguments))
+            elif method == "complete":
+                arguments[-1].lap("rollout")
+            return self.found[0]
+
+        setattr(self, method, give)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.part, name)
 
 
 def executed_tokens(micro: Any, examples: Sequence[Any]) -> int:

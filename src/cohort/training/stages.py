@@ -1,0 +1,202 @@
+"""What the loop does around an update, each a function of (parts, state): check, observe, finish, save; and evaluation."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from cohort.base.interrupts import deferred
+from cohort.base.stopwatch import Stopwatch
+from cohort.evaluation.evaluate import Evaluation, evaluate
+from cohort.model.critic import NoCritic
+from cohort.observe.diagnosis import signs
+from cohort.observe.perf import Costs, speed_metrics, time_metrics
+from cohort.recipe.schema import Recipe
+from cohort.training import checkpoint
+from cohort.training.kl_control import move_coefficient
+from cohort.training.parts import Parts, TrainingParts
+from cohort.training.state import TrainState
+from cohort.training.updates import UpdateMeter, check_same_policy, kl_limit, mean_metrics, mismatch_limit
+from cohort.types import Sampling
+
+CHECKED_UPDATES = 2
+"""Of a process: its first step, and the one after, where a copy or cache that missed the update shows."""
+QUIET_STEPS = 10
+"""Steps between two messages that the batch could not be filled; the metrics tell of every one."""
+
+
+def say_why_not_full(parts: Parts, state: TrainState, reason: str) -> None:
+    """Tell that dynamic sampling could not fill the batch, but not in every step."""
+    if reason and state.step + 1 >= state.quiet_until:
+        state.quiet_until = state.step + 1 + QUIET_STEPS
+        parts.monitors.on_message(reason)
+
+
+def check_before_update(parts: Parts, state: TrainState, meter: UpdateMeter) -> None:
+    """Before the first update on a fresh batch: engine, trainer and reference are the same policy."""
+    if state.updates_checked == CHECKED_UPDATES or state.update_metrics or not (meter.mismatch or meter.kl_max):
+        return
+    model = parts.policy.model
+    check_same_policy(meter, mismatch_limit(model), kl_limit(model) if state.policy_version == 0 else None)
+    state.updates_checked += 1
+
+
+# -- after the updates of a step ---------------------------------------------------------------------------------------
+
+
+def observe_step(parts: TrainingParts, state: TrainState, watch: Stopwatch) -> None:
+    """Write down what the step did, and evaluate where the recipe says so.
+
+    The step is not finished yet: a kill in here repeats the observation from the saved batch and loses no row.
+    """
+    recipe, step, batch = parts.recipe, state.step + 1, state.batch
+    assert batch is not None
+    row: dict[str, Any] = {"step": step, **batch.metrics, **mean_metrics(state.update_metrics), **state.constant_metrics}
+    row["rollout/epoch"] = parts.stream.epoch(state.cursor + batch.prompts_taken)
+    row["optim/policy_version"] = state.policy_version
+    if parts.reference:
+        row["loss/kl_coef"] = state.kl_coef
+    row |= parts.stream.metrics()
+    found = signs.look(batch.rollouts)
+    row |= found.metrics
+    if found.evidence:
+        row["evidence"] = found.evidence
+    if recipe.monitors.rollouts_every and step % recipe.monitors.rollouts_every == 0:
+        parts.folder.write_rollouts(step, batch.rollouts, batch.advantages_N)
+    watch.lap("observe")
+    every = recipe.evaluation.every_steps
+    if parts.evaluation_sets and every and step % every == 0 and step < recipe.train.num_steps:
+        result = evaluate_policy(parts, state, "during", step)
+        remember_best(parts, state, result)
+        row |= result.metrics()
+        watch.lap("evaluate")
+    written = {name: value for name, value in row.items() if not name.startswith("tokens/")}
+    parts.monitors.on_metrics(written | measure_step(parts, state, row, watch))
+    watch.lap("observe")
+
+
+def measure_step(parts: TrainingParts, state: TrainState, row: Mapping[str, Any], watch: Stopwatch) -> dict[str, float]:
+    """Seconds by stage since the last row, and how fast that was."""
+    seconds = state.watch.take() if state.watch else {}
+    for stage, more in watch.take().items():
+        seconds[stage] = seconds.get(stage, 0.0) + more
+    state.watch = watch
+    speeds = speed_metrics(row, seconds, find_costs(parts))
+    return time_metrics(seconds) | speeds | {"perf/peak_memory_gib": peak_memory_gib(parts.policy.device)}
+
+
+def find_costs(parts: TrainingParts) -> Costs | None:
+    """What training on a token costs, where that can be held against a known peak: 16-bit matrices on a known GPU."""
+    model = parts.policy.model
+    if parts.policy.device.type != "cuda" or model.dtype.itemsize != 2 or not isinstance(parts.critic, NoCritic):
+        return None
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    name = torch.cuda.get_device_name(parts.policy.device)
+    return Costs.of(model.config, name, frozen_base=2 * trained < parts.policy.num_parameters)
+
+
+def finish_step(parts: TrainingParts, state: TrainState) -> None:
+    """The step counts as done, and everything that follows the policy follows it, in one move."""
+    assert state.batch is not None
+    with deferred():
+        kl = mean_metrics(state.update_metrics).get("loss/kl_per_completion")
+        state.kl_coef = move_coefficient(parts.recipe.algorithm.kl_coef, parts.recipe.algorithm.kl_target, state.kl_coef, kl)
+        parts.stream.record(state.batch.verdicts)
+        state.finish_step()
+        if parts.reference:
+            parts.reference.follow(parts.policy, state.step)
+    lap(state, "reference" if parts.reference else "observe")
+
+
+def save_if_due(parts: Parts, state: TrainState) -> None:
+    every = parts.recipe.checkpoints.every_steps
+    if state.best_step == state.step or (every and state.step % every == 0):
+        save_run(parts, state)
+        lap(state, "checkpoint")
+
+
+def lap(state: TrainState, stage: str) -> None:
+    """Charge what came after a row to the stage; it stands in the row of the next step."""
+    if state.watch:
+        state.watch.lap(stage)
+
+
+def save_run(parts: Parts, state: TrainState) -> None:
+    """A checkpoint of now, the ones that are too many taken away, and the pointer to the best."""
+    state.seconds = parts.clock.read()
+    saved = state.save(parts.folder.checkpoints)
+    keep = parts.recipe.checkpoints.keep
+    checkpoint.prune(parts.folder.checkpoints, keep, always=f"step-{state.best_step}", newest=saved.name)
+    if state.best_step >= 0:
+        best = {"checkpoint": f"step-{state.best_step}", "reward": state.best_reward}
+        parts.folder.write_json(parts.folder.checkpoints / "best.json", best)
+
+
+def sync_engine(parts: Parts, state: TrainState) -> None:
+    """Before anybody samples from the policy outside of the loop: the engine has its weights."""
+    parts.engine.sync(parts.policy.own_parameters(), state.policy_version)
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+def evaluate_policy(parts: Parts, state: TrainState, label: str, step: int) -> Evaluation:
+    """Held-out evaluation of the policy as it is now, written to the run folder."""
+    sync_engine(parts, state)
+    recipe = parts.recipe.evaluation
+    sets = dict(parts.evaluation_sets)
+    if label == "during":
+        first = next(iter(sets))
+        sets = {first: sets[first][: recipe.every_problems]}
+    result = evaluate(
+        parts.engine,
+        sets,
+        parts.rewards,
+        sampling=evaluation_sampling(parts.recipe, parts.sampling),
+        seed=parts.recipe.seed,
+        step=step,
+        num_steps=parts.recipe.train.num_steps,
+        greedy=recipe.greedy and label != "during",
+        resamples=recipe.resamples,
+        answers=parts.rewards.has_answers,
+        label=label,
+    )
+    if label in ("before", "after"):
+        parts.folder.samples.mkdir(exist_ok=True)
+        text = "".join(json.dumps(example) + "\n" for example in result.examples)
+        (parts.folder.samples / f"{label}.jsonl").write_text(text, encoding="utf-8")
+    parts.monitors.on_evaluation(result.to_json())
+    return result
+
+
+def remember_best(parts: Parts, state: TrainState, result: Evaluation) -> None:
+    """Best by held-out reward; the loss says nothing about it. The final evaluation competes too."""
+    reward = next(iter(result.sets.values()))["reward"].value
+    if parts.recipe.checkpoints.best and reward is not None and (state.best_reward is None or reward > state.best_reward):
+        state.best_reward, state.best_step = reward, result.step
+        if result.label == "after":  # its checkpoint is there already: this moves the pointer and prunes
+            save_run(parts, state)
+
+
+def evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:
+    """Evaluation draws as [evaluation] says; only the stop ids, and by default the length, are those of training."""
+    settings = recipe.evaluation
+    return Sampling(
+        group_size=settings.samples,
+        temperature=settings.temperature,
+        max_completion_tokens=settings.max_completion_tokens or training.max_completion_tokens,
+        stop_ids=training.stop_ids,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+    )
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """The most memory held at once so far: of the GPU the policy is on, else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
