@@ -135,7 +135,7 @@ class Session:
         if recipe.train.num_steps:
             iterations = recipe.reward_model.iterations
             learned = f"; the reward is a learned model's, fitted {iterations} times" if iterations else ""
-            self.monitors.on_message(f"algorithm {describe(recipe.algorithm)}{learned}")
+            self.monitors.on_message(f"algorithm {describe(recipe.algorithm, recipe.teacher)}{learned}")
         for warning in recipe_warnings(recipe):
             self.monitors.on_message(f"warning: {warning}")
         self._keep_python_rows()
@@ -309,15 +309,19 @@ class Session:
         from cohort.data.prompt_choice import InformativeChoice
         from cohort.model.critic import Critic, NoCritic
         from cohort.model.reference import Reference
+        from cohort.model.teacher import load_teacher
         from cohort.training import build
         from cohort.training.objective import needs_critic
         from cohort.training.parts import TrainingParts
 
-        algorithm, reference = self.recipe.algorithm, None
+        algorithm, reference, teacher = self.recipe.algorithm, None, None
         critic: Critic | NoCritic = NoCritic()
         if needs_reference(self.recipe):
             reference = Reference(self._reference(parts, state), algorithm.reference_every, algorithm.reference_decay)
             state.attach("reference", reference)
+        if self.recipe.teacher.source:
+            teacher = load_teacher(self.recipe.teacher, parts.policy)
+            state.attach(\"teacher\", teacher)
         if needs_critic(algorithm):
             updates, dtype = self._total_updates("train"), build.compute_dtype(self.recipe)
             critic = Critic(parts.policy, self.recipe.critic, self.recipe.optimizer, dtype, updates)
@@ -330,6 +334,7 @@ class Session:
             judge=build.make_judge(parts),
             reference=reference,
             critic=critic,
+            teacher=teacher,
         )
 
     def _reference(self, parts: Parts, state: TrainState) -> Policy:

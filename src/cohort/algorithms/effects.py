@@ -3,8 +3,8 @@
     idle(choices) -> choice -> why it has no effect here
 
 A parameter of a function acts where a chosen function names it (registry.py). The rest is a table of conditions, proved both
-ways by tests/algorithms/test_effects.py. It knows the section [algorithm] alone: that a clip range meets no ratio but 1 where a
-step is one update ([train]) is no property of the algorithm.
+ways by tests/algorithms/test_effects.py. It knows the section [algorithm] alone, and whether there is a teacher: that a clip range
+meets no ratio but 1 where a step is one update ([train]) is no property of the algorithm.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CONDITIONS = (
     # min(rho A, clip(rho) A) is rho A below the lower limit when A > 0: the pessimistic bound never takes it.
     Condition(
         ("clip_low", "dual_clip"),
-        lambda c: not c.advantage.traits.never_negative,
+        lambda c: not c.advantage.traits.never_negative or c.taught,
         f"it holds tokens that are pushed down, and advantage {NEVER_NEGATIVE} push none down",
     ),
     Condition(("mismatch_weight",), lambda c: not c.region.traits.preference, f"region {PREFERENCES} has no mismatch weight"),
@@ -90,12 +90,12 @@ CONDITIONS = (
 )
 
 
-def idle(choices: Mapping[str, Any], own: Own | None = None) -> dict[str, str]:
+def idle(choices: Mapping[str, Any], own: Own | None = None, *, taught: bool = False) -> dict[str, str]:
     """Choice -> why it has no effect beside the others: {"gamma": "it is read by advantage 'gae' alone"}.
 
-    Of a user's function that is not resolved yet nothing is known, and nothing is said.
+    Of a user's function that is not resolved yet nothing is known, and nothing is said. taught: a teacher credits tokens too.
     """
-    chosen = Chosen.of(choices, own)
+    chosen = Chosen.of(choices, own, taught=taught)
     if not chosen.known:
         return {}
     told = {name for choice in chosen.all for name in choice.parameters}

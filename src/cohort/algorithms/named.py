@@ -63,10 +63,12 @@ class Chosen:
     region: Choice
     aggregation: Choice
     kl: Choice
+    taught: bool = False
+    """A teacher adds a credit of either sign to every token."""
 
     @classmethod
-    def of(cls, words: Mapping[str, Any], own: Own | None = None) -> Chosen:
-        return cls(words, **{kind: find_named(kind, words[field], own) for kind, field in FIELDS.items()})
+    def of(cls, words: Mapping[str, Any], own: Own | None = None, *, taught: bool = False) -> Chosen:
+        return cls(words, **{kind: find_named(kind, words[field], own) for kind, field in FIELDS.items()}, taught=taught)
 
     @property
     def all(self) -> tuple[Choice, ...]:

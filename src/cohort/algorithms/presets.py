@@ -112,6 +112,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "online_rft": {"advantage": "binary", "region": "none", "kl_coef": 0.0, "aggregation": "token_mean"},
     # The same on completions of the policy the run started from.
     "rft": {"data": "start", "advantage": "binary", "region": "none", "kl_coef": 0.0, "aggregation": "token_mean"},
+    # On-policy distillation, arXiv 2306.13649 with the reverse KL of each sampled token as its reward: needs [teacher].
+    "opd": {"advantage": "none", "region": "none", "kl_coef": 0.0, "aggregation": "token_mean"},
     "sft": {
         "data": "demonstrations",
         "advantage": "uniform",

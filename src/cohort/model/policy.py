@@ -223,11 +223,16 @@ def load_model(config: ModelConfig, seed: int, alphabet: Iterable[str] = ()) -> 
 
 
 def load_pretrained(
-    source: str, revision: str = "", dtype: torch.dtype = torch.float32, *, base_alone: bool = False
+    source: str,
+    revision: str = "",
+    dtype: torch.dtype = torch.float32,
+    *,
+    base_alone: bool = False,
+    field: str = "model.source",
 ) -> tuple[Any, Any]:
     """A local folder or a hub id through transformers. Code that ships with a checkpoint is never run.
 
-    base_alone: of a folder that holds a base and an adapter, the base.
+    base_alone: of a folder that holds a base and an adapter, the base. field: the word of the recipe that names the source.
     """
     from transformers import AutoModelForCausalLM
 
@@ -241,14 +246,14 @@ def load_pretrained(
     except (OSError, ValueError, KeyError, RuntimeError) as problem:
         first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
         raise ModelError(
-            f"model.source: cannot load {source!r} as a causal language model ({first_line}). "
+            f"{field}: cannot load {source!r} as a causal language model ({first_line}). "
             "Give a folder written by save_pretrained, or a hub id that this machine can reach."
         ) from problem
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers has put the adapter of that folder in
         if not base_alone:
             raise ModelError(
-                f"model.source: {source!r} is a PEFT adapter and not a model. Set model.source to its base, model.lora.adapter to "
-                "this folder and model.lora.rank to its rank; or merge it into its base first."
+                f"{field}: {source!r} is a PEFT adapter and not a model. Merge it into its base first; to train it further, set "
+                "model.source to its base, model.lora.adapter to this folder and model.lora.rank to its rank."
             )
         model = lora.plain_model(model, merge=False)
     return model, tokenizer

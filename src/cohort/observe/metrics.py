@@ -18,6 +18,7 @@ AREAS = {
     "rollout": "What the policy wrote in this step, before anything was scored.",
     "reward": "What the reward functions said. Rewards are never normalised.",
     "advantage": "How the rewards of each group became a training signal.",
+    "teacher": "How far the policy is from its teacher (`[teacher]` alone), on its own completions.",
     "loss": "The objective, averaged over the tokens and minibatches of the step.",
     "optim": "What the optimizer did with the gradient.",
     "critic": 'PPO\'s value function (`advantage = "gae"` alone).',
@@ -107,6 +108,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("advantage/std", "—", "standard deviation of all advantages of the step", "about √useful_groups for group_normalized", "Near 0: the step carries almost no gradient."),
     Metric("advantage/abs_max", "—", "largest |advantage|", "at most √(group_size − 1) for group_normalized", "Above that bound the normalisation is broken (a group that is nearly but not exactly constant)."),
     Metric("advantage/lopsided_share", "share", "Σ |A| of groups with at most one success, or at most one failure ÷ Σ |A| of all", "below 0.5 for groups of 8; means nothing below 5", "The step is mostly about prompts that are nearly always failed or nearly always solved. Dividing by the std adds to it: a group of 8 with a single success weighs 0.66 of an even one, and 0.44 with advantage = \"group_centered\" (difficulty bias)."),
+    # teacher -----------------------------------------------------------------------------------------------------
+    Metric("teacher/gap", "nats per token", "mean of log π_sampled − log π_teacher over trained tokens: an estimate of the reverse KL", "falling towards 0", "Not falling: the learning rate or teacher.coef is too small, or the policy too small for its teacher. Below 0 it is noise: too few tokens."),
+    Metric("teacher/gap_per_completion", "nats", "the same summed over each completion, mean over completions", "falling towards 0", "Falling only because rollout/length_mean falls: shorter completions, not closer ones."),
     # loss --------------------------------------------------------------------------------------------------------
     Metric("loss/total", "—", "loss/policy + loss/kl_term − entropy_coef × entropy", "near 0", "Not a measure of progress: exactly on-policy it is 0 by construction while the gradient is not. Read reward and grad_norm."),
     Metric("loss/policy", "—", "the surrogate of the recipe's region (clip: −min(ρA, clip(ρ)A)), weighted by the aggregation", "near 0", "As above. A large magnitude means very off-policy minibatches."),
@@ -171,6 +175,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/prepare", "seconds", "rollouts become examples with advantages; host only", "below 5 % of time/step", "Grows with rollout/tokens alone."),
     Metric("time/old", "seconds", "log-probs of the policy before its first update, where something reads them", "absent on-policy", "One minibatch and one pass per step need none."),
     Metric("time/reference", "seconds", "log-probs of the reference, and a moving reference following the policy", "below half of time/update", "kl_coef = 0 without monitors.kl saves it."),
+    Metric("time/teacher", "seconds", "log-probs of the teacher", "below time/update for a teacher of the policy's size", "Grows with the teacher; a smaller one, or fewer completions."),
     Metric("time/critic", "seconds", "PPO's values before the update", "below half of time/update", "Every advantage but \"gae\" does without a critic."),
     Metric("time/pack", "seconds", "laying out micro-batches; host only", "below 5 % of time/step", "Grows with the tokens of the batch; larger micro_batch_tokens help a little."),
     Metric("time/update", "seconds", "forward and backward of every micro-batch", "below or near time/rollout", "Larger micro-batches (micro_batch_tokens) while memory lasts; results do not change. See perf/update_mfu."),

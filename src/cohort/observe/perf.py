@@ -67,6 +67,12 @@ STAGES = (
         "the reference scores the batch",
         "algorithm.kl_coef = 0 without monitors.kl needs no reference.",
     ),
+    Stage(
+        "teacher",
+        "the teacher",
+        "the teacher scores the batch",
+        "A smaller teacher, or none: teacher.source.",
+    ),
     Stage("critic", "the critic's values", "the critic values the batch", 'Every advantage but "gae" does without a critic.'),
     Stage(
         "pack",

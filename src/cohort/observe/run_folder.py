@@ -232,6 +232,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         ),
         "prompts": moved(recipe.prompts),
         "reward_model": recipe.reward_model.model_copy(update={"source": absolute(recipe.reward_model.source)}),
+        "teacher": recipe.teacher.model_copy(update={"source": absolute(recipe.teacher.source)}),
         "cold_start": cold.model_copy(update={"source": cold.source if cold.source == "" else moved(cold.source)}),
         "evaluation": evaluation.model_copy(update={"sets": {name: moved(one) for name, one in evaluation.sets.items()}}),
     }

@@ -31,6 +31,8 @@ PREFERRED = {
     "prompts": "prompts.source",
     "algorithm": "algorithm.name",
     "source": "model.source",
+    "revision": "model.revision",
+    "teacher": "teacher.source",
     "name": "name",
 }
 """Undotted words that several sections share, and the one that is meant."""
@@ -86,6 +88,7 @@ OTHER_WORDS = {
     "dataset": "prompts.source",
     "train_dataset": "prompts.source",
     "model_name_or_path": "model.source",
+    "teacher_model_name_or_path": "teacher.source",
     "reward_funcs": "rewards",
     "reward_weights": "rewards.N.weight",
     "save_steps": "checkpoints.every_steps",
@@ -100,6 +103,7 @@ UNCLEAR_WORDS = {
     "batch_size": "write train.prompts_per_step (with train.group_size) for training, cold_start.batch_size for demonstrations",
     "kl": "write algorithm.kl_coef for its weight, monitors.kl = true to measure it where the weight is 0",
     "clip": "write algorithm.clip_low and algorithm.clip_high for the clip of the ratio, critic.clip for PPO's value function",
+    "coef": "write teacher.coef for the weight of a teacher, algorithm.kl_coef for that of the KL, algorithm.entropy_coef for entropy",
     "epochs": "write train.passes_per_step for passes over each batch, train.num_steps for the length of a run, "
     "reward_model.epochs for the fit of a reward model",
     "loss": "write algorithm.name, algorithm.region and algorithm.aggregation for the policy's, reward_model.loss for a reward model's",

@@ -293,6 +293,18 @@ class CriticConfig(Section):
     clip: float = Field(0.2, ge=0, description="A value moves at most this far from its old one in a step; 0: no clipping.")
 
 
+class TeacherConfig(Section):
+    """On-policy distillation: a frozen model credits every sampled token with coef (log pi_teacher - log pi_sampled)."""
+
+    source: str = Field("", description='A local folder or a hub id, with the tokenizer of the policy; "": no teacher.')
+    revision: str = Field("", description='Hub revision of the teacher; "" is the default branch.')
+    coef: float = Field(
+        1.0,
+        gt=0,
+        description="Weight of its credit, which is added to the advantage of each token; 1 is the reverse KL itself.",
+    )
+
+
 class RewardModelConfig(Section):
     """Iterative training against a learned reward model. The functions of [[rewards]] label its data and judge success."""
 
@@ -453,6 +465,7 @@ class Recipe(Section):
     sampling: SamplingConfig = SamplingConfig()
     train: TrainConfig = TrainConfig()
     critic: CriticConfig = CriticConfig()
+    teacher: TeacherConfig = TeacherConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     cold_start: ColdStartConfig = ColdStartConfig()
@@ -499,7 +512,7 @@ class Recipe(Section):
                 "monitors.kl: the KL is measured on what the policy samples, and here it is not trained on that (algorithm.data "
                 f"{self.algorithm.data!r}, region {self.algorithm.region!r}). Leave it out."
             )
-        reason = why_no_reward_model(self)
+        reason = why_no_reward_model(self) or why_no_teacher(self)
         if reason:
             raise ValueError(reason)
         return self
@@ -554,6 +567,38 @@ def why_no_reward_model(recipe: Recipe) -> str:
     return ""
 
 
+def why_no_teacher(recipe: Recipe) -> str:
+    """Why a teacher would have nothing to say here, or why nobody would; "" when it makes sense."""
+    algorithm, teacher = recipe.algorithm, recipe.teacher
+    region = algorithm.chosen.region
+    if not teacher.source:
+        idle = [name for name in ("revision", "coef") if getattr(teacher, name) != getattr(TeacherConfig(), name)]
+        if idle:
+            return f"teacher.{idle[0]}: there is no teacher. Set teacher.source to a folder or hub id, or leave {idle[0]} out."
+        if algorithm.advantage == "none" and recipe.train.num_steps:
+            return (
+                "algorithm.advantage: 'none' credits no completion, so without a teacher nothing is learned. Set teacher.source to the "
+                "folder or hub id of a model with the same tokenizer, or use an advantage that reads rewards."
+            )
+        return ""
+    if algorithm.data != "policy":
+        return (
+            f"teacher.source: a teacher judges what the policy samples, and data {algorithm.data!r} is not sampled from it. Use data = "
+            "'policy', or no teacher; its written completions are learned by data = 'demonstrations'."
+        )
+    if region.traits.preference:
+        return (
+            f"teacher.source: region {region.name!r} compares whole completions, and a teacher credits single tokens. Use region = "
+            "'clip' with an advantage that compares rewards, or no teacher."
+        )
+    if region.traits.one_value:
+        return (
+            f"teacher.source: region {region.name!r} gives a completion one value, which fits one advantage per completion, and a "
+            "teacher credits single tokens. Use region = 'clip'."
+        )
+    return ""
+
+
 def leaves_stale(algorithm: AlgorithmConfig) -> bool:
     """Whether nothing corrects for completions of a policy some updates ago."""
     region = algorithm.chosen.region
@@ -588,7 +633,9 @@ def recipe_warnings(recipe: Recipe) -> list[str]:
         if not low <= value <= high:
             warnings.append(f"{path} = {value:g} is outside {low:g} to {high:g}: {why}")
 
-    check("train.group_size", recipe.train.group_size, 4, 64, "small groups are often without signal, large ones cost rollouts")
+    if recipe.algorithm.chosen.advantage.traits.compares_group:
+        why = "small groups are often without signal, large ones cost rollouts"
+        check("train.group_size", recipe.train.group_size, 4, 64, why)
     check(
         "sampling.temperature",
         recipe.sampling.temperature,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from cohort.algorithms.effects import idle
-from cohort.recipe.schema import AlgorithmConfig
+from cohort.recipe.schema import AlgorithmConfig, TeacherConfig
 
+NO_TEACHER = TeacherConfig()
 DATA_WORDS = {
     "policy": "samples of the policy",
     "start": "samples of the starting policy",
@@ -15,13 +16,15 @@ DATA_WORDS = {
 }
 
 
-def describe(algorithm: AlgorithmConfig) -> str:
+def describe(algorithm: AlgorithmConfig, teacher: TeacherConfig = NO_TEACHER) -> str:
     """grpo: samples of the policy -> advantage group_normalized -> clip 0.2/0.2 -> sequence_mean, k3 0.04 in the loss"""
+    taught = bool(teacher.source)
     text = (
         f"{algorithm.name}: {DATA_WORDS[algorithm.data]} -> {algorithm.advantage} -> {region_words(algorithm)} -> "
         f"{algorithm.aggregation}; {kl_words(algorithm)}"
     )
-    extras, changed, ignored = extra_words(algorithm), changes(algorithm), without_effect(algorithm)
+    text += f"; every token also by teacher {teacher.source}, coef {teacher.coef:g}" if taught else ""
+    extras, changed, ignored = extra_words(algorithm), changes(algorithm, taught), without_effect(algorithm, taught)
     text += f"; {extras}" if extras else ""
     text += f" (changed from the preset: {changed})" if changed else ""
     return text + (f"; without effect here: {ignored}" if ignored else "")
@@ -66,16 +69,16 @@ def extra_words(algorithm: AlgorithmConfig) -> str:
     )
 
 
-def changes(algorithm: AlgorithmConfig) -> str:
+def changes(algorithm: AlgorithmConfig, taught: bool = False) -> str:
     """Choices that act and are not those of the preset: "kl_coef 0.005 instead of 0.04"."""
-    own, without = algorithm.model_dump(), idle(algorithm.model_dump(), algorithm.own)
+    own, without = algorithm.model_dump(), idle(algorithm.model_dump(), algorithm.own, taught=taught)
     preset = differences(algorithm)
     return ", ".join(f"{choice} {own[choice]} instead of {value}" for choice, value in preset.items() if choice not in without)
 
 
-def without_effect(algorithm: AlgorithmConfig) -> str:
+def without_effect(algorithm: AlgorithmConfig, taught: bool = False) -> str:
     """Choices that are not those of the preset and change nothing, each with the reason; those with one reason together."""
-    without = idle(algorithm.model_dump(), algorithm.own)
+    without = idle(algorithm.model_dump(), algorithm.own, taught=taught)
     by_reason: dict[str, list[str]] = {}
     for choice in differences(algorithm):
         if choice in without:

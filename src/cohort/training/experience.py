@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, cast
@@ -19,11 +19,13 @@ from cohort.errors import InvariantError, RewardError
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.packing import Example, Layouts, make_examples, minibatch_members
 from cohort.model.policy import Policy
+from cohort.model.teacher import Teacher
 from cohort.recipe.schema import AlgorithmConfig, Recipe, reward_name
 from cohort.training.credit import Credit, count_completions, read_parts, rewards_of
 from cohort.training.drawing import Collected
 from cohort.training.objective import compares_pairs, has_ratio, needs_critic, pushes_on_all_tokens, reads_logprobs
 from cohort.training.state import Batch
+from cohort.training.teaching import hear_teacher
 from cohort.types import Rollout
 
 
@@ -34,6 +36,7 @@ class Models:
     policy: Policy
     reference: Policy | None
     critic: Critic | NoCritic
+    teacher: Teacher | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Credited:
     plan: list[list[int]]
     layouts: Layouts
     sampled: bool
+    metrics: Mapping[str, float]
+    """What the teacher had to say."""
 
 
 def credit_tokens(
@@ -70,7 +75,10 @@ def credit_tokens(
     chosen = choose_examples(collected, algorithm, step)
     weights = {reward_name(reward): reward.weight for reward in recipe.rewards}
     credit = Credit(rollouts, chosen.counted_PG, algorithm, kl_coef, models.policy.codec.decode, weights)
-    examples = chosen.examples if reads_logprobs(algorithm) else credit.advantages(chosen.examples)
+    examples = chosen.examples
+    lesson = hear_teacher(models.teacher, examples, train.micro_batch_tokens, watch)
+    if not reads_logprobs(algorithm):
+        examples = lesson.add_to(credit.advantages(examples))
     if pairs:
         examples = whole_pairs(examples)
     groups_N = [example.group for example in examples]
@@ -80,8 +88,8 @@ def credit_tokens(
     layouts = Layouts()
     examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens, watch, layouts)
     if reads_logprobs(algorithm):
-        examples = credit.advantages(examples)
-    return Credited(collected, chosen, examples, plan, layouts, algorithm.data in SAMPLED)
+        examples = lesson.add_to(credit.advantages(examples))
+    return Credited(collected, chosen, examples, plan, layouts, algorithm.data in SAMPLED, lesson.metrics)
 
 
 def make_batch(credited: Credited, watch: Stopwatch | None = None) -> Batch:
@@ -90,7 +98,7 @@ def make_batch(credited: Credited, watch: Stopwatch | None = None) -> Batch:
     rollouts, scored_PG = collected.rollouts, chosen.scored_PG
     advantages_N = mean_advantages(examples, len(rollouts))
     metrics = rollout_metrics(rollouts, collected.tokens_sampled) | collected.metrics
-    metrics |= advantage_metrics(advantages_N, scored_PG, examples)
+    metrics |= advantage_metrics(advantages_N, scored_PG, examples) | credited.metrics
     if credited.sampled:
         metrics |= group_metrics(advantages_N, scored_PG, chosen.silent_P, chosen.left_out_P, rollouts)
     if watch:

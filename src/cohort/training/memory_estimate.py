@@ -83,6 +83,8 @@ class RunNumbers:
     """Trained parameters where `lora_rank` adapts other modules than all linear layers; None counts those."""
     reference: bool = False
     """A second copy of the weights for the KL; an adapter needs none."""
+    teacher_parameters: int = 0
+    """Of a frozen model that credits tokens; 0: there is none."""
     critic: bool = False
     reward_model: bool = False
     """A model of the policy's size that is fitted whole, also where the policy has adapters."""
@@ -173,6 +175,8 @@ def estimate(model: ModelNumbers, run: RunNumbers) -> Estimate:
     }
     if run.reference and not run.lora_rank:
         held["reference"] = float(run.element) * count
+    if run.teacher_parameters:
+        held["teacher"] = float(run.element) * run.teacher_parameters
     if run.critic:  # with adapters it is one over the policy's base
         held["critic"] = (run.element + apart + moments) * trained
     if run.reward_model:

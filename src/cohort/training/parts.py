@@ -16,6 +16,7 @@ from cohort.engine.protocol import Engine
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.policy import Policy
 from cohort.model.reference import Reference
+from cohort.model.teacher import Teacher
 from cohort.observe.monitors import Monitors
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.schema import Recipe, measures_kl
@@ -62,9 +63,10 @@ class TrainingParts(Parts):
     judge: Judge
     reference: Reference | None
     critic: Critic | NoCritic
+    teacher: Teacher | None
 
     @property
     def models(self) -> Models:
         """Who scores a batch. A reference may be there to sample from alone."""
         scoring = self.reference.policy if self.reference and measures_kl(self.recipe) else None
-        return Models(self.policy, scoring, self.critic)
+        return Models(self.policy, scoring, self.critic, self.teacher)

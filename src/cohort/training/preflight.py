@@ -15,10 +15,11 @@ import torch
 from cohort.algorithms.registry import SAMPLED
 from cohort.base.stopwatch import Stopwatch
 from cohort.engine import sample_groups
-from cohort.errors import RewardError
+from cohort.errors import ModelError, RewardError
 from cohort.evaluation.estimators import useful_share
 from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
+from cohort.model.teacher import look_at_teacher
 from cohort.ops.fused.training import FusedBackbone
 from cohort.recipe.schema import Recipe, needs_reference
 from cohort.rewards.format import asks_for_form
@@ -51,7 +52,8 @@ class Check:
 def cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """No forward pass: rewards on golds, sampling, lengths, memory."""
     rewards = [*jail_checks(parts), *(column_checks(parts, encoded) or row_checks(parts, encoded.train))]
-    return [*rewards, sampling_check(parts), length_check(parts, encoded), memory_check(parts, encoded)]
+    teacher, parameters = teacher_checks(parts, encoded)
+    return [*rewards, sampling_check(parts), length_check(parts, encoded), *teacher, memory_check(parts, encoded, parameters)]
 
 
 def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
@@ -257,9 +259,22 @@ def length_check(parts: Parts, encoded: EncodedData) -> Check:
     return Check(level, "lengths", str(encoded.report))
 
 
-def memory_check(parts: Parts, encoded: EncodedData) -> Check:
+def teacher_checks(parts: Parts, encoded: EncodedData) -> tuple[list[Check], int]:
+    """(whether the teacher can score what will be sampled, its parameters), before its weights are read."""
+    settings = parts.recipe.teacher
+    if not settings.source or not parts.recipe.train.num_steps:
+        return [], 0
+    longest = max(len(prompt.token_ids) for prompt in encoded.train) + parts.sampling.max_completion_tokens
+    try:
+        count = look_at_teacher(settings, parts.policy, longest)
+    except ModelError as problem:
+        return [Check("failure", "teacher", str(problem), blocks=True)], 0
+    return [Check("ok", "teacher", f"{settings.source}: {count / 1e6:.2f} M parameters, the policy's vocabulary")], count
+
+
+def memory_check(parts: Parts, encoded: EncodedData, teacher_parameters: int = 0) -> Check:
     """What the run will hold at its peak, against what this device has for it."""
-    needed = estimate(model_numbers(parts.policy), run_numbers(parts, encoded))
+    needed = estimate(model_numbers(parts.policy), replace(run_numbers(parts, encoded), teacher_parameters=teacher_parameters))
     there = room_on(parts.policy.device)
     if not parts.recipe.sampling.slots:  # then the engine takes what is free, and no more
         needed = estimate(needed.model, replace(needed.run, slots=fitting_slots(needed, there)))

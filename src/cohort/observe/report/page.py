@@ -225,6 +225,7 @@ def charts_of(run: RunData) -> list[Chart]:
         Chart("Parts of the reward", "Mean of each reward function before weighting.", part_lines),
         Chart("Where the signal is", "Useful groups hold completions with different rewards; only they teach.", lines(useful_groups="advantage/useful_groups", distinct_completions="rollout/distinct"), share=True),
         Chart("KL to the reference", "Summed over a completion. Beyond 5 to 10 nats, read the completions.", lines(KL_per_completion="loss/kl_per_completion"), unit="nats"),
+        Chart("Gap to the teacher", "Reverse KL per token, estimated on the policy's own completions.", lines(gap="teacher/gap"), unit="nats"),
         Chart("Gradient coefficient", "How hard tokens are pushed up (above 0) or down: 5th percentile, mean and 95th percentile.", lines(p95="loss/coefficient_p95", mean="loss/coefficient_mean", p05="loss/coefficient_p05")),
         Chart("Loss", "Of demonstrations or pairs; for sampled completions the loss says nothing about progress.", lines(loss="loss/total") if written else ()),
         Chart("Preferences", "Pairs whose chosen completion gained on the rejected one.", lines(preferred="loss/preferred"), share=True),

@@ -1,0 +1,60 @@
+"""On-policy distillation: what a teacher adds to the advantage of every sampled token.
+
+    A_t += coef (log pi_teacher(o_t) - log mu(o_t))        mu: the probability when it was sampled
+
+Both at the sampling temperature. A token is credited with its own gap alone, with no return-to-go: the expected gradient is then
+that of coef times the reverse KL of each next token, along the policy's own completions. It comes last, on top of whatever the
+advantage is: nothing normalises or whitens it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from cohort.algorithms.kl import k1
+from cohort.base.stopwatch import Stopwatch
+from cohort.model.packing import Example
+from cohort.model.teacher import Teacher
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the teacher said of the completions of one step."""
+
+    terms: Mapping[int, Tensor] = field(default_factory=dict)
+    """Rollout -> what is added to the advantages of its tokens, 0 where a token is not trained."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def add_to(self, examples: Sequence[Example]) -> list[Example]:
+        """The examples with the teacher's credit on top of their own; as they are, where there is no teacher."""
+        if not self.terms:
+            return list(examples)
+        return [
+            replace(one, advantages_T=(one.advantages_T.double() + self.terms[one.rollout]).to(one.advantages_T.dtype))
+            for one in examples
+        ]
+
+
+def hear_teacher(
+    teacher: Teacher | None, examples: Sequence[Example], micro_batch_tokens: int, watch: Stopwatch | None = None
+) -> Lesson:
+    """Score the completions with the teacher, all of them: a group of equal rewards is taught too."""
+    trained = [example for example in examples if example.trained_tokens]
+    if teacher is None or not trained:
+        return Lesson()
+    watch = watch or Stopwatch()
+    watch.lap("prepare")
+    terms = {example.rollout: torch.zeros(len(example.completion_ids), dtype=torch.float64) for example in examples}
+    gaps_N = []
+    for example, logprobs_T in zip(trained, teacher.policy.score_examples(trained, micro_batch_tokens), strict=True):
+        mask_T = example.loss_mask_T
+        gaps_N.append(k1(example.sampling_logprobs_T[mask_T].double(), logprobs_T[mask_T].double()))
+        terms[example.rollout][mask_T] = -teacher.coef * gaps_N[-1]
+    watch.lap("teacher")
+    gap_M = torch.cat(gaps_N)
+    metrics = {"teacher/gap": float(gap_M.mean()), "teacher/gap_per_completion": float(gap_M.sum()) / len(trained)}
+    return Lesson(terms, metrics)
