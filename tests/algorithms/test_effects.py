@@ -23,8 +23,9 @@ from cohort.data.prompt_choice import InformativeChoice
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.packing import pack
 from cohort.model.policy import Policy
+from cohort.model.teacher import Teacher
 from cohort.recipe.file import load_recipe
-from cohort.recipe.schema import AlgorithmConfig, CriticConfig, OptimizerConfig, Recipe
+from cohort.recipe.schema import AlgorithmConfig, CriticConfig, OptimizerConfig, Recipe, TeacherConfig
 from cohort.recipe.words import describe
 from cohort.rewards.contract import Scored
 from cohort.training.build import EncodedData, make_stream
@@ -106,6 +107,11 @@ def critic() -> Critic:
     return made
 
 
+@cache
+def teacher() -> Teacher:
+    return Teacher(tiny_policy(seed=2), TeacherConfig(source="elsewhere"))
+
+
 REWARDS = {
     "policy": [[1.0, 0.0, 0.25, None], [0.75, 0.75, 0.75, 0.75], [0.0, 1.0, 3.0, 0.75], [0.0, 0.0, 0.25, 1.0]],
     "start": [[0.0, 0.0, 1.0, 0.5], [1.0, 0.25, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25], [1.0, 1.0, None, 0.0]],
@@ -164,7 +170,8 @@ def take_step(algorithm: AlgorithmConfig) -> Step:
         sampled = [replace(one, outcome=outcome) for one, outcome in zip(sampled, outcomes, strict=True)]
     has_reference = algorithm.kl_coef > 0 or algorithm.data == "start"
     has_critic = needs_critic(algorithm)
-    models = Models(policy(), reference() if has_reference else None, critic() if has_critic else NoCritic())
+    taught = teacher() if algorithm.advantage == "none" else None  # without one it is refused
+    models = Models(policy(), reference() if has_reference else None, critic() if has_critic else NoCritic(), taught)
     batch = collect_batch(Collected(sampled, {}, 4, 99), models, recipe, 1, algorithm.kl_coef)
     tensors = [example.advantages_T for example in batch.examples]
     tensors += [example.returns_T for example in batch.examples if example.returns_T is not None]

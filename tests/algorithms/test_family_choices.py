@@ -8,7 +8,7 @@ from cohort.algorithms.named import NAMED
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe.file import dump_recipe, load_recipe
-from cohort.recipe.schema import AlgorithmConfig
+from cohort.recipe.schema import AlgorithmConfig, TeacherConfig
 from cohort.recipe.words import describe
 from session_tools import tiny
 
@@ -25,6 +25,7 @@ TABLE = {
     "ppo": ("policy", "gae", "clip", "token_mean", "k1", "token_reward", 0.01),
     "online_rft": ("policy", "binary", "none", "token_mean", None, None, 0.0),
     "rft": ("start", "binary", "none", "token_mean", None, None, 0.0),
+    "opd": ("policy", "none", "none", "token_mean", None, None, 0.0),
     "sft": ("demonstrations", "uniform", "none", "token_mean", None, None, 0.0),
     "dpo": ("pairs", "best_and_worst", "dpo", "prompt_mean", None, None, 0.1),
 }
@@ -179,6 +180,45 @@ def test_a_reward_model_that_nothing_would_read_is_refused(values, words):
         load_recipe(values={"reward_model.iterations": 3, **values})
     assert str(problem.value).startswith("reward_model.iterations: ")
     assert [word for word in words if word not in str(problem.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"algorithm": "opd"}, ["algorithm.advantage: 'none'", "teacher.source", "same tokenizer"]),
+        ({"algorithm.advantage": "none"}, ["algorithm.advantage: 'none'", "teacher.source"]),
+        ({"teacher.coef": 0.5}, ["teacher.coef: there is no teacher", "teacher.source", "leave coef out"]),
+        ({"teacher.revision": "main"}, ["teacher.revision: there is no teacher"]),
+        ({"algorithm": "rft", "teacher": "t"}, ["teacher.source: ", "'start'", "'policy'"]),
+        ({"algorithm": "sft", "teacher": "t"}, ["teacher.source: ", "'demonstrations'"]),
+        ({"algorithm": "dpo", "algorithm.data": "policy", "teacher": "t"}, ["teacher.source: region 'dpo'", "'clip'"]),
+        ({"algorithm": "gspo", "teacher": "t"}, ["teacher.source: region 'sequence'", "single tokens", "'clip'"]),
+    ],
+)
+def test_a_teacher_that_has_nothing_to_say_or_is_missing_is_refused(values, words):
+    with pytest.raises(RecipeError) as problem:
+        load_recipe(values=values)
+    assert str(problem.value).startswith(words[0])
+    assert [word for word in words if word not in str(problem.value)] == []
+
+
+def test_a_teacher_may_stand_beside_any_credit_of_what_the_policy_samples():
+    for name in ("grpo", "ppo", "reinforce++", "online_rft", "cispo", "dapo", "opd"):
+        recipe = load_recipe(overrides=[f"algorithm={name}", "teacher=t", "teacher.coef=0.5"])
+        assert (recipe.teacher.source, recipe.teacher.coef) == ("t", 0.5)
+    assert load_recipe(overrides=["algorithm=opd", "teacher=t", "group_size=1"]).train.group_size == 1
+    assert load_recipe(overrides=["algorithm=opd", "num_steps=0", "cold_start.num_steps=1"]).teacher.source == ""
+    said = describe(AlgorithmConfig(name="opd"), TeacherConfig(source="t", coef=0.5))
+    assert said == "opd: samples of the policy -> none -> region none -> token_mean; no KL; every token also by teacher t, coef 0.5"
+
+
+def test_a_group_of_one_is_warned_of_only_where_groups_are_compared():
+    from cohort.recipe.schema import recipe_warnings
+
+    words = ["model=somewhere", "group_size=1", "teacher=t"]
+    assert not any("group_size" in warning for warning in recipe_warnings(load_recipe(overrides=["algorithm=opd", *words])))
+    (warning,) = recipe_warnings(load_recipe(overrides=["model=somewhere", "group_size=2"]))
+    assert "train.group_size = 2" in warning
 
 
 def test_stale_data_without_a_ratio_is_warned_of_also_from_scratch():

@@ -19,6 +19,7 @@ reward/<part>/retried reward/<part>/verdict/<word> reward/<part>/dropped_logs re
 reward/<part>/seconds reward/<part>/<logged>
 advantage/useful_groups advantage/zero_variance_groups advantage/dropped_groups advantage/all_correct_groups
 advantage/all_wrong_groups advantage/std advantage/abs_max advantage/lopsided_share
+teacher/gap teacher/gap_per_completion
 loss/total loss/policy loss/kl loss/kl_coef loss/kl_term loss/kl_per_completion loss/entropy loss/clip_low loss/clip_high loss/ratio_max
 loss/coefficient_mean loss/coefficient_p05 loss/coefficient_p95 loss/coefficient_abs_max loss/margin loss/preferred
 loss/chosen_gain loss/rejected_gain
@@ -30,7 +31,7 @@ reward_model/held_back_loss reward_model/pairs reward_model/held_back_pairs rewa
 reward_model/tokens reward_model/seconds reward_model/replayed
 eval/<set>/pass@<k> eval/<set>/maj@<k> eval/<set>/mean@<k> eval/<set>/greedy eval/<set>/reward eval/<set>/truncated
 eval/<set>/length_mean eval/<set>/unscored
-time/rollout time/reward time/prepare time/old time/reference time/critic time/pack time/update time/optimizer time/observe
+time/rollout time/reward time/prepare time/old time/reference time/teacher time/critic time/pack time/update time/optimizer time/observe
 time/evaluate time/checkpoint time/step
 perf/slowest_stage_share perf/host_share perf/rollout_tokens_per_second perf/engine_occupancy perf/engine_slots
 perf/engine_decode_steps perf/engine_looks perf/engine_prefills perf/engine_graphs perf/engine_<figure> perf/train_tokens_per_second

@@ -30,6 +30,8 @@ SHORT = {
     "checkpoints.every_steps": 3,
 }
 
+TEACHER = "the teacher's folder"
+
 FAMILY: dict[str, dict[str, object]] = {
     "grpo": {},
     "grpo_process": {"algorithm.name": "grpo_process", "rewards": [ANSWER, STEPS]},
@@ -46,6 +48,8 @@ FAMILY: dict[str, dict[str, object]] = {
     "sft": {"algorithm.name": "sft", "algorithm.kl_coef": 0.0},
     "dpo from rollouts of the start": {"algorithm.name": "dpo", "algorithm.data": "start"},
     "dpo from rollouts of the policy": {"algorithm.name": "dpo", "algorithm.data": "policy"},
+    "opd": {"algorithm.name": "opd", "algorithm.kl_coef": 0.0, "teacher.source": TEACHER},
+    "a teacher beside GRPO": {"teacher.source": TEACHER, "teacher.coef": 0.5},
     "adaptive KL": {"algorithm.kl_target": 0.05},
     "refreshed reference": {"algorithm.reference_every": 2},
     "moving reference": {"algorithm.reference_decay": 0.9},
@@ -63,9 +67,10 @@ FAMILY: dict[str, dict[str, object]] = {
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """(fork server, folder, the model that a cold start left)."""
+    """(fork server, folder, the model that a cold start left). Beside it lies a teacher."""
     folder = tmp_path_factory.mktemp("family")
     cold = train_tiny(folder, "cold", **{"train.num_steps": 0, "evaluation.samples": 0})
+    train_tiny(folder, "teacher", **{"train.num_steps": 0, "evaluation.samples": 0, "seed": 1, "cold_start.num_steps": 32})
     with fork_server(folder) as server:
         yield server, folder, cold.folder / "model"
 
@@ -76,7 +81,8 @@ def test_a_stopped_run_ends_with_the_same_bits(world, name):
 
     server, folder, start = world
     recipe = folder / "family.toml"
-    recipe.write_text(tomli_w.dumps(tree(**{**SHORT, "model.source": str(start), **FAMILY[name]})), encoding="utf-8")
+    own = {key: str(folder / "teacher" / "model") if value == TEACHER else value for key, value in FAMILY[name].items()}
+    recipe.write_text(tomli_w.dumps(tree(**{**SHORT, "model.source": str(start), **own})), encoding="utf-8")
     whole, run = folder / "whole", folder / "stopped"
     for path in (whole, run):
         shutil.rmtree(path, ignore_errors=True)

@@ -80,6 +80,8 @@ def test_bytes_per_parameter():
     assert weights(RunNumbers(lora_rank=16, adapter_parameters=1000)) == 2 * count + 18_000
     assert weights(RunNumbers(reference=True)) == 20 * count
     assert weights(RunNumbers(lora_rank=16, reference=True)) == 2 * count + 18 * adapter
+    assert weights(RunNumbers(teacher_parameters=7)) == 18 * count + 14
+    assert weights(RunNumbers(lora_rank=16, element=4, teacher_parameters=7)) == 4 * count + 16 * adapter + 28
     assert weights(RunNumbers(critic=True)) == 36 * count
     assert weights(RunNumbers(lora_rank=16, critic=True)) == 2 * count + 36 * adapter
     assert weights(RunNumbers(reward_model=True)) == (18 + 14) * count
@@ -208,7 +210,7 @@ def test_a_run_reads_its_numbers_from_model_and_recipe(tmp_path, monkeypatch, ra
     monkeypatch.setattr(
         preflight,
         "memory_check",
-        lambda parts, encoded: (
+        lambda parts, encoded, teacher_parameters: (
             seen.append((parts, preflight.model_numbers(parts.policy), preflight.run_numbers(parts, encoded)))
             or preflight.Check("ok", "memory", "")
         ),
