@@ -160,7 +160,7 @@ def base_recipe() -> Recipe:
     return load_recipe(overrides=["passes_per_step=2", "group_size=4", f"max_completion_tokens={LONGEST}"])
 
 
-def take_step(algorithm: AlgorithmConfig) -> Step:
+def take_step(algorithm: AlgorithmConfig, *, taught: bool = False) -> Step:
     recipe = base_recipe().model_copy(update={"algorithm": algorithm})
     sampled = list(rollouts(algorithm.data))
     if algorithm.overlong_share:
@@ -170,8 +170,13 @@ def take_step(algorithm: AlgorithmConfig) -> Step:
         sampled = [replace(one, outcome=outcome) for one, outcome in zip(sampled, outcomes, strict=True)]
     has_reference = algorithm.kl_coef > 0 or algorithm.data == "start"
     has_critic = needs_critic(algorithm)
-    taught = teacher() if algorithm.advantage == "none" else None  # without one it is refused
-    models = Models(policy(), reference() if has_reference else None, critic() if has_critic else NoCritic(), taught)
+    has_teacher = taught or algorithm.chosen.advantage.traits.needs_teacher
+    models = Models(
+        policy(),
+        reference() if has_reference else None,
+        critic() if has_critic else NoCritic(),
+        teacher() if has_teacher else None,
+    )
     batch = collect_batch(Collected(sampled, {}, 4, 99), models, recipe, 1, algorithm.kl_coef)
     tensors = [example.advantages_T for example in batch.examples]
     tensors += [example.returns_T for example in batch.examples if example.returns_T is not None]
@@ -219,6 +224,17 @@ def test_what_is_idle_changes_no_bit_and_what_is_not_changes_some(base):
             assert all(same), f"{choice} is said to be idle: {without.get(choice)}"
         else:
             assert not next(same, False) or not all(same), f"{choice} is said to act"
+
+
+def test_a_teacher_pushes_tokens_down_beside_an_advantage_that_pushes_none():
+    choices = {"name": "online_rft", "region": "clip"}
+    algorithm, flipped = AlgorithmConfig(**choices), AlgorithmConfig(**choices, clip_low=0.05)
+    assert "clip_low" in idle(algorithm.model_dump())
+    assert take_step(algorithm).same(take_step(flipped))
+    assert "clip_low" not in idle(algorithm.model_dump(), taught=True)
+    assert not take_step(algorithm, taught=True).same(take_step(flipped, taught=True))
+    assert "without effect here: clip_low" in describe(flipped)
+    assert "changed from the preset: region clip instead of none, clip_low 0.05" in describe(flipped, TeacherConfig(source="t"))
 
 
 def test_the_batch_reaches_every_limit():

@@ -209,7 +209,10 @@ def test_a_teacher_may_stand_beside_any_credit_of_what_the_policy_samples():
     assert load_recipe(overrides=["algorithm=opd", "teacher=t", "group_size=1"]).train.group_size == 1
     assert load_recipe(overrides=["algorithm=opd", "num_steps=0", "cold_start.num_steps=1"]).teacher.source == ""
     said = describe(AlgorithmConfig(name="opd"), TeacherConfig(source="t", coef=0.5))
-    assert said == "opd: samples of the policy -> none -> region none -> token_mean; no KL; every token also by teacher t, coef 0.5"
+    assert (
+        said
+        == "opd: samples of the policy -> none -> region none -> token_mean; no KL; every token also by teacher t, coef 0.5"
+    )
 
 
 def test_a_group_of_one_is_warned_of_only_where_groups_are_compared():

@@ -1,4 +1,4 @@
-"""The rest of the family against TRL 1.16, live: engine mismatch weights, `RLOOTrainer`, `DPOTrainer`.
+"""The rest of the family against TRL 1.16, live: engine mismatch weights, `RLOOTrainer`, `DPOTrainer`, on-policy distillation.
 
 Tolerances as in algorithms/test_trl_parity.py: 1e-6 on losses and advantages and 1e-5 on gradients through TRL's float32 head, 1e-12
 where TRL's code is given float64 log-probs.
@@ -6,9 +6,11 @@ where TRL's code is given float64 log-probs.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +19,15 @@ from torch import Tensor
 
 from cohort.algorithms.advantages import batch_whitened
 from cohort.model.packing import Example, make_examples
-from cohort.recipe.schema import AlgorithmConfig
+from cohort.model.teacher import Teacher
+from cohort.recipe.schema import AlgorithmConfig, TeacherConfig
 from cohort.training.experience import Credit
+from cohort.training.teaching import hear_teacher
 from cohort.types import Completion, Outcome, Prompt, Rollout
-from conftest import gradients, ragged_examples, relative_difference
+from conftest import gradients, ragged_examples, relative_difference, tiny_policy
 from trl_bench import (
     PROMPTS,
+    TEMPERATURE,
     Bench,
     Trl,
     dpo_bench,
@@ -367,3 +372,61 @@ def test_dpo_loss_and_gradients_agree_with_trl_on_the_whole_grid(dpo):
     assert worst[False][0] < 1e-6
     assert worst[False][1] < 1e-5
     assert max(worst[True]) < 1e-12
+
+
+# -- on-policy distillation ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mismatch", [0.0, 0.4])
+@pytest.mark.parametrize("coef", [1.0, 0.5])
+def test_distillation_on_sampled_tokens_is_that_of_trl(mismatch, coef):
+    """`IWOPDTrainer`'s loss without its importance weights (iw_opd_gamma 0), on the same tokens with the same rollout log-probs.
+
+    TRL has no coefficient: half of its loss is ours at 0.5. Its own loss is called, on float64 logits.
+    """
+    from trl.experimental.iw_opd import IWOPDTrainer
+
+    policy, other = (tiny_policy(seed=seed, temperature=TEMPERATURE, spread=3.0) for seed in (0, 7))
+    # Float32 is what an engine gives, and what a rollout keeps.
+    examples = [
+        replace(example, advantages_T=torch.zeros_like(example.advantages_T), sampling_logprobs_T=row_T.float().double())
+        for example, row_T in zip(*engine_scores(policy, mismatch), strict=True)
+    ]
+    taught = hear_teacher(Teacher(other, TeacherConfig(source="elsewhere", coef=coef)), examples, 25).add_to(examples)
+    loss, ours = our_loss_and_gradients(policy, taught, name="opd")
+
+    width = max(len(example.completion_ids) for example in examples)
+
+    def padded(rows: Sequence[Sequence[float]], fill: float) -> Tensor:
+        return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
+
+    def logits_of(model: Any) -> Tensor:
+        rows = []
+        for example in examples:
+            ids = torch.tensor([[*example.prompt_ids, *example.completion_ids]])
+            states_TV = model(ids, use_cache=False).logits[0, len(example.prompt_ids) - 1 : -1]
+            rows.append(torch.cat([states_TV, states_TV.new_zeros(width - len(states_TV), states_TV.shape[1])]))
+        return torch.stack(rows)
+
+    token_ids = padded([example.completion_ids for example in examples], 0)
+    masks = [example.loss_mask_T.tolist() for example in examples]
+    labels = token_ids.masked_fill(~padded(masks, False).bool(), -100)
+    with torch.no_grad():
+        theirs_BT = torch.log_softmax(logits_of(other.model) / TEMPERATURE, -1).gather(2, token_ids[..., None])[..., 0]
+    rollout_BT = padded([example.sampling_logprobs_T.tolist() for example in examples], 0.0).double()
+    trainer = SimpleNamespace(
+        temperature=TEMPERATURE, iw_opd_gamma=0.0, iw_opd_epsilon=1e-8, model=policy.model, _metrics={"eval": defaultdict(list)}
+    )
+    trl_loss = IWOPDTrainer._compute_iw_opd_loss(trainer, logits_of(policy.model), token_ids, labels, theirs_BT, rollout_BT)
+    (coef * trl_loss).backward()
+    assert loss == pytest.approx(coef * trl_loss.item(), rel=1e-12)
+    assert relative_difference(ours, gradients(policy)) < 1e-12
+    assert abs(loss) > 1e-3
+
+
+def engine_scores(policy: Any, mismatch: float) -> tuple[list[Example], list[Tensor]]:
+    """(examples with a hole, the log-probs of an engine that far from the policy)."""
+    examples = holed_examples(policy, 1)
+    generator = torch.Generator().manual_seed(1)
+    scores = policy.score_examples(examples, 10_000)
+    return examples, [row_T + mismatch * torch.randn(len(row_T), generator=generator, dtype=torch.float64) for row_T in scores]

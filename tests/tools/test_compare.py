@@ -388,7 +388,7 @@ def printed_table(comparison) -> str:
 
 
 def test_the_table_fits_100_columns_with_every_algorithm_and_wraps_nothing(tmp_path, recipe):
-    names = [name for name in PRESETS if name not in ("dpo", "sft")]
+    names = [name for name in PRESETS if name not in ("dpo", "sft", "opd")]  # which need rows or a teacher of their own
     plan = fabricated_plan(tmp_path, recipe, {name: [32 - place, 30] for place, name in enumerate(names)})
     printed = printed_table(measure(plan, {}))
     rows = printed.splitlines()

@@ -17,10 +17,12 @@ from cohort.errors import Interrupted, RunError
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.packing import Example, pack
 from cohort.model.policy import Policy
+from cohort.model.scratch import build_scratch
 from cohort.model.teacher import Teacher
 from cohort.recipe.file import load_recipe
-from cohort.recipe.schema import AlgorithmConfig, CriticConfig, OptimizerConfig, TeacherConfig
-from cohort.training import parts
+from cohort.recipe.schema import AlgorithmConfig, CriticConfig, OptimizerConfig, ScratchConfig, TeacherConfig
+from cohort.tools.doctor import run_doctor
+from cohort.training import parts, preflight
 from cohort.training.experience import Models, make_batch
 from cohort.training.objective import token_loss
 from cohort.training.sources import Collected
@@ -28,7 +30,7 @@ from cohort.training.state import Batch
 from cohort.training.teaching import hear_teacher
 from cohort.types import Rollout
 from conftest import gradients, ragged_examples, relative_difference, rollout, tiny_policy
-from session_tools import rows_of, train_tiny
+from session_tools import rows_of, tiny, train_tiny
 
 TEMPERATURE = 0.7
 
@@ -105,9 +107,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl(length, coef):
     completions = list(product(range(vocabulary), repeat=length))
     nothing = torch.zeros(length, dtype=torch.float64)
     all_tokens = torch.ones(length, dtype=torch.bool)
-    examples = sampled(
-        [Example(place, 0, prompt, one, all_tokens, nothing, nothing) for place, one in enumerate(completions)]
-    )
+    examples = sampled([Example(place, 0, prompt, one, all_tokens, nothing, nothing) for place, one in enumerate(completions)])
     probabilities = [float(example.sampling_logprobs_T.sum().exp()) for example in examples]
     assert sum(probabilities) == pytest.approx(1.0, abs=1e-12)
     taught = hear_teacher(teacher(coef), examples, 10_000).add_to(examples)
@@ -156,7 +156,9 @@ def rollouts() -> list[Rollout]:
 def batch_of(*overrides: str, taught: bool = True) -> Batch:
     recipe = load_recipe(overrides=["micro_batch_tokens=20", "temperature=0.7", "teacher.source=elsewhere", *overrides])
     algorithm = recipe.algorithm
-    critic = Critic(policy(), CriticConfig(), OptimizerConfig(), torch.float64, 10) if algorithm.advantage == "gae" else NoCritic()
+    critic = (
+        Critic(policy(), CriticConfig(), OptimizerConfig(), torch.float64, 10) if algorithm.advantage == "gae" else NoCritic()
+    )
     reference = tiny_policy(seed=2, temperature=TEMPERATURE) if algorithm.kl_coef else None
     models = Models(policy(), reference, critic, teacher(recipe.teacher.coef) if taught else None)
     return make_batch(Collected(rollouts(), {}, 2, 99), models, recipe, 1, algorithm.kl_coef)
@@ -247,6 +249,25 @@ def test_the_kl_to_the_reference_may_act_beside_it(tmp_path, cold):
     assert rows[0]["loss/kl"] == 0.0
     assert rows[1]["loss/kl"] > 0
     assert rows[0]["teacher/gap"] > 1.0
+
+
+def test_the_doctor_and_the_start_of_a_run_look_at_the_teacher(tmp_path, cold, monkeypatch, capsys):
+    """Before its weights are read: its size counts in the memory, and another tokenizer ends the run at once."""
+    counted = []
+    estimate = preflight.estimate
+    monkeypatch.setattr(
+        preflight, "estimate", lambda model, run: counted.append(run.teacher_parameters) or estimate(model, run)
+    )
+    run_doctor(tiny(tmp_path, **ONE_UPDATE, **{"teacher.source": str(cold)}))
+    parameters = sum(value.numel() for value in load_file(cold / "model.safetensors").values())
+    assert f"teacher         {cold}: {parameters / 1e6:.2f} M parameters, the policy's vocabulary" in capsys.readouterr().out
+    assert set(counted) == {parameters}
+    strange = tmp_path / "strange"
+    for part in build_scratch(ScratchConfig(hidden_size=16, characters="abc"), (), 0):
+        part.save_pretrained(strange)
+    with pytest.raises(RunError, match=r"^teacher: teacher\.source: .*strange has another tokenizer than the policy: id 3 is"):
+        train_tiny(tmp_path, "other", **ONE_UPDATE, **{"teacher.source": str(strange)})
+    assert not list((tmp_path / "other").glob("checkpoints/*"))
 
 
 def test_another_teacher_on_resume_is_refused_and_the_old_one_goes_on(tmp_path, cold, monkeypatch):

@@ -95,7 +95,7 @@ def uniform(scored_PG: Tensor) -> Tensor:
     return scored_PG.double()
 
 
-@advantage("none", compares_group=False)
+@advantage("none", compares_group=False, needs_teacher=True)
 def no_credit(scored_PG: Tensor) -> Tensor:
     """On-policy distillation alone: 0 for every completion. What it is credited with comes from the teacher; rewards are measured."""
     return torch.zeros_like(scored_PG, dtype=torch.float64)

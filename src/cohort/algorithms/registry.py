@@ -62,6 +62,8 @@ class AdvantageTraits:
     """It credits single tokens."""
     never_negative: bool = False
     """It pushes nothing down."""
+    needs_teacher: bool = False
+    """It credits nothing: without a teacher nothing is learned."""
     fits: frozenset[str] = SAMPLED
     """Data sources it makes sense on."""
 

@@ -73,7 +73,7 @@ def kl_text(choices: Mapping[str, Any]) -> str:
 
 
 def extras(choices: Mapping[str, Any]) -> list[str]:
-    used, found = in_use(choices), []
+    used, found = in_use(choices), ["teacher"] if Chosen.of(choices).advantage.traits.needs_teacher else []
     if "gae_lambda" in used:
         found.append(f"critic, lambda {used['gae_lambda']:g}")
     if used.get("refill_rounds"):

@@ -575,10 +575,10 @@ def why_no_teacher(recipe: Recipe) -> str:
         idle = [name for name in ("revision", "coef") if getattr(teacher, name) != getattr(TeacherConfig(), name)]
         if idle:
             return f"teacher.{idle[0]}: there is no teacher. Set teacher.source to a folder or hub id, or leave {idle[0]} out."
-        if algorithm.advantage == "none" and recipe.train.num_steps:
+        if algorithm.chosen.advantage.traits.needs_teacher and recipe.train.num_steps:
             return (
-                "algorithm.advantage: 'none' credits no completion, so without a teacher nothing is learned. Set teacher.source to the "
-                "folder or hub id of a model with the same tokenizer, or use an advantage that reads rewards."
+                f"algorithm.advantage: {algorithm.advantage!r} credits no completion, so without a teacher nothing is learned. Set "
+                "teacher.source to the folder or hub id of a model with the same tokenizer, or use an advantage that reads rewards."
             )
         return ""
     if algorithm.data != "policy":
