@@ -252,8 +252,8 @@ def load_pretrained(
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers has put the adapter of that folder in
         if not base_alone:
             raise ModelError(
-                f"{field}: {source!r} is a PEFT adapter and not a model. Merge it into its base first; to train it further, set "
-                "model.source to its base, model.lora.adapter to this folder and model.lora.rank to its rank."
+                f"{field}: {source!r} is a PEFT adapter and not a model. Set model.source to its base, model.lora.adapter to "
+                "this folder and model.lora.rank to its rank; or merge it into its base first."
             )
         model = lora.plain_model(model, merge=False)
     return model, tokenizer
