@@ -76,7 +76,8 @@ def credit_tokens(
     weights = {reward_name(reward): reward.weight for reward in recipe.rewards}
     credit = Credit(rollouts, chosen.counted_PG, algorithm, kl_coef, models.policy.codec.decode, weights)
     examples = chosen.examples
-    lesson = hear_teacher(models.teacher, examples, train.micro_batch_tokens, watch)
+    layouts = Layouts()
+    lesson = hear_teacher(models.teacher, examples, train.micro_batch_tokens, watch, layouts)
     if not reads_logprobs(algorithm):
         examples = lesson.add_to(credit.advantages(examples))
     if pairs:
@@ -85,7 +86,6 @@ def credit_tokens(
     plan = minibatch_members(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
     watch.lap("prepare")
     examples = mark_fresh(examples, rollouts, collected.policy_version)
-    layouts = Layouts()
     examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens, watch, layouts)
     if reads_logprobs(algorithm):
         examples = lesson.add_to(credit.advantages(examples))

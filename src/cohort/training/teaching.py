@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cohort.algorithms.kl import k1
 from cohort.base.stopwatch import Stopwatch
-from cohort.model.packing import Example
+from cohort.model.packing import Example, Layouts
 from cohort.model.teacher import Teacher
 
 
@@ -40,21 +40,25 @@ class Lesson:
 
 
 def hear_teacher(
-    teacher: Teacher | None, examples: Sequence[Example], micro_batch_tokens: int, watch: Stopwatch | None = None
+    teacher: Teacher | None,
+    examples: Sequence[Example],
+    micro_batch_tokens: int,
+    watch: Stopwatch | None = None,
+    layouts: Layouts | None = None,
 ) -> Lesson:
     """Score the completions with the teacher, all of them: a group of equal rewards is taught too."""
-    trained = [example for example in examples if example.trained_tokens]
+    trained = sum(example.trained_tokens > 0 for example in examples)
     if teacher is None or not trained:
         return Lesson()
     watch = watch or Stopwatch()
     watch.lap("prepare")
-    terms = {example.rollout: torch.zeros(len(example.completion_ids), dtype=torch.float64) for example in examples}
-    gaps_N = []
-    for example, logprobs_T in zip(trained, teacher.policy.score_examples(trained, micro_batch_tokens), strict=True):
-        mask_T = example.loss_mask_T
-        gaps_N.append(k1(example.sampling_logprobs_T[mask_T].double(), logprobs_T[mask_T].double()))
-        terms[example.rollout][mask_T] = -teacher.coef * gaps_N[-1]
+    scores = teacher.policy.score_examples(list(examples), micro_batch_tokens, layouts=layouts)
+    terms, gaps_N = {}, []
+    for example, logprobs_T in zip(examples, scores, strict=True):
+        gap_T = k1(example.sampling_logprobs_T.double(), logprobs_T.double()).masked_fill(~example.loss_mask_T, 0.0)
+        terms[example.rollout] = -teacher.coef * gap_T
+        gaps_N.append(gap_T[example.loss_mask_T])
     watch.lap("teacher")
     gap_M = torch.cat(gaps_N)
-    metrics = {"teacher/gap": float(gap_M.mean()), "teacher/gap_per_completion": float(gap_M.sum()) / len(trained)}
+    metrics = {"teacher/gap": float(gap_M.mean()), "teacher/gap_per_completion": float(gap_M.sum()) / trained}
     return Lesson(terms, metrics)
