@@ -321,7 +321,7 @@ class Session:
             state.attach("reference", reference)
         if self.recipe.teacher.source:
             teacher = load_teacher(self.recipe.teacher, parts.policy)
-            state.attach(\"teacher\", teacher)
+            state.attach("teacher", teacher)
         if needs_critic(algorithm):
             updates, dtype = self._total_updates("train"), build.compute_dtype(self.recipe)
             critic = Critic(parts.policy, self.recipe.critic, self.recipe.optimizer, dtype, updates)

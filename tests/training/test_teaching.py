@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cohort import session
+from cohort import loop, session
 from cohort.errors import Interrupted, RunError
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.packing import Example, pack
@@ -22,14 +22,14 @@ from cohort.model.teacher import Teacher
 from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import AlgorithmConfig, CriticConfig, OptimizerConfig, ScratchConfig, TeacherConfig
 from cohort.tools.doctor import run_doctor
-from cohort.training import parts, preflight
-from cohort.training.experience import Models, make_batch
+from cohort.training import preflight
+from cohort.training.drawing import Collected
+from cohort.training.experience import Models
 from cohort.training.objective import token_loss
-from cohort.training.sources import Collected
 from cohort.training.state import Batch
 from cohort.training.teaching import hear_teacher
 from cohort.types import Rollout
-from conftest import gradients, ragged_examples, relative_difference, rollout, tiny_policy
+from conftest import collect_batch, gradients, ragged_examples, relative_difference, rollout, tiny_policy
 from session_tools import rows_of, tiny, train_tiny
 
 TEMPERATURE = 0.7
@@ -161,7 +161,7 @@ def batch_of(*overrides: str, taught: bool = True) -> Batch:
     )
     reference = tiny_policy(seed=2, temperature=TEMPERATURE) if algorithm.kl_coef else None
     models = Models(policy(), reference, critic, teacher(recipe.teacher.coef) if taught else None)
-    return make_batch(Collected(rollouts(), {}, 2, 99), models, recipe, 1, algorithm.kl_coef)
+    return collect_batch(Collected(rollouts(), {}, 2, 99), models, recipe, 1, algorithm.kl_coef)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_another_teacher_on_resume_is_refused_and_the_old_one_goes_on(tmp_path, 
         raise Interrupted("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts.Parts, "observe", stop)
+        patch.setattr(loop, "observe_step", stop)
         chosen = {**ONE_UPDATE, "seed": 3, "teacher.source": str(moved)}
         assert train_tiny(tmp_path, **chosen).status == "interrupted"
     saved = json.loads(next((tmp_path / "run" / "checkpoints").glob("step-0.1/state.json")).read_text())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, cast
@@ -62,7 +62,7 @@ class Credited:
     plan: list[list[int]]
     layouts: Layouts
     sampled: bool
-    metrics: Mapping[str, float]
+    metrics: dict[str, float]
     """What the teacher had to say."""
 
 
