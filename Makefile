@@ -38,11 +38,12 @@ format: setup  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: setup  ## Write docs/metrics.md, docs/recipe.md, docs/gym-tasks.md and the list in docs/rewards.md from the code
+docs: setup  ## Write the generated pages and the picture of the house from the code
 	$(BIN)/python -m cohort.observe.metrics
 	$(BIN)/python -m cohort.recipe.page
 	$(BIN)/python -m cohort.rewards.page
 	$(BIN)/python -m cohort.rewards.gym.page > docs/gym-tasks.md
+	$(BIN)/python tests/house.py
 
 clean:  ## Remove the environment and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build dist

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from cohort.base.keyed import keyed_hash, keyed_permutation, keyed_share
@@ -98,11 +95,3 @@ def test_other_lengths_and_small_domains():
 def test_wrong_requests_are_explained(name, split, args, message):
     with pytest.raises(PromptError, match=message):
         load_task(name, split, 0, args)
-
-
-# --- imports --------------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_in_tasks_or_prompts_imports_torch():
-    script = "import sys, cohort.rewards.gym.rows, cohort.data.prompts; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -1,7 +1,5 @@
 """The registry explains every metric a run can write, and the page is written from it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -101,8 +99,3 @@ def test_describe_knows_what_it_does_not_know():
 
     assert describe("nothing/here") is None
     assert describe("eval/held_out/pass@x") is None
-
-
-def test_importing_needs_no_torch():
-    code = "import sys, cohort.observe.metrics, cohort.evaluation.estimators, cohort.observe.diagnosis.checks, cohort.observe.report; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

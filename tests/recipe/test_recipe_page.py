@@ -1,7 +1,5 @@
 """docs/recipe.md is written from the types of the recipe and leaves nothing out."""
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -68,8 +66,3 @@ def test_defaults_are_shown_as_toml_reads_them():
         value = field.get_default(call_default_factory=True)
         if not isinstance(value, list) or not value:
             assert tomllib.loads(f"value = {shown(value)}")["value"] == value
-
-
-def test_importing_needs_no_torch():
-    code = "import sys, cohort.recipe.page; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -482,8 +482,6 @@ def test_workers_have_no_torch_and_the_trainer_may():
 
     assert rewards(score(zoo.has_torch, ["x"])) == [0.0]
     assert rewards(score("math_answer", ["\\boxed{1}"], columns={"answer": [1]})) == [1.0]
-    code = "import sys, cohort.rewards, cohort.rewards.base; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_importable_functions_run_in_workers_and_others_here():

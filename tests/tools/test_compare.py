@@ -461,14 +461,6 @@ def test_the_table_of_algorithms_says_what_each_is_made_of(capsys):
         print_algorithms(["gspoo"])
 
 
-def test_planning_measuring_and_listing_never_load_torch():
-    code = (
-        "import sys; import cohort.cli, cohort.tools.compare.measure, cohort.tools.compare.runner, cohort.tools.compare.table, "
-        "cohort.tools.compare.page, cohort.tools.compare.divergence; sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 # -- running -----------------------------------------------------------------------------------------------------------
 
 STUB = """
