@@ -146,7 +146,8 @@ def all_hostile() -> dict[str, HostileProgram]:
     for name in ("hostile.programs_a", "hostile.programs_b"):
         if importlib.util.find_spec(name) is None:
             continue
-        for program in importlib.import_module(name).HOSTILE:
+        module = importlib.import_module(name)
+        for program in [*module.HOSTILE, *getattr(module, "NOT_PYTHON", ())]:
             if program.name in programs:
                 raise ValueError(f"two hostile programs are called {program.name!r}; rename the one in {name}")
             programs[program.name] = program

@@ -12,8 +12,10 @@ import pytest
 
 from hostile.controls import CONTROLS, NOTHING
 from hostile.harness import SHORT, TIERS, USERS, Bounds, Report, all_hostile, run_elsewhere, why_not
-from hostile.programs import CATEGORIES
+from hostile.honest import HONEST
+from hostile.programs import BEGINS_WITH, CATEGORIES, SOURCES
 from hostile.programs_a import HOSTILE
+from hostile.programs_b import ASKED, NOT_PYTHON, SCRIPTS
 
 SAMPLE = [
     "exit_in_call",
@@ -45,6 +47,7 @@ SAMPLE = [
     "environment",
     "secret_file",
     "inherited_descriptors",
+    *(program.name for program in NOT_PYTHON),
 ]
 """All categories, the quick ones of each."""
 
@@ -70,6 +73,20 @@ def test_the_sets_cover_every_category() -> None:
     assert len(HOSTILE) >= 200
     assert all(by_category[category] >= 10 for category in CATEGORIES), by_category
     assert {all_hostile()[name].category for name in SAMPLE} == set(CATEGORIES)
+
+
+def test_every_source_is_a_program_and_every_program_a_source() -> None:
+    """A file that no list names would never be run. Programs in pieces begin with a file of sources/shared."""
+    programs = [program for program in all_hostile().values() if program not in NOT_PYTHON]
+    wanted = {f"{program.category}/{program.name}.py" for program in programs} | {
+        f"honest/{program.name}.py" for program in HONEST
+    }
+    begun = {
+        line.removeprefix(BEGINS_WITH) for file in SOURCES.rglob("*.py") for line in file.read_text("utf-8").splitlines()[:1]
+    }
+    shared = {f"shared/{name}" for name in begun if name.endswith(".py")}
+    assert {str(file.relative_to(SOURCES)) for file in SOURCES.rglob("*.*")} == wanted | shared
+    assert {*ASKED, *SCRIPTS} <= {program.name for program in programs}
 
 
 def test_every_word_of_the_sources_is_filled_in() -> None:

@@ -1,0 +1,2 @@
+def solve(x):
+    raise type('', (Exception,), {})('nothing')

@@ -1,0 +1,5 @@
+# begins with frames.py
+def solve(x):
+    spray(True, 3)
+    import time
+    time.sleep(60)

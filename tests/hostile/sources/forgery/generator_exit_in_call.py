@@ -1,0 +1,2 @@
+def solve(x):
+    raise GeneratorExit if x == 17 else StopIteration

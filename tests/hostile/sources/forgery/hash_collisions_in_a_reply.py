@@ -1,0 +1,6 @@
+# begins with frame.py
+items = ', '.join('["i", "%s"]' % hex(place * (2 ** 61 - 1)) for place in range(1, 20_001))
+def solve(x):
+    send('["value", ["s", ' + items + ']]')
+    import time
+    time.sleep(60)

@@ -1,0 +1,3 @@
+import asyncio
+async def solve(x):
+    return 1

@@ -1,0 +1,4 @@
+import sys
+print(sys.stdin.read())
+print(sys.stdin.read())
+print(input())

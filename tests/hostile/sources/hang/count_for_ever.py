@@ -1,0 +1,3 @@
+import itertools
+def solve(x):
+    return sum(itertools.count())

@@ -1,0 +1,5 @@
+import threading
+def solve(x):
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()

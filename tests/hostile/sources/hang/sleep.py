@@ -1,0 +1,3 @@
+import time
+def solve(x):
+    time.sleep(3600)

@@ -1,0 +1,2 @@
+def solve(x):
+    return 9 ** 9 ** 9 % 10

@@ -1,0 +1,3 @@
+import sys
+def solve(x):
+    return input() + sys.stdin.read()

@@ -1,0 +1,3 @@
+
+def solve(*given):
+    return list(given)

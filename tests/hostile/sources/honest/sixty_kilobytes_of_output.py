@@ -1,0 +1,3 @@
+
+for line in range(960):
+    print(f"{line:063d}")

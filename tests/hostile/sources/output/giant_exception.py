@@ -1,0 +1,2 @@
+def solve(x):
+    raise ValueError('x' * 100_000_000)

