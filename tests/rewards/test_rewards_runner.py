@@ -606,9 +606,7 @@ def test_a_completion_that_hangs_scores_zero_and_the_others_keep_their_scores(fu
     with RewardRunner([RewardPart("f", function, timeout_s=1.0, threshold=0.0)]) as runner:
         before = runner.worker_pids
         texts = ["x"] * 5 + ["hang"] + ["x"] * 6
-        started = time.monotonic()
         scored = runner.score([prompt()] * 12, [completion(t) for t in texts], step=1, num_steps=1)
-        assert time.monotonic() - started < 30.0  # the limit twice, and two new workers; the function wants a minute
         assert rewards(scored) == [1.0] * 5 + [0.0] + [1.0] * 6
         assert scored.outcomes[5].faults == ("f:timeout",)
         assert scored.outcomes[5].success is False  # even at threshold 0

@@ -464,7 +464,6 @@ def test_nothing_is_found_in_the_shipped_rewards(name):
     report = audit(name, args=ARGS.get(name))
     assert report.cases > 100
     assert [(finding.flaw, finding.examples) for finding in report.findings] == []
-    assert report.seconds < 60
 
 
 def test_no_audit_leaves_files_behind(tmp_path, monkeypatch):

@@ -1,8 +1,7 @@
-"""`cohort doctor`: everything in order on the demo within a minute, and each kind of broken recipe said in words."""
+"""`cohort doctor`: everything in order on the demo, and each kind of broken recipe said in words."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,8 @@ def level(printed: str, name: str) -> str:
     )
 
 
-def test_the_demo_is_in_order_within_a_minute(server):
-    started = time.monotonic()
+def test_the_demo_is_in_order(server):
     code, printed = examine(server)
-    assert time.monotonic() - started < 60
     assert code == 0, printed
     for name in (
         "golds",
