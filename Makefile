@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove check format docs clean
+.PHONY: help setup demo test test-algorithms prove check format docs clean
 
 help:  ## Show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: $(STAMP)  ## Make .venv and install the pinned dependencies
 
@@ -25,9 +25,12 @@ demo: setup  ## Train the built-in demo on this machine, nothing downloaded
 test: setup  ## Run the tests (a sample of every claim)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu' -n 2 --dist loadfile
 
-prove: setup  ## Re-run every figure of docs/results.md in full (about three hours and forty minutes on two cores)
-	$(BIN)/python -m pytest -m 'prove and not gpu' --durations=20
-	$(BIN)/python benchmarks/prove.py
+test-algorithms: setup  ## What an edit of algorithms/ needs: formulas, gradients, words, docs, layers, in under 30 s
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu and not slow' -n 2 --dist worksteal --ignore-glob='*/test_trl_*' \
+	  tests/algorithms tests/recipe/test_schema.py tests/recipe/test_recipe_page.py tests/test_house.py
+
+prove: setup  ## Prove docs/results.md again, each part at most 40 minutes: PART=jail for one, all of them without (four hours on two cores)
+	$(BIN)/python benchmarks/prove.py $(PART)
 
 check: setup  ## Lint, format and types
 	$(BIN)/ruff check .

@@ -1,60 +1,68 @@
-"""Re-run the figures of docs/results.md that are not tests, and hold each to its target.
+"""Prove the claims of docs/results.md again, part by part, and note what came out and when.
 
-    python benchmarks/prove.py                       all of them (about three hours and forty minutes on two cores)
-    python benchmarks/prove.py --only demo --seeds 0
-    python benchmarks/prove.py --only lines
+    make prove                                       all parts, one after the other (about four hours on two cores)
+    make prove PART=jail                             one of them, at most forty minutes
+    python benchmarks/prove.py --list                the parts: minutes, what is in them, and how they ended last
+    python benchmarks/prove.py --only demo --seeds 0 one figure, nothing noted
 
-Prints one row of a markdown table per figure, with the command that makes it; exit code 1 if any figure misses its target.
-Runs go into a temporary folder unless --keep names one.
+A part is a set of tests (those marked `prove`) and of figures (benchmarks/figures.py). Its result goes to docs/results/prove/PART.json:
+commit, date, machine, seconds, every figure and the tests that failed. Figures are printed as rows of a markdown table with the command
+that makes them. Exit code 1 if anything misses its target. Runs go into a temporary folder unless --keep names one.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
-import statistics
+import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "src" / "cohort"
-COHORT = str(Path(sys.executable).with_name("cohort"))
+from figures import FIGURES, ROOT, Figure, Settings
 
-HELP_SECONDS = 0.5
-DOCTOR_SECONDS = 60.0
-DEMO_SECONDS = 600.0
-MISMATCH = 1e-5
-LOOP_LINES = 80
+RESULTS = ROOT / "docs" / "results" / "prove"
+MARKED = "prove and not gpu"
 
 
 @dataclass(frozen=True)
-class Figure:
-    name: str
-    command: str
-    value: str
-    target: str
-    passed: bool
+class Part:
+    """Tests by folder or file, figures by name, and about how many minutes they take on two cores."""
 
-    def row(self) -> str:
-        return f"| {self.name} | `{self.command}` | {self.value} | {self.target} | {'PASS' if self.passed else 'FAIL'} |"
+    minutes: int
+    tests: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Settings:
-    seeds: Sequence[int]
-    folder: Path
-    overrides: Sequence[str]
+PARTS = {
+    "maths": Part(12, ("algorithms", "base", "data", "engine", "evaluation", "model", "observe", "ops", "recipe"), ("lines",)),
+    "runs": Part(8, ("training", "tools", "test_*.py"), ("help", "doctor")),
+    "rewards": Part(15, ("rewards",), ("math",)),
+    "jail": Part(28, ("sandbox",), ("jail",)),
+    "demo": Part(10, (), ("demo", "rollouts")),
+    "speed": Part(12, (), ("speed", "memory")),
+    "iterative": Part(14, (), ("iterative",)),
+    "faults": Part(36, (), ("faults",)),
+    "family-1": Part(34, (), ("family-1",)),
+    "family-2": Part(34, (), ("family-2",)),
+    "family-3": Part(34, (), ("family-3",)),
+}
+"""Minutes are those of docs/results.md: where others were at work beside it, so they are upper bounds."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all of them")
+    parser.add_argument("--list", action="store_true", help="show the parts and how they ended last")
     parser.add_argument("--only", choices=sorted(FIGURES), action="append", help="this figure only; may be repeated")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of the demo")
     parser.add_argument("--keep", type=Path, help="folder for the runs; default: a temporary one")
@@ -62,327 +70,118 @@ def main() -> int:
         "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="override of the demo"
     )
     chosen = parser.parse_args()
-    print("| figure | command | measured | target | verdict |\n|---|---|---|---|---|", flush=True)
-    missed = 0
+    if unknown := [name for name in chosen.part if name not in PARTS]:
+        parser.error(f"there is no part {unknown[0]!r}; choose from {', '.join(PARTS)}")
+    if chosen.list:
+        print(list_parts(RESULTS))
+        return 0
     with tempfile.TemporaryDirectory(prefix="cohort-prove-") as scratch:
         folder = chosen.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         settings = Settings(chosen.seeds, folder.resolve(), chosen.overrides)
-        for name in chosen.only or FIGURES:
-            for figure in FIGURES[name](settings):
-                print(figure.row(), flush=True)
-                missed += not figure.passed
-    if missed:
-        print(f"\n{missed} figures miss their target", flush=True)
-    return 1 if missed else 0
+        if chosen.only:
+            return 0 if all(figure.passed for figure in measure(chosen.only, settings)) else 1
+        ended = [run_part(name, settings, RESULTS) for name in chosen.part or PARTS]
+    return 0 if all(ended) else 1
 
 
-# -- the demo ----------------------------------------------------------------------------------------------------------
-
-
-def demo(settings: Settings) -> list[Figure]:
-    """`cohort train` in full, in a process of its own, for each seed."""
-    figures = []
-    for seed in settings.seeds:
-        figures += demo_of(seed, settings)
-    return figures
-
-
-def demo_of(seed: int, settings: Settings) -> list[Figure]:
-    words = ["train", f"seed={seed}", *settings.overrides]
-    command = " ".join(["cohort", *words])
-    name = f"demo-seed-{seed}-{time.strftime('%H%M%S')}"
-    started = time.monotonic()
-    ended = subprocess.run(
-        [COHORT, *words, f"name={name}", f"runs_folder={settings.folder}"], capture_output=True, text=True, check=False
-    )
-    seconds = time.monotonic() - started
-    if ended.returncode:
-        return [
-            Figure(
-                f"demo, seed {seed}", command, f"exit code {ended.returncode}: {ended.stderr.strip()[-300:]!r}", "runs", False
-            )
-        ]
-    run = settings.folder / name
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    before, after = summary["eval"]["before"], summary["eval"]["after"]
-    first_row = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
-    problems = first_set(summary)["after"]["problems"]
-    shared = shared_prompts(run)
-
-    def change(what: str) -> float:
-        return after[what]["value"] - before[what]["value"]
-
-    def both(what: str) -> str:
-        return f"{percent(before[what])} → {percent(after[what])}"
-
-    return [
-        Figure(
-            f"demo, seed {seed}: pass@1", command, both("pass@1"), "up ≥ 30 points to ≥ 90 %",
-            change("pass@1") >= 0.30 and after["pass@1"]["value"] >= 0.90,
-        ),
-        Figure(f"demo, seed {seed}: greedy", command, both("greedy"), "up ≥ 10 points", change("greedy") >= 0.10),
-        Figure(f"demo, seed {seed}: pass@8", command, both("pass@8"), "not lower", change("pass@8") >= 0.0),
-        Figure(
-            f"demo, seed {seed}: held-out problems", command, f"{problems:.0f} problems, {shared} of them in training",
-            "≥ 500, none in training", problems >= 500 and shared == 0,
-        ),
-        Figure(f"demo, seed {seed}: seconds", command, f"{seconds:.0f} s", f"≤ {DEMO_SECONDS:.0f} s", seconds <= DEMO_SECONDS),
-        Figure(
-            f"demo, seed {seed}: max log ratio at step 1", command, f"{first_row['rollout/mismatch_max']:.1e}", f"≤ {MISMATCH:.0e}",
-            first_row["rollout/mismatch_max"] <= MISMATCH,
-        ),
-    ]  # fmt: skip
-
-
-def first_set(summary: dict[str, Any]) -> dict[str, Any]:
-    return next(iter(summary["eval"]["sets"].values()))
-
-
-def percent(estimate: dict[str, float]) -> str:
-    return f"{100 * estimate['value']:.1f} % [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
-
-
-def shared_prompts(run: Path) -> int:
-    """Held-out prompts that are also training or demonstration prompts, counted again from the recipe of the run."""
-    from cohort.recipe.file import load_recipe
-    from cohort.training import build
-
-    recipe = load_recipe(run / "recipe.toml")
-    data = build.load_data(recipe, build.Materials())
-    column = recipe.prompts.prompt_column
-    seen = {row[column] for row in data.train} | {
-        row[column] for row in (data.demonstrations[1] if data.demonstrations else [])
-    }
-    # Addition commutes: the sum the other way round would be known too.
-    seen |= {"+".join(reversed(text.removesuffix("=").split("+"))) + "=" for text in seen if text.endswith("=")}
-    return sum(row[column] in seen for _, rows in data.sets.values() for row in rows)
-
-
-# -- small figures -----------------------------------------------------------------------------------------------------
-
-
-def help_seconds(settings: Settings) -> list[Figure]:
-    best = min(timed([COHORT, "--help"]) for _ in range(5))
-    return [Figure("help", "cohort --help", f"{best:.2f} s, best of 5", f"< {HELP_SECONDS} s", best < HELP_SECONDS)]
-
-
-def doctor_seconds(settings: Settings) -> list[Figure]:
-    seconds = timed([COHORT, "doctor"])
-    return [Figure("doctor", "cohort doctor", f"{seconds:.0f} s", f"< {DOCTOR_SECONDS:.0f} s", seconds < DOCTOR_SECONDS)]
-
-
-def timed(command: Sequence[str]) -> float:
-    started = time.monotonic()
-    subprocess.run(command, check=True, capture_output=True)
-    return time.monotonic() - started
-
-
-def lines(settings: Settings) -> list[Figure]:
-    loop = count_lines([PACKAGE / "loop.py"])
-    files = sorted(PACKAGE.rglob("*.py"))
-    total = count_lines(files)
-    return [
-        Figure("lines of the loop", "wc -l src/cohort/loop.py", str(loop), f"≤ {LOOP_LINES}", loop <= LOOP_LINES),
-        Figure(
-            "lines of the package",
-            "find src/cohort -name '*.py' | xargs wc -l",
-            f"{total} in {len(files)} files",
-            "stated",
-            True,
-        ),
-    ]
-
-
-def count_lines(files: Sequence[Path]) -> int:
-    return sum(file.read_bytes().count(b"\n") for file in files)
-
-
-# -- rollouts ----------------------------------------------------------------------------------------------------------
-
-
-def rollouts(settings: Settings) -> list[Figure]:
-    """Sampled tokens per second on the demo model: the local engine and model.generate take turns on the same prompts.
-
-    The model is the demo's after a short cold start, so that completions stop where they should. Both draw 32 prompts x 8
-    at temperature 1 with the demo's limit; tokens up to and including the stop are counted for both.
-    """
-    import torch
-
-    from cohort.engine import sample_groups
-    from cohort.types import NoiseKey
-
-    model, tokenizer, engine, prompts, sampling = demo_model(settings)
-    ids = torch.tensor([prompt.token_ids for prompt in prompts for _ in range(sampling.group_size)])  # all of one length
-    speeds: dict[str, list[float]] = {"local": [], "generate": []}
-    for turn in range(-1, 3):  # the first turn warms up and is not counted
-        started = time.monotonic()
-        groups = sample_groups(engine, prompts, sampling, NoiseKey(turn + 1, "train", 1))
-        ours = sum(completion.length for group in groups for completion in group) / (time.monotonic() - started)
-        torch.manual_seed(turn + 1)
-        started = time.monotonic()
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-            max_new_tokens=sampling.max_completion_tokens, pad_token_id=tokenizer.pad_token_id,
+def run_part(name: str, settings: Settings, results: Path) -> bool:
+    """Run the tests and the figures of a part, and write down what came out."""
+    part, started = PARTS[name], time.monotonic()
+    print(f"\n## {name}: about {part.minutes} minutes\n", flush=True)
+    report = settings.folder / f"{name}.xml"
+    if part.tests:
+        # On one worker: some proofs take both cores, and a limit that is tested beside another test is tested twice.
+        paths = [str(path) for path in paths_of(part)]
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-m", MARKED, "--durations=20", f"--junitxml={report}", *paths],
+            cwd=ROOT, check=False,
         )  # fmt: skip
-        theirs = int((out[:, ids.shape[1] :] != tokenizer.pad_token_id).sum()) / (time.monotonic() - started)
-        if turn >= 0:
-            speeds["local"].append(ours)
-            speeds["generate"].append(theirs)
-    medians = {name: statistics.median(values) for name, values in speeds.items()}
-    shown = ", ".join(f"{name} {medians[name]:.0f} tok/s ({min(v):.0f} to {max(v):.0f})" for name, v in speeds.items())
-    return [
-        Figure(
-            "rollouts of the demo model", "python benchmarks/prove.py --only rollouts",
-            f"{shown}: {medians['local'] / medians['generate']:.1f} x, median of 3, {torch.get_num_threads()} threads",
-            "not slower than model.generate", medians["local"] >= medians["generate"],
-        )
-    ]  # fmt: skip
+    tests = read_report(report) if part.tests else {}
+    figures = measure(part.figures, settings)
+    passed = not tests.get("failed") and (not part.tests or tests["passed"] > 0) and all(figure.passed for figure in figures)
+    document = {
+        "part": name,
+        "passed": passed,
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "seconds": round(time.monotonic() - started),
+        "tests": tests,
+        "figures": [asdict(figure) for figure in figures],
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    (results / f"{name}.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(f"\n{name}: {'passed' if passed else 'FAILED'} after {document['seconds']} s", flush=True)
+    return passed
 
 
-def demo_model(settings: Settings) -> tuple[Any, Any, Any, Any, Any]:
-    """The demo after 60 supervised batches: its model twice (the engine's own, and plain transformers), prompts, sampling."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from cohort.recipe.built_in import find_recipe
-    from cohort.session import start
-    from cohort.training import build
-
-    words = ["num_steps=0", "cold_start.num_steps=60", "cold_start.until_success=1.0", "evaluation.samples=0"]
-    name = f"rollouts-{time.strftime('%H%M%S')}"
-    recipe = find_recipe("", [*words, "monitors.console=false", f"name={name}", f"runs_folder={settings.folder}"])
-    folder = start(recipe).model
-    data = build.load_data(recipe, build.Materials())
-    policy = build.load_policy(recipe, data, folder)
-    sampling = build.training_sampling(find_recipe("", []), policy)
-    prompts = build.encode_data(recipe, data, policy, sampling).train
-    length = len(prompts[0].token_ids)
-    same = [prompt for prompt in prompts if len(prompt.token_ids) == length][:32]
-    engine, _ = build.make_engine(recipe, policy)
-    return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder), engine, same, sampling
+def paths_of(part: Part) -> list[Path]:
+    """The folders and files of a part, below tests/."""
+    return sorted(path for pattern in part.tests for path in (ROOT / "tests").glob(pattern))
 
 
-# -- the family --------------------------------------------------------------------------------------------------------
+def read_report(file: Path) -> dict[str, Any]:
+    """What pytest wrote: how many passed and were skipped, and which failed. No report: it never got so far."""
+    if not file.is_file():
+        return {"passed": 0, "skipped": 0, "failed": ["pytest wrote no report"]}
+    cases = list(ElementTree.parse(file).getroot().iter("testcase"))
+    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    skipped = [case for case in cases if case.find("skipped") is not None]
+    return {
+        "passed": len(cases) - len(failed) - len(skipped),
+        "skipped": len(skipped),
+        "failed": [f"{case.get('classname')}::{case.get('name')}" for case in failed],
+    }
 
-LEARNS_NOT = {"dpo:data=start": "falls: chosen and rejected sink together (docs/algorithms.md)"}
-"""Methods that do not improve here, with the reason that was found; each of the others must."""
 
-
-def family(settings: Settings) -> list[Figure]:
-    """Every algorithm from the same cold start per seed, with the same budget. About an hour and a half on two cores."""
-    output = settings.folder / "family"
-    subprocess.run([str(ROOT / "benchmarks" / "family.sh"), str(output), "2", sys.executable], check=True, cwd=ROOT)
-    figures = []
-    for contender in json.loads((output / "compare.json").read_text(encoding="utf-8"))["contenders"]:
-        numbers = contender["over_seeds"]["held_out"]
-        before, after = numbers["before"]["pass@1"], numbers["after"]["pass@1"]
-        shown = f"{100 * before['mean']:.1f} → {100 * after['mean']:.1f} % [{100 * after['min']:.1f}, {100 * after['max']:.1f}]"
-        reason = LEARNS_NOT.get(contender["label"], "")
-        passed = after["min"] > before["max"] if not reason else after["mean"] < before["mean"]
-        figures.append(
-            Figure(f"family: {contender['label']}", "benchmarks/family.sh", shown, reason or "up for every seed", passed)
-        )
+def measure(names: Sequence[str], settings: Settings) -> list[Figure]:
+    """Make the figures, printing each as soon as it is there. One that cannot be made has missed its target."""
+    figures: list[Figure] = []
+    if names:
+        print("| figure | command | measured | target | verdict |\n|---|---|---|---|---|", flush=True)
+    for name in names:
+        try:
+            made = FIGURES[name](settings)
+        except Exception as error:
+            made = [Figure(name, f"python benchmarks/prove.py --only {name}", repr(error)[-300:], "runs", False)]
+        for figure in made:
+            print(figure.row(), flush=True)
+        figures += made
     return figures
 
 
-def memory(settings: Settings) -> list[Figure]:
-    """Peak memory of GRPO beside PPO's, same model and batch."""
-    target = settings.folder / "memory.json"
-    command = ["benchmarks/memory.py", "--device", "cpu", "--output", str(target)]
-    subprocess.run([sys.executable, *command], check=True, cwd=ROOT, capture_output=True)
-    methods = json.loads(target.read_text(encoding="utf-8"))["methods"]
-    peaks = {name: measured["peak_bytes"] for name, measured in methods.items()}
-    shares = {name: peaks[name] / peaks["ppo"] for name in ("grpo", "grpo_no_reference")}
-    return [
-        Figure(f"peak memory: {name} / ppo", " ".join(command[:3]), f"{share:.2f}", f"≤ {limit}", share <= limit)
-        for (name, share), limit in zip(shares.items(), (0.7, 0.6), strict=True)
-    ]
+def list_parts(results: Path) -> str:
+    """A row for each part, with its last result."""
+    rows = ["| part | minutes | tests | figures | last |", "|---|---|---|---|---|"]
+    for name, part in PARTS.items():
+        file, last = results / f"{name}.json", "never noted"
+        if file.is_file():
+            noted = json.loads(file.read_text(encoding="utf-8"))
+            last = (
+                f"{'passed' if noted['passed'] else 'FAILED'} {noted['date'][:10]} at {noted['commit']}, {noted['seconds']} s"
+            )
+        rows.append(f"| {name} | {part.minutes} | {', '.join(part.tests)} | {', '.join(part.figures)} | {last} |")
+    return "\n".join(rows)
 
 
-def iterative(settings: Settings) -> list[Figure]:
-    """Three iterations against a learned reward model, on a CPU."""
-    name = f"iterative-{time.strftime('%H%M%S')}"
-    words = ["train", "iterative_addition", f"name={name}", f"runs_folder={settings.folder}"]
-    subprocess.run([COHORT, *words], check=True, capture_output=True)
-    run = settings.folder / name
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    accuracy = [row["reward_model/accuracy"] for row in rows if row["step"] in (1, 16, 31)]
-    before, after = summary["eval"]["before"]["pass@1"], summary["eval"]["after"]["pass@1"]
-    shown = f"{percent(before)} → {percent(after)}; pairs ranked right {', '.join(f'{100 * a:.0f} %' for a in accuracy)}"
-    target = "up, three fits"
-    return [
-        Figure(
-            "iterative", " ".join(["cohort", *words[:2]]), shown, target, after["low"] > before["high"] and len(accuracy) == 3
-        )
-    ]
+def commit() -> str:
+    """The commit that is checked out, and whether the files differ from it (results aside)."""
+    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "--", ".", ":!docs/results"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return (head.stdout.strip() or "unknown") + (" with changes" if changed.stdout.strip() else "")
 
 
-# -- rewards -----------------------------------------------------------------------------------------------------------
+def machine() -> dict[str, Any]:
+    return {
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{package: version(package) for package in ("torch", "transformers")},
+    }
 
-
-def jail(settings: Settings) -> list[Figure]:
-    """What the jail costs, and ten thousand runs of it. Every hostile program by tier and user is a test (make prove)."""
-    return [
-        verdict_of("overhead of the jail", ["benchmarks/jail.py", "overhead"], "≤ 50 ms over bare Python"),
-        verdict_of("soak of the jail", ["benchmarks/jail.py", "soak", "--runs", "10000"], "nothing leaked, 0 rewarded"),
-    ]
-
-
-def math_rewards(settings: Settings) -> list[Figure]:
-    command = ["benchmarks/math_rewards.py"]
-    return [verdict_of("math_answer", command, "table exact, bombs within limits, 512 in 30 s")]
-
-
-def faulty_rewards(settings: Settings) -> list[Figure]:
-    command = ["benchmarks/faulty_rewards.py"]
-    return [verdict_of("200 steps with 5 % reward faults", command, "finishes, counts each, improves")]
-
-
-# -- speed -------------------------------------------------------------------------------------------------------------
-
-
-def speed(settings: Settings) -> list[Figure]:
-    """Rollouts and steps beside HF generate and TRL in the same run, each with the target it has in speed_cpu.py."""
-    from speed_cpu import CASES
-
-    folder = settings.folder / "speed"
-    script = ["benchmarks/speed_cpu.py", "--out", str(folder)]
-    ended = subprocess.run([sys.executable, *script], cwd=ROOT, capture_output=True, text=True, check=False)
-    figures = []
-    for case in CASES:
-        command, file = f"python {script[0]} --only {case.name}", folder / f"{case.name}.json"
-        if not file.is_file():
-            figures.append(Figure(f"speed: {case.name}", command, f"{ended.stderr.strip()[-300:]!r}", "runs", False))
-            continue
-        document = json.loads(file.read_text(encoding="utf-8"))
-        for target in case.targets:
-            _, what, measured, wanted, _ = target.row(case.name, document).strip("| ").split(" | ")
-            figures.append(Figure(f"speed: {case.name}, {what}", command, measured, wanted, target.met(document)))
-    return figures
-
-
-def verdict_of(name: str, command: Sequence[str], target: str) -> Figure:
-    """A benchmark that prints its own table and tells by its exit code whether every target was met."""
-    ended = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
-    print(ended.stdout)
-    return Figure(name, f"python {' '.join(command)}", f"exit code {ended.returncode}", target, ended.returncode == 0)
-
-
-FIGURES: dict[str, Callable[[Settings], list[Figure]]] = {
-    "lines": lines,
-    "help": help_seconds,
-    "doctor": doctor_seconds,
-    "rollouts": rollouts,
-    "speed": speed,
-    "demo": demo,
-    "memory": memory,
-    "iterative": iterative,
-    "family": family,
-    "jail": jail,
-    "math": math_rewards,
-    "faults": faulty_rewards,
-}
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -169,6 +169,7 @@ def loads_torch(modules: list[str]) -> bool:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout != "set()\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", house.TORCH_FREE)
 def test_a_room_does_without_torch(room):
     modules = [name for name in MODULES if house.room_of(name) == room and not name.endswith("__main__")]

@@ -154,6 +154,7 @@ def test_one_word_is_said_in_full_and_with_its_changes():
     assert "changed" not in describe(AlgorithmConfig(name="ppo"))
 
 
+@pytest.mark.slow
 def test_a_run_prints_what_its_word_stands_for(tmp_path, capsys):
     from cohort.session import start
 

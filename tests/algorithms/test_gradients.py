@@ -124,6 +124,7 @@ def check_that_cutting_changes_nothing(
                 assert whole.abs().max() > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masking", MASKINGS)
 @pytest.mark.parametrize("kl_coef", [0.0, 0.04])
 @pytest.mark.parametrize("aggregation", AGGREGATION_NAMES)
@@ -157,6 +158,7 @@ def with_common_prompts(policy: Policy, examples: list[Example]) -> list[Example
     return moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masking", ["plain", "masked sample"])
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_sharing_prompts_cannot_change_the_gradient_of_any_algorithm(name, masking, monkeypatch):

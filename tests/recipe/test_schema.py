@@ -310,6 +310,7 @@ def test_the_recipe_is_read_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_help_is_fast_and_without_torch():
     """Best of five, in CPU time: the machine may be busy with other things."""
     code = "import sys\nfrom typer.testing import CliRunner\nfrom cohort.cli import app\nresult = CliRunner().invoke(app, ['--help'])\nassert 'train' in result.output, result.output\nsys.exit('torch' in sys.modules)"
