@@ -15,7 +15,6 @@ from cohort.errors import RecipeError
 from cohort.recipe.built_in import recipe_path
 from cohort.recipe.file import OTHER_WORDS, dump_recipe, leaf_fields, load_recipe, walk
 from cohort.recipe.schema import Recipe, recipe_warnings
-from session_tools import cpu_of_children
 
 
 def message(*overrides: str, toml: str | None = None, folder: Path | None = None, values=None) -> str:
@@ -310,14 +309,7 @@ def test_the_recipe_is_read_without_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.slow
-def test_help_is_fast_and_without_torch():
-    """Best of five, in CPU time: the machine may be busy with other things."""
+def test_help_loads_no_torch():
+    """How fast it is: tests/test_cli.py."""
     code = "import sys\nfrom typer.testing import CliRunner\nfrom cohort.cli import app\nresult = CliRunner().invoke(app, ['--help'])\nassert 'train' in result.output, result.output\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    seconds = []
-    for _ in range(5):
-        started = cpu_of_children()
-        subprocess.run([sys.executable, "-m", "cohort", "--help"], check=True, capture_output=True)
-        seconds.append(cpu_of_children() - started)
-    assert min(seconds) < 0.5

@@ -12,6 +12,8 @@ import signal
 
 import pytest
 
+from cohort.algorithms.presets import PRESETS
+from cohort.recipe.schema import AlgorithmConfig
 from session_tools import Trap, differences, fork_server, rows_of, train_tiny, tree
 
 ANSWER = {"function": "math_answer", "args": {"pattern": r">(\d+)\s*$"}}
@@ -31,24 +33,24 @@ SHORT = {
 }
 
 TEACHER = "the teacher's folder"
+NEEDS = {
+    "grpo_process": {"rewards": [ANSWER, STEPS]},
+    "ppo": {"critic.learning_rate": 1e-3},
+    "opd": {"teacher.source": TEACHER},
+}
+"""What a preset wants beside its name."""
+
+
+def preset(name: str) -> dict[str, object]:
+    """The tiny recipe with this algorithm; its KL stays off where the preset has none."""
+    off = {} if AlgorithmConfig(name=name).kl_coef else {"algorithm.kl_coef": 0.0}
+    return {"algorithm.name": name, **off, **NEEDS.get(name, {})}
+
 
 FAMILY: dict[str, dict[str, object]] = {
-    "grpo": {},
-    "grpo_process": {"algorithm.name": "grpo_process", "rewards": [ANSWER, STEPS]},
-    "dr_grpo": {"algorithm.name": "dr_grpo", "algorithm.kl_coef": 0.0},
-    "dapo": {"algorithm.name": "dapo", "algorithm.kl_coef": 0.0},
-    "reinforce++": {"algorithm.name": "reinforce++"},
-    "reinforce++_baseline": {"algorithm.name": "reinforce++_baseline"},
-    "rloo": {"algorithm.name": "rloo"},
-    "gspo": {"algorithm.name": "gspo", "algorithm.kl_coef": 0.0},
-    "cispo": {"algorithm.name": "cispo", "algorithm.kl_coef": 0.0},
-    "ppo": {"algorithm.name": "ppo", "critic.learning_rate": 1e-3},
-    "online_rft": {"algorithm.name": "online_rft", "algorithm.kl_coef": 0.0},
-    "rft": {"algorithm.name": "rft", "algorithm.kl_coef": 0.0},
-    "sft": {"algorithm.name": "sft", "algorithm.kl_coef": 0.0},
+    **{name: preset(name) for name in PRESETS if name != "dpo"},
     "dpo from rollouts of the start": {"algorithm.name": "dpo", "algorithm.data": "start"},
     "dpo from rollouts of the policy": {"algorithm.name": "dpo", "algorithm.data": "policy"},
-    "opd": {"algorithm.name": "opd", "algorithm.kl_coef": 0.0, "teacher.source": TEACHER},
     "a teacher beside GRPO": {"teacher.source": TEACHER, "teacher.coef": 0.5},
     "adaptive KL": {"algorithm.kl_target": 0.05},
     "refreshed reference": {"algorithm.reference_every": 2},
