@@ -392,9 +392,9 @@ def test_folders_nested_by_the_thousand_are_removed(tmp_path):
     top.mkdir()
     before, descriptor = os.getcwd(), os.open(top, os.O_RDONLY)
     try:
-        for _ in range(3000):
-            os.mkdir("d", dir_fd=descriptor)
-            inner = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        for _ in range(1100):  # deeper than Python calls itself, and longer than a path may be
+            os.mkdir("deep", dir_fd=descriptor)
+            inner = os.open("deep", os.O_RDONLY, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner
     finally:
