@@ -293,6 +293,7 @@ def serve() -> None:
         "cohort.observe.report",
         "cohort.cli",
         "pyarrow.parquet",
+        "pandas",  # pyarrow imports it with the first table: two thirds of what a short run costs
     ):
         importlib.import_module(module)
     children: dict[int, int] = {}

@@ -133,7 +133,9 @@ def test_the_micro_batch_size_cannot_change_the_gradient(aggregation, kl_coef, m
     check_that_cutting_changes_nothing(AlgorithmConfig(aggregation=aggregation, kl_coef=kl_coef), masking)
 
 
-@pytest.mark.parametrize("masking", MASKINGS)
+@pytest.mark.parametrize(
+    "masking", ["masked sample", *(pytest.param(m, marks=pytest.mark.slow) for m in MASKINGS if m != "masked sample")]
+)
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_the_micro_batch_size_cannot_change_the_gradient_of_any_algorithm(name, masking):
     check_that_cutting_changes_nothing(AlgorithmConfig(name=name), masking, FEW_SPLITS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import math
@@ -48,6 +49,14 @@ ROOT = Path(__file__).resolve().parents[2]
 H200 = ACCELERATORS["NVIDIA H200"]
 NO_GPU: dict[str, Any] = {"gpu": "", "cpu": "a CPU", "threads": 1, "versions": {}}
 ON_H200: dict[str, Any] = {**NO_GPU, "gpu": "NVIDIA H200"}
+
+ask_once = functools.cache(machine.ask_machine)
+"""The machine stays the same, and asking it starts a process that imports torch."""
+
+
+@pytest.fixture(autouse=True)
+def one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "ask_machine", ask_once)
 
 
 # -- costs, by hand ----------------------------------------------------------------------------------------------------
@@ -491,7 +500,7 @@ def whatever_is_measured(job: Job, *rest: Any) -> Any:
 def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (command, curves):
         monkeypatch.setattr(module, "run_stage", whatever_is_measured)
-    monkeypatch.setattr(machine, "ask_machine", lambda: NO_GPU)  # a process that imports torch, each time
+    monkeypatch.setattr(machine, "ask_machine", lambda: NO_GPU)
 
 
 @pytest.mark.parametrize("kind", [(), ("curves", "--axes", "prompts")])
