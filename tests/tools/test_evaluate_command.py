@@ -99,16 +99,16 @@ def test_runs_with_different_seeds_are_compared_on_the_problems_of_the_first(wor
     assert paired["difference"] == pytest.approx(rates[0] - rates[1])
 
 
-def test_a_start_from_nothing_keeps_its_own_seed(tmp_path):
+def test_a_start_from_nothing_keeps_its_own_seed(world, tmp_path):
     """Weights drawn from a seed are those of the run's own seed and rows, whoever's problems it is asked."""
     settings = {"train.num_steps": 1, "cold_start.num_steps": 0, "optimizer.learning_rate": 1e-30}  # moves no weight
     recipe = write_recipe(tmp_path / "tiny.toml", **settings, rewards=[{"function": "session_tools:digit_share"}])
-    with fork_server(tmp_path) as server:
-        for seed in (1, 2):
-            child = server.run("train", recipe, f"name=run-{seed}", f"seed={seed}")
-            assert child.wait() == 0, child.output
-        targets = ["runs/run-1", "runs/run-2", "runs/run-2/model"]
-        _, document = evaluated(server, *targets, "--checkpoint", "start")
+    server, _, _ = world
+    for seed in (1, 2):
+        child = server.run("train", recipe, f"name=run-{seed}", f"seed={seed}")
+        assert child.wait() == 0, child.output
+    targets = ["runs/run-1", "runs/run-2", "runs/run-2/model"]
+    _, document = evaluated(server, *targets, "--checkpoint", "start")
     one, two, model = (
         document[name]["sets"]["held_out"]["reward"] for name in ("runs/run-1@start", "runs/run-2@start", "runs/run-2/model")
     )
