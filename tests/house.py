@@ -166,17 +166,15 @@ def count_lines(room: str, modules: Mapping[str, Path]) -> int:
 
 # -- the picture and the list of rooms ---------------------------------------------------------------------------------
 
-COLUMNS = dict.fromkeys(("observe", "evaluation", "data", "rewards", "sandbox", "base"), 90)
+COLUMNS = dict.fromkeys(("data", "rewards", "sandbox", "base"), 90) | dict.fromkeys(("observe", "evaluation"), 115)
 COLUMNS |= {"api": 400, "types": 165, "engine": 350, "model": 350, "ops": 380, "recipe": 420, "algorithms": 345, "errors": 440}
 """Where the middle of a room stands on its floor, so that no arrow runs behind a box; 200 where nothing is said."""
 WIDTH, ROW, BOX = 500, 50, 30
 
 
 def find_arrows(edges: Edges) -> set[tuple[str, str]]:
-    """The arrows of the picture: imports from room to room that go down, less those a longer way replaces."""
-    climbs = {tuple(room_of(end) for end in climb.split(" -> ")) for climb in find_climbs(edges)}
-    down = {room: {target for target in targets if (room, target) not in climbs} for room, targets in join_rooms(edges).items()}
-    return {(room, target) for room, targets in drop_shortcuts(down).items() for target in targets}
+    """The arrows of the picture: imports from room to room, less those a longer way replaces."""
+    return {(room, target) for room, targets in drop_shortcuts(join_rooms(edges)).items() for target in targets}
 
 
 def draw_house(modules: Mapping[str, Path]) -> str:

@@ -107,10 +107,10 @@ def test_rows_that_nobody_scores_need_no_answer(tmp_path):
     assert run.status == "finished"
 
 
-def test_the_doctor_shows_a_missing_column_among_its_checks(tmp_path):
-    with fork_server(tmp_path) as server:
-        child = server.run("doctor", write_recipe(tmp_path / "gold.toml", **from_file(rows_file(tmp_path))))
-        assert child.wait() == 1
+def test_the_doctor_shows_a_missing_column_among_its_checks(world, tmp_path):
+    server, _ = world
+    child = server.run("doctor", write_recipe(tmp_path / "gold.toml", **from_file(rows_file(tmp_path))))
+    assert child.wait() == 1
     assert "FAILURE columns         prompts: reward 'math_answer' needs the column 'answer'" in child.output
     assert "Traceback" not in child.output
     assert "TypeError" not in child.output
