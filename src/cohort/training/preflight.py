@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import psutil
 import torch
 
 from cohort.algorithms.registry import SAMPLED
@@ -18,10 +17,8 @@ from cohort.engine import sample_groups
 from cohort.errors import ModelError, RewardError
 from cohort.evaluation.estimators import useful_share
 from cohort.model.packing import make_examples
-from cohort.model.policy import Policy
 from cohort.model.teacher import look_at_teacher
-from cohort.ops.fused.training import FusedBackbone
-from cohort.recipe.schema import Recipe, needs_reference
+from cohort.recipe.schema import Recipe
 from cohort.rewards.format import asks_for_form
 from cohort.rewards.math.find import cell_text
 from cohort.sandbox import JailUnavailable, find_tier
@@ -29,8 +26,8 @@ from cohort.training.build import EncodedData
 from cohort.training.drawing import as_groups
 from cohort.training.experience import rollout_metrics
 from cohort.training.judging import RewardJudge
-from cohort.training.memory_estimate import ModelNumbers, RunNumbers, estimate, fitting_slots, words
-from cohort.training.objective import needs_critic
+from cohort.training.memory_estimate import estimate, fitting_slots, words
+from cohort.training.memory_numbers import model_numbers, room_on, run_numbers
 from cohort.training.parts import Parts
 from cohort.training.updates import mismatch_limit
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Rollout
@@ -279,62 +276,6 @@ def memory_check(parts: Parts, encoded: EncodedData, teacher_parameters: int = 0
     if not parts.recipe.sampling.slots:  # then the engine takes what is free, and no more
         needed = estimate(needed.model, replace(needed.run, slots=fitting_slots(needed, there)))
     return Check("ok" if needed.peak <= there else "warning", "memory", words(needed, there))
-
-
-def room_on(device: torch.device) -> float:
-    """Bytes that this process could hold: what is free, and what it holds already."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
-    return float(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
-
-
-def model_numbers(policy: Policy) -> ModelNumbers:
-    config = policy.model.config.get_text_config()
-    width, heads = config.hidden_size, config.num_attention_heads
-    inner = getattr(config, "intermediate_size", None) or 4 * width
-    own = sum(value.numel() for value in policy.own_parameters().values()) if policy.adapter else 0
-    return ModelNumbers(
-        layers=config.num_hidden_layers,
-        width=width,
-        query_heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or width // heads,
-        intermediate=max(inner) if isinstance(inner, (list, tuple)) else inner,
-        vocabulary=config.vocab_size,
-        counted=policy.num_parameters - own,
-    )
-
-
-def run_numbers(parts: Parts, encoded: EncodedData) -> RunNumbers:
-    recipe, policy, algorithm = parts.recipe, parts.policy, parts.recipe.algorithm
-    device, dtype = policy.device, policy.model.dtype
-    longest = max(len(prompt.token_ids) for prompt in encoded.train) + parts.sampling.max_completion_tokens
-    rows = recipe.train.prompts_per_step * recipe.train.group_size
-    # A budget larger than a whole step is never filled, and one row is taken whole however small the budget is.
-    most = longest * max(rows, recipe.cold_start.batch_size if recipe.cold_start.num_steps else 0)
-    able = parts.engine.capabilities
-    chosen = (parts.engine.slots or able.most_slots) if able.most_slots > 1 else 1
-    problems = max(map(len, encoded.sets.values()), default=0)
-    adapter = sum(value.numel() for value in policy.own_parameters().values()) if policy.adapter else None
-    return RunNumbers(
-        element=dtype.itemsize,
-        state_bits=recipe.optimizer.state_bits,
-        lora_rank=recipe.model.lora.rank,
-        adapter_parameters=adapter,
-        reference=needs_reference(recipe),
-        critic=needs_critic(algorithm),
-        reward_model=recipe.reward_model.iterations > 0,
-        micro_batch_tokens=max(longest, min(recipe.train.micro_batch_tokens, most)),
-        activation_checkpointing=recipe.train.activation_checkpointing,
-        own_kernels=isinstance(policy.backbone, FusedBackbone),
-        gpu_bytes=float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0.0,
-        slots=min(chosen, max(rows, problems * recipe.evaluation.samples)),
-        longest=longest,
-        cache_element=able.cache_itemsize,
-    )
-
-
-# -- trial rollouts ----------------------------------------------------------------------------------------------------
 
 
 def rollout_checks(parts: Parts, rollouts: Sequence[Rollout]) -> list[Check]:
