@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cohort.algorithms.own import OWN_KINDS
 from cohort.errors import RecipeError
 from cohort.observe.monitors.base import check_methods
 from cohort.recipe.built_in import recipe_path
@@ -40,7 +41,7 @@ def train(
     if recipe is None and (prompts is None or rewards is None):
         missing = "prompts" if prompts is None else "rewards"
         raise RecipeError(f"cohort.train needs {missing}=...; or give recipe=, a recipe that names them.")
-    values: dict[str, Any] = dict(settings)
+    values: dict[str, Any] = {key: with_named_functions(key, value) for key, value in settings.items()}
     if model is not None:
         values["model"] = str(model)
     rows: Iterable[Mapping[str, Any]] | None = None
@@ -82,6 +83,21 @@ def checked_monitors(monitors: Any) -> list[Any]:
             raise RecipeError(f"monitors.{index}: {monitor!r} is a name; names go into the recipe: also=[{monitor!r}].")
         check_methods(monitor, f"monitors.{index}")
     return watching
+
+
+def with_named_functions(key: str, value: Any) -> Any:
+    """A function given for algorithm.advantage, region or aggregation as "module:function", which a resume can import."""
+    if key == "algorithm" and isinstance(value, Mapping):
+        return {word: with_named_functions(word, inner) for word, inner in value.items()}
+    if not callable(value) or key.removeprefix("algorithm.") not in OWN_KINDS:
+        return value
+    spec = importable_name(value)
+    if spec is None:
+        raise RecipeError(
+            f"{key}: no other process could import {getattr(value, '__qualname__', value)!r} (a lambda, a closure, a notebook cell, or "
+            f'a function of the script itself). Put it into a file, my_module.py, and give {key}="my_module:function".'
+        )
+    return spec
 
 
 def reward_entries(rewards: Any, functions: dict[str, Callable[..., Any]]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from cohort.base.interrupts import handled
 from cohort.errors import CheckpointError, Interrupted, RunError
 from cohort.observe.run_folder import RunFolder, with_absolute_paths
 from cohort.recipe.materials import Materials
+from cohort.recipe.own import resolve_recipe
 from cohort.recipe.schema import OptimizerConfig, Recipe, needs_reference, recipe_warnings
 from cohort.recipe.words import describe
 from cohort.rewards.base import RewardRunner
@@ -86,6 +87,8 @@ class Session:
         from cohort.training import checkpoint
 
         self.started = time.monotonic()
+        recipe = resolve_recipe(recipe)
+        folder.keep_own(recipe.algorithm)
         self.folder, self.recipe, self.rewards = folder, recipe, rewards
         self.materials = materials or Materials()
         self.found = checkpoint.latest(folder.checkpoints) if checkpoint.listed(folder.checkpoints) else None

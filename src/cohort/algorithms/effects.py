@@ -104,7 +104,9 @@ def idle(choices: Mapping[str, Any], own: Own | None = None, *, taught: bool = F
         if not condition.holds(chosen):
             for choice in condition.choices:
                 reasons.setdefault(choice, condition.otherwise)
-    return reasons
+    # What a user's function does with a word that it names is its own affair, whatever else the word is for.
+    asked = {name for choice in chosen.all if choice.digest for name in choice.parameters}
+    return {word: reason for word, reason in reasons.items() if word not in asked}
 
 
 def who_reads(word: str) -> str:

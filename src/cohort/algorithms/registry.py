@@ -21,6 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
+from cohort.base.importing import reason
+from cohort.errors import RecipeError
+
 Kind = Literal["advantage", "region", "aggregation", "kl"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -139,7 +142,9 @@ class Choice:
     known: bool = True
     """False: a user's function that nobody has resolved yet. Nothing is said or refused for its sake."""
     digest: str = ""
-    """Of a user's source."""
+    """Of a user's source; "": it is built in, or nobody has resolved it yet."""
+    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Of a user's parameters, where they have one."""
 
     @property
     def reads_reward(self) -> bool:
@@ -158,7 +163,12 @@ class Choice:
     def call(self, told: Mapping[str, Any], **inputs: Any) -> Any:
         """What the function says, given the words it names and, of the inputs, what it reads."""
         assert self.function is not None, f"{self.kind} {self.name!r} was not resolved"
-        return self.function(*(inputs[name] for name in self.reads), **told)
+        try:
+            return self.function(*(inputs[name] for name in self.reads), **told)
+        except Exception as problem:
+            if not self.digest:
+                raise
+            raise RecipeError(f"algorithm.{self.kind}: {self.name} failed ({reason(problem)}).") from problem
 
 
 class BadChoice(ValueError):

@@ -1,7 +1,7 @@
 """The run folder: the one place where a run lives, readable without this package.
 
 runs/<name>/  recipe.toml · metrics.jsonl · evaluations.jsonl · rollouts/ · samples/ · checkpoints/ · start/ · model/
-              summary.json · report.html
+              summary.json · report.html · algorithm.json (of functions of the user's own)
 """
 
 from __future__ import annotations
@@ -16,24 +16,30 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+from cohort.algorithms.named import Own
+from cohort.algorithms.own import named_own, own_document, parse_own
+from cohort.algorithms.registry import BadChoice
 from cohort.base.interrupts import deferred
 from cohort.errors import CohortError, RunError
 from cohort.observe.monitors.jsonl import read_rows
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.recipe.materials import PYTHON_ROWS
-from cohort.recipe.schema import PromptsConfig, Recipe
+from cohort.recipe.schema import AlgorithmConfig, PromptsConfig, Recipe
 from cohort.recipe.versions import bring_up_to_date
 from cohort.rewards.call import is_plain
 from cohort.types import Rollout
 
 MODEL_FILES = ("config.json", "adapter_config.json")
 """One of these makes a folder a model, or an adapter."""
+MAX_OWN_BYTES = 1 << 20
+"""Of an algorithm.json that is read: three entries are a few kilobytes."""
 
 
 class RunFolder:
     def __init__(self, root: Path):
         self.root = root
         self.recipe_file = root / "recipe.toml"
+        self.own_file = root / "algorithm.json"
         self.metrics_file = root / "metrics.jsonl"
         self.evaluations_file = root / "evaluations.jsonl"
         self.rollouts = root / "rollouts"
@@ -58,6 +64,7 @@ class RunFolder:
                 )
             folder.root.mkdir(parents=True, exist_ok=True)
             folder.lock()
+            folder.own_file.unlink(missing_ok=True)  # left by a start that failed at once
             folder.write_text(folder.recipe_file, dump_recipe(recipe))
         except OSError as problem:
             raise RunError(
@@ -77,14 +84,46 @@ class RunFolder:
         return folder
 
     def recipe(self) -> Recipe:
+        """With what algorithm.json says of the user's functions in it. Nothing of theirs is imported."""
         import tomllib
 
         try:
-            return build_recipe(bring_up_to_date(tomllib.loads(self.recipe_file.read_text(encoding="utf-8"))))
+            recipe = build_recipe(bring_up_to_date(tomllib.loads(self.recipe_file.read_text(encoding="utf-8"))))
+            return recipe.model_copy(update={"algorithm": recipe.algorithm.resolved(self.own(recipe.algorithm))})
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise RunError(
                 f"{self.recipe_file} cannot be read ({problem}); restore it from the recipe the run was started with."
             ) from problem
+
+    def own(self, algorithm: AlgorithmConfig) -> Own:
+        """The facts of the user's functions that the algorithm names, as far as algorithm.json has them. It is only data."""
+        words = algorithm.model_dump()
+        if not named_own(words) or not self.own_file.is_file():
+            return {}
+        try:
+            if self.own_file.stat().st_size > MAX_OWN_BYTES:
+                raise BadChoice(f"it is larger than {MAX_OWN_BYTES} bytes")
+            return parse_own(json.loads(self.own_file.read_text(encoding="utf-8")), words)
+        except (OSError, ValueError, RecursionError) as problem:
+            raise RunError(f"{self.own_file} cannot be used ({problem}); restore it as the run wrote it.") from problem
+
+    def keep_own(self, algorithm: AlgorithmConfig) -> None:
+        """Write down what is known of the user's functions, once they are resolved. Another source than before is refused."""
+        if not algorithm.own:
+            return
+        if not self.own_file.is_file() and self.has_earned():
+            raise RunError(
+                f"{self.own_file} is missing, so nobody knows whether the run was started with these functions. Restore it, or "
+                "start a new run."
+            )
+        for kind, before in self.own(algorithm).items():
+            now = algorithm.own[kind]
+            if before.digest != now.digest:
+                raise RunError(
+                    f"algorithm.{kind}: the source of {now.name} is not the one the run was started with (then {before.digest}, now "
+                    f"{now.digest}). Going on would train with a mixture: restore the file, or start a new run."
+                )
+        self.write_json(self.own_file, own_document(algorithm.own, algorithm.args))
 
     def lock(self) -> None:
         """Hold the folder for this process. The kernel lets go when the process ends, however it ends."""
@@ -201,6 +240,16 @@ class RunFolder:
             target = self.rollouts / f"step-{step:06d}.parquet"
             pq.write_table(table, target.with_suffix(".tmp"), use_dictionary=with_dictionary)
             target.with_suffix(".tmp").replace(target)
+
+
+def known_functions(root: Path, recipe: Mapping[str, Any]) -> tuple[Own, str]:
+    """(facts of the user's functions in a run's recipe, why they cannot be used). For those who watch: it never fails."""
+    try:
+        return RunFolder(root).own(AlgorithmConfig.model_validate(recipe.get("algorithm", {}))), ""
+    except ValueError:  # a recipe of another version
+        return {}, ""
+    except RunError as problem:
+        return {}, str(problem)
 
 
 def lists_of(rows: Sequence[Sequence[float]], dtype: str) -> Any:

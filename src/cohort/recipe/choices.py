@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cohort.algorithms.effects import idle
-from cohort.algorithms.named import Chosen
+from cohort.algorithms.named import Chosen, Own
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe.schema import AlgorithmConfig, nearest
@@ -27,9 +27,9 @@ def preset_choices(name: str) -> Choices:
     return AlgorithmConfig(name=name).model_dump()
 
 
-def in_use(choices: Mapping[str, Any]) -> Choices:
+def in_use(choices: Mapping[str, Any], own: Own | None = None) -> Choices:
     """The choices that act: a clip range says nothing about an algorithm that clips nothing."""
-    without = idle(choices)
+    without = idle(choices, own)
     return {choice: value for choice, value in choices.items() if choice not in without}
 
 

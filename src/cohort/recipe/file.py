@@ -214,7 +214,8 @@ def forget_preset(tree: dict[str, Any], name: Any) -> None:
     not a mixture with what the recipe had tuned for another. Choices that no preset makes stay."""
     section = tree.get("algorithm")
     if isinstance(section, dict) and name != section.get("name", "grpo"):
-        for choice in {choice for preset in PRESETS.values() for choice in preset}:
+        # The presets name every choice that could be a user's function, so nobody is left to take its arguments.
+        for choice in {"args", *(choice for preset in PRESETS.values() for choice in preset)}:
             section.pop(choice, None)
 
 

@@ -8,7 +8,6 @@ optional-by-None fields: TOML has no null, so "off" is always a value (0, "" or 
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model, fi
 
 from cohort.algorithms.contradictions import contradiction
 from cohort.algorithms.named import FIELDS, NAMED, Chosen, Own, declared_words
+from cohort.algorithms.own import OWN_FUNCTION, OWN_KINDS, is_word, named_own
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import SAMPLED, Choice, Kind
 from cohort.recipe.engines import ABOUT_ENGINES, AUTO, ENGINES
@@ -114,12 +114,6 @@ class RewardConfig(Section):
         "gym_verifier), of one completion.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments bound to the function.")
-
-
-OWN_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-"""package.module:function"""
-OWN_KINDS: tuple[Kind, ...] = ("advantage", "region", "aggregation")
-"""Choices that may be a user's function."""
 
 
 def list_choices(kind: Kind) -> str:
@@ -228,8 +222,9 @@ class AlgorithmWords(Section):
         return Chosen.of(self.model_dump(), self._own)
 
     def tell(self, choice: Choice) -> dict[str, Any]:
-        """The words that a choice names, with their values here."""
-        return {name: self.args[name] if name in self.args else getattr(self, name) for name in choice.parameters}
+        """The words that a choice names, with their values here; a parameter of a user's own comes from args, or is its default."""
+        own, words = {**choice.defaults, **self.args}, type(self).model_fields
+        return {name: getattr(self, name) if is_word(name, words) else own[name] for name in choice.parameters}
 
     def resolved(self, own: Own) -> AlgorithmConfig:
         """The same section, with what is known of the user's functions in it."""
@@ -257,7 +252,7 @@ class AlgorithmWords(Section):
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> AlgorithmWords:
-        if self.args and not any(":" in getattr(self, kind) for kind in OWN_KINDS):
+        if self.args and not named_own(self.model_dump()):
             raise ValueError(
                 f"args ({', '.join(self.args)}) are parameters of functions of your own, and no choice names one. Built-in choices "
                 "are told by words of [algorithm]."
@@ -494,9 +489,6 @@ class Recipe(Section):
                 "sampling.temperature: 0 makes every completion of a group the same, so every advantage is 0 and nothing "
                 "is learned. Use 0.6 to 1.0."
             )
-        reason = why_nothing_is_learned(self)
-        if reason:
-            raise ValueError(reason)
         if self.sampling.top_p < 1.0 or self.sampling.top_k > 0:
             raise ValueError(
                 "sampling.top_p / sampling.top_k: cutting the distribution in training biases the ratio by the mass that is "
@@ -507,15 +499,21 @@ class Recipe(Section):
         names = [reward_name(reward) for reward in self.rewards]
         if len(set(names)) < len(names):
             raise ValueError(f"rewards: two parts share a name ({', '.join(names)}); give each its own `name`.")
-        if self.monitors.kl and (self.algorithm.data != "policy" or self.algorithm.chosen.region.traits.preference):
-            raise ValueError(
-                "monitors.kl: the KL is measured on what the policy samples, and here it is not trained on that (algorithm.data "
-                f"{self.algorithm.data!r}, region {self.algorithm.region!r}). Leave it out."
-            )
-        reason = why_no_reward_model(self) or why_no_teacher(self)
+        reason = why_choices_are_refused(self)
         if reason:
             raise ValueError(reason)
         return self
+
+
+def why_choices_are_refused(recipe: Recipe) -> str:
+    """What the facts of the choices forbid beside the rest of the recipe; asked again when a user's functions are resolved."""
+    algorithm = recipe.algorithm
+    if recipe.monitors.kl and (algorithm.data != "policy" or algorithm.chosen.region.traits.preference):
+        return (
+            "monitors.kl: the KL is measured on what the policy samples, and here it is not trained on that (algorithm.data "
+            f"{algorithm.data!r}, region {algorithm.region!r}). Leave it out."
+        )
+    return why_nothing_is_learned(recipe) or why_no_reward_model(recipe) or why_no_teacher(recipe)
 
 
 def why_nothing_is_learned(recipe: Recipe) -> str:

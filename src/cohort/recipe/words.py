@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cohort.algorithms.effects import idle
+from cohort.algorithms.registry import Choice, Kind
+from cohort.recipe.choices import written
 from cohort.recipe.schema import AlgorithmConfig, TeacherConfig
 
 NO_TEACHER = TeacherConfig()
@@ -20,8 +22,8 @@ def describe(algorithm: AlgorithmConfig, teacher: TeacherConfig = NO_TEACHER) ->
     """grpo: samples of the policy -> advantage group_normalized -> clip 0.2/0.2 -> sequence_mean, k3 0.04 in the loss"""
     taught = bool(teacher.source)
     text = (
-        f"{algorithm.name}: {DATA_WORDS[algorithm.data]} -> {algorithm.advantage} -> {region_words(algorithm)} -> "
-        f"{algorithm.aggregation}; {kl_words(algorithm)}"
+        f"{algorithm.name}: {DATA_WORDS[algorithm.data]} -> {choice_words(algorithm, 'advantage')} -> {region_words(algorithm)} -> "
+        f"{choice_words(algorithm, 'aggregation')}; {kl_words(algorithm)}"
     )
     text += f"; every token also by teacher {teacher.source}, coef {teacher.coef:g}" if taught else ""
     extras, changed, ignored = extra_words(algorithm), changes(algorithm, taught), without_effect(algorithm, taught)
@@ -30,9 +32,19 @@ def describe(algorithm: AlgorithmConfig, teacher: TeacherConfig = NO_TEACHER) ->
     return text + (f"; without effect here: {ignored}" if ignored else "")
 
 
+def choice_words(algorithm: AlgorithmConfig, kind: Kind) -> str:
+    """group_normalized, or my_module:function (tau 0.5): a user's own with what it is told, by name."""
+    choice: Choice = getattr(algorithm.chosen, kind)
+    told = algorithm.tell(choice) if choice.digest else {}
+    listed = ", ".join(f"{name} {written(value)}" for name, value in told.items())
+    return f"{choice.name} ({listed})" if listed else choice.name
+
+
 def region_words(algorithm: AlgorithmConfig) -> str:
     """clip 0.2/0.28: the region with the words it is told."""
     region = algorithm.chosen.region
+    if region.digest:
+        return choice_words(algorithm, "region")
     values = "/".join(f"{value:g}" for name, value in algorithm.tell(region).items() if name != "kl_coef")
     return f"{region.name} {values}" if values else f"region {region.name}"
 
@@ -73,6 +85,8 @@ def changes(algorithm: AlgorithmConfig, taught: bool = False) -> str:
     """Choices that act and are not those of the preset: "kl_coef 0.005 instead of 0.04"."""
     own, without = algorithm.model_dump(), idle(algorithm.model_dump(), algorithm.own, taught=taught)
     preset = differences(algorithm)
+    if algorithm.chosen.known:  # said with the functions that take them
+        preset.pop("args", None)
     return ", ".join(f"{choice} {own[choice]} instead of {value}" for choice, value in preset.items() if choice not in without)
 
 

@@ -41,13 +41,15 @@ class Credit:
         found = choice.call(self.algorithm.tell(choice), **{name: getattr(self, f"read_{name}")(rows) for name in choice.reads})
         if isinstance(found, Tensor) == choice.traits.per_token:
             raise RecipeError(
-                f"algorithm.advantage: {choice.name!r} gave {'a tensor' if choice.traits.per_token else 'a list'}. One that credits "
+                f"algorithm.advantage: {choice.name!r} gave a {type(found).__name__}. One that credits "
                 "single tokens gives a list with a vector for each completion and says so, with @advantage(per_token=True); any "
                 "other gives one tensor [prompts, group_size]."
             )
         if isinstance(found, Tensor):
             check_shape(found, self.counted_PG, choice)
             return lay_on_completions(found, examples)
+        if choice.digest:
+            check_rows(found, rows, choice)
         credit = found if isinstance(found, TokenCredit) else TokenCredit(list(found), [])
         return lay_on_tokens(credit, rows, examples, choice)
 
@@ -168,6 +170,30 @@ def check_shape(advantages_PG: Tensor, counted_PG: Tensor, choice: Choice) -> No
             f"algorithm.advantage: {choice.name!r} gave {wrong} where a finite number for each of {tuple(counted_PG.shape)} "
             "(prompts, group_size) is expected."
         )
+
+
+def check_rows(found: Any, rows: Sequence[Example], choice: Choice) -> None:
+    """Vectors that a user's function gave: as many as there are completions, as long as each, finite."""
+    name = f"algorithm.advantage: {choice.name!r}"
+    if choice.reads_values and not isinstance(found, TokenCredit):
+        raise RecipeError(
+            f"{name} reads values_N, so a critic is trained: it gives cohort.algorithms.advantages.TokenCredit(advantages_N, "
+            "returns_N), what the tokens are credited with and what the critic should have said."
+        )
+    lists = [found.advantages_N, found.returns_N] if isinstance(found, TokenCredit) else [found]
+    for vectors in lists if choice.reads_values else lists[:1]:
+        if not isinstance(vectors, list | tuple) or len(vectors) != len(rows):
+            count = len(vectors) if isinstance(vectors, list | tuple) else f"a {type(vectors).__name__}"
+            raise RecipeError(
+                f"{name} gave {count} where a list with a vector for each of {len(rows)} completions is expected."
+            )
+        for values, example in zip(vectors, rows, strict=True):
+            lengths = {len(example.completion_ids), example.trained_tokens}
+            if not isinstance(values, Tensor) or values.dim() != 1 or len(values) not in lengths:
+                given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                raise RecipeError(f"{name} gave {given} for a completion of {' or '.join(map(str, sorted(lengths)))} tokens.")
+            if not bool(values.isfinite().all()):
+                raise RecipeError(f"{name} gave values that are not finite.")
 
 
 def lay_on_completions(advantages_PG: Tensor, examples: Sequence[Example]) -> list[Example]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,8 @@ from torch import Tensor
 from cohort.algorithms.kl import corrected
 from cohort.algorithms.named import find_named
 from cohort.algorithms.regions import Surrogate, Tokens, mismatch_weights, ratio, unbounded
+from cohort.algorithms.registry import Choice
+from cohort.errors import RecipeError
 from cohort.model.packing import Example, Layouts, MicroBatch, Minibatch, Weigh, pack
 from cohort.model.policy import Policy, TokenScores
 from cohort.recipe.schema import AlgorithmConfig, Recipe
@@ -69,7 +73,36 @@ def bound_update(
     if "kl_coef" in told:
         told["kl_coef"] = kl_coef
     found = region.call(told, tokens=tokens)
-    return found if isinstance(found, Surrogate) else unbounded(found)
+    if not region.digest:
+        assert isinstance(found, Surrogate)
+        return found
+    return check_surrogate(found, tokens, region)
+
+
+def check_surrogate(found: Any, tokens: Tokens, region: Choice) -> Surrogate:
+    """What a user's region said, once it is a loss for each token: of one that gives the loss alone, nothing is known to be cut."""
+    name, shape = f"algorithm.region: {region.name}", tokens.policy_logprobs_M.shape
+    if isinstance(found, Tensor):
+        whole = unbounded(found)
+        ratio_M = ratio(tokens.policy_logprobs_M, tokens.old_logprobs_M).detach()
+        found = replace(whole, ratio_M=ratio_M) if region.traits.needs_ratio else whole
+    if not isinstance(found, Surrogate):
+        raise RecipeError(
+            f"{name} gave {type(found).__name__}; a region gives a tensor, the loss of each token, or a Surrogate."
+        )
+    for field in ("loss_M", "ratio_M", "below_M", "above_M", "margin_M"):
+        values_M = getattr(found, field)
+        if values_M is not None and values_M.shape != shape:
+            raise RecipeError(
+                f"{name} gave {field} of shape {tuple(values_M.shape)} for {shape.numel()} tokens; a loss is per token, and not reduced."
+            )
+    if not bool(found.loss_M.isfinite().all()):
+        raise RecipeError(
+            f"{name} gave a loss that is not finite; limit what is exponentiated (cohort.algorithms.regions.ratio does)."
+        )
+    if tokens.policy_logprobs_M.requires_grad and not found.loss_M.requires_grad:
+        raise RecipeError(f"{name} gave a loss without a gradient: it must depend on tokens.policy_logprobs_M.")
+    return found
 
 
 def gradient_coefficient(loss_M: Tensor, logprobs_M: Tensor) -> Tensor:
@@ -120,10 +153,24 @@ def weigh_tokens(algorithm: AlgorithmConfig) -> Weigh:
 
     def weigh(lengths_N: Sequence[int], groups_N: Sequence[int], max_completion_tokens: int) -> Sequence[float]:
         inputs = {"lengths_N": lengths_N, "groups_N": groups_N, "max_completion_tokens": max_completion_tokens}
-        weights_N: Sequence[float] = choice.call(algorithm.tell(choice), **inputs)
-        return weights_N
+        found = choice.call(algorithm.tell(choice), **inputs)
+        return check_weights(found, len(lengths_N), choice) if choice.digest else list(found)
 
     return weigh
+
+
+def check_weights(found: Any, count: int, choice: Choice) -> list[float]:
+    """What a user's aggregation said, once it is a weight for each completion."""
+    name = f"algorithm.aggregation: {choice.name}"
+    try:
+        weights_N = [float(weight) for weight in found]
+    except (TypeError, ValueError):
+        raise RecipeError(f"{name} gave {type(found).__name__}; it gives a number for each completion.") from None
+    if len(weights_N) != count:
+        raise RecipeError(f"{name} gave {len(weights_N)} weights for {count} completions.")
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights_N):
+        raise RecipeError(f"{name} gave weights that are negative or not finite; what pushes down is the advantage.")
+    return weights_N
 
 
 def pack_minibatch(members: Sequence[Example], recipe: Recipe, policy: Policy, layouts: Layouts) -> Minibatch:

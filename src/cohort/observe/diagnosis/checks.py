@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from cohort.algorithms.named import Own
 from cohort.algorithms.refill import ONE_SIDED
 from cohort.evaluation.estimators import useful_share
 from cohort.observe.diagnosis.hacking import HACKING_CHECKS
@@ -392,9 +393,11 @@ CHECKS: tuple[Callable[[History], Finding | None], ...] = (
 ORDER = {"alarm": 0, "warning": 1, "info": 2}
 
 
-def diagnose(rows: Sequence[Row], recipe: Any = None, evaluations: Sequence[Mapping[str, Any]] = ()) -> list[Finding]:
+def diagnose(
+    rows: Sequence[Row], recipe: Any = None, evaluations: Sequence[Mapping[str, Any]] = (), own: Own | None = None
+) -> list[Finding]:
     """All findings, the worst first. `recipe` is a Recipe or the same as nested dicts; None or partial is fine."""
     plain = recipe.model_dump() if hasattr(recipe, "model_dump") else recipe
-    history = History(rows, plain if isinstance(plain, Mapping) else {}, evaluations)
+    history = History(rows, plain if isinstance(plain, Mapping) else {}, evaluations, own or {})
     found = [finding for check in CHECKS if (finding := check(history)) is not None]
     return sorted(found, key=lambda finding: ORDER[finding.level])

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, variance
 from typing import Any, Literal
 
+from cohort.algorithms.named import Own
+
 Level = Literal["info", "warning", "alarm"]
 Row = Mapping[str, Any]
 
@@ -68,6 +70,8 @@ class History:
     rows: Sequence[Row]
     recipe: Mapping[str, Any] = field(default_factory=dict)
     evaluations: Sequence[Mapping[str, Any]] = ()
+    own: Own = field(default_factory=dict)
+    """What is known of the user's functions in the recipe."""
 
     def setting(self, path: str, default: Any = None) -> Any:
         """`train.group_size` of the recipe."""

@@ -106,7 +106,8 @@ def without_scores(history: History, rows: Sequence[Row]) -> float:
 
 
 def compares_in_groups(history: History) -> bool:
-    return find_named("advantage", history.setting("algorithm.advantage", "group_normalized")).traits.compares_group
+    name = history.setting("algorithm.advantage", "group_normalized")
+    return bool(find_named("advantage", name, history.own).traits.compares_group)
 
 
 def who_is_silent(history: History, rows: Sequence[Row]) -> str:

@@ -23,6 +23,7 @@ from cohort.observe.diagnosis.scores import drawn
 from cohort.observe.monitors.base import Monitor, Watched
 from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.perf import where_time_went
+from cohort.observe.run_folder import known_functions
 
 INTERVAL_S = 15.0
 """Seconds between two plain lines."""
@@ -52,6 +53,7 @@ class ConsoleMonitor(Monitor):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder, self.recipe = Path(folder), recipe
+        self.own, _ = known_functions(self.folder, recipe)
         self.rows = list(rows)
         self.evaluations: list[Mapping[str, Any]] = []
         self.console = console or Console(highlight=False)
@@ -161,7 +163,7 @@ class ConsoleMonitor(Monitor):
             self.print_line(f"{label}, {name}{problems}: {' · '.join(facts)}")
 
     def show_findings(self) -> None:
-        for finding in diagnose(self.rows, self.recipe, self.evaluations):
+        for finding in diagnose(self.rows, self.recipe, self.evaluations, self.own):
             if finding.key not in self.shown:
                 self.shown.add(finding.key)
                 self.print_finding(finding)

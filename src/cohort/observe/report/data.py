@@ -6,14 +6,16 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from cohort.algorithms.named import Own
 from cohort.errors import RecipeError
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.observe.monitors.jsonl import read_rows
+from cohort.observe.run_folder import known_functions
 from cohort.recipe.versions import bring_up_to_date
 
 
@@ -30,6 +32,10 @@ class RunData:
     samples_before: Sequence[Mapping[str, Any]]
     samples_after: Sequence[Mapping[str, Any]]
     last_written: str
+    own: Own = field(default_factory=dict)
+    """What algorithm.json says of the user's functions."""
+    own_problem: str = ""
+    """Why it could not be used."""
 
     @property
     def name(self) -> str:
@@ -86,6 +92,7 @@ class RunData:
 
 def load_run(folder: Path) -> RunData:
     recipe_text = read_text(folder / "recipe.toml")
+    own, own_problem = known_functions(folder, parse_recipe(recipe_text))
     return RunData(
         folder=folder,
         recipe_text=recipe_text,
@@ -96,6 +103,8 @@ def load_run(folder: Path) -> RunData:
         samples_before=read_rows(folder / "samples" / "before.jsonl"),
         samples_after=read_rows(folder / "samples" / "after.jsonl"),
         last_written=newest(folder),
+        own=own,
+        own_problem=own_problem,
     )
 
 

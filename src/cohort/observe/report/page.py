@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from cohort.algorithms.registry import Choice
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.perf import seconds_of, stage_times, warm
 from cohort.observe.report.charts import COLOURS, Chart, Series, figure
@@ -43,9 +44,16 @@ def header(run: RunData) -> str:
 def algorithm_line(run: RunData) -> str:
     """What the name of the algorithm stands for, and what the recipe changed of it."""
     try:
-        return f'<p class="sub">{text(describe(AlgorithmConfig.model_validate(as_dict(run.recipe.get("algorithm")))))}</p>'
+        algorithm = AlgorithmConfig.model_validate(as_dict(run.recipe.get("algorithm"))).resolved(run.own)
     except ValueError:  # a recipe of another version: its name is in the line above
         return ""
+    lines = [describe(algorithm), *(own_words(choice) for choice in run.own.values()), run.own_problem]
+    return "".join(f'<p class="sub">{text(line)}</p>' for line in lines if line)
+
+
+def own_words(choice: Choice) -> str:
+    """What a user's function says of itself, and which source it was."""
+    return f"{choice.kind} {choice.name}: {choice.sentence or 'says nothing of itself'} (source {choice.digest[:12]})"
 
 
 def verdict(run: RunData) -> tuple[str, str]:
@@ -184,7 +192,7 @@ def with_interval(entry: Mapping[str, Any], share: bool) -> str:
 
 
 def findings(run: RunData) -> str:
-    found = diagnose(run.rows, run.recipe, run.evaluations)
+    found = diagnose(run.rows, run.recipe, run.evaluations, run.own)
     if not found:
         line = "Nothing looks wrong in the numbers." if len(run.rows) >= 5 else "Too few steps to judge."
         return f'<h2>Diagnosis</h2><p class="none">{line}</p>'

@@ -30,6 +30,7 @@ from cohort.recipe.file import (
     read_tree,
     resolve_undotted,
 )
+from cohort.recipe.own import resolve_recipe
 from cohort.recipe.schema import AlgorithmConfig, Recipe, nearest
 
 BUDGET = ("train.num_steps", "train.prompts_per_step", "train.group_size", "evaluation")
@@ -199,7 +200,7 @@ def own_choices(label: str, words: str) -> dict[str, Any]:
         key = key.removeprefix("algorithm.")
         if key == "name":
             raise RecipeError(f"contender {label!r}: the algorithm is named before the colon")
-        if key not in AlgorithmConfig.model_fields:
+        if key not in AlgorithmConfig.model_fields and not key.startswith("args."):
             shared = f". Words for all contenders stand alone: {word.strip()}" if is_recipe_key(key) else ""
             raise RecipeError(
                 f"contender {label!r}: {key!r} is not a choice of [algorithm]{nearest(key, AlgorithmConfig.model_fields)}{shared}"
@@ -230,7 +231,7 @@ def build(tree: Mapping[str, Any], overrides: Sequence[str], own: Mapping[str, A
     for key, value in own.items():
         assign(changed, key, value)
     try:
-        return build_recipe(changed)
+        return resolve_recipe(build_recipe(changed))  # what is wrong with a user's function is found before hours of other runs
     except RecipeError as problem:
         raise RecipeError(f"{who}: {problem}") from None
 

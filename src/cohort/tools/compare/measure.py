@@ -172,7 +172,7 @@ def headline(votes: int) -> tuple[str, str, str]:
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """What acts, by the names a person compares: the algorithm's choices undotted, other sections dotted."""
     rest = recipe.model_dump(exclude={"name", "runs_folder", "seed", "algorithm", "monitors", "checkpoints"})
-    return in_use(recipe.algorithm.model_dump()) | flatten(rest)
+    return flatten(in_use(recipe.algorithm.model_dump(), recipe.algorithm.own)) | flatten(rest)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -99,11 +99,17 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "version": VERSION,
         "seeds": list(plan.seeds),
         "contenders": {
-            contender.label: {"word": contender.word, "recipe": contender.recipe.model_dump(mode="json")}
+            contender.label: {"word": contender.word, "recipe": contender.recipe.model_dump(mode="json"), **sources(contender)}
             for contender in plan.contenders
         },
         "base": plan.base.model_dump(mode="json"),
     }
+
+
+def sources(contender: Contender) -> dict[str, Any]:
+    """Digests of the user's functions: a comparison that goes on after an edit would compare a mixture."""
+    own = contender.recipe.algorithm.own
+    return {"source": {kind: choice.digest for kind, choice in own.items()}} if own else {}
 
 
 def open_output(plan: Plan) -> IO[str]:
