@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -27,7 +28,7 @@ from cohort.tools.compare.contenders import find_contenders
 from cohort.tools.compare.divergence import document, ratio_of_sums
 from cohort.tools.compare.measure import against, measure
 from cohort.tools.compare.page import mean_curve, render
-from cohort.tools.compare.plan import make_plan, open_output
+from cohort.tools.compare.plan import make_plan, open_output, plan_document
 from cohort.tools.compare.runner import child_environment, execute
 from cohort.tools.compare.table import compact, p_text, print_comparison
 from session_tools import COHORT, ONE_THREAD, summary_of, write_recipe
@@ -64,6 +65,30 @@ def test_choices_that_no_preset_names_belong_to_the_recipe_and_stay(tmp_path):
     grpo, dapo = (contender.recipe.algorithm for contender in field.contenders)
     assert (grpo.std_ddof, grpo.clip_high, grpo.kl_coef, grpo.entropy_coef) == (1, 0.25, 0.02, 0.01)
     assert (dapo.std_ddof, dapo.clip_high, dapo.kl_coef, dapo.entropy_coef) == (1, 0.28, 0.0, 0.01)
+
+
+def test_contenders_may_name_functions_of_ones_own_with_their_arguments(tmp_path, monkeypatch):
+    source = "def middle(rewards_PG, scored_PG, *, share=0.5):\n    return rewards_PG\n"
+    (tmp_path / "contending.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    base = str(write_recipe(tmp_path / "a.toml", **{"algorithm.advantage": "contending:middle", "algorithm.args.share": 0.25}))
+    words = ["grpo", "own=grpo:advantage=contending:middle,args.share=0.75", "dr_grpo"]
+    plan = plan_of(tmp_path, words, base)
+    assert measure(plan, {}).choices() == {
+        "grpo": {"name": "grpo", "advantage": "contending:middle", "kl_coef": 0.02, "kl_estimator": "k3", "kl_in": "loss",
+                 "aggregation": "sequence_mean", "args.share": 0.25},
+        "own": {"name": "grpo", "advantage": "contending:middle", "kl_coef": 0.02, "kl_estimator": "k3", "kl_in": "loss",
+                "aggregation": "sequence_mean", "args.share": 0.75},
+        "dr_grpo": {"name": "dr_grpo", "advantage": "group_centered", "kl_coef": 0.0, "aggregation": "constant"},
+    }  # fmt: skip
+    digest = hashlib.sha256(source.encode()).hexdigest()
+    documents = plan_document(plan)["contenders"]
+    assert documents["own"]["source"] == {"advantage": digest}
+    assert "source" not in documents["dr_grpo"]
+    with pytest.raises(RecipeError, match=r"contender bad: algorithm\.advantage: cannot import contending:mddle"):
+        find_contenders(["grpo", "bad=grpo:advantage=contending:mddle"], "")
+    with pytest.raises(RecipeError, match=r"contender bad: algorithm\.args\.shares: .* did you mean 'share'"):
+        find_contenders(["bad=grpo:advantage=contending:middle,args.shares=1"], "")
 
 
 def test_recipes_alone_have_the_first_as_base_and_one_with_another_model_is_noted(tmp_path):

@@ -1,0 +1,458 @@
+"""A user's functions among the choices: what is imported and when, what is refused and in which words, what is written down."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cohort.algorithms.advantages import TokenCredit
+from cohort.algorithms.effects import idle
+from cohort.algorithms.own import own_document, parse_own, resolve_own
+from cohort.algorithms.regions import unbounded
+from cohort.algorithms.registry import AdvantageTraits, BadChoice, Kind, RegionTraits, make_choice
+from cohort.errors import RecipeError, RunError
+from cohort.model.packing import make_examples, pack
+from cohort.observe.diagnosis.checks import diagnose
+from cohort.observe.report import write_report
+from cohort.observe.run_folder import RunFolder
+from cohort.recipe.file import build_recipe, load_recipe
+from cohort.recipe.own import resolve_recipe
+from cohort.recipe.schema import AlgorithmConfig
+from cohort.recipe.words import describe
+from cohort.training.credit import Credit, check_rows
+from cohort.training.objective import has_ratio, pushes_on_all_tokens, token_loss, weigh_tokens
+from conftest import library_loss_and_gradients, ragged_examples, rollout, tiny_policy
+
+SOURCE = '''
+"""Functions of somebody's own."""
+from pathlib import Path
+import torch
+from cohort.algorithms.registry import Word, advantage, aggregation, region
+
+Path(__file__).with_name("imported").write_text("the module was imported")
+
+
+def centred(rewards_PG, scored_PG, *, scale=1.0, clip_low):
+    """Reward minus the mean,
+    of its group.
+
+    More about it.
+    """
+    return scale * (rewards_PG - rewards_PG.mean(1, keepdim=True))
+
+
+@advantage(compares_group=False, never_negative=True)
+def raw(rewards_PG, scored_PG):
+    return rewards_PG
+
+
+@region(needs_ratio=False, idle_at_zero=True, words=[Word("power", 2, "An exponent.", gt=0, le=4)])
+def powered(tokens, *, power, floor):
+    return -tokens.advantages_M * tokens.policy_logprobs_M * (floor + power)
+
+
+def bare(tokens):
+    return -tokens.advantages_M * torch.exp(tokens.policy_logprobs_M - tokens.old_logprobs_M)
+
+
+def halves(lengths_N, *, share=0.5, capped=False, word="x", parts=(1, 2)):
+    return [share for _ in lengths_N]
+
+
+def reads_odd(reward_PG):
+    return reward_PG
+
+
+def open_ended(rewards_PG, **rest):
+    return rewards_PG
+
+
+number = 3
+'''
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A folder with somebody's module in it, which is the current one."""
+    (tmp_path / "somebodys.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "somebodys", raising=False)
+    importlib.invalidate_caches()
+    yield tmp_path
+    sys.modules.pop("somebodys", None)
+
+
+def words(**changed):
+    return AlgorithmConfig(**changed).model_dump()
+
+
+def algorithm(**changed) -> AlgorithmConfig:
+    made = AlgorithmConfig(**changed)
+    return made.resolved(resolve_own(made.model_dump()))
+
+
+# -- resolving -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_without_a_decorator_compares_its_group_and_nothing_else_is_assumed(mine):
+    own = resolve_own(words(advantage="somebodys:centred", region="somebodys:bare", aggregation="somebodys:halves"))
+    assert list(own) == ["advantage", "region", "aggregation"]
+    chosen = own["advantage"]
+    assert (chosen.name, chosen.sentence) == ("somebodys:centred", "Reward minus the mean, of its group.")
+    assert (chosen.reads, chosen.parameters) == (("rewards_PG", "scored_PG"), ("scale", "clip_low"))
+    assert (chosen.traits, own["region"].traits) == (AdvantageTraits(), RegionTraits())
+    assert chosen.digest == hashlib.sha256(SOURCE.encode()).hexdigest() == own["region"].digest
+    made = algorithm(region="somebodys:bare", kl_coef=0.0)
+    assert has_ratio(made)  # so old log-probs are computed
+    assert pushes_on_all_tokens(made)  # so no forward is left out
+
+
+def test_a_decorator_states_traits_and_the_recipe_the_name(mine):
+    made = algorithm(advantage="somebodys:raw", region="somebodys:powered", args={"floor": 0.5}, kl_coef=0.0)
+    assert made.chosen.advantage.name == "somebodys:raw"
+    assert made.chosen.advantage.traits == AdvantageTraits(compares_group=False, never_negative=True)
+    assert not has_ratio(made)
+    assert not pushes_on_all_tokens(made)
+    assert made.tell(made.chosen.region) == {"power": 2, "floor": 0.5}
+
+
+def test_parameters_are_words_of_the_algorithm_or_of_args_and_else_their_own_default(mine):
+    made = algorithm(advantage="somebodys:centred", clip_low=0.1)
+    assert made.tell(made.chosen.advantage) == {"scale": 1.0, "clip_low": 0.1}
+    made = algorithm(advantage="somebodys:centred", args={"scale": 3})  # a whole number will do for a float
+    assert made.tell(made.chosen.advantage) == {"scale": 3, "clip_low": 0.2}
+
+
+REFUSED = {
+    "no module": ({"advantage": "nowhere_at_all:f"}, "algorithm.advantage: cannot import nowhere_at_all:f"),
+    "no function": ({"advantage": "somebodys:centered"}, r"has no function 'centered'; did you mean 'centred'\?"),
+    "no function, but a number": ({"region": "somebodys:number"}, "algorithm.region: cannot use somebodys:number: it is of type int"),
+    "unknown input": ({"advantage": "somebodys:reads_odd"}, "reads 'reward_PG'; there is rewards_PG, scored_PG"),
+    "open signature": ({"advantage": "somebodys:open_ended"}, r"takes \*rest: name what it reads"),
+    "another kind": ({"advantage": "somebodys:powered"}, "is decorated as @region; name it for algorithm.region"),
+    "no signature": ({"advantage": "builtins:print"}, "algorithm.advantage: "),
+    "no source": ({"aggregation": "builtins:sorted"}, "algorithm.aggregation: "),
+    "missing": ({"region": "somebodys:powered"}, r"needs 'floor', which has no default: set algorithm\.args\.floor"),
+    "unknown": ({"advantage": "somebodys:centred", "args": {"scaled": 1.0}}, r"args\.scaled: .* did you mean 'scale'\? Their parameters: scale\."),
+    "a word": ({"advantage": "somebodys:centred", "args": {"clip_low": 0.1}}, r"it is a word of \[algorithm\]: set algorithm\.clip_low"),
+    "type": ({"advantage": "somebodys:centred", "args": {"scale": "two"}}, r"args\.scale: 'two', but the parameter is of type float"),
+    "no boolean": ({"aggregation": "somebodys:halves", "args": {"share": True}}, "of type float"),
+    "boolean": ({"aggregation": "somebodys:halves", "args": {"capped": 1}}, "of type bool"),
+    "text": ({"aggregation": "somebodys:halves", "args": {"word": 1}}, "of type str"),
+    "list": ({"aggregation": "somebodys:halves", "args": {"parts": 1}}, "of type tuple"),
+    "infinite": ({"advantage": "somebodys:centred", "args": {"scale": float("inf")}}, "not a finite number"),
+    "below": ({"region": "somebodys:powered", "args": {"floor": 1.0, "power": 0}}, r"args\.power: 0, but it must be > 0"),
+    "above": ({"region": "somebodys:powered", "args": {"floor": 1.0, "power": 5}}, "must be <= 4"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_used_is_refused_with_the_field_and_the_fix(mine, case):
+    given, said = REFUSED[case]
+    with pytest.raises(RecipeError, match=said):
+        resolve_own(words(**given))
+
+
+def test_rules_for_built_in_choices_hold_for_a_users_function_once_it_is_known(mine):
+    def resolve(**changed):
+        return resolve_recipe(build_recipe(changed))
+
+    own = {"advantage": "somebodys:centred"}
+    build_recipe({"algorithm": own, "train": {"group_size": 1}})  # nothing is known of it yet, so nothing is refused
+    with pytest.raises(
+        RecipeError, match=r"train\.group_size: with advantage 'somebodys:centred' the group is its own baseline"
+    ):
+        resolve(algorithm=own, train={"group_size": 1})
+    resolve(algorithm={"advantage": "somebodys:raw"}, train={"group_size": 1})  # its decorator says that it compares nothing
+    with pytest.raises(RecipeError, match="zero_variance 'drop' takes groups of equals away"):
+        resolve(algorithm={"advantage": "somebodys:raw", "zero_variance": "drop"})
+    with pytest.raises(RecipeError, match="data 'start' is never sampled again"):
+        resolve(algorithm={"region": "somebodys:bare", "data": "start", "kl_coef": 0.0})
+    with pytest.raises(RecipeError, match="region 'dpo' and advantage 'best_and_worst' belong together"):
+        resolve(algorithm=own | {"region": "dpo", "aggregation": "prompt_mean"})
+
+
+def test_reading_a_recipe_and_a_run_folder_imports_nothing(mine):
+    recipe = load_recipe(values={"advantage": "somebodys:centred", "algorithm.args": {"scale": 2.0}})
+    assert "somebodys:centred" in describe(recipe.algorithm)
+    run = mine / "run"
+    run.mkdir()
+    (run / "recipe.toml").write_text('[algorithm]\nadvantage = "somebodys:centred"\n')
+    assert RunFolder(run).recipe().algorithm.chosen.known is False
+    write_report(run)
+    assert "somebodys:centred" in (run / "report.html").read_text()
+    assert not (mine / "imported").exists()
+    resolve_recipe(recipe)
+    assert (mine / "imported").exists()  # the canary sings
+
+
+# -- words ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_word_that_a_users_function_names_has_an_effect(mine):
+    made = algorithm(advantage="somebodys:centred", region="none", clip_low=0.1)
+    without = idle(made.model_dump(), made.own)
+    assert "clip_low" not in without  # region none reads no clip range; the advantage does
+    assert "clip_high" in without
+    assert idle(made.model_dump()) == {}  # unresolved: nothing is said
+
+
+def test_an_algorithm_is_described_with_what_its_functions_are_told(mine):
+    given = {"advantage": "somebodys:centred", "region": "somebodys:powered", "args": {"floor": 0.5, "scale": 2.0}}
+    text = describe(algorithm(**given))
+    assert "-> somebodys:centred (scale 2, clip_low 0.2) -> somebodys:powered (power 2, floor 0.5) -> sequence_mean;" in text
+    assert "advantage somebodys:centred instead of group_normalized" in text
+    assert "args" not in text
+
+
+# -- algorithm.json ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def known(mine):
+    made = algorithm(advantage="somebodys:raw", region="somebodys:powered", args={"floor": 0.5})
+    return made, json.loads(json.dumps(own_document(made.own, made.args)))
+
+
+def test_facts_come_back_from_the_document_as_they_were_without_the_function(known):
+    made, document = known
+    assert document["region"]["args"] == {"floor": 0.5}
+    assert document["region"]["parameters"] == {"power": {"default": 2}, "floor": {}}
+    read = made.resolved(parse_own(document, made.model_dump()))
+    for kind in ("advantage", "region"):
+        now, then = read.own[kind], made.own[kind]
+        assert now.function is None
+        assert (now.name, now.digest, now.traits, now.reads, now.parameters, now.sentence) == (
+            then.name, then.digest, then.traits, then.reads, then.parameters, then.sentence
+        )  # fmt: skip
+    assert describe(read) == describe(made)
+    assert idle(read.model_dump(), read.own) == idle(made.model_dump(), made.own)
+
+
+def test_an_entry_of_a_function_that_the_recipe_no_longer_names_is_not_used(known):
+    document = known[1]
+    assert list(parse_own(document, words(region="somebodys:powered", args={"floor": 1}))) == ["region"]
+
+
+DAMAGED = {
+    "a list": (lambda d: [], "version"),
+    "from the future": (lambda d: d | {"version": 2}, "not of version 1"),
+    "unknown key": (lambda d: d | {"kl": {}}, "unknown key 'kl'"),
+    "no table": (lambda d: d | {"region": "x"}, "an entry has"),
+    "another key": (lambda d: set_in(d, "region", "code", value="import os"), "an entry has"),
+    "function": (lambda d: set_in(d, "region", "function", value="os.system('x')"), "region.function"),
+    "digest": (lambda d: set_in(d, "region", "digest", value="../../x"), "region.digest"),
+    "sentence": (lambda d: set_in(d, "region", "sentence", value=[1]), "region.sentence"),
+    "reads": (lambda d: set_in(d, "region", "reads", value=["__class__"]), "region.reads"),
+    "reads no list": (lambda d: set_in(d, "region", "reads", value={"tokens": 1}), "region.reads"),
+    "unknown trait": (lambda d: set_in(d, "region", "traits", "magic", value=True), "unknown trait 'magic'"),
+    "trait of another type": (lambda d: set_in(d, "region", "traits", "needs_ratio", value="no"), "region.traits.needs_ratio"),
+    "fits no list": (lambda d: set_in(d, "advantage", "traits", "fits", value="policy"), "advantage.traits.fits"),
+    "traits no table": (lambda d: set_in(d, "region", "traits", value=[]), "region.traits"),
+    "parameter name": (lambda d: set_in(d, "region", "parameters", "a b", value={}), "region.parameters.a b"),
+    "parameter": (lambda d: set_in(d, "region", "parameters", "floor", value=3), "region.parameters.floor"),
+    "default": (lambda d: set_in(d, "region", "parameters", "floor", value={"default": {"a": 1}}), "floor.default"),
+    "default not finite": (lambda d: set_in(d, "region", "parameters", "floor", value={"default": float("nan")}), "floor.default"),
+    "no value": (lambda d: set_in(d, "region", "parameters", "more", value={}), "does not fit the recipe: .* needs 'more'"),
+}  # fmt: skip
+
+
+def set_in(document, *path, value):
+    changed = node = copy.deepcopy(document)
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    return changed
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_strangers_document_is_data_and_held_to_its_form(known, case):
+    made, document = known
+    damage, said = DAMAGED[case]
+    with pytest.raises(BadChoice, match=said):
+        parse_own(damage(document), made.model_dump())
+
+
+def test_a_damaged_document_is_said_by_the_run_folder_and_does_not_stop_the_report(known):
+    made, _ = known
+    run = RunFolder.create(build_recipe({"name": "run", "algorithm": made.model_dump()}))
+    run.keep_own(made)
+    run.unlock()
+    assert run.recipe().algorithm.chosen.region.traits.needs_ratio is False
+    assert "somebodys:powered (power 2, floor 0.5)" in report_of(run)
+    for text in ("{", "[" * 100_000, '{"version": 1, "region": {}}', "x" * (1 << 21)):
+        run.own_file.write_text(text)
+        with pytest.raises(RunError, match=r"algorithm\.json cannot be used"):
+            run.recipe()
+        page = report_of(run)
+        assert "algorithm.json cannot be used" in page
+        assert "somebodys:powered" in page
+
+
+def report_of(run: RunFolder) -> str:
+    return write_report(run.root).read_text()
+
+
+def test_what_a_function_says_of_itself_is_escaped_in_the_report(known):
+    made, document = known
+    run = RunFolder.create(build_recipe({"name": "run", "algorithm": made.model_dump()}))
+    run.write_json(run.own_file, set_in(document, "region", "sentence", value="<script>alert(1)</script>"))
+    page = report_of(run)
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<script>alert" not in page
+
+
+def test_another_source_is_refused_with_both_digests(known):
+    made, document = known
+    run = RunFolder.create(build_recipe({"name": "run", "algorithm": made.model_dump()}))
+    run.keep_own(made)
+    run.keep_own(made)  # as it was: nothing to say
+    other = set_in(document, "region", "digest", value="0" * 64)
+    run.write_json(run.own_file, other)
+    with pytest.raises(
+        RunError, match=f"source of somebodys:powered .*then {'0' * 64}, now {made.own['region'].digest}.*restore"
+    ):
+        run.keep_own(made)
+    run.own_file.unlink()
+    run.metrics_file.write_text("{}\n")
+    with pytest.raises(RunError, match=r"algorithm\.json is missing"):
+        run.keep_own(made)
+
+
+def test_diagnosis_asks_the_document_whether_the_advantage_compares_groups(known):
+    made, _ = known
+    rows = [{"step": step, "advantage/useful_groups": 0.0, "reward/success": 0.5, "reward/mean": 0.5} for step in range(1, 30)]
+    recipe = {"algorithm": made.model_dump()}
+    keys = {finding.key for finding in diagnose(rows, recipe)}
+    assert keys - {finding.key for finding in diagnose(rows, recipe, own=made.own)} == {"no_useful_groups"}
+
+
+# -- what they give ------------------------------------------------------------------------------------------------------
+
+
+def credit(function, **traits):
+    """Examples that a user's advantage credited: two groups of two, completions of 3 tokens, rewards 0, 1, 2, 3."""
+    rollouts = [rollout(place // 2, place % 2, float(place), length=3) for place in range(4)]
+    made = with_function("advantage", function, **traits)
+    scored_PG = torch.ones(2, 2, dtype=torch.bool)
+    return Credit(rollouts, scored_PG, made, 0.0, lambda ids: "").advantages(make_examples(rollouts))
+
+
+def with_function(kind: Kind, function, **traits) -> AlgorithmConfig:
+    choice = replace(make_choice(kind, function, "mine:f", (), traits), digest="d" * 64)
+    return AlgorithmConfig(**{kind: "mine:f"}, kl_coef=0.0).resolved({kind: choice})
+
+
+def test_an_advantage_is_laid_on_the_tokens_of_its_completion():
+    examples = credit(lambda rewards_PG, scored_PG: rewards_PG * 10)
+    assert [example.advantages_T.tolist() for example in examples] == [[0.0] * 3, [10.0] * 3, [20.0] * 3, [30.0] * 3]
+    examples = credit(lambda lengths_N: [torch.arange(3.0) for _ in lengths_N], per_token=True)
+    assert [example.advantages_T.tolist() for example in examples] == [[0.0, 1.0, 2.0]] * 4
+
+
+@pytest.mark.parametrize(
+    ("function", "traits", "said"),
+    [
+        (lambda rewards_PG: rewards_PG[:1], {}, r"'mine:f' gave \(1, 2\) where a finite number for each of \(2, 2\)"),
+        (lambda rewards_PG: rewards_PG / 0, {}, "values that are not finite"),
+        (lambda rewards_PG: rewards_PG.tolist(), {}, "gave a list. One that credits"),
+        (lambda rewards_PG: None, {}, "gave a NoneType"),
+        (lambda rewards_PG: rewards_PG, {"per_token": True}, "gave a Tensor. One that credits"),
+        (lambda rewards_PG: 3, {"per_token": True}, "gave a int where a list"),
+        (
+            lambda rewards_PG: [torch.zeros(3)],
+            {"per_token": True},
+            "gave 1 where a list with a vector for each of 4 completions",
+        ),
+        (lambda rewards_PG: [torch.zeros(2)] * 4, {"per_token": True}, r"gave \(2,\) for a completion of 3 tokens"),
+        (lambda rewards_PG: [torch.full((3,), torch.nan)] * 4, {"per_token": True}, "not finite"),
+        (lambda rewards_PG: rewards_PG + torch.zeros(7), {}, r"mine:f failed \(RuntimeError: .*, in .*test_own.py, line"),
+    ],
+)
+def test_an_advantage_that_gives_something_else_is_refused_by_name(function, traits, said):
+    with pytest.raises(RecipeError, match=f"algorithm.advantage: .*{said}"):
+        credit(function, **traits)
+
+
+def test_an_advantage_that_reads_the_critic_says_what_the_critic_should_have_said():
+    rows = make_examples([rollout(0, 0, 1.0, length=2)])
+    choice = with_function("advantage", lambda values_N: [torch.zeros(2)], per_token=True).own["advantage"]
+    with pytest.raises(RecipeError, match=r"reads values_N, so a critic is trained: it gives .*TokenCredit"):
+        check_rows([torch.zeros(2)], rows, choice)
+    with pytest.raises(RecipeError, match="gave 0 where a list"):
+        check_rows(TokenCredit([torch.zeros(2)], []), rows, choice)
+    check_rows(TokenCredit([torch.zeros(2)], [torch.ones(2)]), rows, choice)
+
+
+def loss_and_gradients(made: AlgorithmConfig):
+    policy = tiny_policy()
+    return library_loss_and_gradients(policy, ragged_examples(policy, off_policy=0.3), made)
+
+
+def test_a_region_that_says_what_clip_says_gives_its_loss_and_gradient_bit_for_bit():
+    def twin(tokens, *, clip_low, clip_high):
+        ratio_M = torch.exp((tokens.policy_logprobs_M - tokens.old_logprobs_M).clamp(-20.0, 20.0))
+        clipped_M = ratio_M.clamp(1.0 - clip_low, 1.0 + clip_high)
+        return -torch.minimum(ratio_M * tokens.advantages_M, clipped_M * tokens.advantages_M)
+
+    loss, gradient = loss_and_gradients(with_function("region", twin))
+    expected_loss, expected = loss_and_gradients(AlgorithmConfig(kl_coef=0.0))
+    assert loss == expected_loss
+    assert torch.equal(gradient, expected)
+    assert gradient.abs().max() > 0
+
+
+def test_a_bare_loss_is_measured_with_the_ratio_it_was_given():
+    policy = tiny_policy()
+    examples = ragged_examples(policy, off_policy=0.3)
+    whole = {"max_completion_tokens": 8, "micro_batch_tokens": 10_000, "skip_zero_advantage": False}
+    minibatch = pack(examples, aggregation="token_mean", **whole)
+    (micro,) = minibatch.micro_batches
+    scores = policy.compute_logprobs(micro)
+    made = with_function("region", lambda tokens: -tokens.policy_logprobs_M)
+    surrogate = token_loss(scores, micro, made, 0.0).surrogate
+    assert torch.equal(surrogate.ratio_M, torch.exp(scores.logprobs_M - micro.old_logprobs_M).detach())
+    assert not surrogate.below_M.any()
+    without = with_function("region", lambda tokens: -tokens.policy_logprobs_M, needs_ratio=False)
+    assert (token_loss(scores, micro, without, 0.0).surrogate.ratio_M == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda tokens: tokens.policy_logprobs_M.mean(), r"gave loss_M of shape \(\) for 31 tokens"),
+        (lambda tokens: tokens.policy_logprobs_M[1:], r"gave loss_M of shape \(30,\)"),
+        (lambda tokens: tokens.policy_logprobs_M * torch.inf, "gave a loss that is not finite"),
+        (lambda tokens: tokens.policy_logprobs_M.detach(), "gave a loss without a gradient"),
+        (lambda tokens: tokens.policy_logprobs_M.tolist(), "gave list; a region gives a tensor"),
+        (lambda tokens: replace(unbounded(tokens.policy_logprobs_M), ratio_M=torch.ones(2)), r"gave ratio_M of shape \(2,\)"),
+    ],
+)
+def test_a_region_that_gives_something_else_is_refused_by_name(function, said):
+    with pytest.raises(RecipeError, match=f"algorithm.region: mine:f {said}"):
+        loss_and_gradients(with_function("region", function))
+
+
+def test_an_aggregation_weighs_completions_and_what_is_no_weight_is_refused_by_name():
+    def weigh(function):
+        return weigh_tokens(with_function("aggregation", function))([2, 4], [0, 0], 8)
+
+    assert weigh(lambda lengths_N, max_completion_tokens: [n / max_completion_tokens for n in lengths_N]) == [0.25, 0.5]
+    assert weigh(lambda lengths_N: torch.tensor(lengths_N) / 8) == [0.25, 0.5]
+    for function, said in (
+        (lambda lengths_N: [1.0], "gave 1 weights for 2 completions"),
+        (lambda lengths_N: [1.0, -1.0], "negative or not finite"),
+        (lambda lengths_N: [1.0, float("nan")], "negative or not finite"),
+        (lambda lengths_N: 1.0, "gave float"),
+        (lambda lengths_N: ["a", "b"], "gave list"),
+    ):
+        with pytest.raises(RecipeError, match=f"algorithm.aggregation: mine:f gave? .*{said.removeprefix('gave ')}"):
+            weigh(function)
