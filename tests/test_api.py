@@ -208,6 +208,34 @@ def test_an_importable_function_is_written_by_name_and_a_closure_as_python(model
     assert [reward.function for reward in recipe.rewards] == ["session_tools:digit_share", "python:reward_len"]
 
 
+def spread(rewards_PG, scored_PG, *, power=1.0):
+    """Reward minus the mean of its group, to a power."""
+    centred_PG = rewards_PG - rewards_PG.mean(1, keepdim=True)
+    return centred_PG.sign() * centred_PG.abs() ** power
+
+
+def test_an_advantage_of_ones_own_is_a_word_or_the_function_itself(model):
+    def train(name, **words):
+        return cohort.train(model=model, prompts=ROWS, rewards=[digit_share], name=name, **SETTINGS | words)
+
+    by_name = train("by_name", advantage="test_api:spread", **{"algorithm.args": {"power": 2.0}})
+    itself = train("itself", advantage=spread, **{"algorithm.args.power": 2.0})
+    in_section = train("in_section", algorithm={"advantage": spread, "args": {"power": 2.0}})
+    assert differences(itself.folder, by_name.folder) == differences(in_section.folder, by_name.folder) == []
+    document = json.loads((itself.folder / "algorithm.json").read_text())
+    assert document["advantage"]["function"] == "test_api:spread"
+    assert document["advantage"]["args"] == {"power": 2.0}
+    assert 'advantage = "test_api:spread"' in (itself.folder / "recipe.toml").read_text()
+
+
+@pytest.mark.parametrize("word", ["advantage", "algorithm.region", "aggregation"])
+def test_a_function_that_no_other_process_can_import_is_refused_with_the_way_out(model, word):
+    with pytest.raises(
+        RecipeError, match=rf"{word}: no other process could import .*Put it into a file, my_module\.py, and give"
+    ):
+        cohort.train(model=model, prompts=ROWS, rewards=[digit_share], **{word: lambda rewards_PG: rewards_PG})
+
+
 def test_weights_and_names_of_parts(model):
     rewards = [{"function": here(reward_len), "weight": 0.5}, {"function": "exact_match", "weight": 0.0, "outcome": True}]
     run = cohort.train(model=model, prompts=ROWS, rewards=rewards, **SETTINGS)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from cohort.algorithms.regions import Tokens
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 TINY = {
@@ -66,21 +68,23 @@ def test_custom_reward_trains(custom_reward, tmp_path, capsys):
 
 def test_the_custom_advantage_and_region_by_hand(custom_loss):
     rewards_PG = torch.tensor([[0.0, 0.0, 0.5, 1.0], [1.0, 1.0, 1.0, 1.0]])
-    assert custom_loss.median_centered(rewards_PG).tolist() == [[-0.25, -0.25, 0.25, 0.75], [0.0, 0.0, 0.0, 0.0]]
+    scored_PG = torch.ones_like(rewards_PG, dtype=torch.bool)
+    assert custom_loss.median_centered(rewards_PG, scored_PG).tolist() == [[-0.25, -0.25, 0.25, 0.75], [0.0, 0.0, 0.0, 0.0]]
     # d loss / d log pi = -A rho 4 p (1 - p) with p = sigmoid(10 (rho - 1)): p = 1/2 at 1, 0.8808 at 1.2, 0.1192 at 0.8.
     old_logprobs_M = torch.zeros(3, dtype=torch.float64)
     logprobs_M = torch.tensor([1.0, 1.2, 0.8], dtype=torch.float64).log().requires_grad_()
-    loss_M = custom_loss.soft_clip(logprobs_M, old_logprobs_M, torch.tensor([2.0, 2.0, -1.0], dtype=torch.float64))
-    loss_M.sum().backward()
+    advantages_M = torch.tensor([2.0, 2.0, -1.0], dtype=torch.float64)
+    tokens = Tokens(logprobs_M, old_logprobs_M, old_logprobs_M, advantages_M, torch.zeros(3, dtype=torch.long), 1)
+    custom_loss.soft_clip(tokens).sum().backward()
     fade = 4 * 0.880797 * 0.119203
     assert logprobs_M.grad.tolist() == pytest.approx([-2.0, -2.0 * 1.2 * fade, 0.8 * fade], rel=1e-5)
-    assert custom_loss.count_reward("3", "456") == 1.0
-    assert custom_loss.count_reward("9", "013") == pytest.approx(2 / 3)
-    assert custom_loss.count_reward("3", "") == 0.0
+    assert custom_loss.counts_on(["3", "9", "3"], ["456", "013", ""]) == [1.0, pytest.approx(2 / 3), 0.0]
 
 
-def test_custom_loss_trains(custom_loss, capsys):
-    history = custom_loss.train(num_steps=20)
-    assert history[0] < 0.2
-    assert history[-1] > 0.7
-    assert "step  20" in capsys.readouterr().out
+def test_custom_loss_trains(custom_loss, tmp_path):
+    run = custom_loss.main(runs_folder=str(tmp_path), name="example", num_steps=20, **{"monitors.console": False})
+    rewards = [json.loads(line)["reward/mean"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    assert rewards[0] < 0.2
+    assert rewards[-1] > 0.7
+    document = json.loads((run.folder / "algorithm.json").read_text())
+    assert document["region"]["function"] == "custom_loss:soft_clip"

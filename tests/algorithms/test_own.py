@@ -8,15 +8,16 @@ import importlib
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from cohort.algorithms.advantages import TokenCredit
 from cohort.algorithms.effects import idle
-from cohort.algorithms.own import own_document, parse_own, resolve_own
+from cohort.algorithms.own import OWN_KINDS, own_document, parse_own, resolve_own
 from cohort.algorithms.regions import unbounded
-from cohort.algorithms.registry import AdvantageTraits, BadChoice, Kind, RegionTraits, make_choice
+from cohort.algorithms.registry import READABLE, AdvantageTraits, BadChoice, Kind, RegionTraits, make_choice
 from cohort.errors import RecipeError, RunError
 from cohort.model.packing import make_examples, pack
 from cohort.observe.diagnosis.checks import diagnose
@@ -192,6 +193,12 @@ def test_reading_a_recipe_and_a_run_folder_imports_nothing(mine):
     assert not (mine / "imported").exists()
     resolve_recipe(recipe)
     assert (mine / "imported").exists()  # the canary sings
+
+
+def test_the_page_lists_what_a_function_may_read():
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    rows = [f"| {kind} | `{name}` | {said} |" for kind in OWN_KINDS for name, said in READABLE[kind].items()]
+    assert "| of | it may name | which is |\n|---|---|---|\n" + "\n".join(rows) + "\n\n" in page
 
 
 # -- words ---------------------------------------------------------------------------------------------------------------
