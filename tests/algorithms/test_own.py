@@ -21,6 +21,7 @@ from cohort.algorithms.registry import READABLE, AdvantageTraits, BadChoice, Kin
 from cohort.errors import RecipeError, RunError
 from cohort.model.packing import make_examples, pack
 from cohort.observe.diagnosis.checks import diagnose
+from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.report import write_report
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import build_recipe, load_recipe
@@ -340,6 +341,10 @@ def test_diagnosis_asks_the_document_whether_the_advantage_compares_groups(known
     recipe = {"algorithm": made.model_dump()}
     keys = {finding.key for finding in diagnose(rows, recipe)}
     assert keys - {finding.key for finding in diagnose(rows, recipe, own=made.own)} == {"no_useful_groups"}
+    run = RunFolder.create(build_recipe({"name": "run", "algorithm": made.model_dump()}))
+    run.keep_own(made)
+    assert ConsoleMonitor(run.root, recipe).own["advantage"].traits.compares_group is False
+    assert ConsoleMonitor(run.root, {}).own == {}
 
 
 # -- what they give ------------------------------------------------------------------------------------------------------
