@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cohort.algorithms.registry import SAMPLED
+from cohort.engine import sample_groups
 from cohort.errors import CohortError
 from cohort.model.critic import NoCritic
 from cohort.model.packing import pack
@@ -34,7 +35,7 @@ def own_checks(parts: Parts) -> list[Check]:
 def try_functions(parts: Parts) -> str:
     recipe, policy = parts.recipe, parts.policy
     prompts = parts.stream.take(0, PROMPTS)
-    completions_PG = parts.engine.generate(prompts, parts.sampling, NoiseKey(recipe.seed, "preflight", 1))
+    completions_PG = sample_groups(parts.engine, prompts, parts.sampling, NoiseKey(recipe.seed, "preflight", 1))
     outcomes = parts.score(prompts, completions_PG, 1).outcomes
     rollouts = [rollout for group in as_groups(prompts, completions_PG, outcomes, 0) for rollout in group]
     # At the start the reference is the policy itself.
