@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from cohort.algorithms.registry import SAMPLED
+from cohort.base.stopwatch import Stopwatch
 from cohort.engine import sample_groups
 from cohort.errors import CohortError
 from cohort.model.critic import NoCritic
-from cohort.model.packing import pack
-from cohort.recipe.schema import needs_reference
-from cohort.training.experience import Models, make_batch
-from cohort.training.objective import compares_pairs, needs_critic, pushes_on_all_tokens, token_loss, weigh_tokens
+from cohort.recipe.schema import measures_kl
+from cohort.training.drawing import Collected, as_groups
+from cohort.training.experience import Models, credit_tokens, make_batch
+from cohort.training.judging import RewardJudge
+from cohort.training.objective import needs_critic, pack_minibatch, score_tokens, token_loss
 from cohort.training.parts import Parts
 from cohort.training.preflight import Check
-from cohort.training.sources import Collected, as_groups
 from cohort.types import NoiseKey
 
 PROMPTS = 8
@@ -36,23 +37,18 @@ def try_functions(parts: Parts) -> str:
     recipe, policy = parts.recipe, parts.policy
     prompts = parts.stream.take(0, PROMPTS)
     completions_PG = sample_groups(parts.engine, prompts, parts.sampling, NoiseKey(recipe.seed, "preflight", 1))
-    outcomes = parts.score(prompts, completions_PG, 1).outcomes
+    judge = RewardJudge(parts.rewards, recipe, parts.sampling.max_completion_tokens)
+    outcomes = judge.score(prompts, completions_PG, 1, Stopwatch()).outcomes
     rollouts = [rollout for group in as_groups(prompts, completions_PG, outcomes, 0) for rollout in group]
     # At the start the reference is the policy itself.
-    models = Models(policy, policy if needs_reference(recipe) else None, NoCritic())
-    batch = make_batch(Collected(rollouts, {}, len(prompts), 0), models, recipe, 1, recipe.algorithm.kl_coef)
-    minibatch = pack(
-        batch.examples,
-        aggregation=weigh_tokens(recipe.algorithm),
-        max_completion_tokens=parts.sampling.max_completion_tokens,
-        micro_batch_tokens=recipe.train.micro_batch_tokens,
-        skip_zero_advantage=not pushes_on_all_tokens(recipe.algorithm),
-        keep_groups=compares_pairs(recipe.algorithm),
-        share_prompts=policy.share_prompts,
-    )
-    said = f"advantages from {min(batch.advantages_N):.3g} to {max(batch.advantages_N):.3g} on {len(rollouts)} completions"
+    models = Models(policy, policy if measures_kl(recipe) else None, NoCritic())
+    credited = credit_tokens(Collected(rollouts, {}, len(prompts), 0), models, recipe, 1, recipe.algorithm.kl_coef)
+    advantages_N = make_batch(credited).advantages_N
+    said = f"advantages from {min(advantages_N):.3g} to {max(advantages_N):.3g} on {len(rollouts)} completions"
+    members = [credited.examples[place] for place in credited.plan[0]] if credited.plan else []
+    minibatch = pack_minibatch(members, recipe, policy, credited.layouts)
     if not minibatch.micro_batches:
         return f"{said}; no token is pushed on them, so the region was not called"
     micro = minibatch.micro_batches[0].to(policy.device)
-    loss = token_loss(policy.compute_logprobs(micro), micro, recipe.algorithm, recipe.algorithm.kl_coef)
+    loss = token_loss(score_tokens(policy, micro, recipe.algorithm), micro, recipe.algorithm, recipe.algorithm.kl_coef)
     return f"{said}, a finite loss for each of {loss.loss_M.numel()} tokens"
