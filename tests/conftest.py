@@ -145,7 +145,7 @@ def examples_for(policy: Policy, algorithm: AlgorithmConfig, seed: int = 0, **op
         "reference": algorithm.kl_coef > 0,
         "per_token": algorithm.chosen.advantage.traits.per_token,
         "pairs": compares_pairs(algorithm),
-        "mismatch": 0.0 if algorithm.mismatch_weight == "off" else 0.3,
+        "mismatch": 0.0 if algorithm.mismatch_weight == "off" and not algorithm.chosen.region.traits.corrects_mismatch else 0.3,
     }
     return ragged_examples(policy, seed, **(choices | options))
 

@@ -72,6 +72,48 @@ def group_advantages(
     return found
 
 
+def success_advantages(groups: Sequence[Sequence[bool | None]]) -> list[list[float]]:
+    """MaxRL: (s - mean) / mean; None is a completion that nobody judged."""
+    found = []
+    for group in groups:
+        judged = [float(success) for success in group if success is not None]
+        mean = mean_of(judged) if judged else 0.0
+        found.append([0.0 if success is None or mean == 0 or len(judged) < 2 else (success - mean) / mean for success in group])
+    return found
+
+
+def part_advantages(
+    parts: dict[str, Sequence[Sequence[float | None]]],
+    weights: dict[str, float],
+    scored: Sequence[Sequence[bool]],
+    *,
+    ddof: int = 0,
+    epsilon: float = 1e-6,
+) -> list[list[float]]:
+    """GDPO: part by part inside each group, weighted, added, and whitened over all completions that are compared."""
+    sums = []
+    for place, row in enumerate(scored):
+        totals = [0.0 for _ in row]
+        for name, groups in parts.items():
+            values = [value if counts else None for value, counts in zip(groups[place], row, strict=True)]
+            inside = group_advantages("group_normalized", values, [], [], ddof, epsilon)
+            totals = [total + weights[name] * value for total, value in zip(totals, inside, strict=True)]
+        sums.append(totals)
+    compared = [
+        total
+        for totals, row in zip(sums, scored, strict=True)
+        for total, counts in zip(totals, row, strict=True)
+        if counts and sum(row) >= 2
+    ]
+    if not compared or all(total == compared[0] for total in compared):
+        return [[0.0 for _ in totals] for totals in sums]
+    mean, scale = mean_of(compared), std_of(compared, ddof) + epsilon
+    return [
+        [(total - mean) / scale if counts and sum(row) >= 2 else 0.0 for total, counts in zip(totals, row, strict=True)]
+        for totals, row in zip(sums, scored, strict=True)
+    ]
+
+
 def process_advantages(
     steps: Sequence[Sequence[tuple[int, float]] | None], lengths: Sequence[int], *, ddof: int = 0, epsilon: float = 1e-6
 ) -> list[list[float]]:
@@ -126,6 +168,10 @@ class Choices:
     clip_high: float = 0.2
     dual_clip: float = 3.0
     ratio_cap: float = 5.0
+    soft_up: float = 1.0
+    soft_down: float = 1.05
+    divergence_limit: float = 0.15
+    divergence_cap: float = 0.0
     mismatch_weight: str = "off"
     mismatch_cap: float = 2.0
     kl_coef: float = 0.0
@@ -165,6 +211,31 @@ class Token:
         """log pi_old; exactly on-policy the current one, without gradient."""
         return self.logprob.detach() if self.old is None else torch.tensor(self.old, dtype=torch.float64)
 
+    @property
+    def engine(self) -> Tensor:
+        """log mu: with which the engine sampled it; where none is given, engine and trainer are one."""
+        return self.before if self.sampling is None else torch.tensor(self.sampling, dtype=torch.float64)
+
+
+def faded(token: Token, choices: Choices) -> Tensor:
+    """SAPO's gate on the ratio, from the exponential."""
+    tau = choices.soft_up if token.advantage > 0 else choices.soft_down
+    ratio = torch.exp(token.logprob - token.before)
+    return 4 / tau * token.advantage / (1 + torch.exp(-tau * (ratio - 1)))
+
+
+def within(token: Token, choices: Choices) -> Tensor:
+    """DPPO's surrogate of one token, case by case: nothing where its probability has gone too far and is pushed further."""
+    now, sampled = math.exp(token.logprob.item()), math.exp(token.engine.item())
+    if token.advantage > 0 and now - sampled > choices.divergence_limit:
+        return torch.tensor(0.0, dtype=torch.float64)
+    if token.advantage < 0 and sampled - now > choices.divergence_limit:
+        return torch.tensor(0.0, dtype=torch.float64)
+    if choices.divergence_cap and now / sampled > choices.divergence_cap:  # the weight stops, the gradient of log pi stays
+        moving = token.logprob - token.logprob.detach()
+        return choices.divergence_cap * token.advantage * (1 + moving)
+    return torch.exp(token.logprob - token.engine) * token.advantage
+
 
 def clipped(ratio: Tensor, advantage: float, choices: Choices) -> Tensor:
     """The surrogate of one ratio, case by case: rho A, unless it already gained all that the clip allows."""
@@ -193,6 +264,10 @@ def surrogates(tokens: Sequence[Token], choices: Choices) -> list[Tensor]:
             found.append(clipped(ratio, token.advantage, choices))
         elif choices.region == "cispo":
             found.append(min(ratio.item(), choices.ratio_cap) * token.advantage * token.logprob)
+        elif choices.region == "soft":
+            found.append(faded(token, choices))
+        elif choices.region == "divergence":
+            found.append(within(token, choices))
         elif choices.region == "none":
             found.append(token.advantage * token.logprob)
         else:

@@ -31,6 +31,7 @@ AGGREGATION = {
     "cispo": "token_mean",
     "dr_grpo": "constant",
     "luspo": "sequence_sum",
+    "sapo": "sequence_mean",
 }
 
 
@@ -47,6 +48,10 @@ class Trl:
     """importance_sampling_level"""
     delta: float | None = None
     entropy_coef: float = 0.0
+    tau_up: float = 1.0
+    """sapo_temperature_pos"""
+    tau_down: float = 1.05
+    """sapo_temperature_neg"""
 
     def configure(self, trainer: Any) -> None:
         trainer.loss_type, trainer.beta = self.loss_type, self.beta
@@ -54,6 +59,7 @@ class Trl:
         trainer.importance_sampling_level = self.level
         trainer.entropy_coef, trainer._entropy_bonus_enabled = self.entropy_coef, self.entropy_coef > 0
         trainer.args.delta = self.delta
+        trainer.args.sapo_temperature_pos, trainer.args.sapo_temperature_neg = self.tau_up, self.tau_down
         trainer.args.use_bias_correction_kl = self.corrected
 
     def in_our_words(self) -> dict[str, Any]:
@@ -66,10 +72,17 @@ class Trl:
         }
         if self.loss_type == "cispo":
             return words | {"region": "cispo", "ratio_cap": self.epsilon_high}  # the cap itself, not 1 + epsilon
+        if self.loss_type == "sapo":
+            return words | {"region": "soft", "soft_up": in_float32(self.tau_up), "soft_down": in_float32(self.tau_down)}
         words |= {"clip_low": self.epsilon_low, "clip_high": self.epsilon_high}
         if self.level == "sequence":
             return words | {"region": "sequence"}
         return words | ({"region": "dual_clip", "dual_clip": self.delta} if self.delta else {"region": "clip"})
+
+
+def in_float32(value: float) -> float:
+    """As TRL has it: a choice between two plain numbers is a float32 in torch, whatever it is multiplied with."""
+    return torch.tensor(value, dtype=torch.float32).item()
 
 
 @dataclass

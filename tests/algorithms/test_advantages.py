@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from cohort.algorithms.advantages import (
     group_centered,
     group_normalized,
     leave_one_out,
+    parts_normalized,
+    relative_to_mean,
     returns_to_go,
     uniform,
     unusable_groups,
@@ -263,6 +266,172 @@ def test_binary_signed_and_uniform_by_hand():
     assert uniform(scored_PG).tolist() == [[1, 1, 0, 0], [1, 1, 1, 0]]
     assert {function(success_PG, scored_PG).dtype for function in (binary, binary_signed)} == {torch.float64}
     assert binary_signed(torch.tensor([[False]]), torch.tensor([[True]])).tolist() == [[-1]]
+
+
+# -- from success, against the group -------------------------------------------------------------------------------------
+
+
+def judged(*groups: list[bool | None]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(success_PG, scored_PG); a completion that nobody judged holds what is never looked at."""
+    success_PG = torch.tensor([[success is not False for success in group] for group in groups])
+    return success_PG, torch.tensor([[success is not None for success in group] for group in groups])
+
+
+def test_relative_to_mean_by_hand():
+    """One success of four: (1 - 1/4) / (1/4) = 3 and -1. Three of four: 1/3 and -1. All or none: exactly 0."""
+    found = relative_to_mean(
+        *judged(
+            [True, False, False, False], [True, True, True, False], [True] * 4, [False] * 4, [None, True, False, None],
+            [True, None, None, None],
+        )
+    )  # fmt: skip
+    third = pytest.approx([1 / 3] * 3 + [-1], abs=1e-15)
+    assert found.tolist() == [[3, -1, -1, -1], third, [0] * 4, [0] * 4, [0, 1, -1, 0], [0] * 4]
+    assert found.dtype == torch.float64
+
+
+def test_relative_to_mean_against_the_slow_reference():
+    for seed in range(25):
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(0, 3, (1 + seed % 5, 2 + seed % 6), generator=generator).tolist()
+        groups = [[None if value == 2 else value == 1 for value in group] for group in drawn]
+        ours = relative_to_mean(*judged(*groups)).tolist()
+        assert ours == [pytest.approx(group, abs=1e-14) for group in reference.success_advantages(groups)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_the_expected_gradient_of_maxrl_is_that_of_the_harmonic_sum_of_pass_at_k(size):
+    """All groups of completions of four kinds, two of them right, weighed by their probabilities: no sampling.
+
+    E[sum_i A_i grad log pi(o_i) / G] = sum over k < G of grad pass@k / k = (1 - (1 - p)^(G - 1)) / p grad p.
+    """
+    right_V = torch.tensor([True, False, True, False])
+    logits_V = double(0.3, 1.1, -0.9, 0.2).requires_grad_()
+    logprobs_V = torch.log_softmax(logits_V, 0)
+    expected_gain = torch.zeros((), dtype=torch.float64)
+    for drawn in product(range(4), repeat=size):
+        chosen_G = torch.tensor(drawn)
+        advantages_G = relative_to_mean(right_V[chosen_G][None], torch.ones(1, size, dtype=torch.bool))[0]
+        probability = logprobs_V[chosen_G].sum().exp().detach()
+        expected_gain = expected_gain + probability * (advantages_G * logprobs_V[chosen_G]).mean()
+    (found_V,) = torch.autograd.grad(expected_gain, logits_V, retain_graph=True)
+    p = logprobs_V.exp()[right_V].sum()
+    (of_sum_V,) = torch.autograd.grad(sum((1 - (1 - p) ** k) / k for k in range(1, size)), logits_V, retain_graph=True)
+    (of_p_V,) = torch.autograd.grad(p, logits_V)
+    weight = (1 - (1 - p.item()) ** (size - 1)) / p.item()
+    assert found_V.tolist() == pytest.approx(of_sum_V.tolist(), abs=1e-14)
+    assert found_V.tolist() == pytest.approx((weight * of_p_V).tolist(), abs=1e-14)
+    assert found_V.abs().max() > 0.1
+
+
+# -- from the parts of the reward ----------------------------------------------------------------------------------------
+
+NAN = float("nan")
+
+
+def by_parts(
+    parts: dict[str, list[list[float]]], weights: dict[str, float], scored: list[list[bool]] | None = None, **words: float
+) -> torch.Tensor:
+    parts_PG = {name: torch.tensor(values, dtype=torch.float64) for name, values in parts.items()}
+    shape = next(iter(parts_PG.values())).shape
+    scored_PG = torch.ones(shape, dtype=torch.bool) if scored is None else torch.tensor(scored)
+    return parts_normalized(parts_PG, weights, scored_PG, **words)
+
+
+def test_parts_normalized_by_hand():
+    """Part a is 1, 0 and part b 0, 0, 4, 4 in groups of two and of equals: +-1 each, whatever their scales; then weighted by 1 and 3.
+
+    Sums: group 0 a alone, +-1; group 1 b alone, +-3; group 2 both, against each other, 1 - 3 and 3 - 1. Mean 0, squares
+    2 + 18 + 8 = 28 over 6.
+    """
+    parts = {"a": [[1.0, 0.0], [0.5, 0.5], [1.0, 0.0]], "b": [[7.0, 7.0], [4.0, 0.0], [0.0, 4.0]]}
+    found = by_parts(parts, {"a": 1.0, "b": 3.0}, std_epsilon=0.0)
+    std = (28 / 6) ** 0.5
+    expected = [[1 / std, -1 / std], [3 / std, -3 / std], [-2 / std, 2 / std]]
+    assert found.tolist() == [pytest.approx(row, abs=1e-15) for row in expected]
+    # The two epsilons, and the sample std (of +-0.5: 0.5 sqrt 2 in a group, and 6/5 over the batch).
+    told = by_parts(parts, {"a": 1.0, "b": 3.0}, std_ddof=1, std_epsilon=0.1)
+    z = {"a": 0.5 / (0.5 * 2**0.5 + 0.1), "b": 3 * 2.0 / (2.0 * 2**0.5 + 0.1)}
+    sums = [z["a"], -z["a"], z["b"], -z["b"], z["a"] - z["b"], z["b"] - z["a"]]
+    scale = (sum(value**2 for value in sums) / 5) ** 0.5 + 0.1
+    assert told.flatten().tolist() == pytest.approx([value / scale for value in sums], abs=1e-14)
+
+
+def test_different_combinations_of_parts_stay_different():
+    """Rewards (0, 1) and (1, 0) have one sum, and the group's statistics of sums cannot tell them apart; of parts they can.
+
+    a is sqrt 3 and -1 / sqrt 3 three times, b -1, 1, 1, -1.
+    """
+    parts = {"a": [[1.0, 0.0, 0.0, 0.0]], "b": [[0.0, 1.0, 1.0, 0.0]]}
+    summed = group_normalized(*rows([1.0, 1.0, 1.0, 0.0]))[0]
+    assert summed[0] == summed[1]
+    found = by_parts(parts, {"a": 1.0, "b": 1.0}, std_epsilon=0.0)[0]
+    sums = double(3**0.5 - 1, 1 - 3**-0.5, 1 - 3**-0.5, -1 - 3**-0.5)
+    assert found.tolist() == pytest.approx((sums / sums.square().mean().sqrt()).tolist(), abs=1e-14)
+    assert found[0] > found[1] + 0.3
+
+
+def test_a_part_that_abstains_is_equal_or_weighs_nothing_leaves_the_sum():
+    parts = {
+        "a": [[1.0, 0.0, NAN, 0.5]],
+        "b": [[NAN, 2.0, 0.0, 1.0]],
+        "c": [[3.0] * 4],
+        "d": [[0.0, 9.0, 1.0, 5.0]],
+        "e": [[NAN, 1.0, NAN, NAN]],
+    }
+    weights = {"a": 1.0, "b": 2.0, "c": 5.0, "d": 0.0, "e": 1.0}
+    root = 1.5**0.5  # 1, 0, 0.5 and 2, 0, 1 have stds of 1 / sqrt 6 and 2 / sqrt 6
+    sums = double(root, -root + 2 * root, -2 * root, 0.0)
+    std = sums.square().mean().sqrt()
+    found = by_parts(parts, weights, std_epsilon=0.0)[0]
+    assert found.tolist() == pytest.approx((sums / std).tolist(), abs=1e-14)
+    without = by_parts({name: parts[name] for name in "ab"}, weights, std_epsilon=0.0)[0]
+    assert found.tolist() == without.tolist()
+
+
+def test_unscored_completions_leave_every_statistic_of_every_part():
+    """The third is unscored and the second group has one score: neither is in a mean, a std, or the std over the batch."""
+    parts = {
+        "a": [[1.0, 0.0, 50.0], [3.0, 8.0, 9.0], [0.0, 1.0, 1.0]],
+        "b": [[0.0, 1.0, NAN], [1.0, 0.0, 0.0], [5.0, 5.0, 5.0]],
+    }
+    scored = [[True, True, False], [True, False, False], [True, True, True]]
+    weights = {"a": 1.0, "b": 0.25}
+    found = by_parts(parts, weights, scored)
+    assert found[0, 2] == 0
+    assert found[1].tolist() == [0.0] * 3
+    theirs = reference.part_advantages(
+        {name: [[None if math.isnan(v) else v for v in row] for row in rows_] for name, rows_ in parts.items()}, weights, scored
+    )
+    assert found.tolist() == [pytest.approx(row, abs=1e-14) for row in theirs]
+
+
+@pytest.mark.parametrize("value", [0.35, 0.1 + 0.2, 1e8 + 0.1])
+def test_parts_that_are_all_equal_give_exactly_zero(value):
+    for epsilon in (1e-6, 0.0):
+        found = by_parts({"a": [[value] * 3], "b": [[value] * 3]}, {"a": 1.0, "b": 2.0}, std_epsilon=epsilon)
+        assert found.tolist() == [[0.0] * 3]
+        beside = by_parts({"a": [[value] * 3, [0.0, 1.0, 0.1]]}, {"a": 1.0}, std_epsilon=epsilon)
+        assert beside[0].tolist() == [0.0] * 3
+        assert by_parts({"a": [[value, NAN]]}, {"a": 1.0}, std_epsilon=epsilon).tolist() == [[0.0, 0.0]]
+    assert parts_normalized({}, {}, torch.ones(1, 2, dtype=torch.bool)).tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_parts_of_random_batches_against_the_slow_reference(ddof):
+    """Ties, abstentions, unscored members, lone scores; the mean that whitening subtracts is 0 already."""
+    for seed in range(25):
+        shape = (1 + seed % 6, 2 + seed % 5)
+        parts = {name: random_groups(100 * seed + place, *shape) for place, name in enumerate("abc")}
+        scored = (torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.9).tolist()
+        weights = {"a": 1.0, "b": 0.3, "c": -0.5}
+        numbers = {
+            name: [[NAN if value is None else value for value in row] for row in groups] for name, groups in parts.items()
+        }
+        ours = by_parts(numbers, weights, scored, std_ddof=ddof, std_epsilon=1e-4)
+        theirs = reference.part_advantages(parts, weights, scored, ddof=ddof, epsilon=1e-4)
+        assert ours.tolist() == [pytest.approx(group, abs=1e-12) for group in theirs]
+        assert ours.sum().item() == pytest.approx(0.0, abs=1e-12)
 
 
 # -- process supervision -------------------------------------------------------------------------------------------------

@@ -22,6 +22,11 @@ TABLE = {
     "rloo": ("policy", "leave_one_out", "none", "sequence_sum", "k1", "completion_reward", 0.01),
     "gspo": ("policy", "group_normalized", "sequence", "sequence_mean", None, None, 0.0),
     "cispo": ("policy", "group_normalized", "cispo", "token_mean", None, None, 0.0),
+    "sapo": ("policy", "group_normalized", "soft", "sequence_mean", None, None, 0.0),
+    "dppo": ("policy", "group_centered", "divergence", "constant", None, None, 0.0),
+    "maxrl": ("policy", "relative_to_mean", "clip", "token_mean", None, None, 0.0),
+    "gdpo": ("policy", "parts_normalized", "clip", "sequence_mean", None, None, 0.0),
+    "lite_ppo": ("policy", "batch_std", "clip", "token_mean", None, None, 0.0),
     "ppo": ("policy", "gae", "clip", "token_mean", "k1", "token_reward", 0.01),
     "online_rft": ("policy", "binary", "none", "token_mean", None, None, 0.0),
     "rft": ("start", "binary", "none", "token_mean", None, None, 0.0),
@@ -49,6 +54,11 @@ def test_the_numbers_of_the_papers():
     assert (gspo.clip_low, gspo.clip_high) == (3e-4, 4e-4)
     assert (ppo.clip_low, ppo.gamma, ppo.gae_lambda) == (0.2, 1.0, 0.95)
     assert AlgorithmConfig(name="cispo").ratio_cap == 5.0
+    sapo, dppo = AlgorithmConfig(name="sapo"), AlgorithmConfig(name="dppo")
+    assert (sapo.soft_up, sapo.soft_down) == (1.0, 1.05)
+    assert (dppo.divergence_limit, dppo.divergence_cap, dppo.mismatch_weight) == (0.15, 0.0, "off")
+    for name in ("maxrl", "gdpo", "lite_ppo"):
+        assert (AlgorithmConfig(name=name).clip_low, AlgorithmConfig(name=name).clip_high) == (0.2, 0.2)
 
 
 def test_every_word_that_a_choice_is_told_is_a_word_of_the_recipe():
@@ -87,6 +97,14 @@ CONTRADICTIONS = [
     ({"name": "dpo", "advantage": "group_normalized"}, ["dpo", "best_and_worst"]),
     ({"name": "grpo", "data": "pairs"}, ["pairs", "dpo"]),
     ({"name": "grpo", "data": "start"}, ["start", "ratio", '"none"']),
+    ({"name": "dppo", "data": "start"}, ["start", "ratio", '"none"']),
+    ({"name": "sft", "region": "divergence"}, ["divergence", "demonstrations", "not sampled", '"none"']),
+    ({"name": "dppo", "mismatch_weight": "token_mask"}, ["divergence", "token_mask", 'mismatch_weight = "off"']),
+    (
+        {"name": "gdpo", "kl_coef": 0.1, "kl_in": "completion_reward", "kl_estimator": "k1"},
+        ["completion_reward", "parts_normalized", '"loss"'],
+    ),
+    ({"name": "maxrl", "kl_coef": 0.1, "kl_in": "completion_reward", "kl_estimator": "k1"}, ["relative_to_mean", '"loss"']),
     ({"name": "rft", "mismatch_weight": "token_truncate"}, ["mismatch_weight", "start", "off"]),
     ({"name": "grpo", "region": "dual_clip", "dual_clip": 1.1}, ["dual_clip", "1 + clip_high"]),
     ({"name": "online_rft", "zero_variance": "drop"}, ["binary", "learns from those too", "keep"]),
@@ -172,6 +190,8 @@ def test_a_run_prints_what_its_word_stands_for(tmp_path, capsys):
         ({"algorithm": "sft"}, ["'demonstrations'", "not sampled anew"]),
         ({"algorithm": "grpo_process"}, ["'process'", "never the learned reward"]),
         ({"algorithm": "online_rft"}, ["'binary'", "never the learned reward"]),
+        ({"algorithm": "gdpo"}, ["'parts_normalized'", "never the learned reward"]),
+        ({"algorithm": "maxrl"}, ["'relative_to_mean'", "never the learned reward"]),
         ({"algorithm": "dapo"}, ["overlong_share = 0"]),
         ({"train.num_steps": 2}, ["3 fits", "num_steps = 2"]),
     ],
@@ -232,6 +252,48 @@ def test_stale_data_without_a_ratio_is_warned_of_also_from_scratch():
     (warning,) = recipe_warnings(load_recipe(overrides=["algorithm=rloo", "passes_per_step=2"]))
     assert "stale" in warning
     assert recipe_warnings(load_recipe(overrides=["algorithm=rft", "passes_per_step=2"])) == []  # never on-policy anyway
+
+
+def test_a_ratio_to_the_engine_corrects_stale_data_without_old_log_probs():
+    """The engine's log-probs came with the completions: nothing is stale without correction, and no forward is spent."""
+    from cohort.recipe.schema import recipe_warnings
+    from cohort.training.objective import has_ratio
+
+    assert recipe_warnings(load_recipe(overrides=["algorithm=dppo", "passes_per_step=2"])) == []
+    assert not has_ratio(AlgorithmConfig(name="dppo"))
+    assert has_ratio(AlgorithmConfig(name="dppo", kl_coef=0.1, kl_corrected=True))  # which is corrected by the old ones
+    assert has_ratio(AlgorithmConfig(name="sapo"))
+
+
+FORMAT = {"function": "think_format"}
+ANSWER = {"function": "math_answer"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rewards", "unread"),
+    [
+        ("maxrl", [ANSWER, FORMAT], "think_format"),
+        ("maxrl", [FORMAT, ANSWER | {"outcome": True}], "think_format"),
+        ("online_rft", [ANSWER, FORMAT, {"function": "length", "name": "short"}], "think_format, short"),
+        ("rft", [ANSWER, FORMAT], "think_format"),
+        ("maxrl", [ANSWER, FORMAT | {"weight": 0.0}], ""),
+        ("maxrl", [ANSWER], ""),
+        ("grpo", [ANSWER, FORMAT], ""),
+        ("gdpo", [ANSWER, FORMAT], ""),
+        ("sft", [ANSWER, FORMAT], ""),
+    ],
+)
+def test_rewards_that_the_advantage_does_not_read_are_said_to_be_without_effect(algorithm, rewards, unread):
+    from cohort.recipe.file import build_recipe
+    from cohort.recipe.schema import recipe_warnings
+
+    warnings = recipe_warnings(build_recipe({"algorithm": {"name": algorithm}, "rewards": rewards}))
+    if not unread:
+        assert warnings == []
+    else:
+        (warning,) = warnings
+        assert f"reads success alone, so these rewards are measured and without effect: {unread}. " in warning
+        assert "weight = 0" in warning
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "sft"])

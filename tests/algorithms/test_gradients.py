@@ -65,6 +65,8 @@ ENGINE_WEIGHTS = [
     for treatment in ("truncate", "mask")
     for region in ("clip", "sequence")
 ]
+DIVERGENCE_THAT_HOLDS = {"name": "dppo", "divergence_limit": 1e-4, "divergence_cap": 1.2}
+"""Random tokens are improbable under these models: a limit that they reach."""
 COMPOSED = [
     *REGION_AND_AGGREGATION,
     *KL_IN_THE_LOSS,
@@ -72,6 +74,8 @@ COMPOSED = [
     {"entropy_coef": 0.1, "kl_coef": 0.0},
     {"name": "dapo", "aggregation": "prompt_mean"},
     {"name": "rloo", "region": "sequence_product", "aggregation": "sequence_mean"},
+    {"name": "sapo", "soft_up": 3.0, "soft_down": 0.5},
+    DIVERGENCE_THAT_HOLDS,
 ]
 
 
@@ -417,6 +421,20 @@ def test_the_coefficient_of_a_clipped_token_is_0_and_of_a_free_one_ratio_times_a
     assert loss.coefficient_M[held_M].tolist() == [0.0] * int(held_M.sum())
     ratio_M = torch.exp(scores.logprobs_M.detach() - micro.old_logprobs_M)
     assert (loss.coefficient_M - ratio_M * micro.advantages_M)[~held_M].abs().max().item() < 1e-14
+
+
+def test_the_divergence_of_the_compositions_holds_some_tokens_and_caps_others():
+    """Otherwise they would compare a plain ratio. Held tokens have a coefficient of 0, capped ones cap times advantage."""
+    policy, algorithm = policy_at(0.8), AlgorithmConfig(**DIVERGENCE_THAT_HOLDS)
+    micro = one_micro_batch(examples_for(policy, algorithm, seed=5), algorithm)
+    loss = token_loss(policy.compute_logprobs(micro), micro, algorithm, kl_coef=0.0)
+    held_M = loss.surrogate.below_M | loss.surrogate.above_M
+    assert loss.surrogate.below_M.any()
+    assert loss.surrogate.above_M.any()
+    assert loss.coefficient_M[held_M].tolist() == [0.0] * int(held_M.sum())
+    capped_M = ~held_M & (loss.surrogate.ratio_M > 1.2)
+    assert capped_M.any()
+    assert (loss.coefficient_M - 1.2 * micro.advantages_M)[capped_M].abs().max().item() < 1e-14
 
 
 def test_the_coefficient_of_the_plain_policy_gradient_is_the_advantage():

@@ -32,7 +32,14 @@ from conftest import ragged_examples, tiny_policy
 
 EVERY = sorted(name for name, choice in NAMED["region"].items() if not choice.traits.preference)
 ESTIMATORS = {name: choice.function for name, choice in NAMED["kl"].items()}
-LIMITS = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "ratio_cap": 2.0}
+LIMITS = {
+    "clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "ratio_cap": 2.0,
+    "soft_up": 1.0, "soft_down": 1.05, "divergence_limit": 0.15, "divergence_cap": 0.0,
+}  # fmt: skip
+OTHER_LIMITS = {
+    "clip_low": 0.0, "clip_high": 0.5, "dual_clip": 1.1, "ratio_cap": 0.7,
+    "soft_up": 3.0, "soft_down": 0.4, "divergence_limit": 0.03, "divergence_cap": 1.3,
+}  # fmt: skip
 
 
 def surrogate(name: str, policy_M, old_M, advantages_M, row_M, num_rows: int, limits=LIMITS) -> Surrogate:
@@ -192,6 +199,101 @@ def test_cispo_by_hand(rho, advantage, weight):
     assert not found.below_M.item()
 
 
+@pytest.mark.parametrize(
+    ("rho", "advantage", "value", "gradient"),
+    [
+        # tau is 1 for A > 0: (4 / 1) sigmoid(rho - 1), with sigmoid(0.5) = 0.6225 and sigmoid(-0.5) = 0.3775.
+        (1.0, 2.0, -4.0, -2.0),
+        (1.5, 2.0, -8 * 0.6224593312018546, -8 * 0.6224593312018546 * 0.3775406687981454 * 1.5),
+        (0.5, 2.0, -8 * 0.3775406687981454, -8 * 0.6224593312018546 * 0.3775406687981454 * 0.5),
+        # tau is 1.05 for A < 0.
+        (1.0, -2.0, 4.0 / 1.05, 2.0),
+        (2.0, -2.0, 8 / 1.05 / (1 + math.exp(-1.05)), 8 * 2 * math.exp(-1.05) / (1 + math.exp(-1.05)) ** 2),
+        (1.5, 0.0, 0.0, 0.0),
+    ],
+)
+def test_soft_by_hand(rho, advantage, value, gradient):
+    """-(4 / tau) sigmoid(tau (rho - 1)) A; the gradient by log pi is -4 sigmoid' rho A: that of rho A at rho 1, and less on both sides."""
+    found, gradient_M = one_row("soft", [math.log(rho)], advantage)
+    assert found.loss_M.item() == pytest.approx(value, abs=1e-14)
+    assert gradient_M.item() == pytest.approx(gradient, abs=1e-14)
+    assert found.ratio_M.item() == pytest.approx(rho, abs=1e-15)
+    assert not found.below_M.any()
+    assert not found.above_M.any()
+
+
+def test_soft_fades_where_the_clip_cuts():
+    """The share of rho A that is left: all at 1, hardly any far above, less with a larger tau, and no step in between."""
+    shares = [-one_row("soft", [math.log(rho)], 1.0)[1].item() / rho for rho in (1.0, 1.2, 2.0, 4.0, 8.0, 16.0)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == 1.0
+    assert shares[1] == pytest.approx(0.99, abs=1e-3)
+    assert 0 < shares[-1] < 1e-5
+    sooner = -one_row("soft", [math.log(4.0)], 1.0, LIMITS | {"soft_up": 2.0})[1].item() / 4
+    assert sooner < shares[3] / 5
+
+
+@pytest.mark.parametrize(
+    ("policy", "sampling", "advantage", "held"),
+    [
+        (0.70, 0.50, 1.0, True),  # 0.2 up, and pushed further up
+        (0.70, 0.50, -1.0, False),  # pushed back
+        (0.30, 0.50, -1.0, True),  # 0.2 down, and pushed further down
+        (0.30, 0.50, 1.0, False),
+        (0.64, 0.50, 1.0, False),  # inside the limit
+        (0.36, 0.50, -1.0, False),
+        (0.09, 0.01, 1.0, False),  # nine times as likely, and hardly more probable: a clip would have held it
+        (0.01, 0.09, -1.0, False),
+        (0.70, 0.50, 0.0, False),
+    ],
+)
+def test_divergence_by_hand(policy, sampling, advantage, held):
+    """-(pi / mu) A, and 0 where the probability has moved by more than 0.15 and is pushed on. The old log-probs are not read."""
+    policy_M, sampling_M = double(math.log(policy), grad=True), double(math.log(sampling))
+    told = {"divergence_limit": 0.15, "divergence_cap": 0.0}
+    tokens = Tokens(policy_M, double(float("nan")), sampling_M, double(advantage), torch.zeros(1, dtype=torch.long), 1)
+    found = NAMED["region"]["divergence"].call(told, tokens=tokens)
+    found.loss_M.sum().backward()
+    expected = 0.0 if held else -policy / sampling * advantage
+    assert found.loss_M.item() == pytest.approx(expected, abs=1e-14)
+    assert policy_M.grad.item() == pytest.approx(expected, abs=1e-14)
+    assert found.ratio_M.item() == pytest.approx(policy / sampling, rel=1e-14)
+    assert (found.below_M.item(), found.above_M.item()) == (held and advantage < 0, held and advantage > 0)
+
+
+def test_the_cap_of_divergence_cuts_the_weight_and_drops_no_token():
+    """Nine times as likely: a weight of 9, or of 4 with a cap of 4, in value and gradient; below the cap nothing changes."""
+    for rho, cap, weight in ((9.0, 0.0, 9.0), (9.0, 4.0, 4.0), (2.0, 4.0, 2.0)):
+        policy_M = (double(math.log(0.01)) + math.log(rho)).requires_grad_()
+        tokens = Tokens(policy_M, policy_M, double(math.log(0.01)), double(-2.0), torch.zeros(1, dtype=torch.long), 1)
+        told = {"divergence_limit": 0.15, "divergence_cap": cap}
+        found = NAMED["region"]["divergence"].call(told, tokens=tokens)
+        found.loss_M.sum().backward()
+        assert found.loss_M.item() == pytest.approx(2 * weight, rel=1e-14)
+        assert policy_M.grad.item() == pytest.approx(2 * weight, rel=1e-14)
+        assert found.ratio_M.item() == pytest.approx(rho, rel=1e-14)
+
+
+def test_divergence_measures_from_the_engine_in_ratio_and_limit():
+    """Through token_loss, with engine and old log-probs apart: the engine's count in the ratio and in what is held."""
+    policy = tiny_policy(spread=2.0)
+    examples = ragged_examples(policy, off_policy=0.3, mismatch=0.6)
+    options = {"aggregation": "constant", "max_completion_tokens": 8, "skip_zero_advantage": False}
+    (micro,) = pack(examples, micro_batch_tokens=10_000, **options).micro_batches
+    logprobs_M = policy.compute_logprobs(micro).logprobs_M.detach().requires_grad_()
+    algorithm = AlgorithmConfig(name="dppo", divergence_limit=0.01)
+    found = token_loss(TokenScores(logprobs_M, torch.zeros_like(logprobs_M)), micro, algorithm, 0.0)
+    batch = {"row": micro.row_M, "advantages": micro.advantages_M, "old": micro.old_logprobs_M}
+    engine = batch | {"sampling": micro.sampling_logprobs_M}
+    theirs = logprobs_M.detach().clone().requires_grad_()
+    told = {"region": "divergence", "divergence_limit": 0.01}
+    compare(found.loss_M, logprobs_M, reference_losses(theirs, engine, **told), theirs)
+    held_M = found.surrogate.below_M | found.surrogate.above_M
+    assert 0 < held_M.sum() < len(held_M)
+    trainer = reference_losses(theirs, batch, **told)
+    assert max(abs(a - b.item()) for a, b in zip(found.loss_M.tolist(), trainer, strict=True)) > 0.01
+
+
 def test_none_is_the_plain_policy_gradient_wherever_the_data_came_from():
     found, gradient_M = one_row("none", [3.0, -3.0, 0.0], -2.0)
     assert found.loss_M.tolist() == [2.0 * 2.0, 2.0 * -4.0, 2.0 * -1.0]
@@ -201,16 +303,17 @@ def test_none_is_the_plain_policy_gradient_wherever_the_data_came_from():
 
 @pytest.mark.parametrize("name", EVERY)
 def test_on_policy_the_ratio_is_exactly_one_and_the_coefficient_is_the_advantage(name):
-    """A centred group: with the ratio regions the loss is 0 by construction and its gradient is not. Not a broken run."""
+    """A centred group: where the trait says so the loss is 0 by construction and its gradient is not. Not a broken run."""
     policy_M = double(-0.3, -2.0, -1.1, -0.7, grad=True)
     advantages_M = double(1.0, -1.0, 1.0, -1.0)
     found = surrogate(name, policy_M, policy_M.detach(), advantages_M, torch.arange(4), 4, LIMITS)
     assert found.ratio_M.tolist() == [1.0] * 4
     loss = (found.loss_M * 0.25).sum()
     loss.backward()
-    if name not in ("cispo", "none"):
-        assert loss.item() == 0.0
-    assert policy_M.grad.tolist() == [-0.25, 0.25, -0.25, 0.25]
+    traits = NAMED["region"][name].traits
+    assert (loss.item() == 0.0) == traits.zero_on_policy
+    assert (found.loss_M.tolist() == (-advantages_M).tolist()) == traits.zero_on_policy
+    assert policy_M.grad.tolist() == pytest.approx([-0.25, 0.25, -0.25, 0.25], abs=1e-16)
     # Also where a completion of several tokens has one ratio: its three losses share it, and push each token three times.
     together, gradient_M = one_row(name, [0.0] * 3, 2.0)
     assert together.ratio_M.tolist() == [1.0] * 3
@@ -252,7 +355,7 @@ def compare(ours_M: torch.Tensor, policy_M: torch.Tensor, losses: list[torch.Ten
 
 
 @pytest.mark.parametrize("on_policy", [False, True])
-@pytest.mark.parametrize("limits", [LIMITS, {"clip_low": 0.0, "clip_high": 0.5, "dual_clip": 1.1, "ratio_cap": 0.7}])
+@pytest.mark.parametrize("limits", [LIMITS, OTHER_LIMITS], ids=["usual", "other"])
 @pytest.mark.parametrize("name", EVERY)
 def test_value_and_gradient_of_every_region_against_the_slow_reference(name, limits, on_policy):
     generator = torch.Generator().manual_seed(7)

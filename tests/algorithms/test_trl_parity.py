@@ -13,7 +13,7 @@ from itertools import product
 import pytest
 import torch
 
-from cohort.algorithms.advantages import batch_std, group_centered, group_normalized
+from cohort.algorithms.advantages import batch_std, group_centered, group_normalized, parts_normalized
 from conftest import ragged_examples, relative_difference
 from trl_bench import (
     PROMPTS,
@@ -51,6 +51,9 @@ CASES = [
     (Trl("dapo", 0.04, corrected=True, delta=2.0), 0.5),
     (Trl("cispo", 0.0, corrected=False, epsilon_high=1.2), 0.3),
     (Trl("cispo", 0.04, corrected=True, epsilon_high=5.0), 1.0),
+    (Trl("sapo", 0.0, corrected=False), 0.0),
+    (Trl("sapo", 0.0, corrected=False), 0.5),
+    (Trl("sapo", 0.04, corrected=True, tau_up=2.0, tau_down=0.3), 0.3),
     (Trl("luspo", 0.04, corrected=False), 0.3),
 ]
 
@@ -80,6 +83,9 @@ def test_loss_and_gradients_agree_with_trl(bench, trl, off_policy):
         (Trl("dapo", 0.0, corrected=False, epsilon_high=0.28), 0.3, {"clip_high": 0.2}),
         (Trl("cispo", 0.0, corrected=False, epsilon_high=1.2), 0.3, {"ratio_cap": 2.2}),
         (Trl("luspo", 0.0, corrected=False), 0.3, {"aggregation": "constant"}),
+        (Trl("sapo", 0.0, corrected=False), 0.3, {"soft_up": 1.05}),
+        (Trl("sapo", 0.0, corrected=False), 0.3, {"soft_down": 1.0}),
+        (Trl("sapo", 0.0, corrected=False), 0.3, {"aggregation": "token_mean"}),
     ],
 )
 def test_the_comparison_can_fail(bench, trl, off_policy, wrong):
@@ -88,7 +94,7 @@ def test_the_comparison_can_fail(bench, trl, off_policy, wrong):
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("loss_type", ["grpo", "gspo", "dr_grpo", "bnpo", "dapo", "cispo", "luspo"])
+@pytest.mark.parametrize("loss_type", ["grpo", "gspo", "dr_grpo", "bnpo", "dapo", "cispo", "luspo", "sapo"])
 def test_loss_and_gradients_agree_with_trl_on_the_whole_grid(bench, loss_type):
     """Every loss type x beta x correction x clip x second clip x drift x three batches, with TRL's head and in float64."""
     worst = {False: [0.0, 0.0], True: [0.0, 0.0]}
@@ -106,6 +112,9 @@ def _grid(loss_type: str) -> list[Trl]:
     kl = [(0.0, False), (0.04, False), (0.04, True)]
     if loss_type == "cispo":
         return [Trl("cispo", beta, corrected, epsilon_high=cap) for (beta, corrected), cap in product(kl, (1.0, 1.28, 5.0))]
+    if loss_type == "sapo":
+        taus = [(1.0, 1.05), (2.0, 0.3), (0.5, 0.5)]
+        return [Trl("sapo", *kl_, tau_up=up, tau_down=down) for kl_, (up, down) in product(kl, taus)]
     clips = [(0.2, 0.2), (0.2, 0.28), (0.1, 0.3)]
     if loss_type == "gspo":  # without the corrected KL, whose ratio is another one (see below)
         return [
@@ -157,6 +166,64 @@ def _trl_advantages(bench: Bench, rewards: list[float | None], scale: str) -> to
     return bench.trainer._generate_and_score_completions([dict(row) for row in PROMPTS])["advantages"]
 
 
+PARTS: list[tuple[list[float | None], list[float | None]]] = [
+    ([1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0], [0.2, 0.9, 0.1, 0.5, 7.0, 3.0, -1.0, 4.0]),
+    ([1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0], [0.5, 0.25, 0.5, 0.0, 0.3, 0.3, 0.3, 0.3]),
+    ([1.0, None, 0.0, 0.5, 1.0, 0.0, None, 1.0], [0.2, 0.9, None, 0.5, 0.4, 0.3, None, 4.0]),
+    ([1.0, None, None, None, 0.0, 1.0, 0.5, 0.5], [0.2, 0.9, 0.1, 0.5, 0.1, 0.2, 0.3, 0.0]),
+]
+"""Two reward functions: of other scales; equal throughout a group; abstaining apart and together; spoken once in a group."""
+WEIGHTS = [(1.0, 1.0), (1.0, 0.25), (1.0, 0.0)]
+
+
+def difference_by_parts(
+    bench: Bench,
+    scripts: tuple[list[float | None], list[float | None]],
+    weights: tuple[float, float],
+    *,
+    ddof: int = 1,
+    epsilon: float = 1e-4,
+    here: tuple[float, float] | None = None,
+) -> float:
+    """Ours from TRL's: `normalize_then_sum` on real generations, with two scripted reward functions."""
+    trainer = bench.trainer
+    bench.use_float64(False)
+    Trl("grpo", 0.0, corrected=False).configure(trainer)
+
+    def second(completions: list[str], **columns: object) -> list[float | None]:
+        return scripts[1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        bench.scripted_rewards = scripts[0]
+        patch.setattr(trainer, "multi_objective_aggregation", "normalize_then_sum")
+        patch.setattr(trainer, "reward_funcs", [*trainer.reward_funcs, second])
+        patch.setattr(trainer, "reward_func_names", [*trainer.reward_func_names, "second"])
+        patch.setattr(trainer, "reward_processing_classes", [*trainer.reward_processing_classes, None])
+        patch.setattr(trainer, "reward_weights", torch.tensor(weights))
+        theirs = trainer._generate_and_score_completions([dict(row) for row in PROMPTS])["advantages"]
+    parts_PG = {
+        name: torch.tensor([float("nan") if value is None else value for value in script], dtype=torch.float64).view(2, 4)
+        for name, script in zip(("first", "second"), scripts, strict=True)
+    }
+    scored_PG = ~(parts_PG["first"].isnan() & parts_PG["second"].isnan())
+    named = dict(zip(parts_PG, here or weights, strict=True))
+    ours = parts_normalized(parts_PG, named, scored_PG, std_ddof=ddof, std_epsilon=epsilon)
+    return float((ours.flatten() - theirs).abs().max())
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("scripts", PARTS)
+def test_advantages_by_parts_agree_with_trl(bench, scripts, weights):
+    """TRL's `normalize_then_sum` is parts_normalized with ddof 1 and epsilon 1e-4; the batch mean it subtracts is 0."""
+    assert difference_by_parts(bench, scripts, weights) < 1e-6
+
+
+def test_the_comparison_of_advantages_by_parts_can_fail(bench):
+    assert difference_by_parts(bench, PARTS[0], (1.0, 1.0), ddof=0) > 1e-3
+    assert difference_by_parts(bench, PARTS[0], (1.0, 1.0), epsilon=1e-2) > 1e-3
+    assert difference_by_parts(bench, PARTS[0], (1.0, 0.5), here=(1.0, 0.45)) > 1e-3
+
+
 # -- where the two differ by design ------------------------------------------------------------------------------------
 
 
@@ -199,6 +266,15 @@ def test_a_ratio_stops_at_e_to_the_20(bench):
     beyond = Trl("grpo", 0.0, corrected=False)
     assert compare(bench, beyond, 0.3, examples=examples)[1] > 1e-4
     assert max(compare(bench, replace(beyond, delta=3.0), 0.3, examples=examples)) < 1e-12
+
+
+def test_a_lone_score_is_in_the_deviation_of_trl_alone(bench):
+    """A group in which one completion was scored has nothing to compare: TRL counts its sum of 0 in the std over the batch."""
+    lone: tuple[list[float | None], list[float | None]] = (
+        [1.0, None, None, None, 0.0, 1.0, 0.5, 0.25],
+        [0.2, None, None, None, 0.1, 0.2, 0.3, 0.0],
+    )
+    assert difference_by_parts(bench, lone, (1.0, 1.0)) > 1e-2
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "bnpo", "dapo", "luspo"])

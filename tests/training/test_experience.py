@@ -211,6 +211,80 @@ def test_binary_reads_success_and_not_the_reward():
     assert [example.rollout for example in right.examples] == [0, 1, 3]
 
 
+def test_maxrl_reads_success_and_not_the_reward():
+    """One right answer of four, with the lowest reward: +3, and -1 for the rest; what nobody judged is in no mean."""
+    rollouts = [rollout(0, sample, 0.9 - sample / 10, success=sample == 3) for sample in range(4)]
+    rollouts += [rollout(1, sample, reward, success=True) for sample, reward in enumerate((0.1, 0.9, 0.3, 0.4))]
+    rollouts += [rollout(2, 0, 1.0), rollout(2, 1, 0.0), rollout(2, 2, 0.7), rollout(2, 3, None)]
+    rollouts[10] = replace(rollouts[10], outcome=replace(rollouts[10].outcome, success=None))
+    batch = batch_of(rollouts, "algorithm.name=maxrl", "group_size=4", "zero_variance=drop")
+    assert batch.advantages_N == [-1.0, -1.0, -1.0, 3.0] + [0.0] * 4 + [1.0, -1.0, 0.0, 0.0]
+    assert [example.rollout for example in batch.examples] == [0, 1, 2, 3, 8, 9]  # all right: silent, whatever its rewards say
+    assert batch.metrics["advantage/zero_variance_groups"] == 1
+
+
+def with_parts(rewards: list[list[dict[str, float | None] | None]]) -> list[Rollout]:
+    """Rollouts with these reward parts; None is unscored. The sum is of no interest, and says something else."""
+    made = grid([[None if parts is None else 0.5 for parts in row] for row in rewards])
+    flat = [parts for row in rewards for parts in row]
+    return [
+        one if parts is None else replace(one, outcome=replace(one.outcome, parts=parts))
+        for one, parts in zip(made, flat, strict=True)
+    ]
+
+
+def parts_recipe(*overrides: str) -> list[str]:
+    """Right, a format worth 0.5 and a part of weight 0."""
+    rewards = [("right", 1.0), ("shape", 0.5), ("watched", 0.0)]
+    tables = ", ".join(f'{{function = "math_answer", name = "{name}", weight = {weight}}}' for name, weight in rewards)
+    return ["algorithm.name=gdpo", f"rewards=[{tables}]", *overrides]
+
+
+def test_gdpo_credits_parts_by_the_weights_of_the_recipe():
+    """Groups: the parts against each other; the overlong penalty alone, which weighs 1; one part abstained; one score.
+
+    Sums: 1 - 0.5 and 0.5 - 1; 1 and -1; 0.5 (the format alone), -0.5, with the first part spoken once and so silent.
+    """
+    rollouts = with_parts(
+        [
+            [{"right": 1.0, "shape": 0.0, "watched": 3.0}, {"right": 0.0, "shape": 0.2, "watched": 0.0}],
+            [{"right": 1.0, "shape": 0.2, "overlong": 0.0}, {"right": 1.0, "shape": 0.2, "overlong": -0.4}],
+            [{"right": None, "shape": 1.0}, {"right": 1.0, "shape": 0.0}],
+            [{"right": 1.0, "shape": 1.0}, None],
+        ]
+    )
+    batch = batch_of(rollouts, *parts_recipe("group_size=2", "std_epsilon=0"))
+    std = ((2 * 0.25 + 2 * 1.0 + 2 * 0.25) / 6) ** 0.5
+    expected = [0.5, -0.5, 1.0, -1.0, 0.5, -0.5]
+    assert batch.advantages_N == pytest.approx([value / std for value in expected] + [0.0, 0.0], rel=1e-6)
+    assert [example.rollout for example in batch.examples] == [0, 1, 2, 3, 4, 5]
+    assert batch.metrics["advantage/dropped_groups"] == 1
+
+
+def test_a_group_is_silent_only_if_every_part_with_weight_is():
+    """Groups: equal sums of different parts teach; equal parts do not; nor a part of weight 0, one spoken once, or an unscored member."""
+    rollouts = with_parts(
+        [
+            [{"right": 1.0, "shape": 0.0}, {"right": 0.0, "shape": 2.0}, {"right": 0.5, "shape": 1.0}],
+            [{"right": 1.0, "shape": 0.1 + 0.2}] * 3,
+            [{"right": 1.0, "watched": 0.0}, {"right": 1.0, "watched": 5.0}, {"right": 1.0, "watched": 1.0}],
+            [{"right": 1.0, "shape": None}, {"right": 1.0, "shape": 0.7}, {"right": 1.0, "shape": None}],
+            [{"right": 1.0, "shape": 1.0}, {"right": 1.0, "shape": 1.0}, None],
+            [{"right": 1.0, "shape": 1.0}, {"right": 0.0, "shape": 1.0}, None],
+            [{"right": 1.0, "shape": 1.0}, None, None],
+        ]
+    )
+    dropped = batch_of(rollouts, *parts_recipe("group_size=3", "zero_variance=drop"))
+    assert [example.rollout for example in dropped.examples] == [0, 1, 2, 15, 16]
+    assert dropped.metrics["advantage/zero_variance_groups"] == 4
+    assert dropped.metrics["advantage/dropped_groups"] == 5
+    kept = batch_of(rollouts, *parts_recipe("group_size=3"))
+    assert kept.advantages_N[3:15] == [0.0] * 12
+    assert all(value != 0 for value in (kept.advantages_N[0], kept.advantages_N[1], *kept.advantages_N[15:17]))
+    nobody = batch_of(grid([[None, None, None]]), *parts_recipe("group_size=3"))
+    assert nobody.examples == []
+
+
 def test_demonstrations_are_all_pushed_up():
     batch = batch_of([rollout(0, 0, 1.0), rollout(1, 0, 1.0, length=4)], "algorithm.name=sft", "group_size=1")
     assert batch.advantages_N == [1.0, 1.0]
@@ -380,6 +454,9 @@ def test_log_probs_are_computed_only_where_something_reads_them():
     assert present("kl_coef=0", "minibatches_per_step=2") == (True, False)
     assert present("kl_coef=0", "passes_per_step=2") == (True, False)
     assert present("algorithm.name=online_rft", "passes_per_step=2") == (False, False)
+    # The engine's own log-probs came with the completions: a ratio to those needs no forward.
+    assert present("algorithm.name=dppo", "passes_per_step=2", "minibatches_per_step=2") == (False, False)
+    assert present("algorithm.name=sapo", "passes_per_step=2") == (True, False)
     assert present("algorithm.name=rloo") == (True, True)
     assert present("algorithm.name=reinforce++") == (True, True)
 

@@ -17,6 +17,7 @@ from cohort.recipe.schema import AlgorithmConfig
 from session_tools import Trap, differences, fork_server, rows_of, train_tiny, tree
 
 ANSWER = {"function": "math_answer", "args": {"pattern": r">(\d+)\s*$"}}
+DIGITS = {"function": "session_tools:digit_share", "weight": 0.5}
 STEPS = {"function": "cohort.data.column_addition:check_steps"}
 
 SHORT = {
@@ -36,6 +37,7 @@ TEACHER = "the teacher's folder"
 NEEDS = {
     "grpo_process": {"rewards": [ANSWER, STEPS]},
     "ppo": {"critic.learning_rate": 1e-3},
+    "gdpo": {"rewards": [ANSWER, DIGITS]},
     "opd": {"teacher.source": TEACHER},
 }
 """What a preset wants beside its name."""

@@ -9,7 +9,7 @@ since the float residue of a variance divided by a tiny epsilon has produced adv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,6 +67,30 @@ def leave_one_out(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     return torch.where(_has_signal(rewards_PG, scored_PG), advantages_PG, 0.0)
 
 
+@advantage()
+def parts_normalized(
+    parts_PG: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+    scored_PG: Tensor,
+    *,
+    std_ddof: int = 0,
+    std_epsilon: float = 1e-6,
+) -> Tensor:
+    """GDPO: each reward part normalised inside its group, then their weighted sum divided by its std over the batch.
+
+    Completions whose parts differ keep different advantages, also where their rewards have the same sum. A part that abstained
+    leaves the sum of that completion; one that is equal throughout a group adds 0 there. Whitening also subtracts the mean of
+    the sums, which is 0 already: every part sums to 0 over a group.
+    """
+    sums_PG = torch.zeros_like(scored_PG, dtype=torch.float64)
+    for name, values_PG in parts_PG.items():
+        spoken_PG = scored_PG & ~values_PG.isnan()
+        normalized_PG = group_normalized(values_PG, spoken_PG, std_ddof=std_ddof, std_epsilon=std_epsilon)
+        sums_PG = sums_PG + weights[name] * normalized_PG
+    compared_PG = scored_PG & ~unusable_groups(scored_PG)[:, None]
+    return torch.where(sums_PG != 0, sums_PG / (_std(sums_PG[compared_PG], std_ddof) + std_epsilon), 0.0)
+
+
 @advantage(fits=SAMPLED | {"pairs"})
 def best_and_worst(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     """DPO on rollouts: +1 for the best completion of a group, -1 for the worst, 0 for the rest; the first one wins a tie."""
@@ -75,6 +99,17 @@ def best_and_worst(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     worst_P1 = torch.where(scored_PG, rewards_PG, torch.inf).argmin(1, keepdim=True)
     signs_PG = torch.zeros_like(rewards_PG).scatter(1, best_P1, 1.0).scatter(1, worst_P1, -1.0)
     return torch.where(_has_signal(rewards_PG, scored_PG), signs_PG, 0.0)
+
+
+@advantage()
+def relative_to_mean(success_PG: Tensor, scored_PG: Tensor) -> Tensor:
+    """MaxRL: (s - mean) / mean of the group's success, 0 where nobody succeeded: the rarer a success, the more it weighs.
+
+    The expected gradient is that of pass@1 + pass@2 / 2 + ... + pass@(G-1) / (G-1): the first terms of log p.
+    """
+    centered_PG, count_P1 = _center(success_PG, scored_PG)
+    mean_P1 = (success_PG & scored_PG).sum(1, keepdim=True) / count_P1
+    return torch.where(_has_signal(success_PG, scored_PG), centered_PG / mean_P1, 0.0)
 
 
 @advantage(compares_group=False, never_negative=True)

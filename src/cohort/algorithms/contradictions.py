@@ -38,6 +38,11 @@ def about_data(chosen: Chosen) -> str:
             f"data 'start' is never sampled again, so a ratio to the policy that sampled it only grows, and region {region.name!r} "
             'would soon hold every token: use region = "none" (rft) or "dpo".'
         )
+    if data not in SAMPLED and region.traits.corrects_mismatch:
+        return (
+            f"region {region.name!r} compares with the engine that sampled a token, and data {data!r} is not sampled: "
+            'use region = "none".'
+        )
     if data != "policy" and chosen.words["mismatch_weight"] != "off":
         return (
             f"mismatch_weight corrects for the engine that samples the policy, and data {data!r} is not sampled from it: "
@@ -70,6 +75,11 @@ def about_regions(chosen: Chosen) -> str:
     advantage, region, choices = chosen.advantage, chosen.region, chosen.words
     if {"dual_clip", "clip_high"} <= {*region.parameters} and choices["dual_clip"] < 1.0 + choices["clip_high"]:
         return "dual_clip lies inside the first clip: set it to more than 1 + clip_high (3 is usual)."
+    if region.traits.corrects_mismatch and choices["mismatch_weight"] != "off":
+        return (
+            f"region {region.name!r} has the engine's probability in its ratio, and mismatch_weight {choices['mismatch_weight']!r} would "
+            'correct for it once more: set mismatch_weight = "off".'
+        )
     if not region.traits.one_value:
         return ""
     if choices["aggregation"] != "sequence_mean":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cohort.algorithms.named import NAMED, Chosen, Own, names_where, parameter_words
+from cohort.algorithms.named import NAMED, Chosen, Own, declared_words, names_where, parameter_words
 from cohort.algorithms.registry import SAMPLED, Kind
 
 ALWAYS = frozenset({"name", "data", "advantage", "region", "kl_coef", "aggregation", "args"})
@@ -31,16 +31,22 @@ class Condition:
 
 
 PREFERENCES = names_where("region", lambda choice: choice.traits.preference)
+TO_ENGINE = names_where("region", lambda choice: choice.traits.corrects_mismatch)
 NEVER_NEGATIVE = names_where("advantage", lambda choice: choice.traits.never_negative)
 
 CONDITIONS = (
     # min(rho A, clip(rho) A) is rho A below the lower limit when A > 0: the pessimistic bound never takes it.
     Condition(
-        ("clip_low", "dual_clip"),
+        ("clip_low", "dual_clip", *(word.name for word in declared_words() if word.down_only)),
         lambda c: not c.advantage.traits.never_negative or c.taught,
         f"it holds tokens that are pushed down, and advantage {NEVER_NEGATIVE} push none down",
     ),
     Condition(("mismatch_weight",), lambda c: not c.region.traits.preference, f"region {PREFERENCES} has no mismatch weight"),
+    Condition(
+        ("mismatch_weight",),
+        lambda c: not c.region.traits.corrects_mismatch,
+        f"region {TO_ENGINE} has the engine in its ratio already",
+    ),
     Condition(
         ("mismatch_weight",),
         lambda c: c.data == "policy",

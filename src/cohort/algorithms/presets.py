@@ -95,6 +95,50 @@ PRESETS: dict[str, dict[str, Any]] = {
         "kl_coef": 0.0,
         "aggregation": "token_mean",
     },
+    # SAPO, arXiv 2511.20347: no clip; the push fades as the ratio leaves 1, a little sooner where it pushes down.
+    "sapo": {
+        "advantage": "group_normalized",
+        "region": "soft",
+        "soft_up": 1.0,
+        "soft_down": 1.05,
+        "kl_coef": 0.0,
+        "aggregation": "sequence_mean",
+    },
+    # DPPO, arXiv 2602.04879: the probability of a token is held, not its ratio; measured from the engine that sampled.
+    "dppo": {
+        "advantage": "group_centered",
+        "region": "divergence",
+        "divergence_limit": 0.15,
+        "kl_coef": 0.0,
+        "aggregation": "constant",
+    },
+    # MaxRL, arXiv 2602.02710: success against the group's mean success, so that hard prompts weigh most.
+    "maxrl": {
+        "advantage": "relative_to_mean",
+        "region": "clip",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coef": 0.0,
+        "aggregation": "token_mean",
+    },
+    # GDPO, arXiv 2601.05242: every reward part is normalised by itself before they are added.
+    "gdpo": {
+        "advantage": "parts_normalized",
+        "region": "clip",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coef": 0.0,
+        "aggregation": "sequence_mean",
+    },
+    # Lite PPO, "Tricks or Traps", arXiv 2508.08221: group mean, std of the batch, token-level loss; no critic.
+    "lite_ppo": {
+        "advantage": "batch_std",
+        "region": "clip",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coef": 0.0,
+        "aggregation": "token_mean",
+    },
     # PPO, arXiv 1707.06347, as used for language models: a critic per token, KL as a cost per token.
     "ppo": {
         "advantage": "gae",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cohort.algorithms.registry import region
+from cohort.algorithms.registry import Word, region
 from cohort.base.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -115,6 +115,48 @@ def cispo(tokens: Tokens, *, ratio_cap: float = 5.0) -> Surrogate:
     ratio_M = ratio(tokens.policy_logprobs_M, tokens.old_logprobs_M).detach()
     loss_M = -ratio_M.clamp(max=ratio_cap) * tokens.advantages_M * tokens.policy_logprobs_M
     return Surrogate(loss_M, ratio_M, torch.zeros_like(ratio_M, dtype=torch.bool), ratio_M > ratio_cap)
+
+
+@region(
+    idle_at_zero=True,
+    words=[
+        Word("soft_up", 1.0, "soft: how soon the push on a token fades as its ratio leaves 1, where A > 0.", gt=0),
+        Word("soft_down", 1.05, "soft: the same where A < 0; larger fades sooner.", gt=0, down_only=True),
+    ],
+)
+def soft(tokens: Tokens, *, soft_up: float = 1.0, soft_down: float = 1.05) -> Surrogate:
+    """SAPO: -(4 / tau) sigmoid(tau (rho - 1)) A. Nothing is cut: the push fades as the ratio leaves 1; on-policy the loss is -2A / tau."""
+    advantages_M = tokens.advantages_M
+    ratio_M = ratio(tokens.policy_logprobs_M, tokens.old_logprobs_M)
+    tau_M = torch.full_like(advantages_M, soft_down).masked_fill(advantages_M > 0, soft_up)
+    nowhere_M = torch.zeros_like(ratio_M, dtype=torch.bool)
+    return Surrogate(-4.0 / tau_M * torch.sigmoid(tau_M * (ratio_M - 1.0)) * advantages_M, ratio_M, nowhere_M, nowhere_M)
+
+
+@region(
+    idle_at_zero=True,
+    zero_on_policy=True,
+    corrects_mismatch=True,
+    words=[
+        Word(
+            "divergence_limit", 0.15, "divergence: how far a token's probability may move before its push is taken.", gt=0, lt=1
+        ),
+        Word("divergence_cap", 0.0, "divergence: the ratio that weighs a token is capped here (20 is usual); 0: off.", ge=0),
+    ],
+)
+def divergence(tokens: Tokens, *, divergence_limit: float = 0.15, divergence_cap: float = 0.0) -> Surrogate:
+    """DPPO: -rho A with rho = pi / mu, and 0 where pi lies further than divergence_limit from mu and A pushes it further.
+
+    mu is the probability with which the engine sampled the token, in the ratio and in the limit: a gap between engine and
+    trainer is inside both. A rare token may double its probability, a likely one may not. The cap drops no token, as in cispo.
+    """
+    policy_M, sampling_M, advantages_M = tokens.policy_logprobs_M, tokens.sampling_logprobs_M, tokens.advantages_M
+    ratio_M = ratio(policy_M, sampling_M)
+    moved_M = torch.exp(policy_M.detach()) - torch.exp(sampling_M)
+    below_M = (moved_M < -divergence_limit) & (advantages_M < 0)
+    above_M = (moved_M > divergence_limit) & (advantages_M > 0)
+    weight_M = ratio_M * (divergence_cap / ratio_M.detach()).clamp(max=1.0) if divergence_cap else ratio_M
+    return Surrogate((-weight_M * advantages_M).masked_fill(below_M | above_M, 0.0), ratio_M, below_M, above_M)
 
 
 @region(needs_ratio=False, idle_at_zero=True)

@@ -75,6 +75,8 @@ class AdvantageTraits:
 class RegionTraits:
     needs_ratio: bool = True
     """It compares the policy with the one that sampled, and needs log-probs of that."""
+    corrects_mismatch: bool = False
+    """Its ratio is to the engine's own log-probs: a gap to the trainer is inside it, and no forward for old ones is spent."""
     idle_at_zero: bool = False
     """A token of advantage 0 is not pushed, so its forward can be left out."""
     zero_on_policy: bool = False
@@ -118,6 +120,8 @@ class Word:
     ge: float | None = None
     lt: float | None = None
     le: float | None = None
+    down_only: bool = False
+    """It acts on tokens that are pushed down alone."""
 
     @property
     def bounds(self) -> dict[str, float]:
@@ -159,6 +163,12 @@ class Choice:
     @property
     def reads_success(self) -> bool:
         return "success_PG" in self.reads
+
+    def shown(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """The words to name with it: not the KL's, which stands elsewhere, nor a switch of its own that is off."""
+        switches = {word.name for word in self.words if not word.default}
+        named = {name: told[name] for name in self.parameters if name != "kl_coef"}
+        return {name: value for name, value in named.items() if value or name not in switches}
 
     def call(self, told: Mapping[str, Any], **inputs: Any) -> Any:
         """What the function says, given the words it names and, of the inputs, what it reads."""

@@ -58,7 +58,7 @@ def summary_row(choices: Mapping[str, Any]) -> list[str]:
 def region_text(choices: Mapping[str, Any]) -> str:
     """clip 0.2/0.28: limits below and above 1 in one, where they are the same."""
     region = Chosen.of(choices).region
-    values = [f"{choices[name]:g}" for name in region.parameters if name != "kl_coef"]
+    values = [f"{value:g}" for value in region.shown(choices).values()]
     if "clip_high" in region.parameters:
         values[:2] = [values[0] if values[0] == values[1] else "/".join(values[:2])]
     return " ".join(filter(None, [region.name, ", ".join(values)]))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model, field_validator, model_validator
 
 from cohort.algorithms.contradictions import contradiction
+from cohort.algorithms.effects import LOWERED
 from cohort.algorithms.named import FIELDS, NAMED, Chosen, Own, declared_words
 from cohort.algorithms.own import OWN_FUNCTION, OWN_KINDS, is_word, named_own
 from cohort.algorithms.presets import PRESETS
@@ -603,6 +604,15 @@ def leaves_stale(algorithm: AlgorithmConfig) -> bool:
     return region.known and not region.traits.needs_ratio and not region.traits.preference
 
 
+def unread_rewards(recipe: Recipe) -> list[str]:
+    """Rewards with weight that the advantage does not see: all but the one that decides success, where it reads that alone."""
+    advantage = recipe.algorithm.chosen.advantage
+    if recipe.algorithm.data not in SAMPLED or not advantage.reads_success or LOWERED & {*advantage.reads}:
+        return []
+    outcome = next((reward for reward in recipe.rewards if reward.outcome), recipe.rewards[0])
+    return [reward_name(reward) for reward in recipe.rewards if reward is not outcome and reward.weight]
+
+
 def reward_name(reward: RewardConfig) -> str:
     return reward.name or reward.function.rsplit(":", 1)[-1].rsplit(".", 1)[-1]
 
@@ -623,6 +633,12 @@ def recipe_warnings(recipe: Recipe) -> list[str]:
         warnings.append(
             f"algorithm.region = {recipe.algorithm.region} corrects nothing on stale data, and with several minibatches or passes all but the first "
             "are stale: set train.minibatches_per_step = train.passes_per_step = 1, or use region = clip"
+        )
+    unread = unread_rewards(recipe)
+    if recipe.train.num_steps and unread:
+        warnings.append(
+            f"algorithm.advantage = {recipe.algorithm.advantage} reads success alone, so these rewards are measured and without effect: "
+            f"{', '.join(unread)}. Give them weight = 0 to say so, or use an advantage that reads rewards, such as group_normalized"
         )
     if recipe.model.source == "scratch" or recipe.train.num_steps == 0:
         return warnings

@@ -45,7 +45,7 @@ def region_words(algorithm: AlgorithmConfig) -> str:
     region = algorithm.chosen.region
     if region.digest:
         return choice_words(algorithm, "region")
-    values = "/".join(f"{value:g}" for name, value in algorithm.tell(region).items() if name != "kl_coef")
+    values = "/".join(f"{value:g}" for value in region.shown(algorithm.tell(region)).values())
     return f"{region.name} {values}" if values else f"region {region.name}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, cast
@@ -72,8 +72,8 @@ def credit_tokens(
     """An advantage on every token. Log-probs come first where advantages depend on them, and after them elsewhere."""
     algorithm, train, watch = recipe.algorithm, recipe.train, watch or Stopwatch()
     rollouts, pairs = collected.rollouts, compares_pairs(algorithm)
-    chosen = choose_examples(collected, algorithm, step)
     weights = {reward_name(reward): reward.weight for reward in recipe.rewards}
+    chosen = choose_examples(collected, algorithm, weights, step)
     credit = Credit(rollouts, chosen.counted_PG, algorithm, kl_coef, models.policy.codec.decode, weights)
     examples = chosen.examples
     layouts = Layouts()
@@ -116,7 +116,7 @@ def make_batch(credited: Credited, watch: Stopwatch | None = None) -> Batch:
     )
 
 
-def choose_examples(collected: Collected, algorithm: AlgorithmConfig, step: int) -> Chosen:
+def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: Mapping[str, float], step: int) -> Chosen:
     """Completions that can be trained on: judged, and in a group that is not left out."""
     rollouts = collected.rollouts
     advantage, pairs = find_named("advantage", algorithm.advantage, algorithm.own), compares_pairs(algorithm)
@@ -125,7 +125,7 @@ def choose_examples(collected: Collected, algorithm: AlgorithmConfig, step: int)
     left_out_P = torch.full((len(scored_PG),), not collected.useful)
     if advantage.traits.compares_group:
         left_out_P = left_out_P | unusable_groups(judged_PG)
-    silent_P = silent_groups(rollouts, advantage, judged_PG if advantage.traits.compares_group else scored_PG)
+    silent_P = silent_groups(rollouts, advantage, judged_PG if advantage.traits.compares_group else scored_PG, weights)
     if algorithm.zero_variance == "drop" or pairs:  # a pair of equals prefers nothing
         left_out_P = left_out_P | silent_P
     left_out = set(left_out_P.nonzero().flatten().tolist())
@@ -139,7 +139,7 @@ def choose_examples(collected: Collected, algorithm: AlgorithmConfig, step: int)
     return Chosen([one for one in examples if judged_N[one.rollout]], counted_PG, scored_PG, silent_P, left_out_P)
 
 
-def silent_groups(rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Tensor) -> Tensor:
+def silent_groups(rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Tensor, weights: Mapping[str, float]) -> Tensor:
     """[P] True where a group says nothing: all that the advantage compares in it (rewards, steps, parts, success) is equal."""
     if "steps_N" in advantage.reads:
         rewards: dict[int, set[float]] = {}
@@ -150,11 +150,12 @@ def silent_groups(rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Te
         equal_P = torch.tensor([len(rewards.get(group, ())) == 1 for group in range(len(counted_PG))])
         return equal_P & ~unusable_groups(counted_PG)
     if "parts_PG" in advantage.reads:
-        silent = [
-            zero_variance_groups(values_PG, counted_PG & ~values_PG.isnan()) | unusable_groups(counted_PG & ~values_PG.isnan())
-            for values_PG in read_parts(rollouts).values()
-        ]
-        return torch.stack(silent).all(0) & ~unusable_groups(counted_PG)
+        silent_P = ~unusable_groups(counted_PG)
+        for name, values_PG in read_parts(rollouts).items():
+            if weights.get(name, 1.0) or "weights" not in advantage.reads:  # a part of weight 0 is measured, and says nothing
+                spoken_PG = counted_PG & ~values_PG.isnan()
+                silent_P &= zero_variance_groups(values_PG, spoken_PG) | unusable_groups(spoken_PG)
+        return silent_P
     values_PG = rewards_of(rollouts)[0]
     if advantage.reads_success and advantage.traits.compares_group:
         values_PG = torch.tensor([float(bool(rollout.outcome.success)) for rollout in rollouts]).view_as(counted_PG)

@@ -142,8 +142,9 @@ def compares_pairs(algorithm: AlgorithmConfig) -> bool:
 
 
 def has_ratio(algorithm: AlgorithmConfig) -> bool:
-    """Whether the policy that sampled is asked for its log-probs."""
-    needed = find_named("region", algorithm.region, algorithm.own).traits.needs_ratio
+    """Whether the policy that sampled is asked for its log-probs. Those of the engine are there already."""
+    traits = find_named("region", algorithm.region, algorithm.own).traits
+    needed = traits.needs_ratio and not traits.corrects_mismatch
     return needed or algorithm.kl_corrected or algorithm.mismatch_weight != "off"
 
 
