@@ -44,6 +44,7 @@ format: setup  ## Format the code
 docs: setup  ## Write the generated pages and the picture of the house from the code
 	$(BIN)/python -m cohort.observe.metrics
 	$(BIN)/python -m cohort.recipe.page
+	$(BIN)/python -m cohort.recipe.choices_page
 	$(BIN)/python -m cohort.rewards.page
 	$(BIN)/python -m cohort.rewards.gym.page > docs/gym-tasks.md
 	$(BIN)/python tests/house.py

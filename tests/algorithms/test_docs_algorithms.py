@@ -256,8 +256,8 @@ def test_the_length_of_the_loop_is_as_told(page):
 def test_the_readme_names_every_algorithm():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [name for name in PRESETS if f"`{name}`" not in text] == []
-    assert "Fifteen algorithms" in text
-    assert len(PRESETS) == 15
+    assert "Twenty algorithms" in text
+    assert len(PRESETS) == 20
 
 
 def test_every_metric_named_on_a_page_is_one():

@@ -268,6 +268,11 @@ def test_a_ratio_stops_at_e_to_the_20(bench):
     assert max(compare(bench, replace(beyond, delta=3.0), 0.3, examples=examples)) < 1e-12
 
 
+def test_the_temperatures_of_sapo_are_float32_in_trl(bench):
+    """A choice between two plain numbers is a float32 in torch: 1.05 is 1.0499999523 there, and 1.05 here."""
+    assert 1e-9 < compare(bench, Trl("sapo", 0.0, corrected=False), 0.3, soft_down=1.05)[1] < 1e-6
+
+
 def test_a_lone_score_is_in_the_deviation_of_trl_alone(bench):
     """A group in which one completion was scored has nothing to compare: TRL counts its sum of 0 in the std over the batch."""
     lone: tuple[list[float | None], list[float | None]] = (

@@ -1,0 +1,128 @@
+"""docs/choices.md, written from the registry: every choice with its sentence, what it reads, its words and its presets. No torch.
+
+`python -m cohort.recipe.choices_page` writes the page; a test holds the file to it. The formulas are in docs/algorithms.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from cohort.algorithms.named import FIELDS, NAMED, parameter_words
+from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.registry import READABLE, Choice, Kind
+from cohort.recipe.choices import in_use, preset_choices
+from cohort.recipe.page import allowed_words, default_words, table_row, type_words
+from cohort.recipe.schema import AlgorithmConfig
+
+INTRODUCTION = """\
+# The choices
+
+<!-- Written by `python -m cohort.recipe.choices_page` from src/cohort/algorithms; edit there. -->
+
+An algorithm is a row of named choices. Each is one function, and this page says what is known of it: what it does, what it
+is given, which words of `[algorithm]` it is told, and which presets use it. Formulas, tests and measurements are in
+[algorithms](algorithms.md), all other keys in [the recipe](recipe.md).
+"""
+TITLES: dict[Kind, str] = {
+    "advantage": "Advantages",
+    "region": "Regions",
+    "aggregation": "Aggregations",
+    "kl": "KL estimators",
+}
+TRAIT_WORDS: dict[str, dict[Any, str]] = {
+    "compares_group": {True: "compares with its group", False: "needs no group"},
+    "per_token": {True: "credits single tokens"},
+    "never_negative": {True: "pushes nothing down"},
+    "needs_teacher": {True: "needs a teacher"},
+    "needs_ratio": {True: "has a ratio to the policy that sampled", False: "has no ratio"},
+    "corrects_mismatch": {True: "measures from the engine's own log-probs, so `mismatch_weight` stays off"},
+    "idle_at_zero": {False: "pushes tokens of advantage 0 too"},
+    "zero_on_policy": {True: "on-policy its loss is −A"},
+    "one_value": {True: "one value per completion"},
+    "preference": {True: "compares the two completions of a pair"},
+    "gradient": {
+        "kl": "in the loss it has the gradient of the KL",
+        "reverse": "in the loss it has the gradient of the KL the other way round",
+        "none": "in the loss its expected gradient is 0",
+    },
+    "fits_reward": {True: "right in the reward", False: "wrong in the reward"},
+}
+"""Trait -> value -> how it is said; what is not here goes without saying."""
+
+
+def describe_traits(choice: Choice) -> str:
+    """compares with its group; fits data `policy`, `start`"""
+    found = []
+    for trait in fields(choice.traits):
+        value = getattr(choice.traits, trait.name)
+        if trait.name == "fits":
+            found.append("fits data " + ", ".join(f"`{data}`" for data in sorted(value)))
+        else:
+            found.append(TRAIT_WORDS[trait.name].get(value, ""))
+    return "; ".join(filter(None, [*found, "needs a critic" if choice.reads_values else ""]))
+
+
+def users_of(choice: Choice) -> list[str]:
+    """Presets in which a choice acts."""
+    return [name for name in PRESETS if in_use(preset_choices(name)).get(FIELDS[choice.kind]) == choice.name]
+
+
+def markdown() -> str:
+    """The text of docs/choices.md."""
+    return (
+        "\n".join([INTRODUCTION, *(line for kind in NAMED for line in kind_lines(kind)), *word_lines(), *input_lines()]) + "\n"
+    )
+
+
+def kind_lines(kind: Kind) -> Iterator[str]:
+    yield f"## {TITLES[kind]}"
+    yield ""
+    yield f"The words of `{FIELDS[kind]}`."
+    yield ""
+    yield "| name | what it does | reads | is told | facts | presets |"
+    yield "|---|---|---|---|---|---|"
+    for name, choice in NAMED[kind].items():
+        lists = (choice.reads, choice.parameters, users_of(choice))
+        reads, told, users = (", ".join(f"`{entry}`" for entry in entries) for entries in lists)
+        yield table_row(f"`{name}`", choice.sentence, reads, told, describe_traits(choice), users)
+    yield ""
+
+
+def word_lines() -> Iterator[str]:
+    yield "## Words"
+    yield ""
+    yield "What the choices above are told, each a key of `[algorithm]`."
+    yield ""
+    yield "| word | type | default | allowed | told to | meaning |"
+    yield "|---|---|---|---|---|---|"
+    for word, field in AlgorithmConfig.model_fields.items():
+        if word in parameter_words():
+            told = [f"`{name}`" for choices in NAMED.values() for name, choice in choices.items() if word in choice.parameters]
+            kind, default, allowed = type_words(field.annotation), default_words(field), allowed_words(field)
+            yield table_row(f"`{word}`", kind, default, allowed, ", ".join(told), field.description or "")
+    yield ""
+
+
+def input_lines() -> Iterator[str]:
+    yield "## What they read"
+    yield ""
+    yield "A function is given what it names. P prompts, G completions of each, N completions, M trained tokens laid flat."
+    yield ""
+    yield "| kind | name | what it is |"
+    yield "|---|---|---|"
+    for kind, readable in READABLE.items():
+        yield from (table_row(kind, f"`{name}`", meaning) for name, meaning in readable.items())
+
+
+def main() -> None:
+    """Write docs/choices.md of the source tree this module lies in."""
+    target = Path(__file__).resolve().parents[3] / "docs" / "choices.md"
+    target.write_text(markdown(), encoding="utf-8")
+    print(f"wrote {target}")
+
+
+if __name__ == "__main__":
+    main()
