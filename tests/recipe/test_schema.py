@@ -59,7 +59,7 @@ def message(*overrides: str, toml: str | None = None, folder: Path | None = None
         ("temperature=0", ["sampling.temperature", "0.6 to 1.0"]),
         ("sampling.top_p=0.9", ["sampling.top_p", "[evaluation]"]),
         ("sampling.top_k=50", ["sampling.top_k", "[evaluation]"]),
-        ("algorithm=dr_grp", ["algorithm", "'dr_grp'", "did you mean 'dr_grpo'", "known: cispo, dapo, dpo, dr_grpo, grpo,"]),
+        ("algorithm=dr_grp", ["algorithm", "'dr_grp'", "did you mean 'dr_grpo'", "known: cispo, dapo, dpo,"]),
         # rewards
         ('rewards=[{function="a",outcome=true},{function="b",outcome=true}]', ["rewards", "outcome", "more than one"]),
         ('rewards=[{function="a"},{function="m:a"}]', ["rewards", "share a name", "`name`"]),
