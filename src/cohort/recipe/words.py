@@ -32,6 +32,11 @@ def describe(algorithm: AlgorithmConfig, teacher: TeacherConfig = NO_TEACHER) ->
     return text + (f"; without effect here: {ignored}" if ignored else "")
 
 
+def describe_own(choice: Choice) -> str:
+    """What a user's function says of itself, and which source it was."""
+    return f"{choice.kind} {choice.name}: {choice.sentence or 'says nothing of itself'} (source {choice.digest[:12]})"
+
+
 def choice_words(algorithm: AlgorithmConfig, kind: Kind) -> str:
     """group_normalized, or my_module:function (tau 0.5): a user's own with what it is told, by name."""
     choice: Choice = getattr(algorithm.chosen, kind)

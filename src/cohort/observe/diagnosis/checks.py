@@ -393,11 +393,8 @@ CHECKS: tuple[Callable[[History], Finding | None], ...] = (
 ORDER = {"alarm": 0, "warning": 1, "info": 2}
 
 
-def diagnose(
-    rows: Sequence[Row], recipe: Any = None, evaluations: Sequence[Mapping[str, Any]] = (), own: Own | None = None
-) -> list[Finding]:
+def diagnose(rows: Sequence[Row], recipe: Any = None, evaluations: Sequence[Row] = (), own: Own | None = None) -> list[Finding]:
     """All findings, the worst first. `recipe` is a Recipe or the same as nested dicts; None or partial is fine."""
     plain = recipe.model_dump() if hasattr(recipe, "model_dump") else recipe
     history = History(rows, plain if isinstance(plain, Mapping) else {}, evaluations, own or {})
-    found = [finding for check in CHECKS if (finding := check(history)) is not None]
-    return sorted(found, key=lambda finding: ORDER[finding.level])
+    return sorted(filter(None, (check(history) for check in CHECKS)), key=lambda finding: ORDER[finding.level])

@@ -16,7 +16,9 @@ from cohort.errors import RecipeError
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.run_folder import known_functions
+from cohort.recipe.schema import AlgorithmConfig
 from cohort.recipe.versions import bring_up_to_date
+from cohort.recipe.words import describe, describe_own
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,14 @@ class RunData:
         measured = number(self.summary.get("seconds"))
         times = [t for _, t in self.series("time/step")]
         return measured if measured is not None else (sum(times) if times else None)
+
+    def describe_algorithm(self) -> list[str]:
+        """The algorithm in a sentence, and one for each of the user's functions in it; [] where the recipe is of another version."""
+        try:
+            algorithm = AlgorithmConfig.model_validate(as_dict(self.recipe.get("algorithm"))).resolved(self.own)
+        except ValueError:
+            return []
+        return [describe(algorithm), *map(describe_own, self.own.values())]
 
     def series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) wherever the metric is a finite number."""

@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from cohort.algorithms.registry import Choice
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.perf import seconds_of, stage_times, warm
 from cohort.observe.report.charts import COLOURS, Chart, Series, figure
 from cohort.observe.report.data import RunData, as_dict, number
 from cohort.observe.report.frame import frame, text
-from cohort.recipe.schema import AlgorithmConfig
-from cohort.recipe.words import describe
 
 COMPLETIONS_SHOWN = 3
 """Completions per side of a problem: enough to see whether the policy is consistent."""
@@ -43,17 +40,7 @@ def header(run: RunData) -> str:
 
 def algorithm_line(run: RunData) -> str:
     """What the name of the algorithm stands for, and what the recipe changed of it."""
-    try:
-        algorithm = AlgorithmConfig.model_validate(as_dict(run.recipe.get("algorithm"))).resolved(run.own)
-    except ValueError:  # a recipe of another version: its name is in the line above
-        return ""
-    lines = [describe(algorithm), *(own_words(choice) for choice in run.own.values()), run.own_problem]
-    return "".join(f'<p class="sub">{text(line)}</p>' for line in lines if line)
-
-
-def own_words(choice: Choice) -> str:
-    """What a user's function says of itself, and which source it was."""
-    return f"{choice.kind} {choice.name}: {choice.sentence or 'says nothing of itself'} (source {choice.digest[:12]})"
+    return "".join(f'<p class="sub">{text(line)}</p>' for line in (*run.describe_algorithm(), run.own_problem) if line)
 
 
 def verdict(run: RunData) -> tuple[str, str]:
