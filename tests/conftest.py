@@ -18,7 +18,8 @@ if not torch.cuda.is_available():
 from cohort.model.packing import Example, pack
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
-from cohort.recipe.schema import AlgorithmConfig, Recipe, ScratchConfig
+from cohort.recipe.algorithm import AlgorithmConfig
+from cohort.recipe.schema import Recipe, ScratchConfig
 from cohort.training.drawing import Collected
 from cohort.training.experience import Models, credit_tokens, make_batch
 from cohort.training.objective import compares_pairs, reads_logprobs, token_loss, weigh_tokens

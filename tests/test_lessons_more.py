@@ -19,8 +19,8 @@ from cohort.errors import InvariantError
 from cohort.model.optim import StepReport
 from cohort.model.packing import pack
 from cohort.observe.monitors import Monitors
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.materials import Materials
-from cohort.recipe.schema import AlgorithmConfig
 from cohort.training.cold_start import Demonstration, supervised_update
 from cohort.training.objective import token_loss
 from cohort.training.preflight import Check, invariant_check, rollout_checks

@@ -24,7 +24,6 @@ from cohort.base.interrupts import deferred
 from cohort.engine import sample_groups
 from cohort.loop import train
 from cohort.recipe.schema import Recipe
-from cohort.training.build import make_judge
 from cohort.training.drawing import as_groups
 from cohort.training.learned_scorer import LearnedScorer
 from cohort.training.parts import TrainingParts
@@ -32,6 +31,7 @@ from cohort.training.reward_data import Labelled, Replay, label
 from cohort.training.reward_model import RewardModel
 from cohort.training.stages import save_run, sync_engine
 from cohort.training.state import TrainState
+from cohort.training.training_parts import make_judge
 from cohort.types import NoiseKey
 
 MODEL, REPLAY = "model/", "replay/"

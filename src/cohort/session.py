@@ -16,7 +16,8 @@ from cohort.errors import CheckpointError, Interrupted, RunError
 from cohort.observe.run_folder import RunFolder, with_absolute_paths
 from cohort.recipe.materials import Materials
 from cohort.recipe.own import resolve_recipe
-from cohort.recipe.schema import OptimizerConfig, Recipe, needs_reference, recipe_warnings
+from cohort.recipe.rules import recipe_warnings
+from cohort.recipe.schema import Recipe
 from cohort.recipe.words import describe
 from cohort.rewards.base import RewardRunner
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from cohort.model.optim import MasterWeights
     from cohort.model.policy import Policy
     from cohort.training.build import EncodedData
-    from cohort.training.parts import Parts, TrainingParts
+    from cohort.training.parts import Parts
     from cohort.training.state import TrainState
 
 
@@ -210,14 +211,14 @@ class Session:
     def _restore_state(self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: Stream) -> TrainState:
         """The state of the newest whole checkpoint, or the beginning."""
         from cohort.model.lora import base_digest
-        from cohort.model.optim import Optimizer
         from cohort.training.build import find_by_index
         from cohort.training.state import TrainState, with_added_fields
+        from cohort.training.training_parts import make_optimizer
 
         phase = "cold_start" if self.recipe.cold_start.num_steps else "train"
         if self.found:
             phase = self.found.snapshot.document["phase"]
-        state = TrainState(Optimizer(weights, self._optimizer_config(phase), self._total_updates(phase)), phase=phase)
+        state = TrainState(make_optimizer(weights, self.recipe, phase), phase=phase)
         state.data_digest, state.kl_coef = encoded.digest(), self.recipe.algorithm.kl_coef
         state.base_digest = base_digest(policy.model) if policy.adapter else ""
         if self.found:
@@ -240,19 +241,6 @@ class Session:
             self.monitors.on_message(f"resuming from {self.found.folder.name}")
         return state
 
-    def _optimizer_config(self, phase: str) -> OptimizerConfig:
-        """The cold start has its own learning rate and no decay; the rest is shared."""
-        cold = self.recipe.cold_start
-        own = {"learning_rate": cold.learning_rate, "warmup_steps": cold.warmup_steps, "schedule": "constant"}
-        return self.recipe.optimizer if phase == "train" else self.recipe.optimizer.model_copy(update=own)
-
-    def _total_updates(self, phase: str) -> int:
-        train = self.recipe.train
-        if phase == "cold_start":
-            return self.recipe.cold_start.num_steps
-        # A minibatch holds whole groups, so there are never more of them than prompts.
-        return train.num_steps * min(train.minibatches_per_step, train.prompts_per_step) * train.passes_per_step
-
     def _preflight(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
         """The cheap part of the doctor, at the start of a run: what is wrong is said, what cannot work stops."""
         from cohort.training.preflight import cheap_checks
@@ -269,9 +257,9 @@ class Session:
 
     def _cold_start(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
         from cohort.base.interrupts import deferred
-        from cohort.model.optim import Optimizer
         from cohort.training.cold_start import cold_start
         from cohort.training.stages import save_run
+        from cohort.training.training_parts import make_optimizer
 
         if state.phase != "cold_start":
             return
@@ -282,7 +270,7 @@ class Session:
         with deferred():
             parts.policy.save(self.folder.start)
             state.phase = "train"
-            state.optimizer = Optimizer(state.optimizer.weights, self._optimizer_config("train"), self._total_updates("train"))
+            state.optimizer = make_optimizer(state.optimizer.weights, self.recipe, "train")
             save_run(parts, state)
 
     def _train(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
@@ -290,10 +278,11 @@ class Session:
         from cohort.loop_iterative import train_in_iterations
         from cohort.training import build
         from cohort.training.stages import save_run
+        from cohort.training.training_parts import make_training_parts
 
         learned = self.recipe.reward_model.iterations > 0
         if state.step < self.recipe.train.num_steps or (learned and not self.folder.reward_model.is_dir()):
-            training = self._training_parts(parts, state, encoded)
+            training = make_training_parts(parts, state, encoded, self.materials)
             self.monitors.on_stage("training", total=self.recipe.train.num_steps, done=state.step)
             if learned:
                 train_in_iterations(training, state, build.compute_dtype(self.recipe))
@@ -306,71 +295,6 @@ class Session:
         if any(reward.function.startswith("python:") for reward in self.recipe.rewards):
             return f"cohort.resume({str(self.folder.root)!r}, rewards=[...]) from Python, with the same functions"
         return f"cohort resume {self.folder.root}"
-
-    def _training_parts(self, parts: Parts, state: TrainState, encoded: EncodedData) -> TrainingParts:
-        """What training needs beside the policy, made from the starting weights and given the state it had."""
-        from cohort.data.prompt_choice import InformativeChoice
-        from cohort.model.critic import Critic, NoCritic
-        from cohort.model.reference import Reference
-        from cohort.model.teacher import load_teacher
-        from cohort.training import build
-        from cohort.training.objective import needs_critic
-        from cohort.training.parts import TrainingParts
-
-        algorithm, reference, teacher = self.recipe.algorithm, None, None
-        critic: Critic | NoCritic = NoCritic()
-        if needs_reference(self.recipe):
-            reference = Reference(self._reference(parts, state), algorithm.reference_every, algorithm.reference_decay)
-            state.attach("reference", reference)
-        if self.recipe.teacher.source:
-            teacher = load_teacher(self.recipe.teacher, parts.policy)
-            state.attach("teacher", teacher)
-        if needs_critic(algorithm):
-            updates, dtype = self._total_updates("train"), build.compute_dtype(self.recipe)
-            critic = Critic(parts.policy, self.recipe.critic, self.recipe.optimizer, dtype, updates)
-            state.attach("critic", critic)
-        if isinstance(parts.stream, InformativeChoice):
-            state.attach("prompt_choice", parts.stream)
-        return TrainingParts(
-            **vars(parts),
-            source=build.make_source(parts, encoded, reference),
-            judge=build.make_judge(parts),
-            reference=reference,
-            critic=critic,
-            teacher=teacher,
-        )
-
-    def _reference(self, parts: Parts, state: TrainState) -> Policy:
-        """The policy the run started from: a copy while the weights are still those, else loaded again.
-
-        With LoRA that is the adapter of the start: the base alone, one that the run was given, or what the cold start left.
-        """
-        from cohort.model.optim import cast_parameters
-        from cohort.model.policy import weights_digest
-        from cohort.training import build
-
-        if state.policy_version == 0:
-            state.start_digest = weights_digest(parts.policy.model)
-            return parts.policy.frozen_copy()
-        if not state.start_digest:
-            raise RunError(
-                "this run began without a reference (algorithm.kl_coef = 0, monitors.kl = false) and cannot get one in the middle: set "
-                "both back in its recipe.toml, or start a new run."
-            )
-        folder = self.folder.start if self.folder.start.is_dir() else None
-        if parts.policy.adapter:
-            reference = build.adapter_at_start(self.recipe, parts.policy, folder)
-        else:
-            reference = build.load_policy(self.recipe, build.load_data(self.recipe, self.materials), folder)
-            cast_parameters(reference.model.requires_grad_(False), parts.policy.model.dtype)
-            reference.prepare(parts.policy.kernels)
-        if weights_digest(reference.model) != state.start_digest:
-            raise RunError(
-                f"{folder or self.recipe.model.lora.adapter or self.recipe.model.source} no longer holds the weights the run started "
-                "from, which are its "
-                "reference for the KL. Restore them, or start a new run."
-            )
-        return reference
 
     def _evaluate_once(self, label: str, parts: Parts, state: TrainState) -> None:
         """Evaluate, unless an earlier process of this run already did."""

@@ -18,11 +18,11 @@ from cohort.algorithms import contradictions
 from cohort.algorithms.named import FIELDS, NAMED
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
-from cohort.recipe import schema as config
+from cohort.recipe import rules
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.built_in import find_recipe, split_words
 from cohort.recipe.choices import COLUMNS, preset_choices, summary_row
 from cohort.recipe.file import load_recipe
-from cohort.recipe.schema import AlgorithmConfig
 from cohort.tools.compare.contenders import find_contenders
 from doc_examples import examples_of
 
@@ -218,15 +218,15 @@ def test_no_rule_of_the_code_is_missing_on_the_page():
             load_recipe(overrides=refused.split())
         except RecipeError as problem:
             reasons.append(str(problem))
-    rules = [
+    found = [
         rule
-        for file in (contradictions.__file__, config.__file__)
+        for file in (contradictions.__file__, rules.__file__)
         for rule in ast.parse(Path(file).read_text(encoding="utf-8")).body
         if isinstance(rule, ast.FunctionDef) and rule.name.startswith(("about_", "why_no_"))
     ]
     returns = [
         node.value
-        for rule in rules
+        for rule in found
         for node in ast.walk(rule)
         if isinstance(node, ast.Return) and not (isinstance(node.value, ast.Constant) and node.value.value == "")
     ]

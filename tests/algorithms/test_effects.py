@@ -24,8 +24,9 @@ from cohort.model.critic import Critic, NoCritic
 from cohort.model.packing import pack
 from cohort.model.policy import Policy
 from cohort.model.teacher import Teacher
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import load_recipe
-from cohort.recipe.schema import AlgorithmConfig, CriticConfig, OptimizerConfig, Recipe, TeacherConfig
+from cohort.recipe.schema import CriticConfig, OptimizerConfig, Recipe, TeacherConfig
 from cohort.recipe.words import describe
 from cohort.rewards.contract import Scored
 from cohort.training.build import EncodedData, make_stream

@@ -7,8 +7,9 @@ import pytest
 from cohort.algorithms.named import NAMED
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import dump_recipe, load_recipe
-from cohort.recipe.schema import AlgorithmConfig, TeacherConfig
+from cohort.recipe.schema import TeacherConfig
 from cohort.recipe.words import describe
 from session_tools import tiny
 
@@ -237,7 +238,7 @@ def test_a_teacher_may_stand_beside_any_credit_of_what_the_policy_samples():
 
 
 def test_a_group_of_one_is_warned_of_only_where_groups_are_compared():
-    from cohort.recipe.schema import recipe_warnings
+    from cohort.recipe.rules import recipe_warnings
 
     words = ["model=somewhere", "group_size=1", "teacher=t"]
     assert not any("group_size" in warning for warning in recipe_warnings(load_recipe(overrides=["algorithm=opd", *words])))
@@ -246,7 +247,7 @@ def test_a_group_of_one_is_warned_of_only_where_groups_are_compared():
 
 
 def test_stale_data_without_a_ratio_is_warned_of_also_from_scratch():
-    from cohort.recipe.schema import recipe_warnings
+    from cohort.recipe.rules import recipe_warnings
 
     assert recipe_warnings(load_recipe(overrides=["algorithm=rloo"])) == []
     (warning,) = recipe_warnings(load_recipe(overrides=["algorithm=rloo", "passes_per_step=2"]))
@@ -256,7 +257,7 @@ def test_stale_data_without_a_ratio_is_warned_of_also_from_scratch():
 
 def test_a_ratio_to_the_engine_corrects_stale_data_without_old_log_probs():
     """The engine's log-probs came with the completions: nothing is stale without correction, and no forward is spent."""
-    from cohort.recipe.schema import recipe_warnings
+    from cohort.recipe.rules import recipe_warnings
     from cohort.training.objective import has_ratio
 
     assert recipe_warnings(load_recipe(overrides=["algorithm=dppo", "passes_per_step=2"])) == []
@@ -285,7 +286,7 @@ ANSWER = {"function": "math_answer"}
 )
 def test_rewards_that_the_advantage_does_not_read_are_said_to_be_without_effect(algorithm, rewards, unread):
     from cohort.recipe.file import build_recipe
-    from cohort.recipe.schema import recipe_warnings
+    from cohort.recipe.rules import recipe_warnings
 
     warnings = recipe_warnings(build_recipe({"algorithm": {"name": algorithm}, "rewards": rewards}))
     if not unread:

@@ -18,7 +18,7 @@ from cohort.algorithms.named import NAMED
 from cohort.algorithms.presets import PRESETS
 from cohort.model.packing import Example, MicroBatch, pack
 from cohort.model.policy import Policy
-from cohort.recipe.schema import AlgorithmConfig
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import gradient_coefficient, pushes_on_all_tokens, token_loss
 from conftest import (
     examples_for,

@@ -25,7 +25,7 @@ from cohort.model.packing import MicroBatch
 from cohort.model.policy import TokenScores
 from cohort.ops.gather import Selection
 from cohort.ops.layout import lay_out
-from cohort.recipe.schema import AlgorithmConfig
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import token_loss
 
 ESTIMATORS = {name: choice.function for name, choice in NAMED["kl"].items()}

@@ -24,9 +24,9 @@ from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.report import write_report
 from cohort.observe.run_folder import RunFolder
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import build_recipe, load_recipe
 from cohort.recipe.own import resolve_recipe
-from cohort.recipe.schema import AlgorithmConfig
 from cohort.recipe.words import describe
 from cohort.training.credit import Credit, check_rows
 from cohort.training.objective import has_ratio, pushes_on_all_tokens, token_loss, weigh_tokens

@@ -26,7 +26,7 @@ from cohort.algorithms.regions import (
 )
 from cohort.model.packing import pack
 from cohort.model.policy import TokenScores
-from cohort.recipe.schema import AlgorithmConfig
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import token_loss
 from conftest import ragged_examples, tiny_policy
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from cohort.algorithms.advantages import batch_whitened
 from cohort.model.packing import Example, make_examples
 from cohort.model.teacher import Teacher
-from cohort.recipe.schema import AlgorithmConfig, TeacherConfig
+from cohort.recipe.algorithm import AlgorithmConfig
+from cohort.recipe.schema import TeacherConfig
 from cohort.training.experience import Credit
 from cohort.training.teaching import hear_teacher
 from cohort.types import Completion, Outcome, Prompt, Rollout

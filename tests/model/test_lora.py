@@ -27,7 +27,8 @@ from cohort.model.policy import Policy, load_adapted, load_pretrained
 from cohort.model.reference import Reference
 from cohort.recipe.file import load_recipe
 from cohort.recipe.materials import Materials
-from cohort.recipe.schema import LoraConfig, OptimizerConfig, recipe_warnings
+from cohort.recipe.rules import recipe_warnings
+from cohort.recipe.schema import LoraConfig, OptimizerConfig
 from cohort.training import build, checkpoint
 from conftest import library_loss_and_gradients, ragged_examples, relative_difference, tiny_policy
 from session_tools import bits, digit_share, rows_of, summary_of, tiny, train_tiny, without_timing

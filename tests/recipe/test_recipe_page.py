@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from cohort.algorithms.presets import PRESETS
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import PREFERRED, build_recipe, leaf_fields
 from cohort.recipe.page import allowed_words, default_words, markdown, sections, shown, type_words
-from cohort.recipe.schema import AlgorithmConfig, PromptsConfig, Recipe, RewardConfig
+from cohort.recipe.schema import PromptsConfig, Recipe, RewardConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
 

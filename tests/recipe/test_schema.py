@@ -14,7 +14,8 @@ from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe.built_in import recipe_path
 from cohort.recipe.file import OTHER_WORDS, dump_recipe, leaf_fields, load_recipe, walk
-from cohort.recipe.schema import Recipe, recipe_warnings
+from cohort.recipe.rules import recipe_warnings
+from cohort.recipe.schema import Recipe
 
 
 def message(*overrides: str, toml: str | None = None, folder: Path | None = None, values=None) -> str:

@@ -13,7 +13,8 @@ from cohort.observe.report.data import load_run
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.built_in import built_in, recipe_path
 from cohort.recipe.file import build_recipe, dump_recipe, load_recipe
-from cohort.recipe.schema import Recipe, reward_name
+from cohort.recipe.rules import reward_name
+from cohort.recipe.schema import Recipe
 from cohort.recipe.versions import CHANGES, MOVED, VERSION, bring_up_to_date
 from cohort.rewards import BUILT_IN
 from cohort.tools.audit.profiles import PROFILES

@@ -14,7 +14,7 @@ import test_rewards_zoo as zoo
 import cohort
 from cohort import api
 from cohort.errors import RecipeError, RewardError
-from cohort.recipe.schema import reward_name
+from cohort.recipe.rules import reward_name
 from cohort.rewards.base import RewardRunner
 from cohort.types import Completion, Prompt
 

@@ -15,8 +15,9 @@ from cohort.errors import RewardError
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.packing import Example, make_examples, pack
 from cohort.model.policy import Policy
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import load_recipe
-from cohort.recipe.schema import AlgorithmConfig, CriticConfig, OptimizerConfig
+from cohort.recipe.schema import CriticConfig, OptimizerConfig
 from cohort.training.drawing import Collected
 from cohort.training.experience import Credit, Models, rewards_of
 from cohort.training.state import Batch

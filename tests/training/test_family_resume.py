@@ -13,7 +13,7 @@ import signal
 import pytest
 
 from cohort.algorithms.presets import PRESETS
-from cohort.recipe.schema import AlgorithmConfig
+from cohort.recipe.algorithm import AlgorithmConfig
 from session_tools import Trap, differences, fork_server, rows_of, train_tiny, tree
 
 ANSWER = {"function": "math_answer", "args": {"pattern": r">(\d+)\s*$"}}

@@ -19,8 +19,9 @@ from cohort.model.packing import Example, pack
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.model.teacher import Teacher
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import load_recipe
-from cohort.recipe.schema import AlgorithmConfig, CriticConfig, OptimizerConfig, ScratchConfig, TeacherConfig
+from cohort.recipe.schema import CriticConfig, OptimizerConfig, ScratchConfig, TeacherConfig
 from cohort.tools.doctor import run_doctor
 from cohort.training import preflight
 from cohort.training.drawing import Collected

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cohort.errors import PromptError
-from cohort.recipe.schema import nearest
+from cohort.recipe.section import nearest
 
 Row = dict[str, Any]
 

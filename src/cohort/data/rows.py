@@ -20,7 +20,8 @@ from cohort.base.importing import NotImportable, load_function
 from cohort.data.benchmark_files import shape_row
 from cohort.data.tasks import load_task
 from cohort.errors import PromptError
-from cohort.recipe.schema import PromptsConfig, nearest
+from cohort.recipe.schema import PromptsConfig
+from cohort.recipe.section import nearest
 from cohort.rewards.gym.rows import load_gym
 from cohort.types import Message
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from cohort.data.column_addition import column_addition
 from cohort.errors import PromptError
-from cohort.recipe.schema import nearest
+from cohort.recipe.section import nearest
 
 TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {"column_addition": column_addition}
 

@@ -16,7 +16,7 @@ from cohort.engine.requests import make_requests, regroup, sample_groups
 from cohort.engine.stop import stop_ids
 from cohort.errors import EngineError
 from cohort.recipe.engines import AUTO, AUTO_ORDER, ENGINES
-from cohort.recipe.schema import nearest
+from cohort.recipe.section import nearest
 
 __all__ = ["Engine", "build_engine", "make_requests", "regroup", "sample_groups", "stop_ids"]
 

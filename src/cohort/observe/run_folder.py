@@ -22,9 +22,10 @@ from cohort.algorithms.registry import BadChoice
 from cohort.base.interrupts import deferred
 from cohort.errors import CohortError, RunError
 from cohort.observe.monitors.jsonl import read_rows
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.recipe.materials import PYTHON_ROWS
-from cohort.recipe.schema import AlgorithmConfig, PromptsConfig, Recipe
+from cohort.recipe.schema import PromptsConfig, Recipe
 from cohort.recipe.versions import bring_up_to_date
 from cohort.rewards.call import is_plain
 from cohort.types import Rollout

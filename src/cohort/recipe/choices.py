@@ -9,7 +9,8 @@ from cohort.algorithms.effects import idle
 from cohort.algorithms.named import Chosen, Own
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
-from cohort.recipe.schema import AlgorithmConfig, nearest
+from cohort.recipe.algorithm import AlgorithmConfig
+from cohort.recipe.section import nearest
 
 Choices = dict[str, Any]
 COLUMNS = ("data", "advantage", "region", "aggregation", "KL", "extras")

@@ -13,9 +13,9 @@ from typing import Any
 from cohort.algorithms.named import FIELDS, NAMED, parameter_words
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import READABLE, Choice, Kind
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.choices import in_use, preset_choices
 from cohort.recipe.page import allowed_words, default_words, table_row, type_words
-from cohort.recipe.schema import AlgorithmConfig
 
 INTRODUCTION = """\
 # The choices

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ValidationError
 
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
-from cohort.recipe.schema import Recipe, nearest
+from cohort.recipe.schema import Recipe
+from cohort.recipe.section import nearest
 from cohort.recipe.versions import bring_up_to_date, refuse_moved_functions
 
 PREFERRED = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from cohort.algorithms.contradictions import contradiction
 from cohort.algorithms.own import named_own, resolve_own
 from cohort.errors import RecipeError
-from cohort.recipe.schema import Recipe, why_choices_are_refused
+from cohort.recipe.rules import why_choices_are_refused
+from cohort.recipe.schema import Recipe
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:

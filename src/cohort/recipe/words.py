@@ -6,8 +6,9 @@ from typing import Any
 
 from cohort.algorithms.effects import idle
 from cohort.algorithms.registry import Choice, Kind
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.choices import written
-from cohort.recipe.schema import AlgorithmConfig, TeacherConfig
+from cohort.recipe.schema import TeacherConfig
 
 NO_TEACHER = TeacherConfig()
 DATA_WORDS = {

@@ -100,7 +100,7 @@ class RewardRunner:
         max_fault_share: float = 0.1,
     ) -> RewardRunner:
         """`functions` gives the callables behind names of the Python API, such as "python:correct"."""
-        from cohort.recipe.schema import reward_name
+        from cohort.recipe.rules import reward_name
 
         given = functions or {}
         return cls(

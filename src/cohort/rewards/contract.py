@@ -11,7 +11,7 @@ from typing import Any
 
 from cohort.base.importing import NotImportable, load_function
 from cohort.errors import RewardError
-from cohort.recipe.schema import nearest
+from cohort.recipe.section import nearest
 from cohort.rewards import BUILT_IN, built_in
 from cohort.rewards.call import LIMIT_KINDS, OFFERED, Answered, Failed, Signature, Steps, TrainerState
 from cohort.types import Completion, Outcome, Prompt

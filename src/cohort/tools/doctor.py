@@ -6,7 +6,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from cohort.recipe.schema import Recipe, recipe_warnings
+from cohort.recipe.rules import recipe_warnings
+from cohort.recipe.schema import Recipe
 from cohort.rewards.base import RewardRunner
 
 MARKS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "failure": "[bold red]FAILURE[/]"}

@@ -21,13 +21,9 @@ from cohort.engine.protocol import Engine
 from cohort.errors import ModelError, PromptError
 from cohort.model import lora
 from cohort.model.policy import Policy, load_adapted, load_model, load_pretrained, pick_device, pick_dtype
-from cohort.model.reference import Reference
 from cohort.recipe.materials import PYTHON_ROWS, Materials
 from cohort.recipe.schema import PromptsConfig, Recipe
 from cohort.training.cold_start import Demonstration, make_demonstrations
-from cohort.training.judging import Judge, RewardJudge, RowJudge, Scorer
-from cohort.training.parts import Parts
-from cohort.training.sources import Sampled, Source, Written
 from cohort.types import Prompt, Sampling
 
 Rows = list[dict[str, Any]]
@@ -209,30 +205,6 @@ def make_stream(recipe: Recipe, encoded: EncodedData) -> Stream:
     if recipe.algorithm.prompt_choice == "informative":
         return InformativeChoice(prompts, recipe.seed, recipe.algorithm.choice_floor)
     return PromptStream(prompts, recipe.seed, recipe.prompts.shuffle)
-
-
-def make_source(parts: Parts, encoded: EncodedData, reference: Reference | None) -> Source:
-    """Where completions come from, by algorithm.data."""
-    recipe, data = parts.recipe, parts.recipe.algorithm.data
-    if data == "demonstrations":
-        written = {one.prompt.index: (one.completion_ids,) for one in encoded.demonstrations}
-        return Written(written, parts.policy.codec.decode)
-    if data == "pairs":
-        return Written(encoded.pairs, parts.policy.codec.decode)
-    engine, policy = parts.engine, parts.policy
-    if data == "start":
-        assert reference is not None
-        policy = reference.policy
-        engine, _ = make_engine(recipe, policy)
-        engine.slots = parts.engine.slots
-    return Sampled(recipe.seed, engine, parts.sampling, policy.own_parameters)
-
-
-def make_judge(parts: Parts, scorer: Scorer | None = None) -> Judge:
-    """Who says what completions are worth: the reward functions, a scorer in their place, or the rows themselves."""
-    if parts.recipe.algorithm.data not in SAMPLED:
-        return RowJudge()
-    return RewardJudge(scorer or parts.rewards, parts.recipe, parts.sampling.max_completion_tokens)
 
 
 def training_sampling(recipe: Recipe, policy: Policy) -> Sampling:

@@ -15,7 +15,7 @@ from cohort.algorithms.named import find_named
 from cohort.algorithms.registry import SAMPLED, Choice
 from cohort.errors import RecipeError
 from cohort.model.packing import Example
-from cohort.recipe.schema import AlgorithmConfig
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.step_rewards import token_steps
 from cohort.types import Rollout
 

@@ -20,7 +20,9 @@ from cohort.model.critic import Critic, NoCritic
 from cohort.model.packing import Example, Layouts, make_examples, minibatch_members
 from cohort.model.policy import Policy
 from cohort.model.teacher import Teacher
-from cohort.recipe.schema import AlgorithmConfig, Recipe, reward_name
+from cohort.recipe.algorithm import AlgorithmConfig
+from cohort.recipe.rules import reward_name
+from cohort.recipe.schema import Recipe
 from cohort.training.credit import Credit, count_completions, read_parts, rewards_of
 from cohort.training.drawing import Collected
 from cohort.training.objective import compares_pairs, has_ratio, needs_critic, pushes_on_all_tokens, reads_logprobs

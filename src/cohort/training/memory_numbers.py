@@ -7,7 +7,7 @@ import torch
 
 from cohort.model.policy import Policy
 from cohort.ops.fused.training import FusedBackbone
-from cohort.recipe.schema import needs_reference
+from cohort.recipe.rules import needs_reference
 from cohort.training.build import EncodedData
 from cohort.training.memory_estimate import ModelNumbers, RunNumbers
 from cohort.training.objective import needs_critic

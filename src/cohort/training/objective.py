@@ -17,7 +17,8 @@ from cohort.algorithms.registry import Choice
 from cohort.errors import RecipeError
 from cohort.model.packing import Example, Layouts, MicroBatch, Minibatch, Weigh, pack
 from cohort.model.policy import Policy, TokenScores
-from cohort.recipe.schema import AlgorithmConfig, Recipe
+from cohort.recipe.algorithm import AlgorithmConfig
+from cohort.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from cohort.base.stopwatch import Stopwatch
 from cohort.engine import sample_groups
 from cohort.errors import CohortError
 from cohort.model.critic import NoCritic
-from cohort.recipe.schema import measures_kl
+from cohort.recipe.rules import measures_kl
 from cohort.training.drawing import Collected, as_groups
 from cohort.training.experience import Models, credit_tokens, make_batch
 from cohort.training.judging import RewardJudge

@@ -19,7 +19,8 @@ from cohort.model.reference import Reference
 from cohort.model.teacher import Teacher
 from cohort.observe.monitors import Monitors
 from cohort.observe.run_folder import RunFolder
-from cohort.recipe.schema import Recipe, measures_kl
+from cohort.recipe.rules import measures_kl
+from cohort.recipe.schema import Recipe
 from cohort.rewards.base import RewardRunner
 from cohort.training.experience import Models
 from cohort.training.judging import Judge

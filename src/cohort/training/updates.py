@@ -16,7 +16,7 @@ from cohort.model.packing import MicroBatch, Minibatch
 from cohort.model.policy import TokenScores
 from cohort.observe.metrics import find_merge
 from cohort.observe.perf import minibatch_tokens
-from cohort.recipe.schema import AlgorithmConfig
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import TokenLoss, compares_pairs
 
 

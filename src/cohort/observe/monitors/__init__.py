@@ -22,7 +22,8 @@ from cohort.base.importing import NotImportable, load_function
 from cohort.errors import CohortError, RecipeError
 from cohort.observe.monitors.base import Monitor, Monitors, Watched, check_methods
 from cohort.observe.monitors.jsonl import JsonlMonitor, read_rows
-from cohort.recipe.schema import MonitorsConfig, Recipe, nearest
+from cohort.recipe.schema import MonitorsConfig, Recipe
+from cohort.recipe.section import nearest
 
 __all__ = ["MONITORS", "JsonlMonitor", "Monitor", "Monitors", "build_monitors", "monitor_problems", "read_rows", "unwatched"]
 

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any
 
 from cohort.errors import RecipeError
-from cohort.recipe.schema import Recipe, nearest
+from cohort.recipe.schema import Recipe
+from cohort.recipe.section import nearest
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from cohort.errors import RecipeError
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.run_folder import known_functions
-from cohort.recipe.schema import AlgorithmConfig
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.versions import bring_up_to_date
 from cohort.recipe.words import describe, describe_own
 

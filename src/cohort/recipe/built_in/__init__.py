@@ -7,7 +7,8 @@ from pathlib import Path
 
 from cohort.errors import RecipeError
 from cohort.recipe.file import load_recipe
-from cohort.recipe.schema import Recipe, nearest
+from cohort.recipe.schema import Recipe
+from cohort.recipe.section import nearest
 
 HERE = Path(__file__).parent
 DEMO = "column_addition"

@@ -26,7 +26,7 @@ from typing import Any
 import cohort
 from cohort.base.keyed import keyed_hash, keyed_share
 from cohort.errors import PromptError
-from cohort.recipe.schema import nearest
+from cohort.recipe.section import nearest
 from cohort.rewards.gym.catalogue import FIXED_HASH_TASKS, JAILED_TASKS, has_jail, require_served
 from cohort.rewards.gym.catalogue import REFUSED_TASKS as REFUSED_TASKS
 from cohort.rewards.gym.catalogue import SAFE_TASKS as SAFE_TASKS

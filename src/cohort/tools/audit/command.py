@@ -167,7 +167,7 @@ def audit_recipe(path: Path, overrides: Sequence[str], gold: str, template: str,
     """Every reward of the recipe, with its own rows, arguments, threshold and time limit."""
     from cohort.data.rows import load_rows, render
     from cohort.recipe.file import load_recipe
-    from cohort.recipe.schema import reward_name
+    from cohort.recipe.rules import reward_name
 
     recipe = load_recipe(path, overrides)
     prompts = recipe.prompts.model_copy(update={"limit": min(recipe.prompts.limit or READ_ROWS, READ_ROWS)})

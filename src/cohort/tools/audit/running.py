@@ -119,7 +119,7 @@ class Bench:
 
     def check(self, rows: Sequence[AuditRow]) -> None:
         """The rows have every column that the function needs, and the function knows every argument."""
-        from cohort.recipe.schema import nearest
+        from cohort.recipe.section import nearest
 
         given = {*self.parameters(), *self.args}
         missing = [name for name in self.signature.required if name not in given]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cohort.errors import RecipeError
-from cohort.recipe.schema import nearest
+from cohort.recipe.section import nearest
 from cohort.tools.bench import machine as machines
 from cohort.tools.bench.job import Job
 from cohort.tools.bench.output import refuse_unwritable, write_result

@@ -14,7 +14,7 @@ from typing import Any
 
 from cohort.errors import RecipeError
 from cohort.ops.flops import Dimensions
-from cohort.recipe.schema import nearest
+from cohort.recipe.section import nearest
 from cohort.tools.bench.workload import BOS, EOS, PAD, SPECIAL, word
 
 QWEN_VOCABULARY = 151_936

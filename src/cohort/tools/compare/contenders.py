@@ -16,6 +16,7 @@ from typing import Any
 
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.built_in import DEMO, built_in, recipe_path
 from cohort.recipe.file import (
     OTHER_WORDS,
@@ -31,7 +32,8 @@ from cohort.recipe.file import (
     resolve_undotted,
 )
 from cohort.recipe.own import resolve_recipe
-from cohort.recipe.schema import AlgorithmConfig, Recipe, nearest
+from cohort.recipe.schema import Recipe
+from cohort.recipe.section import nearest
 
 BUDGET = ("train.num_steps", "train.prompts_per_step", "train.group_size", "evaluation")
 """Equal for all, or the table compares budgets and not algorithms."""

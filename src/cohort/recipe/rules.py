@@ -1,0 +1,173 @@
+"""What the sections of a recipe say about each other: what cannot learn, what is needed, what is worth a warning. No torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cohort.algorithms.effects import LOWERED
+from cohort.algorithms.registry import SAMPLED
+
+if TYPE_CHECKING:
+    from cohort.recipe.algorithm import AlgorithmConfig
+    from cohort.recipe.schema import Recipe, RewardConfig
+
+
+def why_choices_are_refused(recipe: Recipe) -> str:
+    """What the facts of the choices forbid beside the rest of the recipe; asked again when a user's functions are resolved."""
+    algorithm = recipe.algorithm
+    if recipe.monitors.kl and (algorithm.data != "policy" or algorithm.chosen.region.traits.preference):
+        return (
+            "monitors.kl: the KL is measured on what the policy samples, and here it is not trained on that (algorithm.data "
+            f"{algorithm.data!r}, region {algorithm.region!r}). Leave it out."
+        )
+    return why_nothing_is_learned(recipe) or why_no_reward_model(recipe) or why_no_teacher(recipe)
+
+
+def why_nothing_is_learned(recipe: Recipe) -> str:
+    """Why a group of one teaches nothing here; "" when it does, and while a user's advantage is not resolved."""
+    algorithm, advantage = recipe.algorithm, recipe.algorithm.chosen.advantage
+    alone = recipe.train.num_steps > 0 and algorithm.data in SAMPLED and recipe.train.group_size == 1
+    if not (alone and advantage.known and advantage.traits.compares_group):
+        return ""
+    return (
+        f"train.group_size: with advantage {advantage.name!r} the group is its own baseline, and a group of one always has "
+        "advantage 0. Use a group_size of at least 2 (8 is usual)."
+    )
+
+
+def measures_kl(recipe: Recipe) -> bool:
+    """Whether batches are scored by a reference: for the loss or the reward, or to watch the KL alone."""
+    return recipe.algorithm.kl_coef > 0 or recipe.monitors.kl
+
+
+def needs_reference(recipe: Recipe) -> bool:
+    return measures_kl(recipe) or recipe.algorithm.data == "start"
+
+
+def why_no_reward_model(recipe: Recipe) -> str:
+    """Why these choices would never read a learned reward, or read it wrongly; "" when they do."""
+    algorithm, iterations = recipe.algorithm, recipe.reward_model.iterations
+    if not iterations:
+        return ""
+    if algorithm.data != "policy":
+        return (
+            f"reward_model.iterations: algorithm.data {algorithm.data!r} is not sampled anew, so a reward model that is fitted "
+            "on the policy's completions has nothing to judge. Use data = 'policy', or iterations = 0."
+        )
+    if not algorithm.chosen.advantage.reads_reward:
+        return (
+            f"reward_model.iterations: advantage {algorithm.advantage!r} reads step rewards, parts or success, never the learned "
+            "reward of a completion. Use a group advantage such as 'group_normalized', or iterations = 0."
+        )
+    if algorithm.overlong_share:
+        return (
+            "reward_model.iterations: a learned score has no scale, so the overlong penalty of 0 to 1 may drown it or drown "
+            "in it. Set algorithm.overlong_share = 0."
+        )
+    if iterations > recipe.train.num_steps:
+        return (
+            f"reward_model.iterations: {iterations} fits for train.num_steps = {recipe.train.num_steps} steps; some would train "
+            "nothing. Use at most one per step."
+        )
+    return ""
+
+
+def why_no_teacher(recipe: Recipe) -> str:
+    """Why a teacher would have nothing to say here, or why nobody would; "" when it makes sense."""
+    algorithm, teacher = recipe.algorithm, recipe.teacher
+    region = algorithm.chosen.region
+    if not teacher.source:
+        idle = [name for name in ("revision", "coef") if getattr(teacher, name) != type(teacher).model_fields[name].default]
+        if idle:
+            return f"teacher.{idle[0]}: there is no teacher. Set teacher.source to a folder or hub id, or leave {idle[0]} out."
+        if algorithm.chosen.advantage.traits.needs_teacher and recipe.train.num_steps:
+            return (
+                f"algorithm.advantage: {algorithm.advantage!r} credits no completion, so without a teacher nothing is learned. Set "
+                "teacher.source to the folder or hub id of a model with the same tokenizer, or use an advantage that reads rewards."
+            )
+        return ""
+    if algorithm.data != "policy":
+        return (
+            f"teacher.source: a teacher judges what the policy samples, and data {algorithm.data!r} is not sampled from it. Use data = "
+            "'policy', or no teacher; its written completions are learned by data = 'demonstrations'."
+        )
+    if region.traits.preference:
+        return (
+            f"teacher.source: region {region.name!r} compares whole completions, and a teacher credits single tokens. Use region = "
+            "'clip' with an advantage that compares rewards, or no teacher."
+        )
+    if region.traits.one_value:
+        return (
+            f"teacher.source: region {region.name!r} gives a completion one value, which fits one advantage per completion, and a "
+            "teacher credits single tokens. Use region = 'clip'."
+        )
+    return ""
+
+
+def leaves_stale(algorithm: AlgorithmConfig) -> bool:
+    """Whether nothing corrects for completions of a policy some updates ago."""
+    region = algorithm.chosen.region
+    return region.known and not region.traits.needs_ratio and not region.traits.preference
+
+
+def unread_rewards(recipe: Recipe) -> list[str]:
+    """Rewards with weight that the advantage does not see: all but the one that decides success, where it reads that alone."""
+    advantage = recipe.algorithm.chosen.advantage
+    if recipe.algorithm.data not in SAMPLED or not advantage.reads_success or LOWERED & {*advantage.reads}:
+        return []
+    outcome = next((reward for reward in recipe.rewards if reward.outcome), recipe.rewards[0])
+    return [reward_name(reward) for reward in recipe.rewards if reward is not outcome and reward.weight]
+
+
+def reward_name(reward: RewardConfig) -> str:
+    return reward.name or reward.function.rsplit(":", 1)[-1].rsplit(".", 1)[-1]
+
+
+def recipe_warnings(recipe: Recipe) -> list[str]:
+    """Values outside the ranges that are known to work. Ranges are for pretrained models; from scratch none apply."""
+    warnings = []
+    stale = recipe.train.minibatches_per_step * recipe.train.passes_per_step > 1
+    if recipe.train.num_steps and stale and recipe.algorithm.data == "policy" and leaves_stale(recipe.algorithm):
+        warnings.append(
+            f"algorithm.region = {recipe.algorithm.region} corrects nothing on stale data, and with several minibatches or passes all but the first "
+            "are stale: set train.minibatches_per_step = train.passes_per_step = 1, or use region = clip"
+        )
+    unread = unread_rewards(recipe)
+    if recipe.train.num_steps and unread:
+        warnings.append(
+            f"algorithm.advantage = {recipe.algorithm.advantage} reads success alone, so these rewards are measured and without effect: "
+            f"{', '.join(unread)}. Give them weight = 0 to say so, or use an advantage that reads rewards, such as group_normalized"
+        )
+    if recipe.model.source == "scratch" or recipe.train.num_steps == 0:
+        return warnings
+
+    def check(path: str, value: float, low: float, high: float, why: str) -> None:
+        if not low <= value <= high:
+            warnings.append(f"{path} = {value:g} is outside {low:g} to {high:g}: {why}")
+
+    if recipe.algorithm.chosen.advantage.traits.compares_group:
+        why = "small groups are often without signal, large ones cost rollouts"
+        check("train.group_size", recipe.train.group_size, 4, 64, why)
+    check(
+        "sampling.temperature",
+        recipe.sampling.temperature,
+        0.6,
+        1.0,
+        "too low and a group holds copies, too high and it holds noise",
+    )
+    region = recipe.algorithm.chosen.region
+    if "clip_low" in region.parameters and not region.traits.one_value:  # a whole completion's ratio moves by far less
+        check("algorithm.clip_low", recipe.algorithm.clip_low, 0.1, 0.3, "the trust region of PPO and GRPO is about 0.2")
+        check("algorithm.clip_high", recipe.algorithm.clip_high, 0.1, 0.3, "DAPO's clip-higher is 0.28")
+    check(
+        "algorithm.kl_coef", recipe.algorithm.kl_coef, 0.0, 0.04, "more KL than DeepSeekMath used holds the policy at its start"
+    )
+    if recipe.model.lora.rank:
+        why = (
+            "a rule of thumb: LoRA needs about ten times the rate of full training, 1e-5 to 1e-4 where that takes 1e-6 to 1e-5"
+        )
+        check("optimizer.learning_rate", recipe.optimizer.learning_rate, 1e-5, 1e-3, why)
+    else:
+        why = "full fine-tuning with RL works around 1e-6"
+        check("optimizer.learning_rate", recipe.optimizer.learning_rate, 1e-7, 1e-5, why)
+    return warnings
