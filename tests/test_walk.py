@@ -1,0 +1,190 @@
+"""The walk of docs/how-it-works.md, taken: a tiny demo is trained, and every call of the package is seen.
+
+Stations are calls in the order of the page, each inside the one that the page says; none is entered again while it is open; and
+no room calls up the house but where the page names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import pytest
+
+from cohort.cli import app
+from house import FLOORS, ROOT, SOURCE
+
+PAGE = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+MOST_STATIONS = 44
+SMALL = """
+    model.scratch.hidden_size=32 model.scratch.intermediate_size=48 model.scratch.num_layers=2 model.scratch.num_heads=2
+    model.scratch.num_kv_heads=1 prompts.args.digits=1 prompts.limit=8 cold_start.num_steps=1 cold_start.batch_size=8
+    cold_start.check_prompts=4 cold_start.check_every=1 sampling.max_completion_tokens=12 num_steps=1 prompts_per_step=4
+    group_size=8 evaluation.samples=0 checkpoints.every_steps=1 monitors.console=false name=run
+""".split()
+"""The demo as `cohort train` has it, with a smaller model, fewer prompts and one step."""
+
+
+COMPREHENSIONS = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
+
+
+class Station(NamedTuple):
+    number: int
+    inside: int
+    """0: nothing."""
+    name: str
+
+
+def rows_between(mark: str) -> list[list[str]]:
+    """Cells of the table between two marks of the page."""
+    text = PAGE.split(f"<!-- {mark}:begin -->\n")[1].split(f"<!-- {mark}:end -->")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+
+
+STATIONS = [Station(int(row[0]), int(row[1] or 0), row[2].strip("`")) for row in rows_between("walk")]
+HANDED = [[re.findall(r"`([^`]+)`", cell) for cell in row[:2]] for row in rows_between("handed")]
+
+
+def code_of(name: str) -> CodeType:
+    """Of `file.py:Class.method`."""
+    file, _, path = name.partition(":")
+    found: Any = importlib.import_module("cohort." + file.removesuffix(".py").replace("/", "."))
+    for attribute in path.split("."):
+        found = getattr(found, attribute)
+    return inspect.unwrap(found).__code__
+
+
+def name_of(code: CodeType) -> str:
+    """As on the page. A function inside another is a part of it."""
+    return f"{Path(code.co_filename).relative_to(SOURCE)}:{code.co_qualname.partition('.<locals>')[0]}"
+
+
+def floor_of(name: str) -> int:
+    room = re.split(r"[/.]", name)[0]
+    return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
+
+
+@dataclass
+class Open:
+    """A call that has not returned."""
+
+    name: str
+    station: int
+    number: int
+    """Of the call, from 0, over all stations."""
+
+
+@dataclass
+class Walk:
+    """Who was called, by whom, in a run."""
+
+    codes: dict[CodeType, str] = field(default_factory=dict)
+    """Codes met so far; a name of "" is not looked at."""
+    calls: list[tuple[int, int, int]] = field(default_factory=list)
+    """(station, number of the call it is inside, functions between the two) of every call of a station, in order; -1: none."""
+    again: set[str] = field(default_factory=set)
+    """Stations entered while they were open."""
+    upward: set[tuple[str, str]] = field(default_factory=set)
+    stacks: dict[int, list[Open]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stations = {code_of(station.name): station.number for station in STATIONS}
+
+    def find_name(self, code: CodeType) -> str:
+        if code not in self.codes:
+            ours = code.co_filename.startswith(str(SOURCE)) and code.co_flags & inspect.CO_OPTIMIZED  # no module, no class
+            self.codes[code] = name_of(code) if ours and code.co_name not in COMPREHENSIONS else ""
+        return self.codes[code]
+
+    def look(self, frame: FrameType, event: str, _: Any) -> None:
+        """A profiler (sys.setprofile) of every thread."""
+        if event not in ("call", "return") or not (name := self.find_name(frame.f_code)):
+            return
+        stack = self.stacks.setdefault(threading.get_ident(), [])
+        if event == "return":
+            if stack and stack[-1].name == name:
+                stack.pop()
+            return
+        if stack and floor_of(name) < floor_of(stack[-1].name):
+            self.upward.add((stack[-1].name, name))
+        station = self.stations.get(frame.f_code, 0)
+        number = -1
+        if station:
+            number = len(self.calls)
+            place = next((place for place in range(len(stack) - 1, -1, -1) if stack[place].station), -1)
+            between = {one.name for one in stack[place + 1 :]}
+            self.calls.append((station, stack[place].number if place >= 0 else -1, len(between)))
+            if any(one.station == station for one in stack):
+                self.again.add(name)
+        stack.append(Open(name, station, number))
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory):
+    """One run of the command line under the profiler. A thread stands where it was started."""
+    for module in ("transformers.models.llama.modeling_llama", "cohort.observe.report", "pyarrow.parquet", "pandas"):
+        importlib.import_module(module)  # what is imported under a profiler takes three times as long
+    runs, made = tmp_path_factory.mktemp("walk"), Walk()
+    start, run = threading.Thread.start, threading.Thread.run
+
+    def start_here(thread: threading.Thread) -> None:
+        thread.walked = list(made.stacks.get(threading.get_ident(), []))  # type: ignore[attr-defined]
+        start(thread)
+
+    def run_there(thread: threading.Thread) -> None:
+        made.stacks[threading.get_ident()] = thread.walked  # type: ignore[attr-defined]
+        run(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_here)
+        patch.setattr(threading.Thread, "run", run_there)
+        threading.setprofile(made.look)
+        sys.setprofile(made.look)
+        try:
+            app(["train", *SMALL, f"runs_folder={runs}"], standalone_mode=False)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+    assert (runs / "run" / "checkpoints" / "step-1").is_dir()
+    return made
+
+
+def test_the_walk_is_short_and_numbered():
+    assert [station.number for station in STATIONS] == list(range(1, len(STATIONS) + 1))
+    assert len(STATIONS) <= MOST_STATIONS
+    assert all(station.inside < station.number for station in STATIONS)
+    assert len({station.name for station in STATIONS}) == len(STATIONS)
+
+
+def test_stations_are_called_in_the_order_of_the_page_and_inside_the_one_it_says(walk):
+    met = {0: -1}  # station -> the call that is meant
+    for station in STATIONS:
+        found = [
+            number for number, (one, inside, _) in enumerate(walk.calls) if (one, inside) == (station.number, met[station.inside])
+        ]
+        assert found, f"{station.name} is not called inside station {station.inside}"
+        assert found[0] > met.get(station.number - 1, -1), f"{station.name} is called before station {station.number - 1}"
+        met[station.number] = found[0]
+    [told] = re.findall(r"at most (\w+) between a station and the one it is inside", PAGE)
+    most = max(walk.calls[met[station.number]][2] for station in STATIONS)
+    assert told == ["no", "one", "two", "three", "four", "five"][most]
+
+
+def test_no_station_is_called_back_by_what_it_contains(walk):
+    assert walk.again == set()
+
+
+def test_what_a_lower_room_calls_in_a_higher_one_is_named_on_the_page(walk):
+    named = {(caller, handed) for callers, all_handed in HANDED for caller in callers for handed in all_handed}
+    assert walk.upward <= named
+    assert len(walk.upward) >= 5  # those of own kernels are met where there are any
+    for pair in named:
+        assert [name_of(code_of(name)) for name in pair] == list(pair)
+        assert floor_of(pair[0]) > floor_of(pair[1])
