@@ -27,8 +27,9 @@ SMALL = """
     model.scratch.hidden_size=32 model.scratch.intermediate_size=48 model.scratch.num_layers=2 model.scratch.num_heads=2
     model.scratch.num_kv_heads=1 prompts.args.digits=1 prompts.limit=8 cold_start.num_steps=1 cold_start.batch_size=8
     cold_start.check_prompts=4 cold_start.check_every=1 sampling.max_completion_tokens=12 num_steps=1 prompts_per_step=4
-    group_size=8 evaluation.samples=0 checkpoints.every_steps=1 monitors.console=false name=run
-""".split()
+    group_size=8 evaluation.samples=0 evaluation.sets.held_out.args.digits=1 evaluation.sets.all_carry.args.digits=1
+    evaluation.sets.four_digits.args.digits=1 checkpoints.every_steps=1 monitors.console=false name=run
+"""
 """The demo as `cohort train` has it, with a smaller model, fewer prompts and one step."""
 
 
@@ -148,7 +149,7 @@ def walk(tmp_path_factory):
         threading.setprofile(made.look)
         sys.setprofile(made.look)
         try:
-            app(["train", *SMALL, f"runs_folder={runs}"], standalone_mode=False)
+            app(["train", *SMALL.split(), f"runs_folder={runs}"], standalone_mode=False)
         finally:
             sys.setprofile(None)
             threading.setprofile(None)  # type: ignore[arg-type]
@@ -167,14 +168,17 @@ def test_stations_are_called_in_the_order_of_the_page_and_inside_the_one_it_says
     met = {0: -1}  # station -> the call that is meant
     for station in STATIONS:
         found = [
-            number for number, (one, inside, _) in enumerate(walk.calls) if (one, inside) == (station.number, met[station.inside])
+            number
+            for number, (one, inside, _) in enumerate(walk.calls)
+            if (one, inside) == (station.number, met[station.inside])
         ]
         assert found, f"{station.name} is not called inside station {station.inside}"
         assert found[0] > met.get(station.number - 1, -1), f"{station.name} is called before station {station.number - 1}"
         met[station.number] = found[0]
-    [told] = re.findall(r"at most (\w+) between a station and the one it is inside", PAGE)
-    most = max(walk.calls[met[station.number]][2] for station in STATIONS)
-    assert told == ["no", "one", "two", "three", "four", "five"][most]
+    between = [walk.calls[met[station.number]][2] for station in STATIONS]
+    [(most, total)] = re.findall(r"at most (\w+) between a station and the one it is inside, (\d+) on the whole\s+way", PAGE)
+    assert most == ["no", "one", "two", "three", "four", "five"][max(between)]
+    assert int(total) == sum(between)
 
 
 def test_no_station_is_called_back_by_what_it_contains(walk):
