@@ -31,7 +31,9 @@ SOURCE = ROOT / "src" / "cohort"
 PAGE = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
 PROSE = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
 SECTIONS = re.split(r"^(?=##)", PROSE, flags=re.MULTILINE)
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((SOURCE / "recipes").glob("*/README.md"))]
+TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+BUILT_IN = sorted((SOURCE / "recipe" / "built_in").glob("*/README.md"))
+PAGES = [*TOP, *sorted((ROOT / "docs").glob("*.md")), *BUILT_IN]
 RULE = re.compile(r"\|?[\s:|-]+\|?")
 
 

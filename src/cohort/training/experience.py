@@ -211,8 +211,9 @@ def add_logprobs(
 
     Exactly on-policy (one optimizer step per batch) the old log-probs are the current ones and no forward is spent, unless
     the advantages need them. Where a sampled token is older than the policy, old is the policy that sampled it, by the log-probs of
-    the engine; but with a mismatch weight, which carries staleness itself, old stays the policy before this step. Each minibatch of the first pass is scored in the composition in which it is trained, without
-    the examples that nothing pushes on: equal weights then give bitwise equal log-probs.
+    the engine; but with a mismatch weight, which carries staleness itself, old stays the policy before this step. Each minibatch of
+    the first pass is scored in the composition in which it is trained, without the examples that nothing pushes on: equal weights
+    then give bitwise equal log-probs.
     """
     examples = list(examples)
     skip = not pushes_on_all_tokens(algorithm)
