@@ -3,6 +3,7 @@
 | thing | new files | lines in files that exist |
 |---|---|---|
 | reward | 1 | 1: the table of rewards/__init__.py |
+| engine | 1 | 1: ENGINES of recipe/engines.py |
 | monitor | 1 | 1: MONITORS |
 | command | 1 | 1: COMMANDS |
 | metric | 0 | 2: where it is computed, and its row in METRICS |
@@ -77,15 +78,15 @@ class Stranger:
                 changed += sum(line[:2] in ("+ ", "- ") for line in difflib.ndiff(before, after))
         return new, changed
 
-    def run(self, *words: str, code: int = 0) -> str:
-        """`python WORDS` with the copy; what it printed."""
+    def run(self, *words: str, code: int = 0, errors: bool = False) -> str:
+        """`python WORDS` with the copy; what it printed, or what it complained of."""
         # Without native code: it would be compiled once more for every copy.
         environment = {**ONE_THREAD, "PYTHONPATH": os.fspath(self.package.parent), "COHORT_NATIVE": "0"}
         done = subprocess.run(
             [sys.executable, *words], env=environment, cwd=self.folder, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout
+        return done.stderr if errors else done.stdout
 
     def train(self, **overrides: object) -> Path:
         """The folder of a short run of the command line."""
@@ -137,6 +138,52 @@ try:
 except RewardError as problem:
     print(problem)
 """
+
+
+BACKWARDS = '''"""hf, asked from the last request to the first."""
+
+from pathlib import Path
+
+from cohort.engine.hf import HFEngine
+
+
+def make_backwards(setup):
+    return Backwards(setup.model, setup.decode), "engine backwards: the last request first"
+
+
+class Backwards(HFEngine):
+    name = "backwards"
+
+    def generate(self, requests, sampling, noise, on_finish=None):
+        with Path("asked.txt").open("a") as file:
+            print(self.version, len(requests), file=file)
+        return super().generate(requests[::-1], sampling, noise, on_finish)[::-1]
+'''
+
+
+def test_an_engine_is_one_file_and_one_line(stranger):
+    stranger.write("engine/backwards.py", BACKWARDS)
+    stranger.insert(
+        '"backwards": EngineEntry("cohort.engine.backwards:make_backwards", "the last request first"),',
+        after='"hf": EngineEntry(',
+    )
+    assert stranger.edits() == (1, 1)
+    graded = {"function": "soft_overlong", "args": {"longest": 60, "buffer": 60, "unit": "characters"}}
+    small = {"train.prompts_per_step": 2, "rewards": [graded]}
+    run = stranger.train(**small, **{"sampling.engine": "backwards"})
+    assert (stranger.folder / "asked.txt").read_text() == "0 8\n1 8\n"  # the groups of two steps, each by the policy of then
+    assert all(row["rollout/completions"] == 8 and row["loss/coefficient_abs_max"] > 0 for row in rows_of(run))
+    weights = (run / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(run)
+    run = stranger.train(**small, **{"sampling.engine": "hf"})
+    assert (run / "model" / "model.safetensors").read_bytes() == weights  # the contract: order changes no completion
+    assert (stranger.folder / "asked.txt").read_text() == "0 8\n1 8\n"
+    recipe = str(stranger.folder / "short.toml")
+    assert "did you mean 'backwards'?" in stranger.run(
+        "-m", "cohort", "train", recipe, "sampling.engine=bakwards", code=1, errors=True
+    )
+    page = stranger.run("-c", "from cohort.recipe.page import markdown; print(markdown())")
+    assert "backwards: the last request first. " in page
 
 
 def test_a_monitor_is_one_file_and_one_line(stranger):
