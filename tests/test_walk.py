@@ -192,3 +192,9 @@ def test_what_a_lower_room_calls_in_a_higher_one_is_named_on_the_page(walk):
     for pair in named:
         assert [name_of(code_of(name)) for name in pair] == list(pair)
         assert floor_of(pair[0]) > floor_of(pair[1])
+
+
+def test_readme_and_changelog_tell_its_length():
+    for page in ("README.md", "CHANGELOG.md"):
+        [told] = re.findall(r"in (\d+) stations", (ROOT / page).read_text(encoding="utf-8"))
+        assert int(told) == len(STATIONS), page
