@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ from conftest import library_loss_and_gradients, ragged_examples, rollout, tiny_
 
 SOURCE = '''
 """Functions of somebody's own."""
+import functools
 from pathlib import Path
 import torch
 from cohort.algorithms.registry import Word, advantage, aggregation, region
@@ -74,6 +76,25 @@ def reads_odd(reward_PG):
 
 def open_ended(rewards_PG, **rest):
     return rewards_PG
+
+
+def doubled(function):
+    @functools.wraps(function)
+    def call(*inputs, **told):
+        return 2 * function(*inputs, **told)
+
+    return call
+
+
+@doubled
+@advantage(compares_group=False)
+def twice(rewards_PG, *, scale=1.0):
+    return scale * rewards_PG
+
+
+@advantage(per_token=True)
+def discounted(token_rewards_N, *, share=0.5):
+    return [rewards_M.flip(0).cumsum(0).flip(0) * share for rewards_M in token_rewards_N]
 
 
 number = 3
@@ -126,6 +147,12 @@ def test_a_decorator_states_traits_and_the_recipe_the_name(mine):
     assert made.tell(made.chosen.region) == {"power": 2, "floor": 0.5}
 
 
+def test_a_decorator_above_ours_is_called_too_and_keeps_the_facts(mine):
+    choice = algorithm(advantage="somebodys:twice", kl_coef=0.0).chosen.advantage
+    assert choice.traits.compares_group is False
+    assert choice.call({"scale": 3.0}, rewards_PG=torch.ones(1, 2)).tolist() == [[6.0, 6.0]]
+
+
 def test_parameters_are_words_of_the_algorithm_or_of_args_and_else_their_own_default(mine):
     made = algorithm(advantage="somebodys:centred", clip_low=0.1)
     assert made.tell(made.chosen.advantage) == {"scale": 1.0, "clip_low": 0.1}
@@ -138,7 +165,7 @@ REFUSED = {
     "no function": ({"advantage": "somebodys:centered"}, r"has no function 'centered'; did you mean 'centred'\?"),
     "no function, but a number": ({"region": "somebodys:number"}, "algorithm.region: cannot use somebodys:number: it is of type int"),
     "unknown input": ({"advantage": "somebodys:reads_odd"}, "reads 'reward_PG'; there is rewards_PG, scored_PG"),
-    "open signature": ({"advantage": "somebodys:open_ended"}, r"takes \*rest: name what it reads"),
+    "open signature": ({"advantage": "somebodys:open_ended"}, r"takes \*\*rest: name what it reads"),
     "another kind": ({"advantage": "somebodys:powered"}, "is decorated as @region; name it for algorithm.region"),
     "no signature": ({"advantage": "builtins:print"}, "algorithm.advantage: "),
     "no source": ({"aggregation": "builtins:sorted"}, "algorithm.aggregation: "),
@@ -178,6 +205,10 @@ def test_rules_for_built_in_choices_hold_for_a_users_function_once_it_is_known(m
         resolve(algorithm={"advantage": "somebodys:raw", "zero_variance": "drop"})
     with pytest.raises(RecipeError, match="data 'start' is never sampled again"):
         resolve(algorithm={"region": "somebodys:bare", "data": "start", "kl_coef": 0.0})
+    whole = {"region": "sequence", "kl_coef": 0.0}
+    build_recipe({"algorithm": whole | {"advantage": "global_normalized"}})  # undiscounted, so one value for all tokens
+    with pytest.raises(RecipeError, match="region 'sequence' needs one advantage per completion"):
+        resolve(algorithm=whole | {"advantage": "somebodys:discounted"})
     with pytest.raises(RecipeError, match="region 'dpo' and advantage 'best_and_worst' belong together"):
         resolve(algorithm=own | {"region": "dpo", "aggregation": "prompt_mean"})
 
@@ -243,6 +274,15 @@ def test_facts_come_back_from_the_document_as_they_were_without_the_function(kno
         )  # fmt: skip
     assert describe(read) == describe(made)
     assert idle(read.model_dump(), read.own) == idle(made.model_dump(), made.own)
+
+
+def test_arguments_that_json_has_no_word_for_are_written_as_text(mine):
+    made = algorithm(aggregation="somebodys:halves", args={"parts": [1, 2]})
+    later = {"parts": date(2026, 1, 2), "share": 0.25}
+    assert json.loads(json.dumps(own_document(made.own, later)))["aggregation"]["args"] == {
+        "share": 0.25,
+        "parts": "2026-01-02",
+    }
 
 
 def test_an_entry_of_a_function_that_the_recipe_no_longer_names_is_not_used(known):
@@ -368,6 +408,8 @@ def test_an_advantage_is_laid_on_the_tokens_of_its_completion():
     assert [example.advantages_T.tolist() for example in examples] == [[0.0] * 3, [10.0] * 3, [20.0] * 3, [30.0] * 3]
     examples = credit(lambda lengths_N: [torch.arange(3.0) for _ in lengths_N], per_token=True)
     assert [example.advantages_T.tolist() for example in examples] == [[0.0, 1.0, 2.0]] * 4
+    examples = credit(lambda lengths_N: [torch.ones(3, requires_grad=True) for _ in lengths_N], per_token=True)
+    assert all(example.has_gradient and not example.advantages_T.requires_grad for example in examples)
 
 
 @pytest.mark.parametrize(
@@ -386,6 +428,7 @@ def test_an_advantage_is_laid_on_the_tokens_of_its_completion():
         ),
         (lambda rewards_PG: [torch.zeros(2)] * 4, {"per_token": True}, r"gave \(2,\) for a completion of 3 tokens"),
         (lambda rewards_PG: [torch.full((3,), torch.nan)] * 4, {"per_token": True}, "not finite"),
+        (lambda rewards_PG: sys.exit(3), {}, r"mine:f failed \(SystemExit: 3, in .*test_own.py, line"),
         (lambda rewards_PG: rewards_PG + torch.zeros(7), {}, r"mine:f failed \(RuntimeError: .*, in .*test_own.py, line"),
     ],
 )
@@ -446,6 +489,16 @@ def test_a_bare_loss_is_measured_with_the_ratio_it_was_given():
         (lambda tokens: tokens.policy_logprobs_M.detach(), "gave a loss without a gradient"),
         (lambda tokens: tokens.policy_logprobs_M.tolist(), "gave list; a region gives a tensor"),
         (lambda tokens: replace(unbounded(tokens.policy_logprobs_M), ratio_M=torch.ones(2)), r"gave ratio_M of shape \(2,\)"),
+        (
+            lambda tokens: replace(unbounded(tokens.policy_logprobs_M), ratio_M=None),
+            "gave ratio_M as NoneType; it is a tensor on cpu",
+        ),
+        (lambda tokens: replace(unbounded(tokens.policy_logprobs_M), below_M=[False]), "gave below_M as list"),
+        (lambda tokens: tokens.policy_logprobs_M.to("meta"), "gave loss_M on meta; it is a tensor on cpu"),
+        (
+            lambda tokens: unbounded(tokens.policy_logprobs_M, tokens.advantages_M),
+            "gave margin_M, which a preference has alone",
+        ),
     ],
 )
 def test_a_region_that_gives_something_else_is_refused_by_name(function, said):
@@ -465,6 +518,13 @@ def test_an_aggregation_weighs_completions_and_what_is_no_weight_is_refused_by_n
         (lambda lengths_N: [1.0, float("nan")], "negative or not finite"),
         (lambda lengths_N: 1.0, "gave float"),
         (lambda lengths_N: ["a", "b"], "gave list"),
+        (lambda lengths_N: (1 / 0 for _ in lengths_N), r"gave generator; .* \(ZeroDivisionError: .*, in .*test_own.py, line"),
     ):
         with pytest.raises(RecipeError, match=f"algorithm.aggregation: mine:f gave? .*{said.removeprefix('gave ')}"):
             weigh(function)
+
+
+def test_a_minibatch_in_which_nothing_is_trained_is_not_weighed():
+    made = with_function("aggregation", lambda lengths_N: [1 / sum(lengths_N)] * len(lengths_N))
+    assert weigh_tokens(made)([0, 0], [0, 1], 8) == [0.0, 0.0]
+    assert weigh_tokens(made)([], [], 8) == []

@@ -88,7 +88,7 @@ def about_regions(chosen: Chosen) -> str:
             'per token: set aggregation = "sequence_mean".'
         )
     # A return that is not discounted is the same at every token of a completion, where nothing but its reward enters.
-    equal = advantage.reads == ("token_rewards_N",) and choices["gamma"] == 1
+    equal = advantage.reads == ("token_rewards_N",) and not advantage.digest and choices["gamma"] == 1
     if choices["kl_in"] == "token_reward" or (advantage.traits.per_token and not equal):
         return (
             f"region {region.name!r} needs one advantage per completion, but these choices credit single tokens (advantage "

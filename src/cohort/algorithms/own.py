@@ -56,14 +56,16 @@ def import_choice(kind: Kind, spec: str) -> Choice:
         choice = find_choice(function) or make_choice(kind, function, spec, (), {})
         if choice.kind != kind:
             raise BadChoice(f"{spec} is decorated as @{choice.kind}; name it for algorithm.{FIELDS[choice.kind]}, or mend it")
-        _, signature = read_signature(kind, function, spec)
+        reads, signature = read_signature(kind, function, spec)
     except (NotImportable, BadChoice) as problem:
         raise RecipeError(f"{place}: {problem}") from problem
     except (TypeError, ValueError) as problem:
         raise RecipeError(f"{place}: {spec} has no signature that could be read ({problem}); wrap it in a def.") from problem
     defaults = {name: value for name, value in signature.items() if value is not MISSING}
     defaults |= {word.name: word.default for word in choice.words}
-    return replace(choice, name=spec, defaults=defaults, digest=digest_source(spec, function, place))
+    # A decorator above ours that copies attributes (functools.wraps) copies the facts too: what is called is what is named.
+    called = replace(choice, function=function, reads=reads, parameters=tuple(signature))
+    return replace(called, name=spec, defaults=defaults, digest=digest_source(spec, function, place))
 
 
 def digest_source(spec: str, function: Callable[..., Any], place: str) -> str:
@@ -176,12 +178,12 @@ def describe_entry(choice: Choice, args: Mapping[str, Any]) -> dict[str, Any]:
         "parameters": {
             name: {"default": as_plain(choice.defaults[name])} if name in choice.defaults else {} for name in choice.parameters
         },
-        "args": {name: args[name] for name in choice.parameters if name in args},
+        "args": {name: as_plain(args[name]) for name in choice.parameters if name in args},
     }
 
 
 def as_plain(value: Any) -> Any:
-    """A default as JSON has it; what JSON has no word for as text."""
+    """A number, a text, true or false as JSON has it; anything else (a list, a date) as text."""
     plain = value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
     return value if plain else str(value)
 

@@ -175,7 +175,7 @@ class Choice:
         assert self.function is not None, f"{self.kind} {self.name!r} was not resolved"
         try:
             return self.function(*(inputs[name] for name in self.reads), **told)
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             if not self.digest:
                 raise
             raise RecipeError(f"algorithm.{self.kind}: {self.name} failed ({reason(problem)}).") from problem
@@ -210,7 +210,7 @@ def read_signature(kind: Kind, function: Callable[..., Any], name: str) -> tuple
         if parameter.kind is parameter.KEYWORD_ONLY:
             told[parameter.name] = MISSING if parameter.default is parameter.empty else parameter.default
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise BadChoice(f"{kind} {name!r} takes *{parameter.name}: name what it reads, so that only that is computed.")
+            raise BadChoice(f"{kind} {name!r} takes {parameter}: name what it reads, so that only that is computed.")
         elif kind == "region" and not reads:
             reads.append("tokens")  # its one record may have any name
         else:

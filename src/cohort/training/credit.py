@@ -228,8 +228,9 @@ def lay_on_tokens(credit: TokenCredit, rows: Sequence[Example], examples: Sequen
 
 def _spread(values: Tensor, example: Example) -> Tensor:
     """Values of the trained tokens as a vector over all tokens of the completion, 0 elsewhere; of all tokens as they are."""
+    values = values.detach().to(example.advantages_T)
     if len(values) == len(example.completion_ids):
-        return values.to(example.advantages_T.dtype)
+        return values
     spread_T = torch.zeros_like(example.advantages_T)
-    spread_T[example.loss_mask_T] = values.to(spread_T.dtype)
+    spread_T[example.loss_mask_T] = values
     return spread_T

@@ -14,6 +14,7 @@ from cohort.algorithms.kl import corrected
 from cohort.algorithms.named import find_named
 from cohort.algorithms.regions import Surrogate, Tokens, mismatch_weights, ratio, unbounded
 from cohort.algorithms.registry import Choice
+from cohort.base.importing import reason
 from cohort.errors import RecipeError
 from cohort.model.packing import Example, Layouts, MicroBatch, Minibatch, Weigh, pack
 from cohort.model.policy import Policy, TokenScores
@@ -91,9 +92,14 @@ def check_surrogate(found: Any, tokens: Tokens, region: Choice) -> Surrogate:
         raise RecipeError(
             f"{name} gave {type(found).__name__}; a region gives a tensor, the loss of each token, or a Surrogate."
         )
-    for field in ("loss_M", "ratio_M", "below_M", "above_M", "margin_M"):
-        values_M = getattr(found, field)
-        if values_M is not None and values_M.shape != shape:
+    if found.margin_M is not None and not region.traits.preference:
+        raise RecipeError(f"{name} gave margin_M, which a preference has alone; leave it out, or say @region(preference=True).")
+    for field in ("loss_M", "ratio_M", "below_M", "above_M", *(["margin_M"] if found.margin_M is not None else [])):
+        values_M, device = getattr(found, field), tokens.policy_logprobs_M.device
+        if not isinstance(values_M, Tensor) or values_M.device != device:
+            given = f"on {values_M.device}" if isinstance(values_M, Tensor) else f"as {type(values_M).__name__}"
+            raise RecipeError(f"{name} gave {field} {given}; it is a tensor on {device}, as the tokens are.")
+        if values_M.shape != shape:
             raise RecipeError(
                 f"{name} gave {field} of shape {tuple(values_M.shape)} for {shape.numel()} tokens; a loss is per token, and not reduced."
             )
@@ -155,6 +161,8 @@ def weigh_tokens(algorithm: AlgorithmConfig) -> Weigh:
 
     def weigh(lengths_N: Sequence[int], groups_N: Sequence[int], max_completion_tokens: int) -> Sequence[float]:
         inputs = {"lengths_N": lengths_N, "groups_N": groups_N, "max_completion_tokens": max_completion_tokens}
+        if choice.digest and not any(lengths_N):  # a minibatch without signal is no case for a user to think of
+            return [0.0] * len(lengths_N)
         found = choice.call(algorithm.tell(choice), **inputs)
         return check_weights(found, len(lengths_N), choice) if choice.digest else list(found)
 
@@ -166,8 +174,10 @@ def check_weights(found: Any, count: int, choice: Choice) -> list[float]:
     name = f"algorithm.aggregation: {choice.name}"
     try:
         weights_N = [float(weight) for weight in found]
-    except (TypeError, ValueError):
-        raise RecipeError(f"{name} gave {type(found).__name__}; it gives a number for each completion.") from None
+    except Exception as problem:  # a generator computes its weights only here
+        raise RecipeError(
+            f"{name} gave {type(found).__name__}; it gives a number for each completion ({reason(problem)})."
+        ) from problem
     if len(weights_N) != count:
         raise RecipeError(f"{name} gave {len(weights_N)} weights for {count} completions.")
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights_N):
