@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe.built_in import recipe_path
-from cohort.recipe.file import OTHER_WORDS, dump_recipe, leaf_fields, load_recipe, walk
+from cohort.recipe.file import OTHER_WORDS, build_recipe, dump_recipe, leaf_fields, load_recipe, walk
 from cohort.recipe.rules import recipe_warnings
 from cohort.recipe.schema import Recipe
 
@@ -98,6 +98,16 @@ def test_a_mistake_is_answered_with_the_field_and_the_fix(override, words):
     assert [word for word in words if word not in said] == []
     assert "Config" not in said  # no class names, no traceback words
     assert "\n" not in said
+
+
+def test_a_part_that_the_overlong_penalty_would_overwrite_is_refused_where_parts_are_read():
+    rewards = [{"function": "math_answer", "name": "overlong"}]
+    for choices in ({"name": "gdpo"}, {"name": "dapo"}):  # no penalty; the sum of the parts alone is read
+        assert build_recipe({"rewards": rewards, "algorithm": choices}).rewards[0].name == "overlong"
+    with pytest.raises(
+        RecipeError, match=r"rewards: 'overlong' is the part that algorithm\.overlong_share adds.*another `name`"
+    ):
+        build_recipe({"rewards": rewards, "algorithm": {"name": "gdpo", "overlong_share": 0.2}})
 
 
 @pytest.mark.parametrize("word", sorted(OTHER_WORDS))

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from cohort.recipe.algorithm import AlgorithmConfig
     from cohort.recipe.schema import Recipe, RewardConfig
 
+OVERLONG_PART = "overlong"
+"""The part of the reward that algorithm.overlong_share adds."""
+
 
 def why_choices_are_refused(recipe: Recipe) -> str:
     """What the facts of the choices forbid beside the rest of the recipe; asked again when a user's functions are resolved."""
@@ -20,7 +23,20 @@ def why_choices_are_refused(recipe: Recipe) -> str:
             "monitors.kl: the KL is measured on what the policy samples, and here it is not trained on that (algorithm.data "
             f"{algorithm.data!r}, region {algorithm.region!r}). Leave it out."
         )
-    return why_nothing_is_learned(recipe) or why_no_reward_model(recipe) or why_no_teacher(recipe)
+    rules = (why_nothing_is_learned, why_parts_are_mixed_up, why_no_reward_model, why_no_teacher)
+    return next((reason for rule in rules if (reason := rule(recipe))), "")
+
+
+def why_parts_are_mixed_up(recipe: Recipe) -> str:
+    """Why an advantage that reads parts would take the overlong penalty for one of the recipe; "" when it would not."""
+    names = [reward_name(reward) for reward in recipe.rewards]
+    reads_parts = "parts_PG" in recipe.algorithm.chosen.advantage.reads
+    if not (recipe.algorithm.overlong_share and reads_parts and OVERLONG_PART in names):
+        return ""
+    return (
+        f"rewards: {OVERLONG_PART!r} is the part that algorithm.overlong_share adds, and advantage {recipe.algorithm.advantage!r} would "
+        "read it in place of yours; give yours another `name`, or set algorithm.overlong_share = 0."
+    )
 
 
 def why_nothing_is_learned(recipe: Recipe) -> str:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from cohort.recipe.rules import OVERLONG_PART
 from cohort.rewards.contract import Scored
 from cohort.rewards.shape import overlong_penalty
 from cohort.rewards.summing import mean_and_std
 from cohort.types import Completion
-
-PART = "overlong"
 
 
 def penalize_overlong(scored: Scored, completions: Sequence[Completion], longest: int, share: float) -> Scored:
@@ -28,7 +27,9 @@ def penalize_overlong(scored: Scored, completions: Sequence[Completion], longest
         if steps:  # into the last step: a step of its own would move the mean over all steps even when it is 0
             position, reward = steps[-1]
             steps = (*steps[:-1], (position, reward + penalty))
-        outcomes.append(replace(outcome, reward=outcome.reward + penalty, parts={**outcome.parts, PART: penalty}, steps=steps))
+        outcomes.append(
+            replace(outcome, reward=outcome.reward + penalty, parts={**outcome.parts, OVERLONG_PART: penalty}, steps=steps)
+        )
     rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
-    metrics = {**scored.metrics, **mean_and_std("reward", rewards), f"reward/{PART}/mean": fmean(penalties)}
+    metrics = {**scored.metrics, **mean_and_std("reward", rewards), f"reward/{OVERLONG_PART}/mean": fmean(penalties)}
     return replace(scored, outcomes=outcomes, metrics=metrics)

@@ -17,13 +17,14 @@ from typing import Any
 from cohort.base.text import printable
 from cohort.observe.diagnosis.history import FAILURE_WORDS, PATIENCE, WINDOW, Finding, History, Trend, percent, trend_between
 from cohort.observe.diagnosis.scores import drawn, parts_of
+from cohort.recipe.rules import OVERLONG_PART
 
 SHARED = 0.5
 """Share of the successes that one string may explain before it is an alarm."""
 SHARED_STEPS = 3
 """Steps out of WINDOW in which the same string must do so."""
 EXAMPLES = 3
-NOT_A_PART = ("overlong",)
+NOT_A_PART = (OVERLONG_PART,)
 """The trainer's own penalty: it rises when completions stop being cut."""
 SOLVED = 0.9
 
