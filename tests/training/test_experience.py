@@ -11,6 +11,7 @@ import torch
 
 import reference
 from cohort.algorithms.named import NAMED
+from cohort.algorithms.registry import make_choice
 from cohort.errors import RewardError
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.packing import Example, make_examples, pack
@@ -19,7 +20,7 @@ from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import CriticConfig, OptimizerConfig
 from cohort.training.drawing import Collected
-from cohort.training.experience import Credit, Models, rewards_of
+from cohort.training.experience import Credit, Models, rewards_of, silent_groups
 from cohort.training.state import Batch
 from cohort.types import Rollout
 from conftest import collect_batch, rollout, tiny_policy
@@ -284,6 +285,25 @@ def test_a_group_is_silent_only_if_every_part_with_weight_is():
     assert all(value != 0 for value in (kept.advantages_N[0], kept.advantages_N[1], *kept.advantages_N[15:17]))
     nobody = batch_of(grid([[None, None, None]]), *parts_recipe("group_size=3"))
     assert nobody.examples == []
+
+
+def test_a_group_is_silent_only_if_all_is_equal_that_a_users_advantage_reads():
+    """Groups: equal; other successes; other rewards; other steps. What it does not read makes no difference."""
+    same = rollout(0, 0, 1.0, success=True, steps=((1, 1.0),))
+    others = [same.outcome, replace(same.outcome, success=False), replace(same.outcome, reward=0.75)]
+    others.append(replace(same.outcome, steps=((1, 0.5),)))
+    pairs = [(same, replace(same, sample=1, outcome=other)) for other in others]
+    rollouts = [replace(one, group=group) for group, pair in enumerate(pairs) for one in pair]
+
+    def silent(function) -> list[bool]:
+        choice = make_choice("advantage", function, "mine:f", (), {})
+        return silent_groups(rollouts, choice, torch.ones(4, 2, dtype=torch.bool), {}).tolist()
+
+    assert silent(lambda success_PG, rewards_PG: None) == [True, False, False, True]
+    assert silent(lambda steps_N, rewards_PG: None) == [True, True, False, False]
+    assert silent(lambda steps_N, success_PG: None) == [True, False, True, False]
+    assert silent(lambda success_PG: None) == [True, False, True, True]
+    assert silent(lambda lengths_N: None) == [True, True, False, True]  # nothing of it is compared here: by the reward
 
 
 def test_demonstrations_are_all_pushed_up():

@@ -143,6 +143,7 @@ def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: M
 
 def silent_groups(rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Tensor, weights: Mapping[str, float]) -> Tensor:
     """[P] True where a group says nothing: all that the advantage compares in it (rewards, steps, parts, success) is equal."""
+    found = []
     if "steps_N" in advantage.reads:
         rewards: dict[int, set[float]] = {}
         for rollout in rollouts:
@@ -150,18 +151,20 @@ def silent_groups(rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Te
                 steps = [reward for _, reward in rollout.outcome.steps] or [rollout.outcome.reward]
                 rewards.setdefault(rollout.group, set()).update(steps)
         equal_P = torch.tensor([len(rewards.get(group, ())) == 1 for group in range(len(counted_PG))])
-        return equal_P & ~unusable_groups(counted_PG)
+        found.append(equal_P & ~unusable_groups(counted_PG))
     if "parts_PG" in advantage.reads:
         silent_P = ~unusable_groups(counted_PG)
         for name, values_PG in read_parts(rollouts).items():
             if weights.get(name, 1.0) or "weights" not in advantage.reads:  # a part of weight 0 is measured, and says nothing
                 spoken_PG = counted_PG & ~values_PG.isnan()
                 silent_P &= zero_variance_groups(values_PG, spoken_PG) | unusable_groups(spoken_PG)
-        return silent_P
-    values_PG = rewards_of(rollouts)[0]
+        found.append(silent_P)
     if advantage.reads_success and advantage.traits.compares_group:
-        values_PG = torch.tensor([float(bool(rollout.outcome.success)) for rollout in rollouts]).view_as(counted_PG)
-    return zero_variance_groups(values_PG, counted_PG)
+        success_PG = torch.tensor([float(bool(rollout.outcome.success)) for rollout in rollouts]).view_as(counted_PG)
+        found.append(zero_variance_groups(success_PG, counted_PG))
+    if advantage.reads_reward or not found:
+        found.append(zero_variance_groups(rewards_of(rollouts)[0], counted_PG))
+    return torch.stack(found).all(0)
 
 
 def check_steps_exist(rollouts: Sequence[Rollout], advantage: str) -> None:
