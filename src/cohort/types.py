@@ -76,7 +76,7 @@ class Request:
     sample: int
     """Place in the group."""
     prefix: Completion | None = None
-    """What was sampled of it before, to be continued; its `end` and `text` say nothing."""
+    """What was sampled of it before, to be continued; its `end` is not read, and its `text` only where nothing is left to sample."""
     position: int = 0
     """Where in the noise of (draw, sample) the completion begins: in a later turn, behind the tokens of the turns before."""
 

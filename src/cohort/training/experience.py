@@ -42,7 +42,7 @@ class Models:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Selected:
     """Which completions of a step are trained on, and what is known of their groups."""
 
     examples: list[Example]
@@ -59,7 +59,7 @@ class Credited:
     """What a step collected, with an advantage and the log-probs that something reads on every token."""
 
     collected: Collected
-    chosen: Chosen
+    chosen: Selected
     examples: list[Example]
     plan: list[list[int]]
     layouts: Layouts
@@ -118,7 +118,7 @@ def make_batch(credited: Credited, watch: Stopwatch | None = None) -> Batch:
     )
 
 
-def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: Mapping[str, float], step: int) -> Chosen:
+def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: Mapping[str, float], step: int) -> Selected:
     """Completions that can be trained on: judged, and in a group that is not left out."""
     rollouts = collected.rollouts
     advantage, pairs = find_named("advantage", algorithm.advantage, algorithm.own), compares_pairs(algorithm)
@@ -138,7 +138,7 @@ def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: M
         counted_PG &= torch.tensor([rollout.completion.end != "length" for rollout in rollouts]).view_as(scored_PG)
     if "steps_N" in advantage.reads and step == 1:
         check_steps_exist(rollouts, advantage.name)
-    return Chosen([one for one in examples if judged_N[one.rollout]], counted_PG, scored_PG, silent_P, left_out_P)
+    return Selected([one for one in examples if judged_N[one.rollout]], counted_PG, scored_PG, silent_P, left_out_P)
 
 
 def silent_groups(rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Tensor, weights: Mapping[str, float]) -> Tensor:
