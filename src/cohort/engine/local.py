@@ -5,7 +5,7 @@ How it differs from `model.generate`:
 - a prompt is run once per group, and its keys and values are copied into the slots of the group's completions;
 - rows are ragged and never padded on the left; attention reads a row as far as it is long, or up to the longest live row;
 - a finished row makes room: a waiting completion takes its slot, and when none waits the last rows move up, so dead rows
-  cost next to nothing (decoding.py);
+  cost next to nothing (scheduler.py);
 - on a GPU a step is a few kernels a layer, captured in a CUDA graph, and the host looks only every few steps (graphs.py);
 - noise is keyed (ops/noise.py), so slot count and order change rollouts only at near-ties.
 
