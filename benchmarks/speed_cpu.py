@@ -2,7 +2,7 @@
 
     python benchmarks/speed_cpu.py                     about seven minutes on two quiet cores; results into docs/results
     python benchmarks/speed_cpu.py --only cpu-rollout-fixed --out /tmp
-    python -m cohort.tools.bench.table docs/results/*.json   README's table from them
+    python -m cohort.tools.bench.table docs/results/*.json   the table of docs/speed.md from them
 
 Ratios are to peers in the same run: on a busy machine both are slow, and in three rounds each meets the same noise. Ragged
 lengths have a mean of half the maximum.

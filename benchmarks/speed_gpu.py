@@ -2,7 +2,7 @@
 
     python benchmarks/speed_gpu.py                          all of it
     python benchmarks/speed_gpu.py --only gpu-step-0.5b     one case
-    python -m cohort.tools.bench.table docs/results/*.json        README's table from the results
+    python -m cohort.tools.bench.table docs/results/*.json        the table of docs/speed.md from the results
 
 bfloat16 with float32 masters, 128 prompt tokens, 32 prompts x 8, medians of 3, warm; prefill and the copy of results to the
 host included; every group carries signal, so nothing is gained by skipping.

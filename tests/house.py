@@ -1,6 +1,6 @@
 """The house: which room imports which, its order, and its picture. Imports count wherever they stand, in functions too.
 
-    python tests/house.py        writes docs/house.svg and the section of README.md between the house's marks
+    python tests/house.py        writes docs/house.svg and the list of docs/how-it-works.md between the house's marks
 
 tests/test_house.py holds the code to what is written here.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "cohort"
 PICTURE = ROOT / "docs" / "house.svg"
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "how-it-works.md"
 MARKS = ("<!-- house:begin -->\n", "<!-- house:end -->\n")
 
 FLOORS = (
@@ -220,12 +220,12 @@ def list_rooms(modules: Mapping[str, Path]) -> str:
         path = f"{room}/" if file.name == "__init__.py" else f"{room}.py"
         said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         sentence = " ".join(said.split("\n\n")[0].split()).split(". ")[0].rstrip(".")
-        rows.append(f"| [`{path}`](src/cohort/{path}) | {sentence} |")
+        rows.append(f"| [`{path}`](../src/cohort/{path}) | {sentence} |")
     return "\n".join([*rows, ""])
 
 
-def write_readme(text: str, rooms: str) -> str:
-    """README with the list of rooms between its marks."""
+def write_page(text: str, rooms: str) -> str:
+    """The page with the list of rooms between its marks."""
     before, rest = text.split(MARKS[0])
     return f"{before}{MARKS[0]}{rooms}{MARKS[1]}{rest.split(MARKS[1])[1]}"
 
@@ -233,5 +233,5 @@ def write_readme(text: str, rooms: str) -> str:
 if __name__ == "__main__":
     house = find_modules()
     PICTURE.write_text(draw_house(house), encoding="utf-8")
-    README.write_text(write_readme(README.read_text(encoding="utf-8"), list_rooms(house)), encoding="utf-8")
-    print(f"wrote {PICTURE.relative_to(ROOT)} and the rooms of {README.name}")
+    PAGE.write_text(write_page(PAGE.read_text(encoding="utf-8"), list_rooms(house)), encoding="utf-8")
+    print(f"wrote {PICTURE.relative_to(ROOT)} and the rooms of {PAGE.name}")

@@ -182,6 +182,6 @@ def test_the_picture_shows_the_rooms_and_their_imports():
     assert arrows == house.find_arrows(IMPORTS), "run: make docs"
 
 
-def test_readme_lists_the_rooms():
-    text = house.README.read_text(encoding="utf-8")
-    assert house.write_readme(text, house.list_rooms(MODULES)) == text, "run: make docs"
+def test_the_page_lists_the_rooms():
+    text = house.PAGE.read_text(encoding="utf-8")
+    assert house.write_page(text, house.list_rooms(MODULES)) == text, "run: make docs"

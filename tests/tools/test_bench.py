@@ -744,11 +744,11 @@ def test_table_goes_between_the_markers() -> None:
         table.put_between("nothing", "new")
 
 
-def test_readme_shows_the_committed_results() -> None:
-    """README's table is what `python -m cohort.tools.bench.table docs/results/*.json` writes."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_shows_the_committed_results() -> None:
+    """The table is what `python -m cohort.tools.bench.table docs/results/*.json` writes."""
+    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     documents = table.read(list((ROOT / "docs" / "results").glob("*.json")))
-    assert table.put_between(readme, table.table(documents)) == readme
+    assert table.put_between(page, table.table(documents)) == page
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
     shapes.py    models of real shapes with random weights, and a tokenizer made on the spot: nothing is downloaded
     flops.py     what that work must cost: parameters, FLOPs, bytes, the limit of the machine; no torch
     child.py     one stage of ours, in a process of its own; peers.py: the same for the peers' scripts
-    result.py    one JSON document from all of it; table.py, plot.py: README's table and a drawing from the JSON
+    result.py    one JSON document from all of it; table.py, plot.py: the table of docs/speed.md and a drawing from the JSON
     curves.py    cost against one axis at a time, measured slope beside expected slope
 
 Nothing here is imported by training.

@@ -1,4 +1,4 @@
-"""README's table of speed, from result files: `python -m cohort.tools.bench.table docs/results/*.json`.
+"""The table of docs/speed.md, from result files: `python -m cohort.tools.bench.table docs/results/*.json`.
 
 It stands between two markers and is never edited by hand: a test compares it with the files.
 """
@@ -15,7 +15,7 @@ from cohort.tools.bench.peers import NAMES
 from cohort.tools.bench.result import BENCHMARK, quoted_ratio
 
 BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
-README = Path(__file__).resolve().parents[4] / "README.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "speed.md"
 NOTHING = "No figures are committed yet: `cohort bench` makes them."
 STAGES = {"rollout": "rollouts", "train": "training", "step": "GRPO step"}
 
@@ -107,7 +107,7 @@ def footnote(documents: Sequence[Mapping[str, Any]], quoting: bool) -> str:
     repeats = f"{', '.join(most)} or {last}" if most else last
     text = (
         f"Medians of {repeats} after a warm-up, random weights, peers in the same run ({made}); "
-        "prompts × group × tokens. How to read it: [docs/speed.md](docs/speed.md)."
+        "prompts × group × tokens. How to read it: [below](#how-to-read-the-figures)."
     )
     return text + (" † Measured earlier on the same kind of machine, not in this run." if quoting else "")
 
@@ -117,7 +117,7 @@ def put_between(text: str, inner: str) -> str:
     before, found, rest = text.partition(BEGIN)
     _, closed, after = rest.partition(END)
     if not found or not closed:
-        raise SystemExit(f"README.md has no {BEGIN} ... {END}")
+        raise SystemExit(f"docs/speed.md has no {BEGIN} ... {END}")
     return f"{before}{BEGIN}\n{inner}\n{END}{after}"
 
 
@@ -126,7 +126,7 @@ def read(files: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    README.write_text(put_between(README.read_text(encoding="utf-8"), table(read([Path(name) for name in arguments]))), "utf-8")
+    PAGE.write_text(put_between(PAGE.read_text(encoding="utf-8"), table(read([Path(name) for name in arguments]))), "utf-8")
     return 0
 
 
