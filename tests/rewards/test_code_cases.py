@@ -82,11 +82,29 @@ def test_visible_and_hidden() -> None:
         assert tests.scored.calls == (CallCase("f", (2,), {}, (2,), rule),)
         assert tests.visible is not None
         assert tests.visible.calls == (CallCase("f", (1,), {}, (1,), rule),)
-    for hidden in ([], None):
-        tests = read_tests({"visible": [one], "hidden": hidden})
-        assert tests.visible is None
-        assert tests.scored.calls == (CallCase("f", (1,), {}, (1,)),)
     assert read_tests({"hidden": [one]}).visible is None
+
+
+def test_what_the_prompt_shows_never_decides_alone() -> None:
+    one, true = {"call": "f", "args": [1], "expected": 1}, {"call": "f", "args": [True], "expected": 1}
+    script = {"input": "1", "output": "2"}
+    for visible, hidden in (
+        ([one], []),
+        ([one], None),
+        ([one], [one]),
+        ([one], ["assert f(1) == 1"]),  # the same question in other words
+        (["assert f(1) == 1"], ["assert f(1) == 1.0"]),
+        ([script], [script]),
+        (["assert abs(f(1) - 1) < 1e-6"], ["assert abs(f(1) - 1) < 1e-6"]),
+    ):
+        with pytest.raises(UnusableTests, match=r'every test is visible.*as "hidden", or the list alone'):
+            read_tests({"visible": visible, "hidden": hidden})
+    # what is shown and given as hidden too is counted among the shown; True is another question than 1
+    tests = read_tests({"visible": [one, script], "hidden": [script, one, true, {**script, "input": "3"}]})
+    assert [case.args for case in tests.scored.calls] == [(True,)]
+    assert [case.input for case in tests.scored.scripts] == ["3"]
+    assert tests.visible is not None
+    assert tests.visible.total == 2
 
 
 # ---------------------------------------------------------------------------------------------------------------------

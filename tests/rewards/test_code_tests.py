@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cohort.data.benchmark_files import shape_row
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.code import reward as code
 from cohort.rewards.code.reward import code_tests, unusable
@@ -322,6 +324,31 @@ def test_special_cases_for_the_visible_tests_earn_nothing() -> None:
     assert log.metrics["pass_rate"] == pytest.approx(1 / 3)
     scripts = {"visible": [{"input": "1", "output": "2"}], "hidden": [{"input": "4", "output": "8"}]}
     assert score(["print(2)", "print(2 * int(input()))"], scripts)[0] == [0.0, 1.0]
+
+
+MBPP_FILE = Path(__file__).parents[1] / "data" / "mbpp_sample.jsonl"
+
+
+@needs_jail
+def test_a_program_that_fails_the_test_in_its_prompt_is_not_right() -> None:
+    """The hidden tests of a row often expect one value: a constant passes them all, and the test it was shown does not."""
+    row = shape_row(json.loads(MBPP_FILE.read_text().splitlines()[3]), "mbpp", "row 3")
+    assert row["tests"]["visible"] == ["assert is_square(49) == True"]
+    constant = "def is_square(n): return False"
+    right = "def is_square(n): return n >= 0 and round(n ** 0.5) ** 2 == n"
+    raises = "def is_square(n):\n    if n == 49: raise ValueError\n    return False"
+    hangs = "def is_square(n):\n    while n == 49: pass\n    return False"
+    leaves = "import os\ndef is_square(n):\n    if n == 49: os._exit(0)\n    return False"
+    for scoring in ("fraction", "all"):
+        scores, log = score([constant, right, raises, hangs, leaves], row["tests"], scoring=scoring, cpu_s=0.5)
+        assert scores == [0.0, 1.0, 0.0, 0.0, 0.0]
+        assert log.words == ["wrong", "right", "error", "timeout", "error"]
+        assert log.details[0] == "is_square(49) gave False"
+        assert log.extras["tests_passed"] == [2] * 5
+        assert log.metrics["all_passed"] == 0.2
+    # a visible test that is broken leaves open what the hidden ones have not decided, and nothing else
+    broken = {"visible": ["assert {} + [] == is_square(1)"], "hidden": ["assert is_square(4) == True"]}
+    assert score([constant, right], broken)[0] == [0.0, None]
 
 
 RAISES = [

@@ -54,7 +54,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Tests:
-    """What a row's reward is made of, and the tests that the prompt shows, where others decide."""
+    """What a row's reward is counted by, and the tests that the prompt shows, which a program must pass as well."""
 
     __test__ = False
 
@@ -69,10 +69,30 @@ def read_tests(cell: Any, entry_point: str = "", prefix: str = "", packages: boo
     if isinstance(tests, Mapping) and not {"visible", "hidden"}.isdisjoint(tests):
         allow(tests, ("visible", "hidden"))
         visible, hidden = unpacked(tests.get("visible"), in_json), unpacked(tests.get("hidden"), in_json)
-        if is_empty(hidden[0]):
-            return Tests(reader.suite(*visible))
-        return Tests(reader.suite(*hidden), None if is_empty(visible[0]) else reader.suite(*visible))
+        seen = None if is_empty(visible[0]) else reader.suite(*visible)
+        unseen = Suite() if seen and is_empty(hidden[0]) else without_known(reader.suite(*hidden), seen or Suite())
+        if not unseen.total:
+            raise UnusableTests(
+                "every test is visible, and a program that knows all its tests need not solve anything: give tests that the "
+                'prompt does not show as "hidden", or the list alone, without the word "visible", if all of them may decide'
+            )
+        return Tests(unseen, seen)
     return Tests(reader.suite(tests, in_json))
+
+
+def without_known(hidden: Suite, visible: Suite) -> Suite:
+    """The hidden tests that ask what no visible one does: of the others the prompt gives the answer away."""
+    calls, scripts = {asked(case) for case in visible.calls}, {case.input for case in visible.scripts}
+    return Suite(
+        tuple(case for case in hidden.calls if asked(case) not in calls),
+        tuple(case for case in hidden.scripts if case.input not in scripts),
+        replace(hidden.code, checks=tuple(check for check in hidden.checks if check not in visible.checks)),
+    )
+
+
+def asked(case: CallCase) -> str:
+    """Written out, for 1 and True are equal and not the same question."""
+    return repr((case.function, case.args, sorted(case.kwargs.items())))
 
 
 def unpacked(cell: Any, in_json: bool = False) -> tuple[Any, bool]:

@@ -254,7 +254,7 @@ def report(
             log_extra("visible_total", [one.visible_total or None for one in judgements])
     if log_metric is not None and scored:
         log_metric("pass_rate", sum(one.passed / one.total for one in scored) / len(scored))
-        log_metric("all_passed", sum(one.passed == one.total for one in scored) / len(scored))
+        log_metric("all_passed", sum(one.verdict == "right" for one in scored) / len(scored))
     if log_metric is not None and with_visible:
         log_metric("visible_pass_rate", sum(one.visible_passed / one.visible_total for one in with_visible) / len(with_visible))
 
@@ -265,19 +265,19 @@ def report(
 
 
 def judge(job: Job, terms: Terms) -> Judgement:
-    trial = Trial(job.program, terms)
-    scored = trial.run(job.tests.scored, stop_early=terms.scoring == "all")
+    """Hidden tests decide what a program earns; one that fails a test of its own prompt earns nothing."""
+    trial, hidden, visible = Trial(job.program, terms), job.tests.scored, job.tests.visible
+    scored = trial.run(hidden, stop_early=terms.scoring == "all")
     if trial.broken:
         return Judgement(None, INFRASTRUCTURE, trial.broken)
-    total = job.tests.scored.total
-    verdict, detail = scored.limit or scored.failure or ("right", "")
+    passed = scored.passed == hidden.total if terms.scoring == "all" else scored.passed / hidden.total
     # At a limit there is no partial credit: it would hang on the place of the test that did not end among the others.
-    score = 0.0 if scored.limit else float(scored.passed == total) if terms.scoring == "all" else scored.passed / total
-    if job.tests.visible is None:
-        return Judgement(score, verdict, detail, scored.passed, total)
-    # Afterwards, so that the tests that only inform cannot take the time of those that decide.
-    seen = trial.run(job.tests.visible, stop_early=False)
-    return Judgement(score, verdict, detail, scored.passed, total, seen.passed, job.tests.visible.total)
+    score = 0.0 if scored.limit else float(passed)
+    seen, seen_total = (trial.run(visible, stop_early=False), visible.total) if visible else (Tally(), 0)
+    if score and trial.broken:
+        return Judgement(None, INFRASTRUCTURE, trial.broken)
+    verdict, detail = scored.limit or seen.limit or scored.failure or seen.failure or ("right", "")
+    return Judgement(0.0 if seen.failure else score, verdict, detail, scored.passed, hidden.total, seen.passed, seen_total)
 
 
 @dataclass
