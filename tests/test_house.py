@@ -36,7 +36,7 @@ LONG_FILES = {
     "cohort.ops.fused.kernels_decode": 449,
     "cohort.ops.fused.kernels_train": 533,
     "cohort.ops.logprobs": 403,
-    "cohort.rewards.base": 544,
+    "cohort.rewards.base": 543,
     "cohort.rewards.call": 547,
     "cohort.rewards.code.asserts": 681,
     "cohort.rewards.code.reward": 459,

@@ -34,10 +34,17 @@ class Prompt:
     columns: Mapping[str, Any]
     """The other columns of the row; reward functions receive them by name."""
     token_ids: tuple[int, ...]
+    gold_column: str = "answer"
+    """Which of the columns holds the right answer, where the rows have one."""
 
     @property
     def is_chat(self) -> bool:
         return not isinstance(self.content, str)
+
+    @property
+    def gold(self) -> Any:
+        """The right answer; None where the row has none."""
+        return self.columns.get(self.gold_column)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def from_file(source: str, *, reward: str = "math_answer", **more) -> dict:
 def test_every_reward_names_the_column_that_no_row_has(function, column):
     prompts = [Prompt(number, row["prompt"], {"gold": row["gold"], "hint": ""}, (1,)) for number, row in enumerate(ROWS[:3])]
     with RewardRunner([RewardPart("part", function)], workers=1) as runner:
-        said = f"^reward 'part' needs the column '{column}', which the rows do not have. Columns: gold, hint.$"
+        said = f"^reward 'part' needs the column '{column}', which the rows do not have. Columns: gold, hint. To take it from "
         with pytest.raises(RewardError, match=said):
             runner.check_columns(prompts)
         with pytest.raises(RewardError, match=said):

@@ -103,7 +103,7 @@ class ProblemVerdicts:
 
 def problem_key(prompt: Prompt) -> str:
     """16 hex digits that say which problem it is, in whatever run, row or chat template it occurs: question and gold answer."""
-    gold = prompt.columns.get("answer")
+    gold = prompt.gold
     return f"{keyed_hash('problem', content_key(prompt.content), '' if gold is None else gold):016x}"
 
 
@@ -288,12 +288,11 @@ def example_rows(name: str, drawn: SampledSet, count: int) -> list[dict[str, Any
     """The first problems of the set: fixed, so that before and after show the same ones."""
     rows = []
     for prompt, group, outcomes in list(zip(drawn.prompts, drawn.groups, drawn.outcomes, strict=True))[:count]:
-        answer = prompt.columns.get("answer")
         rows.append(
             {
                 "set": name,
                 "prompt": prompt.content,
-                "answer": None if answer is None else str(answer),
+                "answer": None if prompt.gold is None else str(prompt.gold),
                 "completions": [
                     {"text": completion.text, "reward": outcome.reward, "success": outcome.success}
                     for completion, outcome in zip(group, outcomes, strict=True)

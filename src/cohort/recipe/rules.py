@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cohort.algorithms.effects import LOWERED
@@ -49,6 +50,12 @@ def why_nothing_is_learned(recipe: Recipe) -> str:
         f"train.group_size: with advantage {advantage.name!r} the group is its own baseline, and a group of one always has "
         "advantage 0. Use a group_size of at least 2 (8 is usual)."
     )
+
+
+def gold_column(rewards: Sequence[RewardConfig]) -> str:
+    """The column that holds the right answer: the one that `answer` is fed from, by the part that decides success if it says so."""
+    parts = sorted(rewards, key=lambda part: not part.outcome)
+    return next((part.columns["answer"] for part in parts if "answer" in part.columns), "answer")
 
 
 def measures_kl(recipe: Recipe) -> bool:

@@ -107,6 +107,10 @@ class RewardConfig(Section):
         "gym_verifier), of one completion.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments bound to the function.")
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description='Parameter of the function -> column of the rows it is fed from, where the names differ: { answer = "solution" }.',
+    )
 
 
 class CriticConfig(Section):

@@ -113,6 +113,7 @@ class RewardRunner:
                     threshold=part.threshold,
                     timeout_s=part.timeout_s,
                     args=part.args,
+                    columns=part.columns,
                 )
                 for part in parts
             ],
@@ -214,9 +215,8 @@ class RewardRunner:
 
     def check_columns(self, prompts: Sequence[Prompt]) -> None:
         """RewardError where a part needs a column that none of these rows has: then every call of it would fail."""
-        columns = column_names(prompts)
         for bound in self.start()._bound:
-            check_columns(bound, columns)
+            check_columns(bound, column_names(prompts))
 
     def unusable(self, prompts: Sequence[Prompt]) -> dict[str, list[tuple[int, str]]]:
         """By part: (number of the row, why it can never be scored), for parts that can tell beforehand.
@@ -224,8 +224,8 @@ class RewardRunner:
         Not for parts whose column no row has: `check_columns` says so once, and rows that nobody scores need none.
         """
         found: dict[str, list[tuple[int, str]]] = {}
-        columns = column_names(prompts)
         for bound in self.start()._bound:
+            columns = bound.sees(column_names(prompts))
             if not bound.shape.has_unusable or not prompts or missing_columns(bound.shape.required, columns, bound.args):
                 continue
             check = bound.here().unusable  # type: ignore[attr-defined]
@@ -235,7 +235,7 @@ class RewardRunner:
             given = {name: value for name, value in bound.args.items() if takes_any or name in accepted}
             asked = [name for name in (columns if takes_any else accepted) if name in columns and name not in given]
             try:
-                reasons = list(check(**{name: [prompt.columns.get(name) for prompt in prompts] for name in asked}, **given))
+                reasons = list(check(**{name: [bound.read(prompt, name) for prompt in prompts] for name in asked}, **given))
             except CohortError:
                 raise
             except Exception as problem:
@@ -283,9 +283,8 @@ class RewardRunner:
 
     def _run_part(self, bound: Bound, batch: Batch) -> Verdicts:
         """The whole batch first; where the call raised, hung or crashed, again completion by completion."""
-        started = time.monotonic()
-        count = len(batch.texts)
-        verdicts = Verdicts.empty(count)
+        started, count = time.monotonic(), len(batch.texts)
+        batch, verdicts = batch.fed(bound.part.columns), Verdicts.empty(count)
         in_worker = self._fits_worker(bound, batch)
         judged = Progress(bound.name, count, self.on_progress)
 

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cohort.base.importing import NotImportable, load_function
@@ -18,6 +18,8 @@ from cohort.types import Completion, Outcome, Prompt
 
 RESERVED = {*OFFERED, "prompt", "completion"}
 """Column names that are not passed on as columns; as in TRL."""
+PROMPTS = "prompts"
+"""What is offered beside the columns and may feed a parameter of another name."""
 WALL_ARGUMENT = "wall_s"
 """The argument under which a supervised function is told the part's timeout_s."""
 PATTERN_ARGS = ("pattern",)
@@ -37,6 +39,8 @@ class RewardPart:
     threshold: float = 0.5
     timeout_s: float = 10.0
     args: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Parameter of the function -> column of the rows, where the names differ."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,15 @@ class Bound:
         wall = {WALL_ARGUMENT: self.part.timeout_s} if self.shape.supervised and WALL_ARGUMENT in self.shape.accepted else {}
         return {**self.part.args, **wall}
 
+    def sees(self, columns: Iterable[str]) -> tuple[str, ...]:
+        """The names under which rows with these columns are offered to the function."""
+        return tuple(dict.fromkeys([*columns, *self.part.columns]))
+
+    def read(self, prompt: Prompt, name: str) -> Any:
+        """What the function is given of a row under this name."""
+        column = self.part.columns.get(name, name)
+        return prompt.content if column == PROMPTS else prompt.columns.get(column)
+
     def here(self) -> Callable[..., Any]:
         """The function in this process."""
         if self.function is None:
@@ -114,6 +127,11 @@ class Batch:
         for name in names:
             values[name] = [prompt.columns.get(name) for prompt in prompts]
         return cls(texts, values, names, state)
+
+    def fed(self, columns: Mapping[str, str]) -> Batch:
+        """The batch with parameters that are fed from columns of other names."""
+        more = {parameter: self.values[column] for parameter, column in columns.items()}
+        return replace(self, values=self.values | more, columns=tuple(dict.fromkeys([*self.columns, *columns])))
 
     def take(self, names: Iterable[str], rows: Sequence[int]) -> dict[str, list[Any]]:
         return {name: [self.values[name][row] for row in rows] for name in names if name in self.values}
@@ -220,6 +238,8 @@ def check_args(bound: Bound) -> None:
             f"{bound.place}.function: {part.name!r} is supervised and has no argument {WALL_ARGUMENT!r}, under which it is told "
             "timeout_s, the seconds that one completion may take. Add it, and keep to it."
         )
+    if problem := renaming_problem(shape, part.columns, part.args):
+        raise RewardError(f"{bound.place}.columns.{problem}")
     if missing := missing_argument(bound):
         raise RewardError(f"{bound.place}.args: reward {part.name!r} needs the argument {missing!r}.")
     for name in part.args:
@@ -253,10 +273,39 @@ def check_pattern(pattern: Any, place: str) -> None:
 
 def check_columns(bound: Bound, columns: Sequence[str]) -> None:
     """Rows with these columns can be scored: every column that each call needs is there, or bound as an argument."""
-    if missing := missing_columns(bound.shape.required, columns, bound.args):
-        raise RewardError(f"reward {bound.name!r} {needs_column(missing[0], columns)}")
-    if problem := argument_problem(bound.function, bound.part.args, columns):
+    if problem := feeding_problem(bound.part.columns, columns):
+        raise RewardError(f"{bound.place}.columns.{problem}")
+    seen = bound.sees(columns)
+    if missing := missing_columns(bound.shape.required, seen, bound.args):
+        raise RewardError(
+            f"reward {bound.name!r} {needs_column(missing[0], columns)} To take it from a column of another name: "
+            f"{bound.place}.columns.{missing[0]}=COLUMN (the prompt itself is called {PROMPTS})."
+        )
+    if problem := argument_problem(bound.function, bound.part.args, seen):
         raise RewardError(f"{bound.place}.args: {problem}.")
+
+
+def renaming_problem(shape: Signature, columns: Mapping[str, str], args: Mapping[str, Any]) -> str:
+    """Why a parameter cannot be fed from a column of another name: "answr: ..."; "" if all can."""
+    for name in columns:
+        if name in OFFERED:
+            return f"{name}: it is passed by the runner and is no column."
+        if name in args:
+            return f"{name}: args sets it too; keep one of them."
+        known = [one for one in (shape.accepted if shape.reads is None else shape.reads) if one not in OFFERED]
+        if (shape.reads is not None or not shape.takes_any) and name not in known:
+            listed = f"It can read {', '.join(known)}." if known else "It reads no column."
+            return f"{name}: the function does not read it{nearest(name, known) or '.'} {listed}"
+    return ""
+
+
+def feeding_problem(renamed: Mapping[str, str], columns: Sequence[str]) -> str:
+    """Which parameter is to be fed from a column that no row has; "" if there is none."""
+    for name, column in renamed.items():
+        if column not in (*columns, PROMPTS):
+            listed = ", ".join(columns) or "none beside the prompt"
+            return f"{name}: the rows have no column {column!r}{nearest(column, columns) or '.'} Columns: {listed}."
+    return ""
 
 
 def column_names(prompts: Sequence[Prompt]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from cohort.errors import ModelError, PromptError
 from cohort.model import lora
 from cohort.model.policy import Policy, load_adapted, load_model, load_pretrained, pick_device, pick_dtype
 from cohort.recipe.materials import PYTHON_ROWS, Materials
+from cohort.recipe.rules import gold_column
 from cohort.recipe.schema import PromptsConfig, Recipe
 from cohort.training.cold_start import Demonstration, make_demonstrations
 from cohort.types import Prompt, Sampling
@@ -64,7 +65,7 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
 
 def alphabet_of(data: Data, recipe: Recipe) -> list[str]:
     """Every text a character tokenizer must be able to write: prompts, answers and demonstrations, evaluation included."""
-    columns = {recipe.prompts.prompt_column, "answer", recipe.cold_start.completion_column, CHOSEN, REJECTED}
+    columns = {recipe.prompts.prompt_column, gold_column(recipe.rewards), recipe.cold_start.completion_column, CHOSEN, REJECTED}
     groups = [data.train, *(rows for _, rows in data.sets.values()), data.demonstrations[1] if data.demonstrations else []]
     return [str(row[column]) for rows in groups for row in rows for column in columns if column in row]
 
@@ -148,7 +149,9 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
     reports: dict[str, PromptReport] = {}
 
     def encode(name: str, rows: Rows, config: PromptsConfig) -> list[Prompt]:
-        prompts, reports[name] = make_prompts(rows, config, policy.codec.encode, policy.tokenizer.unk_token_id)
+        prompts, reports[name] = make_prompts(
+            rows, config, policy.codec.encode, policy.tokenizer.unk_token_id, gold_column(recipe.rewards)
+        )
         if "<think>" not in (policy.tokenizer.chat_template or ""):
             return prompts
         # A template that opens <think> itself is invisible in the messages; format rewards are told through a column.

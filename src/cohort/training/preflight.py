@@ -156,10 +156,9 @@ def gold_forms(row: Prompt, column: str, thinking: bool = False) -> list[str]:
     """
     if column in row.columns:
         return [str(row.columns[column])]
-    answer = row.columns.get("answer")
-    if answer is None:
+    if row.gold is None:
         return []
-    gold = cell_text(answer)
+    gold = cell_text(row.gold)
     wrapped = [f"\\boxed{{{gold}}}", f"#### {gold}", f"<answer>{gold}</answer>", gold]
     if not thinking:
         return [*wrapped, f"<think>so</think>\n\\boxed{{{gold}}}"]
@@ -168,12 +167,12 @@ def gold_forms(row: Prompt, column: str, thinking: bool = False) -> list[str]:
 
 def other_row(number: int, rows: Sequence[Prompt]) -> Prompt | None:
     """A row with another answer; None where all answers are the same."""
-    mine = rows[number].columns.get("answer")
+    mine = rows[number].gold
     return next(
         (
             rows[(number + shift) % len(rows)]
             for shift in range(1, len(rows))
-            if rows[(number + shift) % len(rows)].columns.get("answer") != mine
+            if rows[(number + shift) % len(rows)].gold != mine
         ),
         None,
     )

@@ -323,7 +323,7 @@ def outcome_verdicts(rollouts: Sequence[Rollout]) -> list[str]:
 def about_prompt(rollout: Rollout) -> tuple[str | None, str, str, str]:
     """(gold as text, what tells golds apart, the prompt, everything that was asked)."""
     prompt = rollout.prompt
-    gold = prompt.columns.get("answer")
+    gold = prompt.gold
     text = None if gold is None or isinstance(gold, Mapping | list | tuple) else str(gold)
     asked = prompt.content if isinstance(prompt.content, str) else "\n".join(str(m.get("content")) for m in prompt.content)
     columns = "\n".join(str(value) for value in prompt.columns.values())

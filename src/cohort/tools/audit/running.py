@@ -14,7 +14,7 @@ from cohort.errors import RewardError
 from cohort.rewards import BUILT_IN
 from cohort.rewards.base import load_problem
 from cohort.rewards.call import Answered, Failed, Signature, TrainerState, is_plain
-from cohort.rewards.contract import RESERVED, argument_problem
+from cohort.rewards.contract import RESERVED, argument_problem, feeding_problem, renaming_problem
 from cohort.rewards.pool import LoadFailed, Worker, WorkerDied, WorkerTimeout
 from cohort.rewards.text import text_of
 from cohort.tools.audit.attacks import Case
@@ -121,6 +121,9 @@ class Bench:
         """The rows have every column that the function needs, and the function knows every argument."""
         from cohort.recipe.section import nearest
 
+        problem = renaming_problem(self.signature, self.rename, self.args) or feeding_problem(self.rename, self.columns)
+        if problem:
+            raise AuditError(f"columns.{problem}")
         given = {*self.parameters(), *self.args}
         missing = [name for name in self.signature.required if name not in given]
         if missing:
@@ -239,8 +242,8 @@ class Bench:
         arguments: dict[str, Any] = {}
         for name in self.asked():
             column = self.rename.get(name, name)
-            if name in offered:
-                arguments[name] = offered[name]
+            if column in offered:
+                arguments[name] = offered[column]
             elif column in self.columns:
                 arguments[name] = [
                     case.columns[column] if column in case.columns else row.columns.get(column)
