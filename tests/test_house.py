@@ -46,7 +46,7 @@ LONG_FILES = {
     "cohort.rewards.math.shapes": 731,
     "cohort.rewards.math.symbolic": 479,
     "cohort.rewards.math.tree": 592,
-    "cohort.sandbox.jail": 533,
+    "cohort.sandbox.jail": 506,
     "cohort.tools.audit.attacks": 401,
     "cohort.tools.audit.findings": 540,
     "cohort.tools.audit.programs": 453,

@@ -33,6 +33,7 @@ SAMPLE = [
     "pipe_buffers",
     "several_big_files",
     "deep_folders",
+    "deep_folders_at_load",
     "stdout_flood",
     "deep_value",
     "fork",

@@ -255,6 +255,15 @@ def test_a_value_that_cannot_be_passed_on_is_the_programs_failure_not_the_tests(
     assert [check.passed for check in result.checks] == [False]
 
 
+def test_a_check_that_fails_on_what_an_earlier_one_left_is_the_programs_failure():
+    """Variables of the tests hold values of the program: a later check that trips over them had not asked it yet."""
+    checks = ["total[0] = f(3)\nassert total[0] < 100", "assert 10 / total[0] < f(1)", "assert {}[3] == f(1)"]
+    for third, passed in ((0, [True, False, None]), (9, [True, True, None])):
+        result = run_checks(f"def f(x): return {third} if x == 3 else 5", checks, ["f"], setup="total = [10]")
+        assert [check.passed for check in result.checks] == passed
+        assert [check.detail for check in result.checks][2] == "KeyError: 3"
+
+
 def test_installed_packages_only_on_request():
     program = "def f():\n    import numpy\n    return int(numpy.arange(4).sum())"
     assert [reply.raised for reply in run_calls(program, [Call("f")]).replies if reply] == ["ModuleNotFoundError"]
@@ -338,6 +347,32 @@ def test_a_reply_in_time_counts_however_late_the_host_looks(tier):
         with pytest.raises(Ended) as ended:  # a reply that nobody waits for keeps nothing alive
             jail.wait()
         assert ended.value.kind == "wall"
+
+
+AT_ONCE = {
+    "files": "import os\nfor _ in range(70):\n    os.mkdir('d')\n    os.chdir('d')\nimport time\ntime.sleep(9)",
+    "memory": (
+        "import threading, time\nfor _ in range(200):\n    try: threading.Thread(target=time.sleep, args=(9,)).start()\n"
+        "    except RuntimeError: raise MemoryError"
+    ),
+    "exit": "import os\nos._exit(3)",
+}
+
+
+@pytest.mark.parametrize("end", AT_ONCE)
+def test_what_a_program_does_at_once_is_its_own_doing(end, tier, monkeypatch):
+    """However late a busy host comes to read that the jail is closed: no program of a jail that did not start has begun."""
+    if (tier, end) == ("bubblewrap", "files"):
+        pytest.skip("a file system of its own has no limit on depth")
+
+    def read_late(self, descriptor, serve=Jail._serve):
+        late = self._open[descriptor] == "replies"
+        serve(self, descriptor)
+        if late:
+            time.sleep(0.1)
+
+    monkeypatch.setattr(Jail, "_serve", read_late)
+    assert run_calls(AT_ONCE[end], [Call("f")], Limits(threads=32)).end == end
 
 
 def test_contest_programs_may_end_with_exit():

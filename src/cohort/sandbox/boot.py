@@ -1,7 +1,7 @@
 """What runs inside the jail. The host hands this text to a fresh interpreter: `python -c TEXT REQUESTS REPLIES`.
 
 It says that it is there and waits for its orders. Then it gives up everything (files, user, memory, system calls), and says
-so on the pipe; only then does it look at the program. It imports nothing of this package and little of the standard library:
+so on the pipe; only when the host has heard that does it look at the program. It imports nothing of this package and little of the standard library:
 every import is paid for by every run.
 Nothing in here is trusted once the program is loaded. It knows the arguments of a call and never the expected value.
 
@@ -387,6 +387,7 @@ def main() -> None:
         os._exit(1)
     jobs = {"calls": answer_calls, "script": run_script, "checks": make_checks, "worker": serve}
     pipe.write('["ready"]')
+    pipe.read()  # the word to begin: until then nothing of the program has run, and the host knows it
     jobs[setup["job"]](pipe, setup)
 
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import marshal
 import os
 import select
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +24,7 @@ from typing import Any
 from cohort.sandbox import seccomp, tiers
 from cohort.sandbox.limits import FLOOD_BYTES, MAX_FILES, MAX_FOLDERS_DEEP, MAX_FRAME_BYTES, JailUnavailable, Limits
 from cohort.sandbox.scratch import make_folder, remove_folder, scratch_is_over
-from cohort.sandbox.spawner import next_user, return_memory, spawn, wait_up_to
+from cohort.sandbox.spawner import next_user, parent_of, reap_orphan, return_memory, sealed_input, spawn, wait_up_to
 from cohort.sandbox.tiers import Tier, find_tier
 from cohort.sandbox.values import MAX_NODES
 
@@ -39,7 +37,6 @@ WALK_S = 0.008
 """How often the files of a scratch folder are counted: a disk takes in more than a megabyte in a millisecond."""
 THREADS_MARGIN = 16
 LARGE_BYTES = 256 * 1024
-F_ADD_SEALS, F_SEAL_ALL = 1033, 0xF
 TRANSIENT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
 """Too few processes, pages, descriptors or blocks just now: not a property of the machine."""
 BOOT = (Path(__file__).parent / "boot.py").read_text(encoding="utf-8")
@@ -191,7 +188,9 @@ class Jail:
             raise Ended("infrastructure", f"the jail did not start ({ended.kind}): {detail}") from None
         if word != "ready":
             raise JailUnavailable(f"the jail could not be closed, and nothing was run in it: {': '.join(map(str, said))}")
+        # It waits for this word: what is found from here on, however soon, is the program's doing and not a jail that failed.
         self.charge(self.limits)
+        self.tell("go")
 
     def _make_pipes(self) -> dict[str, int]:
         """The host's ends by name. Each end is known as soon as it exists, so that none is lost if the next cannot be had."""
@@ -459,7 +458,7 @@ class Jail:
         raise end
 
     def _reap(self) -> None:
-        """Kill what is left and wait for it. Bubblewrap waits for its child, so one wait covers both."""
+        """Kill what is left and wait for it. Bubblewrap leaves its child to init, which may be this very process."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -472,17 +471,18 @@ class Jail:
             if self._handle < 0 or not wait_up_to(self._over, 0.25):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # it leads the group, and it is not reaped yet
-        if self._handle >= 0:  # readable once the process is dead
-            select.select([self._handle], [], [], 1.0)
-            os.close(self._handle)
-            self._handle = -1
+        if self._handle >= 0:
+            select.select([self._handle], [], [], 1.0)  # readable once the process is dead
         try:
             _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            self.cpu_s = max(0.0, max(self._lifetime_cpu, usage.ru_utime + usage.ru_stime) - self._begun_cpu)
         except ChildProcessError:
             process.returncode = -signal.SIGKILL
-            return
-        process.returncode = os.waitstatus_to_exitcode(status)
-        self.cpu_s = max(0.0, max(self._lifetime_cpu, usage.ru_utime + usage.ru_stime) - self._begun_cpu)
+        if self._handle >= 0:
+            reap_orphan(self._handle)
+            os.close(self._handle)
+            self._handle = -1
 
     def close(self) -> None:
         """End the process if it runs, and leave nothing behind."""
@@ -504,30 +504,3 @@ class Jail:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def sealed_input(text: bytes) -> int:
-    """A descriptor to read standard input from: a file in memory, which nobody can change or add to any more.
-
-    Not a pipe: a process that the trainer forks meanwhile would hold its other end open, and the program would wait for ever.
-    """
-    if not hasattr(os, "memfd_create"):
-        with tempfile.TemporaryFile() as file:
-            file.write(text)
-            file.seek(0)
-            return os.dup(file.fileno())
-    writer = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        with os.fdopen(os.dup(writer), "wb") as file:
-            file.write(text)
-        fcntl.fcntl(writer, F_ADD_SEALS, F_SEAL_ALL)
-        return os.open(f"/proc/self/fd/{writer}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(writer)
-
-
-def parent_of(pid: str) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
-    except OSError:
-        return 0

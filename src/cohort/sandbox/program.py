@@ -151,8 +151,16 @@ def run_checks(
         if word == "load":
             return memory_or("load", said)
         assert tests is not None
-        run_tests(jail, tests, checks, results)
+        run_tests(jail, tests, checks, results, reaches_program)
         return "finished"
+
+    def reaches_program(check: str) -> bool:
+        """Whether a check asks the program where nothing has been before it, least of all a value of the program's."""
+        with Jail("checks", setup, own, extra={"proxies": aliases}, packages=installed_packages(packages)) as alone:
+            try:
+                return alone.hear()[0] == "loaded" and alone.ask_raw(check)[0] == "call"
+            except Ended:  # at a limit, by itself
+                return False
 
     # The tests are loaded first, at their own expense: a program that leaves them no time must not have them to blame.
     own = replace(limits, cpu_s=limits.cpu_s + DEFAULTS.cpu_s, wall_s=2 * limits.wall_s + DEFAULTS.wall_s)
@@ -184,13 +192,19 @@ def nothing_ran(ended: Ended) -> dict[str, Any]:
     return {"end": ended.kind, "detail": ended.detail, **nothing}
 
 
-def run_tests(program: Jail, tests: Jail, checks: Sequence[str], results: list[CheckResult]) -> None:
-    """Relay calls from the test code to the program. Raises Ended of the *program*; what ends the tests is a result."""
+def run_tests(
+    program: Jail, tests: Jail, checks: Sequence[str], results: list[CheckResult], reaches_program: Callable[[str], bool]
+) -> None:
+    """Relay calls from the test code to the program. Raises Ended of the *program*; what ends the tests is a result.
+
+    A check that fails before it has asked is at fault itself, unless values of the program stand in the variables that it
+    reads, from a check before: then it is tried alone.
+    """
     tests.companion = program  # which goes on running, and paying, while the test code thinks
-    asked = False
+    asked = asked_before = False
     try:
         for check in checks:
-            asked, missing = False, ""
+            asked_before, asked, missing = asked_before or asked, False, ""
             word, *said = tests.ask_raw(check)
             while word == "call":
                 asked = True
@@ -201,6 +215,8 @@ def run_tests(program: Jail, tests: Jail, checks: Sequence[str], results: list[C
                 results.append(CheckResult(False, missing))
                 continue
             passed = said[0] if word == "check" and said and isinstance(said[0], bool | None) else None
+            if passed is None and asked_before and reaches_program(check):
+                passed = False
             results.append(CheckResult(passed, ": ".join(str(part) for part in said[1:3] if part)[:MAX_DETAIL_CHARS]))
     except Ended as problem:
         if program.ended:
@@ -209,7 +225,8 @@ def run_tests(program: Jail, tests: Jail, checks: Sequence[str], results: list[C
         if problem.kind == "infrastructure":
             raise
         # The test code ran into a limit of its own: with what the program had returned, if it was asked at all.
-        results.append(CheckResult(False if asked else None, f"the test code ended: {problem}"))
+        blamed = asked or (asked_before and reaches_program(checks[len(results)]))
+        results.append(CheckResult(False if blamed else None, f"the test code ended: {problem}"))
 
 
 def relay(program: Jail, said: list[Any]) -> tuple[tuple[str, Any, str], str]:

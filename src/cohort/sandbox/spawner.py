@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import itertools
 import os
 import pwd
 import queue
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from cohort.sandbox import tiers
+
+F_ADD_SEALS, F_SEAL_ALL = 1033, 0xF
 
 
 def return_memory() -> None:
@@ -30,6 +35,15 @@ def wait_up_to(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(0.001)
     return True
+
+
+def reap_orphan(handle: int) -> None:
+    """Take leave of a dead process that was left to this one, as the first process of a container inherits all orphans.
+
+    By its descriptor: a wait for any child would take the exit status of somebody else's.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # somebody else's to reap, or a kernel older than 5.4
+        os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG)
 
 
 _numbers = itertools.count()
@@ -93,3 +107,30 @@ def spawn(job: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]
         if _spawner is None or _spawner.owner != os.getpid():  # a fork has no threads of its parent
             _spawner = Spawner()
     return _spawner.start(job)
+
+
+def sealed_input(text: bytes) -> int:
+    """A descriptor to read standard input from: a file in memory, which nobody can change or add to any more.
+
+    Not a pipe: a process that the trainer forks meanwhile would hold its other end open, and the program would wait for ever.
+    """
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryFile() as file:
+            file.write(text)
+            file.seek(0)
+            return os.dup(file.fileno())
+    writer = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with os.fdopen(os.dup(writer), "wb") as file:
+            file.write(text)
+        fcntl.fcntl(writer, F_ADD_SEALS, F_SEAL_ALL)
+        return os.open(f"/proc/self/fd/{writer}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(writer)
+
+
+def parent_of(pid: str) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
