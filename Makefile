@@ -49,6 +49,7 @@ docs: setup  ## Write the generated pages and the picture of the house from the 
 	$(BIN)/python -m cohort.rewards.page
 	$(BIN)/python -m cohort.rewards.gym.page > docs/gym-tasks.md
 	$(BIN)/python tests/house.py
+	$(BIN)/python tests/api_page.py
 
 clean:  ## Remove the environment and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build dist

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cohort
-from cohort.errors import PromptError, RecipeError, RunError
+from cohort.errors import ModelError, PromptError, RecipeError, RunError
 from cohort.model.scratch import build_scratch
 from cohort.recipe.schema import ScratchConfig
 from cohort.types import NoiseKey, Prompt, Sampling
@@ -72,12 +72,13 @@ def correct(completions, answer, **columns):
 
 
 def test_rows_in_every_shape_give_the_same_run(model, tmp_path):
-    """A list of dicts, a datasets.Dataset, a generator and a path: one run, bit for bit."""
+    """A list of dicts, a datasets.Dataset, a DataFrame and a path: one run, bit for bit."""
     import datasets
+    import pandas
 
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    shapes = {"list": ROWS, "dataset": datasets.Dataset.from_list(ROWS), "generator": (row for row in ROWS), "path": file}
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps({"version": 1, "data": ROWS}))
+    shapes = {"list": ROWS, "dataset": datasets.Dataset.from_list(ROWS), "frame": pandas.DataFrame(ROWS), "path": file}
     runs = {
         name: cohort.train(model=model, prompts=rows, rewards=[digit_share], name=name, **SETTINGS)
         for name, rows in shapes.items()
@@ -92,6 +93,7 @@ def test_the_result_says_where_everything_is(model, tmp_path):
     assert (run.status, run.folder.resolve()) == ("finished", tmp_path / "runs" / "result")
     assert run.summary == json.loads((run.folder / "summary.json").read_text())
     assert run.model == run.folder / "model"
+    assert repr(run) == "RunResult(finished, 2 steps, pass@1 0.0 % -> 0.0 %, runs/result)"
     assert run.summary["eval"]["before"]["pass@1"].keys() == {"value", "low", "high"}
     assert [row["step"] for row in rows_of(run.folder)] == [1, 2]
 
@@ -308,11 +310,16 @@ def test_monitors_are_handed_to_a_resumed_run_again(model):
 
 
 def test_resume_needs_nothing_but_the_folder(model, monkeypatch):
-    """Rows from a generator and an importable reward: after a stop inside the run, the folder alone is enough."""
+    """Rows from a generator, an importable reward and a loaded model: after a stop inside the run, the folder alone is enough.
+
+    The model is trained as its folder is, bit for bit, and the object stays as it was; the run folder may have moved.
+    """
     from cohort import loop
     from cohort.errors import Interrupted
 
     whole = cohort.train(model=model, prompts=(row for row in ROWS), rewards=[digit_share], name="whole", **SETTINGS)
+    net = AutoModelForCausalLM.from_pretrained(model).train()  # its tokenizer is where it was loaded from
+    before = {name: value.clone() for name, value in net.state_dict().items()}
     original = loop.observe_step
 
     def stopped(parts, state, watch):
@@ -322,12 +329,16 @@ def test_resume_needs_nothing_but_the_folder(model, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "observe_step", stopped)
-        run = cohort.train(model=model, prompts=(row for row in ROWS), rewards=[digit_share], name="stopped", **SETTINGS)
+        run = cohort.train(model=net, prompts=(row for row in ROWS), rewards=[digit_share], name="stopped", **SETTINGS)
     assert (run.status, run.summary["steps"]) == ("interrupted", 1)
-    run = cohort.resume(run.folder)
+    assert repr(run).startswith("RunResult(interrupted, 1 step, pass@1 0.0 % -> not measured, runs/stopped")
+    run = cohort.resume(run.folder.rename(run.folder.with_name("moved")))
     assert run.status == "finished"
     assert differences(run.folder, whole.folder) == []
-    assert cohort.resume(run.folder).status == "finished"
+    assert cohort.resume(run).status == "finished"
+    assert net.training
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(value.requires_grad and value.grad is None for value in net.parameters())
 
 
 def test_rows_that_json_cannot_carry_are_asked_for_again(model):
@@ -342,6 +353,91 @@ def test_rows_that_json_cannot_carry_are_asked_for_again(model):
     assert cohort.resume(run.folder, prompts=rows, rewards=[here(reward_len)]).status == "finished"
 
 
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+OTHERS = [{"prompt": f"{n} minus {n} is", "answer": "0"} for n in range(6)]
+
+
+def keys_of(run, label="after"):
+    return {
+        name: held["problem"]
+        for row in rows_of(run, "evaluations.jsonl")
+        if row["label"] == label
+        for name, held in row["per_problem"].items()
+    }
+
+
+def test_rows_to_evaluate_on_are_the_problems_and_need_not_be_handed_in_again(model, tmp_path, monkeypatch):
+    """A frame and a file as two sets; nothing is held out; `cohort.evaluate` gives the run's own numbers, to the last digit."""
+    import pandas
+
+    from cohort import loop
+    from cohort.errors import Interrupted
+    from cohort.evaluation.evaluate import problem_key
+
+    file = tmp_path / "hard.json"
+    file.write_text(json.dumps([{"prompt": "9 plus 9 plus 9 is"}]))
+    settings = SETTINGS | {"prompts_per_step": 20, "num_steps": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "observe_step", lambda *_: (_ for _ in ()).throw(Interrupted("SIGTERM")))
+        sets = {"easy": pandas.DataFrame(OTHERS), "hard": file}
+        run = cohort.train(model, ROWS, [digit_share], evaluate_on=sets, name="sets", **settings)
+    run = cohort.resume(run)
+    expected = [problem_key(Prompt(n, row["prompt"], row, ())) for n, row in enumerate(OTHERS)]
+    assert keys_of(run.folder) == keys_of(run.folder, "before") == {"easy": expected[:4], "hard": keys_of(run.folder)["hard"]}
+    assert rows_of(run.folder)[0]["rollout/epoch"] == 1.0  # all twenty rows were trained on
+    again = cohort.evaluate(run)
+    assert {name: {what: e.to_json() for what, e in numbers.items()} for name, numbers in again.sets.items()} == {
+        name: {what: e for what, e in sides["after"].items() if isinstance(e, dict)}
+        for name, sides in run.summary["eval"]["sets"].items()
+    }
+    words = {"samples": 2, "resamples": 100, "max_completion_tokens": 8}
+    here = cohort.evaluate(run.model, OTHERS[:4], digit_share, **words)
+    assert here.sets["prompts"]["reward"] == again.sets["easy"]["reward"]
+    assert here.per_problem["prompts"] == again.per_problem["easy"]
+    assert re.fullmatch(
+        r"Evaluation\(prompts: 4 problems, pass@1 0\.0 % \[[\d., ]+\], .*reward 0\.\d+ \[[\d., ]+\]\)", repr(here)
+    ), here
+    every = cohort.evaluate(run, OTHERS, samples=2, resamples=100, greedy=False)  # prompts replaced, the rest is the run's own
+    assert every.counts["prompts"]["problems"] == 6
+    assert every.per_problem["prompts"].success[:4] == again.per_problem["easy"].success
+    (run.folder / "summary.json").unlink()
+    with pytest.raises(RunError, match="no evaluation set 'held_out'; it has: easy, hard"):
+        cohort.resume(run, evaluate_on=OTHERS)
+
+
+def test_a_loaded_model_is_evaluated_as_its_folder_is(model):
+    net, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+    words = {"samples": 2, "max_completion_tokens": 8, "resamples": 100}
+    ours = cohort.evaluate(net.train(), ROWS[:6], [digit_share], tokenizer=tokenizer, **words)
+    theirs = cohort.evaluate(model, ROWS[:6], [digit_share], **words)
+    assert (ours.per_problem, ours.sets) == (theirs.per_problem, theirs.sets)
+    assert net.training
+
+
+def test_objects_that_would_not_be_loaded_again_as_what_they_are_are_refused(model):
+    import peft
+    from transformers import AutoModel
+
+    class Mine(type(AutoModelForCausalLM.from_pretrained(model))):
+        pass
+
+    net = AutoModelForCausalLM.from_pretrained(model)
+    nameless = AutoModelForCausalLM.from_config(net.config)
+    nameless.config._name_or_path = nameless.name_or_path = ""
+    adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(model), peft.LoraConfig(target_modules=["q_proj"]))
+    for given, words in {
+        torch.nn.Linear(2, 2): "got a Linear",
+        Mine(net.config): "not as Mine",
+        AutoModel.from_pretrained(model): "not as LlamaModel",
+        nameless: "give tokenizer= beside it",
+        adapted: "carries PEFT adapters",
+    }.items():
+        for call in (cohort.train, cohort.evaluate):
+            with pytest.raises(ModelError, match=words):
+                call(given, ROWS, [digit_share])
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
@@ -354,6 +450,22 @@ def test_rows_that_json_cannot_carry_are_asked_for_again(model):
         ({"prompts": ROWS, "rewards": [digit_share], "monitors": [Watcher]}, RecipeError, r"monitors\.0: Watcher is a class"),
         ({"prompts": ROWS, "rewards": [digit_share], "monitors": ["wandb"]}, RecipeError, r"also=\['wandb'\]"),
         ({"prompts": ROWS, "rewards": [digit_share], "monitors": Watcher()}, RecipeError, "monitors: give a list"),
+        ({"prompts": ROWS, "rewards": [digit_share], "tokenizer": object()}, RecipeError, "tokenizer: a model folder"),
+        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": "nowhere.json"}, RecipeError, "is no file or folder here"),
+        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {"a/b": OTHERS}}, RecipeError, "cannot name a set"),
+        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {}}, RecipeError, "no set in it"),
+        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": OTHERS, "held_out": 0.2}, RecipeError, "so does held_out"),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "evaluate_on": OTHERS, "evaluation": {"samples": 0}},
+            RecipeError,
+            "evaluation.samples is 0",
+        ),
+        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": ROWS[:3]}, PromptError, "3 of its prompts also occur"),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "evaluate_on": [{"q": "a"}]},
+            PromptError,
+            r"evaluation\.sets\.held_out, row 0",
+        ),
         ({"prompts": [{"question": "a"}], "rewards": [digit_share]}, PromptError, "question"),
         ({"prompts": [], "rewards": [digit_share]}, PromptError, "no rows|no prompts|empty"),
         (
@@ -366,3 +478,22 @@ def test_rows_that_json_cannot_carry_are_asked_for_again(model):
 def test_mistakes_are_answered_in_words(model, arguments, error, words):
     with pytest.raises(error, match=words):
         cohort.train(model=model, **SETTINGS | arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "needs prompts="),
+        ({"prompts": ROWS}, "needs rewards="),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "learning_rate": 1e-3},
+            "optimizer.learning_rate: an evaluation .* does not read",
+        ),
+        ({"prompts": ROWS, "rewards": [digit_share], "sampling": {"temperature": 0.5}}, "sampling.temperature: an evaluation"),
+        ({"prompts": ROWS, "rewards": [digit_share], "held_out": 0.5}, "evaluation.held_out: an evaluation"),
+        ({"prompts": ROWS, "rewards": [digit_share], "checkpoint": "best"}, "is not a run folder, so it has no checkpoints"),
+    ],
+)
+def test_an_evaluation_refuses_what_it_would_not_read(model, arguments, words):
+    with pytest.raises((RecipeError, RunError), match=words):
+        cohort.evaluate(model, **arguments)

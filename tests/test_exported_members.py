@@ -8,6 +8,7 @@ import pkgutil
 import subprocess
 import sys
 
+import api_page
 import cohort
 
 PUBLIC = [
@@ -48,6 +49,21 @@ def test_a_public_name_stays_what_it_is_once_every_module_is_loaded():
         assert first is second, name
         assert callable(first) == callable(second) == (name != "rewards"), name
         assert inspect.ismodule(first) == (name == "rewards"), name
+
+
+def test_the_page_of_the_api_is_written_from_the_code():
+    written = api_page.write_page()
+    assert api_page.PAGE.read_text(encoding="utf-8") == written, "run: make docs"
+    for name in PUBLIC:
+        assert f"### `cohort.{name}`" in written or name == "CohortError", name
+    assert "    checkpoint: str | int = ''," in written
+    assert "- `prompts`, `rewards`: as for `cohort.train`; all of the rows are problems." in written
+
+
+def test_every_word_of_a_public_function_is_explained():
+    for function in (cohort.train, cohort.resume, cohort.evaluate):
+        for word in inspect.signature(function).parameters:
+            assert f"`{word}`" in api_page.with_list(function, set(inspect.signature(function).parameters)), (function, word)
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -6,6 +6,7 @@
         return [float(text.strip().endswith(gold)) for text, gold in zip(completions, answer)]
 
     run = cohort.train(model="path or hub id", prompts=rows, rewards=[correct], group_size=8, num_steps=200)
+    cohort.evaluate(run)
 
 Names are imported on first use, so that `import cohort` and `cohort --help` stay fast.
 """
@@ -25,9 +26,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from cohort import rewards
-    from cohort.api import resume, train
+    from cohort.api import evaluate, resume, train
     from cohort.errors import CohortError
-    from cohort.evaluation.evaluate import Evaluation, evaluate
+    from cohort.evaluation.evaluate import Evaluation
     from cohort.recipe.file import load_recipe
     from cohort.recipe.schema import Recipe
     from cohort.session import RunResult
@@ -43,7 +44,7 @@ _HOME = {
     "Rollout": "cohort.types",
     "RunResult": "cohort.session",
     "Sampling": "cohort.types",
-    "evaluate": "cohort.evaluation.evaluate",
+    "evaluate": "cohort.api",
     "load_recipe": "cohort.recipe.file",
     "resume": "cohort.api",
     "rewards": "",

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cohort.algorithms.own import OWN_KINDS
+from cohort.data.rows import has_splits, suggest_file
 from cohort.errors import RecipeError
 from cohort.observe.monitors.base import check_methods
 from cohort.recipe.built_in import recipe_path
 from cohort.recipe.file import load_recipe
-from cohort.recipe.materials import PYTHON_ROWS, Materials
+from cohort.recipe.materials import PYTHON_MODEL, PYTHON_ROWS, Materials
+from cohort.recipe.schema import Recipe
 from cohort.rewards.contract import importable_name
 from cohort.session import RunResult
 from cohort.session import resume as resume_session
 from cohort.session import start as start_session
+
+if TYPE_CHECKING:
+    from cohort.evaluation.evaluate import Evaluation
 
 Reward = Callable[..., Any] | str | Mapping[str, Any]
 EXPECTED = "give a function, the name of a built-in reward, or a dict with the fields of [[rewards]]"
@@ -23,55 +31,189 @@ PYTHON_PREFIX = "python:"
 
 
 def train(
-    model: str | Path | None = None,
+    model: Any = None,
     prompts: Any = None,
     rewards: Iterable[Reward] | Reward | None = None,
     recipe: str | Path | None = None,
     monitors: Iterable[Any] | Mapping[str, Any] = (),
+    *,
+    evaluate_on: Any = None,
+    tokenizer: Any = None,
     **settings: Any,
 ) -> RunResult:
     """Train with GRPO and return the finished run.
 
-    model: a folder or hub id. prompts: a list of dicts, a `datasets.Dataset`, any iterable of rows, or a path; a `prompt`
-    column (text or chat messages), the other columns go to the reward functions by name. rewards: functions in TRL's
-    shape, names of built-in rewards, or dicts with the fields of [[rewards]]. recipe: a TOML file or the name of a
-    built-in recipe to start from. monitors: objects that watch beside those of the recipe, with any of the
-    methods of `cohort.observe.monitors.Monitor`; or a dict with words of [monitors]. Every other keyword is a recipe word (`group_size=8`, or words of a section: `evaluation={"samples": 4}`).
+    model: a model folder, a hub id, a run folder or its `RunResult` (its final model, else its newest checkpoint), or a loaded
+    `PreTrainedModel`. The run trains a copy: an object is kept in the run folder as it is, and is not changed.
+    prompts: a list of dicts, a `datasets.Dataset`, a DataFrame of pandas or polars, any iterable of rows, or a path (.jsonl,
+    .json, .parquet, .csv, a saved dataset); a `prompt` column (text or chat messages), the other columns go to the reward
+    functions by name.
+    rewards: functions in TRL's shape, names of built-in rewards, or dicts with the fields of [[rewards]].
+    recipe: a TOML file or the name of a built-in recipe to start from.
+    monitors: objects that watch beside those of the recipe, with any of the methods of `cohort.observe.monitors.Monitor`; or a
+    dict with words of [monitors].
+    evaluate_on: rows or a path to evaluate on before and after, read as the prompts are; or a dict of several such sets by name.
+    Without it a share of the prompts is held out.
+    tokenizer: of a loaded model; by default the one where the model was loaded from.
+    settings: every other keyword is a recipe word (`group_size=8`, or words of a section: `evaluation={"samples": 4}`).
     """
     if recipe is None and (prompts is None or rewards is None):
         missing = "prompts" if prompts is None else "rewards"
         raise RecipeError(f"cohort.train needs {missing}=...; or give recipe=, a recipe that names them.")
     values: dict[str, Any] = {key: with_named_functions(key, value) for key, value in settings.items()}
-    if model is not None:
-        values["model"] = str(model)
-    rows: Iterable[Mapping[str, Any]] | None = None
-    if isinstance(prompts, str | Path):
-        values["prompts.source"] = str(prompts)
-    elif prompts is not None:
-        values["prompts.source"], rows = PYTHON_ROWS, prompts
     functions: dict[str, Callable[..., Any]] = {}
     if rewards is not None:
         values["rewards"] = reward_entries(rewards, functions)
     if isinstance(monitors, Mapping):
         values["monitors"], monitors = dict(monitors), ()
-    watching = checked_monitors(monitors)
+    materials = Materials(functions=functions, monitors=checked_monitors(monitors))
+    source, materials = as_model(model, tokenizer, materials)
+    if source:
+        values["model"] = source
+    if prompts is not None:
+        values["prompts.source"], rows = as_source(prompts)
+        materials = replace(materials, rows=rows)
     resolved = load_recipe(None if recipe is None else recipe_path(recipe), values=values)
-    return start_session(resolved, Materials(rows, functions, watching))
+    if evaluate_on is not None:
+        refuse_second_sets(settings, resolved)
+        resolved, materials = with_sets(resolved, evaluate_on, materials)
+    return start_session(resolved, materials)
 
 
 def resume(
-    run: str | Path, prompts: Any = None, rewards: Iterable[Reward] | Reward = (), monitors: Iterable[Any] = ()
+    run: str | os.PathLike[str],
+    prompts: Any = None,
+    rewards: Iterable[Reward] | Reward = (),
+    monitors: Iterable[Any] = (),
+    *,
+    evaluate_on: Any = None,
 ) -> RunResult:
     """Go on with a run. Functions that cannot be imported by name (closures, notebook cells) must be handed in again.
 
-    A part whose `name` is not that of its function is handed in as it was to `cohort.train`, as a dict with both. Monitors that
-    the recipe names watch again; objects watch if they are handed in again.
+    run: its folder, or the `RunResult` of its first part.
+    prompts, evaluate_on: rows that JSON could not keep with the run; others need not be given again.
+    rewards: a part whose `name` is not that of its function is handed in as it was to `cohort.train`, as a dict with both.
+    monitors: those that the recipe names watch again; objects watch if they are handed in again.
     """
     functions: dict[str, Callable[..., Any]] = {}
     for entry in reward_entries(rewards, functions):
         if entry.get("function") in functions:  # importable by now, perhaps, but not when the run began
             functions.setdefault(f"{PYTHON_PREFIX}{entry['name']}", functions[entry["function"]])
-    return resume_session(run, Materials(prompts, functions, checked_monitors(monitors)))
+    sets = {} if evaluate_on is None else named_sets(evaluate_on)
+    return resume_session(os.fspath(run), Materials(prompts, functions, checked_monitors(monitors), sets))
+
+
+def evaluate(
+    model: Any,
+    prompts: Any = None,
+    rewards: Iterable[Reward] | Reward | None = None,
+    recipe: str | Path | None = None,
+    *,
+    checkpoint: str | int = "",
+    tokenizer: Any = None,
+    **settings: Any,
+) -> Evaluation:
+    """Evaluate a model on problems: pass@k, maj@k, mean@k and greedy accuracy, with intervals, as `cohort evaluate` does.
+
+    model: as for `cohort.train`. Of a run, whatever is not given here is the run's own: its problems, its rewards, how its
+    prompts are made. An object is copied through a temporary folder, and is not changed.
+    prompts, rewards: as for `cohort.train`; all of the rows are problems.
+    recipe: a TOML file or the name of a built-in recipe that says the rest.
+    checkpoint: of a run: "final", "last", "best", "start" or a number of steps; by default final, or last where there is none.
+    tokenizer: of a loaded model; by default the one where the model was loaded from.
+    settings: words of [evaluation] come first (`samples=16, temperature=0.6`); also those of [prompts], [sampling] and [model],
+    and `seed`.
+    """
+    from cohort.tools.evaluate_here import evaluate_here
+
+    materials = Materials()
+    source, materials = as_model(model, tokenizer, materials)
+    functions: dict[str, Callable[..., Any]] = {}
+    values: dict[str, Any] = {}
+    if rewards is not None:
+        values["rewards"] = reward_entries(rewards, functions)
+    if prompts is not None:
+        values["prompts.source"], rows = as_source(prompts)
+        materials = replace(materials, rows=rows)
+    return evaluate_here(
+        source,
+        replace(materials, functions=functions),
+        None if recipe is None else recipe_path(recipe),
+        values,
+        settings,
+        str(checkpoint),
+    )
+
+
+# -- what a person hands in --------------------------------------------------------------------------------------------
+
+
+def as_model(model: Any, tokenizer: Any, materials: Materials) -> tuple[str, Materials]:
+    """(model.source, the materials with the object, where it is one)."""
+    if model is None or isinstance(model, str | os.PathLike):
+        if tokenizer is not None:
+            raise RecipeError(
+                "tokenizer: a model folder or hub id brings its own; give tokenizer= beside a loaded model, or save it into the "
+                "folder: tokenizer.save_pretrained(folder)."
+            )
+        return ("" if model is None else os.fspath(model)), materials
+    from cohort.training.run_weights import check_handed_in
+
+    check_handed_in(model, tokenizer)
+    return PYTHON_MODEL, replace(materials, model=(model, tokenizer))
+
+
+def as_source(rows: Any) -> tuple[str, Any]:
+    """(prompts.source, the rows where they are no path)."""
+    return (os.fspath(rows), None) if isinstance(rows, str | os.PathLike) else (PYTHON_ROWS, rows)
+
+
+def named_sets(evaluate_on: Any) -> dict[str, Any]:
+    """Set -> rows or a path. One set alone is called held_out, as a share of the prompts would be."""
+    if has_splits(evaluate_on):
+        raise RecipeError(
+            f"evaluate_on: the dataset has the splits {', '.join(evaluate_on)}; give one of them: evaluate_on=data[...]."
+        )
+    if not isinstance(evaluate_on, Mapping):
+        return {"held_out": evaluate_on}
+    for name, rows in evaluate_on.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+            raise RecipeError(f"evaluate_on: {name!r} cannot name a set; use letters, digits, '_', '-' and '.'.")
+        if isinstance(rows, Mapping) or not isinstance(rows, os.PathLike | Iterable):
+            raise RecipeError(f"evaluate_on.{name}: give rows or a path; got {type(rows).__name__}.")
+    if not evaluate_on:
+        raise RecipeError("evaluate_on: no set in it; give rows, a path, or a dict of such by name.")
+    return dict(evaluate_on)
+
+
+def refuse_second_sets(settings: Mapping[str, Any], recipe: Recipe) -> None:
+    """What would be ignored beside evaluate_on."""
+    section = settings.get("evaluation")
+    inside = [f"evaluation.{word}" for word in ("sets", "held_out") if isinstance(section, Mapping) and word in section]
+    given = [key for key in settings if key in ("held_out", "evaluation.held_out") or key.startswith("evaluation.sets")]
+    if given or inside:
+        raise RecipeError(
+            f"evaluate_on: it names what to evaluate on, and so does {(given + inside)[0]}; leave one of them out."
+        )
+    if not recipe.evaluation.samples:
+        raise RecipeError("evaluate_on: evaluation.samples is 0, which switches evaluation off; leave one of them out.")
+
+
+def with_sets(recipe: Recipe, evaluate_on: Any, materials: Materials) -> tuple[Recipe, Materials]:
+    """The recipe that evaluates on these, each made into prompts as the training rows are."""
+    sets, handed_in = {}, {}
+    for name, given in named_sets(evaluate_on).items():
+        source, rows = as_source(given)
+        if rows is None and not Path(source).expanduser().exists():
+            raise RecipeError(
+                f"evaluate_on: {source!r} is no file or folder here{suggest_file(Path(source)) or '.'} A hub dataset or a task needs its "
+                f'split: evaluation={{"sets": {{"NAME": {{"source": ..., "split": ...}}}}}}.'
+            )
+        sets[name] = recipe.prompts.model_copy(update={"source": source, "args": {}, "limit": 0, "split": "train"})
+        if rows is not None:
+            handed_in[name] = rows
+    evaluation = recipe.evaluation.model_copy(update={"sets": sets})
+    return recipe.model_copy(update={"evaluation": evaluation}), replace(materials, sets=handed_in)
 
 
 def checked_monitors(monitors: Any) -> list[Any]:

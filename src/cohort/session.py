@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.base.interrupts import handled
 from cohort.errors import CheckpointError, Interrupted, RunError
+from cohort.observe.outcome import describe_result
 from cohort.observe.run_folder import RunFolder, with_absolute_paths
 from cohort.recipe.materials import Materials
 from cohort.recipe.own import resolve_recipe
@@ -31,18 +32,27 @@ if TYPE_CHECKING:
     from cohort.training.state import TrainState
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResult:
     """What `cohort.train` gives back."""
 
     folder: Path
     status: str
+    """finished, interrupted or failed."""
     summary: dict[str, Any]
+    """What summary.json holds: steps, seconds, and the evaluations before and after with their intervals."""
 
     @property
     def model(self) -> Path:
         """The trained model; loads with AutoModelForCausalLM and AutoTokenizer."""
         return self.folder / "model"
+
+    def __fspath__(self) -> str:
+        """The folder: a result stands wherever a run folder does, as in `cohort.train(model=run)`."""
+        return str(self.folder)
+
+    def __repr__(self) -> str:
+        return describe_result(self.folder, self.status, self.summary)
 
 
 def start(recipe: Recipe, materials: Materials | None = None) -> RunResult:
@@ -134,7 +144,11 @@ class Session:
         from cohort.model.optim import MasterWeights
         from cohort.training import build
         from cohort.training.parts import Clock, Parts
+        from cohort.training.run_weights import settle_models
 
+        self.recipe, settled = settle_models(self.recipe, self.folder, self.materials.model)
+        for sentence in settled:
+            self.monitors.on_message(sentence)
         recipe = self.recipe
         if recipe.train.num_steps:
             iterations = recipe.reward_model.iterations
@@ -179,18 +193,21 @@ class Session:
         """Rows handed in from Python are kept in the run folder; a resume takes them from there."""
         from cohort.data.rows import load_rows
 
-        rows: Any = self.materials.rows
-        if rows is None:
-            rows = self.folder.rows(self.recipe)
+        given, sets = self.materials, self.recipe.evaluation.sets
+        kept = self.folder.kept_rows(self.recipe, given)
+        for name, rows in {"": given.rows, **given.sets}.items():
             if rows is None:
-                return
-        else:
-            rows = load_rows(self.recipe.prompts, self.recipe.seed, rows)
-            if not self.folder.keep_rows(rows):
+                continue
+            if name and name not in sets:
+                raise RunError(f"evaluate_on: the run has no evaluation set {name!r}; it has: {', '.join(sets) or 'none'}.")
+            section, word = (f"evaluation.sets.{name}", "evaluate_on") if name else ("prompts", "prompts")
+            loaded = load_rows(sets[name] if name else self.recipe.prompts, self.recipe.seed, rows, section)
+            if not self.folder.keep_rows(loaded, name):
                 self.monitors.on_message(
-                    "prompts hold values that JSON would change; a resume will need them again: cohort.resume(run, prompts=rows)."
+                    f"{word} hold values that JSON would change; a resume will need them again: cohort.resume(run, {word}=rows)."
                 )
-        self.materials = Materials(rows, self.materials.functions)
+            kept = replace(kept, sets={**kept.sets, name: loaded}) if name else replace(kept, rows=loaded)
+        self.materials = replace(given, rows=kept.rows, sets=kept.sets, model=None)
 
     def _describe_adapter(self, policy: Policy) -> None:
         """How much of the policy is trained, where that is not all of it."""

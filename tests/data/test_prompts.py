@@ -143,6 +143,57 @@ def test_rows_from_python_in_every_shape():
     refused("not int", 3)
 
 
+def test_a_data_frame_is_its_rows(tmp_path):
+    """Missing values are null, as in a file; what pandas reads from parquet as arrays of numpy is a chat again."""
+    pandas = pytest.importorskip("pandas")
+    chats = [{"prompt": [{"role": "user", "content": "a"}], "answer": 1, "tags": ["x"], "note": None}]
+    chats += [{"prompt": [{"role": "user", "content": "b"}], "answer": None, "tags": [], "note": "n"}]
+    assert load_rows(config(), 0, pandas.DataFrame(ROWS)) == ROWS
+    assert load_rows(config(), 0, pandas.DataFrame(chats)) == chats
+    datasets.Dataset.from_list(chats).to_parquet(tmp_path / "chats.parquet")
+    assert load_rows(config(), 0, pandas.read_parquet(tmp_path / "chats.parquet")) == chats
+    (row,) = load_rows(config(), 0, pandas.DataFrame({"prompt": ["a"], "n": [3], 7: [True]}))
+    assert (row, type(row["n"]), type(row["7"])) == ({"prompt": "a", "n": 3, "7": True}, int, bool)
+    refused("column 'a' of the DataFrame occurs twice", pandas.DataFrame([[1, 2]], columns=["a", "a"]))
+    refused("no rows at all", pandas.DataFrame({"prompt": []}))
+
+    class DataFrame:  # as polars has it
+        columns = ["prompt", "answer"]
+
+        def to_dicts(self):
+            return ROWS
+
+    assert load_rows(config(), 0, DataFrame()) == ROWS
+    del DataFrame.to_dicts
+    refused("DataFrame cannot be read", DataFrame())
+
+
+def test_json_is_a_list_of_rows_or_has_one(tmp_path):
+    file = tmp_path / "p.json"
+    for text in (json.dumps(ROWS), json.dumps(ROWS, indent=2), "\ufeff" + json.dumps({"version": 1, "data": ROWS})):
+        assert load_rows(config(source=write(file, text)), 0) == ROWS
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    for text, words in {
+        lines: r"p\.json, line 2, column 1: it holds several values .*name the file \.jsonl",
+        json.dumps({"rows": ROWS}): r"p\.json: rows are a list.*the file holds one dict with the keys 'rows'",
+        json.dumps({"data": {"prompt": ["a"]}}): "one dict with the keys 'data'",
+        '"text"': "the file holds one str",
+        "3": "the file holds one int",
+        '[{"prompt": "a"},': r"p\.json, line 1, column 18: not valid JSON",
+        "": "line 1, column 1: not valid JSON",
+        "[[1]]": r"p\.json, row 0: a row must be an object with named columns",
+        "[]": "no rows at all",
+        "[" * 100_000: "nested too deeply|not valid JSON",
+    }.items():
+        refused(words, source=write(file, text))
+    file.write_bytes(b'[{"prompt": "\xff"}]')
+    refused("not UTF-8 text", source=str(file))
+
+
+def test_rows_of_python_that_nobody_kept_are_asked_for():
+    refused("handed in from Python.*Name the run folder", source="python:rows")
+
+
 def test_rows_handed_in_are_copied():
     rows = [dict(ROWS[0])]
     load_rows(config(), 0, rows)[0]["answer"] = "changed"

@@ -182,14 +182,6 @@ def test_the_field_of_an_evaluation_set_or_a_cold_start_is_its_own(tmp_path):
             train_tiny(tmp_path, **changes)
 
 
-def test_a_data_frame_is_told_how_to_become_rows():
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(ROWS)
-    with pytest.raises(PromptError, match=r'^prompts: a DataFrame .* give frame.to_dict\("records"\)$'):
-        load_rows(PromptsConfig(), 0, frame)
-    assert load_rows(PromptsConfig(), 0, frame.to_dict("records")) == ROWS
-
-
 def test_a_device_that_is_not_there_comes_with_one_that_is():
     with pytest.raises(ModelError, match=r'model.device: .cuda:63., but .* Set model.device to "cpu", or to "auto"'):
         pick_device(ModelConfig(device="cuda:63"))

@@ -6,10 +6,8 @@ text 007 of a CSV stays 007. Imports no torch.
 
 from __future__ import annotations
 
-import csv
 import inspect
 import itertools
-import json
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,8 +16,10 @@ from typing import Any
 
 from cohort.base.importing import NotImportable, load_function
 from cohort.data.benchmark_files import shape_row
+from cohort.data.row_files import READERS, number_rows
 from cohort.data.tasks import load_task
 from cohort.errors import PromptError
+from cohort.recipe.materials import PYTHON_ROWS
 from cohort.recipe.schema import PromptsConfig
 from cohort.recipe.section import nearest
 from cohort.rewards.gym.rows import load_gym
@@ -64,7 +64,12 @@ def open_source(
     source = config.source
     if rows is not None:
         refuse_unused(config, "a list of rows", section, split_is_used=isinstance(rows, Mapping))
-        return "prompts", number_rows(rows_from_python(rows, config.split, section))
+        return section, number_rows(rows_from_python(rows, config.split, section))
+    if source == PYTHON_ROWS:
+        raise PromptError(
+            f"{section}.source: these rows were handed in from Python, and only the run folder that keeps them, or the script, has them. "
+            "Name the run folder, or name a file"
+        )
     prefix, _, rest = source.partition(":")
     if prefix == "task":
         return source, number_rows(load_task(rest, config.split, seed, config.args))
@@ -84,10 +89,6 @@ def open_source(
     raise PromptError(f"{section}.source: {source!r} is no file or folder here{suggest_file(path)}")
 
 
-def number_rows(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    return ((f"row {number}", row) for number, row in enumerate(rows))
-
-
 def refuse_unused(config: PromptsConfig, what: str, section: str, split_is_used: bool = False) -> None:
     """A setting that would be ignored is a mistake the user wants to hear of."""
     if config.args:
@@ -98,16 +99,44 @@ def refuse_unused(config: PromptsConfig, what: str, section: str, split_is_used:
 
 
 def rows_from_python(rows: Any, split: str, section: str = "prompts") -> Iterable[Any]:
-    if table := next((kind for kind in type(rows).__mro__ if kind.__name__ == "DataFrame"), None):
-        call = 'to_dict("records")' if table.__module__.startswith("pandas") else "to_dicts()"
-        raise PromptError(f"{section}: a DataFrame goes through its columns, not through its rows; give frame.{call}")
+    if any(kind.__name__ == "DataFrame" for kind in type(rows).__mro__):
+        return rows_of_frame(rows, section)
     if isinstance(rows, Mapping):
-        if hasattr(rows, "num_rows") or all(hasattr(part, "features") for part in rows.values()):
+        if has_splits(rows):
             return choose_split(rows, split, section, section)
-        raise PromptError("prompts: give a list of rows, [{'prompt': ..., 'answer': ...}, ...], not one mapping of columns")
+        raise PromptError(
+            f"{section}: give a list of rows, [{{'prompt': ..., 'answer': ...}}, ...], not one mapping of columns"
+        )
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
-        raise PromptError(f"prompts: give a list of rows, a dataset or a generator, not {kind_of(rows)}")
+        raise PromptError(f"{section}: give a list of rows, a dataset, a DataFrame or a generator, not {kind_of(rows)}")
     return rows
+
+
+def has_splits(rows: Any) -> bool:
+    """Whether it is a `DatasetDict`, by what it offers: nothing is imported to find out."""
+    return isinstance(rows, Mapping) and bool(rows) and all(hasattr(part, "features") for part in rows.values())
+
+
+def rows_of_frame(frame: Any, section: str) -> Iterable[Any]:
+    """The rows of a DataFrame of pandas or polars, by what it offers. A missing value of pandas becomes null, as in the files."""
+    names = [str(name) for name in frame.columns]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise PromptError(f"{section}: column {repeated[0]!r} of the DataFrame occurs twice; rename one of them")
+    if hasattr(frame, "to_dicts"):
+        return list(frame.to_dicts())
+    if not hasattr(frame, "to_dict") or not hasattr(frame, "notna"):
+        raise PromptError(f"{section}: {type(frame).__module__}.DataFrame cannot be read; give a list of rows, one dict each")
+    records = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return [{str(name): without_arrays(value) for name, value in record.items()} for record in records]
+
+
+def without_arrays(value: Any) -> Any:
+    """Lists and plain numbers where pandas, reading parquet, puts arrays and scalars of numpy: a chat is a list of messages."""
+    if type(value).__module__ == "numpy":
+        value = value.tolist()
+    if isinstance(value, list):
+        return [without_arrays(inner) for inner in value]
+    return {key: without_arrays(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
 def choose_split(splits: Mapping[Any, Any], split: str, name: str, section: str) -> Iterable[Any]:
@@ -137,68 +166,6 @@ def suggest_file(path: Path) -> str:
     except OSError:
         return f"; the folder {path.parent} does not exist either"
     return nearest(path.name, names)
-
-
-def read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    # utf-8-sig: files saved by spreadsheet programs begin with a byte-order mark, which is no part of the JSON.
-    with path.open(encoding="utf-8-sig") as lines:
-        try:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    yield f"line {number}", json.loads(line.rstrip())
-                except json.JSONDecodeError as problem:
-                    raise PromptError(
-                        f"{path}, line {number}, column {problem.colno}: not valid JSON ({problem.msg}). "
-                        f"Each line must be one object; the line begins {line.strip()[:60]!r}"
-                    ) from None
-        except UnicodeDecodeError as problem:
-            raise PromptError(f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start}); save it as UTF-8") from None
-
-
-def read_csv(path: Path) -> Iterator[tuple[str, Any]]:
-    """Every value stays the text that is in the file: a guessed type would turn the answer 007 into 7 and NA into null."""
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.reader(lines, strict=True)
-        try:
-            header = next(reader, [])
-            repeated = sorted({name for name in header if header.count(name) > 1})
-            if repeated:
-                raise PromptError(f"{path}, line 1: column {repeated[0]!r} occurs twice")
-            for cells in reader:
-                if not cells:
-                    continue
-                if len(cells) != len(header):
-                    raise PromptError(
-                        f"{path}, line {reader.line_num}: {len(cells)} cells for {len(header)} columns "
-                        f"({', '.join(header)}); put quotes around text that contains commas"
-                    )
-                yield f"line {reader.line_num}", dict(zip(header, cells, strict=True))
-        except csv.Error as problem:
-            raise PromptError(f"{path}, line {reader.line_num}: not valid CSV ({problem})") from None
-        except UnicodeDecodeError as problem:
-            raise PromptError(f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start}); save it as UTF-8") from None
-
-
-def read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow as arrow
-    import pyarrow.parquet
-
-    try:
-        with arrow.parquet.ParquetFile(path) as table:
-            number = itertools.count()
-            for batch in table.iter_batches(batch_size=1024):
-                yield from ((f"row {next(number)}", row) for row in batch.to_pylist())
-    except (arrow.ArrowException, OSError) as problem:
-        raise PromptError(f"{path}: not a readable parquet file ({problem})") from problem
-
-
-READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
-    ".jsonl": read_jsonl,
-    ".parquet": read_parquet,
-    ".csv": read_csv,
-}
 
 
 # --- datasets --------------------------------------------------------------------------------------------------------

@@ -42,6 +42,16 @@ class Estimate:
         plain: dict[str, float | str | None] = {"value": self.value, "low": self.low, "high": self.high}
         return {**plain, "reason": self.reason} if self.reason else plain
 
+    def written(self, share: bool = True) -> str:
+        """`54.1 % [50.2, 58.0]`; a number that is no share stands as it is."""
+        if self.value is None:
+            return "-"
+        scale, digits = (100, 1) if share else (1, 3)
+        value = f"{scale * self.value:.{digits}f}{' %' if share else ''}"
+        if self.low is None or self.high is None:
+            return value
+        return f"{value} [{scale * self.low:.{digits}f}, {scale * self.high:.{digits}f}]"
+
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:

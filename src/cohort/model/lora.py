@@ -279,6 +279,13 @@ def save_adapter(model: Any, adapter: Adapter, folder: Path) -> None:
     (folder / CONFIG_FILE).write_text(json.dumps(document, indent=2, sort_keys=True, default=str), encoding="utf-8")
 
 
+def name_base(folder: Path, base: str) -> None:
+    """Say in an adapter's folder where its base lies, once the folder has its place."""
+    file = folder / CONFIG_FILE
+    document = json.loads(file.read_text(encoding="utf-8")) | {"base_model_name_or_path": base}
+    file.write_text(json.dumps(document, indent=2, sort_keys=True), encoding="utf-8")
+
+
 def file_key(name: str) -> str:
     """model.layers.0.mlp.up_proj.lora_A.default.weight -> model.layers.0.mlp.up_proj.lora_A.weight"""
     return name.replace(f".{NAME}.weight", ".weight")

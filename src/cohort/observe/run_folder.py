@@ -2,6 +2,7 @@
 
 runs/<name>/  recipe.toml · metrics.jsonl · evaluations.jsonl · rollouts/ · samples/ · checkpoints/ · start/ · model/
               summary.json · report.html · algorithm.json (of functions of the user's own)
+              prompts.jsonl, evaluate_on.SET.jsonl, base/ (rows and a model that were handed in from Python)
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cohort.errors import CohortError, RunError
 from cohort.observe.monitors.jsonl import read_rows
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import build_recipe, dump_recipe
-from cohort.recipe.materials import PYTHON_ROWS
+from cohort.recipe.materials import PYTHON_ROWS, Materials
 from cohort.recipe.schema import PromptsConfig, Recipe
 from cohort.recipe.versions import bring_up_to_date
 from cohort.rewards.call import is_plain
@@ -50,7 +51,7 @@ class RunFolder:
         self.model = root / "model"
         self.reward_model = root / "reward_model"
         self.summary_file = root / "summary.json"
-        self.rows_file = root / "prompts.jsonl"
+        self.base = root / "base"
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -89,12 +90,18 @@ class RunFolder:
         import tomllib
 
         try:
-            recipe = build_recipe(bring_up_to_date(tomllib.loads(self.recipe_file.read_text(encoding="utf-8"))))
+            recipe = self.with_base(build_recipe(bring_up_to_date(tomllib.loads(self.recipe_file.read_text(encoding="utf-8")))))
             return recipe.model_copy(update={"algorithm": recipe.algorithm.resolved(self.own(recipe.algorithm))})
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise RunError(
                 f"{self.recipe_file} cannot be read ({problem}); restore it from the recipe the run was started with."
             ) from problem
+
+    def with_base(self, recipe: Recipe) -> Recipe:
+        """The recipe with the model that the run keeps itself, wherever the folder lies by now."""
+        if not (self.base / MODEL_FILES[0]).is_file():
+            return recipe
+        return recipe.model_copy(update={"model": recipe.model.model_copy(update={"source": str(self.base.resolve())})})
 
     def own(self, algorithm: AlgorithmConfig) -> Own:
         """The facts of the user's functions that the algorithm names, as far as algorithm.json has them. It is only data."""
@@ -163,21 +170,33 @@ class RunFolder:
     def write_json(self, path: Path, document: Mapping[str, Any]) -> None:
         self.write_text(path, json.dumps(document, indent=2))
 
-    def keep_rows(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+    def rows_file(self, set_name: str = "") -> Path:
+        """Where rows from Python are kept: the prompts, or an evaluation set."""
+        return self.root / (f"evaluate_on.{checked_name(set_name)}.jsonl" if set_name else "prompts.jsonl")
+
+    def keep_rows(self, rows: Sequence[Mapping[str, Any]], set_name: str = "") -> bool:
         """Write rows handed in from Python into the folder, so that a resume needs nothing else. False: JSON would change them."""
         if not all(is_plain(dict(row)) for row in rows):
             return False
-        if not self.rows_file.is_file():
-            self.write_text(self.rows_file, "".join(json.dumps(row) + "\n" for row in rows))
+        if not self.rows_file(set_name).is_file():
+            self.write_text(self.rows_file(set_name), "".join(json.dumps(row) + "\n" for row in rows))
         return True
 
-    def rows(self, recipe: Recipe) -> list[dict[str, Any]] | None:
-        """The rows a run from Python was started with; None for a run whose recipe names its source."""
-        if recipe.prompts.source != PYTHON_ROWS:
-            return None
-        if not self.rows_file.is_file():
-            raise RunError("prompts came from Python and could not be kept with the run: use cohort.resume(run, prompts=rows).")
-        return [json.loads(line) for line in self.rows_file.read_text(encoding="utf-8").splitlines()]
+    def kept_rows(self, recipe: Recipe, handed_in: Materials | None = None) -> Materials:
+        """The rows that a run from Python keeps, but for those that are handed in again; none where the recipe names the source."""
+        again = handed_in or Materials()
+        sets = [name for name, config in recipe.evaluation.sets.items() if config.source == PYTHON_ROWS]
+        prompts = recipe.prompts.source == PYTHON_ROWS and again.rows is None
+        return Materials(
+            self._read_rows("", "prompts") if prompts else None,
+            sets={name: self._read_rows(name, "evaluate_on") for name in sets if name not in again.sets},
+        )
+
+    def _read_rows(self, set_name: str, word: str) -> list[dict[str, Any]]:
+        file = self.rows_file(set_name)
+        if not file.is_file():
+            raise RunError(f"{word} came from Python and could not be kept with the run: use cohort.resume(run, {word}=rows).")
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Every evaluation written so far."""
@@ -241,6 +260,12 @@ class RunFolder:
             target = self.rollouts / f"step-{step:06d}.parquet"
             pq.write_table(table, target.with_suffix(".tmp"), use_dictionary=with_dictionary)
             target.with_suffix(".tmp").replace(target)
+
+
+def as_run(path: Path) -> RunFolder | None:
+    """The run in that folder. One with a model's or an adapter's config is that, whatever else lies there."""
+    is_run = (path / "recipe.toml").is_file() and not any((path / name).is_file() for name in MODEL_FILES)
+    return RunFolder.open(path) if is_run else None
 
 
 def known_functions(root: Path, recipe: Mapping[str, Any]) -> tuple[Own, str]:

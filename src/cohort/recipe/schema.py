@@ -50,7 +50,9 @@ class LoraConfig(Section):
 class ModelConfig(Section):
     """Where the policy comes from."""
 
-    source: str = Field("scratch", description='A local folder, a hub id, or "scratch" for the model of [model.scratch].')
+    source: str = Field(
+        "scratch", description='A model folder, a hub id, a run folder, or "scratch" for the model of [model.scratch].'
+    )
     revision: str = Field("", description='Hub revision; "" is the default branch.')
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
@@ -72,7 +74,7 @@ class PromptsConfig(Section):
 
     source: str = Field(
         "task:column_addition",
-        description='A .jsonl, .parquet or .csv file, a saved datasets folder, a hub dataset id, "task:NAME" (built in), '
+        description='A .jsonl, .json, .parquet or .csv file, a saved datasets folder, a hub dataset id, "task:NAME" (built in), '
         '"gym:NAME" (reasoning-gym), or "package.module:function" yielding rows.',
     )
     split: str = Field("train", description="Split of a hub dataset or of a built-in task.")
@@ -123,7 +125,9 @@ class CriticConfig(Section):
 class TeacherConfig(Section):
     """On-policy distillation: a frozen model credits every sampled token with coef (log pi_teacher - log pi_sampled)."""
 
-    source: str = Field("", description='A local folder or a hub id, with the tokenizer of the policy; "": no teacher.')
+    source: str = Field(
+        "", description='A model folder, a hub id or a run folder, with the tokenizer of the policy; "": no teacher.'
+    )
     revision: str = Field("", description='Hub revision of the teacher; "" is the default branch.')
     coef: float = Field(
         1.0,

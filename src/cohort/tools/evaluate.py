@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cohort.data.rows import suggest_file
 from cohort.errors import CohortError, RunError
-from cohort.observe.run_folder import MODEL_FILES, RunFolder
+from cohort.observe.run_folder import MODEL_FILES, RunFolder, as_run
 from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
-from cohort.recipe.materials import PYTHON_ROWS, Materials
+from cohort.recipe.materials import Materials
 from cohort.recipe.schema import Recipe
+from cohort.training.run_weights import Target, find_weights, load_weights
 
 if TYPE_CHECKING:
     from cohort.evaluation.evaluate import Comparison, Evaluation
@@ -39,18 +40,6 @@ class Problems:
     recipe: Recipe
     folder: RunFolder | None
     """The run they come from, which may hold rows that were handed in from Python."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """Something that can be evaluated: a model folder or hub id, or a checkpoint whose weights go into `source`."""
-
-    label: str
-    source: str
-    checkpoint: Path | None
-    recipe: Recipe
-    """Its own: how its model is loaded or built."""
-    folder: RunFolder | None
 
 
 @dataclass(frozen=True)
@@ -112,7 +101,7 @@ def find_problems(first: str, recipe: str, overrides: Sequence[str]) -> Problems
     folder = as_run(Path(first))
     if folder is None:
         raise RunError(f"{first} is not a run folder. For a model, name the problems and rewards with --recipe RECIPE.")
-    return Problems(first, load_recipe(folder.recipe_file, overrides), folder)
+    return Problems(first, folder.with_base(load_recipe(folder.recipe_file, overrides)), folder)
 
 
 def find_target(target: str, checkpoint: str, overrides: Sequence[str], problems: Problems) -> Target:
@@ -121,7 +110,7 @@ def find_target(target: str, checkpoint: str, overrides: Sequence[str], problems
     if folder is None:
         refuse_missing_model(target)
         return Target(target, target, None, problems.recipe, None)
-    return run_target(folder, checkpoint, load_recipe(folder.recipe_file, model_words(overrides)))
+    return find_weights(folder, checkpoint, folder.with_base(load_recipe(folder.recipe_file, model_words(overrides))))
 
 
 def refuse_missing_model(target: str) -> None:
@@ -140,12 +129,6 @@ def refuse_missing_model(target: str) -> None:
         raise RunError(f"{target}: no such folder{hint} Name a run, a model folder or a hub id (owner/name).")
 
 
-def as_run(path: Path) -> RunFolder | None:
-    """The run in that folder. One with a model's or an adapter's config is that, whatever else lies there."""
-    is_run = (path / "recipe.toml").is_file() and not any((path / name).is_file() for name in MODEL_FILES)
-    return RunFolder.open(path) if is_run else None
-
-
 def model_words(overrides: Sequence[str]) -> list[str]:
     """The overrides that concern the model; the others were meant for the problems and may not fit another recipe."""
 
@@ -157,38 +140,14 @@ def model_words(overrides: Sequence[str]) -> list[str]:
     return [override for override in overrides if section(override) == "model"]
 
 
-def run_target(folder: RunFolder, checkpoint: str, recipe: Recipe) -> Target:
-    if checkpoint == "final":
-        if not folder.has_model():
-            raise RunError(
-                f"{folder.root} has no model/ yet. Finish it with `cohort resume {folder.root}`, or name a --checkpoint."
-            )
-        return Target(str(folder.root), str(folder.model), None, recipe, folder)
-    base = str(folder.start) if folder.start.is_dir() else recipe.model.source
-    label = f"{folder.root}@{checkpoint}"
-    if checkpoint == "start":
-        return Target(label, base, None, recipe, folder)
-    name = checkpoint
-    if checkpoint == "best":
-        pointer = folder.checkpoints / "best.json"
-        if not pointer.is_file():
-            raise RunError(f"{folder.root} has no best checkpoint: set evaluation.every_steps to evaluate while training.")
-        name = json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"]
-    where = folder.checkpoints / name
-    if not where.is_dir():
-        known = ", ".join(sorted(entry.name for entry in folder.checkpoints.glob("step-*"))) or "none"
-        raise RunError(f"{folder.root} has no checkpoint {name!r}; it has: {known}.")
-    return Target(label, base, where, recipe, folder)
-
-
-def refuse_lost_rewards(problems: Problems) -> None:
+def refuse_lost_rewards(problems: Problems, functions: Container[str] = ()) -> None:
     """A closure, a lambda or a function of a notebook was never written down; only the person still has it."""
     for number, part in enumerate(problems.recipe.rewards):
-        if part.function.startswith("python:"):
+        if part.function.startswith("python:") and part.function not in functions:
             raise RunError(
                 f"{problems.label}: the reward {part.name or part.function!r} was a Python function that cannot be imported by name "
-                "(a closure, a lambda, a notebook cell), and evaluation needs the function. From Python, hand it to "
-                "cohort.evaluate, or go on with an unfinished run with cohort.resume(run, rewards=[function]). Or put it into a "
+                "(a closure, a lambda, a notebook cell), and evaluation needs the function. From Python: cohort.evaluate(run, "
+                "rewards=[function]), or for an unfinished run cohort.resume(run, rewards=[function]). Or put it into a "
                 f"module and name it: --set rewards.{number}.function=package.module:function"
             )
 
@@ -208,9 +167,16 @@ def refuse_unwritable(output: Path | None) -> None:
 
 
 def kept_rows(recipe: Recipe, folder: RunFolder | None) -> Materials:
-    if folder is None and recipe.prompts.source == PYTHON_ROWS:
-        raise RunError("the recipe's prompts were handed in from Python: name the run folder that keeps them, not its recipe.")
-    return Materials(folder.rows(recipe) if folder is not None else None)
+    return Materials() if folder is None else folder.kept_rows(recipe)
+
+
+def load_problems(problems: Problems) -> Data:
+    from cohort.training import build
+
+    data = build.load_data(problems.recipe, kept_rows(problems.recipe, problems.folder))
+    if not data.sets:
+        raise RunError("the recipe has no evaluation: set evaluation.samples and evaluation.held_out or [evaluation.sets].")
+    return data
 
 
 # -- evaluating --------------------------------------------------------------------------------------------------------
@@ -224,13 +190,9 @@ def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems
     results = []
     # Reward workers start before torch is imported, as in training.
     with RewardRunner.from_recipe(recipe.rewards, max_fault_share=recipe.train.max_fault_share) as rewards:
-        from cohort.training import build
-
-        data = build.load_data(recipe, kept_rows(recipe, problems.folder))
-        if not data.sets:
-            raise RunError("the recipe has no evaluation: set evaluation.samples and evaluation.held_out or [evaluation.sets].")
+        data = load_problems(problems)
         for target in targets:
-            say(console, f"evaluating {target.label}")
+            say(console, f"evaluating {target.label}{f': {target.words}' if target.words else ''}")
             results.append(evaluate_target(console, target, problems, data, rewards))
             print_table(console, target, results[-1].evaluation)
     return results
@@ -239,23 +201,18 @@ def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems
 def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RewardRunner) -> Result:
     """Load, sample, score. Of the target's own recipe the model alone counts."""
     from cohort.evaluation.evaluate import evaluate
-    from cohort.model.optim import MasterWeights
-    from cohort.training import build, checkpoint
+    from cohort.training import build
     from cohort.training.stages import evaluation_sampling
 
     recipe = problems.recipe.model_copy(update={"model": target.recipe.model})
-    if target.source == "scratch":  # a model from nothing depends on its own seed, and its alphabet on its own rows
-        policy = build.load_policy(target.recipe, build.load_data(target.recipe, kept_rows(target.recipe, target.folder)))
-    elif target.folder is not None and target.source == target.recipe.model.source:  # where its recipe starts, adapter included
-        policy = build.load_policy(recipe, data)
-    else:
-        policy = build.load_policy(recipe, data, target.source)
+    policy = load_weights(target)
     sampling = build.training_sampling(recipe, policy)
-    sets = build.encode_data(recipe, data, policy, sampling).sets
+    encoded = build.encode_data(recipe, data, policy, sampling)
+    sets = encoded.sets
+    for name in sets:
+        if encoded.reports[name].too_long:
+            say(console, f"warning: {name}: {encoded.reports[name]}")
     seen = seen_in_training(console, target, problems, sets)
-    weights = MasterWeights(policy.model, build.compute_dtype(recipe))
-    if target.checkpoint is not None:
-        weights.load(checkpoint.load(target.checkpoint).tensors["weights"])
     engine, _ = build.make_engine(recipe, policy)
     evaluation = evaluate(
         engine,

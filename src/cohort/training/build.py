@@ -42,11 +42,16 @@ class Data:
 
 def load_data(recipe: Recipe, materials: Materials) -> Data:
     """Training rows, evaluation sets and demonstrations. Without named sets a share of the training rows is held out."""
-    # Rows kept from Python were loaded, limited and checked when they were handed in.
-    kept = materials.rows if recipe.prompts.source == PYTHON_ROWS and isinstance(materials.rows, list) else None
-    rows: Rows = list(kept) if kept is not None else load_rows(recipe.prompts, recipe.seed, materials.rows)
+
+    def load(config: PromptsConfig, handed_in: Any, section: str) -> Rows:
+        # Rows kept from Python were loaded, limited and checked when they were handed in.
+        if config.source == PYTHON_ROWS and isinstance(handed_in, list):
+            return list(handed_in)
+        return load_rows(config, recipe.seed, handed_in, section)
+
+    rows = load(recipe.prompts, materials.rows, "prompts")
     sets = {
-        name: (config, load_rows(config, recipe.seed, section=f"evaluation.sets.{name}"))
+        name: (config, load(config, materials.sets.get(name), f"evaluation.sets.{name}"))
         for name, config in recipe.evaluation.sets.items()
     }
     if not sets and recipe.evaluation.samples and recipe.evaluation.held_out:
@@ -162,7 +167,7 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
             for prompt in prompts
         ]
 
-    train = encode("prompts", data.train, recipe.prompts)
+    train = encode("prompts", data.train, recipe.prompts) if data.train else []  # evaluation alone trains on nothing
     sets = {name: encode(name, rows, config)[: recipe.evaluation.max_problems] for name, (config, rows) in data.sets.items()}
     demonstrations: list[Demonstration] = []
     if data.demonstrations:

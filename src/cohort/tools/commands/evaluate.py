@@ -14,7 +14,12 @@ def evaluate(
         typer.Argument(metavar="RUN_OR_MODEL...", help="Run folders, model folders or hub ids; several are compared in pairs."),
     ],
     recipe: Annotated[str, typer.Option(help="Recipe that names prompts and rewards; a run brings its own.")] = "",
-    checkpoint: Annotated[str, typer.Option(help="For runs: final, start, best, or a checkpoint such as step-100.")] = "final",
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            help="For runs: final, last, best, start, or a step such as 100. By default final; last where there is no model yet."
+        ),
+    ] = "",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override of the recipe, key=value; may be repeated.")] = None,
     output: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
 ) -> None:

@@ -39,7 +39,6 @@ RESAMPLES = 1000
 def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     """The document of OUTPUT/divergence/RUN.json. One model is in memory at a time."""
     from cohort.engine import sample_groups
-    from cohort.recipe.materials import Materials
     from cohort.training import build
     from cohort.types import NoiseKey
 
@@ -47,7 +46,7 @@ def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     recipe = folder.recipe()
     if not folder.has_model():
         raise RunError(f"{root} has no model/ yet")
-    data = build.load_data(recipe, Materials(folder.rows(recipe)))
+    data = build.load_data(recipe, folder.kept_rows(recipe))
     final = load(recipe, data, folder.model)
     sampling = replace(build.training_sampling(recipe, final), group_size=1)
     encoded = build.encode_data(recipe, data, final, sampling)

@@ -1,0 +1,250 @@
+"""The weights of a run folder: found by a word, loaded, exported as a model, and taken as the start of another run.
+
+A run that has no model/ yet has checkpoints, which hold float32 weights alone: they go into the model that the run started from.
+Imports no torch until weights are read.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cohort.base.interrupts import deferred
+from cohort.errors import CheckpointError, ModelError, RunError
+from cohort.observe.run_folder import RunFolder, as_run
+from cohort.recipe.file import dump_recipe
+from cohort.recipe.materials import PYTHON_MODEL, Materials
+from cohort.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from cohort.model.policy import Policy
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where weights lie: a model folder or hub id, or a checkpoint whose weights go into `source`."""
+
+    label: str
+    source: str
+    checkpoint: Path | None
+    recipe: Recipe
+    """Its own: how its model is loaded or built."""
+    folder: RunFolder | None
+    words: str = ""
+    """Which weights of the run these are, for a person."""
+
+    @property
+    def starts(self) -> bool:
+        """Whether the source is where its recipe starts, adapter included, and not a folder that a run has written."""
+        return self.source == "scratch" or (self.folder is not None and self.source == self.recipe.model.source)
+
+
+def find_weights(folder: RunFolder, which: str, recipe: Recipe) -> Target:
+    """Weights of a run. which: final, last, best, start, a number of steps or a checkpoint's name; "": final, else last."""
+    if which == "final" or (not which and folder.has_model()):
+        if not folder.has_model():
+            raise RunError(
+                f"{folder.root} has no model/ yet. Finish it with `cohort resume {folder.root}`, or name a --checkpoint."
+            )
+        return Target(str(folder.root), str(folder.model), None, recipe, folder, "its final model")
+    base = str(folder.start) if folder.start.is_dir() else recipe.model.source
+    label = f"{folder.root}@{which or 'last'}"
+    if which == "start":
+        return Target(label, base, None, recipe, folder, "the model it started from")
+    if which in ("", "last"):
+        where, words = find_last(folder)
+        return Target(label, base, where, recipe, folder, words)
+    name = f"step-{which}" if which.isdecimal() else which
+    if which == "best":
+        pointer = folder.checkpoints / "best.json"
+        if not pointer.is_file():
+            raise RunError(f"{folder.root} has no best checkpoint: set evaluation.every_steps to evaluate while training.")
+        name = json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"]
+    where = folder.checkpoints / name
+    if Path(name).name != name or not where.is_dir():
+        raise RunError(f"{folder.root} has no checkpoint {name!r}; it has: {known_checkpoints(folder)}.")
+    best = ", the best by held-out reward" if which == "best" else ""
+    return Target(label, base, where, recipe, folder, f"checkpoint {name}{best}")
+
+
+def find_last(folder: RunFolder) -> tuple[Path, str]:
+    """The newest checkpoint that is whole, and a sentence about it."""
+    from cohort.training import checkpoint
+
+    problems = []
+    for where in reversed(checkpoint.listed(folder.checkpoints)):
+        try:
+            checkpoint.verify(where)
+        except (CheckpointError, OSError) as problem:
+            problems.append(str(problem))
+            continue
+        missing = "" if folder.has_model() else ", as it has no model/ yet"
+        damaged = f" ({len(problems)} newer damaged)" if problems else ""
+        return where, f"checkpoint {where.name}, its newest{damaged}{missing}"
+    if problems:
+        raise RunError(f"{folder.root} has no whole checkpoint: {problems[0]}.")
+    raise RunError(f"{folder.root} has neither a model/ nor a checkpoint yet. Go on with it: cohort resume {folder.root}")
+
+
+def known_checkpoints(folder: RunFolder) -> str:
+    from cohort.training import checkpoint
+
+    names = [where.name for where in checkpoint.listed(folder.checkpoints)]
+    return ", ".join([name for name in names if name.startswith("step-")] or names) or "none"
+
+
+def load_weights(target: Target) -> Policy:
+    """The policy of these weights, in the compute dtype of its recipe."""
+    from cohort.model.optim import MasterWeights
+    from cohort.training import build, checkpoint
+
+    recipe, data = target.recipe, build.Data([], {}, None)
+    if target.source == "scratch":  # made from nothing, its alphabet depends on its own rows
+        data = build.load_data(recipe, target.folder.kept_rows(recipe) if target.folder else Materials())
+    policy = build.load_policy(recipe, data, None if target.starts else target.source)
+    weights = MasterWeights(policy.model, build.compute_dtype(recipe))
+    if target.checkpoint is not None:
+        weights.load(checkpoint.load(target.checkpoint).tensors["weights"])
+    return policy
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def export_weights(target: Target, out: Path, *, adapter: bool = False) -> str:
+    """Write a model folder, or the adapter alone, under its name only when it is whole; gives a sentence on whose weights it holds.
+
+    It is done in the host's memory: no GPU is needed, and none is disturbed on which the run may still be training.
+    """
+    from cohort.model import lora
+
+    if adapter and not target.recipe.model.lora.rank:
+        raise RunError(f"--adapter: {target.label} trained all weights and has no adapter; leave the option out.")
+    folder = target.folder
+    whole = target.checkpoint is None and Path(target.source).is_dir()
+    if folder and whole and adapter and not lora.is_adapter(target.source):  # merged: the checkpoints have the adapter itself
+        where, words = find_last(folder)
+        target, whole = replace(find_weights(folder, where.name, target.recipe), words=words), False
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    if whole and adapter == lora.is_adapter(target.source):
+        shutil.copytree(target.source, temporary)
+    else:
+        save_weights(target, temporary, adapter)
+    if adapter and lora.holds_base(temporary):
+        lora.name_base(temporary, str(out.resolve()))
+    with deferred():
+        temporary.replace(out)
+    return target.words
+
+
+def save_weights(target: Target, folder: Path, adapter: bool) -> None:
+    """In the dtype that the run computes in on this machine; added up and merged in float32."""
+    import torch
+
+    from cohort.model.optim import cast_parameters
+
+    asked = target.recipe.model.dtype
+    on_host = target.recipe.model.model_copy(update={"device": "cpu", "dtype": "float32"})
+    policy = load_weights(replace(target, recipe=target.recipe.model_copy(update={"model": on_host})))
+    if not adapter and (asked == "bfloat16" or (asked == "auto" and torch.cuda.is_available())):
+        policy.model, policy.adapter = policy.merged_model(), None
+        cast_parameters(policy.model, torch.bfloat16)
+    policy.save(folder, merge=not adapter)
+
+
+# -- a run, or an object, as the start of another run ------------------------------------------------------------------
+
+
+def settle_models(recipe: Recipe, folder: RunFolder, handed_in: tuple[Any, Any] | None) -> tuple[Recipe, list[str]]:
+    """The recipe with model folders in place of runs and of an object from Python; and what to tell of it.
+
+    What may still change, or lies in memory alone, is written into the run folder: a resume goes on from the same weights.
+    """
+    from cohort.model import lora
+
+    said = []
+    if handed_in is not None:
+        save_handed_in(*handed_in, folder.base)
+        recipe = with_source(recipe, "model", str(folder.base.resolve()))
+        said.append(
+            f"model: a {type(handed_in[0]).__name__} from Python, kept in {folder.base}; the object itself is not changed"
+        )
+    elif recipe.model.source == PYTHON_MODEL:
+        raise RunError("the model was handed in from Python, and the run ended before it was kept: start it again.")
+    for section, place in (("model", folder.base), ("teacher", folder.root / "teacher")):
+        source = getattr(recipe, section).source
+        run = as_run(Path(source)) if source else None
+        if run is None:
+            continue
+        target = find_weights(run, "", run.recipe())
+        is_model = target.checkpoint is None and not lora.is_adapter(target.source)
+        if not is_model:
+            export_weights(target, place)
+        recipe = with_source(recipe, section, target.source if is_model else str(place.resolve()))
+        merged = ", its adapter merged" if run.recipe().model.lora.rank else ""
+        said.append(f"{section}: {source} is a run; taking {target.words}{merged}")
+    if said and folder.recipe_file.is_file():
+        folder.write_text(folder.recipe_file, dump_recipe(recipe))
+    return recipe, said
+
+
+def with_source(recipe: Recipe, section: str, source: str) -> Recipe:
+    return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update={"source": source, "revision": ""})})
+
+
+def check_handed_in(model: Any, tokenizer: Any) -> None:
+    """Refuse an object that would not be loaded again as what it is. Nothing is imported that the object has not."""
+    kind = type(model).__name__
+    if any(parent.__module__.startswith("peft.") for parent in type(model).__mro__) or getattr(
+        model, "_hf_peft_config_loaded", False
+    ):
+        raise ModelError(
+            f"model: the {kind} carries PEFT adapters. Give model.merge_and_unload(), or the folder of the base as model= and the "
+            'adapter as **{"model.lora.adapter": folder, "model.lora.rank": r}.'
+        )
+    if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
+        raise ModelError(f"model: give a folder, a hub id, a run folder or a PreTrainedModel of transformers; got a {kind}.")
+    if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
+        raise ModelError(f"model: the {kind} is quantised, and all weights are trained here; load it in bfloat16 or float32.")
+    from transformers import AutoModelForCausalLM
+
+    found: Any = AutoModelForCausalLM._model_mapping.get(type(model.config), ())
+    expected = found if isinstance(found, tuple) else (found,)
+    if type(model) not in expected:
+        instead = f"loads as {expected[0].__name__}" if expected else "is not loaded as a causal language model"
+        raise ModelError(
+            f"model: a run loads its model by its config, and {type(model.config).__name__} {instead}, not as {kind}. Load it with "
+            "AutoModelForCausalLM; a class of your own cannot be trained from an object."
+        )
+    if tokenizer is None and not getattr(model, "name_or_path", ""):
+        raise ModelError(
+            "tokenizer: the model does not say where it was loaded from (name_or_path); give tokenizer= beside it."
+        )
+
+
+def save_handed_in(model: Any, tokenizer: Any, folder: Path) -> None:
+    """The object and its tokenizer as a model folder, from which a run loads a copy of its own."""
+    from cohort.model.policy import hide_progress_bars
+    from cohort.model.tokenizer import load_tokenizer
+
+    hide_progress_bars()
+    if tokenizer is None:
+        try:
+            tokenizer = load_tokenizer(model.name_or_path)
+        except (OSError, ValueError, KeyError) as problem:
+            first_line = str(problem).strip().partition("\n")[0]
+            raise ModelError(
+                f"tokenizer: none is found at {model.name_or_path!r} ({first_line}); give tokenizer= beside the model."
+            ) from problem
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    with deferred():
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.replace(folder)
