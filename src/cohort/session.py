@@ -227,7 +227,8 @@ class Session:
 
     def _restore_state(self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: Stream) -> TrainState:
         """The state of the newest whole checkpoint, or the beginning."""
-        from cohort.model.lora import base_digest
+        from cohort.model.lora import digest_base
+        from cohort.training import read_again
         from cohort.training.build import find_by_index
         from cohort.training.state import TrainState, with_added_fields
         from cohort.training.training_parts import make_optimizer
@@ -237,26 +238,36 @@ class Session:
             phase = self.found.snapshot.document["phase"]
         state = TrainState(make_optimizer(weights, self.recipe, phase), phase=phase)
         state.data_digest, state.kl_coef = encoded.digest(), self.recipe.algorithm.kl_coef
-        state.base_digest = base_digest(policy.model) if policy.adapter else ""
+        files = read_again.read_files(self.recipe, policy.model)
         if self.found:
             saved = with_added_fields(self.found.snapshot.document)
-            if saved["data_digest"] != state.data_digest:
-                raise RunError(
-                    "the prompts or demonstrations are not those the run was started with (prompts.source = "
-                    f"{self.recipe.prompts.source!r}). Going on would train on a mixture: restore the data, or start a new run."
-                )
-            if saved["base_digest"] != state.base_digest:
-                raise RunError(
-                    f"the base in {self.recipe.model.source} is not the one the run was started with, or the adapter has other "
-                    "shapes; the checkpoints hold the adapter alone. Restore the base, or start a new run."
-                )
+            state.base_digest = digest_base(policy.model, like=saved["base_digest"]) if policy.adapter else ""
+            for sentence in read_again.mention_changes(saved, self.recipe, files):
+                self.monitors.on_message(f"warning: {sentence}")
+            read_again.refuse_mixtures(saved, state, encoded, self.recipe, files)
             for problem in self.found.problems:
                 self.monitors.on_message(f"warning: {problem}; using {self.found.folder.name} instead")
             state.restore(self.found.snapshot, find_by_index(stream.prompts))
             # Of what was read the document alone is looked at again; the weights would stay in the host's memory for the whole run.
             self.found = replace(self.found, snapshot=replace(self.found.snapshot, tensors={}))
             self.monitors.on_message(f"resuming from {self.found.folder.name}")
+            self._look_over_records(state)
+        elif policy.adapter:
+            state.base_digest = digest_base(policy.model)
+        read_again.write_down(state, encoded, self.recipe, files)
         return state
+
+    def _look_over_records(self, state: TrainState) -> None:
+        """What finished steps wrote is there; a baseline that is not is restored, for it cannot be measured again."""
+        from cohort.observe.records import find_losses
+
+        if state.baseline and self._evaluation_document("before", 0) != state.baseline:
+            self.folder.keep_baseline(state.baseline)
+            self.monitors.on_message(
+                "warning: evaluations.jsonl had lost or changed the baseline; restored from the checkpoint"
+            )
+        for loss in find_losses(self.folder, self.recipe, state.step):
+            self.monitors.on_message(f"warning: {loss}")
 
     def _preflight(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
         """The cheap part of the doctor, at the start of a run: what is wrong is said, what cannot work stops."""
@@ -320,21 +331,34 @@ class Session:
         if not parts.evaluation_sets:
             return
         result = self._evaluated(label, state)
+        if result is None and label == "before" and self._is_too_late(state):
+            self.monitors.on_message(
+                "warning: the evaluation before training is lost, and the policy is no longer what it was then: the report has no "
+                f"before. The start alone can still be measured: cohort evaluate {self.folder.root} --checkpoint start"
+            )
+            return
         if result is None:
             self.monitors.on_stage("baseline evaluation" if label == "before" else "final evaluation")
             result = evaluate_policy(parts, state, label, state.step)
-        if label == "after":
+        if label == "before":
+            state.baseline = self._evaluation_document(label, 0) or {}
+        else:
             remember_best(parts, state, result)
+
+    def _is_too_late(self, state: TrainState) -> bool:
+        """Whether the weights have moved since the moment that "before" speaks of."""
+        return state.policy_version > 0 if self.recipe.train.num_steps else state.cold_steps > 0
 
     def _evaluated(self, label: str, state: TrainState | None) -> Evaluation | None:
         """An evaluation that is already written down."""
         from cohort.evaluation.evaluate import Evaluation
 
-        step = state.step if state and label == "after" else 0
-        for document in self.folder.evaluations():
-            if document["label"] == label and document["step"] == step:
-                return Evaluation.from_json(document)
-        return None
+        document = self._evaluation_document(label, state.step if state and label == "after" else 0)
+        return Evaluation.from_json(document) if document else None
+
+    def _evaluation_document(self, label: str, step: int) -> dict[str, Any] | None:
+        rows = self.folder.evaluations()
+        return next((row for row in rows if row.get("label") == label and row.get("step") == step and "sets" in row), None)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 

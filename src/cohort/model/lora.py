@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from cohort.base.keyed import keyed_hash
 from cohort.errors import ModelError
+from cohort.model.digest import digest_weights, is_whole, sampled_bytes
 from cohort.recipe.schema import LoraConfig
 
 NAME = "default"
@@ -343,12 +344,17 @@ def plain_model(model: Any, *, merge: bool) -> Any:
     return tree
 
 
-def base_digest(model: Any) -> str:
-    """Of what a checkpoint of an adapter does not hold: a few values of every frozen parameter, and the adapter's shapes."""
+def digest_base(model: Any, like: str = "") -> str:
+    """Of what a checkpoint of an adapter does not hold: every bit of the frozen parameters, and the adapter's shapes.
+
+    like: a digest that this one is held against. One of an older checkpoint knows the first values of each parameter alone.
+    """
     adapters = adapter_parameters(model)
+    if not like or is_whole(like):
+        return digest_weights({name: value[:0] if name in adapters else value for name, value in model.named_parameters()})
     digest = hashlib.blake2b(digest_size=16)
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)}".encode())
         if name not in adapters:
-            digest.update(parameter.detach().flatten()[:256].float().cpu().contiguous().numpy().tobytes())
+            digest.update(sampled_bytes(parameter))
     return digest.hexdigest()

@@ -8,7 +8,6 @@ share the base.
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,15 +162,6 @@ class Policy:
         else:
             self.merged_model().save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-
-
-def weights_digest(model: Any) -> str:
-    """A digest of a few values of every parameter: cheap at any size, and training changes all of them."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, parameter in model.named_parameters():
-        few = parameter.detach().flatten()[:256].float().cpu().contiguous()
-        digest.update(name.encode() + few.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def hide_progress_bars() -> None:

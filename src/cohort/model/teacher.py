@@ -14,8 +14,9 @@ from torch import Tensor
 
 from cohort.errors import ModelError, RunError
 from cohort.model import lora
+from cohort.model.digest import digest_weights, is_whole, sample_weights
 from cohort.model.optim import cast_parameters
-from cohort.model.policy import Policy, load_pretrained, weights_digest
+from cohort.model.policy import Policy, load_pretrained
 from cohort.model.tokenizer import load_tokenizer
 from cohort.recipe.schema import TeacherConfig
 
@@ -23,13 +24,14 @@ from cohort.recipe.schema import TeacherConfig
 class Teacher:
     def __init__(self, policy: Policy, settings: TeacherConfig):
         self.policy, self.source, self.coef = policy, settings.source, settings.coef
-        self.digest = weights_digest(policy.model)
+        self.digest = digest_weights(dict(policy.model.named_parameters()))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {}, {"digest": self.digest}
 
     def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-        if document["digest"] != self.digest:
+        saved = document["digest"]
+        if saved != (self.digest if is_whole(saved) else sample_weights(self.policy.model)):
             raise RunError(
                 f"teacher.source: {self.source} is not the teacher that the run was started with. Going on would learn from a mixture: "
                 "restore it, or start a new run."

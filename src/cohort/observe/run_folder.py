@@ -198,15 +198,28 @@ class RunFolder:
             raise RunError(f"{word} came from Python and could not be kept with the run: use cohort.resume(run, {word}=rows).")
         return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
+    def metrics(self) -> list[dict[str, Any]]:
+        """The row of every finished step."""
+        return read_rows(self.metrics_file)
+
+    def rollouts_file(self, step: int) -> Path:
+        return self.rollouts / f"step-{step:06d}.parquet"
+
     def evaluations(self) -> list[dict[str, Any]]:
         """Every evaluation written so far."""
         return read_rows(self.evaluations_file)
 
+    def keep_baseline(self, document: Mapping[str, Any]) -> None:
+        """Put the evaluation before training back to where it belongs, before all others."""
+        others = [row for row in self.evaluations() if row.get("label") != "before"]
+        self.write_text(self.evaluations_file, "".join(json.dumps(row) + "\n" for row in (document, *others)))
+
     def read_summary(self) -> dict[str, Any]:
         try:
-            return dict(json.loads(self.summary_file.read_text(encoding="utf-8")))
+            summary = json.loads(self.summary_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
+        return summary if isinstance(summary, dict) else {}
 
     def ignored_edit(self, summary: Mapping[str, Any]) -> str:
         """What to say of a finished run whose recipe.toml asks for other steps than it has made; "" if it does not."""
@@ -257,7 +270,7 @@ class RunFolder:
         table = pa.table(columns)
         self.rollouts.mkdir(exist_ok=True)
         with deferred():
-            target = self.rollouts / f"step-{step:06d}.parquet"
+            target = self.rollouts_file(step)
             pq.write_table(table, target.with_suffix(".tmp"), use_dictionary=with_dictionary)
             target.with_suffix(".tmp").replace(target)
 

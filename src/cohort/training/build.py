@@ -138,15 +138,24 @@ class EncodedData:
     def report(self) -> PromptReport:
         return self.reports["prompts"]
 
+    def evaluation_digests(self) -> dict[str, str]:
+        """Of the problems of each set: before and after must be measured on the very same ones."""
+        return {name: digest_prompts(prompts).hexdigest() for name, prompts in self.sets.items()}
+
     def digest(self) -> str:
         """Changes with any training prompt, column or demonstration: a resumed run must go on with the very same data."""
-        digest = hashlib.blake2b(digest_size=16)
-        for prompt in self.train:
-            digest.update(repr((prompt.index, prompt.token_ids, sorted(prompt.columns.items(), key=str))).encode())
+        digest = digest_prompts(self.train)
         for demonstration in self.demonstrations:
             digest.update(repr((demonstration.prompt.token_ids, demonstration.completion_ids)).encode())
         digest.update(repr(self.pairs).encode() if self.pairs else b"")
         return digest.hexdigest()
+
+
+def digest_prompts(prompts: Sequence[Prompt]) -> Any:
+    digest = hashlib.blake2b(digest_size=16)
+    for prompt in prompts:
+        digest.update(repr((prompt.index, prompt.token_ids, sorted(prompt.columns.items(), key=str))).encode())
+    return digest
 
 
 def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) -> EncodedData:

@@ -78,6 +78,14 @@ class TrainState:
     """With LoRA, of the frozen base, which no checkpoint holds: a resumed run must go on with the same one."""
     start_digest: str = ""
     """Of the starting weights, where they are needed again as the reference."""
+    evaluation_digests: dict[str, str] | None = None
+    """Of the problems of each evaluation set; None: a checkpoint from before they were written down."""
+    files: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By place (`model.source`): digests of the files there that a resume reads again; see read_again.py."""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """As it was when the run was saved, so that an edit in between is mentioned."""
+    baseline: dict[str, Any] = field(default_factory=dict)
+    """The evaluation before training, once it is made: it cannot be made again later."""
     kl_coef: float = 0.0
     """Weight of the KL as it is now; a target KL moves it."""
     iteration: int = 0
@@ -197,13 +205,17 @@ PLAIN_FIELDS = (
     "data_digest",
     "base_digest",
     "start_digest",
+    "evaluation_digests",
+    "files",
+    "recipe",
+    "baseline",
     "kl_coef",
     "iteration",
     "fitted_at",
 )
 
 ADDED_FIELDS: dict[str, dict[str, Any]] = {
-    "": {"base_digest": ""},
+    "": {"base_digest": "", "evaluation_digests": None, "files": {}, "recipe": {}, "baseline": {}},
 }
 """Fields that checkpoints on disk may lack, by the path of the record in state.json that they belong to ("": the document itself,
 "batch.rollouts.*": every rollout of the batch), and the value that says what was the case before they were written down."""

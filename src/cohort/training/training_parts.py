@@ -6,8 +6,9 @@ from cohort.algorithms.registry import SAMPLED
 from cohort.data.prompt_choice import InformativeChoice
 from cohort.errors import RunError
 from cohort.model.critic import Critic, NoCritic
+from cohort.model.digest import digest_weights, is_whole, sample_weights
 from cohort.model.optim import MasterWeights, Optimizer, cast_parameters
-from cohort.model.policy import Policy, weights_digest
+from cohort.model.policy import Policy
 from cohort.model.reference import Reference
 from cohort.model.teacher import load_teacher
 from cohort.recipe.materials import Materials
@@ -18,6 +19,7 @@ from cohort.training.build import EncodedData, make_engine
 from cohort.training.judging import Judge, RewardJudge, RowJudge, Scorer
 from cohort.training.objective import needs_critic
 from cohort.training.parts import Parts, TrainingParts
+from cohort.training.read_again import START, digest_files, refuse_other_files
 from cohort.training.sources import Sampled, Source, Written
 from cohort.training.state import TrainState
 
@@ -57,13 +59,15 @@ def find_start(parts: Parts, state: TrainState, materials: Materials) -> Policy:
     """
     recipe = parts.recipe
     if state.policy_version == 0:
-        state.start_digest = weights_digest(parts.policy.model)
+        state.start_digest = digest_weights(parts.policy.own_parameters())
+        state.files[START] = digest_files(parts.folder.start)
         return parts.policy.frozen_copy()
     if not state.start_digest:
         raise RunError(
             "this run began without a reference (algorithm.kl_coef = 0, monitors.kl = false) and cannot get one in the middle: set "
             "both back in its recipe.toml, or start a new run."
         )
+    refuse_other_files({START: state.files.get(START, {})}, {START: digest_files(parts.folder.start)})
     folder = parts.folder.start if parts.folder.start.is_dir() else None
     if parts.policy.adapter:
         start = build.adapter_at_start(recipe, parts.policy, folder)
@@ -71,7 +75,8 @@ def find_start(parts: Parts, state: TrainState, materials: Materials) -> Policy:
         start = build.load_policy(recipe, build.load_data(recipe, materials), folder)
         cast_parameters(start.model.requires_grad_(False), parts.policy.model.dtype)
         start.prepare(parts.policy.kernels)
-    if weights_digest(start.model) != state.start_digest:
+    whole = is_whole(state.start_digest)
+    if state.start_digest != (digest_weights(start.own_parameters()) if whole else sample_weights(start.model)):
         raise RunError(
             f"{folder or recipe.model.lora.adapter or recipe.model.source} no longer holds the weights the run started from, which "
             "are its reference for the KL. Restore them, or start a new run."
