@@ -1,4 +1,4 @@
-"""The jail from its host's side: values, limits, ends, the proxy, workers, the remote back end. Attacks are in tests/hostile."""
+"""The jail from its host's side: values, limits, ends, the proxy, workers. Attacks are in tests/hostile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from cohort.sandbox import values as plain
 from cohort.sandbox.jail import Ended, Jail
 from cohort.sandbox.program import read_reply
 from cohort.sandbox.seccomp import ARCHITECTURES, NUMBERS, build_filter
-from cohort.sandbox.serve import Server
 from cohort.sandbox.workers import WorkerPool, package_folders, shared_pool
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the jail is Linux's")
@@ -755,51 +754,3 @@ def test_a_worker_idle_for_long_is_not_charged(worker_module):
         assert jail.ask_raw(json.dumps(["echo", 5])) == ["value", 5]
     finally:
         jail.close()
-
-
-# -- remote ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def backend():
-    server = Server(("127.0.0.1", 0))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_remote_run_gives_what_a_local_one_gives(backend):
-    program = "def f(x): return {'a': (x, 1.5)}\ndef g(): raise KeyError('k')"
-    calls = [Call("f", ([1, 2],)), Call("g"), Call("none")]
-    here, there = run_calls(program, calls), run_calls(program, calls, backend=backend)
-    assert there.replies == here.replies
-    assert (there.end, there.jail) == (here.end, here.jail)
-    script = run_script("print(input())", "ab\n", backend=backend)
-    assert (script.stdout, script.end, script.status) == ("ab\n", "finished", 0)
-    checks = run_checks(program, ["assert f(1)['a'] == (1, 1.5)", "assert f(1) is None"], ["f"], backend=backend)
-    assert [check.passed for check in checks.checks] == [True, False]
-    assert run_calls("while True: pass", [Call("f")], Limits(cpu_s=0.2, wall_s=20), backend=backend).end == "cpu"
-
-
-def test_a_remote_that_fails_says_nothing_about_the_program(backend, monkeypatch):
-    assert run_calls("def f(): return 1", [Call("f")], backend="http://127.0.0.1:9").end == "infrastructure"
-    monkeypatch.setattr("cohort.sandbox.serve.run", lambda document, ceiling: {"end": "finished", "replies": []})
-    odd = run_calls("def f(): return 1", [Call("f")], backend=backend)
-    assert (odd.end, odd.replies) == ("infrastructure", (None,))
-    with pytest.raises(ValueError, match="backend"):
-        run_calls("def f(): return 1", [Call("f")], backend="ftp://x")
-
-
-def test_a_remote_gives_no_more_than_its_ceiling(backend):
-    greedy = run_script("print(1)", "", Limits(memory_mb=100_000), backend=backend)
-    assert greedy.end == "infrastructure"
-    assert "limits.memory_mb: at most 4096 here" in greedy.detail
-
-
-def test_a_remote_with_a_token_answers_only_who_has_it(backend, monkeypatch):
-    monkeypatch.setenv("COHORT_SANDBOX_TOKEN", "right")
-    assert run_script("print(1)", "", backend=backend).end == "finished"
-    monkeypatch.setattr("cohort.sandbox.remote.TOKEN_VARIABLE", "COHORT_OTHER")
-    refused = run_script("print(1)", "", backend=backend)
-    assert (refused.end, "401" in refused.detail, "right" in refused.detail) == ("infrastructure", True, False)

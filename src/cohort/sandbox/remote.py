@@ -19,33 +19,54 @@ from cohort.sandbox.limits import ENDS, FLOOD_BYTES, Limits
 from cohort.sandbox.values import NotPlain, rebuild, tagged
 
 if TYPE_CHECKING:
-    from cohort.sandbox.program import Call, CallsResult, ChecksResult, ScriptResult
+    from cohort.sandbox.program import Call, CallsResult, ChecksResult, Reply, ScriptResult
 
 TOKEN_VARIABLE = "COHORT_SANDBOX_TOKEN"
 """Sent as a bearer token where it is set. Never written anywhere."""
+FILE_VARIABLE = "COHORT_SANDBOX_TOKEN_FILE"
+"""A file that holds it, where the environment should not."""
 PATIENCE_S = 600.0
 """For the network and the other side's queue, on top of the program's own limit. Waiting in line is no one's fault."""
 MAX_BODY_BYTES = 2 * FLOOD_BYTES
 
 
+def read_token() -> str:
+    """The word that server and trainer share; empty where there is none."""
+    place, token = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "")
+    if not token and (place := os.environ.get(FILE_VARIABLE, "")):
+        with open(place, encoding="utf-8") as file:
+            token = file.read().strip()
+        if not token:
+            raise ValueError(f"{FILE_VARIABLE}: {place} is empty; it should hold the token")
+    if not all("!" <= letter <= "~" for letter in token):
+        raise ValueError(f"{place}: a token is one word of plain letters, digits and signs, without spaces")
+    return token
+
+
 def remote_calls(backend: str, program: str, calls: Sequence[Call], limits: Limits, packages: bool) -> CallsResult:
-    from cohort.sandbox.program import CallsResult, Reply
+    from cohort.sandbox.program import CallsResult
 
     asked = [[call.function, tagged(list(call.args), 0), tagged(dict(call.kwargs), 0)] for call in calls]
     document, problem = ask(backend, {"job": "calls", "program": program, "calls": asked, "packages": packages}, limits)
     replies: list[Reply | None] = []
     try:
         for reply in document.get("replies") or []:
-            replies.append(
-                None
-                if reply is None
-                else Reply(rebuild(reply["value"]), str(reply["raised"]), str(reply["detail"]), str(reply["base"]))
-            )
-    except (NotPlain, KeyError, TypeError) as unreadable:
+            replies.append(None if reply is None else sent_reply(reply))
+    except (KeyError, TypeError) as unreadable:
         problem = f"a reply that makes no sense ({unreadable})"
     if not problem and len(replies) != len(calls):
         problem = f"{len(replies)} replies for {len(calls)} calls"
     return CallsResult(**fields_of(document, problem), replies=(None,) * len(calls) if problem else tuple(replies))
+
+
+def sent_reply(reply: Mapping[str, Any]) -> Reply:
+    """One reply as it was sent. A value that cannot be rebuilt is the program's doing here as it is without a network."""
+    from cohort.sandbox.program import Reply
+
+    try:
+        return Reply(rebuild(reply["value"]), str(reply["raised"]), str(reply["detail"]), str(reply["base"]))
+    except NotPlain as problem:
+        return Reply(raised="NotPlain", detail=str(problem), base="Exception")
 
 
 def remote_script(backend: str, program: str, stdin: str, limits: Limits, packages: bool) -> ScriptResult:
@@ -81,7 +102,7 @@ def ask(backend: str, document: Mapping[str, Any], limits: Limits) -> tuple[dict
     if address.scheme not in ("http", "https") or not address.hostname:
         raise ValueError(f'backend: "http://host:port" is expected, got {backend!r}')
     headers = {"Content-Type": "application/json"}
-    if token := os.environ.get(TOKEN_VARIABLE):
+    if token := read_token():
         headers["Authorization"] = f"Bearer {token}"
     kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
     connection = kind(address.hostname, address.port, timeout=2 * limits.wall_s + PATIENCE_S)

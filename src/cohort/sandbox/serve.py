@@ -1,7 +1,8 @@
 """The far end of remote.py: `python -m cohort.sandbox.serve [--host 127.0.0.1] [--port 8088] [--runs N]`.
 
-Runs programs in the jail of its machine for whoever may reach it. It listens on this machine alone unless told otherwise;
-with COHORT_SANDBOX_TOKEN set, only to who sends it.
+Runs programs in the jail of its machine for whoever may reach it. It listens on this machine alone unless told otherwise,
+and elsewhere only with a token (COHORT_SANDBOX_TOKEN, or a file that COHORT_SANDBOX_TOKEN_FILE names). Nothing of a request
+but its head is looked at before the request has a slot, so that no number of requests costs more than the slots do.
 """
 
 from __future__ import annotations
@@ -9,60 +10,114 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hmac
+import ipaddress
 import json
 import os
+import socket
+import sys
 import threading
+import time
+import urllib.parse
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from cohort.sandbox.limits import JailUnavailable, Limits
+from cohort.sandbox.limits import FLOOD_BYTES, JailUnavailable, Limits
 from cohort.sandbox.program import Call, run_calls, run_checks, run_script
-from cohort.sandbox.remote import MAX_BODY_BYTES, TOKEN_VARIABLE
+from cohort.sandbox.remote import FILE_VARIABLE, MAX_BODY_BYTES, TOKEN_VARIABLE, read_token
 from cohort.sandbox.tiers import find_tier
 from cohort.sandbox.values import NotPlain, rebuild, tagged
 
-CEILING = Limits(cpu_s=120, wall_s=120, memory_mb=4096)
+CEILING = Limits(cpu_s=120, wall_s=120, memory_mb=4096, output_kb=FLOOD_BYTES // 1024)
+"""The most that a client may ask for, field by field, unless the command line says otherwise."""
+BODY_LIMIT_S = 30.0
+"""For all of a request's body: it is read in a slot, which a client that sends a byte now and then must not keep."""
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], runs: int = 0, ceiling: Limits = CEILING) -> None:
+    def __init__(self, address: tuple[str, int], runs: int = 0, ceiling: Limits = CEILING, names: Sequence[str] = ()) -> None:
+        self.token = read_token()
+        if not self.token and not is_local(address[0]):
+            raise ValueError(
+                f"--host {address[0] or '(empty)'}: others can reach this address, so a token is needed. Set {TOKEN_VARIABLE} to a long "
+                f"random word, or {FILE_VARIABLE} to a file that holds it, here and for the trainer; or listen on 127.0.0.1."
+            )
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
         super().__init__(address, Handler)
+        self.names = {name.lower() for name in (*LOCAL_NAMES, address[0], socket.gethostname(), *names)}
+        """What a request may call this server by; beside them the address that it came to."""
         self.ceiling = ceiling
-        """The most that a client may ask for, of time and memory."""
         self.slots = threading.BoundedSemaphore(runs or os.cpu_count() or 1)
         """Runs at once: more would only make each of them slower."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up, or is too slow, is nobody's fault."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
     timeout = 60
+    server_version, sys_version = "cohort", ""
 
     def do_POST(self) -> None:
-        token = os.environ.get(TOKEN_VARIABLE, "")
-        given = self.headers.get("Authorization", "")
-        if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            self.answer(401, {"error": f"a bearer token is needed ({TOKEN_VARIABLE})"})
-            return
-        if self.path.rstrip("/") != "/run" and not self.path.endswith("/run"):
-            self.answer(404, {"error": "POST /run"})
+        if refusal := self.refusal():
+            self.answer(*refusal)
             return
         try:
-            size = int(self.headers.get("Content-Length", ""))
-            if not 0 < size <= MAX_BODY_BYTES:
-                raise ValueError("Content-Length is missing or too large")
-            document = json.loads(self.rfile.read(size))
             with self.server.slots:
+                document = json.loads(self.body())
                 result = run(document, self.server.ceiling)
             self.answer(200, result)  # without a slot: a client may take its time to read
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, NotPlain) as problem:
+        except (ConnectionError, TimeoutError):
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError, NotPlain) as problem:
             self.answer(400, {"error": f"{type(problem).__name__}: {problem}"})
-        except JailUnavailable as problem:
+        except (JailUnavailable, OSError) as problem:
             self.answer(503, {"error": str(problem)})
+
+    def refusal(self) -> tuple[int, dict[str, Any]] | None:
+        """What is wrong with the head of the request, if anything."""
+        given = self.headers.get("Authorization", "")
+        if self.server.token and not hmac.compare_digest(given.encode(), f"Bearer {self.server.token}".encode()):
+            return 401, {"error": f"a bearer token is needed ({TOKEN_VARIABLE})"}
+        # A page in a browser of this machine can reach it too, under a name of the page's own or with a request of another site.
+        name = host_name(self.headers.get_all("Host", []))
+        if name not in self.server.names and name != self.connection.getsockname()[0]:
+            return 421, {"error": f"Host: {name[:100]!r} is no name of this server; if it is, start it with --name {name[:100]}"}
+        if "Origin" in self.headers:
+            return 403, {"error": "Origin: requests of web pages are not answered"}
+        if not self.path.startswith("/") or not self.path.rstrip("/").endswith("/run"):
+            return 404, {"error": "POST /run"}
+        size = self.headers.get("Content-Length", "")
+        if not (size.isascii() and size.isdecimal() and len(size) < 12 and 0 < int(size) <= MAX_BODY_BYTES):
+            return 413, {"error": f"Content-Length: from 1 to {MAX_BODY_BYTES} bytes are expected, got {size[:20]!r}"}
+        return None
+
+    def body(self) -> bytes:
+        """All of it within one time limit, which a timeout of the socket, begun anew with every byte, is not."""
+        body, size, deadline = bytearray(), int(self.headers["Content-Length"]), time.monotonic() + BODY_LIMIT_S
+        while len(body) < size:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"the body did not come within {BODY_LIMIT_S:g} s")
+            self.connection.settimeout(left)
+            piece = self.rfile.read1(min(size - len(body), 1 << 16))  # type: ignore[attr-defined]
+            if not piece:
+                raise ConnectionAbortedError("hung up")
+            body += piece
+        self.connection.settimeout(self.timeout)
+        return bytes(body)
 
     def answer(self, status: int, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode()
+        if len(body) > MAX_BODY_BYTES:  # what a program has returned can be longer when it is written again
+            body = json.dumps({**document, "end": "output", "detail": "an answer too large to be sent", **no_values(document)}).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -73,11 +128,35 @@ class Handler(BaseHTTPRequestHandler):
         """Quiet: a reward asks thousands of times."""
 
 
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach what listens there. No name at all stands for every address."""
+    found = socket.getaddrinfo(host or "0.0.0.0", 0, type=socket.SOCK_STREAM)
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+
+
+def host_name(given: Sequence[str]) -> str:
+    """The name in a request's one Host line, without its port; "" where that cannot be read."""
+    try:
+        return (urllib.parse.urlsplit(f"//{given[0]}").hostname or "") if len(given) == 1 else ""
+    except ValueError:
+        return ""
+
+
+def no_values(document: dict[str, Any]) -> dict[str, Any]:
+    """The document's long fields, without what is long about them."""
+    short: dict[str, Any] = {"stdout": "", "stderr": "", "truncated": True}
+    if "replies" in document:
+        short["replies"] = [None] * len(document["replies"])
+    if "checks" in document:
+        short["checks"] = [{"passed": False, "detail": ""}] * len(document["checks"])
+    return short
+
+
 def run(document: dict[str, Any], ceiling: Limits = CEILING) -> dict[str, Any]:
     limits, program = Limits(**document["limits"]), str(document["program"])
-    for name in ("cpu_s", "wall_s", "memory_mb"):
-        if getattr(limits, name) > getattr(ceiling, name):
-            raise ValueError(f"limits.{name}: at most {getattr(ceiling, name):g} here, got {getattr(limits, name):g}")
+    for name, most in dataclasses.asdict(ceiling).items():
+        if getattr(limits, name) > most:
+            raise ValueError(f"limits.{name}: at most {most:g} here, got {getattr(limits, name):g}")
     packages = bool(document.get("packages", False))
     if document["job"] == "calls":
         calls = [Call(str(name), rebuild(args), rebuild(kwargs)) for name, args, kwargs in document["calls"]]
@@ -99,19 +178,25 @@ def plain_fields(result: Any, but: str) -> dict[str, Any]:
     return {field.name: getattr(result, field.name) for field in dataclasses.fields(result) if field.name != but}
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m cohort.sandbox.serve", description="Run programs in the jail of this machine for trainers elsewhere."
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; any but this machine's own needs a token")
     parser.add_argument("--port", type=int, default=8088)
+    parser.add_argument("--name", action="append", default=[], help="another name that trainers reach it by; may be repeated")
     parser.add_argument("--runs", type=int, default=0, help="programs at once; 0: one per core")
-    parser.add_argument("--max-memory-mb", type=int, default=4096, help="the most that a client may ask for")
-    parser.add_argument("--max-wall-s", type=float, default=120.0, help="the longest that a client may ask for")
-    options = parser.parse_args()
-    tier = find_tier()
-    ceiling = Limits(wall_s=options.max_wall_s, cpu_s=options.max_wall_s, memory_mb=options.max_memory_mb)
-    with Server((options.host, options.port), options.runs, ceiling) as server:
+    for field in dataclasses.fields(Limits):
+        if field.name != "cpu_s":  # the clock on the wall is the longest that one core can work
+            option, default = f"--max-{field.name.replace('_', '-')}", getattr(CEILING, field.name)
+            parser.add_argument(option, type=type(default), default=default, help=f"the most that a client may ask for: {default:g}")
+    options = parser.parse_args(words)
+    try:
+        ceiling = {field.name: getattr(options, f"max_{field.name}", options.max_wall_s) for field in dataclasses.fields(Limits)}
+        tier, server = find_tier(), Server((options.host, options.port), options.runs, Limits(**ceiling), options.name)
+    except (ValueError, OSError, JailUnavailable) as problem:
+        parser.error(str(problem))
+    with server:
         print(f"runs programs in a {tier.name} jail: http://{options.host}:{server.server_port}", flush=True)
         server.serve_forever()
 
