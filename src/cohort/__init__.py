@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from cohort.api import evaluate, resume, train
     from cohort.errors import CohortError
     from cohort.evaluation.evaluate import Evaluation
+    from cohort.observe.outcome import RunResult
     from cohort.recipe.file import load_recipe
     from cohort.recipe.schema import Recipe
-    from cohort.session import RunResult
     from cohort.types import Completion, Outcome, Prompt, Rollout, Sampling
 
 _HOME = {
@@ -42,7 +42,7 @@ _HOME = {
     "Prompt": "cohort.types",
     "Recipe": "cohort.recipe.schema",
     "Rollout": "cohort.types",
-    "RunResult": "cohort.session",
+    "RunResult": "cohort.observe.outcome",
     "Sampling": "cohort.types",
     "evaluate": "cohort.api",
     "load_recipe": "cohort.recipe.file",

@@ -13,12 +13,12 @@ from cohort.algorithms.own import OWN_KINDS
 from cohort.data.rows import has_splits, suggest_file
 from cohort.errors import RecipeError
 from cohort.observe.monitors.base import check_methods
+from cohort.observe.outcome import RunResult
 from cohort.recipe.built_in import recipe_path
 from cohort.recipe.file import load_recipe
 from cohort.recipe.materials import PYTHON_MODEL, PYTHON_ROWS, Materials
 from cohort.recipe.schema import Recipe
 from cohort.rewards.contract import importable_name
-from cohort.session import RunResult
 from cohort.session import resume as resume_session
 from cohort.session import start as start_session
 

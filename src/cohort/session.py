@@ -7,13 +7,13 @@ killed anywhere, however often, ends with the same weights as one that was not.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cohort.base.interrupts import handled
 from cohort.errors import CheckpointError, Interrupted, RunError
-from cohort.observe.outcome import describe_result
+from cohort.observe.outcome import RunResult
 from cohort.observe.run_folder import RunFolder, with_absolute_paths
 from cohort.recipe.materials import Materials
 from cohort.recipe.own import resolve_recipe
@@ -30,29 +30,6 @@ if TYPE_CHECKING:
     from cohort.training.build import EncodedData
     from cohort.training.parts import Parts
     from cohort.training.state import TrainState
-
-
-@dataclass(frozen=True, repr=False)
-class RunResult:
-    """What `cohort.train` gives back."""
-
-    folder: Path
-    status: str
-    """finished, interrupted or failed."""
-    summary: dict[str, Any]
-    """What summary.json holds: steps, seconds, and the evaluations before and after with their intervals."""
-
-    @property
-    def model(self) -> Path:
-        """The trained model; loads with AutoModelForCausalLM and AutoTokenizer."""
-        return self.folder / "model"
-
-    def __fspath__(self) -> str:
-        """The folder: a result stands wherever a run folder does, as in `cohort.train(model=run)`."""
-        return str(self.folder)
-
-    def __repr__(self) -> str:
-        return describe_result(self.folder, self.status, self.summary)
 
 
 def start(recipe: Recipe, materials: Materials | None = None) -> RunResult:
@@ -168,7 +145,8 @@ class Session:
         trained = policy.prepare(recipe.model.kernels, recipe.train.activation_checkpointing)
         state.slots = engine.slots = state.slots or build.choose_slots(recipe, engine, encoded.train, sampling)
         self.monitors.on_message(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}; {trained}")
-        self._describe_adapter(policy)
+        for sentence in build.describe_adapter(recipe, policy):
+            self.monitors.on_message(sentence)
         for name, report in encoded.reports.items():
             if name == "prompts" or report.too_long or report.with_unknown:
                 self.monitors.on_message(f"{name}: {report}")
@@ -209,22 +187,6 @@ class Session:
             kept = replace(kept, sets={**kept.sets, name: loaded}) if name else replace(kept, rows=loaded)
         self.materials = replace(given, rows=kept.rows, sets=kept.sets, model=None)
 
-    def _describe_adapter(self, policy: Policy) -> None:
-        """How much of the policy is trained, where that is not all of it."""
-        if policy.adapter is None:
-            return
-        trained = sum(value.numel() for value in policy.own_parameters().values())
-        share = trained / policy.num_parameters
-        self.monitors.on_message(
-            f"LoRA: {trained / 1e6:.2f} M of them ({share:.2%}), in adapters of rank {policy.adapter.config.r}, are trained"
-        )
-        made_for = policy.adapter.made_for
-        if made_for and Path(made_for).name != Path(self.recipe.model.source).name:
-            self.monitors.on_message(
-                f"warning: the adapter in model.lora.adapter was made for {made_for}, and model.source is {self.recipe.model.source}; "
-                "its shapes fit, but on another base it is noise"
-            )
-
     def _restore_state(self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: Stream) -> TrainState:
         """The state of the newest whole checkpoint, or the beginning."""
         from cohort.model.lora import digest_base
@@ -261,7 +223,7 @@ class Session:
         """What finished steps wrote is there; a baseline that is not is restored, for it cannot be measured again."""
         from cohort.observe.records import find_losses
 
-        if state.baseline and self._evaluation_document("before", 0) != state.baseline:
+        if state.baseline and self.folder.evaluation("before", 0) != state.baseline:
             self.folder.keep_baseline(state.baseline)
             self.monitors.on_message(
                 "warning: evaluations.jsonl had lost or changed the baseline; restored from the checkpoint"
@@ -341,7 +303,7 @@ class Session:
             self.monitors.on_stage("baseline evaluation" if label == "before" else "final evaluation")
             result = evaluate_policy(parts, state, label, state.step)
         if label == "before":
-            state.baseline = self._evaluation_document(label, 0) or {}
+            state.baseline = self.folder.evaluation(label, 0) or {}
         else:
             remember_best(parts, state, result)
 
@@ -353,12 +315,8 @@ class Session:
         """An evaluation that is already written down."""
         from cohort.evaluation.evaluate import Evaluation
 
-        document = self._evaluation_document(label, state.step if state and label == "after" else 0)
+        document = self.folder.evaluation(label, state.step if state and label == "after" else 0)
         return Evaluation.from_json(document) if document else None
-
-    def _evaluation_document(self, label: str, step: int) -> dict[str, Any] | None:
-        rows = self.folder.evaluations()
-        return next((row for row in rows if row.get("label") == label and row.get("step") == step and "sets" in row), None)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult:
+    """What `cohort.train` gives back."""
+
+    folder: Path
+    status: str
+    """finished, interrupted or failed."""
+    summary: dict[str, Any]
+    """What summary.json holds: steps, seconds, and the evaluations before and after with their intervals."""
+
+    @property
+    def model(self) -> Path:
+        """The trained model; loads with AutoModelForCausalLM and AutoTokenizer."""
+        return self.folder / "model"
+
+    def __fspath__(self) -> str:
+        """The folder: a result stands wherever a run folder does, as in `cohort.train(model=run)`."""
+        return str(self.folder)
+
+    def __repr__(self) -> str:
+        return describe_result(self.folder, self.status, self.summary)
 
 
 def describe_result(folder: Path, status: str, summary: Mapping[str, Any]) -> str:

@@ -209,6 +209,11 @@ class RunFolder:
         """Every evaluation written so far."""
         return read_rows(self.evaluations_file)
 
+    def evaluation(self, label: str, step: int) -> dict[str, Any] | None:
+        """The one of that label and step, if it was written."""
+        found = (row for row in self.evaluations() if row.get("label") == label and row.get("step") == step)
+        return next((row for row in found if "sets" in row), None)
+
     def keep_baseline(self, document: Mapping[str, Any]) -> None:
         """Put the evaluation before training back to where it belongs, before all others."""
         others = [row for row in self.evaluations() if row.get("label") != "before"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,21 @@ def refuse_idle_adapter(recipe: Recipe) -> None:
         raise ModelError(
             f"model.lora.{given[0]} is set, but model.lora.rank is 0, which trains all weights without adapters. Set model.lora.rank"
             + (" to the rank of the adapter (`r` in its adapter_config.json)." if settings.adapter else ", for example to 16.")
+        )
+
+
+def describe_adapter(recipe: Recipe, policy: Policy) -> Iterator[str]:
+    """How much of the policy is trained, where that is not all of it."""
+    if policy.adapter is None:
+        return
+    trained = sum(value.numel() for value in policy.own_parameters().values())
+    share = trained / policy.num_parameters
+    yield f"LoRA: {trained / 1e6:.2f} M of them ({share:.2%}), in adapters of rank {policy.adapter.config.r}, are trained"
+    made_for = policy.adapter.made_for
+    if made_for and Path(made_for).name != Path(recipe.model.source).name:
+        yield (
+            f"warning: the adapter in model.lora.adapter was made for {made_for}, and model.source is {recipe.model.source}; its shapes "
+            "fit, but on another base it is noise"
         )
 
 
