@@ -28,7 +28,7 @@ from cohort.sandbox.remote import FILE_VARIABLE, MAX_BODY_BYTES, TOKEN_VARIABLE,
 from cohort.sandbox.tiers import find_tier
 from cohort.sandbox.values import NotPlain, rebuild, tagged
 
-CEILING = Limits(cpu_s=120, wall_s=120, memory_mb=4096, output_kb=FLOOD_BYTES // 1024)
+CEILING = Limits(cpu_s=120.0, wall_s=120.0, memory_mb=4096, output_kb=FLOOD_BYTES // 1024)
 """The most that a client may ask for, field by field, unless the command line says otherwise."""
 BODY_LIMIT_S = 30.0
 """For all of a request's body: it is read in a slot, which a client that sends a byte now and then must not keep."""
@@ -89,7 +89,9 @@ class Handler(BaseHTTPRequestHandler):
         # A page in a browser of this machine can reach it too, under a name of the page's own or with a request of another site.
         name = host_name(self.headers.get_all("Host", []))
         if name not in self.server.names and name != self.connection.getsockname()[0]:
-            return 421, {"error": f"Host: {name[:100]!r} is no name of this server; if it is, start it with --name {name[:100]}"}
+            return 421, {
+                "error": f"Host: {name[:100]!r} is no name of this server; if it is, start it with --name {name[:100]}"
+            }
         if "Origin" in self.headers:
             return 403, {"error": "Origin: requests of web pages are not answered"}
         if not self.path.startswith("/") or not self.path.rstrip("/").endswith("/run"):
@@ -107,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
             if left <= 0:
                 raise TimeoutError(f"the body did not come within {BODY_LIMIT_S:g} s")
             self.connection.settimeout(left)
-            piece = self.rfile.read1(min(size - len(body), 1 << 16))  # type: ignore[attr-defined]
+            piece = self.rfile.read1(min(size - len(body), 1 << 16))
             if not piece:
                 raise ConnectionAbortedError("hung up")
             body += piece
@@ -117,7 +119,9 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, status: int, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode()
         if len(body) > MAX_BODY_BYTES:  # what a program has returned can be longer when it is written again
-            body = json.dumps({**document, "end": "output", "detail": "an answer too large to be sent", **no_values(document)}).encode()
+            body = json.dumps(
+                {**document, "end": "output", "detail": "an answer too large to be sent", **no_values(document)}
+            ).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -189,10 +193,14 @@ def main(words: Sequence[str] | None = None) -> None:
     for field in dataclasses.fields(Limits):
         if field.name != "cpu_s":  # the clock on the wall is the longest that one core can work
             option, default = f"--max-{field.name.replace('_', '-')}", getattr(CEILING, field.name)
-            parser.add_argument(option, type=type(default), default=default, help=f"the most that a client may ask for: {default:g}")
+            parser.add_argument(
+                option, type=type(default), default=default, help=f"the most that a client may ask for: {default:g}"
+            )
     options = parser.parse_args(words)
     try:
-        ceiling = {field.name: getattr(options, f"max_{field.name}", options.max_wall_s) for field in dataclasses.fields(Limits)}
+        ceiling = {
+            field.name: getattr(options, f"max_{field.name}", options.max_wall_s) for field in dataclasses.fields(Limits)
+        }
         tier, server = find_tier(), Server((options.host, options.port), options.runs, Limits(**ceiling), options.name)
     except (ValueError, OSError, JailUnavailable) as problem:
         parser.error(str(problem))
