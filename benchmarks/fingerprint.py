@@ -245,13 +245,15 @@ def hash_weights(folder: Path) -> str:
 
 
 def hash_rollouts(folder: Path) -> dict[str, str]:
-    """One hash per column, over all steps."""
+    """One hash per column, over all steps. What was extracted has the name that it has in the oldest files."""
     import pyarrow.parquet as pq
 
     digests: dict[str, Any] = {}
     for file in sorted(folder.glob("*.parquet")):
-        for name, values in pq.read_table(file).to_pydict().items():
-            digests.setdefault(name, hashlib.sha256()).update(json.dumps(values).encode())
+        columns = pq.read_table(file).to_pydict()
+        called = {"extracted": "answer", "answer": "row/answer"} if "extracted" in columns else {}
+        for name, values in columns.items():
+            digests.setdefault(called.get(name, name), hashlib.sha256()).update(json.dumps(values).encode())
     return {name: digest.hexdigest() for name, digest in digests.items()}
 
 

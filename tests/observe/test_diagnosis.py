@@ -243,6 +243,15 @@ def test_one_bad_step_is_not_a_pattern():
     assert keys(healthy(2, **{"reward/success": 0.0, "advantage/useful_groups": 0.0, "optim/grad_norm": 0.0})) == {}
 
 
+def test_the_first_step_says_nothing_about_where_the_time_goes():
+    """It imports what writes the files, and in short steps that is most of the time: here 100 s of a step of 110."""
+    begins = {"time/observe": lambda s: 100.0 if s == 1 else 0.1, "time/step": lambda s: 110.0 if s == 1 else 10.0}
+    for steps in (5, 10, 20):
+        assert keys(healthy(steps, **begins)) == {}
+    always = healthy(6, **{"time/observe": 100.0, "time/step": 110.0})
+    assert "slow_observe" in keys(always)
+
+
 def test_the_worst_comes_first_and_dicts_serve_as_recipes():
     rows = healthy(**{"loss/policy": 0.0, "rollout/truncated": 0.97, "loss/clip_high": 0.4})
     assert [f.level for f in diagnose(rows, RECIPE.model_dump())] == ["alarm", "warning", "info"]

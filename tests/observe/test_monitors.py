@@ -201,7 +201,7 @@ def test_plain_output_is_one_line_per_interval(tmp_path):
         monitor.on_metrics(row(step))
     lines = out.getvalue().splitlines()
     assert [int(line.split()[1].split("/")[0]) for line in lines] == [1, 9, 17, 25, 33]
-    assert lines[0] == "training 1/100 · reward 0.400 · success 38 % · 3.2k tok/s · 3 min left"
+    assert lines[0] == "training 1/100 · reward 0.400 · success 38 % · 3 min left · 3.2k tok/s"
     monitor.on_finish(SUMMARY)  # the last state is not lost
     assert "training 40/100" in out.getvalue()
     assert "\x1b" not in out.getvalue()
@@ -218,9 +218,9 @@ def test_missing_scores_are_on_the_line_and_only_then(tmp_path):
     monitor.on_metrics(nothing)
     lines = [line for line in out.getvalue().splitlines() if line.startswith("training")]
     assert lines == [
-        "training 1/1 · reward 0.400 · success 38 % · 3.2k tok/s · 0 s left",
-        "training 1/1 · reward 0.400 · success 38 % · unscored 12 of 48 · 3.2k tok/s · 0 s left",
-        "training 1/1 · unscored 32 of 32 · 0 s left",
+        "training 1/1 · reward 0.400 · success 38 % · 3.2k tok/s",
+        "training 1/1 · reward 0.400 · success 38 % · unscored 12 of 48 · 3.2k tok/s",
+        "training 1/1 · unscored 32 of 32",
     ]
     assert "alarm, step 1: 32 of 32 completions" not in out.getvalue()  # the steps before had scores
 
@@ -244,7 +244,7 @@ def test_a_live_line_shows_how_far_scoring_is(tmp_path):
         clock.now += 1.0
         monitor.on_scoring("code_tests", done, 64)
     assert monitor.progress is not None
-    assert monitor.progress.tasks[0].fields["facts"].endswith("3 min left · scoring code_tests 4/64")
+    assert monitor.progress.tasks[0].fields["facts"].startswith("scoring code_tests 4/64 · reward 0.400")
     monitor.close()
 
 
@@ -296,7 +296,7 @@ def test_the_end_says_where_the_time_went(tmp_path):
         }
         monitor.on_metrics(row(step, **{f"time/{stage}": value for stage, value in seconds.items()} | {"time/step": 2.0}))
     monitor.on_finish(SUMMARY)
-    line = "time     of training steps: rollout 50 % · reward 25 % · update 20 % · optimizer 2.5 % · prepare 1.0 % · the rest 1.5 %"
+    line = "time     rollout 50 % · reward 25 % · update 20 % · optimizer 2.5 % · the rest 2.5 %"
     assert line in out.getvalue().splitlines()
 
 
@@ -325,8 +325,9 @@ def test_names_are_text_not_markup(tmp_path):
 
 def test_small_words():
     assert [duration(s) for s in (12, 600, 11_100)] == ["12 s", "10 min", "3 h 05 min"]
-    assert with_interval({"value": None, "reason": "none"}) == "–"
-    assert with_interval({"value": 0.5}) == "50.0 %"
+    assert with_interval("pass@1", {"value": None, "reason": "none"}) == "–"
+    assert with_interval("pass@1", {"value": 0.5}) == "50.0 %"
+    assert with_interval("reward", {"value": -1.5, "low": -2, "high": -1}) == "-1.500 [-2.000, -1.000]"
     assert before_after_table({}) is None
 
 

@@ -257,6 +257,7 @@ def test_where_the_time_went_is_one_line_without_the_first_step():
     seconds = {"rollout": 50.0, "update": 30.0, "reward": 10.0, "optimizer": 5.0, "pack": 3.0, "observe": 2.0}
     row = {f"time/{stage}": value for stage, value in seconds.items()} | {"time/step": 100.0}
     slow = {"time/rollout": 9000.0, "time/step": 9000.0}
-    line = "rollout 50 % · update 30 % · reward 10 % · optimizer 5.0 % · pack 3.0 % · the rest 2.0 %"
+    line = "rollout 50 % · update 30 % · reward 10 % · optimizer 5.0 % · the rest 5.0 %"
     assert where_time_went([slow, row, row, row]) == line
+    assert where_time_went([slow, row]) == line  # in a run of two steps too
     assert where_time_went([]) == ""

@@ -818,12 +818,12 @@ def test_a_run_that_is_hacked_raises_the_alarm_and_names_rollouts_that_exist(hac
         assert f"rollouts/step-{row['step']:06d}.parquet" in " ".join(found.evidence)
         for number in shown["rows"]:
             assert rollouts[number]["success"] is True
-            assert rollouts[number]["answer"] == "7"
+            assert rollouts[number]["extracted"] == "7"
         assert rollouts[shown["row"]]["completion"].replace("\n", "\\n") == shown["completion"]
         assert rollouts[shown["row"]]["prompt"] == shown["prompt"]
         passed = [one for one in rollouts if one["success"]]
         golds = [sum(map(int, one["prompt"].rstrip("=").split("+"))) for one in passed]
-        unearned = sum(one["answer"] == "7" and gold != 7 for one, gold in zip(passed, golds, strict=True))
+        unearned = sum(one["extracted"] == "7" and gold != 7 for one, gold in zip(passed, golds, strict=True))
         assert row["rollout/shared_rewarded"] == pytest.approx(unearned / len(passed))
     right = [len(one["completion_ids"]) for one in rollouts if one["success"]]
     assert rows[-1]["rollout/length_right"] == pytest.approx(sum(right) / len(right))

@@ -225,7 +225,7 @@ def stage_times(rows: Sequence[Row]) -> list[StageTime]:
 
 def warm(rows: Sequence[Row]) -> Sequence[Row]:
     """Without the first step of a run, which imports, compiles and captures: it says nothing about the others."""
-    return rows[1:] if len(rows) > 3 else rows
+    return rows[1:] if len(rows) > 1 else rows
 
 
 def seconds_of(row: Row, stage: str) -> float | None:
@@ -235,7 +235,7 @@ def seconds_of(row: Row, stage: str) -> float | None:
     return max(0.0, float(value))
 
 
-def where_time_went(rows: Sequence[Row], most: int = 5) -> str:
+def where_time_went(rows: Sequence[Row], most: int = 4) -> str:
     """One line, the largest first: "rollout 52 % · update 34 % · reward 9.1 % · the rest 4.9 %"."""
     times = sorted(stage_times(warm(rows)), key=lambda time: -time.share)
     named = [f"{time.stage.name} {percent(time.share)}" for time in times[:most]]

@@ -13,7 +13,6 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +22,7 @@ from cohort.algorithms.registry import BadChoice
 from cohort.base.interrupts import deferred
 from cohort.errors import CohortError, RunError
 from cohort.observe.monitors.jsonl import read_rows
+from cohort.observe.rollouts import write_rollouts
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.recipe.materials import PYTHON_ROWS, Materials
@@ -203,6 +203,7 @@ class RunFolder:
         return read_rows(self.metrics_file)
 
     def rollouts_file(self, step: int) -> Path:
+        """Every completion of the step; see observe/rollouts.py."""
         return self.rollouts / f"step-{step:06d}.parquet"
 
     def evaluations(self) -> list[dict[str, Any]]:
@@ -241,43 +242,7 @@ class RunFolder:
         )
 
     def write_rollouts(self, step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[float]) -> None:
-        """Every completion with its reward parts, verdict, advantage, ids and log-probs, as one parquet file per step."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        parts = sorted({name for rollout in rollouts for name in rollout.outcome.parts})
-        outcomes = [rollout.outcome for rollout in rollouts]
-        completions = [rollout.completion for rollout in rollouts]
-        columns: dict[str, Any] = {
-            "step": [step] * len(rollouts),
-            "group": [rollout.group for rollout in rollouts],
-            "sample": [rollout.sample for rollout in rollouts],
-            "policy_version": [rollout.policy_version for rollout in rollouts],
-            "prompt_index": [rollout.prompt.index for rollout in rollouts],
-            "prompt": [as_text(rollout.prompt.content) for rollout in rollouts],
-            "completion": [completion.text for completion in completions],
-            "end": [completion.end for completion in completions],
-            "reward": pa.array([outcome.reward for outcome in outcomes], pa.float64()),
-            "success": pa.array([outcome.success for outcome in outcomes], pa.bool_()),
-            "answer": pa.array([outcome.answer for outcome in outcomes], pa.string()),
-            "advantage": list(advantages_N),
-            "faults": pa.array([list(outcome.faults) for outcome in outcomes], pa.list_(pa.string())),
-            "steps": [json.dumps(outcome.steps) for outcome in outcomes],
-            "extras": [json.dumps(dict(outcome.extras), default=str) for outcome in outcomes],
-            "prompt_ids": lists_of([rollout.prompt.token_ids for rollout in rollouts], "int32"),
-            "completion_ids": lists_of([completion.token_ids for completion in completions], "int32"),
-            "sampling_logprobs": lists_of([completion.sampling_logprobs for completion in completions], "float32"),
-        }
-        for name in parts:
-            columns[f"reward/{name}"] = pa.array([outcome.parts.get(name) for outcome in outcomes], pa.float64())
-        # Hardly two log-probs are alike: a dictionary of them makes the file larger and takes most of the writing.
-        with_dictionary = [path for name in columns if name != "sampling_logprobs" for path in (name, f"{name}.list.element")]
-        table = pa.table(columns)
-        self.rollouts.mkdir(exist_ok=True)
-        with deferred():
-            target = self.rollouts_file(step)
-            pq.write_table(table, target.with_suffix(".tmp"), use_dictionary=with_dictionary)
-            target.with_suffix(".tmp").replace(target)
+        write_rollouts(self.rollouts_file(step), step, rollouts, advantages_N)
 
 
 def as_run(path: Path) -> RunFolder | None:
@@ -294,16 +259,6 @@ def known_functions(root: Path, recipe: Mapping[str, Any]) -> tuple[Own, str]:
         return {}, ""
     except RunError as problem:
         return {}, str(problem)
-
-
-def lists_of(rows: Sequence[Sequence[float]], dtype: str) -> Any:
-    """A parquet column with one list of numbers per row, made from one flat vector instead of an object per number."""
-    import numpy as np
-    import pyarrow as pa
-
-    ends = np.cumsum([0, *map(len, rows)])
-    values = np.fromiter(chain.from_iterable(rows), dtype, int(ends[-1]))
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(values))
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
@@ -343,7 +298,3 @@ def default_name(recipe: Recipe) -> str:
     subject = recipe.prompts.source if recipe.model.source == "scratch" else recipe.model.source
     word = re.sub(r"[^A-Za-z0-9_.-]+", "-", subject.rsplit(":", 1)[-1].rstrip("/").rsplit("/", 1)[-1]).strip("-.")
     return f"{word or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-
-
-def as_text(content: Any) -> str:
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)

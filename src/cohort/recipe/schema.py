@@ -273,6 +273,11 @@ class MonitorsConfig(Section):
         "a run starts and never when a recipe is read.",
     )
     rollouts_every: int = Field(1, ge=0, description="Keep every completion of every N-th step as parquet; 0 keeps none.")
+    show_every: int = Field(
+        25,
+        ge=0,
+        description="Show a group on the console (prompt, best and worst completion, reward parts) at step 1 and every N steps; 0 shows none.",
+    )
     kl: bool = Field(
         False,
         description="Measure the KL to the reference also where algorithm.kl_coef is 0, on the completions that are trained on. It "

@@ -15,6 +15,7 @@ from cohort.evaluation.evaluate import Evaluation, evaluate
 from cohort.model.critic import NoCritic
 from cohort.observe.diagnosis import signs
 from cohort.observe.perf import Costs, speed_metrics, time_metrics
+from cohort.observe.rollouts import rows_of
 from cohort.recipe.schema import Recipe
 from cohort.training import checkpoint
 from cohort.training.kl_control import move_coefficient
@@ -76,6 +77,9 @@ def observe_step(parts: TrainingParts, state: TrainState, watch: Stopwatch) -> N
         watch.lap("evaluate")
     written = {name: value for name, value in row.items() if not name.startswith("tokens/")}
     parts.monitors.on_metrics(written | measure_step(parts, state, row, watch))
+    shown = recipe.monitors.show_every
+    if shown and (step == 1 or step % shown == 0):
+        parts.monitors.on_rollouts(step, rows_of(step, batch.rollouts, batch.advantages_N))
     watch.lap("observe")
 
 

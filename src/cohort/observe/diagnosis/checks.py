@@ -22,7 +22,7 @@ from cohort.observe.diagnosis.hacking import HACKING_CHECKS
 from cohort.observe.diagnosis.history import PATIENCE, WINDOW, Finding, History, Row, percent
 from cohort.observe.diagnosis.methods import METHOD_CHECKS
 from cohort.observe.diagnosis.scores import SCORE_CHECKS, compares_in_groups, drawn, scores_are_missing, unscored_in
-from cohort.observe.perf import StageTime, stage_times
+from cohort.observe.perf import StageTime, stage_times, warm
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Signal: rewards and groups
@@ -318,7 +318,7 @@ def weights_still(history: History) -> Finding | None:
 
 
 def slow_stage(history: History) -> Finding | None:
-    rows = history.rows[-2 * WINDOW :]
+    rows = warm(history.rows)[-2 * WINDOW :]
     times = stage_times(rows)
     whole = sum(history.values("time/step", rows))
     excess = [time for time in times if time.share > time.stage.normal]

@@ -60,6 +60,12 @@ class Monitor:
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         """One step of training is complete: {"step": 12, "reward/mean": 0.41, ...}."""
 
+    def on_rollouts(self, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
+        """What the policy wrote in a step, after its metrics: a row per completion, as the files of rollouts/ have them, without tokens.
+
+        Called at step 1 and every `monitors.show_every` steps. {"prompt": ..., "completion": ..., "reward": 1.0, "gold": "46", ...}
+        """
+
     def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         """An evaluation is complete: `Evaluation.to_json()`, with its label set."""
 
@@ -99,6 +105,13 @@ def not_installed(module: str, package: str) -> str:
     return ""
 
 
+def copied(value: Any) -> Any:
+    """A monitor that takes from its rows what it does not want takes it from nobody else."""
+    if isinstance(value, list):
+        return [copied(one) for one in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
 class Monitors(Monitor):
     """Passes every call to every monitor that has the method. An exception of one is reported once and never reaches the caller."""
 
@@ -119,6 +132,9 @@ class Monitors(Monitor):
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         self.tell("on_metrics", row)
 
+    def on_rollouts(self, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
+        self.tell("on_rollouts", step, rollouts)
+
     def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         self.tell("on_evaluation", evaluation)
 
@@ -135,8 +151,7 @@ class Monitors(Monitor):
         for monitor in self.monitors:
             try:
                 if call := getattr(monitor, method, None):
-                    # A copy: a monitor that takes from its row what it does not want takes it from nobody else.
-                    call(*(dict(value) if isinstance(value, Mapping) else value for value in arguments))
+                    call(*map(copied, arguments))
             except Exception as problem:
                 self.note(monitor, method, problem)
 

@@ -1,7 +1,8 @@
-"""The terminal: one live line per stage, findings in words once each, a before/after table at the end.
+"""The terminal: one live line per stage, a group of completions now and then, findings in words, a before/after table at the end.
 
 Where the output is not a terminal (a log file, CI), the same facts are printed as plain lines at an interval: no control
-characters, no bars, every line understandable on its own.
+characters, no bars, every line understandable on its own. A line takes 100 columns at most: of the live line the least of the facts
+are left out, sentences are wrapped, and the table drops its intervals.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -20,8 +22,10 @@ from cohort.base.text import printable
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.diagnosis.history import Finding, History
 from cohort.observe.diagnosis.scores import drawn
+from cohort.observe.look import best_and_worst, print_group, telling_group
 from cohort.observe.monitors.base import Monitor, Watched
 from cohort.observe.monitors.jsonl import read_rows
+from cohort.observe.monitors.width import WIDEST, line_width, make_console, print_wrapped
 from cohort.observe.perf import where_time_went
 from cohort.observe.run_folder import known_functions
 
@@ -29,10 +33,10 @@ INTERVAL_S = 15.0
 """Seconds between two plain lines."""
 SCORING_INTERVAL_S = 0.5
 """Seconds between two updates of the live line while rewards are computed."""
-WIDE_TERMINAL = 130
 PACE_WINDOW = 10
 """Steps that the time left is estimated from: recent ones, since completions change length."""
 STYLES = {"info": "cyan", "warning": "yellow", "alarm": "bold red"}
+REWARD = "reward"
 STAGE_LABELS = {"before": "baseline", "during": "evaluation", "after": "final"}
 
 
@@ -56,13 +60,13 @@ class ConsoleMonitor(Monitor):
         self.own, _ = known_functions(self.folder, recipe)
         self.rows = list(rows)
         self.evaluations: list[Mapping[str, Any]] = []
-        self.console = console or Console(highlight=False)
+        self.console = console or make_console()
         self.interval_s, self.clock = interval_s, clock
         self.shown: set[str] = set()
         self.stage, self.total = "", 0
         self.last_line = float("-inf")
         self.pending = ""
-        self.facts = ""
+        self.facts: Sequence[str] = ()
         self.scoring: dict[str, tuple[int, int, float]] = {}
         self.last_scoring = float("-inf")
         self.progress: Progress | None = None
@@ -75,24 +79,19 @@ class ConsoleMonitor(Monitor):
         self.stage, self.total, self.last_line = stage, total, float("-inf")
         if not self.console.is_terminal:
             return
-        # On a narrow terminal the bar goes first, and facts wrap: a number cut off is worse than a second line.
-        bar = (BarColumn(bar_width=16),) if self.console.width >= WIDE_TERMINAL else ()
         columns = (
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}", style="bold", table_column=Column(no_wrap=True, min_width=len(stage))),
-            *(
-                (*bar, MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=2 * len(str(total)) + 1)))
-                if total
-                else ()
-            ),
-            TextColumn("{task.fields[facts]}", table_column=Column(ratio=1, overflow="fold")),
+            *((MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=2 * len(str(total)) + 1)),) if total else ()),
+            TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True)),
         )
-        self.progress = Progress(*columns, console=self.console, refresh_per_second=4, expand=True)
+        # Of a stage without a number only what it found is worth a line once it is over.
+        self.progress = Progress(*columns, console=self.console, refresh_per_second=4, transient=not total)
         self.task = self.progress.add_task(stage, total=total or None, completed=done, facts="")
         self.progress.start()
 
     def on_progress(self, done: int, values: Mapping[str, float]) -> None:
-        self.show(done, " · ".join(f"{name} {percent(v) if name == 'success' else f'{v:.3g}'}" for name, v in values.items()))
+        self.show(done, [f"{name} {percent(v) if name == 'success' else f'{v:.3g}'}" for name, v in values.items()])
 
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         self.rows.append(row)
@@ -118,23 +117,33 @@ class ConsoleMonitor(Monitor):
         self.last_scoring = now
         line = "scoring " + ", ".join(f"{name} {judged}/{of}" for name, (judged, of, _) in list(self.scoring.items()))
         if self.progress is not None and self.task is not None:
-            self.progress.update(self.task, facts=" · ".join(filter(None, (self.facts, line))))
+            self.progress.update(self.task, facts=self.fitted([line, *self.facts]))
         else:
             self.print_line(" · ".join(filter(None, (self.stage, line))))
             self.last_line = now
 
-    def show(self, done: int, facts: str) -> None:
+    def show(self, done: int, facts: Sequence[str]) -> None:
         self.facts = facts
         if self.progress is not None and self.task is not None:
-            self.progress.update(self.task, completed=done, facts=facts)
+            self.progress.update(self.task, completed=done, facts=self.fitted(facts))
             return
-        count = f" {done}/{self.total}" if self.total else f" {done}"
-        line = f"{self.stage}{count} · {facts}" if facts else f"{self.stage}{count}"
+        line = f"{self.stage} {done}/{self.total}" if self.total else f"{self.stage} {done}"
+        line = " · ".join(filter(None, [line, self.fitted(facts)]))
         if self.clock() - self.last_line >= self.interval_s or done == self.total:
             self.print_line(line)
             self.last_line, self.pending = self.clock(), ""
         else:
             self.pending = line
+
+    def fitted(self, facts: Sequence[str]) -> str:
+        """As many of the facts, the weightiest first, as there is room for beside the stage and its count."""
+        room = line_width(self.console) - len(f"⠋ {self.stage} {self.total}/{self.total} · ")
+        kept: list[str] = []
+        for fact in facts:
+            if cell_len(" · ".join([*kept, fact])) > room:
+                break
+            kept.append(fact)
+        return " · ".join(kept)
 
     def seconds_left(self, step: int) -> float | None:
         recent = [row["time/step"] for row in self.rows[-PACE_WINDOW:] if isinstance(row.get("time/step"), int | float)]
@@ -154,10 +163,17 @@ class ConsoleMonitor(Monitor):
     def on_message(self, text: str) -> None:
         self.print_line(text)
 
+    def on_rollouts(self, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
+        if group := telling_group(rollouts):
+            print_group(self.console, group, best_and_worst(group))
+
     def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         self.evaluations.append(evaluation)
         for name, numbers in evaluation["sets"].items():
-            facts = [f"{what} {with_interval(numbers[what])}" for what in headline(numbers)]
+            # pass@1 with its interval; those of the others are in the table at the end.
+            facts = [
+                f"{what} {(with_interval if what == 'pass@1' else value_of)(what, numbers[what])}" for what in headline(numbers)
+            ]
             label = STAGE_LABELS.get(evaluation.get("label", ""), "evaluation")
             problems = f" ({numbers['problems']:.0f} problems)" if "problems" in numbers else ""
             self.print_line(f"{label}, {name}{problems}: {' · '.join(facts)}")
@@ -171,13 +187,11 @@ class ConsoleMonitor(Monitor):
     def print_finding(self, finding: Finding) -> None:
         step = self.rows[-1].get("step") if self.rows else None
         mark = finding.level if step is None else f"{finding.level}, step {step}"
-        self.console.print(
-            Text.assemble((f"{mark}: ", STYLES[finding.level]), finding.text), soft_wrap=not self.console.is_terminal
-        )
+        print_wrapped(self.console, Text.assemble((f"{mark}: ", STYLES[finding.level]), printable(finding.text)))
 
     def print_line(self, text: str) -> None:
         """Text, not markup: names of sets and files may hold brackets, and a message may quote what a model wrote."""
-        self.console.print(Text(printable(text)), soft_wrap=not self.console.is_terminal)
+        print_wrapped(self.console, Text(printable(text)))
 
     # The end -----------------------------------------------------------------------------------------------------
 
@@ -187,9 +201,8 @@ class ConsoleMonitor(Monitor):
         took = f" in {duration(seconds)}" if isinstance(seconds, int | float) else ""
         self.print_line(f"{summary.get('status', 'finished')} after {steps} steps{took}")
         if went := where_time_went(self.rows):
-            self.print_line(f"time     of training steps: {went}")
-        table = before_after_table(summary.get("eval") or {})
-        if table is not None:
+            self.print_line(f"time     {went}")
+        if table := before_after_table(summary.get("eval") or {}, line_width(self.console)):
             self.console.print(table)
         if summary.get("status") == "interrupted":
             self.print_line(f"resume   {summary.get('resume') or f'cohort resume {self.folder}'}")
@@ -204,25 +217,31 @@ Writer = tuple[str, str, Callable[[float], str]]
 """(label, metric, how its value is written)."""
 
 
-def training_facts(row: Mapping[str, Any], left: float | None, group_size: int | None = None) -> str:
-    """The numbers worth a glance, those that exist, in data-flow order. Missing scores are mentioned where there are any."""
+def training_facts(row: Mapping[str, Any], left: float | None, group_size: int | None = None) -> list[str]:
+    """The numbers worth a glance, those that exist, the weightiest first. Missing scores are mentioned where there are any."""
     missing: Writer = ("unscored", "reward/unscored", lambda v: f"{v:.0f} of {drawn(row, group_size):.0f}")
     unscored = (missing,) if row.get("reward/unscored") else ()
-    writers: tuple[Writer, ...] = (
+    weighty: tuple[Writer, ...] = (
         ("reward", "reward/mean", lambda v: f"{v:.3f}"),
         ("success", "reward/success", percent),
         *unscored,
         ("useful", "advantage/useful_groups", percent),
         ("preferred", "loss/preferred", percent),
         ("length", "rollout/length_mean", lambda v: f"{v:.0f}"),
+    )
+    more: tuple[Writer, ...] = (
         ("KL", "loss/kl_per_completion", lambda v: f"{v:.2f}"),
         ("entropy", "loss/entropy", lambda v: f"{v:.2f}"),
         ("", "perf/tokens_per_second", lambda v: f"{compact(v)} tok/s"),
     )
     if "reward/mean" not in row and not unscored:  # nothing is sampled, so the loss is what there is to watch
-        writers = (("loss", "loss/total", lambda v: f"{v:.3f}"), *writers)
-    facts = [f"{label} {write(row[name])}".strip() for label, name, write in writers if isinstance(row.get(name), int | float)]
-    return " · ".join(facts + ([f"{duration(left)} left"] if left is not None else []))
+        weighty = (("loss", "loss/total", lambda v: f"{v:.3f}"), *weighty)
+    remaining = [f"{duration(left)} left"] if left else []
+    return [*written(row, weighty), *remaining, *written(row, more)]
+
+
+def written(row: Mapping[str, Any], writers: Sequence[Writer]) -> list[str]:
+    return [f"{label} {write(row[name])}".strip() for label, name, write in writers if isinstance(row.get(name), int | float)]
 
 
 def headline(numbers: Mapping[str, Any]) -> list[str]:
@@ -236,30 +255,60 @@ def headline(numbers: Mapping[str, Any]) -> list[str]:
     return [name for name in names if isinstance(numbers.get(name), Mapping) and numbers[name].get("value") is not None]
 
 
-def before_after_table(evaluated: Mapping[str, Any]) -> Table | None:
-    """Per set: before, after. None when there was no evaluation."""
+def before_after_table(evaluated: Mapping[str, Any], width: int = WIDEST) -> Table | None:
+    """Per set: before, after, also of the reward. What does not fit loses its intervals. None when there was no evaluation."""
     sets = evaluated.get("sets") or {"": {side: evaluated[side] for side in ("before", "after") if evaluated.get(side)}}
+    heads = ("set", "", "before", "after", "change")
+    rows = table_rows(sets, with_interval)
+    if table_width([heads, *rows]) > width:
+        rows = table_rows(sets, value_of)
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for column in ("set", "", "before", "after", "change"):
-        table.add_column(column, justify="right" if column in ("before", "after", "change") else "left")
+    for head in heads:
+        right, narrow = head in heads[2:], head == "set" and table_width([heads, *rows]) > width
+        table.add_column(head, justify="right" if right else "left", no_wrap=True, min_width=None if narrow else len(head))
+    table.width = width if table_width([heads, *rows]) > width else None
+    for name, *cells in rows:
+        table.add_row(Text(printable(name)), *cells)
+    return table if rows else None
+
+
+def table_rows(sets: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
     for name, sides in sets.items():
         before, after = sides.get("before") or {}, sides.get("after") or {}
-        for what in dict.fromkeys(headline(before) + headline(after)):
+        for what in dict.fromkeys([*headline(before), *headline(after), REWARD]):
             a, b = before.get(what) or {}, after.get(what) or {}
-            both = a.get("value") is not None and b.get("value") is not None
-            change = f"{100 * (b['value'] - a['value']):+.1f}" if both else ""
-            table.add_row(Text(name), what, with_interval(a), with_interval(b), change)
-    return table if table.row_count else None
+            if a.get("value") is not None or b.get("value") is not None:
+                rows.append((name, what, write(what, a), write(what, b), change_of(what, a, b)))
+    return rows
 
 
-def with_interval(number: Mapping[str, Any]) -> str:
-    """ "54.1 % [51.0, 57.2]"; a dash where there is no value."""
+def table_width(rows: Sequence[Sequence[str]]) -> int:
+    columns = zip(*rows, strict=True)
+    return sum(max(map(cell_len, column)) for column in columns) + 3 * (len(rows[0]) - 1)
+
+
+def change_of(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    if before.get("value") is None or after.get("value") is None:
+        return ""
+    change = after["value"] - before["value"]
+    return f"{change:+.3f}" if what == REWARD else f"{100 * change:+.1f}"
+
+
+def value_of(what: str, number: Mapping[str, Any]) -> str:
+    """ "54.1 %", of a reward "0.541"; a dash where there is no value."""
     if not number or number.get("value") is None:
         return "–"
-    text = f"{100 * number['value']:.1f} %"
-    if number.get("low") is None or number.get("high") is None:
+    return f"{number['value']:.3f}" if what == REWARD else f"{100 * number['value']:.1f} %"
+
+
+def with_interval(what: str, number: Mapping[str, Any]) -> str:
+    """ "54.1 % [51.0, 57.2]"."""
+    text = value_of(what, number)
+    if number.get("value") is None or number.get("low") is None or number.get("high") is None:
         return text
-    return f"{text} [{100 * number['low']:.1f}, {100 * number['high']:.1f}]"
+    bounds = (f"{value:.3f}" if what == REWARD else f"{100 * value:.1f}" for value in (number["low"], number["high"]))
+    return f"{text} [{', '.join(bounds)}]"
 
 
 def percent(share: float) -> str:

@@ -14,6 +14,7 @@ COMMANDS = {
     "doctor": "cohort.tools.commands.doctor",
     "audit": "cohort.tools.commands.audit",
     "bench": "cohort.tools.commands.bench",
+    "look": "cohort.tools.commands.look",
     "report": "cohort.tools.commands.report",
     "recipes": "cohort.tools.commands.recipes",
 }

@@ -1,0 +1,134 @@
+"""Completions for the eye: a group with its best and its worst, or every completion of one; used by the console and `cohort look`.
+
+Text of a model is shown, never obeyed: control characters are written out, and long texts keep their beginning and their end,
+where the answer usually stands. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from cohort.base.text import printable
+from cohort.observe.monitors.width import INDENT, laid_out, line_width, print_wrapped
+from cohort.observe.rollouts import parts_of
+
+Row = Mapping[str, Any]
+
+BRIEF = 320
+"""Characters of a completion that is one of several."""
+MAX_LINES = 8
+"""Lines of it."""
+SHORT_COLUMN = 60
+"""Columns of the row that are shown in place of a gold answer are no longer than this."""
+LABEL = 9
+"""Columns for the names before the texts."""
+
+
+def groups_of(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(int(row["group"]), []).append(row)
+    return groups
+
+
+def telling_group(rows: Sequence[Row]) -> list[Row]:
+    """The first group whose rewards differ, for it is the one that teaches; without any, the first."""
+    groups = list(groups_of(rows).values())
+    return next((group for group in groups if len({row["reward"] for row in group} - {None}) > 1), groups[0] if groups else [])
+
+
+def best_and_worst(group: Sequence[Row]) -> list[tuple[str, Row]]:
+    """Labelled. A group whose rewards are all the same shows one, and another text if there is one."""
+    scored = [row for row in group if row["reward"] is not None]
+    if len({row["reward"] for row in scored}) > 1:
+        return [("best", max(scored, key=lambda row: row["reward"])), ("worst", min(scored, key=lambda row: row["reward"]))]
+    other = next((row for row in group if row["completion"] != group[0]["completion"]), None)
+    return [("one", group[0]), *([("another", other)] if other is not None else [])]
+
+
+def print_group(console: Console, group: Sequence[Row], chosen: Sequence[tuple[str, Row]], most: int = BRIEF) -> None:
+    """A title, what was asked and expected, and the chosen completions of a group. most: characters of a text; 0 is all of it."""
+    first = group[0]
+    print_wrapped(console, Text(title(group), style="bold"))
+    print_entry(console, "prompt", shortened(asked(first["prompt"]), most))
+    for name, value in expected(first):
+        print_entry(console, shortened(name, LABEL - 1), shortened(value, most))
+    for label, row in chosen:
+        print_entry(console, label, facts(row), "bold cyan")
+        print_entry(console, "", shortened(row["completion"], most) or "(nothing)")
+
+
+def print_entry(console: Console, label: str, text: str, style: str = "") -> None:
+    for number, line in enumerate(laid_out(text, line_width(console) - LABEL - INDENT)):
+        before = " " * INDENT + f"{'' if number else label:{LABEL}}"
+        console.print(Text.assemble(before, (line, style)) if line else "", soft_wrap=True)
+
+
+def asked(prompt: str) -> str:
+    """A prompt as a person reads it: of chat messages who says what, instead of JSON."""
+    if not prompt.startswith("[{"):
+        return prompt
+    try:
+        return "\n".join(f"{message['role']}: {message['content']}" for message in json.loads(prompt))
+    except (ValueError, LookupError, TypeError):  # a text that only begins like one
+        return prompt
+
+
+def title(group: Sequence[Row]) -> str:
+    """ "step 12, group 3: 2 of 8 right, mean reward 0.25"."""
+    rewards = [row["reward"] for row in group if row["reward"] is not None]
+    judged = [row["success"] for row in group if row["success"] is not None]
+    facts = [f"{sum(judged)} of {len(group)} right"] if judged else []
+    facts += [f"mean reward {sum(rewards) / len(rewards):.3g}"] if rewards else []
+    facts += [f"{len(group) - len(rewards)} without a score"] if len(rewards) < len(group) else []
+    return f"step {group[0]['step']}, group {group[0]['group']}: {', '.join(facts)}"
+
+
+def expected(row: Row) -> list[tuple[str, str]]:
+    """The gold answer; where the row has none, those of its columns that are short enough to be one."""
+    if row.get("gold") is not None:
+        return [("gold", str(row["gold"]))]
+    names = list(row)
+    start = max((place for place, name in enumerate(names) if name.startswith("reward/")), default=len(names) - 1)
+    found = [(name, str(row[name])) for name in names[start + 1 :] if name != "row" and row[name] is not None]
+    return [(name, value) for name, value in found if len(value) <= SHORT_COLUMN][:3]
+
+
+def facts(row: Row) -> str:
+    """ "reward 1 · math_answer 1 · think_format 0 · extracted 46 · 33 tokens, cut"."""
+    parts = parts_of(row)
+    alone = len(parts) == 1 and next(iter(parts.values())) == row["reward"]
+    words = ["no score" if row["reward"] is None else f"reward {row['reward']:.3g}"]
+    words += [f"{name} {'none' if value is None else f'{value:.3g}'}" for name, value in parts.items() if not alone]
+    if row.get("success") is not None:
+        words.append("right" if row["success"] else "wrong")
+    if row.get("extracted") is not None:
+        words.append(f"extracted {shortened(str(row['extracted']), SHORT_COLUMN)}")
+    if row.get("length") is not None:
+        words.append(f"{row['length']} tokens{', cut' if row['end'] == 'length' else ''}")
+    elif row.get("end") == "length":
+        words.append("cut")
+    words += [f"fault {', '.join(row['faults'])}"] if row.get("faults") else []
+    return printable(" · ".join(words))
+
+
+def shortened(text: str, most: int) -> str:
+    """Fit to be shown, on as many lines as it has; a long text keeps its beginning and its end."""
+    safe = printable(text.replace("\r\n", "\n")).expandtabs(4).strip("\n")
+    if most and len(safe) > most:
+        head, tail = safe[: most * 2 // 3], safe[-(most // 3) :]
+        safe = (
+            f"{head} … {len(safe) - len(head) - len(tail)} characters more … {tail}"
+            if most > SHORT_COLUMN
+            else f"{safe[: most - 1]}…"
+        )
+    lines = safe.split("\n")
+    if most and len(lines) > MAX_LINES:
+        left_out = len(lines) - MAX_LINES
+        lines = [*lines[: MAX_LINES // 2], f"… {left_out} lines more …", *lines[-(MAX_LINES // 2) :]]
+    return "\n".join(lines)

@@ -1,0 +1,124 @@
+"""`cohort look RUN`: completions of a step in the terminal, from the files of rollouts/; the run may still be writing them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from cohort.base.text import printable
+from cohort.errors import CohortError, RunError
+from cohort.observe.look import BRIEF, Row, best_and_worst, groups_of, print_group
+from cohort.observe.monitors.width import make_console
+from cohort.observe.rollouts import kept_steps, read_rollouts
+from cohort.observe.run_folder import RunFolder
+
+GROUPS = 3
+"""Groups that are shown where none is named."""
+WRONG = 8
+"""Wrong completions that are shown where no group is named, of as many groups as there are."""
+
+
+def run_look(root: Path, step: int | None, wrong: bool, group: int | None, full: bool, as_json: bool) -> None:
+    folder, console = RunFolder.open(root), make_console()
+    rows = read_step(folder, step, console)
+    if group is not None:
+        known = groups_of(rows)
+        if group not in known:
+            raise RunError(f"--group {group}: step {rows[0]['step']} has groups {min(known)} to {max(known)}.")
+        rows = known[group]
+    chosen = [row for row in rows if row["success"] is False] if wrong else rows
+    if wrong and not chosen:
+        unjudged = sum(row["success"] is None for row in rows)
+        more = f", and {unjudged} were not judged" if unjudged else ""
+        raise RunError(f"--wrong: none of the {len(rows)} completions of step {rows[0]['step']} was judged wrong{more}.")
+    if as_json:
+        for row in chosen:
+            print(json.dumps(row, default=str))
+        return
+    show(console, rows, chosen if wrong else None, group is not None, 0 if full else BRIEF)
+
+
+def show(console: Console, rows: Sequence[Row], wrong: Sequence[Row] | None, whole: bool, most: int) -> None:
+    """whole: every completion of the one group there is; else the best and worst, or a wrong one, of several."""
+    groups = groups_of(rows)
+    if wrong is not None:
+        picked = groups_of(wrong if whole else spread(wrong, WRONG))
+        for number, members in picked.items():
+            print_group(console, groups[number], [(f"row {row['row']}", row) for row in members], most)
+        left_out = len(wrong) - sum(map(len, picked.values()))
+        more = f", {left_out} of them not shown (--group G shows those of a group)" if left_out else ""
+        console.print(f"{len(wrong)} of {len(rows)} completions of step {rows[0]['step']} are wrong{more}", soft_wrap=True)
+        return
+    shown = list(groups.values()) if whole else list(groups.values())[:GROUPS]
+    for members in shown:
+        labelled = [(f"row {row['row']}", row) for row in members] if whole else best_and_worst(members)
+        print_group(console, members, labelled, most)
+    if len(shown) < len(groups):
+        first, last = min(groups), max(groups)
+        console.print(
+            f"{len(shown)} of {len(groups)} groups; others with --group {first} to {last}, wrong completions with --wrong",
+            soft_wrap=True,
+        )
+
+
+def spread(rows: Sequence[Row], most: int) -> list[Row]:
+    """The first of every group, then the second ones, and so on; in the order of the rows."""
+    turns = [row for members in zip_longest_groups(rows) for row in members]
+    return sorted(turns[:most], key=lambda row: int(row["row"]))
+
+
+def zip_longest_groups(rows: Sequence[Row]) -> list[list[Row]]:
+    groups = list(groups_of(rows).values())
+    return [[group[turn] for group in groups if turn < len(group)] for turn in range(max(map(len, groups), default=0))]
+
+
+def read_step(folder: RunFolder, step: int | None, console: Console) -> list[Row]:
+    """The completions of a step, with the number of their row in the file. A damaged file is said; the one before it may do."""
+    kept = kept_steps(folder.rollouts)
+    if not kept:
+        raise RunError(f"{folder.root}: no completions are kept{why_none(folder)}")
+    if step is not None and step not in kept:
+        near = sorted(kept, key=lambda other: abs(other - step))[:3]
+        raise RunError(
+            f"--step {step}: its completions are not kept{why_not(folder, step, kept)} Kept: {ranges(kept)}; the nearest "
+            f"{'is' if len(near) == 1 else 'are'} {', '.join(map(str, sorted(near)))}."
+        )
+    candidates = [step] if step is not None else kept[::-1]
+    for number in candidates:
+        try:
+            rows = read_rollouts(folder.rollouts_file(number))
+        except RunError as problem:
+            if number == candidates[-1]:
+                raise
+            console.print(printable(f"{problem} Showing the step before."), soft_wrap=True, markup=False)
+            continue
+        if rows:
+            return [{**row, "row": place} for place, row in enumerate(rows)]
+    raise RunError(f"{folder.rollouts}: no completions are in the files; nothing was sampled.")
+
+
+def why_none(folder: RunFolder) -> str:
+    try:
+        every = folder.recipe().monitors.rollouts_every
+    except CohortError:
+        return "."
+    return ": monitors.rollouts_every is 0." if not every else ": no step is finished yet."
+
+
+def why_not(folder: RunFolder, step: int, kept: Sequence[int]) -> str:
+    if step < 1:
+        return ": steps count from 1."
+    if step > kept[-1]:
+        return f": the run has kept {kept[-1]} as its last step so far."
+    try:
+        every = folder.recipe().monitors.rollouts_every
+    except CohortError:
+        return "."
+    return f": monitors.rollouts_every is {every}." if every > 1 else "."
+
+
+def ranges(steps: Sequence[int]) -> str:
+    return str(steps[0]) if len(steps) == 1 else f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
