@@ -157,7 +157,7 @@ def as_model(model: Any, tokenizer: Any, materials: Materials) -> tuple[str, Mat
                 "folder: tokenizer.save_pretrained(folder)."
             )
         return ("" if model is None else os.fspath(model)), materials
-    from cohort.training.run_weights import check_handed_in
+    from cohort.training.handed_in import check_handed_in
 
     check_handed_in(model, tokenizer)
     return PYTHON_MODEL, replace(materials, model=(model, tokenizer))

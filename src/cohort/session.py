@@ -120,6 +120,7 @@ class Session:
     def assemble(self) -> tuple[Parts, TrainState, EncodedData]:
         from cohort.model.optim import MasterWeights
         from cohort.training import build
+        from cohort.training.handed_in import keep_rows
         from cohort.training.parts import Clock, Parts
         from cohort.training.run_weights import settle_models
 
@@ -133,7 +134,7 @@ class Session:
             self.monitors.on_message(f"algorithm {describe(recipe.algorithm, recipe.teacher)}{learned}")
         for warning in recipe_warnings(recipe):
             self.monitors.on_message(f"warning: {warning}")
-        self._keep_python_rows()
+        self.materials = keep_rows(recipe, self.folder, self.materials, self.monitors.on_message)
         data = build.load_data(recipe, self.materials)
         policy = build.load_policy(recipe, data)
         sampling = build.training_sampling(recipe, policy)
@@ -166,26 +167,6 @@ class Session:
             clock=Clock(state.seconds, self.started),
         )
         return parts, state, encoded
-
-    def _keep_python_rows(self) -> None:
-        """Rows handed in from Python are kept in the run folder; a resume takes them from there."""
-        from cohort.data.rows import load_rows
-
-        given, sets = self.materials, self.recipe.evaluation.sets
-        kept = self.folder.kept_rows(self.recipe, given)
-        for name, rows in {"": given.rows, **given.sets}.items():
-            if rows is None:
-                continue
-            if name and name not in sets:
-                raise RunError(f"evaluate_on: the run has no evaluation set {name!r}; it has: {', '.join(sets) or 'none'}.")
-            section, word = (f"evaluation.sets.{name}", "evaluate_on") if name else ("prompts", "prompts")
-            loaded = load_rows(sets[name] if name else self.recipe.prompts, self.recipe.seed, rows, section)
-            if not self.folder.keep_rows(loaded, name):
-                self.monitors.on_message(
-                    f"{word} hold values that JSON would change; a resume will need them again: cohort.resume(run, {word}=rows)."
-                )
-            kept = replace(kept, sets={**kept.sets, name: loaded}) if name else replace(kept, rows=loaded)
-        self.materials = replace(given, rows=kept.rows, sets=kept.sets, model=None)
 
     def _restore_state(self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: Stream) -> TrainState:
         """The state of the newest whole checkpoint, or the beginning."""
@@ -332,6 +313,7 @@ class Session:
 
     def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: str = "") -> RunResult:
         from cohort.evaluation.evaluate import summarize
+        from cohort.observe.card import write_card
         from cohort.observe.report import write_report
         from cohort.training.stages import peak_memory_gib
 
@@ -353,6 +335,8 @@ class Session:
             summary["resume"] = self._how_to_go_on()
         written = self._write_summary(status, **summary)
         try:
+            if status == "finished":
+                write_card(self.folder.root, self.folder.model)
             write_report(self.folder.root)
         except OSError as problem:
             self.monitors.on_message(f"report.html could not be written: {problem}. Later: cohort report {self.folder.root}")

@@ -15,7 +15,8 @@ from cohort.recipe.file import is_section_value, load_recipe, resolve_undotted
 from cohort.recipe.materials import Materials
 from cohort.recipe.schema import EvaluationConfig
 from cohort.tools.evaluate import Problems, evaluate_target, load_problems, refuse_lost_rewards, refuse_missing_model, say
-from cohort.training.run_weights import Target, find_weights, save_handed_in
+from cohort.training.handed_in import save_handed_in
+from cohort.training.run_weights import Target, find_weights
 
 if TYPE_CHECKING:
     from cohort.evaluation.evaluate import Evaluation

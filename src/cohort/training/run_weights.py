@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cohort.base.interrupts import deferred
-from cohort.errors import CheckpointError, ModelError, RunError
+from cohort.errors import CheckpointError, RunError
 from cohort.observe.run_folder import RunFolder, as_run
 from cohort.recipe.file import dump_recipe
 from cohort.recipe.materials import PYTHON_MODEL, Materials
 from cohort.recipe.schema import Recipe
+from cohort.training.handed_in import save_handed_in
 
 if TYPE_CHECKING:
     from cohort.model.policy import Policy
@@ -195,56 +196,3 @@ def settle_models(recipe: Recipe, folder: RunFolder, handed_in: tuple[Any, Any] 
 
 def with_source(recipe: Recipe, section: str, source: str) -> Recipe:
     return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update={"source": source, "revision": ""})})
-
-
-def check_handed_in(model: Any, tokenizer: Any) -> None:
-    """Refuse an object that would not be loaded again as what it is. Nothing is imported that the object has not."""
-    kind = type(model).__name__
-    if any(parent.__module__.startswith("peft.") for parent in type(model).__mro__) or getattr(
-        model, "_hf_peft_config_loaded", False
-    ):
-        raise ModelError(
-            f"model: the {kind} carries PEFT adapters. Give model.merge_and_unload(), or the folder of the base as model= and the "
-            'adapter as **{"model.lora.adapter": folder, "model.lora.rank": r}.'
-        )
-    if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
-        raise ModelError(f"model: give a folder, a hub id, a run folder or a PreTrainedModel of transformers; got a {kind}.")
-    if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
-        raise ModelError(f"model: the {kind} is quantised, and all weights are trained here; load it in bfloat16 or float32.")
-    from transformers import AutoModelForCausalLM
-
-    found: Any = AutoModelForCausalLM._model_mapping.get(type(model.config), ())
-    expected = found if isinstance(found, tuple) else (found,)
-    if type(model) not in expected:
-        instead = f"loads as {expected[0].__name__}" if expected else "is not loaded as a causal language model"
-        raise ModelError(
-            f"model: a run loads its model by its config, and {type(model.config).__name__} {instead}, not as {kind}. Load it with "
-            "AutoModelForCausalLM; a class of your own cannot be trained from an object."
-        )
-    if tokenizer is None and not getattr(model, "name_or_path", ""):
-        raise ModelError(
-            "tokenizer: the model does not say where it was loaded from (name_or_path); give tokenizer= beside it."
-        )
-
-
-def save_handed_in(model: Any, tokenizer: Any, folder: Path) -> None:
-    """The object and its tokenizer as a model folder, from which a run loads a copy of its own."""
-    from cohort.model.policy import hide_progress_bars
-    from cohort.model.tokenizer import load_tokenizer
-
-    hide_progress_bars()
-    if tokenizer is None:
-        try:
-            tokenizer = load_tokenizer(model.name_or_path)
-        except (OSError, ValueError, KeyError) as problem:
-            first_line = str(problem).strip().partition("\n")[0]
-            raise ModelError(
-                f"tokenizer: none is found at {model.name_or_path!r} ({first_line}); give tokenizer= beside the model."
-            ) from problem
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    with deferred():
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.replace(folder)

@@ -9,6 +9,7 @@ COMMANDS = {
     "train": "cohort.tools.commands.train",
     "resume": "cohort.tools.commands.resume",
     "evaluate": "cohort.tools.commands.evaluate",
+    "export": "cohort.tools.commands.export",
     "compare": "cohort.tools.commands.compare",
     "algorithms": "cohort.tools.commands.algorithms",
     "doctor": "cohort.tools.commands.doctor",

@@ -1,0 +1,30 @@
+"""`cohort export`: its words; the work is done in cohort.tools.export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder, finished or not.")],
+    out: Annotated[Path | None, typer.Argument(help="The model folder to write; with --push it may be left out.")] = None,
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            help="final, last, best, start, or a step such as 100. By default final; last where there is no model yet."
+        ),
+    ] = "",
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Of a LoRA run: the adapter alone, and not merged weights.")
+    ] = False,
+    push: Annotated[str, typer.Option(metavar="OWNER/NAME", help="Also upload to this repository of the hub; private.")] = "",
+    public: Annotated[bool, typer.Option("--public", help="With --push: a repository that everybody can read.")] = False,
+) -> None:
+    """Write a run's model, or a checkpoint of it, as a folder that transformers loads."""
+    from cohort.tools.export import run_export
+
+    for line in run_export(run, out, checkpoint, adapter, push, public):
+        typer.echo(line)

@@ -1,0 +1,86 @@
+"""What is handed in from Python, rows and a loaded model, and kept in the run folder: a resume needs nothing else."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cohort.base.interrupts import deferred
+from cohort.data.rows import load_rows
+from cohort.errors import ModelError, RunError
+from cohort.observe.run_folder import RunFolder
+from cohort.recipe.materials import Materials
+from cohort.recipe.schema import Recipe
+
+
+def keep_rows(recipe: Recipe, folder: RunFolder, given: Materials, say: Callable[[str], None]) -> Materials:
+    """The materials with every row loaded: those handed in now, which are kept, and those that were kept before."""
+    sets = recipe.evaluation.sets
+    kept = folder.kept_rows(recipe, given)
+    for name, rows in {"": given.rows, **given.sets}.items():
+        if rows is None:
+            continue
+        if name and name not in sets:
+            raise RunError(f"evaluate_on: the run has no evaluation set {name!r}; it has: {', '.join(sets) or 'none'}.")
+        section, word = (f"evaluation.sets.{name}", "evaluate_on") if name else ("prompts", "prompts")
+        loaded = load_rows(sets[name] if name else recipe.prompts, recipe.seed, rows, section)
+        if not folder.keep_rows(loaded, name):
+            say(f"{word} hold values that JSON would change; a resume will need them again: cohort.resume(run, {word}=rows).")
+        kept = replace(kept, sets={**kept.sets, name: loaded}) if name else replace(kept, rows=loaded)
+    return replace(given, rows=kept.rows, sets=kept.sets, model=None)
+
+
+def check_handed_in(model: Any, tokenizer: Any) -> None:
+    """Refuse an object that would not be loaded again as what it is. Nothing is imported that the object has not."""
+    kind = type(model).__name__
+    if any(parent.__module__.startswith("peft.") for parent in type(model).__mro__) or getattr(
+        model, "_hf_peft_config_loaded", False
+    ):
+        raise ModelError(
+            f"model: the {kind} carries PEFT adapters. Give model.merge_and_unload(), or the folder of the base as model= and the "
+            'adapter as **{"model.lora.adapter": folder, "model.lora.rank": r}.'
+        )
+    if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
+        raise ModelError(f"model: give a folder, a hub id, a run folder or a PreTrainedModel of transformers; got a {kind}.")
+    if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
+        raise ModelError(f"model: the {kind} is quantised, and all weights are trained here; load it in bfloat16 or float32.")
+    from transformers import AutoModelForCausalLM
+
+    found: Any = AutoModelForCausalLM._model_mapping.get(type(model.config), ())
+    expected = found if isinstance(found, tuple) else (found,)
+    if type(model) not in expected:
+        instead = f"loads as {expected[0].__name__}" if expected else "is not loaded as a causal language model"
+        raise ModelError(
+            f"model: a run loads its model by its config, and {type(model.config).__name__} {instead}, not as {kind}. Load it with "
+            "AutoModelForCausalLM; a class of your own cannot be trained from an object."
+        )
+    if tokenizer is None and not getattr(model, "name_or_path", ""):
+        raise ModelError(
+            "tokenizer: the model does not say where it was loaded from (name_or_path); give tokenizer= beside it."
+        )
+
+
+def save_handed_in(model: Any, tokenizer: Any, folder: Path) -> None:
+    """The object and its tokenizer as a model folder, from which a run loads a copy of its own."""
+    from cohort.model.policy import hide_progress_bars
+    from cohort.model.tokenizer import load_tokenizer
+
+    hide_progress_bars()
+    if tokenizer is None:
+        try:
+            tokenizer = load_tokenizer(model.name_or_path)
+        except (OSError, ValueError, KeyError) as problem:
+            first_line = str(problem).strip().partition("\n")[0]
+            raise ModelError(
+                f"tokenizer: none is found at {model.name_or_path!r} ({first_line}); give tokenizer= beside the model."
+            ) from problem
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    with deferred():
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.replace(folder)
