@@ -5,6 +5,8 @@ The rules behind them are in docs/math-rewards.md.
 
 from __future__ import annotations
 
+from math_pairs_written import WRITTEN
+
 RIGHT, WRONG, NONE, UNREAD = "right", "wrong", "no_answer", "unparsed"
 
 
@@ -557,4 +559,5 @@ PAIRS = [
     *WORDS,
     *TEXTS,
     *BY_OTHERS,
+    *WRITTEN,
 ]

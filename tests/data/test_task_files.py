@@ -103,6 +103,7 @@ def test_math():
         ("is \\boxed 5.\nDone", "5"),
         ("is \\boxed 5 as said", "5"),
         ("\\boxed\\frac{1}{2}$", r"\frac{1}{2}"),
+        (r"\boxed{1} and \boxed{2}", "1; 2"),
         # nothing that could be taken
         (r"\boxed{4} and \boxed{5", ""),
         (r"\boxed{}", ""),

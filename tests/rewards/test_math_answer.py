@@ -9,7 +9,7 @@ import pytest
 import cohort.sandbox
 from cohort.rewards import math_answer
 from cohort.rewards.math.answer import Comparer, stopped_midway, unusable
-from cohort.rewards.math.find import find_answer, guess
+from cohort.rewards.math.find import find_answer, gold_text, guess
 from cohort.rewards.text import outside_thinking, visible_text
 from cohort.sandbox import Answer, JailUnavailable, find_tier
 
@@ -195,6 +195,28 @@ def test_a_gold_the_workers_blame_is_blamed_only_if_it_fails_by_itself(pool_of):
     assert Log().of([ROOT], ["3"]) == ([0.0], ["unparsed"])
     assert len(pool.messages) == 1  # our own reader knows 3: nobody is asked
     assert Log().of([ROOT], [r"\sum_{n=1}^{9} n"]) == ([None], ["infrastructure"])
+
+
+def test_a_gold_of_several_boxes_is_a_list_or_refused_and_never_silently_the_last():
+    assert gold_text(r"\boxed{1} and \boxed{2}") == "1; 2"
+    assert gold_text(r"$x = \boxed{1}$, $y = \boxed{2}$") == "x = 1; y = 2"
+    assert gold_text(r"\(\boxed{1}\boxed{2}\)") == "1; 2"
+    assert gold_text(r"\boxed{3} papers and \boxed{4} bins") == "3; 4"
+    assert gold_text(r"so \boxed{840}. Check. **Final answer** \boxed{840}") == "840"
+    assert gold_text(r"so \boxed{\frac{1}{2}}, which is \boxed{0.5}") == "0.5"
+    assert gold_text(r"so \fbox{3}") == "3"
+    gold = r"first \boxed{3}, no, that is wrong: \boxed{4}"
+    with pytest.raises(ValueError, match=r"several boxes that differ \('3', '4'\); keep the final answer alone in the column"):
+        math_answer([r"\boxed{4}"], [gold])
+    assert "several boxes that differ" in unusable(answer=[gold])[0]
+
+
+def test_many_boxes_are_no_way_to_hit_one():
+    """A list of all candidates is right for none of them, however it is joined, and costs no time."""
+    flood = ", ".join(rf"\boxed{{{number}}}" for number in range(5000))
+    assert Log().of([flood, flood.replace(", ", " or ")], ["4999", "4999"]) == ([0.0, 0.0], ["unparsed", "unparsed"])
+    assert find_answer(r"\boxed{3}, \boxed{3}") == "3"
+    assert find_answer(r"\boxed{3} then \boxed{4}") == "4"
 
 
 def test_a_bomb_in_the_gold_scores_nobody():

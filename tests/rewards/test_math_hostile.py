@@ -134,7 +134,8 @@ def test_no_soup_of_tokens_breaks_the_reader():
     pieces = [
         *PIECES, r"\sqrt[3]{", r"\begin{pmatrix}", r"\end{pmatrix}", "&", r"\\", r"\{", r"\}", r"\cup", r"\text{or}", " or ", "\\le", "<",
         r"\overline", "0.", ".", "sin", r"\log_2", "^\\circ", " cm", r"\pm", "|", "[", "]", r"\lfloor", "1,234", "1 234", "e5", ":", "(A)",
-        r"\binom", r"\langle", "½", "²", "\\$", "-", "apples", "million", r"\approx",
+        r"\binom", r"\langle", "½", "²", "\\$", "-", "apples", "million", r"\approx", r"\begin{aligned}", r"\end{aligned}", "&=", "5:00", " pm",
+        "<=", "!=", "x>2 and ", r"\ne", r"\cap", r"\setminus", "...", r"\mathrm{m}", "^{-1}", r"\text{ s}", "f(2)=", "AB=", "; ", "about ", "noon",
     ]  # fmt: skip
     slowest = 0.0
     for _ in range(3000):

@@ -26,6 +26,7 @@ from typing import Any
 
 from cohort.errors import PromptError
 from cohort.recipe.section import nearest
+from cohort.rewards.math.boxes import joined_boxes, together
 
 Row = dict[str, Any]
 
@@ -77,6 +78,7 @@ def math(row: Mapping[str, Any], place: str) -> Row:
 def last_box(solution: str) -> str:
     r"""Content of the last \boxed{...} or \fbox{...}; of "\boxed 5", what comes before its formula ends. "": none, or not closed.
 
+    Boxes that only a comma or "and" joins are one list: \boxed{1} and \boxed{2}.
     Unlike the reader of completions, an unclosed last box is not passed over for an earlier one: in a gold that is a defect.
     """
     boxes = list(BOX.finditer(solution))
@@ -84,7 +86,9 @@ def last_box(solution: str) -> str:
         return ""
     start = boxes[-1].end()
     if solution[start : start + 1] == "{":
-        return braced(solution, start)
+        content = braced(solution, start)
+        joined, _ = joined_boxes(solution, gold=True)
+        return together(joined) if content and len(joined) > 1 and joined[-1].endswith(content) else content
     line = MATH_ENDS.split(solution[start:], maxsplit=1)
     if len(line) == 2 and solution[start + len(line[0])] != "\n":
         return line[0].strip()

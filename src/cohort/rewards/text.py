@@ -7,7 +7,7 @@ from typing import Any
 
 THINK_TAG = re.compile(r"</?think>")
 ANSWER_TAG = re.compile(r"</?answer>")
-BRACES = re.compile(r"\\boxed[ ]?\{|\\[{}\\]|[{}]")
+BRACES = re.compile(r"\\(?:boxed|fbox|framebox(?:\[[^\[\]{}]{0,20}\]){0,2})[ ]?\{|\\[{}\\]|[{}]")
 
 
 def text_of(completion: Any) -> str:
@@ -55,23 +55,32 @@ def around_thinking(text: str) -> tuple[str, str | None]:
     return "".join(kept), None if inside else text[start:]
 
 
-def last_boxed(text: str) -> str | None:
-    r"""Content of the last \boxed{...} whose braces balance. One pass with a stack: unclosed boxes cost nothing extra."""
-    if "\\boxed" not in text:
-        return None
-    open_braces: list[int | None] = []
-    last = (-1, -1)
+def boxes_in(text: str) -> list[tuple[int, int, int]]:
+    r"""Every \\boxed{...} or \\fbox{...} whose braces balance and that holds no other: where it, its content and its end begin.
+
+    One pass with a stack: unclosed boxes cost nothing extra.
+    """
+    if "box" not in text:
+        return []
+    open_braces: list[tuple[int, int] | None] = []
+    found: list[tuple[int, int, int]] = []
     for brace in BRACES.finditer(text):
         token = brace.group()
-        if token.startswith("\\boxed"):
-            open_braces.append(brace.end())
+        if len(token) > 2:
+            open_braces.append((brace.start(), brace.end()))
         elif token == "{":
             open_braces.append(None)
         elif token == "}" and open_braces:
-            start = open_braces.pop()
-            if start is not None and start > last[0]:
-                last = (start, brace.start())
-    return text[last[0] : last[1]] if last[0] >= 0 else None
+            box = open_braces.pop()
+            if box is not None and not (found and found[-1][0] > box[0]):
+                found.append((*box, brace.start()))
+    return found
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last \\boxed{...} whose braces balance."""
+    boxes = boxes_in(text)
+    return text[boxes[-1][1] : boxes[-1][2]] if boxes else None
 
 
 def last_tagged(text: str) -> str | None:

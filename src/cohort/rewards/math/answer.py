@@ -22,11 +22,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from cohort.rewards.math.compare import Quick, leaves, same, value_of
+from cohort.rewards.math.compare import Quick, same
 from cohort.rewards.math.find import PatternTimeout, find_answer, gold_text, guess, plain_gold, shown
-from cohort.rewards.math.shapes import Group, Relation, Shape, Value, plain_words, read
+from cohort.rewards.math.kinds import Group, Relation, Shape, Value
+from cohort.rewards.math.shapes import read
+from cohort.rewards.math.statements import leaves, value_of
 from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
 from cohort.rewards.math.tree import exact
+from cohort.rewards.math.words import plain_words
 from cohort.rewards.text import as_rows, text_of, visible_text
 
 if TYPE_CHECKING:

@@ -7,22 +7,31 @@ open. The rules are written down with examples in docs/math-rewards.md.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
-from cohort.rewards.math.shapes import Group, Relation, Shape, Value, Words, name_of_part
-from cohort.rewards.math.tree import ANGLES, Node, exact, has, symbols
+from cohort.rewards.math.intervals import INEQUALITIES, interval_of, variable_of
+from cohort.rewards.math.kinds import Group, Relation, Shape, Value, Words
+from cohort.rewards.math.statements import (
+    coarse_rounding_of,
+    half_a_place,
+    has_symbols,
+    is_number,
+    is_quantity,
+    name_of_part,
+    quantity_name,
+    rounding_of,
+    shortened,
+    sides,
+    value_of,
+)
+from cohort.rewards.math.times import is_of_time, same_time, time_of
+from cohort.rewards.math.tree import Node, exact, symbols
 
 Verdict = bool | None
-
-INEQUALITIES = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
-"""Each with its mirror image."""
-INFINITY = Value(r"\infty", Node("constant", name="infty"))
-MINUS_INFINITY = Value(r"-\infty", Node("negate", (Node("constant", name="infty"),)))
 
 
 class Judge(Protocol):
@@ -86,6 +95,8 @@ def same(found: Shape, gold: Shape, judge: Judge) -> Verdict:
         )
     if isinstance(found, Relation) or isinstance(gold, Relation):
         return same_relation(found, gold, judge)
+    if (time := time_of(found)) is not None and (wanted := time_of(gold)) is not None:
+        return same_time(time, wanted)
     if isinstance(found, Words) or isinstance(gold, Words):
         return isinstance(found, Words) and isinstance(gold, Words) and bool(gold.text) and found.text == gold.text
     if isinstance(found, Value) and isinstance(gold, Value):
@@ -147,6 +158,10 @@ def same_group(found: Shape, gold: Shape, judge: Judge) -> Verdict:
         if found.kind == ":":
             return same_ratio(found, gold, judge)
         return in_order(found.items, gold.items, judge)
+    if found.kind == "{}" and len(found.items) == 1 and gold.kind != "":
+        return same(found.items[0], gold, judge)
+    if gold.kind == "{}" and len(gold.items) == 1 and found.kind != "":
+        return same(found, gold.items[0], judge)
     kinds = {found.kind, gold.kind}
     if kinds == {"{}", ""}:
         return same_items(found, gold, judge)
@@ -163,6 +178,10 @@ def in_order(found: Sequence[Shape], gold: Sequence[Shape], judge: Judge) -> Ver
 
 def same_items(found: Group, gold: Group, judge: Judge) -> Verdict:
     """The same members in any order. In braces a member written twice counts once; in a bare list it counts twice."""
+    if DOTS in (*found.items, *gold.items):  # what goes on has an order
+        return in_order(found.items, gold.items, judge)
+    if (wanted := named_apart(gold)) and not any(isinstance(item, Relation) for item in found.items):
+        return in_order(found.items, wanted, judge)
     table = [[same(left, right, judge) for right in gold.items] for left in found.items]
     if found.kind == "{}" or gold.kind == "{}":
         columns = list(zip(*table, strict=True)) if table else [()] * len(gold.items)
@@ -171,6 +190,20 @@ def same_items(found: Group, gold: Group, judge: Judge) -> Verdict:
         return False
     certain, possible = paired(table, (True,)), paired(table, (True, None))
     return True if certain else (None if possible else False)
+
+
+DOTS = Words(r"\ldots")
+
+
+def named_apart(gold: Group) -> Sequence[Shape]:
+    """The values of a gold x = 1, y = 2, which "2, 1" does not give; none where the names are the roots x_1, x_2 of one equation."""
+    names = [
+        quantity_name(item.parts[0]) if isinstance(item, Relation) and set(item.ops) == {"="} else None for item in gold.items
+    ]
+    apart = {name.partition("_")[0] if name.startswith("x_") else name for name in names if name is not None}
+    if None in names or len(apart) < len(names):
+        return ()
+    return [item.parts[-1] for item in gold.items if isinstance(item, Relation)]
 
 
 def paired(table: list[list[Verdict]], accepted: tuple[Verdict, ...]) -> bool:
@@ -195,7 +228,8 @@ def tuple_and_list(found: Group, gold: Group, judge: Judge) -> Verdict:
         name_of_part(item.parts[0]) if isinstance(item, Relation) else None for group in (found, gold) for item in group.items
     ]
     if any(names):  # x = 1, y = 2 for (1, 2)
-        return in_order(unnamed(found), unnamed(gold), judge)
+        values, wanted = unnamed(found), unnamed(gold)
+        return in_order(values, wanted, judge) if values else False
     if gold.kind == "()" and len(gold.items) == 2:
         return False
     return in_order(found.items, gold.items, judge)
@@ -203,13 +237,13 @@ def tuple_and_list(found: Group, gold: Group, judge: Judge) -> Verdict:
 
 def unnamed(group: Group) -> Sequence[Shape]:
     """The values of x = 1, y = 2 where the names are in their usual order; else nothing that could match."""
-    names = [name_of_part(item.parts[0]) if isinstance(item, Relation) else None for item in group.items]
-    known = [name for name in names if name is not None]
-    if not known:
+    relations = [item for item in group.items if isinstance(item, Relation)]
+    if not relations:
         return group.items
-    if len(known) < len(names) or known != sorted(set(known)):
+    names = [name_of_part(item.parts[0]) or "" for item in relations if set(item.ops) == {"="}]
+    if len(names) < len(group.items) or not all(names) or names != sorted(set(names)):
         return ()
-    return [item.parts[-1] for item in group.items if isinstance(item, Relation)]
+    return [item.parts[-1] for item in relations]
 
 
 def same_single(found: Shape, gold: Shape, judge: Judge) -> Verdict:
@@ -247,8 +281,10 @@ def same_ratio(found: Group, gold: Group, judge: Judge) -> Verdict:
 
 
 def quotient(top: Shape, bottom: Shape) -> Value | None:
-    """None where there is a unit: 9:30 in the morning is no fraction."""
+    """None where there is a unit, or a part as times have it: 9:30 hours and 9:05 are no fractions."""
     if not isinstance(top, Value) or not isinstance(bottom, Value) or top.unit or bottom.unit:
+        return None
+    if is_of_time(top) or is_of_time(bottom):
         return None
     if top.node is not None and bottom.node is not None and exact(bottom.node) != 0:
         return Value(rf"\frac{{{top.text}}}{{{bottom.text}}}", Node("divide", (top.node, bottom.node)))
@@ -277,6 +313,8 @@ def same_relation(found: Shape, gold: Shape, judge: Judge) -> Verdict:
     if (linked := links_hold(found, judge)) is False:
         return False
     given = interval_of(found) if isinstance(gold, Group) or set(found.ops) - {"=", "in"} else None
+    if given is not None and isinstance(gold, Group) and gold.kind == "":
+        return False  # 1 < x < 2 is no list of two numbers
     given = given or value_of(found, strict=False)
     return False if given is None else all_of([linked, same(given, gold, judge)])
 
@@ -295,34 +333,12 @@ def links_hold(relation: Relation, judge: Judge) -> Verdict:
     return all_of([*verdicts, *(same(left, right, judge) for left, right in pairwise(groups))])
 
 
-def is_number(shape: Shape) -> TypeGuard[Value]:
-    """A number whatever the letters mean: e and i may be names, and angles degrees."""
-    if not isinstance(shape, Value) or shape.node is None or symbols(shape.node):
-        return False
-    return not any(has(shape.node, op) for op in ANGLES) and not has_named(shape.node)
-
-
-def has_named(node: Node) -> bool:
-    return (node.op == "constant" and node.name != "pi") or any(map(has_named, node.args))
-
-
-def half_a_place(shape: Value) -> Fraction:
-    """Half of the last place of a decimal; nothing for a whole number."""
-    decimals = DECIMALS.fullmatch(shape.text)
-    return Fraction(1, 2 * 10 ** min(len(decimals[1]), 50)) if decimals else Fraction(0)
-
-
-DECIMALS = re.compile(r"-?\s?[\d,\s]*\.(\d+)")
-
-
-def shortened(relation: Relation, place: int) -> Shape:
-    return relation.parts[0] if place == 0 else Relation(relation.parts[: place + 1], relation.ops[:place])
-
-
 def same_rounded(found: Relation, gold: Shape, judge: Judge) -> Verdict:
     r"""sqrt(2) \approx 1.41 says sqrt(2); for the gold 1.41 it counts if 1.41 is what sqrt(2) rounds to."""
     place = found.ops.index("~")
     tail = found.parts[-1]
+    if (linked := rounds_hold(found, judge)) is not True:
+        return linked
     if place == 0 and is_quantity(found.parts[0]) and has_symbols(found.parts[0]):
         return same(tail, gold, judge)
     head = shortened(found, place)
@@ -333,61 +349,17 @@ def same_rounded(found: Relation, gold: Shape, judge: Judge) -> Verdict:
     wanted = value_of(gold, strict=True) if isinstance(gold, Relation) else gold
     if not (isinstance(precise, Value) and isinstance(tail, Value) and isinstance(wanted, Value)):
         return exactly
-    last_place = Fraction(1, 2 * 10 ** min(len(tail.text.partition(".")[2]), 50))
-    return any_of([exactly, all_of([same(tail, wanted, judge), judge.values(precise, tail, last_place)])])
+    return any_of([exactly, all_of([same(tail, wanted, judge), judge.values(precise, tail, rounding_of(tail))])])
 
 
-def value_of(relation: Relation, strict: bool) -> Shape | None:
-    """5 of "x = 5", of "x = 2 + 3 = 5" and of "5 = x"; None where the relation is the answer.
-
-    strict, for golds: only a name may stand on the left. A completion may also name a quantity there, x + y = 7.
-    """
-    if set(relation.ops) == {"in"}:
-        return None if is_number(relation.parts[0]) else relation.parts[-1]
-    if set(relation.ops) != {"="}:
-        return None
-    first, last = relation.parts[0], relation.parts[-1]
-    if names := names_of_tuple(first):  # (x, y) = (1, 2); in another order it is another pair
-        return last if names == sorted(set(names)) else None
-    if len(relation.parts) > 2:
-        before = relation.parts[-2]
-        return before if name_of_part(last) is not None and not has_symbols(before) else last
-    if name_of_part(first) is not None:
-        return last
-    if name_of_part(last) is not None and not has_symbols(first):
-        return first
-    return last if not strict and is_quantity(first) else None
-
-
-def names_of_tuple(shape: Shape) -> list[str]:
-    if not isinstance(shape, Group) or shape.kind != "()":
-        return []
-    names = [name_of_part(item) for item in shape.items]
-    known = [name for name in names if name is not None]
-    return known if len(known) == len(names) else []
-
-
-def has_symbols(shape: Shape) -> bool:
-    return not isinstance(shape, Value) or shape.node is None or bool(symbols(shape.node))
-
-
-def is_quantity(shape: Shape) -> bool:
-    """Whether the left side names what was asked for: x, f(2), sin A, x + y, 2^10. But 2x = 4 and x^2 = 4 are equations for x."""
-    if name_of_part(shape) is not None or not isinstance(shape, Value):
-        return True
-    if shape.node is None:  # \angle ABC
-        return True
-    if is_call(shape.text):
-        return True
-    named = [op for op in (*ANGLES, "absolute", "log", "ln") if has(shape.node, op)]
-    return bool(named) or len(symbols(shape.node)) != 1
-
-
-def is_call(text: str) -> bool:
-    squeezed = "".join(text.split())
-    return (
-        len(squeezed) > 3 and squeezed[0].isalpha() and squeezed[1] == "(" and squeezed[-1] == ")" and squeezed.count("(") == 1
-    )
+def rounds_hold(relation: Relation, judge: Judge) -> Verdict:
+    r"""Whether every number of a chain is what the one before it rounds to: 5 \\sim 9 says nothing."""
+    numbers = [part for part in relation.parts if is_number(part)]
+    verdicts: list[Verdict] = []
+    for left, right in pairwise(numbers):
+        if left.unit == right.unit or not (left.unit and right.unit):
+            verdicts.append(judge.values(left, replace(right, unit=left.unit), coarse_rounding_of(right)))
+    return all_of(verdicts)
 
 
 def two_relations(found: Relation, gold: Relation, judge: Judge) -> Verdict:
@@ -412,57 +384,14 @@ def two_relations(found: Relation, gold: Relation, judge: Judge) -> Verdict:
 
 def two_equations(found: Relation, gold: Relation, judge: Judge) -> Verdict:
     """The same name on the left: the right sides decide. Otherwise the equations themselves, up to a constant factor."""
-    names = name_of_part(found.parts[0]), name_of_part(gold.parts[0])
+    names = quantity_name(found.parts[0]), quantity_name(gold.parts[0])
     if names[0] is not None and names[0] == names[1]:
         return all_of([links_hold(found, judge), same(found.parts[-1], gold.parts[-1], judge)])
+    if any(name is not None and name.endswith((")", "]")) for name in names):  # f(4) = 10 is not 2 f(2) = 10
+        return False
     pair, wanted = sides(found), sides(gold)
     if pair is None or wanted is None:
         return in_order(found.parts, gold.parts, judge) if len(found.parts) == len(gold.parts) else False
     if symbols(Node("add", pair)) != symbols(Node("add", wanted)):
         return False
     return judge.relations(pair, wanted, directed=False)
-
-
-def sides(relation: Relation) -> tuple[Node, Node] | None:
-    first, last = relation.parts[0], relation.parts[-1]
-    if isinstance(first, Value) and isinstance(last, Value) and first.node is not None and last.node is not None:
-        return None if first.doubtful or last.doubtful else (first.node, last.node)
-    return None
-
-
-def variable_of(relation: Relation) -> str:
-    return next((name for part in relation.parts if (name := name_of_part(part)) is not None), "")
-
-
-def interval_of(relation: Relation) -> Shape | None:
-    """1 < x <= 2 as (1, 2], x >= 3 as [3, oo), x != 2 as a union; None where it is no condition on one variable."""
-    parts, ops = relation.parts, relation.ops
-    if ops == ("!=",) and name_of_part(parts[0]) is not None:
-        return Group("cup", (Group("()", (MINUS_INFINITY, parts[1])), Group("()", (parts[1], INFINITY))))
-    if not set(ops) <= set(INEQUALITIES):
-        return None
-    if ops[0] in (">", ">="):
-        parts, ops = parts[::-1], tuple(INEQUALITIES[op] for op in ops[::-1])
-    if set(ops) - {"<", "<="}:
-        return None
-    brackets = {"<": "()", "<=": "[]"}
-    if len(ops) == 1 and name_of_part(parts[0]) is not None:
-        return Group("(" + brackets[ops[0]][1], (MINUS_INFINITY, parts[1]))
-    if len(ops) == 1 and name_of_part(parts[1]) is not None:
-        return Group(brackets[ops[0]][0] + ")", (parts[0], INFINITY))
-    if len(ops) == 2 and name_of_part(parts[1]) is not None:
-        return Group(brackets[ops[0]][0] + brackets[ops[1]][1], (parts[0], parts[2]))
-    return None
-
-
-def leaves(shape: Shape) -> Iterator[Value]:
-    """The expressions that a gold answer is compared by."""
-    if isinstance(shape, Value):
-        yield shape
-    elif isinstance(shape, Group):
-        for item in shape.items:
-            yield from leaves(item)
-    elif isinstance(shape, Relation):
-        value = value_of(shape, strict=True)
-        for part in shape.parts if value is None else (value,):
-            yield from leaves(part)

@@ -11,9 +11,11 @@ import math
 import re
 from typing import Any
 
+from cohort.rewards.math.boxes import final_boxed, gold_boxed
 from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
 from cohort.rewards.math.tree import MAX_NUMBER_CHARS
-from cohort.rewards.text import last_boxed, last_tagged, outside_thinking
+from cohort.rewards.math.units import HEDGES
+from cohort.rewards.text import last_tagged, outside_thinking
 
 PATTERN_LIMIT_S = 1.0
 """For one completion under a pattern of the recipe. Some patterns take for ever on some texts."""
@@ -27,8 +29,22 @@ HEADING = re.compile(r"\d+[.)]\s+\S|\(?[A-Za-z0-9][.)]\s+[A-Za-z]{2}")
 """2. Compute the area; (a) First case"""
 HASHED = re.compile(r"[\d+\-−–$\\.(€£]|[A-Za-z]\s?=")
 """How an answer behind #### begins: like a number or a formula, or x = 12."""
-ANSWER_IS = re.compile(r"answer\s?(?:is\b|:)(?!\s(?:indeed\s)?(?:correct|reasonable|consistent|verified)\b)", re.IGNORECASE)
-FILLERS = re.compile(r"(?:(?:therefore|thus|hence|then|simply|indeed|just)\s)*", re.IGNORECASE)
+DOUBLED_BOX = re.compile(r"(?<!\\)\\\\(?=(?:boxed|fbox)\b)")
+r"""\\boxed, escaped twice."""
+ANSWER_IS = re.compile(
+    r"answers?(?:\sto\s(?:the|this|your)\s(?:question|problem))?\s?"
+    r"(?:(?:is|are|equals|(?:would|should|must|will|can only)\sbe|(?:turns|comes|works)\sout\sto(?:\sbe)?)\b|:|=)"
+    r"(?!\s(?:indeed\s)?(?:correct|reasonable|consistent|verified)\b)",
+    re.IGNORECASE,
+)
+FILLERS = re.compile(
+    r"(?:(?:therefore|thus|hence|then|simply|indeed|just|now|clearly|obviously|exactly|precisely|approximately|approx\.?|about|around"
+    r"|roughly|equal\sto|equals|given\sby|found\sto\sbe)(?:\s*[:,]\s*|\s+))*",
+    re.IGNORECASE,
+)
+"""They say nothing, or what a sign of rounding says: approximately 3.14 is 3.14."""
+SAID_OF = re.compile(r"([^\d=\\<>]{2,120}?)\s(?:is|are|equals)(?:\sequal\sto)?:?\s(.+)", re.IGNORECASE)
+"""The largest n is 34: what is said of the words before it, which hold no number."""
 DISPLAYED = ("$$", "$$"), ("\\[", "\\]")
 SENTENCE_END = re.compile(r"[.?](?=\s)|[,;](?=\s(?:and\s[a-z]{2}|(?!or\b|and\b)[a-z]{2}))|\s(?:because|since)\b")
 """A comma before "or", or before "and" with no word behind it, goes on with a list."""
@@ -56,7 +72,7 @@ def tagged_answer(content: str, pattern: str) -> str:
 
 def marked_answer(text: str, searched: str, pattern: str) -> str | None:
     """What stands at the strongest marker of the text; the pattern is looked for in `searched`."""
-    found = last_boxed(BARE_BOX.sub(r"\\boxed{\1}", text))
+    found = final_boxed(BARE_BOX.sub(r"\\boxed{\1}", DOUBLED_BOX.sub(r"\\", text)))
     if found is None and pattern:
         found = last_match(searched, pattern)
     if found is None:
@@ -106,7 +122,15 @@ def after_answer_is(text: str) -> Marked:
         if rest.startswith(opening) and (end := rest.find(closing, len(opening))) > 0:
             return last.start(), rest[len(opening) : end]
     rest = rest.partition("\n")[0]
-    return last.start(), SENTENCE_END.split(rest, maxsplit=1)[0] if rest else None
+    return last.start(), said_in(SENTENCE_END.split(rest, maxsplit=1)[0]) if rest else None
+
+
+def said_in(sentence: str) -> str:
+    """34 of "The largest n is 34". A second verb, or a word that takes something back, and the sentence stays as it is."""
+    found = SAID_OF.fullmatch(sentence)
+    if found is None or re.search(r"\b(?:is|are|or|equals)\b", found[2]) or {"or", *HEDGES} & set(found[1].lower().split()):
+        return sentence
+    return found[2]
 
 
 def guess(completion: str) -> str | None:
@@ -115,7 +139,7 @@ def guess(completion: str) -> str | None:
     if not text.strip():
         text = completion
         tagged = last_tagged(text)
-        if (found := last_boxed(text) if tagged is None else tagged_answer(tagged, "")) is not None:
+        if (found := final_boxed(text) if tagged is None else tagged_answer(tagged, "")) is not None:
             return found.strip() or None
     text = text[-GUESS_CHARS:]
     formulas, numbers = list(FORMULA.finditer(text)), list(LAST_NUMBER.finditer(text))
@@ -189,8 +213,11 @@ def gold_text(gold: Any) -> str:
     text = plain_gold(gold)
     tagged = last_tagged(text)
     text = text if tagged is None else tagged
-    if "\\boxed" in text or "####" in text:
-        boxed = last_boxed(text)
+    if "\\boxed" in text or "\\fbox" in text or "####" in text:
+        try:
+            boxed = gold_boxed(DOUBLED_BOX.sub(r"\\", text))
+        except ValueError as problem:
+            raise ValueError(f"unusable gold answer {shown(gold)}: {problem}") from None
         found = boxed if boxed is not None else after_hashes(text)[1]
         if found is None:
             raise ValueError(f"unusable gold answer {shown(gold)}: its final answer cannot be read")

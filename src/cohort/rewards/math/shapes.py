@@ -7,17 +7,19 @@ about order, openness or alternatives is ever left to a computer algebra system.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from itertools import pairwise
+from dataclasses import replace
 
+from cohort.rewards.math.environments import environment_of, one_line
+from cohort.rewards.math.intervals import all_together, is_condition, meet_between, without_points
+from cohort.rewards.math.kinds import EVERY_NUMBER, Group, Relation, Shape, Value, Words
+from cohort.rewards.math.levels import as_text, closes_at, is_sign, levels, split_at
+from cohort.rewards.math.others import unfit_for_others
+from cohort.rewards.math.quantities import without_unit
+from cohort.rewards.math.statements import name_of, name_of_part
 from cohort.rewards.math.text import COMMAND, LETTERS, NUMBER, SIGN, TEXT, Token, tokens_of
+from cohort.rewards.math.times import read_clock
 from cohort.rewards.math.tree import (
-    FUNCTIONS,
-    GREEK,
-    MARKS,
     MAX_DEPTH,
     Node,
     Refused,
@@ -26,59 +28,17 @@ from cohort.rewards.math.tree import (
     number,
     read_expression,
 )
-from cohort.rewards.math.units import HEDGES, SCALES, is_doubtful, unit_of
+from cohort.rewards.math.units import is_doubtful
+from cohort.rewards.math.words import CHOICES, DENIALS, choice_at_start, read_based, read_words
 
 MAX_ITEMS = 60
-
-
-@dataclass(frozen=True)
-class Value:
-    """One expression, with the unit behind it. Without a node it was not understood: `refused` says whether to ask others."""
-
-    text: str
-    node: Node | None = None
-    unit: str = ""
-    refused: str = ""
-    doubtful: bool = False
-    """The unit is words that nobody can vouch for ("versus six"): they count only where the gold has them too."""
-
-
-@dataclass(frozen=True)
-class Words:
-    """Text, case and spaces aside; or one letter that names a choice."""
-
-    text: str
-    label: bool = False
-
-
-@dataclass(frozen=True)
-class Group:
-    r"""Several in brackets. kind: "()", "[]", "(]", "[)", "{}" for a set, "" for a bare list, ":" for a ratio, "cup" for a
-    union, and for a matrix its size and sort ("2x2 matrix")."""
-
-    kind: str
-    items: tuple[Shape, ...]
-    grouped: Shape | None = None
-    """Of "100,200", which may also be one number: that number."""
-
-
-@dataclass(frozen=True)
-class Relation:
-    """left (op) right (op) ...; parts are shapes."""
-
-    parts: tuple[Shape, ...]
-    ops: tuple[str, ...]
-
-
-Shape = Value | Words | Group | Relation
 
 RELATIONS = {
     (SIGN, "="): "=", (SIGN, "<"): "<", (SIGN, ">"): ">", (COMMAND, "le"): "<=", (COMMAND, "ge"): ">=", (COMMAND, "ne"): "!=",
     (COMMAND, "approx"): "~", (COMMAND, "in"): "in", (COMMAND, "equiv"): "mod=", (COMMAND, "to"): "to",
     (COMMAND, "implies"): "to", (COMMAND, "Rightarrow"): "to", (COMMAND, "rightarrow"): "to",
 }  # fmt: skip
-OPENING, CLOSING = {"(", "[", "{"}, {")", "]", "}"}
-EVERY_NUMBER = Value(r"\mathbb{R}", Node("symbol", name=r"\mathbb R"))
+RELATION_SIGNS = frozenset(RELATIONS)
 
 
 def read(text: str) -> Shape:
@@ -105,7 +65,13 @@ def trimmed(tokens: list[Token]) -> list[Token]:
         tokens = tokens[1:-1]
     while len(tokens) > 2 and is_sign(tokens[0], "{") and closes_at(tokens, 0) == len(tokens) - 1:
         tokens = tokens[1:-1]
+    while len(tokens) > 1 and tokens[0].kind in (TEXT, LETTERS) and tokens[0].text.strip(" .").lower() in ROUNDED:
+        tokens = tokens[1:]
     return tokens
+
+
+ROUNDED = frozenset({"approximately", "approx", "about", "around", "roughly", "exactly", "precisely", "equal to", "equals"})
+"""Before a number they say no more than the sign does: about 5 is \\approx 5."""
 
 
 def read_tokens(tokens: list[Token], depth: int) -> Shape:
@@ -119,66 +85,6 @@ def read_tokens(tokens: list[Token], depth: int) -> Shape:
         if shape is not None:
             return shape
     return read_value(tokens)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Tokens at the top level
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def is_sign(token: Token, text: str) -> bool:
-    return token.kind == SIGN and token.text == text
-
-
-def step(token: Token) -> int:
-    """How much deeper a token leads."""
-    if token.kind == SIGN:
-        return (token.text in OPENING) - (token.text in CLOSING)
-    if token.kind == COMMAND:
-        return (token.text in ("{", "langle", "begin", "lfloor", "lceil")) - (
-            token.text in ("}", "rangle", "end", "rfloor", "rceil")
-        )
-    return 0
-
-
-def levels(tokens: Sequence[Token]) -> list[int]:
-    """The depth of each token; brackets themselves are one deeper than what is around them."""
-    found, level = [], 0
-    for token in tokens:
-        change = step(token)
-        level += max(change, 0)
-        found.append(level)
-        level += min(change, 0)
-    return found
-
-
-def closes_at(tokens: Sequence[Token], start: int) -> int:
-    """Where the bracket at `start` closes; -1 if nowhere."""
-    level = 0
-    for place in range(start, len(tokens)):
-        level += step(tokens[place])
-        if level == 0:
-            return place
-    return -1
-
-
-def split_at(tokens: list[Token], places: Sequence[int]) -> list[list[Token]]:
-    edges = [-1, *places, len(tokens)]
-    return [tokens[start + 1 : end] for start, end in pairwise(edges)]
-
-
-def as_text(tokens: Sequence[Token]) -> str:
-    """The tokens as LaTeX again, for readers other than ours."""
-    parts = []
-    for token in tokens:
-        gap = " " if token.spaced else ""
-        if token.kind == COMMAND:
-            parts.append(f"{gap}\\{token.text}" + (" " if token.text[-1:].isalpha() else ""))
-        elif token.kind == TEXT:
-            parts.append(f"{gap}\\text{{{token.text}}}")
-        else:
-            parts.append(gap + token.text)
-    return "".join(parts).strip()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -228,13 +134,42 @@ def read_list(tokens: list[Token], depth: int) -> Shape | None:
         return None
     if not parts:
         return None
+    if (several := read_systems(tokens, depth)) is not None:
+        return several
     items = [read_item(part, depth) for part in parts]
     if len(items) == 1:
         return items[0]
-    together = any(token.text.strip(" ,").lower() == "and" for token in tokens if token.kind in (TEXT, LETTERS))
-    if not together and all(isinstance(item, Relation) and set(item.ops) <= set("<>") | {"<=", ">="} for item in items):
-        return Group("cup", tuple(items))  # x < 1 or x > 2
+    if all(map(is_condition, items)):
+        return read_conditions(items, {token.text.strip(" ,").lower() for token in tokens if token.kind in (TEXT, LETTERS)})
     return Group("", tuple(with_common_name(items)))
+
+
+def read_conditions(items: list[Shape], words: set[str]) -> Shape:
+    """x >= 2 and x <= 5 is 2 <= x <= 5; x < 1 or x > 2 a union. With a comma they are together where they have a part in common."""
+    together = "and" in words or ("or" not in words and meet_between(items))
+    if together and "or" not in words and (left := all_together(items)) is not None:
+        return left
+    unequal = any(isinstance(item, Relation) and item.ops == ("!=",) for item in items)
+    return Group("" if together or unequal else "cup", tuple(items))
+
+
+def read_systems(tokens: list[Token], depth: int) -> Shape | None:
+    """p=5, q=2; p=7, q=2: several solutions of several names each."""
+    deep = levels(tokens)
+    places = [
+        p for p, token in enumerate(tokens) if not deep[p] and (is_sign(token, ";") or token.text.strip(" ,").lower() == "or")
+    ]
+    parts = [part for part in split_at(tokens, places) if part] if places else []
+    solutions = [items_of(part) or [] for part in parts]
+    named = [[named_at(item) for item in items] for items in solutions]
+    if len(parts) < 2 or len(named[0]) < 2 or not all(named[0]) or any(names != named[0] for names in named):
+        return None
+    return Group("", tuple(read_tokens(part, depth + 1) for part in parts))
+
+
+def named_at(tokens: Sequence[Token]) -> str:
+    """x of x = 5; "" for anything else."""
+    return tokens[0].text if len(tokens) > 2 and tokens[0].kind == LETTERS and is_sign(tokens[1], "=") else ""
 
 
 def read_item(tokens: list[Token], depth: int) -> Shape:
@@ -294,7 +229,7 @@ def read_set(inside: list[Token], depth: int) -> Shape:
         return Group("{}", ())
     deep = levels(inside)
     bars = [place for place, token in enumerate(inside) if not deep[place] and token.kind == SIGN and token.text in "|:"]
-    if len(bars) == 1 and 0 < bars[0] < len(inside) - 1:  # {x | x > 2}: its condition
+    if len(bars) == 1 and 0 < bars[0] < len(inside) - 1 and inside[bars[0] - 1].kind != NUMBER:  # {x | x > 2}: its condition
         return read_tokens(inside[bars[0] + 1 :], depth + 1)
     parts = bracketed_items(inside)
     items = [read_item(part, depth) for part in (parts or [inside])]
@@ -308,11 +243,26 @@ def is_infinite(shape: Shape) -> bool:
 
 
 def read_union(tokens: list[Token], depth: int) -> Shape | None:
+    r"""A \\cup B; A \\cap B where both are intervals; and all numbers, or an interval, without some points."""
     deep = levels(tokens)
-    places = [p for p, token in enumerate(tokens) if deep[p] == 0 and token.kind == COMMAND and token.text == "cup"]
-    if not places:
+    commands = {token.text for p, token in enumerate(tokens) if deep[p] == 0 and token.kind == COMMAND} & {
+        "cup",
+        "cap",
+        "setminus",
+    }
+    if not commands:
         return None
-    return Group("cup", tuple(read_tokens(part, depth + 1) for part in split_at(tokens, places) if part))
+    command = "cup" if "cup" in commands else min(commands)
+    places = [p for p, token in enumerate(tokens) if deep[p] == 0 and token.kind == COMMAND and token.text == command]
+    parts = [read_tokens(part, depth + 1) for part in split_at(tokens, places) if part]
+    if command == "cup":
+        return Group("cup", tuple(parts))
+    if len(parts) != 1 + len(places):
+        return None
+    points = parts[-1]
+    if command == "setminus" and len(parts) == 2 and isinstance(points, Group) and points.kind == "{}":
+        return without_points(parts[0], points.items)
+    return all_together(parts) if command == "cap" else None
 
 
 def read_ratio(tokens: list[Token], depth: int) -> Shape | None:
@@ -326,42 +276,18 @@ def read_ratio(tokens: list[Token], depth: int) -> Shape | None:
     return Group(":", items) if all(isinstance(item, Value) and item.node is not None for item in items) else None
 
 
-MATRICES = ("pmatrix", "bmatrix", "matrix", "smallmatrix", "Bmatrix", "array", "vmatrix", "cases")
-
-
-def read_matrix(tokens: list[Token], depth: int) -> Shape | None:
-    if not (tokens[0].kind == COMMAND and tokens[0].text == "begin" and closes_at(tokens, 0) >= 0):
+def read_environment(tokens: list[Token], depth: int) -> Shape | None:
+    found = environment_of(tokens)
+    if found is None:
         return None
-    sort, start = braced_name(tokens, 1)
-    end = closes_at(tokens, 0)
-    if sort not in MATRICES or braced_name(tokens, end + 1) != (sort, len(tokens)):
-        return None
-    inside = tokens[start:end]
-    if sort == "array" and inside and is_sign(inside[0], "{"):
-        inside = inside[closes_at(inside, 0) + 1 :]
-    deep = levels(inside)
-    breaks = [p for p, token in enumerate(inside) if not deep[p] and token.kind == COMMAND and token.text == "\\"]
-    rows = [row for row in split_at(inside, breaks) if row]
-    cells = [
-        split_at(row, [p for p, (t, d) in enumerate(zip(row, levels(row), strict=True)) if not d and is_sign(t, "&")])
-        for row in rows
-    ]
-    widths = {len(row) for row in cells}
-    if len(widths) != 1 or not all(cell for row in cells for cell in row) or len(rows) * max(widths) > MAX_ITEMS:
+    if (line := one_line(found, RELATION_SIGNS)) is not None:
+        return read_tokens(line, depth + 1)
+    widths = {len(row) for row in found.rows}
+    if len(widths) != 1 or not all(cell for row in found.rows for cell in row) or len(found.rows) * max(widths) > MAX_ITEMS:
         raise Refused("a matrix that is ragged, has empty cells or is very large")
-    kind = sort if sort in ("vmatrix", "cases") else "matrix"
-    items = tuple(read_tokens(cell, depth + 1) for row in cells for cell in row)
-    if kind == "cases" and max(widths) == 1:  # a system of equations
-        return Group("", items)
-    return Group(f"{len(rows)}x{max(widths)} {kind}", items)
-
-
-def braced_name(tokens: Sequence[Token], place: int) -> tuple[str, int]:
-    r"""The name behind \begin or \end, and the place after it."""
-    inside = tokens[place : place + 3]
-    if len(inside) == 3 and is_sign(inside[0], "{") and inside[1].kind == LETTERS and is_sign(inside[2], "}"):
-        return inside[1].text, place + 3
-    return "", place
+    kind = found.sort if found.sort in ("vmatrix", "cases") else "matrix"
+    items = tuple(read_tokens(cell, depth + 1) for row in found.rows for cell in row)
+    return Group(f"{len(found.rows)}x{max(widths)} {kind}", items)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -369,12 +295,20 @@ def braced_name(tokens: Sequence[Token], place: int) -> tuple[str, int]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def relation_at(tokens: Sequence[Token], place: int) -> str:
+    """The relation that a token is, "" for none. The word in is one before a bracket: x in [2, 5]; 5 in is a length."""
+    token = tokens[place]
+    if token.kind == LETTERS and token.text == "in" and place + 1 < len(tokens):
+        return "in" if tokens[place + 1].text in ("[", "(", "{") else ""
+    return RELATIONS.get((token.kind, token.text), "")
+
+
 def read_relation(tokens: list[Token], depth: int) -> Shape | None:
     deep = levels(tokens)
-    places = [p for p, token in enumerate(tokens) if deep[p] == 0 and (token.kind, token.text) in RELATIONS]
+    places = [p for p in range(len(tokens)) if deep[p] == 0 and relation_at(tokens, p)]
     if not places:
         return None
-    parts, ops = split_at(tokens, places), [RELATIONS[tokens[p].kind, tokens[p].text] for p in places]
+    parts, ops = split_at(tokens, places), [relation_at(tokens, p) for p in places]
     if not parts[-1] or len(ops) > 10:
         return Value(as_text(tokens), refused="a relation without an end")
     if not parts[0] and ops[0] not in ("=", "~"):  # "> 5" says something else than 5
@@ -391,34 +325,9 @@ def read_relation(tokens: list[Token], depth: int) -> Shape | None:
     return Relation(tuple(shapes), tuple(ops))
 
 
-def name_of_part(part: Shape) -> str | None:
-    """The name that a part of a relation is: a symbol, f(x), words. None where it is an expression."""
-    if isinstance(part, Words):
-        return part.text
-    if not isinstance(part, Value) or part.unit:
-        return None
-    if part.node is not None and part.node.op == "symbol":
-        return part.node.name
-    if CALL.fullmatch(part.text):
-        return "".join(part.text.split())
-    return None
-
-
-CALL = re.compile(r"[A-Za-z]'{0,2}\s?\(\s?[A-Za-z](?:\s?,\s?[A-Za-z])?\s?\)")
-
-
-def name_of(shape: Shape) -> str | None:
-    """x of "x = 5" (and of "5 = x")."""
-    if not isinstance(shape, Relation) or set(shape.ops) != {"="} or len(shape.ops) > 1:
-        return None
-    return name_of_part(shape.parts[0])
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Words and labels
 # ---------------------------------------------------------------------------------------------------------------------
-
-MATH_WORDS = {*FUNCTIONS, "log", "lg", "sqrt", "pi"}
 
 
 def read_choice(tokens: list[Token], depth: int) -> Shape | None:
@@ -439,150 +348,22 @@ def read_choice(tokens: list[Token], depth: int) -> Shape | None:
     return Group("choice", (Words(letter, label=True), read_tokens(rest, depth + 1)))
 
 
-def choice_at_start(tokens: list[Token]) -> tuple[int, str]:
-    """(how many tokens name a choice, its letter)."""
-    first = tokens[0]
-    if first.text.lower() in ("option", "choice") and len(tokens) > 1:  # option B
-        length, letter = choice_at_start(tokens[1:])
-        if not length and tokens[1].kind in (LETTERS, TEXT) and tokens[1].text in CHOICES:
-            length, letter = 1, tokens[1].text
-        return (1 + length, letter) if length else (0, "")
-    if first.kind == TEXT and first.text.lower().startswith(("option ", "choice ")):
-        return choice_at_start([replace(first, text=first.text[7:]), *tokens[1:]])
-    if first.kind == TEXT:
-        inner = first.text.strip(" .:")
-        found = inner[1:-1] if inner[:1] == "(" and inner[-1:] == ")" else inner.removesuffix(")")
-        return (1, found) if is_letter(found) and (found != inner or len(tokens) == 1) else (0, "")
-    texts = [token.text for token in tokens[:3]]
-    if len(texts) == 3 and texts[0] == "(" and texts[2] == ")" and is_letter(texts[1]) and tokens[1].kind in (LETTERS, TEXT):
-        return 3, texts[1]
-    if len(texts) > 1 and is_letter(texts[0]) and texts[1] in (")", ":") and first.kind == LETTERS:
-        return 2, texts[0]
-    return 0, ""
-
-
-CHOICES = "ABCDEFGHIJ"
-DENIALS = frozenset(
-    {
-        "is",
-        "isn't",
-        "isn",
-        "was",
-        "are",
-        "but",
-        "if",
-        "unless",
-        "rather",
-        "wait",
-        "instead",
-        "versus",
-        "vs",
-        "maybe",
-        "perhaps",
-        "or",
-    }
-)
-"""Behind a letter these speak about the choice; what it stands for begins otherwise, also with "none" or "not"."""
-
-
-def is_letter(text: str) -> bool:
-    return len(text) == 1 and text.isascii() and text.isalpha()
-
-
-def read_words(tokens: list[Token], depth: int) -> Shape | None:
-    """An answer of letters only. A word is not a product of its letters; two bare letters are one (xy)."""
-    kinds = {token.kind for token in tokens}
-    if kinds == {COMMAND} and tokens[0].text == "emptyset" and len(tokens) == 1:
-        return Group("{}", ())
-    if not kinds <= {TEXT, LETTERS} and not all(
-        is_sign(t, "-") or is_sign(t, "'") for t in tokens if t.kind not in (TEXT, LETTERS)
-    ):
+def read_dots(tokens: list[Token], depth: int) -> Shape | None:
+    """The dots of {1, 2, 3, ...}, and of 0.333...: no value, so equal to the same text only."""
+    if not (tokens[-1].kind == COMMAND and tokens[-1].text == "ldots"):
         return None
-    if TEXT not in kinds:
-        letters = [token.text.lower() for token in tokens if token.kind == LETTERS]
-        if any(word in MATH_WORDS for word in letters) or (all(len(word) < 3 for word in letters) and letters != ["no"]):
-            return None
-        if SIGN in kinds and any(len(word) < 3 for word in letters):
-            return None
-    elif any(character.isdecimal() for token in tokens for character in token.text):
+    if len(tokens) > 1 and not (len(tokens) < 4 and all(token.kind == NUMBER or is_sign(token, "-") for token in tokens[:-1])):
         return None
-    return Words(" ".join(" ".join(token.text for token in tokens).split()).casefold())
-
-
-BASED = re.compile(r"\d+ _ (?:\d+|\{ \d+ \}|\{ \( \d+ \) \})")
-
-
-def read_based(tokens: list[Token], depth: int) -> Shape | None:
-    """1010_2, the digits of a number in another base: compared as they are, for a question about digits is not about values."""
-    texts = [token.text for token in tokens]
-    if not BASED.fullmatch(" ".join(texts)):
-        return None
-    return Words("".join(text for text in texts if text not in "{}()"))
-
-
-CLOCK = re.compile(r"(\d{1,2}) ?: ?(\d\d) ?([ap]) ?m")
-
-
-def read_clock(tokens: list[Token], depth: int) -> Shape | None:
-    """9:30 PM, 9:30 p.m. A time without either is read as a ratio, which compares as well."""
-    if len(tokens) > 12 or not any(token.kind in (TEXT, LETTERS) for token in tokens):
-        return None
-    found = CLOCK.fullmatch(" ".join(" ".join(spelled(tokens)).replace(".", " ").lower().split()))
-    return Words(f"{int(found[1])}:{found[2]} {found[3]}m") if found else None
+    return Words(as_text(tokens).replace(" ", ""))
 
 
 READERS = (
-    read_choice, read_clock, read_list, read_relation, read_union, read_ratio, read_brackets, read_matrix, read_words, read_based,
+    read_choice, read_clock, read_dots, read_list, read_relation, read_union, read_ratio, read_brackets, read_environment, read_words, read_based,
 )  # fmt: skip
-
-THINGS = frozenset(
-    {
-        "angle",
-        "triangle",
-        "parallel",
-        "perp",
-        "cong",
-        "equiv",
-        "pmod",
-        "bmod",
-        "mod",
-        "odot",
-        "square",
-        "widehat",
-        "overrightarrow",
-    }
-)
-"""Commands that name something: an answer with them is compared as it is written."""
-WORD_SIGNS = frozenset(".,;:-'\"()/&{}^=+%")
-WORDS_AND_DIGITS = re.compile(r"\.?\d+(?:[.,]\d+)*|[^\W\d_]+|[^\s.]")
-
-
-def plain_words(text: str) -> str:
-    r"""\text{June 20}, 8 hours 30 minutes, \angle ABC in one spelling; "" for what is no plain text, or a condition or hedge.
-
-    Letter for letter: case (except of names with a command), spaces, dots and the ways of setting text do not matter.
-    """
-    tokens = tokens_of(text) if len(text) <= MAX_WORDS_CHARS else None
-    if not tokens:
-        return ""
-    commands = {token.text for token in tokens if token.kind == COMMAND and token.text != "$"}
-    signs = {token.text for token in tokens if token.kind == SIGN}
-    pieces = [piece for token in tokens for piece in WORDS_AND_DIGITS.findall(token.text)]
-    worded = commands or any(len(piece) > 1 and piece.isalpha() for piece in pieces)
-    if not worded or not commands <= THINGS or not signs <= WORD_SIGNS or any(piece.lower() in HEDGES for piece in pieces):
-        return ""
-    plain = " ".join(piece for piece in pieces if piece not in "{},")
-    return plain if commands else plain.casefold()
-
-
-MAX_WORDS_CHARS = 200
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Values
 # ---------------------------------------------------------------------------------------------------------------------
-
-CURRENCIES = {"$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "₹": "rupee"}
 
 
 def read_value(tokens: list[Token]) -> Shape:
@@ -608,124 +389,3 @@ def read_value(tokens: list[Token]) -> Shape:
     except Refused as problem:
         return Value(text, refused=str(problem))
     return Value(inner, node if factor == 1 else Node("multiply", (node, number(factor))), unit, doubtful=doubtful)
-
-
-MAX_OTHERS_TOKENS = 150
-MAX_OTHERS_DIGITS = 6
-
-
-def unfit_for_others(tokens: Sequence[Token], problem: str) -> str:
-    """Why another reader is not asked, "" if it is: sentences are no mathematics, and towers of numbers are bombs."""
-    if len(tokens) > MAX_OTHERS_TOKENS:
-        return "it is long, and not understood: " + problem
-    if any(
-        token.kind == TEXT or (token.kind == LETTERS and len(token.text) > 2 and token.text not in MATH_WORDS)
-        for token in tokens
-    ):
-        return "there are words in it: " + problem
-    signs = [token.text for token in tokens if token.text not in ("{", "(")]
-    if any(left.isdecimal() and signs[place + 1 : place + 4 : 2] == ["^", "^"] for place, left in enumerate(signs)):
-        return "a tower of powers"
-    if any(token.kind == NUMBER and len(token.text) > MAX_OTHERS_DIGITS for token in tokens):
-        return "a long number in what is not understood: " + problem
-    commands = {token.text for token in tokens if token.kind == COMMAND}
-    # What hides or strikes out (\phantom, \cancel) is dropped by some readers: only mathematics is handed on.
-    return "" if commands and commands <= FOR_OTHERS else problem
-
-
-FOR_OTHERS = frozenset({
-    "sum", "prod", "int", "iint", "iiint", "oint", "lim", "to", "rightarrow", "infty", "frac", "over", "sqrt", "binom", "choose", "partial",
-    "cdot", "times", "div", "pi", "log", "lg", "max", "min", "sup", "inf", "det", "lfloor", "rfloor", "lceil", "rceil", "circ", "prime",
-    "arccot", "coth", *FUNCTIONS, *GREEK, *MARKS,
-})  # fmt: skip
-
-
-def without_unit(tokens: list[Token]) -> tuple[list[Token], str, Fraction]:
-    """(the tokens of the number, the unit, what a percent sign or "million" multiplies it with)."""
-    body, unit, factor = list(tokens), "", Fraction(1)
-    sign = body[:1] if is_sign(body[0], "-") else []
-    rest = body[len(sign) :]
-    if rest and rest[0].kind in (COMMAND, SIGN) and rest[0].text in CURRENCIES:
-        unit, body = CURRENCIES[rest[0].text], [*sign, *rest[1:]]
-    if len(body) > 1 and is_sign(body[-1], "%"):
-        return body[:-1], unit, Fraction(1, 100)
-    if len(body) > 2 and body[-1].text == "circ" and is_sign(body[-2], "^"):
-        return unless_degrees_inside(body, body[:-2])
-    if len(body) > 4 and [token.text for token in body[-4:]] == ["^", "{", "circ", "}"]:
-        return unless_degrees_inside(body, body[:-4])
-    end = unit_start(body)
-    if end is None:
-        return body, unit, factor
-    name = " ".join(spelled(body[end:]))
-    head = name.split(" ")[0]
-    if name == "per cent":
-        return body[:end], unit, Fraction(1, 100)
-    if head in ("percent", "percentage", "pct"):
-        return (body[:end], unit, Fraction(1, 100)) if " " not in name else (body, unit, factor)
-    if head in SCALES:
-        factor, name = Fraction(SCALES[head]), name.partition(" ")[2]
-    found = unit_of(name) if name else ""
-    if found is None or (unit and found not in ("", unit)):
-        return list(tokens), "", Fraction(1)
-    if found in ("celsius", "fahrenheit") and [token.text for token in body[:end][-2:]] == ["^", "circ"]:
-        return body[: end - 2], f"degree {found}", factor
-    return body[:end], unit or found, factor
-
-
-def unless_degrees_inside(tokens: list[Token], body: list[Token]) -> tuple[list[Token], str, Fraction]:
-    r"""90^\circ is 90 degrees; \sin 30^\circ and 30^\circ + 45^\circ have no unit."""
-    if len([token for token in body if token.text == "circ" or token.text in FUNCTIONS]):
-        return tokens, "", Fraction(1)
-    return body, "degree", Fraction(1)
-
-
-MAX_UNIT_TOKENS = 12
-COMPOUND = frozenset({"m", "km", "cm", "mi", "ft", "g", "kg", "mg", "L", "mL", "s", "h", "hr", "min", "sec"})
-
-
-def unit_start(body: list[Token]) -> int | None:
-    r"""Where words behind a number begin: \text{...}, or bare words that are no variables; exponents of units included."""
-    if len(body) > 3 and is_sign(body[-2], "/") and body[-4].kind == NUMBER and body[-3].spaced:  # 20 m/s
-        above, below = body[-3].text, body[-1].text
-        if {above, below} <= COMPOUND and body[-3].kind == body[-1].kind == LETTERS:
-            return len(body) - 3
-    start = None
-    place = len(body) - 1
-    while place > 0:
-        if len(body) - place > MAX_UNIT_TOKENS:
-            return None
-        token = body[place]
-        if is_word(token):
-            start = place
-        elif not (start is not None and is_sign(token, "/")) and not is_unit_power(body, place):
-            break
-        place -= 1
-    if start is None:
-        return None
-    before = body[start - 1]
-    # A bare word behind letters or a sign is part of an expression; behind a number or a bracket it is a unit.
-    return start if before.kind == NUMBER or before.text in (")", "}", "pi") or body[start].kind == TEXT else None
-
-
-def is_word(token: Token) -> bool:
-    if token.kind == TEXT:
-        return True
-    return (
-        token.kind == LETTERS
-        and token.text not in MATH_WORDS
-        and ((token.spaced and len(token.text) > 2) or unit_of(token.text, known=True) is not None)
-    )
-
-
-def is_unit_power(body: list[Token], place: int) -> bool:
-    """Whether the token belongs to the exponent of a unit at the end: cm^2, cm^{2}."""
-    for length in (2, 4):
-        start = len(body) - length
-        piece = [token.text for token in body[start:]] if 0 < start <= place else []
-        if piece in (["^", "2"], ["^", "3"], ["^", "{", "2", "}"], ["^", "{", "3", "}"]) and is_word(body[start - 1]):
-            return True
-    return False
-
-
-def spelled(tokens: Sequence[Token]) -> list[str]:
-    return [token.text for token in tokens if token.text not in ("{", "}") and token.text]

@@ -26,8 +26,10 @@ from typing import Any
 
 import mpmath
 
-from cohort.rewards.math.compare import Quick, leaves, same
-from cohort.rewards.math.shapes import Value, read
+from cohort.rewards.math.compare import Quick, same
+from cohort.rewards.math.kinds import Value
+from cohort.rewards.math.shapes import read
+from cohort.rewards.math.statements import leaves
 from cohort.rewards.math.text import normalise
 from cohort.rewards.math.tree import Node, Refused, check_size, exact, has, symbols
 
@@ -86,7 +88,7 @@ def gold_problem(text: str, cpu_s: float) -> str:
                 parsed = parsed_by_math_verify(leaf.text)
                 if parsed is None:
                     return "it cannot be read, by Math-Verify neither"
-                if has_no_value(parsed.doit()):
+                if parsed.doit().has(sympy.nan, sympy.zoo):
                     return "it has no value"
     except OutOfTime:
         return "evaluating it takes too long"
@@ -102,10 +104,6 @@ def has_value(node: Node) -> bool:
     points = [*points_for(names), *whole_points(names)] if names else [{}]
     digits = digits_for(node, node)
     return any(both_at(node, node, point, None, digits) is not None for point in points)
-
-
-def has_no_value(expression: Any) -> bool:
-    return bool(expression.has(sympy.nan, sympy.zoo))
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ CHARACTERS = str.maketrans({**WIDE, **MINUS, **SPACE})
 
 SYMBOLS = {
     "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ", "∙": r"\cdot ", "∗": "*", "÷": "/", "∕": "/", "⁄": "/", "∶": ":",
-    "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∪": r"\cup ",
+    "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "≦": r"\le ", "≧": r"\ge ", "≈": r"\approx ", "≃": r"\approx ", "∧": r"\land ", "∨": r"\lor ", "∈": r"\in ", "∪": r"\cup ",
     "∞": r"\infty ", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "φ": r"\phi ",
     "√": r"\sqrt ", "±": r"\pm ", "∅": r"\emptyset ", "°": r"^\circ ", "ℝ": r"\mathbb{R}", "…": r"\ldots ", "′": "'",
 }  # fmt: skip
@@ -114,6 +114,8 @@ class Token:
     text: str
     spaced: bool = False
     """A space stood before it."""
+    roman: bool = False
+    r"""A letter in upright type: \mathrm{m} may be a unit where m is a variable."""
 
 
 DROPPED = re.compile(
@@ -124,22 +126,22 @@ DROPPED = re.compile(
     r"|(?<!\\)\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|itshape)(?![A-Za-z])"
     r"|(?<!\\)\\(?:bf|it|rm|sf|tt)(?![A-Za-z]|[ ]?\{)"
 )
-GAPS = re.compile(r"(?<!\\)\\[,;:> ]|~|(?<!\\)\\q?quad(?![A-Za-z])|\\hspace\*?\{[^{}]*\}")
+GAPS = re.compile(r"(?<!\\)\\[,;:> ]|~|(?<!\\)\\q?quad|(?<!\\)\\(?:thin|med|thick|en)space(?![A-Za-z])|\\hspace\*?\{[^{}]*\}")
 ROW_GAP = re.compile(r"\\\\\[[^\[\]]{0,20}\]")
 r"""A double backslash ends a row of a matrix; \\[2pt] with more space below it."""
 SAME_COMMANDS = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "nicefrac": "frac", "sfrac": "frac", "dbinom": "binom", "tbinom": "binom",
-    "leq": "le", "leqslant": "le", "geq": "ge", "geqslant": "ge", "neq": "ne", "sim": "approx", "simeq": "approx",
+    "leq": "le", "leqslant": "le", "leqq": "le", "geqq": "ge", "geq": "ge", "geqslant": "ge", "neq": "ne", "sim": "approx", "simeq": "approx",
     "approxeq": "approx", "varnothing": "emptyset", "infin": "infty", "degree": "circ", "ast": "times", "lbrace": "{",
     "rbrace": "}", "lvert": "vert", "rvert": "vert", "mid": "vert", "lbrack": "[", "rbrack": "]", "lt": "<", "gt": ">",
     "colon": ":", "varphi": "phi", "varepsilon": "epsilon", "lg": "lg", "arccot": "arccot", "tg": "tan", "land": "and",
     "wedge": "and", "lor": "or", "vee": "or", "dots": "ldots", "cdots": "ldots", "dotsc": "ldots", "dotsb": "ldots",
 }  # fmt: skip
 TEXT_COMMANDS = ("text", "textbf", "textrm", "textit", "textsf", "texttt", "mbox", "mathrm", "mathbf", "mathit", "mathsf",
-                 "operatorname", "rm", "bf", "boldsymbol", "bm", "textnormal", "unit", "hbox", "emph")  # fmt: skip
+                 "operatorname", "rm", "bf", "boldsymbol", "bm", "textnormal", "unit", "hbox", "emph", "textup", "mathup", "textsl", "si")  # fmt: skip
 TOKEN = re.compile(
     r"(?P<space>[ ]+)"
-    rf"|\\(?:{'|'.join(sorted(TEXT_COMMANDS, key=len, reverse=True))})[ ]?\{{(?P<text>[^{{}}]*)\}}"
+    rf"|\\(?:{'|'.join(sorted(TEXT_COMMANDS, key=len, reverse=True))})[ ]?\{{(?P<text>(?:[^{{}}]|\^\{{-?\d\}})*)\}}"
     r"|(?P<command>\\(?:[A-Za-z]+\*?|.))"
     # Three digits behind every comma or space: thousands. Then plain decimals, and 2e-3 as computers write it.
     r"|(?P<number>\d{1,3}(?:,\d{3})+(?!\d|,\d)(?:\.\d+)?|\d{1,3}(?:[ ]\d{3})+(?!\d|,\d)(?:\.\d+)?"
@@ -152,17 +154,35 @@ LETTER_TIMES = re.compile(r"(?<=\d)[ ]?[xX][ ]?(?=10[ ]?\^)")
 """3 x 10^5"""
 FULL_STOP = re.compile(r"(?<![.\\])\.(?=[ $*`)\]\\]*$)")
 """The end of a sentence, inside or outside of dollar signs; three dots are not."""
-COUNTED = re.compile(r"[ ]*(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?)(?:[ ]+([^\W\d_][^\d]*))?")
-TIGHT_THOUSANDS = re.compile(r"(?<=\d)\{,\}(?=\d{3})")
+COUNTED = re.compile(
+    r"[ ]*(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[ ]?:[ ]?\d+)+|\d+(?:\.\d+)?)(?:[ ]+([^\W\d_](?:[^\d]|\^\{?-?\d\}?)*))?"
+)
+TIGHT_THOUSANDS = re.compile(
+    r"(?<=\d)[ ]?(?:\{[ ]?\\?,[ ]?\}|(?:\\!)*[ ]?,)[ ]?(?:\\!)+[ ]?(?=\d{3}(?!\d))|(?<=\d)[ ]?\{[ ]?\\?,[ ]?\}[ ]?(?=\d{3})"
+)
+r"""1{,}234 and 1,\!234: braces, or a negative space behind the comma, say that it groups digits."""
+SPACES = re.compile(r"[ ]{2,}")
+ELLIPSIS = re.compile(r"\.(?:[ ]?\.)+")
+DOUBLED = re.compile(r"(?<!\\)\\\\(?=[A-Za-z]{2}|[{}%$])")
+r"""\\frac for \frac, as text is that was escaped twice. Outside of an environment a double backslash ends no row."""
+TEXT_DEGREES = re.compile(r"\\(?:mathrm|text)[ ]?\{[ ]?\^(?:\\circ|\{\\circ\})[ ]?([CF])\}")
+NEGATED = re.compile(r"(?<!\\)\\not[ ]?=")
+COMPARED = re.compile(r"<[ ]?=|=<|>[ ]?=|(?<![\d)!])!=|(?<=[\d)][ ])!=|<>|==")
+"""Relations as programs write them. 5!=120 is a factorial, and x != 5 says that x is not 5."""
+ASCII_RELATIONS = {"<=": r"\le ", "=<": r"\le ", ">=": r"\ge ", "!=": r"\ne ", "<>": r"\ne ", "==": "="}
 
 
 def tokens_of(text: str) -> list[Token] | None:
     """The answer as tokens; None where it is too long to be meant."""
     text = FULL_STOP.sub("", spelled_symbols(plain_characters(text)).rstrip())
+    text = text if r"\begin" in text else DOUBLED.sub(r"\\", text)
     text = DOLLARS.sub(r"\1\\$\2", text)  # a single dollar sign before a number is money, any other delimits mathematics
     text = LETTER_TIMES.sub(r" \\times ", text)
     text = ROW_GAP.sub(r"\\\\", text).replace("{:}", ":")
-    text = TIGHT_THOUSANDS.sub(",", GAPS.sub(" ", DROPPED.sub("", text)))
+    text = COMPARED.sub(lambda sign: ASCII_RELATIONS["".join(sign.group().split())], NEGATED.sub(r"\\ne ", text))
+    text = SPACES.sub(" ", GAPS.sub(" ", DROPPED.sub("", TIGHT_THOUSANDS.sub(",", text))))
+    text = TEXT_DEGREES.sub(r"^\\circ \\text{\1}", text)
+    text = ELLIPSIS.sub(r"\\ldots ", text)
     tokens: list[Token] = []
     spaced = False
     for match in TOKEN.finditer(text):
@@ -170,9 +190,14 @@ def tokens_of(text: str) -> list[Token] | None:
             spaced = True
             continue
         token = token_of(match, spaced)
+        if token == Token(TEXT, "", spaced):
+            spaced = True
+            continue
         counted = COUNTED.fullmatch(token.text) if token.kind == TEXT else None
-        if counted is not None:  # \text{12 apples}
-            tokens += [Token(NUMBER, counted[1], spaced), *([Token(TEXT, counted[2], True)] if counted[2] else [])]
+        if counted is not None:  # \text{12 apples}, \text{9:30 pm}
+            for place, part in enumerate(re.split("[ ]?:[ ]?", counted[1])):
+                tokens += [*([Token(SIGN, ":")] if place else []), Token(NUMBER, part, spaced and not place)]
+            tokens += [Token(TEXT, counted[2], True)] if counted[2] else []
         else:
             tokens.append(token)
         spaced = False
@@ -187,7 +212,7 @@ def token_of(match: re.Match[str], spaced: bool) -> Token:
         # One letter in roman type is that letter (\mathrm{e}, \mathbf{v}); more are words.
         word = found.strip()
         if len(word) == 1 and word.isalpha() and not match.group().startswith((r"\text", r"\mbox", r"\hbox")):
-            return Token(LETTERS, word, spaced)
+            return Token(LETTERS, word, spaced, roman=True)
         if word in ("gcd", "lcm"):
             return Token(LETTERS, word, spaced)
         return Token(TEXT, " ".join(found.split()), spaced)

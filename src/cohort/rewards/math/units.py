@@ -48,53 +48,86 @@ NO_UNITS = HEDGES | NUMBER_WORDS | {
     "minus", "squared", "cubed", "mod", "modulo", "when", "where", "for", "therefore", "so", "because", "since", "then", "thus", "hence",
     "factorial", "times", "choose", "root", "over", "divided", "multiplied", "point", "power", "reciprocal", "inverse", "negative",
     "positive", "below", "above", "under", "log", "off", "out", "up", "down", "by", "followed", "next", "recurring", "repeating", "complement", "conjugate", "transpose", "imaginary", "binary", "octal", "hex",
-    "hexadecimal", "base", "also", "again", "too",
+    "hexadecimal", "base", "also", "again", "too", "prime", "dagger", "hat", "tilde", "dot", "opposite", "negation", "backward",
+    "doubling", "halving", "tripling", "squaring", "cubing", "greater", "smaller", "larger", "bigger", "higher", "lower", "longer", "shorter",
+    "wider", "older", "younger", "heavier", "lighter", "faster", "slower", "further", "farther", "later", "earlier", "other", "another", "short",
+    "shy", "apart", "onward", "onwards", "upward", "downward", "beyond", "within", "between", "through", "thru", "till", "until", "fold",
+    "exponent", "absolute", "modulus", "magnitude", "logarithm", "sine", "cosine", "tangent", "derivative", "antiderivative", "integral", "dunno", "idk",
 }  # fmt: skip
 """Behind a number these change its value, or are the beginning of a sentence."""
+
+ENDING_ALIKE = frozenset({
+    "seed", "weed", "bed", "shed", "sled", "breed", "reed", "exactly", "precisely", "only", "totally", "daily", "weekly", "monthly",
+    "yearly", "hourly", "annually", "fly", "family", "butterfly", "jelly", "lily",
+})  # fmt: skip
+"""Words that end like participles and adverbs, which are no units, and are harmless behind a number."""
 
 KNOWN = frozenset({*UNITS.values(), *LETTER_UNITS.values(), "day", "week", "month", "gram", "cent", "unit", "degree", "point", "litre",
                    "penny", "pence", "rupee", "yen", "pound sterling", "bit", "byte", "square unit", "cubic unit"})  # fmt: skip
 LARGE = frozenset({"K", "k", "M", "B", "b", "T"})
 """Single letters behind a number that may multiply it: 5K."""
 
-WORD = re.compile(r"[^\W\d_]+|\^|[23](?!\d)|\d+|\S")
+WORD = re.compile(r"[^\W\d_]+|\^|(?<=[^\W\d_])-\d|-?\d+|\S")
+TIMES = re.compile(r"\\?cdot(?![A-Za-z])|\\times|[{}*]|(?<=[^\W\d_])-(?=[^\W\d_])|(?<=[^\W\d_])\.(?=[^\W\d_])")
+"""Between the units of a product, or nothing that is read."""
+LOOSE_POWER = re.compile(r"\^[ {]*(-?)[ ]*")
 POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3", "squared": "^2", "cubed": "^3"}
 MAX_WORDS = 4
 
 
 def unit_of(text: str, known: bool = False) -> str | None:
     """One name for a unit ("sq. cm", "cm^2", "square centimeters"); None where it is none. known: only of the list UNITS."""
-    words = WORD.findall(text.strip(" .-"))
+    words = WORD.findall(TIMES.sub(" ", LOOSE_POWER.sub(r"^\1", text)).strip(" .-"))
     if not words:
         return ""
     if known:
         return one_name(words[0]) if len(words) == 1 and words[0] in UNITS else None
     names: list[str] = []
-    power = ""
-    for word in words:
+    below: list[bool] = []
+    power, divides, grouped = "", False, False
+    for place, word in enumerate(words):
         lowered = word.lower()
-        if word == "^":
+        if word in ("^", "."):
             continue
-        if word in ("2", "3"):
-            if not names:
+        if EXPONENT.fullmatch(word):
+            raised = place > 0 and words[place - 1] == "^"
+            if not names or not (raised or word in ("2", "3") or names[-1] in KNOWN):
                 return None
-            names[-1] += "^" + word
+            if word.startswith("-"):
+                below[-1] = not below[-1]
+            names[-1] += f"^{word[-1]}" if word[-1] != "1" else ""
         elif lowered in POWERS:
             power = POWERS[lowered]
             if lowered in ("squared", "cubed") and names:
                 names[-1], power = names[-1] + power, ""
         elif word == "/" or lowered == "per":
-            names.append("/")
-        elif word == ".":
-            continue
-        elif not word[0].isalpha() or lowered in NO_UNITS or lowered.removesuffix("s") in NO_UNITS:
+            divides = True
+        elif word == "(" and divides:
+            grouped = True
+        elif word == ")" and grouped:
+            divides = grouped = False
+        elif not word[0].isalpha() or changes_value(lowered, last=place == len(words) - 1):
             return None
         else:
             names.append(one_name(word) + power)
-            power = ""
-    if power or len(names) > MAX_WORDS or not names:  # "5 squared" is 25
+            below.append(divides)
+            power, divides = "", divides and grouped
+    if power or len(names) > MAX_WORDS or not names or divides:  # "5 squared" is 25
         return None
-    return "".join(name if name == "/" else f" {name}" for name in names).replace("/ ", "/").strip()
+    above = [name for name, under in zip(names, below, strict=True) if not under]
+    if len(above) > 1 and all(EXPONENT_OF.sub("", name) in KNOWN for name in above):  # m N is N m; other words have an order
+        above.sort(key=lambda name: (name != "degree", name))
+    return " ".join(above) + "".join(sorted(f"/{name}" for name, under in zip(names, below, strict=True) if under))
+
+
+EXPONENT, EXPONENT_OF = re.compile("-?[1-4]"), re.compile(r"\^\d$")
+
+
+def changes_value(word: str, last: bool) -> bool:
+    """Whether a word behind a number may make another number of it: "5 doubled", "5 lakh"; but "5 coloured marbles" are 5."""
+    if word in NO_UNITS or word.removesuffix("s") in NO_UNITS:
+        return True
+    return last and word.endswith(("ed", "ly", "wise", "fold")) and word not in ENDING_ALIKE
 
 
 def one_name(word: str) -> str:
@@ -117,6 +150,6 @@ def one_name(word: str) -> str:
 
 def is_doubtful(unit: str) -> bool:
     """Whether a unit as `unit_of` names it is more than one word that is in no list: it may say anything."""
-    parts = [re.sub(r"\^[23]$", "", part) for part in re.split(r"[ /]", unit) if part]
+    parts = [EXPONENT_OF.sub("", part) for part in re.split(r"[ /]", unit) if part]
     unknown = [part for part in parts if part not in KNOWN and unit not in KNOWN]
     return len(unknown) > 1 or any(len(part) == 1 for part in unknown)

@@ -1,0 +1,105 @@
+r"""Answers that are text: words, the letter of a choice, the digits of another base, and text with numbers (June 20)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from cohort.rewards.math.kinds import Group, Shape, Words
+from cohort.rewards.math.levels import is_sign
+from cohort.rewards.math.quantities import MATH_WORDS
+from cohort.rewards.math.text import COMMAND, LETTERS, SIGN, TEXT, Token, tokens_of
+from cohort.rewards.math.units import HEDGES
+
+
+def choice_at_start(tokens: list[Token]) -> tuple[int, str]:
+    """(how many tokens name a choice, its letter)."""
+    first = tokens[0]
+    if first.text.lower() in ("option", "choice") and len(tokens) > 1:  # option B
+        length, letter = choice_at_start(tokens[1:])
+        if not length and tokens[1].kind in (LETTERS, TEXT) and tokens[1].text in CHOICES:
+            length, letter = 1, tokens[1].text
+        return (1 + length, letter) if length else (0, "")
+    if first.kind == TEXT and first.text.lower().startswith(("option ", "choice ")):
+        return choice_at_start([replace(first, text=first.text[7:]), *tokens[1:]])
+    if first.kind == TEXT:
+        inner = first.text.strip(" .:")
+        found = inner[1:-1] if inner[:1] == "(" and inner[-1:] == ")" else inner.removesuffix(")")
+        return (1, found) if is_letter(found) and (found != inner or len(tokens) == 1) else (0, "")
+    texts = [token.text for token in tokens[:3]]
+    if len(texts) == 3 and texts[0] == "(" and texts[2] == ")" and is_letter(texts[1]) and tokens[1].kind in (LETTERS, TEXT):
+        return 3, texts[1]
+    if len(texts) > 1 and is_letter(texts[0]) and texts[1] in (")", ":") and first.kind == LETTERS:
+        return 2, texts[0]
+    return 0, ""
+
+
+CHOICES = "ABCDEFGHIJ"
+DENIALS = frozenset({
+    "is", "isn't", "isn", "was", "are", "but", "if", "unless", "rather", "wait", "instead", "versus", "vs", "maybe", "perhaps", "or",
+})  # fmt: skip
+"""Behind a letter these speak about the choice; what it stands for begins otherwise, also with "none" or "not"."""
+
+
+def is_letter(text: str) -> bool:
+    return len(text) == 1 and text.isascii() and text.isalpha()
+
+
+def read_words(tokens: list[Token], depth: int) -> Shape | None:
+    """An answer of letters only. A word is not a product of its letters; two bare letters are one (xy)."""
+    kinds = {token.kind for token in tokens}
+    if kinds == {COMMAND} and tokens[0].text == "emptyset" and len(tokens) == 1:
+        return Group("{}", ())
+    if not kinds <= {TEXT, LETTERS} and not all(
+        is_sign(t, "-") or is_sign(t, "'") for t in tokens if t.kind not in (TEXT, LETTERS)
+    ):
+        return None
+    if TEXT not in kinds:
+        letters = [token.text.lower() for token in tokens if token.kind == LETTERS]
+        if any(word in MATH_WORDS for word in letters) or (all(len(word) < 3 for word in letters) and letters != ["no"]):
+            return None
+        if SIGN in kinds and any(len(word) < 3 for word in letters):
+            return None
+    elif any(character.isdecimal() for token in tokens for character in token.text):
+        return None
+    return Words(" ".join(" ".join(token.text for token in tokens).split()).casefold())
+
+
+BASED = re.compile(r"\d+ _ (?:\d+|\{ \d+ \}|\{ \( \d+ \) \})")
+
+
+def read_based(tokens: list[Token], depth: int) -> Shape | None:
+    """1010_2, the digits of a number in another base: compared as they are, for a question about digits is not about values."""
+    texts = [token.text for token in tokens]
+    if not BASED.fullmatch(" ".join(texts)):
+        return None
+    return Words("".join(text for text in texts if text not in "{}()"))
+
+
+THINGS = frozenset({
+    "angle", "triangle", "parallel", "perp", "cong", "equiv", "pmod", "bmod", "mod", "odot", "square", "widehat", "overrightarrow",
+})  # fmt: skip
+"""Commands that name something: an answer with them is compared as it is written."""
+WORD_SIGNS = frozenset(".,;:-'\"()/&{}^=+%")
+WORDS_AND_DIGITS = re.compile(r"\.?\d+(?:[.,]\d+)*|[^\W\d_]+|[^\s.]")
+
+
+def plain_words(text: str) -> str:
+    r"""\text{June 20}, 8 hours 30 minutes, \angle ABC in one spelling; "" for what is no plain text, or a condition or hedge.
+
+    Letter for letter: case (except of names with a command), spaces, dots and the ways of setting text do not matter.
+    """
+    tokens = tokens_of(text) if len(text) <= MAX_WORDS_CHARS else None
+    if not tokens:
+        return ""
+    commands = {token.text for token in tokens if token.kind == COMMAND and token.text != "$"}
+    signs = {token.text for token in tokens if token.kind == SIGN}
+    pieces = [piece for token in tokens for piece in WORDS_AND_DIGITS.findall(token.text)]
+    worded = commands or any(len(piece) > 1 and piece.isalpha() for piece in pieces)
+    if not worded or not commands <= THINGS or not signs <= WORD_SIGNS or any(piece.lower() in HEDGES for piece in pieces):
+        return ""
+    plain = " ".join(piece for piece in pieces if piece not in "{},")
+    return plain if commands else plain.casefold()
+
+
+MAX_WORDS_CHARS = 200
