@@ -40,10 +40,15 @@ def other() -> Policy:
 
 
 def batch_of(
-    rollouts: list[Rollout], *overrides: str, kl_coef: float | None = None, critic: Critic | None = None, step: int = 1
+    rollouts: list[Rollout],
+    *overrides: str,
+    kl_coef: float | None = None,
+    critic: Critic | None = None,
+    step: int = 1,
+    **more: Any,
 ) -> Batch:
     recipe = load_recipe(overrides=["micro_batch_tokens=20", *overrides])
-    collected = Collected(rollouts, {"reward/mean": 0.5}, prompts_taken=7, tokens_sampled=99, verdicts={3: (1, 2)})
+    collected = Collected(rollouts, {"reward/mean": 0.5}, prompts_taken=7, tokens_sampled=99, verdicts={3: (1, 2)}, **more)
     coefficient = recipe.algorithm.kl_coef if kl_coef is None else kl_coef
     models = Models(policy(), other() if recipe.algorithm.kl_coef else None, critic or NoCritic())
     return collect_batch(collected, models, recipe, step, coefficient)
@@ -116,6 +121,19 @@ def test_a_step_in_which_every_group_is_dropped_is_an_empty_plan_not_an_error():
         assert batch.examples == []
         assert batch.plan == [[]]
         assert batch.advantages_N == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("algorithm", ["dapo", "maxrl", "reinforce++", "grpo"])
+def test_where_dynamic_sampling_found_nothing_no_group_is_useful(algorithm):
+    """All wrong, but a shaped reward differs in every group: nothing is trained, and the row once said that all groups teach."""
+    rollouts = [rollout(0, 0, 0.1), rollout(0, 1, 0.3), rollout(1, 0, 0.0), rollout(1, 1, 0.2)]
+    metrics = batch_of(rollouts, "group_size=2", f"algorithm.name={algorithm}", useful=False).metrics
+    assert (metrics["advantage/useful_groups"], metrics["advantage/dropped_groups"], metrics["advantage/std"]) == (0.0, 2, 0.0)
+    if algorithm == "grpo":
+        assert batch_of(rollouts, "group_size=2").metrics["advantage/useful_groups"] == 1.0
+        nobody = [rollout(group, sample, None) for group in range(2) for sample in range(2)]
+        for useful in (True, False):
+            assert batch_of(nobody, "group_size=2", useful=useful).metrics["advantage/useful_groups"] == 0.0
 
 
 def test_algorithms_without_a_group_baseline_train_on_lone_scores():

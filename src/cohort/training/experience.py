@@ -312,7 +312,7 @@ def group_metrics(
     right_P, wrong_P = verdicts_of(rollouts, scored_PG)
     usable_P = ~unusable_groups(scored_PG)
     return {
-        "advantage/useful_groups": float((usable_P & ~silent_P).double().mean()),
+        "advantage/useful_groups": float((usable_P & ~silent_P & ~left_out_P).double().mean()),
         "advantage/zero_variance_groups": int(silent_P.sum()),
         "advantage/dropped_groups": int(left_out_P.sum()),
         "advantage/all_correct_groups": int((usable_P & (right_P > 0) & (wrong_P == 0)).sum()),
