@@ -327,13 +327,72 @@ def test_the_best_checkpoint_is_the_one_with_the_best_held_out_reward(tmp_path):
 
     run = train_tiny(tmp_path, **{"train.num_steps": 4, "evaluation.every_steps": 1, "checkpoints.keep": 1})
     during = {row["step"]: row["eval/held_out/reward"] for row in rows_of(run.folder) if "eval/held_out/reward" in row}
-    during[4] = run.summary["eval"]["after"]["reward"]["value"]
+    last = json.loads((run.folder / "evaluations.jsonl").read_text().splitlines()[-1])
+    assert (last["label"], len(last["per_problem"]["held_out"]["reward"])) == ("after", 8)
+    during[4] = sum(last["per_problem"]["held_out"]["reward"][:4]) / 4  # the looks before it were at the first 4 problems
     best = json.loads((run.folder / "checkpoints" / "best.json").read_text())
     step = max(during, key=lambda step: (during[step], -step))
     assert best == {"checkpoint": f"step-{step}", "reward": during[step]}
     assert {"best.json", f"step-{step}", "step-4"} == {path.name for path in (run.folder / "checkpoints").iterdir()}
     assert run.summary["best"] == {"step": step, "reward": during[step]}
     checkpoint.verify(run.folder / "checkpoints" / f"step-{step}")
+
+
+def test_few_held_out_problems_are_said_in_the_first_lines(tmp_path):
+    """Of 50 rows chance holds out 3 with this seed; a recipe of an earlier version still does."""
+    from types import SimpleNamespace
+
+    from cohort.recipe.file import load_recipe
+    from cohort.training.preflight import problem_checks
+
+    rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(50)]
+    recipe = load_recipe(values={"prompts.source": "python:rows", "seed": 1})
+    data = build.load_data(recipe, Materials(rows))
+    assert len(data.sets["held_out"][1]) == 16
+    assert data.notes[0].startswith(
+        "held_out: 16 of 50 prompts are held out, 13 more than fall below evaluation.held_out = 0.1 by their hash. Those 13 can move"
+    )
+    (tmp_path / "old.toml").write_text("version = 1\nseed = 1\n")
+    old = load_recipe(tmp_path / "old.toml", values={"prompts.source": "python:rows"})
+    data = build.load_data(old, Materials(rows))
+    assert (len(data.sets["held_out"][1]), data.notes) == (3, ("held_out: 3 of 50 prompts are held out",))
+
+    def told(**sets: int) -> list[str]:
+        few = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"max_problems": 20})})
+        return [
+            check.text
+            for check in problem_checks(SimpleNamespace(recipe=few, evaluation_sets={n: [0] * c for n, c in sets.items()}))
+        ]
+
+    assert told(held_out=30) == []
+    assert told(held_out=16, named=20) == [
+        "held_out has 16 problems: one is 6.2 points of greedy accuracy, and few changes will be clear; give it 30 or more: rows, a "
+        "larger evaluation.held_out, or a set under [evaluation.sets].",
+        "named has 20 problems: one is 5.0 points of greedy accuracy, and few changes will be clear; raise evaluation.max_problems from 20.",
+    ]
+    assert "and 2 problems are too few for an interval; it takes 6; give" in told(held_out=2)[0]
+
+
+def test_the_best_is_chosen_on_the_problems_that_all_looks_share():
+    """While training the first 4 problems are looked at, at the end all 8, of which the last 4 are easier: 0.25 against 0.5."""
+    from cohort.evaluation.evaluate import Evaluation
+    from cohort.training.stages import reward_of_first
+
+    def evaluated(rewards):
+        verdicts = {"problem": list("abcdefgh")[: len(rewards)], "success": ["1"] * len(rewards), "reward": rewards}
+        mean = sum(reward or 0.0 for reward in rewards) / max(1, len(rewards))
+        sets = {"held_out": {"reward": {"value": mean, "low": None, "high": None}}}
+        return Evaluation.from_json({"step": 1, "sets": sets, "per_problem": {"held_out": verdicts}})
+
+    during, after = evaluated([0.5, 0.0, 0.5, 0.0]), evaluated([0.5, None, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+    assert reward_of_first(during, 4) == 0.25
+    assert reward_of_first(after, 4) == 0.5 / 3  # unscored problems are out
+    assert reward_of_first(after, 8) == 4.5 / 7
+    early = evaluated([])
+    assert (
+        reward_of_first(dataclasses.replace(early, sets={"held_out": {"reward": after.sets["held_out"]["reward"]}}), 4)
+        == 4.5 / 8
+    )
 
 
 def test_the_final_checkpoint_and_the_exported_model_hold_the_same_weights(tmp_path):

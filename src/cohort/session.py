@@ -136,6 +136,8 @@ class Session:
             self.monitors.on_message(f"warning: {warning}")
         self.materials = keep_rows(recipe, self.folder, self.materials, self.monitors.on_message)
         data = build.load_data(recipe, self.materials)
+        for note in data.notes:
+            self.monitors.on_message(note)
         policy = build.load_policy(recipe, data)
         sampling = build.training_sampling(recipe, policy)
         encoded = build.encode_data(recipe, data, policy, sampling)

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cohort.base.keyed import keyed_share
 from cohort.data import rows as module
-from cohort.data.prompts import PromptStream, assert_disjoint, content_key, make_prompts, split_held_out
+from cohort.data.prompts import PromptStream, assert_disjoint, content_key, describe_split, make_prompts, split_held_out
 from cohort.data.rows import load_rows
 from cohort.errors import PromptError
 from cohort.recipe.schema import PromptsConfig
@@ -333,9 +334,58 @@ def test_the_split_follows_content_and_seed_not_position():
     chosen = {row["prompt"] for row in held_out}
     assert {row["prompt"] for row in split_held_out(rows[::-1], 0.1, 0)[1]} == chosen
     more = rows + [{"prompt": f"{number}+2="} for number in range(500)]
-    assert {row["prompt"] for row in split_held_out(more, 0.1, 0)[1] if row["prompt"].endswith("+1=")} == chosen
+    assert {row["prompt"] for row in split_held_out(more, 0.1, 0, least=0)[1] if row["prompt"].endswith("+1=")} == {
+        row["prompt"] for row in split_held_out(rows, 0.1, 0, least=0)[1]
+    }
     assert {row["prompt"] for row in split_held_out(rows, 0.1, 1)[1]} != chosen
     assert split_held_out(rows, 0.0, 0) == (rows, [])
+
+
+def hash_order(rows: list[dict[str, str]], seed: int) -> list[tuple[float, str]]:
+    return sorted((keyed_share("held_out", seed, row["prompt"]), row["prompt"]) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "wanted"), [(50, 0.1, 16), (30, 0.1, 10), (200, 0.1, 20), (400, 0.02, 16), (7, 0.1, 2)]
+)
+def test_where_chance_holds_out_too_few_the_next_hashes_are_taken_up_to_a_third(size, share, wanted):
+    """Too few: below max(16, share of the rows rounded up). 50 rows at 0.1 once held out between 1 and 11, by the seed."""
+    rows = [{"prompt": f"{number}+{size}="} for number in range(size)]
+    fewer = 0
+    for seed in range(12):
+        train, held_out = split_held_out(rows, share, seed)
+        order = hash_order(rows, seed)
+        by_share = sum(position < share for position, _ in order)
+        count = max(wanted, by_share)
+        assert {row["prompt"] for row in held_out} == {prompt for _, prompt in order[:count]}
+        assert len(train) == size - count
+        told = describe_split(train, held_out, share, seed)
+        added = f", {count - by_share} more than fall below evaluation.held_out = {share} by their hash. Those {count - by_share} can move"
+        assert told.startswith(f"{count} of {size} prompts are held out{added if count > by_share else ''}")
+        fewer += by_share < wanted
+        old = split_held_out(rows, share, seed, least=0)[1]  # as before version 2: the share alone, and at least one
+        assert {row["prompt"] for row in old} == {prompt for _, prompt in order[: max(1, by_share)]}
+    assert fewer
+
+
+def test_rows_that_the_share_holds_out_stay_held_out_as_the_file_grows():
+    rows = [{"prompt": f"{number}*3="} for number in range(3000)]
+    fixed = {row["prompt"] for row in rows[:60] if keyed_share("held_out", 3, row["prompt"]) < 0.1}
+    small, large = ({row["prompt"] for row in split_held_out(some, 0.1, 3)[1]} for some in (rows[:60], rows))
+    assert len(fixed) < 16 == len(small)
+    assert small & large == fixed  # only those beyond the share moved
+
+
+def test_copies_are_one_prompt_and_never_make_more_than_a_third_of_the_rows():
+    rows = [{"prompt": f"{number % 25}+1="} for number in range(50)]
+    held_out = split_held_out(rows, 0.1, 0)[1]
+    assert (len({row["prompt"] for row in held_out}), len(held_out)) == (8, 16)  # 9 prompts would be 18 of 50 rows
+    many = [{"prompt": "often"}] * 60 + [{"prompt": f"{number}"} for number in range(40)]
+    for seed in range(20):
+        held_out = split_held_out(many, 0.1, seed)[1]
+        assert len(held_out) <= 33 or "often" in {p for position, p in hash_order(many, seed) if position < 0.1}
+    for size, wanted in ((2, 1), (3, 1), (6, 2)):
+        assert len(split_held_out([{"prompt": str(number)} for number in range(size)], 0.05, 4)[1]) == wanted
 
 
 def test_the_split_sees_the_rendered_prompt():

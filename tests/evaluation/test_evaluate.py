@@ -14,6 +14,7 @@ from cohort.evaluation.evaluate import (
     compare_set,
     default_ks,
     evaluate,
+    largest_k,
     problem_key,
     summarize,
 )
@@ -85,7 +86,9 @@ def test_values_by_hand():
     assert numbers["mean@4"].value == pytest.approx(numbers["pass@1"].value)
     assert numbers["greedy"].value == pytest.approx(0.5)
     assert numbers["reward"].value == pytest.approx(2 * 0.4375 + 0.5)
-    assert numbers["pass@1"].low < 0.4375 < numbers["pass@1"].high
+    assert (numbers["pass@1"].low, numbers["pass@1"].reason) == (None, "4 problems are too few for an interval; it takes 6")
+    six = run({"held_out": ["7 7 8 -", "8 8 7 1", "7 7 7 7", "1 2 3 9999", "7 7 8 -", "8 8 7 1"]}).sets["held_out"]["pass@1"]
+    assert six.low < (0.5 + 0.25 + 1 + 0 + 0.5 + 0.25) / 6 < six.high
     assert found.counts["held_out"] == {
         "problems": 4, "completions": 16, "unscored": 0, "truncated": 1 / 16, "length_mean": pytest.approx(19 / 16)
     }  # fmt: skip
@@ -209,16 +212,36 @@ def test_examples_show_the_first_problems_with_verdicts():
 
 
 def test_summary_entry():
-    before, after = run({"s": ["8 8 8 8"] * 3, "t": ["7 8 8 8"]}), run({"s": ["7 7 7 7"] * 3, "t": ["7 8 8 8"]})
+    before, after = run({"s": ["8 8 8 8"] * 6, "t": ["7 8 8 8"]}), run({"s": ["7 7 7 7"] * 6, "t": ["7 8 8 8"]})
     entry = summarize(before, after)
     assert entry["before"]["pass@1"]["value"] == 0.0
     assert entry["after"]["pass@1"]["value"] == 1.0
     assert set(entry["after"]["maj@4"]) == {"value", "low", "high"}
     assert entry["sets"]["t"]["after"]["pass@1"]["value"] == 0.25
-    assert entry["change"]["s"]["pass@1"]["difference"] == 1.0
+    assert entry["change"]["s"]["pass@1"] | {"low": 0, "high": 0} == {
+        "difference": 1.0, "low": 0, "high": 0, "p_value": 2 / 2**6, "problems": 6, "verdict": "rose",
+    }  # fmt: skip
+    assert list(entry["change"]["s"]) == ["pass@1", "pass@4", "greedy"]
+    assert entry["change"]["t"]["pass@1"]["verdict"] == "no clear change"
     assert summarize(before, None)["after"] == {}
     assert summarize(None, None) == {"before": {}, "after": {}, "sets": {}, "change": {}}
     json.dumps(entry)
+
+
+def test_pass_at_k_is_paired_for_the_largest_k_that_most_problems_have_verdicts_for():
+    """By hand: pass@4 of 4 counts a problem as solved; one verdict that is missing takes it out of pass@4 and not of pass@2."""
+    before, after = run({"s": ["7 8 8 8"] * 7}).per_problem["s"], run({"s": ["7 7 7 7"] * 3 + ["8 8 8 8"] * 4}).per_problem["s"]
+    assert largest_k(before, after) == 4
+    found = compare_set(before, after, 0, 1000)
+    assert found["pass@4"].difference == pytest.approx(3 / 7 - 1)
+    assert found["pass@1"].difference == pytest.approx(3 / 7 - 1 / 4)
+    assert found["pass@4"].p_value == 2 / 2**4  # four of seven problems moved, all one way
+    unscored = run({"s": ["7 8 8 ?"] * 4 + ["7 8 8 8"] * 3}).per_problem["s"]
+    assert largest_k(unscored, after) == 2
+    assert compare_set(unscored, after, 0, 1000)["pass@2"].problems == 7
+    alone = run({"s": ["7"] * 7}, sampling=Sampling(1, 1.0, 8, (2,))).per_problem["s"]
+    assert largest_k(alone, after) == 0
+    assert list(compare_set(alone, after, 0, 1000)) == ["pass@1", "greedy"]
 
 
 def test_default_ks():

@@ -213,8 +213,9 @@ def test_trigger(key, level, changes, words):
 
 
 def test_every_check_has_a_trigger():
-    triggered = {t[0].partition("_")[0] for t in TRIGGERS}
-    assert len({t[0] for t in TRIGGERS if not t[0].startswith("slow_")}) + 1 == len(CHECKS), triggered
+    triggered = {t[0] for t in TRIGGERS if not t[0].startswith("slow_")} | {"slow_stage"}
+    triggered |= {"pass_at_k_falls"}  # needs evaluations: tests/observe/test_held_out.py
+    assert len(triggered) == len(CHECKS), triggered
 
 
 def test_what_looks_bad_but_is_not():

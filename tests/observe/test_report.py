@@ -142,7 +142,8 @@ def test_the_verdict_and_the_table_say_the_numbers(source):
     text = Page(source).text
     assert "pass@1 on held-out problems rose from 54.1 % to 95.2 %." in text
     assert (
-        "A change of +41.1 points (95 % interval +40.5 to +41.7, paired over 100 problems), after 200 steps and 21 min." in text
+        "A change of +41.1 points (95 % interval +40.5 to +41.7, paired over 100 problems, p < 0.001), after 200 steps and 21 min."
+        in text
     )
     assert "54.1 % [51.1, 57.1] 95.2 % [92.2, 98.2] +41.1" in text
     assert "maj@8" in text
@@ -258,7 +259,8 @@ def test_baseline_only_and_summary_only(tmp_path):
         "eval": {"before": {"pass@1": interval(0.5)}, "after": {"pass@1": interval(0.4)}},
     }
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert "pass@1 on held-out problems fell from 50.0 % to 40.0 %." in Page(write_report(tmp_path).read_text()).text
+    text = Page(write_report(tmp_path).read_text()).text  # nothing to pair, so nothing is said to have fallen
+    assert "pass@1 on held-out problems went from 50.0 % to 40.0 %. A change of -10.0 points; no problem can be paired" in text
 
 
 def test_a_difference_within_noise_is_called_that(tmp_path):
@@ -267,7 +269,9 @@ def test_a_difference_within_noise_is_called_that(tmp_path):
         evaluations.append({"step": step, "label": label, "sets": {"held_out": make_numbers(0.5 + step / 90)}})
         evaluations[-1]["per_problem"] = {"held_out": {"index": [0, 1, 2, 3], "success": rows, "greedy": ""}}
     write_lines(tmp_path / "evaluations.jsonl", evaluations)
-    assert "no difference that the evaluation can tell from noise" in Page(write_report(tmp_path).read_text()).text
+    text = Page(write_report(tmp_path).read_text()).text
+    assert "no clear change, nothing that the evaluation can tell from noise" in text
+    assert "paired over 4 problems, p = 1; 4 problems are too few for an interval; it takes 6" in text
 
 
 def test_files_of_an_unexpected_shape_cost_a_section_at_most(tmp_path):

@@ -154,7 +154,9 @@ def test_words_of_today_are_of_today(old_file):
     "tree", [{"rewards": "x"}, {"rewards": [1, {"function": 2}]}, {"prompts": 3}, {"evaluation": {"sets": []}}]
 )
 def test_malformed_recipes_are_left_for_the_schema_to_refuse(tree):
-    assert bring_up_to_date(tree) == tree | {"version": VERSION}
+    updated = bring_up_to_date(tree)
+    updated["evaluation"].pop("held_out_least")
+    assert updated == {"evaluation": {}} | tree | {"version": VERSION}
     with pytest.raises(RecipeError):
         build_recipe(bring_up_to_date(tree))
 
@@ -176,6 +178,19 @@ def test_changes_are_made_one_after_the_other_from_the_version_of_the_file(monke
     assert bring_up_to_date(old)["train"]["num_steps"] == bring_up_to_date(new)["train"]["num_steps"] == 6
     assert bring_up_to_date({**old, "version": 2})["train"]["num_steps"] == 3
     assert old["train"]["num_steps"] == 3
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_rows_of_older_recipes_are_held_out_by_the_share_alone(old_file, version):
+    """Named sets are not split off, so there nothing is written: a comparison of them that was begun is still the same."""
+    first = f"version = {version}\n" if version else ""
+    old_file.write_text(f"{first}[evaluation]\nheld_out = 0.2\n", encoding="utf-8")
+    assert load_recipe(old_file).evaluation.held_out_least == 0
+    assert load_recipe(old_file, ["evaluation.held_out_least=8"]).evaluation.held_out_least == 8
+    old_file.write_text(first + '[evaluation.sets.a]\nsource = "rows.jsonl"\n', encoding="utf-8")
+    assert load_recipe(old_file).evaluation.held_out_least == Recipe().evaluation.held_out_least == 16
+    old_file.write_text("version = 2\n", encoding="utf-8")
+    assert load_recipe(old_file) == Recipe()
 
 
 def test_an_unreadable_recipe_of_a_run_still_says_so(old_file):

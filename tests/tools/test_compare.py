@@ -23,6 +23,7 @@ from cohort.evaluation.estimators import estimate
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.choices import differing, in_use, preset_choices, print_algorithms, summary_row
+from cohort.recipe.materials import Materials
 from cohort.tools.compare import parse_seeds, run_compare
 from cohort.tools.compare.contenders import find_contenders
 from cohort.tools.compare.divergence import document, ratio_of_sums
@@ -151,7 +152,32 @@ def test_one_cold_start_per_seed_is_shared_and_everything_else_of_the_recipe_is_
     assert run.model.source == str(tmp_path / "out" / "start-seed-3" / "model")
     kept = plan.contenders[1].recipe.model_dump(exclude={"model": {"source"}, "cold_start": {"num_steps"}})
     mine = run.model_dump(exclude={"model": {"source"}, "cold_start": {"num_steps"}})
-    assert {key for key in kept if kept[key] != mine[key]} == {"name", "runs_folder", "seed"}
+    assert {key for key in kept if kept[key] != mine[key]} == {"name", "runs_folder", "seed", "evaluation"}
+    assert {key for key in kept["evaluation"] if kept["evaluation"][key] != mine["evaluation"][key]} == {"problems_seed"}
+
+
+def test_all_seeds_are_evaluated_on_the_problems_of_the_first(tmp_path, recipe, monkeypatch):
+    """The same split and the same drawn sets, whatever the seed; a seed that the recipe gives stays, and a user's function may
+    divide its rows by the seed, so there every seed keeps its own."""
+
+    def held_out(plan):
+        from cohort.training.build import load_data
+
+        return [[row["prompt"] for row in load_data(run.recipe, Materials()).sets["held_out"][1]] for run in plan.runs]
+
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(60)))
+    words = ["grpo", "cold_start.num_steps=0", f"prompts.source={rows}", "prompts.args={}", "evaluation.sets={}"]
+    split = str(write_recipe(tmp_path / "split.toml", **{"prompts.args": {}, "evaluation.sets": {}}))
+    for plan in (plan_of(tmp_path, ["grpo"], recipe, (4, 1, 2)), plan_of(tmp_path, words[:3], split, (4, 1, 2))):
+        assert {run.recipe.evaluation.problems_seed for run in plan.runs} == {4}
+        first, second, third = held_out(plan)
+        assert first == second == third
+        assert len(first) > 1
+    given = plan_of(tmp_path, ["grpo", "evaluation.problems_seed=9"], recipe, (4, 1))
+    assert {run.recipe.evaluation.problems_seed for run in given.runs} == {9}
+    own = plan_of(tmp_path, ["grpo", 'evaluation.sets.held_out={source="my_rows:test_rows"}'], recipe, (4, 1))
+    assert {run.recipe.evaluation.problems_seed for run in own.runs} == {-1}
 
 
 def test_without_a_cold_start_and_with_a_model_of_ones_own_nothing_is_shared(tmp_path, recipe):
@@ -222,8 +248,8 @@ def marks(count: int, problems: int) -> list[str]:
     return ["".join("1" if problem * 4 + sample < count else "0" for sample in range(4)) for problem in range(problems)]
 
 
-def fabricate(folder: Path, *, before: int = 4, after: int, steps: int = 12, seed: int = 0, status: str = "finished") -> None:
-    """A run folder in the real format: 8 problems with 4 samples, so pass@1 is after / 32."""
+def fabricate(folder: Path, *, before: int = 4, after: int, steps: int = 12, seed: int = 0, own: bool = False) -> None:
+    """A run folder in the real format: 8 problems with 4 samples, so pass@1 is after / 32. own: other problems in every seed."""
     folder.mkdir(parents=True)
     rows = [
         {
@@ -246,24 +272,26 @@ def fabricate(folder: Path, *, before: int = 4, after: int, steps: int = 12, see
     ):
         numbers = {"pass@1": number(count / 32), "maj@4": number(count / 40), "pass@4": number(count / 33)}
         counts = {"problems": 8, "completions": 32, "unscored": 0, "truncated": 0.0, "length_mean": length}
-        problems = [f"seed{seed}-{place}" if seed else f"problem-{place}" for place in range(8)]
+        problems = [f"seed{seed}-{place}" if own else f"problem-{place}" for place in range(8)]
         verdicts = {"problem": problems, "success": marks(count, 8), "greedy": ""}
         lines.append(
             {"step": step, "label": label, "sets": {"held_out": numbers | counts}, "per_problem": {"held_out": verdicts}}
         )
     (folder / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     first, last = lines[0]["sets"]["held_out"], lines[-1]["sets"]["held_out"]
-    summary = {"status": status, "steps": steps, "seconds": 11.0, "seed": seed, "eval": {"before": first, "after": last}}
+    summary = {"status": "finished", "steps": steps, "seconds": 11.0, "seed": seed, "eval": {"before": first, "after": last}}
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
-def fabricated_plan(tmp_path: Path, recipe: str, after: dict[str, list[int]], words: list[str] | None = None):
+def fabricated_plan(
+    tmp_path: Path, recipe: str, after: dict[str, list[int]], words: list[str] | None = None, own: bool = False
+):
     seeds = tuple(range(len(next(iter(after.values())))))
     plan = plan_of(tmp_path, [*(words or after), "evaluation.samples=4"], recipe, seeds)
     open_output(plan).close()
     for run in plan.runs:
         if run.label in after:
-            fabricate(plan.folder(run.name), after=after[run.label][run.seed], seed=run.seed)
+            fabricate(plan.folder(run.name), after=after[run.label][run.seed], seed=run.seed, own=own)
             entry = {"per_completion": number(1.5 + run.seed), "per_token": number(0.1), "set": "held_out"}
             plan.divergence_file(run.name).write_text(json.dumps(entry))
     return plan
@@ -317,16 +345,41 @@ def test_over_seeds_and_paired_with_the_first(tmp_path, recipe):
     first, second = comparison.standings
     assert second.over_seeds("after", "pass@1") == {"mean": 22 / 32, "min": 16 / 32, "max": 28 / 32, "seeds": 2}
     assert first.against_first == {}
-    # Seed 0: problems 2 and 3 gained 1 each of 8; seed 1 has other problems, of which 3 gained 1 each.
+    # Seed 0: problems 2 and 3 gained 1 each of 8; seed 1: problems 4, 5 and 6. Averaged over seeds, five gained a half.
     paired = second.against_first["held_out"]
-    assert (paired.problems, paired.difference) == (16, 5 / 16)
+    assert (paired.problems, paired.difference) == (8, 2.5 / 8)
+    assert paired.difference == second.over_seeds("after", "pass@1")["mean"] - first.over_seeds("after", "pass@1")["mean"]
     assert paired.p_value == pytest.approx(2 / 2**5)
     assert second.kl == 2.0
     document_ = comparison.to_json()
     assert [one["label"] for one in document_["contenders"]] == ["grpo", "dr_grpo"]
     assert document_["contenders"][1]["over_seeds"]["held_out"]["after"]["pass@1"]["mean"] == 22 / 32
-    assert document_["contenders"][1]["against_first"]["held_out"]["problems"] == 16
+    assert document_["contenders"][1]["against_first"]["held_out"]["problems"] == 8
     assert json.loads(json.dumps(document_)) is not None
+
+
+def test_seeds_with_different_problems_are_not_averaged(tmp_path, recipe):
+    """Means over seeds of different problems and a difference over problems once stood in one row, and contradicted each other."""
+    comparison = measure(fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28]}, own=True), {})
+    first, second = comparison.standings
+    assert first.over_seeds("after", "pass@1") is second.over_seeds("before", "pass@1") is None
+    words = (
+        "held_out: not all runs were evaluated on the same problems (0 are in all), so no mean is taken. 8 problems: grpo-seed-0 25.0 %, "
+        "dr_grpo-seed-0 50.0 %; 8 problems: grpo-seed-1 50.0 %, dr_grpo-seed-1 87.5 %"
+    )
+    assert comparison.unlike == comparison.to_json()["different_problems"] == {"held_out": words}
+    paired = second.against_first["held_out"]  # each problem with itself: 5 of 16 gained 1
+    assert (paired.problems, paired.difference) == (16, 5 / 16)
+    printed = printed_table(comparison)
+    assert f"note: {words}" in printed
+    table = printed[: printed.index("note:")]
+    assert "68.8" not in table
+    assert re.search(r"^dr_grpo +– +– +\+31\.2 \[", table, re.MULTILINE)
+    page = render(comparison)
+    assert "Not all runs were evaluated on the same problems." in page
+    assert words in page
+    assert "68.8" not in page
+    assert "ended highest" not in page
 
 
 def test_with_one_seed_the_pairing_is_that_of_cohort_evaluate(tmp_path, recipe):
@@ -389,7 +442,7 @@ def test_kl_per_completion_is_the_mean_of_sums_and_per_token_the_ratio_of_sums()
     assert written["per_completion"]["value"] == pytest.approx(2.0)
     assert written["per_token"]["value"] == pytest.approx(6.0 / 8)
     assert (written["completions"], written["tokens"]) == (3, 8)
-    even = ratio_of_sums([2.0] * 5, [4] * 5, 100, 0)
+    even = ratio_of_sums([2.0] * 6, [4] * 6, 100, 0)
     assert (even.value, even.low, even.high) == (0.5, 0.5, 0.5)
     assert ratio_of_sums([], [], 10, 0).value is None
 
@@ -441,7 +494,7 @@ def test_the_page_is_self_contained_escaped_and_shows_each_contender_and_seed(tm
     assert "https://" not in page
     assert page.count('<circle class="dot" cx') == 6  # one per contender and seed; charts write "dot c0"
     assert "dr_grpo ended highest: 68.8 % pass@1" in page
-    assert "+31.2 points (95 % interval" in page
+    assert "+31.2 points against grpo (95 % interval" in page
     for words in ("Training success", "Held-out pass@1", "What they differ in", "group_centered", "<b>68.8 %</b>"):
         assert words in page
     choices = page[page.index("What they differ in") :]
@@ -645,8 +698,9 @@ def test_the_divergence_of_a_run_from_itself_is_exactly_zero(tmp_path):
     assert RunFolder(run).start.is_dir()
     written = measure_divergence(run, prompts=4)
     assert written["completions"] == 4
-    assert written["per_completion"] == {"value": 0.0, "low": 0.0, "high": 0.0}
-    assert written["per_token"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    few = "4 problems are too few for an interval; it takes 6"
+    assert written["per_completion"] == {"value": 0.0, "low": None, "high": None, "reason": few}
+    assert written["per_token"] == written["per_completion"]
 
 
 def test_the_command_is_there_and_says_no_in_words():

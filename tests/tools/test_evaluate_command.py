@@ -74,7 +74,9 @@ def test_two_targets_are_compared_in_pairs(world):
     assert paired["held_out"]["pass@1"]["difference"] == 0.0
     assert paired["held_out"]["pass@1"]["p_value"] == 1.0
     assert re.search(
-        r"held_out pass@1: .*model against .*run \+0\.0 points \[[-+\d., ]+\], p = 1 on \d+ paired problems", printed
+        r"held_out pass@1: .*model against .*run \+0\.0 points \(95 % interval -\S+ to \+\S+, paired over 8 problems, p = 1\): "
+        r"no clear difference",
+        printed,
     )
 
 
@@ -206,9 +208,12 @@ def test_paired_lines_do_not_wrap_and_nothing_in_common_is_said():
         return console.file.getvalue().splitlines()
 
     first = result_of("runs/a-rather-long-name", ["a", "b"], ["00", "01"])
-    (line,) = printed(result_of("runs/another-long-name", ["b", "c"], ["11", "01"]))
-    assert line.startswith("held_out pass@1: runs/another-long-name against runs/a-rather-long-name +50.0 points [")
-    assert line.endswith("on 1 paired problems")
+    line, two = printed(result_of("runs/another-long-name", ["b", "c"], ["11", "01"]))
+    assert line == (
+        "held_out pass@1: runs/another-long-name against runs/a-rather-long-name +50.0 points (paired over 1 problems, p = 1; "
+        "1 problem is too few for an interval; it takes 6): no clear difference"
+    )
+    assert two.startswith("held_out pass@2: runs/another-long-name against runs/a-rather-long-name +0.0 points (")
     (line,) = printed(result_of("runs/another-long-name", ["x", "y"], ["11", "11"]))
     assert "no problem with a verdict on both sides" in line
     assert "p = " not in line

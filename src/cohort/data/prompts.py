@@ -14,6 +14,8 @@ Imports no torch.
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,29 +114,60 @@ def content_key(content: Content) -> str:
 
 
 def split_held_out(
-    rows: Sequence[Row], share: float, seed: int, prompt_column: str = "prompt", template: str = ""
+    rows: Sequence[Row], share: float, seed: int, prompt_column: str = "prompt", template: str = "", least: int = 16
 ) -> tuple[list[Row], list[Row]]:
-    """(train, held_out). The side depends on the seed and the content alone: duplicates stay together, and rows added
-    to the source later move none of the others."""
+    """(train, held_out). Each prompt has a hash of the seed and its content in [0, 1); those below the share are held out.
+
+    Where that gives fewer than `least` prompts, or than the share of them rounded up, the next smallest hashes are held out
+    too, up to a third of the rows. Copies stay together, and without such additions rows added to the source later move none
+    of the others. least 0: no additions, as recipes before version 2 were split.
+    """
     if share <= 0:
         return list(rows), []
-    config = PromptsConfig.model_validate({"prompt_column": prompt_column, "template": template})
-    keys = [content_key(render(row, config, f"prompts, row {index}")) for index, row in enumerate(rows)]
-    positions = {key: keyed_share("held_out", seed, key) for key in keys}
+    keys = prompt_keys(rows, prompt_column, template)
+    copies = Counter(keys)
+    positions = {key: held_out_position(seed, key) for key in copies}
     if len(positions) < 2:
         raise PromptError(
             f"evaluation.held_out: the {len(rows)} rows hold {len(positions)} different prompt(s), which cannot be split into "
             "training and held-out; add rows, name a set under [evaluation.sets], or set evaluation.held_out = 0"
         )
-    chosen = {key for key, position in positions.items() if position < share}
+    ordered = sorted(positions, key=positions.__getitem__)
     # Few rows can all fall on one side; the nearest one then crosses over, so that both sides hold something.
-    if not chosen:
-        chosen = {min(positions, key=positions.__getitem__)}
-    elif len(chosen) == len(positions):
-        chosen.remove(max(positions, key=positions.__getitem__))
+    count = min(max(sum(position < share for position in positions.values()), 1), len(ordered) - 1)
+    wanted = max(least, math.ceil(share * len(ordered))) if least else 0
+    taken = sum(copies[key] for key in ordered[:count])
+    while count < wanted and 3 * (taken + copies[ordered[count]]) <= len(rows):
+        taken += copies[ordered[count]]
+        count += 1
+    chosen = set(ordered[:count])
     train = [row for row, key in zip(rows, keys, strict=True) if key not in chosen]
     held_out = [row for row, key in zip(rows, keys, strict=True) if key in chosen]
     return train, held_out
+
+
+def describe_split(
+    train: Sequence[Row], held_out: Sequence[Row], share: float, seed: int, prompt_column: str = "prompt", template: str = ""
+) -> str:
+    """How many prompts are held out, and how many of them only because there would be too few: those may move."""
+    trained, kept = (set(prompt_keys(rows, prompt_column, template)) for rows in (train, held_out))
+    added = sum(held_out_position(seed, key) >= share for key in kept)
+    text = f"{len(kept)} of {len(trained) + len(kept)} prompts are held out"
+    if not added:
+        return text
+    return (
+        f"{text}, {added} more than fall below evaluation.held_out = {share:g} by their hash. Those {added} can move to training when "
+        "rows are added; for a set that stays, name one under [evaluation.sets]"
+    )
+
+
+def prompt_keys(rows: Sequence[Row], prompt_column: str, template: str) -> list[str]:
+    config = PromptsConfig.model_validate({"prompt_column": prompt_column, "template": template})
+    return [content_key(render(row, config, f"prompts, row {index}")) for index, row in enumerate(rows)]
+
+
+def held_out_position(seed: int, key: str) -> float:
+    return keyed_share("held_out", seed, key)
 
 
 def assert_disjoint(train_prompts: Iterable[Prompt], held_out_prompts: Iterable[Prompt], set_name: str) -> None:

@@ -82,11 +82,16 @@ def open_source(
     if path.suffix in READERS or path.is_file():
         refuse_unused(config, "a file", section)
         return source, read_file(path, section)
-    if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", source):
+    if names_function(source):
         return source, number_rows(call_function(source, config, seed, section))
     if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) and not source.startswith("."):
         return source, number_rows(load_hub(config, section))
     raise PromptError(f"{section}.source: {source!r} is no file or folder here{suggest_file(path)}")
+
+
+def names_function(source: str) -> bool:
+    """package.module:function, and no task or gym task, which are written alike."""
+    return bool(re.fullmatch(r"(?!(?:task|gym):)[A-Za-z_][\w.]*:[A-Za-z_]\w*", source))
 
 
 def refuse_unused(config: PromptsConfig, what: str, section: str, split_is_used: bool = False) -> None:

@@ -14,8 +14,9 @@ value (claims certainty from a finite sample).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,10 +29,22 @@ SAME = 1e-9
 EXACT_FLIPS = 14
 """Up to this many non-zero differences, all 2^n sign flips are enumerated and the p-value is exact."""
 
+FEWEST_FOR_INTERVAL = 6
+"""Below this many problems there is no interval. Resampling can only repeat the few values that it was given, so it is far too
+narrow; and n problems that all move the same way have p = 2 / 2^n, which is below 0.05 from 6 on."""
+
+FEW_PROBLEMS = 30
+"""Problems below which it is said of an evaluation that they are few."""
+
+SIGNIFICANT = 0.05
+""""Rose" and "fell" are said of a change whose p-value is below this."""
+
+UNCLEAR = "no clear change"
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with its 95 % interval. value None: it does not exist, and `reason` says why."""
+    """A value with its 95 % interval. A value or an interval that is None does not exist, and `reason` says why."""
 
     value: float | None
     low: float | None
@@ -55,23 +68,51 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """b minus a on the same problems."""
+    """b minus a on the same problems. low and high are None where there are too few problems for an interval."""
 
     difference: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     p_value: float
     """Two-sided: how often randomly swapping a and b within problems moves the mean at least this far."""
     problems: int
 
-    def to_json(self) -> dict[str, float | int]:
-        return {
+    @property
+    def verdict(self) -> str:
+        """rose or fell where both the test and the interval say so; else "no clear change"."""
+        if self.low is None or self.high is None or self.p_value >= SIGNIFICANT or self.low <= 0 <= self.high:
+            return UNCLEAR
+        return "rose" if self.difference > 0 else "fell"
+
+    @property
+    def reason(self) -> str:
+        """Why there is no interval; "" where there is one."""
+        return why_no_interval(self.problems) if self.low is None else ""
+
+    @property
+    def sureness(self) -> str:
+        """How sure the difference is, in words: "95 % interval +3.1 to +9.0, paired over 64 problems, p = 0.002"."""
+        sure = f"paired over {self.problems} problems, p {'< 0.001' if self.p_value < 0.001 else f'= {self.p_value:.2g}'}"
+        if self.low is None or self.high is None:
+            return f"{sure}; {self.reason}"
+        return f"95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f}, {sure}"
+
+    def to_json(self) -> dict[str, float | int | str | None]:
+        plain: dict[str, float | int | str | None] = {
             "difference": self.difference,
             "low": self.low,
             "high": self.high,
             "p_value": self.p_value,
             "problems": self.problems,
+            "verdict": self.verdict,
         }
+        return {**plain, "reason": self.reason} if self.reason else plain
+
+    @staticmethod
+    def from_json(plain: Mapping[str, Any]) -> PairedDifference:
+        """As it was stored; an interval of too few problems, which earlier versions wrote, is left out."""
+        low, high = (plain["low"], plain["high"]) if plain["problems"] >= FEWEST_FOR_INTERVAL else (None, None)
+        return PairedDifference(plain["difference"], low, high, plain["p_value"], plain["problems"])
 
 
 def pass_at_k(correct: int, total: int, k: int) -> float:
@@ -179,14 +220,22 @@ def bootstrap_interval(
 
 
 def estimate(values_per_problem: Sequence[float], resamples: int, seed: int, *, proportion: bool = True) -> Estimate:
-    """Mean over problems with its bootstrap interval; null with a reason when there is no problem.
+    """Mean over problems with its bootstrap interval; null with a reason when there is no problem, or too few for an interval.
 
     proportion: the values are known to lie in [0, 1].
     """
     if not values_per_problem:
         return Estimate(None, None, None, "no problem has enough scored completions")
+    if reason := why_no_interval(len(values_per_problem)):
+        return Estimate(float(np.mean(values_per_problem)), None, None, reason)
     low, high = bootstrap_interval(values_per_problem, resamples, seed, bounds=(0.0, 1.0) if proportion else None)
     return Estimate(float(np.mean(values_per_problem)), low, high)
+
+
+def why_no_interval(problems: int) -> str:
+    """Why so few problems have no interval; "" where they have one."""
+    few = "1 problem is" if problems == 1 else f"{problems} problems are"
+    return f"{few} too few for an interval; it takes {FEWEST_FOR_INTERVAL}" if problems < FEWEST_FOR_INTERVAL else ""
 
 
 def paired_test(
@@ -195,8 +244,8 @@ def paired_test(
     """Mean of b - a over the same problems, its bootstrap interval, and a sign-flip permutation p-value.
 
     Both sides are shares in [0, 1], so a difference lies in [-1, 1]. When all differences are equal the interval is the
-    binomial one of `bootstrap_interval`, which says what so few problems can say: 4 problems that all went from 0 to 1
-    give [-0.20, 1]. With all at +1, or all at -1, it excludes 0 exactly where p < 0.05, that is from 6 problems on.
+    binomial one of `bootstrap_interval`, which says what so few problems can say: 6 problems that all went from 0 to 1
+    give [+0.08, 1]. Below 6 there is none; p is exact there, and never below 0.05.
 
     Pairing removes the spread of difficulty between problems, usually most of the variance. Under the null hypothesis
     that a and b are exchangeable within each problem, every difference is as likely with the other sign.
@@ -206,7 +255,9 @@ def paired_test(
     differences = np.asarray(b_per_problem, dtype=np.float64) - np.asarray(a_per_problem, dtype=np.float64)
     if differences.size == 0:
         raise ValueError("a paired test needs at least one problem")
-    low, high = bootstrap_interval(differences.tolist(), resamples, seed, bounds=(-1.0, 1.0))
+    low = high = None
+    if not why_no_interval(differences.size):
+        low, high = bootstrap_interval(differences.tolist(), resamples, seed, bounds=(-1.0, 1.0))
     p_value = sign_flip_p_value(differences, seed, resamples)
     return PairedDifference(float(differences.mean()), low, high, p_value, int(differences.size))
 

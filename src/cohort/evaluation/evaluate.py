@@ -58,6 +58,8 @@ class ProblemVerdicts:
     """[problem][sample]; None: no verdict."""
     greedy: tuple[bool | None, ...] = ()
     """One verdict per problem, or empty when greedy was not asked for."""
+    reward: tuple[float | None, ...] = ()
+    """Mean reward of each problem, shaping included; empty in files of early versions."""
 
     def numbered(self) -> list[tuple[str, int]]:
         """(key, how often it came before) of each problem: copies of a problem within a set are matched in their order."""
@@ -68,13 +70,13 @@ class ProblemVerdicts:
             seen[key] += 1
         return places
 
-    def success_rates(self) -> dict[tuple[str, int], float]:
-        """Problem -> share of its verdicts that are successes; problems without any verdict are left out."""
+    def success_rates(self, k: int = 1) -> dict[tuple[str, int], float]:
+        """Problem -> its pass@k; for k = 1 the share of its verdicts that are successes. Those with fewer verdicts are left out."""
         rates = {}
         for place, row in zip(self.numbered(), self.success, strict=True):
             verdicts = [verdict for verdict in row if verdict is not None]
-            if verdicts:
-                rates[place] = mean_at_k(verdicts)
+            if len(verdicts) >= k:
+                rates[place] = mean_at_k(verdicts) if k == 1 else pass_at_k(sum(verdicts), len(verdicts), k)
         return rates
 
     def greedy_verdicts(self) -> dict[tuple[str, int], float]:
@@ -88,6 +90,7 @@ class ProblemVerdicts:
             "problem": list(self.problems),
             "success": ["".join(MARKS[verdict] for verdict in row) for row in self.success],
             "greedy": "".join(MARKS[verdict] for verdict in self.greedy),
+            "reward": list(self.reward),
         }
 
     @staticmethod
@@ -98,6 +101,7 @@ class ProblemVerdicts:
             tuple(keys),
             tuple(tuple(VERDICTS[mark] for mark in row) for row in plain["success"]),
             tuple(VERDICTS[mark] for mark in plain.get("greedy", "")),
+            tuple(plain.get("reward", ())),
         )
 
 
@@ -261,9 +265,15 @@ def estimates_of(drawn: SampledSet, ks: Sequence[int], answers: bool | None, res
     numbers[f"mean@{samples}"] = estimate(means, resamples, seed)
     if drawn.greedy:
         numbers["greedy"] = estimate([float(o.success) for o in drawn.greedy if o.success is not None], resamples, seed)
-    rewards = [[o.reward for o in row if o.reward is not None] for row in drawn.outcomes]
-    numbers["reward"] = estimate([sum(row) / len(row) for row in rewards if row], resamples, seed, proportion=False)
+    rewards = [reward for reward in mean_rewards(drawn) if reward is not None]
+    numbers["reward"] = estimate(rewards, resamples, seed, proportion=False)
     return numbers
+
+
+def mean_rewards(drawn: SampledSet) -> tuple[float | None, ...]:
+    """Mean reward of each problem over its scored completions; None where there is none."""
+    rewards = [[o.reward for o in row if o.reward is not None] for row in drawn.outcomes]
+    return tuple(sum(row) / len(row) if row else None for row in rewards)
 
 
 def majority(verdicts: Sequence[Sequence[Outcome]], k: int, answers: bool | None, resamples: int, seed: int) -> Estimate:
@@ -292,6 +302,7 @@ def verdicts_of(drawn: SampledSet) -> ProblemVerdicts:
         tuple(problem_key(prompt) for prompt in drawn.prompts),
         tuple(tuple(outcome.success for outcome in row) for row in drawn.outcomes),
         tuple(outcome.success for outcome in drawn.greedy),
+        mean_rewards(drawn),
     )
 
 
@@ -315,7 +326,7 @@ def example_rows(name: str, drawn: SampledSet, count: int) -> list[dict[str, Any
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """b against a, per set: difference of pass@1 (and of greedy, where both have it) on the problems both have."""
+    """b against a, per set: difference of pass@1, of pass@k for the largest k, and of greedy, on the problems both have."""
 
     sets: Mapping[str, Mapping[str, PairedDifference]]
 
@@ -336,12 +347,25 @@ def compare(a: Evaluation, b: Evaluation, *, seed: int = 0, resamples: int = 10_
 
 def compare_set(a: ProblemVerdicts, b: ProblemVerdicts, seed: int, resamples: int) -> dict[str, PairedDifference]:
     found = {}
-    sides = {"pass@1": (a.success_rates(), b.success_rates()), "greedy": (a.greedy_verdicts(), b.greedy_verdicts())}
+    sides = {"pass@1": (a.success_rates(), b.success_rates())}
+    if k := largest_k(a, b):
+        sides[f"pass@{k}"] = a.success_rates(k), b.success_rates(k)
+    sides["greedy"] = a.greedy_verdicts(), b.greedy_verdicts()
     for what, (left, right) in sides.items():
         common = [place for place in left if place in right]
         if common:
             found[what] = paired_test([left[place] for place in common], [right[place] for place in common], seed, resamples)
     return found
+
+
+def largest_k(a: ProblemVerdicts, b: ProblemVerdicts) -> int:
+    """The largest k above 1 that both evaluations print and that most of the problems have verdicts for; 0 where there is none."""
+    samples = min(max((len(row) for row in one.success), default=0) for one in (a, b))
+    common = len(a.success_rates().keys() & b.success_rates().keys())
+    for k in reversed(default_ks(samples) if samples > 1 else ()):
+        if k > 1 and 2 * len(a.success_rates(k).keys() & b.success_rates(k).keys()) > common:
+            return k
+    return 0
 
 
 def summarize(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import tomli_w
 
+from cohort.evaluation.estimators import UNCLEAR
 from cohort.observe.report.data import RunData, as_dict, load_run, number
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -142,12 +143,11 @@ def cell(entry: Mapping[str, Any], share: bool) -> str:
 
 
 def paired(run: RunData, name: str, what: str) -> str:
-    change = run.change(name) if what == "pass@1" else {}
-    difference, low, high = (number(change.get(key)) for key in ("difference", "low", "high"))
-    if difference is None:
+    change = run.change(name, what)
+    if change is None:
         return ""
-    interval = "" if low is None or high is None else f" [{100 * low:+.1f}, {100 * high:+.1f}]"
-    return f"{100 * difference:+.1f} points{interval}"
+    interval = "" if change.low is None or change.high is None else f" [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+    return f"{100 * change.difference:+.1f} points{interval}{', no clear change' if change.verdict == UNCLEAR else ''}"
 
 
 # -- text --------------------------------------------------------------------------------------------------------------

@@ -64,6 +64,9 @@ VERSIONS = """\
 version 0, from before versions were counted, and keeps the meaning it had: recipes and run folders of any earlier version are
 brought up to date when they are read, and the file itself stays as it is. A version from the future is refused: update cohort.
 What is typed on the command line or in Python is always of today.
+
+Version 1 names functions where they are now. Version 2 holds out at least 16 prompts, or a third of few rows (`evaluation.held_out_least`); older
+recipes without a named set hold out the share alone, as they did.
 """
 
 

@@ -241,6 +241,19 @@ class EvaluationConfig(Section):
     every_problems: int = Field(128, ge=1, description="Problems of the first set used while training.")
     max_problems: int = Field(512, ge=1, description="Problems per set at most.")
     held_out: float = Field(0.1, ge=0, lt=1, description="Share of the training rows set aside when no set is named.")
+    held_out_least: int = Field(
+        16,
+        ge=0,
+        description="Where chance sets aside fewer prompts than this, or than the share, more are taken, up to a third of the rows; "
+        "0: never, as before version 2.",
+    )
+    problems_seed: int = Field(
+        -1,
+        ge=-1,
+        lt=2**63,
+        description="Draws the held-out rows and the rows of the sets, where they are drawn; -1: the run's seed. Runs of several seeds "
+        "are held against each other only on the same problems.",
+    )
     temperature: float = Field(1.0, ge=0, description="Sampling temperature of evaluation.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus cut of evaluation.")
     top_k: int = Field(0, ge=0, description="Top-k cut of evaluation.")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.data.rows import suggest_file
 from cohort.errors import CohortError, RunError
+from cohort.evaluation.estimators import FEW_PROBLEMS, Estimate
 from cohort.observe.run_folder import MODEL_FILES, RunFolder, as_run
 from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
 from cohort.recipe.materials import Materials
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from cohort.types import Prompt
 
 
+DIFFERENCES = {"rose": "higher", "fell": "lower"}
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -269,8 +271,8 @@ def print_comparison(console: Any, first: Result, other: Result, comparison: Com
         for what, paired in comparison.sets.get(name, {}).items():
             say(
                 console,
-                f"{name} {what}: {pair} {100 * paired.difference:+.1f} points "
-                f"[{100 * paired.low:+.1f}, {100 * paired.high:+.1f}], p = {paired.p_value:.3g} on {paired.problems} paired problems",
+                f"{name} {what}: {pair} {100 * paired.difference:+.1f} points ({paired.sureness}): "
+                f"{DIFFERENCES.get(paired.verdict, 'no clear difference')}",
             )
         if name not in comparison.sets:
             say(console, f"{name}: {pair}: no problem with a verdict on both sides, so nothing to compare")
@@ -287,12 +289,20 @@ def print_table(console: Any, target: Target, result: Evaluation) -> None:
         table.add_column("value", justify="right")
         table.add_column("95 % interval", justify="right")
         for what, estimate in estimates.items():
-            if estimate.value is None or estimate.low is None or estimate.high is None:
-                table.add_row(what, "-", estimate.reason)
-            elif what == "reward":  # not a share: shaping can take it anywhere
-                table.add_row(what, f"{estimate.value:.3f}", f"{estimate.low:.3f} to {estimate.high:.3f}")
-            else:
-                table.add_row(what, f"{100 * estimate.value:.1f} %", f"{100 * estimate.low:.1f} to {100 * estimate.high:.1f}")
+            table.add_row(what, *estimate_cells(what, estimate))
         table.add_row("truncated", f"{100 * counts['truncated']:.1f} %", "")
         table.add_row("mean length", f"{counts['length_mean']:.1f}", "tokens")
         console.print(table)
+        if counts["problems"] < FEW_PROBLEMS:
+            say(console, f"note: {name} has fewer than {FEW_PROBLEMS} problems, so few differences will be clear")
+
+
+def estimate_cells(what: str, estimate: Estimate) -> tuple[str, str]:
+    """(value, interval), or why there is none."""
+    if estimate.value is None:
+        return "-", estimate.reason
+    scale, digits, unit = (1, 3, "") if what == "reward" else (100, 1, " %")  # a reward is no share: shaping takes it anywhere
+    value = f"{scale * estimate.value:.{digits}f}{unit}"
+    if estimate.low is None or estimate.high is None:
+        return value, estimate.reason
+    return value, f"{scale * estimate.low:.{digits}f} to {scale * estimate.high:.{digits}f}"

@@ -13,7 +13,7 @@ import torch
 from cohort.algorithms.registry import SAMPLED
 from cohort.data.pairs import CHOSEN, REJECTED, make_pairs
 from cohort.data.prompt_choice import InformativeChoice
-from cohort.data.prompts import PromptReport, PromptStream, assert_disjoint, make_prompts, split_held_out
+from cohort.data.prompts import PromptReport, PromptStream, assert_disjoint, describe_split, make_prompts, split_held_out
 from cohort.data.rows import load_rows
 from cohort.data.streams import Stream
 from cohort.engine import build_engine, stop_ids
@@ -38,26 +38,31 @@ class Data:
     train: Rows
     sets: Mapping[str, tuple[PromptsConfig, Rows]]
     demonstrations: tuple[PromptsConfig, Rows] | None
+    notes: tuple[str, ...] = ()
+    """What the first lines of a run say of the data."""
 
 
 def load_data(recipe: Recipe, materials: Materials) -> Data:
     """Training rows, evaluation sets and demonstrations. Without named sets a share of the training rows is held out."""
+    evaluation = recipe.evaluation
+    seed = recipe.seed if evaluation.problems_seed < 0 else evaluation.problems_seed
 
-    def load(config: PromptsConfig, handed_in: Any, section: str) -> Rows:
+    def load(config: PromptsConfig, handed_in: Any, section: str, seed: int) -> Rows:
         # Rows kept from Python were loaded, limited and checked when they were handed in.
         if config.source == PYTHON_ROWS and isinstance(handed_in, list):
             return list(handed_in)
-        return load_rows(config, recipe.seed, handed_in, section)
+        return load_rows(config, seed, handed_in, section)
 
-    rows = load(recipe.prompts, materials.rows, "prompts")
+    rows = load(recipe.prompts, materials.rows, "prompts", recipe.seed)
     sets = {
-        name: (config, load(config, materials.sets.get(name), f"evaluation.sets.{name}"))
-        for name, config in recipe.evaluation.sets.items()
+        name: (config, load(config, materials.sets.get(name), f"evaluation.sets.{name}", seed))
+        for name, config in evaluation.sets.items()
     }
-    if not sets and recipe.evaluation.samples and recipe.evaluation.held_out:
-        rows, held_out = split_held_out(
-            rows, recipe.evaluation.held_out, recipe.seed, recipe.prompts.prompt_column, recipe.prompts.template
-        )
+    notes: tuple[str, ...] = ()
+    if not sets and evaluation.samples and evaluation.held_out:
+        place = seed, recipe.prompts.prompt_column, recipe.prompts.template
+        rows, held_out = split_held_out(rows, evaluation.held_out, *place, least=evaluation.held_out_least)
+        notes = (f"{HELD_OUT}: {describe_split(rows, held_out, evaluation.held_out, *place)}",)
         sets = {HELD_OUT: (recipe.prompts, held_out)}
     source = recipe.cold_start.source
     demonstrations = None
@@ -65,7 +70,7 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
         demonstrations = (
             (recipe.prompts, rows) if source == "" else (source, load_rows(source, recipe.seed, section="cold_start.source"))
         )
-    return Data(rows, sets if recipe.evaluation.samples else {}, demonstrations)
+    return Data(rows, sets if evaluation.samples else {}, demonstrations, notes)
 
 
 def alphabet_of(data: Data, recipe: Recipe) -> list[str]:

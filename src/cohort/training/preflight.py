@@ -15,7 +15,7 @@ from cohort.algorithms.registry import SAMPLED
 from cohort.base.stopwatch import Stopwatch
 from cohort.engine import sample_groups
 from cohort.errors import ModelError, RewardError
-from cohort.evaluation.estimators import useful_share
+from cohort.evaluation.estimators import FEW_PROBLEMS, useful_share, why_no_interval
 from cohort.model.packing import make_examples
 from cohort.model.teacher import look_at_teacher
 from cohort.recipe.schema import Recipe
@@ -50,7 +50,8 @@ def cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """No forward pass: rewards on golds, sampling, lengths, memory."""
     rewards = [*jail_checks(parts), *(column_checks(parts, encoded) or row_checks(parts, encoded.train))]
     teacher, parameters = teacher_checks(parts, encoded)
-    return [*rewards, sampling_check(parts), length_check(parts, encoded), *teacher, memory_check(parts, encoded, parameters)]
+    memory = memory_check(parts, encoded, parameters)
+    return [*rewards, *problem_checks(parts), sampling_check(parts), length_check(parts, encoded), *teacher, memory]
 
 
 def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
@@ -83,6 +84,33 @@ def scored_rows(recipe: Recipe, encoded: EncodedData) -> dict[str, Sequence[Prom
     trained = recipe.train.num_steps > 0 and recipe.algorithm.data in SAMPLED
     rows: dict[str, Sequence[Prompt]] = {"prompts": encoded.train} if cold or trained else {}
     return rows | {f"evaluation set {name}": prompts for name, prompts in encoded.sets.items()}
+
+
+# -- evaluation sets ---------------------------------------------------------------------------------------------------
+
+
+def problem_checks(parts: Parts) -> list[Check]:
+    """Sets with so few problems that what training changes can hardly be told from noise."""
+    most = parts.recipe.evaluation.max_problems
+    checks = []
+    for name, problems in parts.evaluation_sets.items():
+        if len(problems) >= FEW_PROBLEMS:
+            continue
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        sure = why_no_interval(len(problems)) or "few changes will be clear"
+        source = (
+            "rows"
+            if name in parts.recipe.evaluation.sets
+            else "rows, a larger evaluation.held_out, or a set under [evaluation.sets]"
+        )
+        fix = (
+            f"raise evaluation.max_problems from {most}"
+            if len(problems) == most
+            else f"give it {FEW_PROBLEMS} or more: {source}"
+        )
+        text = f"{name} has {count}: one is {100 / len(problems):.1f} points of greedy accuracy, and {sure}; {fix}."
+        checks.append(Check("warning", "evaluation", text))
+    return checks
 
 
 # -- golds -------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from cohort.base.interrupts import deferred
@@ -178,12 +179,22 @@ def evaluate_policy(parts: Parts, state: TrainState, label: str, step: int) -> E
 
 
 def remember_best(parts: Parts, state: TrainState, result: Evaluation) -> None:
-    """Best by held-out reward; the loss says nothing about it. The final evaluation competes too."""
-    reward = next(iter(result.sets.values()))["reward"].value
+    """Best by held-out reward; the loss says nothing about it. The final evaluation competes too, on the problems of the others."""
+    reward = reward_of_first(result, parts.recipe.evaluation.every_problems)
     if parts.recipe.checkpoints.best and reward is not None and (state.best_reward is None or reward > state.best_reward):
         state.best_reward, state.best_step = reward, result.step
         if result.label == "after":  # its checkpoint is there already: this moves the pointer and prunes
             save_run(parts, state)
+
+
+def reward_of_first(result: Evaluation, problems: int) -> float | None:
+    """Mean reward on the first problems of the first set: those that every evaluation holds, the looks while training too."""
+    name = next(iter(result.sets))
+    rewards = result.per_problem[name].reward[:problems]
+    if not rewards:  # written by an early version
+        return result.sets[name]["reward"].value
+    known = [reward for reward in rewards if reward is not None]
+    return float(np.mean(known)) if known else None
 
 
 def evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:

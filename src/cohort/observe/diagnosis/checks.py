@@ -19,6 +19,7 @@ from cohort.algorithms.named import Own
 from cohort.algorithms.refill import ONE_SIDED
 from cohort.evaluation.estimators import useful_share
 from cohort.observe.diagnosis.hacking import HACKING_CHECKS
+from cohort.observe.diagnosis.held_out import HELD_OUT_CHECKS
 from cohort.observe.diagnosis.history import PATIENCE, WINDOW, Finding, History, Row, percent
 from cohort.observe.diagnosis.methods import METHOD_CHECKS
 from cohort.observe.diagnosis.scores import SCORE_CHECKS, compares_in_groups, drawn, scores_are_missing, unscored_in
@@ -312,9 +313,7 @@ def weights_still(history: History) -> Finding | None:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Cost
-# ---------------------------------------------------------------------------------------------------------------------
+# -- Cost --------------------------------------------------------------------------------------------------------------
 
 
 def slow_stage(history: History) -> Finding | None:
@@ -375,6 +374,7 @@ CHECKS: tuple[Callable[[History], Finding | None], ...] = (
     copies,
     no_gradient,
     weights_still,
+    *HELD_OUT_CHECKS,
     *HACKING_CHECKS,
     kl_drift,
     *METHOD_CHECKS,

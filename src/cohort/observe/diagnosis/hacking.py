@@ -8,14 +8,13 @@ when it is larger than three standard errors of the scatter between steps.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from cohort.base.text import printable
-from cohort.observe.diagnosis.history import FAILURE_WORDS, PATIENCE, WINDOW, Finding, History, Trend, percent, trend_between
+from cohort.observe.diagnosis.history import FAILURE_WORDS, WINDOW, Finding, History, Trend, percent, trend_between
 from cohort.observe.diagnosis.scores import drawn, parts_of
 from cohort.recipe.rules import OVERLONG_PART
 
@@ -88,111 +87,6 @@ def best_window(history: History, name: str) -> int:
     starts = range(0, max(1, len(history.rows) - 2 * WINDOW + 1), WINDOW)
     means = {first: fmean(values) for first in starts if (values := history.values(name, history.rows[first : first + WINDOW]))}
     return max(means, key=lambda first: means[first], default=0)
-
-
-# -- held-out problems -------------------------------------------------------------------------------------------------
-
-Point = tuple[int, float, float, float]
-"""(step, value, low, high) of one evaluation."""
-
-
-def held_out_falls(history: History) -> Finding | None:
-    """Held-out pass@1, or reward, below its best by more than chance allows, while the training reward rose."""
-    for measure in ("pass@1", "reward"):
-        for name, points in held_out_points(history, measure).items():
-            best, last = max(points, key=lambda point: point[1]), points[-1]
-            if last[0] <= best[0] or not has_fallen(history, name, measure, best, last):
-                continue
-            rewards = [mean_near(history, step) for step in (best[0], last[0])]
-            if rewards[0] is None or rewards[1] is None or rewards[1] <= rewards[0]:
-                continue
-            write = percent if measure == "pass@1" else "{:.2f}".format
-            what = "pass@1" if measure == "pass@1" else "the reward"
-            return Finding(
-                "held_out_falls",
-                "alarm",
-                f"On {name}, {what} fell from {write(best[1])} at step {best[0]} to {write(last[1])} at step {last[0]}, while the "
-                f"training reward rose from {rewards[0]:.2f} to {rewards[1]:.2f}.",
-                why_held_out_falls(history, name, measure, best[0], last[0]),
-                f"Use the checkpoint near step {best[0]}. Then more prompts, a larger kl_coef, or a stricter reward.",
-                evidence_of(history, "best"),
-            )
-    return None
-
-
-def why_held_out_falls(history: History, name: str, measure: str, best: int, last: int) -> str:
-    """A held-out reward that does not fall with pass@1 rules memory out: the new problems pay just as well."""
-    rewards = {step: value for step, value, _, _ in held_out_points(history, "reward").get(name, [])}
-    if measure == "pass@1" and best in rewards and last in rewards and rewards[last] >= rewards[best]:
-        return (
-            f"On the same problems the reward went from {rewards[best]:.2f} to {rewards[last]:.2f}, so it is not a matter of "
-            "memorised prompts: the reward can be earned without solving the task."
-        )
-    return "The policy is getting better at the reward and worse at the task: memorised prompts, or a reward that can be gamed."
-
-
-def has_fallen(history: History, name: str, measure: str, best: Point, last: Point) -> bool:
-    """By the intervals; or, where the verdicts of both are there, problem by problem, which sees more."""
-    if last[3] < best[2]:
-        return True
-    differences = paired_differences(history, name, best[0], last[0]) if measure == "pass@1" else []
-    if len(differences) < 20:
-        return False
-    change, error = fmean(differences), stdev(differences) / math.sqrt(len(differences))
-    return change <= -0.02 and change < -3 * error
-
-
-def paired_differences(history: History, name: str, best: int, last: int) -> list[float]:
-    """Change of the success rate of every problem that both evaluations hold."""
-    rates = [success_rates(history, name, step) for step in (best, last)]
-    return [rates[1][key] - rates[0][key] for key in rates[0] if key in rates[1]]
-
-
-def success_rates(history: History, name: str, step: int) -> dict[str, float]:
-    """Problem -> share of successes among its verdicts, from the newest evaluation of this step. Copies: the first."""
-    found: dict[str, float] = {}
-    for evaluation in reversed(history.evaluations):
-        sets = evaluation.get("per_problem")
-        verdicts = sets.get(name) if isinstance(sets, Mapping) else None
-        if evaluation.get("step") != step or not isinstance(verdicts, Mapping):
-            continue
-        problems, marks = verdicts.get("problem"), verdicts.get("success")
-        for problem, mark in zip(problems, marks, strict=False) if problems and marks else ():
-            judged = str(mark).count("1") + str(mark).count("0")
-            if judged:
-                found.setdefault(str(problem), str(mark).count("1") / judged)
-        return found
-    return found
-
-
-def held_out_points(history: History, measure: str) -> dict[str, list[Point]]:
-    """Set -> its evaluations in order. Evaluations carry intervals; pass@1 of a bare metric row gets +- 0.025."""
-    points: dict[str, dict[int, Point]] = {}
-    for row in history.rows if measure == "pass@1" else ():
-        for name, value in row.items():
-            if name.startswith("eval/") and name.endswith("/pass@1") and isinstance(value, int | float):
-                step = int(row.get("step", 0))
-                points.setdefault(name[5:-7], {})[step] = (step, value, value - 0.025, value + 0.025)
-    for evaluation in history.evaluations:
-        sets = evaluation.get("sets")
-        for name, numbers in sets.items() if isinstance(sets, Mapping) else ():
-            one = numbers.get(measure) if isinstance(numbers, Mapping) else None
-            if isinstance(one, Mapping) and isinstance(one.get("value"), int | float):
-                step, value, low, high = int(evaluation.get("step", 0)), float(one["value"]), one.get("low"), one.get("high")
-                points.setdefault(name, {})[step] = (
-                    step,
-                    value,
-                    value if low is None else low,
-                    value if high is None else high,
-                )
-    return {name: [found[step] for step in sorted(found)] for name, found in points.items() if len(found) > 1}
-
-
-def mean_near(history: History, step: int) -> float | None:
-    """Mean reward of the steps around one step."""
-    near = [row for row in history.rows if abs(int(row.get("step", 0)) - max(step, 1)) < PATIENCE]
-    values = history.values("reward/mean", near)
-    return fmean(values) if values else None
 
 
 # -- one string in most successes --------------------------------------------------------------------------------------
@@ -352,4 +246,4 @@ def quoted(text: Any) -> str:
     return f"“{printable(str(text or ''))}”"
 
 
-HACKING_CHECKS = (held_out_falls, part_outruns_outcome, shared_rewarded, failures_rise, wrong_grows)
+HACKING_CHECKS = (part_outruns_outcome, shared_rewarded, failures_rise, wrong_grows)

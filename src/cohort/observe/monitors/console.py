@@ -19,6 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cohort.base.text import printable
+from cohort.observe.changes import changes_in_words
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.diagnosis.history import Finding, History
 from cohort.observe.diagnosis.scores import drawn
@@ -41,11 +42,12 @@ STAGE_LABELS = {"before": "baseline", "during": "evaluation", "after": "final"}
 
 
 class ConsoleMonitor(Monitor):
-    """rows: metrics of the steps before a resume, so that diagnosis sees the whole history."""
+    """rows, evaluations: those from before a resume, so that diagnosis sees the whole history."""
 
     @classmethod
     def for_run(cls, run: Watched) -> ConsoleMonitor:
-        return cls(run.folder, run.recipe.model_dump(), rows=read_rows(run.folder / "metrics.jsonl"))
+        rows, evaluations = (read_rows(run.folder / name) for name in ("metrics.jsonl", "evaluations.jsonl"))
+        return cls(run.folder, run.recipe.model_dump(), rows, evaluations=evaluations)
 
     def __init__(
         self,
@@ -55,11 +57,12 @@ class ConsoleMonitor(Monitor):
         console: Console | None = None,
         interval_s: float = INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
+        evaluations: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.folder, self.recipe = Path(folder), recipe
         self.own, _ = known_functions(self.folder, recipe)
         self.rows = list(rows)
-        self.evaluations: list[Mapping[str, Any]] = []
+        self.evaluations = list(evaluations)
         self.console = console or make_console()
         self.interval_s, self.clock = interval_s, clock
         self.shown: set[str] = set()
@@ -204,6 +207,9 @@ class ConsoleMonitor(Monitor):
             self.print_line(f"time     {went}")
         if table := before_after_table(summary.get("eval") or {}, line_width(self.console)):
             self.console.print(table)
+        for line in changes_in_words(summary.get("eval") or {}):
+            self.print_line(line)
+        self.show_findings()  # the final evaluation comes after the last step
         if summary.get("status") == "interrupted":
             self.print_line(f"resume   {summary.get('resume') or f'cohort resume {self.folder}'}")
         if summary.get("status") != "failed" or steps:

@@ -8,12 +8,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cohort.algorithms.named import Own
 from cohort.errors import RecipeError
+from cohort.evaluation.estimators import PairedDifference
 from cohort.evaluation.evaluate import Evaluation, compare
+from cohort.observe.changes import read_change
 from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.run_folder import known_functions
 from cohort.recipe.algorithm import AlgorithmConfig
@@ -85,14 +88,20 @@ class RunData:
         first = as_dict(entry.get(label))
         return sets or ({"held-out problems": first} if first else {})
 
-    def change(self, name: str) -> dict[str, Any]:
-        """Paired change of pass@1 on one set: {difference, low, high, p_value}, or empty."""
-        stored = as_dict(as_dict(as_dict(as_dict(self.summary.get("eval")).get("change")).get(name)).get("pass@1"))
+    def change(self, name: str, what: str = "pass@1") -> PairedDifference | None:
+        """Paired change of one number on one set; None where no problem has verdicts on both sides, or they were not kept."""
+        return self.changes.get(name, {}).get(what)
+
+    @cached_property
+    def changes(self) -> Mapping[str, Mapping[str, PairedDifference]]:
+        """Set -> number -> its paired change, from summary.json; from the evaluations where it has none."""
+        stored = as_dict(as_dict(self.summary.get("eval")).get("change"))
         if stored:
-            return stored
+            sets = {name: {what: read_change(one) for what, one in as_dict(found).items()} for name, found in stored.items()}
+            return {name: {what: one for what, one in found.items() if one is not None} for name, found in sets.items()}
         try:
             before, after = (Evaluation.from_json(self.labelled(label)) for label in ("before", "after"))
-            return dict(compare(before, after).sets[name]["pass@1"].to_json())
+            return compare(before, after).sets
         except (KeyError, TypeError, ValueError, AttributeError):
             return {}
 

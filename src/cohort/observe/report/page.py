@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from cohort.evaluation.estimators import why_no_interval
+from cohort.observe.changes import change_style, describe_change, percent, spoken
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.perf import seconds_of, stage_times, warm
 from cohort.observe.report.charts import COLOURS, Chart, Series, figure
@@ -65,19 +67,8 @@ def verdict(run: RunData) -> tuple[str, str]:
 
 
 def compared(run: RunData, name: str, a: float, b: float) -> tuple[str, str]:
-    change = run.change(name)
-    low, high = number(change.get("low")), number(change.get("high"))
-    difference = number(change.get("difference"))  # on the problems both have; the same as b - a when all are common
-    points = f"{100 * (b - a if difference is None else difference):+.1f} points"
-    if low is None or high is None:
-        how = "rose" if b > a else "fell" if b < a else "stayed"
-        return f"pass@1 on {spoken(name)} {how} from {percent(a)} to {percent(b)}.", f"A change of {points}{length(run)}."
-    sure = f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}, paired over {change.get('problems', '?')} problems"
-    if low <= 0 <= high:
-        sentence = f"pass@1 on {spoken(name)} went from {percent(a)} to {percent(b)}: no difference that the evaluation can tell from noise."
-    else:
-        sentence = f"pass@1 on {spoken(name)} {'rose' if b > a else 'fell'} from {percent(a)} to {percent(b)}."
-    return sentence, f"A change of {points} ({sure}){length(run)}."
+    sentence, sure = describe_change(name, "pass@1", a, b, run.change(name))
+    return sentence, f"{sure}{length(run)}."
 
 
 def latest(run: RunData, name: str) -> str:
@@ -102,10 +93,6 @@ def progress(run: RunData, lead: str) -> str:
 
 def length(run: RunData) -> str:
     return f", after {run.steps} steps" + (f" and {duration(run.seconds)}" if run.seconds else "")
-
-
-def spoken(name: str) -> str:
-    return "held-out problems" if name in ("held_out", "held-out", "held-out problems") else name
 
 
 def facts(run: RunData) -> str:
@@ -138,14 +125,16 @@ def before_after(run: RunData) -> str:
     for name in names:
         a, b = before.get(name, {}), after.get(name, {})
         problems = number((b or a).get("problems"))
-        count = f"<small>{problems:.0f} problems</small>" if problems else ""
+        words = why_no_interval(int(problems)) or f"{problems:.0f} problems" if problems else ""
+        count = f"<small>{words}</small>" if words else ""
         rows.append(f'<tr class="set"><td colspan="4">{text(name)}{count}</td></tr>')
-        rows += [number_row(what, as_dict(a.get(what)), as_dict(b.get(what))) for what in measured(a, b)]
+        rows += [number_row(run, name, what, as_dict(a.get(what)), as_dict(b.get(what))) for what in measured(a, b)]
     return (
         '<h2>Before and after</h2><div class="card scroll"><table><thead><tr><th>measure</th><th>before</th><th>after</th>'
         f"<th>change</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        '<p class="caption">Brackets hold 95 % intervals, bootstrapped over problems. pass@k: at least one of k completions is '
-        "right; maj@k: the answer most of k agree on is right; greedy: one completion at temperature 0.</p>"
+        '<p class="caption">Brackets hold 95 % intervals, bootstrapped over problems; a change has a colour where it is clear. pass@k: '
+        "at least one of k completions is right; maj@k: the answer most of k agree on is right; greedy: one completion at "
+        "temperature 0.</p>"
     )
 
 
@@ -155,13 +144,13 @@ def measured(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     return [name for name in names if not name.startswith("mean@")]
 
 
-def number_row(what: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+def number_row(run: RunData, name: str, what: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     share = what != "reward"
     left, right = number(a.get("value")), number(b.get("value"))
     change, style = "", ""
     if left is not None and right is not None:
         change = f"{100 * (right - left):+.1f}" if share else f"{right - left:+.3f}"
-        style = "up" if right > left else "down" if right < left else ""
+        style = change_style(run.change(name, what), a, b)
     reason = a.get("reason") or b.get("reason")
     note = f"<small>{text(reason)}</small>" if reason and left is None and right is None else ""
     return f'<tr><td>{text(what)}{note}</td><td>{with_interval(a, share)}</td><td>{with_interval(b, share)}</td><td class="{style}">{change}</td></tr>'
@@ -215,7 +204,7 @@ def charts_of(run: RunData) -> list[Chart]:
     part_lines = tuple(Series(part, run.series(f"reward/{part}/mean")) for part in parts) if len(parts) > 1 else ()
     written = as_dict(run.recipe.get("algorithm")).get("data") in ("demonstrations", "pairs")
     return [
-        Chart("Held-out pass@1", "Same problems and same sampling noise at every evaluation; bars are 95 % intervals.", held_out(run), share=True),
+        Chart("Held-out pass@1", f"{same_problems(run)}; bars are 95 % intervals.", held_out(run), share=True),
         Chart("Reward and success", "Of the training completions. Thick lines are moving averages.", reward),
         Chart("Parts of the reward", "Mean of each reward function before weighting.", part_lines),
         Chart("Where the signal is", "Useful groups hold completions with different rewards; only they teach.", lines(useful_groups="advantage/useful_groups", distinct_completions="rollout/distinct"), share=True),
@@ -304,6 +293,17 @@ def rates(run: RunData) -> str:
 
 def written_rate(rate: float) -> str:
     return f"{rate / 1000:.1f}k tok/s" if rate >= 1000 else f"{rate:.0f} tok/s"
+
+
+def same_problems(run: RunData) -> str:
+    """Whether the points are about the same problems: looks while training may use fewer of them than the ends."""
+    counts: dict[str, set[float]] = {}
+    for evaluation in run.evaluations:
+        for name, numbers in as_dict(evaluation.get("sets")).items():
+            counts.setdefault(str(name), set()).add(number(as_dict(numbers).get("problems")) or 0.0)
+    if any(len(found) > 1 for found in counts.values()):
+        return "Same sampling noise at every evaluation; those while training use fewer of the problems"
+    return "Same problems and same sampling noise at every evaluation"
 
 
 def held_out(run: RunData) -> tuple[Series, ...]:
@@ -416,10 +416,6 @@ def next_steps(run: RunData) -> str:
 
 def value_of(numbers: Mapping[str, Any] | None, what: str) -> float | None:
     return number(as_dict((numbers or {}).get(what)).get("value"))
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def duration(seconds: float | None) -> str:

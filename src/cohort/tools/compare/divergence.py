@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cohort.errors import CohortError, RunError
-from cohort.evaluation.estimators import Estimate, estimate
+from cohort.evaluation.estimators import Estimate, estimate, why_no_interval
 from cohort.observe.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def ratio_of_sums(tops_N: Sequence[float], bottoms_N: Sequence[int], resamples: 
     tops, bottoms = np.asarray(tops_N, dtype=np.float64), np.asarray(bottoms_N, dtype=np.float64)
     if not bottoms.sum():
         return Estimate(None, None, None, "no completion has a token")
+    if reason := why_no_interval(tops.size):
+        return Estimate(float(tops.sum() / bottoms.sum()), None, None, reason)
     drawn = np.random.default_rng(seed).integers(tops.size, size=(resamples, tops.size))
     low, high = np.quantile(tops[drawn].sum(1) / bottoms[drawn].sum(1).clip(1), [0.025, 0.975])
     return Estimate(float(tops.sum() / bottoms.sum()), float(low), float(high))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -72,6 +72,8 @@ class Standing:
     runs: tuple[Measured, ...]
     against_first: Mapping[str, PairedDifference]
     """Set -> after pass@1 minus the first contender's, paired over problems; empty for the first itself."""
+    unlike: frozenset[str] = frozenset()
+    """Sets whose problems are not the same in all runs: nothing of them is averaged."""
 
     @property
     def label(self) -> str:
@@ -82,6 +84,8 @@ class Standing:
         return [run for run in self.runs if run.finished]
 
     def over_seeds(self, side: str, what: str, name: str = "") -> dict[str, float] | None:
+        if (name or next((name for run in self.runs for name in run.sets), "")) in self.unlike:
+            return None
         values = [value for run in self.finished if (value := run.number(side, what, name)) is not None]
         return {"mean": fmean(values), "min": min(values), "max": max(values), "seeds": len(values)} if values else None
 
@@ -119,6 +123,8 @@ class Comparison:
     seeds: tuple[int, ...]
     jobs: int
     standings: tuple[Standing, ...]
+    unlike: Mapping[str, str] = field(default_factory=dict)
+    """Set -> in words, how the runs were evaluated on different problems of it."""
 
     @property
     def votes(self) -> int:
@@ -161,6 +167,7 @@ class Comparison:
             "jobs": self.jobs,
             "budget": self.budget,
             "choices": self.choices(),
+            "different_problems": dict(self.unlike),
             "contenders": [standing.to_json(self.votes, self.sets) for standing in self.standings],
         }
 
@@ -181,11 +188,12 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
 def measure(plan: Plan, failed: Mapping[str, str], jobs: int = 1) -> Comparison:
     runs = {run.name: measure_run(plan, run, failed) for run in plan.runs}
     first = [runs[run.name] for run in plan.runs_of(plan.contenders[0].label)]
+    unlike = different_problems(list(runs.values()))
     standings = []
     for place, contender in enumerate(plan.contenders):
         mine = tuple(runs[run.name] for run in plan.runs_of(contender.label))
-        standings.append(Standing(contender, mine, against(first, mine) if place else {}))
-    return Comparison(plan.base_name, plan.base, plan.seeds, jobs, tuple(standings))
+        standings.append(Standing(contender, mine, against(first, mine) if place else {}, frozenset(unlike)))
+    return Comparison(plan.base_name, plan.base, plan.seeds, jobs, tuple(standings), unlike)
 
 
 def measure_run(plan: Plan, planned: PlannedRun, failed: Mapping[str, str]) -> Measured:
@@ -257,6 +265,31 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def different_problems(runs: Sequence[Measured]) -> dict[str, str]:
+    """Set -> what differs, for every set of which not all finished runs hold the same problems; known by their content."""
+    found: dict[str, dict[frozenset[tuple[str, int]], list[Measured]]] = {}
+    for run in runs:
+        for name, verdicts in run.after.per_problem.items() if run.after else ():
+            found.setdefault(name, {}).setdefault(frozenset(verdicts.numbered()), []).append(run)
+    words = {}
+    for name, groups in found.items():
+        if len(groups) > 1:
+            told = "; ".join(
+                f"{len(problems)} problems: " + ", ".join(f"{run.name} {after_words(run, name)}" for run in members)
+                for problems, members in groups.items()
+            )
+            common = len(frozenset.intersection(*groups))
+            words[name] = (
+                f"{name}: not all runs were evaluated on the same problems ({common} are in all), so no mean is taken. {told}"
+            )
+    return words
+
+
+def after_words(run: Measured, name: str) -> str:
+    value = run.number("after", "pass@1", name)
+    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------

@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from cohort.evaluation.estimators import PairedDifference
+from cohort.evaluation.estimators import UNCLEAR, PairedDifference
+from cohort.observe.changes import change_style, percent, spoken
 from cohort.observe.report.charts import Chart, Points, Series, figure, ticks
 from cohort.observe.report.data import as_dict, number
 from cohort.observe.report.frame import frame, text
-from cohort.observe.report.page import duration, percent, spoken, with_interval
+from cohort.observe.report.page import duration, with_interval
 from cohort.recipe.choices import written as choice_text
 from cohort.tools.compare.measure import Comparison, Measured, Standing
-from cohort.tools.compare.table import compact, p_text, plain
+from cohort.tools.compare.table import compact, interval, p_text, plain
 
 COLOURS = 6
 WIDTH, RIGHT, TOP, BOTTOM = 1080, 24, 8, 30
@@ -67,6 +68,8 @@ def header(comparison: Comparison) -> str:
 def verdict(comparison: Comparison) -> tuple[str, str]:
     """One sentence anybody understands, and one that says how sure it is."""
     scored = [(after["mean"], s) for s in comparison.standings if (after := s.over_seeds("after", "pass@1"))]
+    if not scored and any(standing.finished for standing in comparison.standings) and comparison.unlike:
+        return "Not all runs were evaluated on the same problems.", "So no mean is taken and nothing is ranked; see below."
     if not scored:
         return "No contender has a result yet.", "The reasons are below."
     first = comparison.standings[0]
@@ -76,22 +79,13 @@ def verdict(comparison: Comparison) -> tuple[str, str]:
     caution = " p-values are those of single pairs, not corrected for the number of contenders." if len(scored) > 2 else ""
     paired = next(iter(winner.against_first.values()), None)
     if paired:
-        sure = f"{difference_words(paired)} against {first.label}, paired over {paired.problems} problems"
-        if paired.low <= 0 <= paired.high:
+        sure = f"{100 * paired.difference:+.1f} points against {first.label} ({paired.sureness})"
+        if paired.verdict == UNCLEAR:
             return f"{sentence[:-1]}, but not by more than noise.", f"{sure}.{caution}"
         return sentence, f"{sure}.{caution}"
-    told = [s.label for _, s in scored if (p := next(iter(s.against_first.values()), None)) and not p.low <= 0 <= p.high]
+    told = [s.label for _, s in scored if (p := next(iter(s.against_first.values()), None)) and p.verdict != UNCLEAR]
     others = f"Below it by more than noise: {', '.join(told)}." if told else "No other contender can be told from it."
     return sentence, others + caution if len(scored) > 1 else ""
-
-
-def difference_words(paired: PairedDifference) -> str:
-    low, high = 100 * paired.low, 100 * paired.high
-    return f"{100 * paired.difference:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}, p {equals(paired.p_value)})"
-
-
-def equals(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"= {p:.2g}"
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -187,9 +181,7 @@ def after_cell(standing: Standing, several: bool) -> str:
 def paired_cell(paired: PairedDifference | None) -> str:
     if paired is None:
         return '<td class="none">–</td>'
-    style = "up" if paired.low > 0 else "down" if paired.high < 0 else ""
-    interval = f"<small>[{100 * paired.low:+.1f}, {100 * paired.high:+.1f}]</small>"
-    return f'<td class="{style}">{100 * paired.difference:+.1f}{interval}</td>'
+    return f'<td class="{change_style(paired, {}, {})}">{100 * paired.difference:+.1f}<small>{interval(paired)}</small></td>'
 
 
 # -- plots -------------------------------------------------------------------------------------------------------------
@@ -296,7 +288,9 @@ def curves(comparison: Comparison) -> str:
             Chart(
                 "Held-out pass@1",
                 f"On {spoken(comparison.sets[0]) if comparison.sets else 'no set'}; looks between the ends may use fewer problems.",
-                tuple(Series(s.label, mean_curve([run.evaluation_curve for run in s.runs]), marks=True) for s in members),
+                ()
+                if comparison.unlike
+                else tuple(Series(s.label, mean_curve([r.evaluation_curve for r in s.runs]), marks=True) for s in members),
                 share=True,
             ),
         )
@@ -360,12 +354,8 @@ def other_sets(comparison: Comparison) -> str:
         cells = ""
         for name in names:
             mean, paired = standing.over_seeds("after", "pass@1", name), standing.against_first.get(name)
-            style = "" if paired is None else "up" if paired.low > 0 else "down" if paired.high < 0 else ""
-            change = (
-                f"<small>{100 * paired.difference:+.1f} [{100 * paired.low:+.1f}, {100 * paired.high:+.1f}]</small>"
-                if paired
-                else ""
-            )
+            style = change_style(paired, {}, {})
+            change = f"<small>{100 * paired.difference:+.1f}{interval(paired)}</small>" if paired else ""
             cells += f'<td class="{style}">{percent(mean["mean"]) if mean else "–"}{change}</td>'
         body += f'<tr><td><i class="{colour(place)}"></i>{text(standing.label)}</td>{cells}</tr>'
     return (
@@ -375,7 +365,8 @@ def other_sets(comparison: Comparison) -> str:
 
 
 def remarks(comparison: Comparison) -> str:
-    notes = [f"{s.label} {s.contender.note}." for s in comparison.standings if s.contender.note]
+    notes = [*comparison.unlike.values()]
+    notes += [f"{s.label} {s.contender.note}." for s in comparison.standings if s.contender.note]
     notes += [f"{', '.join(names)}: {reason}" for reason, names in comparison.failures.items()]
     items = "".join(f'<p class="card finding warning">{text(note)}</p>' for note in notes)
     notes_part = f'<h2>To be known</h2><div class="findings">{items}</div>' if items else ""

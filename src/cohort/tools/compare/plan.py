@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cohort.data.rows import names_function
 from cohort.errors import RecipeError, RunError
 from cohort.recipe.file import build_recipe, dump_recipe
-from cohort.recipe.schema import Recipe
+from cohort.recipe.schema import EvaluationConfig, Recipe
 from cohort.recipe.versions import bring_up_to_date
 from cohort.tools.compare.columns import refuse_missing_columns
 from cohort.tools.compare.contenders import Contender, Field, flatten, shown
@@ -63,18 +64,31 @@ def make_plan(field: Field, seeds: Sequence[int], output: Path) -> Plan:
     base, starts, runs = field.base, [], []
     for contender in field.contenders:
         refuse_missing_columns(contender, seeds[0])
+    evaluation = on_the_same_problems(base.evaluation, seeds[0])
     shared = base.cold_start.num_steps > 0 and any(contender.shares_start for contender in field.contenders)
     for seed in seeds:
         start = f"start-seed-{seed}" if shared else ""
         if start:
             train = base.train.model_copy(update={"num_steps": 0})
-            starts.append(PlannedRun(start, "", seed, named(base, output, start, seed, train=train)))
+            starts.append(PlannedRun(start, "", seed, named(base, output, start, seed, train=train, evaluation=evaluation)))
         for contender in field.contenders:
             from_start = start if contender.shares_start else ""
             recipe = starting_from(contender.recipe, output / start / "model") if from_start else contender.recipe
             name = f"{contender.slug}-seed-{seed}"
-            runs.append(PlannedRun(name, contender.label, seed, named(recipe, output, name, seed), from_start))
+            planned = named(recipe, output, name, seed, evaluation=evaluation)
+            runs.append(PlannedRun(name, contender.label, seed, planned, from_start))
     return Plan(output, field.base_name, base, field.contenders, tuple(seeds), tuple(starts), tuple(runs))
+
+
+def on_the_same_problems(evaluation: EvaluationConfig, seed: int) -> EvaluationConfig:
+    """The same held-out problems for every seed: numbers of different problems are not to be averaged.
+
+    A user's function may divide its rows by the seed, and held-out rows of one seed be training rows of another: there each
+    seed keeps its own, and what is measured says so.
+    """
+    if evaluation.problems_seed >= 0 or any(names_function(config.source) for config in evaluation.sets.values()):
+        return evaluation
+    return evaluation.model_copy(update={"problems_seed": seed})
 
 
 def named(recipe: Recipe, output: Path, name: str, seed: int, **sections: Any) -> Recipe:

@@ -20,7 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from cohort.observe.report.page import duration, percent
+from cohort.observe.changes import percent
+from cohort.observe.report.page import duration
 from cohort.observe.run_folder import RunFolder
 from cohort.tools.compare.plan import Plan, PlannedRun
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cohort.base.text import printable
+from cohort.evaluation.estimators import PairedDifference
 from cohort.observe.report.data import as_dict, number
 from cohort.tools.compare.measure import Comparison, Measured, Standing
 
@@ -45,7 +46,7 @@ def row_of(standing: Standing, comparison: Comparison, several: bool) -> list[st
     if not runs:
         return [label, "", "failed, see below" if standing.runs[0].status != "interrupted" else "interrupted"]
     paired = next(iter(standing.against_first.values()), None)
-    change = f"{100 * paired.difference:+.1f} [{100 * paired.low:.1f}, {100 * paired.high:.1f}]" if paired else "–"
+    change = f"{100 * paired.difference:+.1f}{interval(paired)}" if paired else "–"
     return [
         label,
         share(as_dict(standing.over_seeds("before", "pass@1")).get("mean")),
@@ -58,6 +59,11 @@ def row_of(standing: Standing, comparison: Comparison, several: bool) -> list[st
         compact(standing.mean([run.sampled_tokens for run in runs])),
         short_time(standing.mean([run.training_seconds for run in runs]) or 0.0),
     ]
+
+
+def interval(paired: PairedDifference) -> str:
+    """ " [1.2, 5.6]"; nothing where there are too few problems for one."""
+    return "" if paired.low is None or paired.high is None else f" [{100 * paired.low:.1f}, {100 * paired.high:.1f}]"
 
 
 def common_start(comparison: Comparison) -> float | None:
@@ -74,7 +80,8 @@ def after_text(standing: Standing, only: Measured, several: bool) -> str:
     if several:
         return f"{share(mean['mean'])} [{share(mean['min'])}, {share(mean['max'])}]"
     entry: Mapping[str, Any] = as_dict(next(iter(only.sets.values()))["after"]["pass@1"])
-    return f"{share(mean['mean'])} [{share(number(entry.get('low')))}, {share(number(entry.get('high')))}]"
+    low, high = number(entry.get("low")), number(entry.get("high"))
+    return share(mean["mean"]) if low is None or high is None else f"{share(mean['mean'])} [{share(low)}, {share(high)}]"
 
 
 def remarks(comparison: Comparison) -> list[str]:
@@ -89,6 +96,8 @@ def remarks(comparison: Comparison) -> list[str]:
         f"time: of training{' with several runs at a time' if comparison.jobs > 1 else ''}; "
         f"seed{'s' if len(comparison.seeds) > 1 else ''} {seeds}",
     ]
+    few = {p.reason: None for s in comparison.standings for p in s.against_first.values() if p.reason}
+    lines += [f"note: {words}" for words in (*comparison.unlike.values(), *few)]
     lines += [f"note: {s.label} {s.contender.note}" for s in comparison.standings if s.contender.note]
     lines += [f"{', '.join(names)}: {reason}" for reason, names in comparison.failures.items()]
     return lines
