@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from cohort.base.processes import begin_process
 from cohort.tools.commands import COMMANDS
 
 app = typer.Typer(
@@ -45,6 +46,7 @@ def as_command(function: Callable[..., int | None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def command(*arguments: Any, **options: Any) -> None:
+        begin_process()
         with plain_errors():
             code = function(*arguments, **options)
         if code:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -142,6 +143,62 @@ def hang_with_child(completions, pid_file, **kwargs):
             file.write(f"{child.pid}\n")
         time.sleep(60)
     return [1.0] * len(completions)
+
+
+def start_sessions(completions, pid_file, **kwargs):
+    """Starts a child, one with a session of its own and an orphan without environment; then does what the completion says."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(write, str(os.getpid()).encode())
+            os.execve("/bin/sleep", ["sleep", "60"], {})
+        os._exit(0)
+    os.wait()
+    children = [subprocess.Popen(["/bin/sleep", "60"], start_new_session=own).pid for own in (False, True)]
+    with open(pid_file[0], "a") as file:
+        file.write(" ".join(map(str, [*children, int(os.read(read, 20))])) + "\n")
+    if "hang" in completions:
+        time.sleep(60)
+    if "die" in completions:
+        os._exit(3)
+    if "group" in completions:
+        os.killpg(0, signal.SIGKILL)
+    return [1.0] * len(completions)
+
+
+kept: list[bytearray] = []
+
+
+def fills_memory(completions, **kwargs):
+    """A large completion takes 300 MB at once, a child 300 MB in another process, and any other leaves 60 MB behind."""
+    held = bytearray(b"x" * (300 if "large" in completions else 60) * 2**20)
+    if "child" in completions:
+        subprocess.run([sys.executable, "-c", "import time\nheld = bytearray(b'x' * 300 * 2**20)\ntime.sleep(60)"], check=True)
+    kept.append(held)
+    time.sleep(60 if "large" in completions else 0.25)
+    return [1.0] * len(completions)
+
+
+def needs_memory(completions, **kwargs):
+    kept.append(bytearray(b"x" * 100 * 2**20))
+    time.sleep(60)
+
+
+def looks_for_a_terminal(completions, **kwargs):
+    """1.0 where there is none to read from, behind no descriptor; prints the completions."""
+    try:
+        typed = input()
+    except EOFError:
+        typed = ""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+        typed = "a terminal"
+    except OSError:
+        pass
+    for text in completions:
+        print(text, flush=True)
+    return [float(not typed and os.readlink("/proc/self/fd/2").startswith("pipe:"))] * len(completions)
 
 
 def always_hangs(completions, **kwargs):

@@ -108,6 +108,12 @@ class RewardConfig(Section):
         description="Wall-clock limit of one call, in seconds; for rewards that limit themselves (math_answer, code_tests, judge, "
         "gym_verifier), of one completion.",
     )
+    memory_mb: int = Field(
+        0,
+        ge=0,
+        description="Memory of the worker that runs the function and of all that it starts; 0 is 4096. For functions of your own in a "
+        "module: the others run in the trainer.",
+    )
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments bound to the function.")
     columns: dict[str, str] = Field(
         default_factory=dict,

@@ -26,6 +26,7 @@ from cohort.base.importing import search_current_folder
 from cohort.base.threads import concurrently, split, with_limit
 from cohort.errors import CohortError, RewardError
 from cohort.rewards.call import (
+    LIMIT_KINDS,
     Answered,
     Failed,
     Signature,
@@ -48,7 +49,7 @@ from cohort.rewards.contract import (
     missing_columns,
     needs_column,
 )
-from cohort.rewards.pool import LoadFailed, Pool, Worker, WorkerDied, WorkerTimeout
+from cohort.rewards.pool import NOT_LOADED, Pool, Worker, load_problem
 from cohort.rewards.summing import faulty_rows, outcome_of, reward_metrics, worst_blame
 from cohort.sandbox import JailUnavailable, find_tier
 from cohort.types import Completion, Outcome, Prompt
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-HOPELESS_TIMEOUTS = 8
+HOPELESS_LIMITS = 8
 """So many single completions in the time limit, and none answered: the function hangs, not the completions."""
 ASYNC_SINGLES = 16
 """Single calls of an async function in the trainer that wait side by side."""
@@ -112,6 +113,7 @@ class RewardRunner:
                     outcome=part.outcome,
                     threshold=part.threshold,
                     timeout_s=part.timeout_s,
+                    memory_mb=part.memory_mb,
                     args=part.args,
                     columns=part.columns,
                 )
@@ -166,11 +168,11 @@ class RewardRunner:
         if spec is None:  # another worker has found that it must stay here
             return
         try:
-            bound.signature = Signature.from_message(worker.load(spec))
+            bound.signature = Signature.from_message(worker.load(spec, bound.memory_mb))
             if bound.signature.supervised:
                 bound.here()
                 bound.spec = None
-        except (LoadFailed, WorkerDied, WorkerTimeout) as problem:
+        except NOT_LOADED as problem:
             if bound.function is None or spec.startswith("cohort.rewards."):
                 raise RewardError(f"{bound.place}.function: {load_problem(spec, problem)}") from None
             bound.spec = None
@@ -271,6 +273,7 @@ class RewardRunner:
         batch = Batch.of(prompts, completions, TrainerState.at(step, num_steps))
         for bound in self._bound:
             check_columns(bound, batch.columns)
+        self._pool.terminal.refill()
         verdicts = concurrently([functools.partial(self._run_part, bound, batch) for bound in self._bound])
         outcomes = [
             outcome_of(self._bound, self._outcome, row, length, verdicts)
@@ -302,10 +305,10 @@ class RewardRunner:
         for rows, reply in zip(chunks, concurrently([functools.partial(call, rows) for rows in chunks]), strict=True):
             if isinstance(reply, Answered):
                 verdicts.add(rows, reply)
-                bound.timeouts_in_a_row = 0
+                bound.limits_in_a_row = 0
             elif reply.wrong_form:
                 verdicts.add_failure(rows, reply)
-                bound.timeouts_in_a_row = 0
+                bound.limits_in_a_row = 0
             else:
                 retry += rows
                 verdicts.details[count + rows[0]] = reply.detail  # shown only if no single call says more
@@ -349,14 +352,18 @@ class RewardRunner:
             "state": asdict(batch.state),
             "names": names,
         }
-        with self._pool.borrow() as worker:
-            try:
-                worker.load(bound.spec)
-            except (LoadFailed, WorkerDied, WorkerTimeout) as problem:
-                raise RewardError(
-                    f"{bound.place}.function: a new worker could not import it. {load_problem(bound.spec, problem)}"
-                ) from None
-            return worker.call(message, batch.lengths(rows), bound.part.timeout_s)
+        while True:
+            with self._pool.borrow() as worker:
+                try:
+                    worker.load(bound.spec, bound.memory_mb)
+                except NOT_LOADED as problem:
+                    raise RewardError(
+                        f"{bound.place}.function: a new worker could not import it. {load_problem(bound.spec, problem)}"
+                    ) from None
+                reply = worker.call(message, batch.lengths(rows), bound.part.timeout_s)
+            # One that was called before may be full of what others left there: a fresh one decides.
+            if not (isinstance(reply, Failed) and reply.kind == "memory" and worker.calls > 1):
+                return reply
 
     def _call_here(
         self, bound: Bound, batch: Batch, rows: Sequence[int], on_verdict: Callable[[], None] | None = None
@@ -429,9 +436,9 @@ class RewardRunner:
         message = {"op": "extract", "spec": bound.spec, "texts": texts, "args": dict(bound.part.args)}
         with self._pool.borrow() as worker:
             try:
-                worker.load(bound.spec)
+                worker.load(bound.spec, bound.memory_mb)
                 answers, failed = worker.ask(message, bound.part.timeout_s)
-            except (LoadFailed, WorkerDied, WorkerTimeout, TypeError, ValueError):
+            except (*NOT_LOADED, TypeError, ValueError):
                 return None
         well_formed = isinstance(answers, list) and len(answers) == len(texts) and isinstance(failed, int)
         if not well_formed or not all(answer is None or isinstance(answer, str) for answer in answers):
@@ -487,17 +494,13 @@ class Singles:
             self._verdicts.add([row], reply)
         else:
             self._verdicts.add_failure([row], reply)
-        if isinstance(reply, Failed) and reply.kind == "timeout":
-            self._bound.timeouts_in_a_row += 1
-            if not self._answered and self._bound.timeouts_in_a_row >= HOPELESS_TIMEOUTS:
+        if isinstance(reply, Failed) and reply.kind in LIMIT_KINDS:
+            self._bound.limits_in_a_row += 1
+            if not self._answered and self._bound.limits_in_a_row >= HOPELESS_LIMITS:
                 self._stop = True
-                limit = self._bound.part.timeout_s
-                raise RewardError(
-                    f"reward {self._bound.name!r} hangs: {HOPELESS_TIMEOUTS} completions were tried one at a time, and none was "
-                    f"answered within timeout_s = {limit:g} s. Either the function never returns, or the limit is too low for it."
-                )
+                raise RewardError(self._bound.hopeless(reply.kind, HOPELESS_LIMITS))
         else:
-            self._answered, self._bound.timeouts_in_a_row = True, 0
+            self._answered, self._bound.limits_in_a_row = True, 0
         if isinstance(reply, Failed) and reply.kind == "crash":
             # Each crash costs a new process: once the step cannot be saved, the rest of it is not tried.
             self._crashes += 1
@@ -530,14 +533,9 @@ class Progress:
                 self._tell(self._name, self._done, self._total)
 
 
-def load_problem(spec: str, problem: LoadFailed | WorkerDied | WorkerTimeout) -> str:
-    """Why a worker does not have the function, as a sentence without its subject."""
-    return str(problem) if isinstance(problem, LoadFailed) else f"cannot import {spec} ({problem})."
-
-
 def spread(rows: Sequence[int]) -> list[int]:
     """The same rows, the first few from all over the batch: one group that hangs is not the whole function."""
-    stride = math.ceil(len(rows) / HOPELESS_TIMEOUTS)
+    stride = math.ceil(len(rows) / HOPELESS_LIMITS)
     first = list(rows[::stride])
     chosen = set(first)
     return first + [row for row in rows if row not in chosen]

@@ -14,6 +14,7 @@ from cohort.errors import RewardError
 from cohort.recipe.section import nearest
 from cohort.rewards import BUILT_IN, built_in
 from cohort.rewards.call import LIMIT_KINDS, OFFERED, Answered, Failed, Signature, Steps, TrainerState
+from cohort.rewards.pool import MEMORY_MB
 from cohort.types import Completion, Outcome, Prompt
 
 RESERVED = {*OFFERED, "prompt", "completion"}
@@ -38,6 +39,8 @@ class RewardPart:
     """This part decides success; without any, the first part does."""
     threshold: float = 0.5
     timeout_s: float = 10.0
+    memory_mb: int = 0
+    """Of the worker and what it starts; 0: MEMORY_MB."""
     args: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     """Parameter of the function -> column of the rows, where the names differ."""
@@ -61,8 +64,8 @@ class Bound:
     function: Callable[..., Any] | None
     """The function itself, where it was given or had to be imported here."""
     signature: Signature | None = None
-    timeouts_in_a_row: int = 0
-    """Single completions in the time limit since the function last answered at all."""
+    limits_in_a_row: int = 0
+    """Single completions that ran into a limit since the function last answered at all."""
     extracts: bool = True
     retry_noted: bool = False
 
@@ -80,6 +83,19 @@ class Bound:
         """Arguments bound to the function."""
         wall = {WALL_ARGUMENT: self.part.timeout_s} if self.shape.supervised and WALL_ARGUMENT in self.shape.accepted else {}
         return {**self.part.args, **wall}
+
+    @property
+    def memory_mb(self) -> int:
+        return self.part.memory_mb or MEMORY_MB
+
+    def hopeless(self, kind: str, tried: int) -> str:
+        """What is said of a function that met a limit on every single completion."""
+        limit = f"timeout_s = {self.part.timeout_s:g} s" if kind == "timeout" else f"memory_mb = {self.memory_mb:g} MB"
+        verb, either = ("hangs", "never returns") if kind == "timeout" else ("runs out of memory", "never has enough")
+        return (
+            f"reward {self.name!r} {verb}: {tried} completions were tried one at a time, and none was answered within {limit}. "
+            f"Either the function {either}, or the limit is too low for it."
+        )
 
     def sees(self, columns: Iterable[str]) -> tuple[str, ...]:
         """The names under which rows with these columns are offered to the function."""
@@ -180,11 +196,13 @@ class Verdicts:
         self.dropped += reply.dropped
 
     def add_failure(self, rows: Sequence[int], reply: Failed) -> None:
-        """A call that will not be repeated gave nothing: at the time limit that is a score of 0, else no score."""
+        """A call that will not be repeated gave nothing: at a limit that is a score of 0, else no score."""
+        limited = reply.kind in LIMIT_KINDS
         for row in rows:
-            self.values[row], self.steps[row] = 0.0 if reply.kind == "timeout" else None, None
+            self.values[row], self.steps[row] = 0.0 if limited else None, None
             self.faults[row] = reply.kind
-        if reply.kind != "timeout":
+            self.words[row] = reply.kind if limited and reply.kind != "timeout" else ""
+        if not limited:
             self.details[rows[0]] = reply.detail
 
     @property
@@ -237,6 +255,11 @@ def check_args(bound: Bound) -> None:
         raise RewardError(
             f"{bound.place}.function: {part.name!r} is supervised and has no argument {WALL_ARGUMENT!r}, under which it is told "
             "timeout_s, the seconds that one completion may take. Add it, and keep to it."
+        )
+    if part.memory_mb and bound.spec is None:
+        where = "set its own argument, args.memory_mb" if "memory_mb" in shape.accepted else "leave it out"
+        raise RewardError(
+            f"{bound.place}.memory_mb: {part.name!r} runs in the trainer and not in a worker of its own; {where}."
         )
     if problem := renaming_problem(shape, part.columns, part.args):
         raise RewardError(f"{bound.place}.columns.{problem}")

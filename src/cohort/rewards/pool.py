@@ -1,7 +1,8 @@
 """Worker processes seen from the trainer: started, asked with a time limit, killed, replaced.
 
 Plain subprocesses and not multiprocessing: they inherit nothing of the trainer (no torch, no CUDA context, no locks),
-they are spoken to in JSON, and each leads its own session, so that killing one takes along whatever it started.
+they are spoken to in JSON, and each has a guard (see worker.py), so that ending one takes along whatever it started. The
+guard is the process that is known here: it ends when, and as, its worker does.
 """
 
 from __future__ import annotations
@@ -21,19 +22,29 @@ from pathlib import Path
 from typing import Any
 
 import cohort
+from cohort.base.processes import memory_below
 from cohort.errors import RewardError
 from cohort.rewards.call import Answered, Failed, from_message, shorten
+from cohort.rewards.terminal import Terminal
 from cohort.rewards.worker import HEADER
 
 LOAD_LIMIT_S = 300.0
 """For starting Python and importing the function's module, which is no part of a call's time limit."""
 MAX_REPLY_BYTES = 256 * 2**20
-LOOK_EVERY_S = 0.2
-"""How often a silent worker is checked for having died with its pipe held open by a child of its own."""
+LOOK_EVERY_S = 0.1
+"""How often a silent worker is looked at: whether it has died with its pipe held open by a child of its own, and its memory."""
+MEMORY_MB = 4096
+"""For a worker and all that it starts, unless it is told otherwise."""
+GUARD_S = 15.0
+"""A guard that has not ended its worker by then is killed itself, and its worker with it."""
 
 
 class WorkerTimeout(Exception):
     """The worker did not answer within the limit."""
+
+
+class WorkerFull(Exception):
+    """The worker used more memory than it may."""
 
 
 class WorkerDied(Exception):
@@ -44,10 +55,13 @@ class LoadFailed(Exception):
     """The worker could not import the function; the message says why."""
 
 
+NOT_LOADED = (LoadFailed, WorkerDied, WorkerFull, WorkerTimeout)
+
+
 class Worker:
     """One child process. Used by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, terminal: Terminal | None = None) -> None:
         lifeline, self._lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -55,6 +69,7 @@ class Worker:
                 [sys.executable, "-P", "-m", "cohort.rewards.worker", str(lifeline)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 pass_fds=(lifeline,),
                 start_new_session=True,
                 env=worker_environment(),
@@ -67,11 +82,17 @@ class Worker:
             os.close(lifeline)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._prints = (terminal or Terminal()).follow(os.dup(self._process.stderr.fileno()))
+        self._process.stderr.close()
         self._requests, self._replies = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._requests, False)
         os.set_blocking(self._replies, False)
         self._loaded: dict[str, dict[str, Any]] = {}
         self._ready = False
+        self._memory_mb = float("inf")
+        self.calls = 0
+        """So many it has begun: what they have left behind is in its memory."""
         self._ending = threading.Lock()
         self.alive = True
 
@@ -79,8 +100,9 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def load(self, spec: str) -> dict[str, Any]:
-        """Import the function there, once; returns its signature as plain data."""
+    def load(self, spec: str, memory_mb: float = MEMORY_MB) -> dict[str, Any]:
+        """Import the function there, once; returns its signature as plain data. The memory limit holds from here on."""
+        self._memory_mb = memory_mb
         if not self._ready:
             path = [entry or os.getcwd() for entry in sys.path]
             self.ask({"op": "path", "path": path, "variable": os.environ.get("PYTHONPATH")}, LOAD_LIMIT_S)
@@ -93,7 +115,7 @@ class Worker:
         return self._loaded[spec]
 
     def ask(self, message: dict[str, Any], limit_s: float) -> Any:
-        """Send one request, return its reply. After WorkerTimeout or WorkerDied the process is gone."""
+        """Send one request, return its reply. After WorkerTimeout, WorkerFull or WorkerDied the process is gone."""
         deadline = time.monotonic() + limit_s
         body = json.dumps(message).encode()
         try:
@@ -102,7 +124,7 @@ class Worker:
             if length > MAX_REPLY_BYTES:
                 raise WorkerDied(f"the worker announced a reply of {length} bytes")
             return json.loads(self._read(length, deadline))
-        except (WorkerTimeout, WorkerDied):
+        except (WorkerTimeout, WorkerFull, WorkerDied):
             self.kill()
             raise
         except (ValueError, RecursionError) as problem:
@@ -114,10 +136,13 @@ class Worker:
 
     def call(self, message: dict[str, Any], lengths: Sequence[int], limit_s: float) -> Answered | Failed:
         """One call of a function it has loaded, on completions of these lengths."""
+        self.calls += 1
         try:
             reply = from_message(self.ask(message, limit_s), lengths)
         except WorkerTimeout:
             return Failed("timeout", f"no answer within {limit_s:g} s")
+        except WorkerFull as problem:
+            return Failed("memory", str(problem))
         except WorkerDied as problem:
             return Failed("crash", str(problem))
         if reply is None:
@@ -162,6 +187,8 @@ class Worker:
                 return
             if ended:
                 raise WorkerDied(self._epitaph())
+            if memory_below(self.pid) > self._memory_mb:
+                raise WorkerFull(f"more than memory_mb = {self._memory_mb:g} MB in use")
             if left <= 0:
                 raise WorkerTimeout("no answer within the time limit")
 
@@ -180,29 +207,39 @@ class Worker:
             time.sleep(0.01)
         return "the worker process closed its pipe"
 
+    def _await_end(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.alive and self._ended() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+
     def hang_up(self) -> None:
         """Ask an idle worker to end by itself."""
         if self.alive and self._process.stdin is not None:
             self._process.stdin.close()
 
     def shoot(self) -> None:
-        """Kill the process and all of its group. Certainly ours: as long as it is not reaped, its id is not reused."""
+        """Tell the guard to end it all. Certainly ours: as long as it is not reaped, its id is not reused."""
         with self._ending:
             if self.alive:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGKILL)
+                    if sys.platform == "linux":
+                        os.kill(self.pid, signal.SIGTERM)
+                    else:
+                        os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self, grace_s: float = 0.0) -> None:
         """End the process, with a moment to end by itself, and let go of its pipes. Only for the thread that holds it."""
-        deadline = time.monotonic() + grace_s
-        while self.alive and self._ended() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self._await_end(grace_s)
         self.shoot()
+        self._await_end(GUARD_S)
         with self._ending:
             if not self.alive:
                 return
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
             self.alive = False
+        self._prints.join(1.0)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -215,6 +252,7 @@ class Pool:
     def __init__(self) -> None:
         self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
         self._all: set[Worker] = set()
+        self.terminal = Terminal()
         self._closed = False
 
     @property
@@ -230,7 +268,7 @@ class Pool:
             self._add()
 
     def _add(self) -> None:
-        worker = Worker()
+        worker = Worker(self.terminal)
         self._all.add(worker)
         if self._closed:  # closed by another thread in between
             worker.kill()
@@ -274,3 +312,8 @@ def worker_environment() -> dict[str, str]:
     package = str(Path(cohort.__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([package, inherited] if inherited else [package])}
+
+
+def load_problem(spec: str, problem: LoadFailed | WorkerDied | WorkerFull | WorkerTimeout) -> str:
+    """Why a worker does not have the function, as a sentence without its subject."""
+    return str(problem) if isinstance(problem, LoadFailed) else f"cannot import {spec} ({problem})."

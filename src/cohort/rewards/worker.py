@@ -2,25 +2,30 @@
 
 It reads requests from standard input and writes replies to standard output, each a 4-byte length and then JSON. No
 pickle in either direction: what a reward function handles is model output. The function runs in the main thread, so
-verifiers that set alarms work. The process leads a session of its own and dies with its parent, whatever it is doing.
+verifiers that set alarms work. It has no terminal, dies with its parent, whatever it is doing, and takes along all that it
+has started: a guard, the process that the trainer knows, sees to that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import faulthandler
 import json
 import os
+import resource
 import select
 import signal
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from cohort.base.importing import NotImportable, load_function
+from cohort.base.processes import children_of
 from cohort.rewards.call import (
     Signature,
     TrainerState,
@@ -110,31 +115,109 @@ def read_message(requests: BinaryIO) -> dict[str, Any] | None:
 
 
 def die_with_parent(lifeline: int) -> None:
-    """Nothing is ever written to the lifeline; its other end closes when the parent ends, even by SIGKILL.
-
-    On Linux the kernel itself then kills the whole process group, so neither a function that holds the interpreter
-    lock nor the function's own children survive. (PR_SET_PDEATHSIG would spare the children, and fires when the
-    *thread* that started the worker ends.) The watching thread does the same where the kernel cannot.
-    """
-    parent, leads = os.getppid(), os.getpgrp() == os.getpid()
-    with contextlib.suppress(ImportError, AttributeError, OSError):
-        import fcntl
-
-        if leads:
-            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-            fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-            fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    """Nothing is ever written to the lifeline; its other end closes when the parent ends, even by SIGKILL."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        guard_worker(lifeline, parent)
+        return
 
     def watch() -> None:
-        poll = select.poll()
-        poll.register(lifeline, select.POLLIN | select.POLLHUP)
-        while not poll.poll(1000) and os.getppid() == parent:
+        while not hung_up([lifeline], 1000) and os.getppid() == parent:
             pass
-        if leads:
+        if os.getpgrp() == os.getpid():
             os.killpg(os.getpgrp(), signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="lifeline").start()
+
+
+def hung_up(descriptors: list[int], wait_ms: int) -> bool:
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN | select.POLLHUP)
+    return bool(poll.poll(wait_ms))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The guard
+# ---------------------------------------------------------------------------------------------------------------------
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+STUBBORN_S = 5.0
+"""For children that cannot be ended: those of another user."""
+
+
+class Told(BaseException):
+    """The trainer has sent SIGTERM."""
+
+
+def guard_worker(lifeline: int, trainer: int) -> None:
+    """Go on in a child process; this one stays behind and ends all that the child has started, once the child has ended.
+
+    Orphans come to the guard and not to init, whatever session they are in, so nothing below it can be overlooked, and it
+    waits for each before another process can have its id. The worker cannot hold it up, and its end is the guard's own.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    worker = 0
+    try:
+        signal.signal(signal.SIGTERM, tell)
+        guard, worker = os.getpid(), os.fork()
+        if worker == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.setsid()
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != guard:
+                os._exit(1)
+            os.close(lifeline)
+            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+                file.write("1000")  # a machine out of memory takes this one, and not the trainer
+            return
+        os.dup2(lifeline, 0)  # the pipes are the worker's alone
+        os.dup2(lifeline, 1)
+        watched, wait_ms = [lifeline], 50
+        with contextlib.suppress(OSError):  # a kernel older than 5.3
+            watched, wait_ms = [lifeline, os.pidfd_open(worker)], 1000
+        while os.getppid() == trainer and not hung_up(watched, wait_ms) and not has_ended(worker):
+            pass
+    except Told:
+        pass
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_like(end_children(worker) if worker else 0)
+
+
+def tell(*_: object) -> None:
+    raise Told
+
+
+def has_ended(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def end_children(worker: int) -> int:
+    """Kill and reap everything below; returns how the worker ended. Whatever loses its parent is a child here the next time."""
+    status, deadline = 0, time.monotonic() + STUBBORN_S
+    while time.monotonic() < deadline:
+        for child in children_of(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+        try:
+            child, how = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if child == worker:
+            status = how
+        elif not child:
+            time.sleep(0.002)
+    return status
+
+
+def end_like(status: int) -> None:
+    if os.WIFSIGNALED(status):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
 
 
 if __name__ == "__main__":

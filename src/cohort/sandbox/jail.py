@@ -21,10 +21,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cohort.base.processes import children_of
 from cohort.sandbox import seccomp, tiers
 from cohort.sandbox.limits import FLOOD_BYTES, MAX_FILES, MAX_FOLDERS_DEEP, MAX_FRAME_BYTES, JailUnavailable, Limits
 from cohort.sandbox.scratch import make_folder, remove_folder, scratch_is_over
-from cohort.sandbox.spawner import next_user, parent_of, reap_orphan, return_memory, sealed_input, spawn, wait_up_to
+from cohort.sandbox.spawner import next_user, reap_orphan, return_memory, sealed_input, spawn, wait_up_to
 from cohort.sandbox.tiers import Tier, find_tier
 from cohort.sandbox.values import MAX_NODES
 
@@ -371,11 +372,7 @@ class Jail:
 
     def _learn_interpreter(self) -> None:
         """The only child of the jail's first process."""
-        try:
-            children = Path(f"/proc/{self._first_pid}/task/{self._first_pid}/children").read_text(encoding="ascii").split()
-        except OSError:  # gone, or a kernel that does not list them
-            children = [pid for pid in os.listdir("/proc") if pid.isdecimal() and parent_of(pid) == self._first_pid]
-        self._pid = int(children[0]) if children else 0
+        self._pid = next(iter(children_of(self._first_pid)), 0)
 
     def _forget(self, descriptor: int) -> None:
         self._open.pop(descriptor, None)

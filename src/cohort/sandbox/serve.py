@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from cohort.base.processes import begin_process
 from cohort.sandbox.limits import FLOOD_BYTES, JailUnavailable, Limits
 from cohort.sandbox.program import Call, run_calls, run_checks, run_script
 from cohort.sandbox.remote import FILE_VARIABLE, MAX_BODY_BYTES, TOKEN_VARIABLE, read_token
@@ -183,6 +184,7 @@ def plain_fields(result: Any, but: str) -> dict[str, Any]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
+    begin_process()
     parser = argparse.ArgumentParser(
         prog="python -m cohort.sandbox.serve", description="Run programs in the jail of this machine for trainers elsewhere."
     )

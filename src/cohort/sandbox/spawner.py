@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from cohort.sandbox import tiers
@@ -127,10 +126,3 @@ def sealed_input(text: bytes) -> int:
         return os.open(f"/proc/self/fd/{writer}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(writer)
-
-
-def parent_of(pid: str) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
-    except OSError:
-        return 0

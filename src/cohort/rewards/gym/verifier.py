@@ -25,7 +25,7 @@ from cohort.rewards.gym.catalogue import JAILED_TASKS, require_served
 from cohort.rewards.gym.extract import extract_answer, last_tagged
 from cohort.rewards.gym.golds import right_answer
 from cohort.rewards.gym.guards import Refused, admit
-from cohort.rewards.pool import LoadFailed, Pool, WorkerDied, WorkerTimeout
+from cohort.rewards.pool import LoadFailed, Pool, WorkerDied, WorkerFull, WorkerTimeout
 from cohort.rewards.text import text_of
 from cohort.sandbox import Answer, JailUnavailable, Limits, shared_pool
 
@@ -237,6 +237,8 @@ def ask_plain(function: str, messages: Sequence[Any], wall_s: float) -> list[Ans
                 reply = from_message(worker.ask(request, wall_s), [0])
             except WorkerTimeout:
                 return Answer(problem="wall", detail=f"no answer within {wall_s:g} s")
+            except WorkerFull as problem:
+                return Answer(problem="memory", detail=str(problem))
             except WorkerDied as problem:
                 return Answer(problem="crash", detail=str(problem))
             except LoadFailed as problem:

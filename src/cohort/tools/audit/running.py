@@ -12,10 +12,9 @@ from typing import Any
 from cohort.base.importing import search_current_folder
 from cohort.errors import RewardError
 from cohort.rewards import BUILT_IN
-from cohort.rewards.base import load_problem
 from cohort.rewards.call import Answered, Failed, Signature, TrainerState, is_plain
 from cohort.rewards.contract import RESERVED, argument_problem, feeding_problem, renaming_problem
-from cohort.rewards.pool import LoadFailed, Worker, WorkerDied, WorkerTimeout
+from cohort.rewards.pool import NOT_LOADED, Worker, load_problem
 from cohort.rewards.text import text_of
 from cohort.tools.audit.attacks import Case
 from cohort.tools.audit.samples import AuditRow
@@ -102,7 +101,7 @@ class Bench:
         worker = self.worker()
         try:
             worker.load(spec)
-        except (LoadFailed, WorkerDied, WorkerTimeout) as problem:
+        except NOT_LOADED as problem:
             raise AuditError(f"reward: a new worker could not import it. {load_problem(spec, problem)}") from None
         return worker
 
@@ -113,7 +112,7 @@ class Bench:
     def _load(self) -> Signature:
         try:
             return Signature.from_message(self.worker().load(self.spec))
-        except (LoadFailed, WorkerDied, WorkerTimeout) as problem:
+        except NOT_LOADED as problem:
             self.close()
             raise AuditError(f"reward: {load_problem(self.spec, problem)}") from None
 
@@ -219,7 +218,8 @@ class Bench:
         seconds = time.monotonic() - started
         if isinstance(reply, Failed):
             self.crashes += reply.kind == "crash"
-            return [Result(case, None, reply.kind, reply.detail, seconds) for case in cases]
+            kind = "crash" if reply.kind == "memory" else reply.kind  # what it cost the worker
+            return [Result(case, None, kind, reply.detail, seconds) for case in cases]
         verdicts: Sequence[Any] = getattr(reply, "verdicts", None) or [""] * len(cases)
         words = [word if isinstance(word, str) else (word or ("",))[0] for word in verdicts]
         return [

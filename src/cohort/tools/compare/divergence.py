@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cohort.base.processes import begin_process
 from cohort.errors import CohortError, RunError
 from cohort.evaluation.estimators import Estimate, estimate, why_no_interval
 from cohort.observe.run_folder import RunFolder
@@ -129,4 +130,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    begin_process()
     sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
 """Runs the plan: each run and each measurement is a process of its own, some at a time.
 
 Children get no terminal signals of their own (each is its own process group): a Ctrl-C reaches this process alone, which
-passes it on once. Twice would tell a run to stop without saving.
+passes it on once. Twice would tell a run to stop without saving. Should this process be killed, the kernel tells them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from cohort.base.processes import PARENT_VARIABLE
 from cohort.observe.changes import percent
 from cohort.observe.report.page import duration
 from cohort.observe.run_folder import RunFolder
@@ -134,7 +135,7 @@ def ready(waiting: list[Job], children: Sequence[Child], jobs: int) -> Iterator[
 
 
 def child_environment(jobs: int) -> dict[str, str]:
-    environment = dict(os.environ)
+    environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
     if jobs > 1:  # else every child would start a thread per core
         environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
     return environment
