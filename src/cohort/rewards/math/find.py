@@ -32,14 +32,14 @@ HASHED = re.compile(r"[\d+\-−–$\\.(€£]|[A-Za-z]\s?=")
 DOUBLED_BOX = re.compile(r"(?<!\\)\\\\(?=(?:boxed|fbox)\b)")
 r"""\\boxed, escaped twice."""
 ANSWER_IS = re.compile(
-    r"answers?(?:\sto\s(?:the|this|your)\s(?:question|problem))?\s?"
+    r"(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!bad\s)(?<!no\s)(?<!not\sthe\s)answers?(?:\sto\s(?:the|this|your)\s(?:question|problem))?\s?"
     r"(?:(?:is|are|equals|(?:would|should|must|will|can only)\sbe|(?:turns|comes|works)\sout\sto(?:\sbe)?)\b|:|=)"
     r"(?!\s(?:indeed\s)?(?:correct|reasonable|consistent|verified)\b)",
     re.IGNORECASE,
 )
 FILLERS = re.compile(
-    r"(?:(?:therefore|thus|hence|then|simply|indeed|just|now|clearly|obviously|exactly|precisely|approximately|approx\.?|about|around"
-    r"|roughly|equal\sto|equals|given\sby|found\sto\sbe)(?:\s*[:,]\s*|\s+))*",
+    r"(?:(?:therefore|thus|hence|then|simply|indeed|just|now|clearly|obviously|definitely|certainly|surely|in\sfact|of\scourse|finally"
+    r"|exactly|precisely|approximately|approx\.?|about|around|roughly|circa|equal\sto|equals|given\sby|found\sto\sbe)(?:\s*[:,]\s*|\s+))*",
     re.IGNORECASE,
 )
 """They say nothing, or what a sign of rounding says: approximately 3.14 is 3.14."""
@@ -116,7 +116,7 @@ def after_answer_is(text: str) -> Marked:
         last = match
     if last is None:
         return -1, None
-    rest = text[last.end() : last.end() + 2 * MAX_ANSWER_CHARS].lstrip(" \t:*_\n")
+    rest = text[last.end() : last.end() + 2 * MAX_ANSWER_CHARS].lstrip(" \t:,*_\n")
     rest = rest[FILLERS.match(rest).end() :]  # type: ignore[union-attr]  # it matches nothing at least
     for opening, closing in DISPLAYED:
         if rest.startswith(opening) and (end := rest.find(closing, len(opening))) > 0:

@@ -160,6 +160,15 @@ def meet_between(conditions: Sequence[Shape]) -> bool:
     return low is not None and high is not None and low < high
 
 
+def joined_conditions(items: Sequence[Shape], words: set[str]) -> Shape:
+    """x >= 2 and x <= 5 is 2 <= x <= 5; x < 1 or x > 2 a union. With a comma they are together where they have a part in common."""
+    together = "and" in words or ("or" not in words and meet_between(items))
+    if together and "or" not in words and (left := all_together(items)) is not None:
+        return left
+    unequal = any(isinstance(item, Relation) and item.ops == ("!=",) for item in items)
+    return Group("" if together or unequal else "cup", tuple(items))
+
+
 def without_points(whole: Shape, points: Sequence[Shape]) -> Shape | None:
     r"""\mathbb{R} \setminus \{2\} and (0, 5) \setminus \{1, 2\} as unions of intervals."""
     span = Span(holes=list(points))

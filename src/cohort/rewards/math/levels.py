@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from cohort.rewards.math.text import COMMAND, SIGN, TEXT, Token
+from cohort.rewards.math.text import COMMAND, NUMBER, SIGN, TEXT, Token
 
 OPENING, CLOSING = {"(", "[", "{"}, {")", "]", "}"}
 
@@ -49,6 +49,19 @@ def closes_at(tokens: Sequence[Token], start: int) -> int:
 def split_at(tokens: list[Token], places: Sequence[int]) -> list[list[Token]]:
     edges = [-1, *places, len(tokens)]
     return [tokens[start + 1 : end] for start, end in pairwise(edges)]
+
+
+def ungrouped(tokens: Sequence[Token]) -> list[Token]:
+    """1,234 as two numbers and a comma."""
+    result: list[Token] = []
+    for token in tokens:
+        if token.kind != NUMBER or "," not in token.text:
+            result.append(token)
+            continue
+        for place, digits in enumerate(token.text.split(",")):
+            result += [Token(SIGN, ",")] if place else []
+            result.append(Token(NUMBER, digits, token.spaced and not place))
+    return result
 
 
 def as_text(tokens: Sequence[Token]) -> str:

@@ -59,10 +59,13 @@ COMPOUND = frozenset({"m", "km", "cm", "mi", "ft", "g", "kg", "mg", "L", "mL", "
 
 def unit_start(body: list[Token]) -> int | None:
     r"""Where words behind a number begin: \text{...}, or bare words that are no variables; exponents of units included."""
-    if len(body) > 3 and is_sign(body[-2], "/") and body[-4].kind == NUMBER and body[-3].spaced:  # 20 m/s
-        above, below = body[-3].text, body[-1].text
-        if {above, below} <= COMPOUND and body[-3].kind == body[-1].kind == LETTERS:
-            return len(body) - 3
+    last = len(body) - power_before(body, len(body))
+    if (
+        last > 3 and is_sign(body[last - 2], "/") and body[last - 4].kind == NUMBER and body[last - 3].spaced
+    ):  # 20 m/s, 9.8 m/s^2
+        above, below = body[last - 3], body[last - 1]
+        if {above.text, below.text} <= COMPOUND and above.kind == below.kind == LETTERS:
+            return last - 3
     start, place = None, len(body)
     while place > 1:
         if len(body) - place > MAX_UNIT_TOKENS:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cohort.rewards.math.environments import environment_of, one_line
-from cohort.rewards.math.intervals import all_together, is_condition, meet_between, without_points
+from cohort.rewards.math.intervals import all_together, is_condition, joined_conditions, without_points
 from cohort.rewards.math.kinds import EVERY_NUMBER, Group, Relation, Shape, Value, Words
-from cohort.rewards.math.levels import as_text, closes_at, is_sign, levels, split_at
+from cohort.rewards.math.levels import as_text, closes_at, is_sign, levels, split_at, ungrouped
 from cohort.rewards.math.others import unfit_for_others
 from cohort.rewards.math.quantities import without_unit
 from cohort.rewards.math.statements import name_of, name_of_part
@@ -66,11 +66,19 @@ def trimmed(tokens: list[Token]) -> list[Token]:
     while len(tokens) > 2 and is_sign(tokens[0], "{") and closes_at(tokens, 0) == len(tokens) - 1:
         tokens = tokens[1:-1]
     while len(tokens) > 1 and tokens[0].kind in (TEXT, LETTERS) and tokens[0].text.strip(" .").lower() in ROUNDED:
-        tokens = tokens[1:]
+        tokens = tokens[2:] if len(tokens) > 2 and is_sign(tokens[1], ".") else tokens[1:]
+    while (
+        len(tokens) > 1
+        and tokens[-1].kind in (TEXT, LETTERS)
+        and tokens[-1].text.strip(" .").lower() in ("approximately", "approx")
+    ):
+        tokens = tokens[:-1]
     return tokens
 
 
-ROUNDED = frozenset({"approximately", "approx", "about", "around", "roughly", "exactly", "precisely", "equal to", "equals"})
+ROUNDED = frozenset(
+    {"approximately", "approx", "about", "around", "roughly", "circa", "exactly", "precisely", "equal to", "equals"}
+)
 """Before a number they say no more than the sign does: about 5 is \\approx 5."""
 
 
@@ -112,19 +120,6 @@ def items_of(tokens: list[Token]) -> list[list[Token]] | None:
     return parts
 
 
-def ungrouped(tokens: Sequence[Token]) -> list[Token]:
-    """1,234 as two numbers and a comma."""
-    result: list[Token] = []
-    for token in tokens:
-        if token.kind != NUMBER or "," not in token.text:
-            result.append(token)
-            continue
-        for place, digits in enumerate(token.text.split(",")):
-            result += [Token(SIGN, ",")] if place else []
-            result.append(Token(NUMBER, digits, token.spaced and not place))
-    return result
-
-
 def read_list(tokens: list[Token], depth: int) -> Shape | None:
     parts = items_of(tokens)
     if parts is None:
@@ -137,20 +132,12 @@ def read_list(tokens: list[Token], depth: int) -> Shape | None:
     if (several := read_systems(tokens, depth)) is not None:
         return several
     items = [read_item(part, depth) for part in parts]
+    words = {token.text.strip(" ,").lower() for token in tokens if token.kind in (TEXT, LETTERS)}
     if len(items) == 1:
-        return items[0]
+        return None if words & {"and", "or"} else items[0]  # "5 or" is cut off
     if all(map(is_condition, items)):
-        return read_conditions(items, {token.text.strip(" ,").lower() for token in tokens if token.kind in (TEXT, LETTERS)})
+        return joined_conditions(items, words)
     return Group("", tuple(with_common_name(items)))
-
-
-def read_conditions(items: list[Shape], words: set[str]) -> Shape:
-    """x >= 2 and x <= 5 is 2 <= x <= 5; x < 1 or x > 2 a union. With a comma they are together where they have a part in common."""
-    together = "and" in words or ("or" not in words and meet_between(items))
-    if together and "or" not in words and (left := all_together(items)) is not None:
-        return left
-    unequal = any(isinstance(item, Relation) and item.ops == ("!=",) for item in items)
-    return Group("" if together or unequal else "cup", tuple(items))
 
 
 def read_systems(tokens: list[Token], depth: int) -> Shape | None:
@@ -303,11 +290,24 @@ def relation_at(tokens: Sequence[Token], place: int) -> str:
     return RELATIONS.get((token.kind, token.text), "")
 
 
+def read_joined_conditions(tokens: list[Token], depth: int) -> Shape | None:
+    r"""x \le 2 \cup x \ge 5: conditions with the sign of a union between them."""
+    deep = levels(tokens)
+    cups = [p for p, token in enumerate(tokens) if deep[p] == 0 and token.kind == COMMAND and token.text == "cup"]
+    parts = split_at(tokens, cups) if cups else []
+    if not parts or not all(any((token.kind, token.text) in RELATIONS for token in part) for part in parts):
+        return None
+    items = [read_tokens(part, depth + 1) for part in parts]
+    return Group("cup", tuple(items)) if all(map(is_condition, items)) else None
+
+
 def read_relation(tokens: list[Token], depth: int) -> Shape | None:
     deep = levels(tokens)
     places = [p for p in range(len(tokens)) if deep[p] == 0 and relation_at(tokens, p)]
     if not places:
         return None
+    if (conditions := read_joined_conditions(tokens, depth)) is not None:
+        return conditions
     parts, ops = split_at(tokens, places), [relation_at(tokens, p) for p in places]
     if not parts[-1] or len(ops) > 10:
         return Value(as_text(tokens), refused="a relation without an end")

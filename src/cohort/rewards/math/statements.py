@@ -34,13 +34,13 @@ def quantity_name(part: Shape) -> str | None:
     """
     if (name := name_of_part(part)) is not None:
         return name
-    if isinstance(part, Group) and part.kind == ":":
+    if isinstance(part, Group) and part.kind in (":", "cup"):
         parts = [quantity_name(item) for item in part.items]
-        return ":".join(map(str, parts)) if all(parts) else None
+        return part.kind.join(map(str, parts)) if all(parts) else None
     if not isinstance(part, Value) or part.unit:
         return None
     squeezed = LOOSE.sub("", part.text)
-    if FUNCTION_CALL.fullmatch(squeezed) or SEGMENTS.fullmatch(squeezed):
+    if any(pattern.fullmatch(squeezed) for pattern in (FUNCTION_CALL, OPERATOR_CALL, SEGMENTS, DERIVATIVE, SETS)):
         return squeezed
     if part.node is None:
         return squeezed if WHOLE.match(part.text) and not part.refused.startswith("there are words") else None
@@ -61,6 +61,9 @@ SEGMENTS = re.compile(
     r"(?:\\(?:frac|cdot|times|angle|triangle|overrightarrow|vec|sin|cos|tan|cot)|[A-Z]|'|_\d|\^2|[-+/:*()])+"
 )
 r"""AB, |AB|, \frac{NO}{BO}, AB + BC, AB^2: two capitals side by side are a length, an area or an angle."""
+OPERATOR_CALL = re.compile(r"\\text(?:Var|Cov|rank|tr|deg|area|Area|Pr|dist)\([^()]*\)|\\?(?:gcd|lcm)\([^()]*\)")
+DERIVATIVE = re.compile(r"\\fracd(?:\^\d)?[a-zA-Z]d[a-zA-Z](?:\^\d)?|[A-Za-z]'{1,3}")
+SETS = re.compile(r"[A-Z](?:\\(?:cup|cap|setminus)[A-Z])+")
 WHOLE = re.compile(
     r"\s*\\(?:angle|triangle|widehat|overrightarrow|max|min|sup|inf|lim|sum|prod|int|iint|oint|det|dim|odot)(?![A-Za-z])|m\s*\\angle"
 )

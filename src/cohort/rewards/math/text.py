@@ -213,14 +213,16 @@ def token_of(match: re.Match[str], spaced: bool) -> Token:
         word = found.strip()
         if len(word) == 1 and word.isalpha() and not match.group().startswith((r"\text", r"\mbox", r"\hbox")):
             return Token(LETTERS, word, spaced, roman=True)
+        if word in ("&", "\\&"):
+            return Token(TEXT, "and", spaced)
         if word in ("gcd", "lcm"):
             return Token(LETTERS, word, spaced)
         return Token(TEXT, " ".join(found.split()), spaced)
     if kind == "command":
         name = found[1:].removesuffix("*")
         name = SAME_COMMANDS.get(name, name)
-        if name in ("and", "or"):
-            return Token(TEXT, name, spaced)
+        if name in ("and", "or", "&"):
+            return Token(TEXT, "and" if name == "&" else name, spaced)
         if name in ("<", ">", ":", "[", "]"):
             return Token(SIGN, name, spaced)
         if name in ("vert", "|"):

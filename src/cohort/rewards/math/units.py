@@ -53,6 +53,7 @@ NO_UNITS = HEDGES | NUMBER_WORDS | {
     "wider", "older", "younger", "heavier", "lighter", "faster", "slower", "further", "farther", "later", "earlier", "other", "another", "short",
     "shy", "apart", "onward", "onwards", "upward", "downward", "beyond", "within", "between", "through", "thru", "till", "until", "fold",
     "exponent", "absolute", "modulus", "magnitude", "logarithm", "sine", "cosine", "tangent", "derivative", "antiderivative", "integral", "dunno", "idk",
+    "percentage", "percentile", "upside", "against",
 }  # fmt: skip
 """Behind a number these change its value, or are the beginning of a sentence."""
 
