@@ -24,7 +24,7 @@ from cohort.training.updates import UpdateMeter
 def train(parts: TrainingParts, state: TrainState, until: int) -> None:
     """Train until `until` steps are finished, from wherever `state` stands."""
     recipe, source = parts.recipe, parts.source
-    for step in range(state.step + 1, until + 1):
+    for step in state.remaining_steps(until):
         watch = Stopwatch(parts.policy.wait)
 
         if state.batch is None:  # a run resumed inside a step goes on with the batch it had

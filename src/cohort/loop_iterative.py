@@ -72,6 +72,8 @@ def train_in_iterations(parts: TrainingParts, state: TrainState, compute_dtype: 
     )
     parts = replace(parts, judge=make_judge(parts, scorer))
     for iteration in range(1, recipe.reward_model.iterations + 1):
+        if state.stopped:
+            break
         if state.iteration < iteration:
             begin_iteration(parts, state, learned, iteration)
         state.constant_metrics = {"reward_model/iteration": iteration, **learned.metrics}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.base.interrupts import handled
 from cohort.errors import CheckpointError, Interrupted, RunError
+from cohort.observe.early_stop import check_conditions
 from cohort.observe.outcome import RunResult
 from cohort.observe.run_folder import RunFolder, with_absolute_paths
 from cohort.recipe.materials import Materials
@@ -35,7 +36,11 @@ if TYPE_CHECKING:
 def start(recipe: Recipe, materials: Materials | None = None) -> RunResult:
     recipe = with_absolute_paths(recipe)
     folder = RunFolder.create(recipe)
-    return _execute(folder, recipe, materials)
+    try:
+        return _execute(folder, recipe, materials)
+    except Exception:
+        folder.discard()
+        raise
 
 
 def resume(root: str | Path, materials: Materials | None = None) -> RunResult:
@@ -76,6 +81,7 @@ class Session:
 
         self.started = time.monotonic()
         recipe = resolve_recipe(recipe)
+        check_conditions(recipe)
         folder.keep_own(recipe.algorithm)
         self.folder, self.recipe, self.rewards = folder, recipe, rewards
         self.materials = materials or Materials()
@@ -254,13 +260,17 @@ class Session:
         from cohort.training.training_parts import make_training_parts
 
         learned = self.recipe.reward_model.iterations > 0
-        if state.step < self.recipe.train.num_steps or (learned and not self.folder.reward_model.is_dir()):
+        if (state.step < self.recipe.train.num_steps and not state.stopped) or (
+            learned and not self.folder.reward_model.is_dir()
+        ):
             training = make_training_parts(parts, state, encoded, self.materials)
             self.monitors.on_stage("training", total=self.recipe.train.num_steps, done=state.step)
             if learned:
                 train_in_iterations(training, state, build.compute_dtype(self.recipe))
             else:
                 train(training, state, until=self.recipe.train.num_steps)
+            if state.stopped:
+                self.monitors.on_message(state.stopped)
         save_run(parts, state)
 
     def _how_to_go_on(self) -> str:
@@ -329,6 +339,8 @@ class Session:
             summary["peak_memory_gib"] = round(peak_memory_gib(parts.policy.device), 4)
             if jail := self.rewards.jail:
                 summary["jail"] = jail
+            if state.stopped:
+                summary["stopped"] = state.stopped
             if state.best_step >= 0:
                 summary["best"] = {"step": state.best_step, "reward": state.best_reward}
         if error:

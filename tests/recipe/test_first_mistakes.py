@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +18,14 @@ import pytest
 
 import cohort
 from cohort.data.rows import load_rows
-from cohort.errors import ModelError, PromptError, RewardError, RunError
+from cohort.engine.stop import single_token
+from cohort.errors import CohortError, EngineError, ModelError, PromptError, RecipeError, RewardError, RunError
 from cohort.model.policy import pick_device
+from cohort.model.scratch import build_scratch
 from cohort.observe.monitors.console import ConsoleMonitor
-from cohort.observe.run_folder import RunFolder, checked_name
-from cohort.recipe.file import load_recipe
-from cohort.recipe.schema import ModelConfig, PromptsConfig
+from cohort.observe.run_folder import RunFolder, checked_name, make_new
+from cohort.recipe.file import leaf_fields, load_recipe
+from cohort.recipe.schema import ModelConfig, PromptsConfig, Recipe
 from cohort.rewards.base import RewardPart, RewardRunner
 from cohort.session import Session
 from cohort.tools.audit.command import run_audit
@@ -202,6 +205,56 @@ def test_ordinary_names_are_taken_as_they_are():
         assert checked_name(name) == name
 
 
+def test_runs_of_one_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("cohort.observe.run_folder.time.strftime", lambda form: "20260101-000000")
+    recipe = tiny(tmp_path / "runs", "")
+    names = []
+    for _ in range(3):
+        folder = RunFolder.create(recipe)
+        folder.metrics_file.touch()
+        names.append(folder.root.name)
+    first = "column_addition-20260101-000000"
+    assert names == [first, f"{first}-2", f"{first}-3"]
+    with ThreadPoolExecutor(8) as pool:  # the kernel makes a folder once, whoever asks
+        made = list(pool.map(make_new, [tmp_path / "same"] * 40))
+    assert len(set(made)) == 40
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompts.source": "task:colum_addition"},
+        {"prompts.source": "nofile.jsonl", "prompts.args": {}},
+        {"rewards": [{"function": "math_anwser"}]},
+        {"rewards": [{"function": "broken_rewards:no_such"}]},
+        {"rewards": [{"function": "exact_match", "args": {"colour": 1}}]},
+        {"model.source": "/no/such/model"},
+        {"monitors.also": ["tensorbord"]},
+        {"evaluation.sets": {"late": {"source": "nofile.jsonl"}}},
+    ],
+    ids=str,
+)
+def test_a_refusal_before_the_first_step_leaves_no_folder(tmp_path, changes):
+    with pytest.raises(CohortError):
+        train_tiny(tmp_path / "deep" / "runs", "mine" if "rewards" in changes else "", **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refusal_takes_nothing_that_was_there(tmp_path):
+    """Neither a folder that somebody else made, nor one in which something was earned, nor its neighbours."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    other = RunFolder.create(tiny(tmp_path, "other"))
+    other.metrics_file.touch()
+    other.discard()
+    with pytest.raises(RewardError):
+        train_tiny(tmp_path, "mine", rewards=[{"function": "math_anwser"}])
+    with pytest.raises(RewardError):
+        train_tiny(tmp_path, "new", rewards=[{"function": "math_anwser"}])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "other"]
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """(fork server, a finished run of two steps)."""
@@ -253,6 +306,94 @@ def test_a_finished_run_says_that_an_edit_is_not_used_and_how_to_train_longer(wo
     finally:
         recipe.write_text(before)
     assert summary_of(run.parent / "NEW")["eval"]["before"] == summary_of(run)["eval"]["after"]  # the very same weights
+
+
+# -- values that mean nothing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path, field in leaf_fields(Recipe) if field.annotation in (int, float)]
+    + ["rewards.0.weight", "rewards.0.threshold", "rewards.0.timeout_s"],
+)
+def test_true_is_no_number_in_any_field(path):
+    """From the command line, from Python and from a file alike: all come through the same door."""
+    for value in (True, False):
+        with pytest.raises(RecipeError, match=rf"^{path}: {str(value).lower()} is no number; give one, for example"):
+            load_recipe(values={path: value})
+    with pytest.raises(RecipeError, match="is no number"):
+        load_recipe(overrides=[f"{path}=true"])
+
+
+def test_a_switch_takes_true_and_numbers_stay_numbers():
+    recipe = load_recipe(overrides=["monitors.console=false", "learning_rate=1", "group_size=4.0", "seed=0"])
+    assert (recipe.monitors.console, recipe.optimizer.learning_rate, recipe.train.group_size) == (False, 1.0, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["prompts_per_step=1e8"],
+            "train.prompts_per_step = 100,000,000 × train.group_size = 8 makes 800,000,000 completions in a step",
+        ),
+        (["group_size=1000000"], "makes 32,000,000 completions in a step, and those take 60 GiB at the very least"),
+        (["prompts_per_step=2048", "group_size=2048"], "makes 4,194,304 completions"),
+        (["evaluation.samples=100000000"], "100,000,000 completions of each problem"),
+        (["max_completion_tokens=1000000000"], "sampling.max_completion_tokens = 1,000,000,000 makes"),
+        (["passes_per_step=100000000"], "updates on each batch"),
+        (["sampling.slots=1000000000"], "completions side by side"),
+        (["evaluation.resamples=1000000000000"], "resamples"),
+        (["model.scratch.hidden_size=1000000"], "weights of attention"),
+        (["model.lora.rank=1000000"], "columns of every adapter"),
+        (["cold_start.batch_size=1000000000"], "demonstrations in a batch"),
+    ],
+)
+def test_sizes_that_no_machine_holds_are_refused_with_what_they_would_take(words, said):
+    with pytest.raises(RecipeError) as raised:
+        load_recipe(overrides=words)
+    assert said in str(raised.value)
+    assert "GiB" in str(raised.value)
+    assert "Lower " in str(raised.value)
+
+
+def test_large_sizes_that_people_use_are_taken():
+    words = ["prompts_per_step=8192", "group_size=64", "max_completion_tokens=131072", "evaluation.samples=1024"]
+    words += ["prompts.max_prompt_tokens=1000000000", "micro_batch_tokens=1000000000", "evaluation.max_problems=1000000000"]
+    assert load_recipe(overrides=[*words, "num_steps=1000000000"]).train.prompts_per_step == 8192
+
+
+def test_half_a_surrogate_pair_is_named_where_it_comes_in(tmp_path):
+    with pytest.raises(RecipeError, match=r"^prompts\.system: 'a\\\\ud83d' holds a character that cannot be written as UTF-8"):
+        load_recipe(values={"prompts.system": "a\ud83d"})
+    with pytest.raises(RecipeError, match=r"^rewards\.0\.args\.x\.0: "):
+        load_recipe(values={"rewards": [{"function": "exact_match", "args": {"x": ["\udcff"]}}]})
+    for column in ("prompt", "gold", "extra"):
+        rows = [*ROWS[:3], ROWS[3] | {column: ["cut", {"deep": "\ud83d"}] if column == "extra" else "1\ud83d"}]
+        with pytest.raises(PromptError, match=f"line 4: column '{column}' holds half of a surrogate pair"):
+            load_rows(PromptsConfig(source=rows_file(tmp_path, rows)), 0)
+        with pytest.raises(PromptError, match=f"column '{column}' holds half"):
+            load_rows(PromptsConfig(), 0, rows)
+    whole = [ROWS[0] | {"prompt": "1+1=\U0001f600 \u00e9"}]
+    assert load_rows(PromptsConfig(source=rows_file(tmp_path, whole)), 0) == whole
+
+
+def test_a_stop_that_the_tokenizer_does_not_know_is_named():
+    _, tokenizer = build_scratch(tiny(Path()).model.scratch, ["0123456789+=>"], seed=0)
+    assert single_token(tokenizer, "=") == tokenizer.get_vocab()["="]
+    assert single_token(tokenizer, tokenizer.unk_token) == tokenizer.unk_token_id
+    for text, said in (
+        ("#", "the tokenizer does not know '#' and would take it for '<unk>'"),
+        ("###", "the tokenizer does not know '###'"),
+        ("=>", "'=>' is 2 tokens for this tokenizer"),
+        ("=#", "'=#' is 2 tokens"),
+        ("", "'' is 0 tokens"),
+        ("<eoss>", "did you mean '<eos>'?"),
+    ):
+        with pytest.raises(EngineError, match=r"^sampling\.stop: ") as raised:
+            single_token(tokenizer, text)
+        assert said in str(raised.value)
+        assert "Special ones: <eos>" in str(raised.value)
 
 
 # -- examples ----------------------------------------------------------------------------------------------------------

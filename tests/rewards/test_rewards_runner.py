@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
 import re
@@ -246,15 +247,42 @@ def test_success_is_of_the_outcome_part_else_the_first():
 
 
 def test_a_sum_that_overflows_is_not_a_reward():
-    parts = [RewardPart(name, lambda completions, **_: [1e308] * len(completions)) for name in ("a", "b")]
+    parts = [RewardPart(name, lambda completions, **_: [1e18] * len(completions)) for name in ("a", "b")]
     scored = run_parts(parts, ["x"], max_fault_share=1.0)
     assert rewards(scored) == [None]
     assert scored.outcomes[0].faults == ("sum:nan",)
     assert all(math.isfinite(value) for value in scored.metrics.values())
     with pytest.raises(
-        RewardError, match=r"the sum of the rewards failed on 2 of 2 completions \(nan 2\)(.|\n)*a 1e\+308, b 1e"
+        RewardError, match=r"the sum of the rewards failed on 2 of 2 completions \(nan 2\)(.|\n)*a 1e\+18, b 1e"
     ):
         run_parts(parts, ["x", "y"])
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 1e200, 1e39, 1e19, 10**400, math.inf])
+def test_a_reward_that_no_advantage_can_square_counts_as_infinite(value):
+    """1e308 overflowed the mean; 1e200 made the deviation infinite and every advantage 0; 1e39 has no float32."""
+
+    def huge(completions, log_metric, log_extra, **_):
+        log_metric("size", value)
+        log_extra("text", ["cut\ud83d"] * len(completions))
+        log_metric("name\ud83d", 1.0)
+        return [value if c == "large" else 1e18 for c in completions]
+
+    huge.extract = lambda text: f"{text}\udcff"
+    parts = [RewardPart("a", huge)]
+    scored = run_parts(parts, ["large"] + ["fine"] * 9)
+    assert rewards(scored) == [None] + [1e18] * 9
+    assert scored.outcomes[0].faults == ("a:nan",)
+    assert scored.metrics["reward/a/dropped_logs"] == 1.0
+    assert all(math.isfinite(metric) for metric in scored.metrics.values())
+    with pytest.raises(
+        RewardError, match=r"reward 'a' failed on 2 of 10 completions \(nan 2\)(.|\n)*a finite float, at most 1e\+18"
+    ):
+        run_parts(parts, ["large"] * 2 + ["fine"] * 8)
+    # What a function says of a completion can be written down, whatever it quotes.
+    assert (scored.outcomes[1].answer, scored.outcomes[1].extras["text"]) == ("fine\ufffd", "cut\ufffd")
+    json.dumps([scored.metrics, scored.outcomes[1].answer], ensure_ascii=False).encode()
+    assert scored.metrics["reward/a/name\ufffd"] == 1.0
 
 
 def fails_on(text: str, kind: str = "raise"):
@@ -291,7 +319,7 @@ def test_the_fault_share_is_of_completions_over_all_parts():
 
 def test_a_sum_that_overflows_counts_with_the_faults_of_the_parts():
     def large_on_large(completions, **_):
-        return [1e308 if c == "large" else 0.0 for c in completions]
+        return [1e18 if c == "large" else 0.0 for c in completions]
 
     parts = [RewardPart("a", large_on_large), RewardPart("b", large_on_large), RewardPart("c", fails_on("bad"))]
     with pytest.raises(RewardError, match="all parts together on 3"):

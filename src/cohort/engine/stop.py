@@ -11,6 +11,7 @@ from typing import Any
 
 from cohort.errors import EngineError
 from cohort.model.chat import end_of_turn_id
+from cohort.recipe.section import nearest
 
 
 def stop_ids(model: Any, tokenizer: Any, extra: Sequence[str]) -> tuple[int, ...]:
@@ -30,10 +31,17 @@ def as_list(value: Any) -> list[Any]:
 
 
 def single_token(tokenizer: Any, text: str) -> int:
+    """The one token that is this text. The unknown token stands for every text that the tokenizer lacks, and so for none."""
     known = tokenizer.get_vocab().get(text)
     ids = [known] if known is not None else list(tokenizer.encode(text, add_special_tokens=False))
-    if len(ids) != 1:
-        raise EngineError(
-            f"sampling.stop: {text!r} is {len(ids)} tokens for this tokenizer ({ids}); only single tokens can stop a completion."
-        )
-    return int(ids[0])
+    if len(ids) == 1 and (known is not None or ids[0] != tokenizer.unk_token_id):
+        return int(ids[0])
+    if ids and set(ids) == {tokenizer.unk_token_id}:
+        what = f"the tokenizer does not know {text!r} and would take it for {tokenizer.unk_token!r}"
+    else:
+        what = f"{text!r} is {len(ids)} tokens for this tokenizer ({ids})"
+    usable = [str(token) for token in tokenizer.all_special_tokens if token != tokenizer.unk_token]
+    raise EngineError(
+        f"sampling.stop: {what}; a completion is stopped by single tokens alone. Name a token of its vocabulary"
+        f"{nearest(text, tokenizer.get_vocab()) or '.'} Special ones: {', '.join(usable) or 'none'}. The model's own end needs no mention."
+    )

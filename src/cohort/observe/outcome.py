@@ -34,7 +34,13 @@ class RunResult:
 def describe_result(folder: Path, status: str, summary: Mapping[str, Any]) -> str:
     """`RunResult(finished, 200 steps, pass@1 54.1 % -> 95.2 %, runs/demo)`: what a notebook shows of a result."""
     steps = int(summary.get("steps") or 0)
-    words = [status, f"{steps} step{'' if steps == 1 else 's'}", describe_change(summary.get("eval") or {}), str(folder)]
+    words = [
+        status,
+        f"{steps} step{'' if steps == 1 else 's'}",
+        "stopped early" if summary.get("stopped") else "",
+        describe_change(summary.get("eval") or {}),
+        str(folder),
+    ]
     return f"RunResult({', '.join(word for word in words if word)})"
 
 

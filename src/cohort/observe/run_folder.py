@@ -7,10 +7,13 @@ runs/<name>/  recipe.toml · metrics.jsonl · evaluations.jsonl · rollouts/ · 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -52,6 +55,8 @@ class RunFolder:
         self.reward_model = root / "reward_model"
         self.summary_file = root / "summary.json"
         self.base = root / "base"
+        self.made: list[Path] = []
+        """The folder and those above it that this process has made for it."""
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -59,13 +64,19 @@ class RunFolder:
         """A new folder. A name that is taken is an error: a run is never overwritten."""
         name = checked_name(recipe.name) if recipe.name else default_name(recipe)
         folder = cls(Path(recipe.runs_folder) / name)
+        above = [path for path in folder.root.parents if not path.exists()]
+        new = not (recipe.name and folder.root.exists())
         try:
-            if folder.has_earned():
+            if not recipe.name:
+                folder = cls(make_new(folder.root))
+            elif folder.has_earned():
                 raise RunError(
                     f"{folder.root} exists. Resume it with `cohort resume {folder.root}`, or choose another name=..."
                 )
-            folder.root.mkdir(parents=True, exist_ok=True)
+            else:
+                folder.root.mkdir(parents=True, exist_ok=True)
             folder.lock()
+            folder.made = [folder.root, *above] if new else []
             folder.own_file.unlink(missing_ok=True)  # left by a start that failed at once
             folder.write_text(folder.recipe_file, dump_recipe(recipe))
         except OSError as problem:
@@ -73,6 +84,14 @@ class RunFolder:
                 f"runs_folder: cannot make {folder.root} ({problem.strerror}); set runs_folder to one that can be written."
             ) from problem
         return folder
+
+    def discard(self) -> None:
+        """Leave nothing of a start that was refused: the folder goes if this process made it and nothing is earned in it."""
+        if self.made and not self.has_earned():
+            shutil.rmtree(self.made[0], ignore_errors=True)
+            for above in self.made[1:]:
+                with contextlib.suppress(OSError):  # another run lives in it
+                    above.rmdir()
 
     def has_earned(self) -> bool:
         """Whether anything would be lost with this folder. One left by a start that failed at once may be used again."""
@@ -235,6 +254,8 @@ class RunFolder:
             return ""
         if asked == summary.get("steps", asked):
             return ""
+        if summary.get("stopped"):
+            return f"It {summary['stopped']}. A run that has stopped is not trained longer."
         start = "model.lora.adapter" if (self.model / "adapter_config.json").is_file() else "model.source"
         return (
             f"recipe.toml asks for {asked} steps, and the run has made {summary['steps']}: edits after the end are not used. "
@@ -249,6 +270,17 @@ def as_run(path: Path) -> RunFolder | None:
     """The run in that folder. One with a model's or an adapter's config is that, whatever else lies there."""
     is_run = (path / "recipe.toml").is_file() and not any((path / name).is_file() for name in MODEL_FILES)
     return RunFolder.open(path) if is_run else None
+
+
+def make_new(folder: Path) -> Path:
+    """Make a folder that nobody has: of this name, or with a number behind it. Two processes never get the same one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            free.mkdir()
+            return free
+    raise AssertionError("numbers do not end")
 
 
 def known_functions(root: Path, recipe: Mapping[str, Any]) -> tuple[Own, str]:
@@ -297,4 +329,4 @@ def checked_name(name: str) -> str:
 def default_name(recipe: Recipe) -> str:
     subject = recipe.prompts.source if recipe.model.source == "scratch" else recipe.model.source
     word = re.sub(r"[^A-Za-z0-9_.-]+", "-", subject.rsplit(":", 1)[-1].rstrip("/").rsplit("/", 1)[-1]).strip("-.")
-    return f"{word or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return f"{word or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"

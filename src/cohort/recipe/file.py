@@ -17,6 +17,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from cohort.algorithms.presets import PRESETS
+from cohort.base.text import has_lone_surrogate, printable
 from cohort.errors import RecipeError
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import nearest
@@ -146,7 +147,7 @@ def parse_override(override: str) -> tuple[str, Any]:
 
 
 def build_recipe(tree: Mapping[str, Any]) -> Recipe:
-    refuse_null(tree, "")
+    refuse_unwritable(tree, "")
     refuse_moved_functions(tree)
     try:
         return Recipe.model_validate(tree)
@@ -156,13 +157,19 @@ def build_recipe(tree: Mapping[str, Any]) -> Recipe:
         raise RecipeError("\n".join(explain(error) for error in errors or problem.errors())) from None
 
 
-def refuse_null(node: Any, path: str) -> None:
-    """None cannot be written into recipe.toml, so it is refused before a run depends on it."""
+def refuse_unwritable(node: Any, path: str) -> None:
+    """What cannot be written into recipe.toml is refused before a run depends on it: None, and half a surrogate pair."""
     if node is None:
         raise RecipeError(f"{path}: None, but a recipe has no null; leave the key out, or give the value that switches it off")
+    if isinstance(node, str) and has_lone_surrogate(node):
+        raise RecipeError(
+            f"{printable(path)}: {printable(node)!r} holds a character that cannot be written as UTF-8 (half of a surrogate pair, or a byte "
+            "of another encoding); leave it out"
+        )
     if isinstance(node, Mapping | list | tuple):
         for key, value in node.items() if isinstance(node, Mapping) else enumerate(node):
-            refuse_null(value, f"{path}.{key}" if path else str(key))
+            refuse_unwritable(str(key), f"{path} (a key)")
+            refuse_unwritable(value, f"{path}.{key}" if path else str(key))
 
 
 def parse_value(text: str) -> Any:

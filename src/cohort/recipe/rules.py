@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cohort.algorithms.effects import LOWERED
 from cohort.algorithms.registry import SAMPLED
@@ -14,6 +15,23 @@ if TYPE_CHECKING:
 
 OVERLONG_PART = "overlong"
 """The part of the reward that algorithm.overlong_share adds."""
+SIZES: tuple[tuple[tuple[str, ...], int, str, int], ...] = (
+    (("train.prompts_per_step", "train.group_size"), 2**20, "completions in a step", 2000),
+    (("reward_model.prompts", "train.group_size"), 2**20, "completions to fit on", 2000),
+    (("evaluation.samples",), 2**20, "completions of each problem", 2000),
+    (("train.minibatches_per_step", "train.passes_per_step"), 2**20, "updates on each batch", 2000),
+    (("cold_start.batch_size",), 2**20, "demonstrations in a batch", 2000),
+    (("reward_model.batch_size",), 2**20, "completions in a batch", 2000),
+    (("evaluation.resamples",), 2**20, "resamples of each figure", 800),
+    (("sampling.slots",), 2**20, "completions side by side", 8000),
+    (("sampling.max_completion_tokens",), 2**24, "tokens of each completion", 64),
+    (("evaluation.max_completion_tokens",), 2**24, "tokens of each completion", 64),
+    (("model.scratch.hidden_size", "model.scratch.hidden_size", "model.scratch.num_layers"), 2**33, "weights of attention", 16),
+    (("model.scratch.hidden_size", "model.scratch.intermediate_size", "model.scratch.num_layers"), 2**33, "weights", 16),
+    (("model.lora.rank",), 2**16, "columns of every adapter", 2**14),
+)
+"""Words whose product is a number of things that are held at once, how many are far beyond any use, what they are, and the bytes that
+one of them takes at the very least (of a completion: ids, log-probs, outcome, and its place in the batch)."""
 
 
 def why_choices_are_refused(recipe: Recipe) -> str:
@@ -26,6 +44,29 @@ def why_choices_are_refused(recipe: Recipe) -> str:
         )
     rules = (why_nothing_is_learned, why_parts_are_mixed_up, why_no_reward_model, why_no_teacher)
     return next((reason for rule in rules if (reason := rule(recipe))), "")
+
+
+def why_too_large(recipe: Recipe) -> str:
+    """Which numbers of the recipe no machine could hold, with what they would take; "" when all are possible."""
+    for words, most, what, size in SIZES:
+        values: list[int] = [reach_value(recipe, word) for word in words]
+        count = math.prod(values)
+        if count > most:
+            named = dict(zip(words, values, strict=True))
+            shown = " × ".join(f"{word} = {value:,}" for word, value in named.items())
+            return (
+                f"{words[0]}: {shown} makes {count:,} {what}, and those take {math.ceil(count * size / 2**30):,} GiB at the very least; at "
+                f"most {most:,} are accepted. Lower {' or '.join(named)}."
+            )
+    return ""
+
+
+def reach_value(recipe: Recipe, word: str) -> Any:
+    """train.group_size of the recipe."""
+    value: Any = recipe
+    for name in word.split("."):
+        value = getattr(value, name)
+    return value
 
 
 def why_parts_are_mixed_up(recipe: Recipe) -> str:

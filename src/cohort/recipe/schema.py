@@ -14,8 +14,9 @@ from pydantic import Field, field_validator, model_validator
 from cohort.algorithms.registry import SAMPLED
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.engines import ABOUT_ENGINES, AUTO, ENGINES
-from cohort.recipe.rules import reward_name, why_choices_are_refused
+from cohort.recipe.rules import reward_name, why_choices_are_refused, why_too_large
 from cohort.recipe.section import Section, nearest
+from cohort.recipe.stopping import parse_conditions
 from cohort.recipe.versions import VERSION, why_unreadable
 
 
@@ -203,6 +204,19 @@ class TrainConfig(Section):
         description="On a GPU: the same bits in every run of a recipe, resumed or not. Slower: attention adds its gradients in order.",
     )
     max_fault_share: float = Field(0.1, ge=0, le=1, description="Reward faults above this share of a step stop the run.")
+    stop_when: str = Field(
+        "",
+        description='End the run with the first step whose metrics meet this, e.g. "eval/pass@1 >= 0.95"; several with `and`, `or`. "": never.',
+    )
+    on_alarm: Literal["go_on", "stop"] = Field(
+        "go_on", description="stop: end the run with the first step after which a finding is an alarm; go_on: say it alone."
+    )
+
+    @field_validator("stop_when")
+    @classmethod
+    def refuse_unreadable_conditions(cls, text: str) -> str:
+        parse_conditions(text)
+        return text
 
 
 class OptimizerConfig(Section):
@@ -359,7 +373,7 @@ class Recipe(Section):
         names = [reward_name(reward) for reward in self.rewards]
         if len(set(names)) < len(names):
             raise ValueError(f"rewards: two parts share a name ({', '.join(names)}); give each its own `name`.")
-        reason = why_choices_are_refused(self)
+        reason = why_too_large(self) or why_choices_are_refused(self)
         if reason:
             raise ValueError(reason)
         return self

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def refuse_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """True is 1 to Python, and a learning rate of 1 is not what anybody meant by it."""
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and field.annotation in (int, float):
+            raise ValueError(
+                f"{str(value).lower()} is no number; give one, for example {field.get_default(call_default_factory=True)}"
+            )
+        return value
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cohort.base.importing import search_current_folder
@@ -50,7 +50,7 @@ from cohort.rewards.contract import (
     needs_column,
 )
 from cohort.rewards.pool import NOT_LOADED, Pool, Worker, load_problem
-from cohort.rewards.summing import faulty_rows, outcome_of, reward_metrics, worst_blame
+from cohort.rewards.summing import faulty_rows, outcome_of, reward_metrics, with_answers, worst_blame
 from cohort.sandbox import JailUnavailable, find_tier
 from cohort.types import Completion, Outcome, Prompt
 
@@ -281,7 +281,7 @@ class RewardRunner:
         ]
         self._check_faults(outcomes, verdicts)
         answers, failed_extracts = self._extract(self._bound[self._outcome], batch, verdicts[self._outcome])
-        outcomes = [replace(outcome, answer=answer) for outcome, answer in zip(outcomes, answers, strict=True)]
+        outcomes = with_answers(outcomes, answers)
         return Scored(outcomes, reward_metrics(self._bound, outcomes, verdicts, failed_extracts))
 
     def _run_part(self, bound: Bound, batch: Batch) -> Verdicts:

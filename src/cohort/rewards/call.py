@@ -34,6 +34,8 @@ INFRASTRUCTURE = "infrastructure"
 VERDICT_WORD = re.compile(r"[a-z][a-z_]{0,29}")
 
 MAX_DETAIL_CHARS = 8000
+LARGEST = 1e18
+"""A reward beyond counts as infinite: variances and the errors of a critic square it, in float32, where 1e20 squared is infinite."""
 
 
 @dataclass(frozen=True)
@@ -313,7 +315,7 @@ def read_value(entry: Any) -> tuple[float | None, str | None]:
         value = float(entry)
     except OverflowError:
         return None, "nan"
-    return (value, None) if math.isfinite(value) else (None, "nan")
+    return (value, None) if abs(value) <= LARGEST else (None, "nan")  # NaN compares as false
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -342,7 +344,9 @@ def read_entry(entry: Any, length: int) -> Entry:
     if is_listed(entry):
         return read_steps(entry, length)
     value, fault = read_value(entry)
-    detail = f"it returned {describe(entry)} for a completion; return a finite float or None." if fault else ""
+    detail = (
+        f"it returned {describe(entry)} for a completion; return a finite float, at most {LARGEST:g}, or None." if fault else ""
+    )
     return Entry(value, fault=fault, detail=detail)
 
 
@@ -409,11 +413,7 @@ def is_listed(value: Any) -> bool:
 
 def mean_reward(steps: Steps) -> float:
     """The one number a list of step rewards stands for: in sums, metrics and against the threshold."""
-    rewards = [reward for _, reward in steps]
-    try:
-        return math.fsum(rewards) / len(rewards)
-    except OverflowError:  # finite rewards have a finite mean, even where their sum has no float
-        return math.fsum(reward / len(rewards) for reward in rewards)
+    return math.fsum(reward for _, reward in steps) / len(steps)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -496,7 +496,7 @@ def is_verdict(word: Any) -> bool:
 
 
 def is_finite_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:

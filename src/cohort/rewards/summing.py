@@ -6,15 +6,16 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cohort.rewards.call import LIMIT_KINDS, Steps
+from cohort.base.text import writable
+from cohort.rewards.call import LARGEST, LIMIT_KINDS, Steps
 from cohort.rewards.contract import Bound, Verdicts
 from cohort.types import Outcome
 
 SUM_FAULT = "sum:nan"
-"""The parts are finite and their weighted sum, or a weighted step, is not."""
+"""The parts can be used, and their weighted sum, or a weighted step, is no number or too large a one."""
 
 
 def outcome_of(bound: Sequence[Bound], decisive: int, row: int, length: int, verdicts: Sequence[Verdicts]) -> Outcome:
@@ -30,7 +31,7 @@ def outcome_of(bound: Sequence[Bound], decisive: int, row: int, length: int, ver
     scored = bool(spoken) and all(v.faults[row] in (None, *LIMIT_KINDS) for v in verdicts)
     reward = sum(spoken) if scored else None
     steps = () if reward is None else merged_steps(bound, row, length, verdicts)
-    if reward is not None and not all(map(math.isfinite, [reward, *(weighted for _, weighted in steps)])):
+    if reward is not None and not all(abs(value) <= LARGEST for value in (reward, *(weighted for _, weighted in steps))):
         reward, steps, faults = None, (), [*faults, SUM_FAULT]
     deciding = verdicts[decisive]
     value = deciding.values[row]
@@ -46,6 +47,11 @@ def outcome_of(bound: Sequence[Bound], decisive: int, row: int, length: int, ver
         extras=extras_of(bound, row, verdicts),
         steps=steps,
     )
+
+
+def with_answers(outcomes: Sequence[Outcome], answers: Sequence[str | None]) -> list[Outcome]:
+    """With what was extracted, as a file can hold it."""
+    return [replace(outcome, answer=writable(answer)) for outcome, answer in zip(outcomes, answers, strict=True)]
 
 
 def merged_steps(bound: Sequence[Bound], row: int, length: int, verdicts: Sequence[Verdicts]) -> Steps:
@@ -94,7 +100,7 @@ def worst_blame(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: S
     overflowed = [row for row, outcome in enumerate(outcomes) if SUM_FAULT in outcome.faults]
     if overflowed:
         parts = ", ".join(f"{name} {value!r}" for name, value in outcomes[overflowed[0]].parts.items())
-        detail = f"the weighted sum of {parts}, or one of its weighted steps, is not a finite number."
+        detail = f"the weighted sum of {parts}, or one of its weighted steps, is not a number of at most {LARGEST:g}."
         blames.append(Blame("the sum of the rewards", overflowed, f"nan {len(overflowed)}", detail))
     return max(blames, key=lambda blame: len(blame.rows))
 
@@ -106,7 +112,7 @@ def extras_of(bound: Sequence[Bound], row: int, verdicts: Sequence[Verdicts]) ->
             extras[f"{one.name}/verdict"] = verdict.words[row]
         for column, value in verdict.extras[row].items():
             extras[f"{one.name}/{column}" if column in extras else column] = value
-    return extras
+    return dict(writable(extras))  # what a function logs may quote anything
 
 
 def reward_metrics(
@@ -139,7 +145,7 @@ def reward_metrics(
         if verdict.dropped:
             own[f"{area}/dropped_logs"] = float(verdict.dropped)
         for name, values in verdict.logged.items():
-            key = f"{area}/{name}"
+            key = f"{area}/{writable(name)}"
             own[f"{key}_logged" if key in own else key] = statistics.fmean(values)
         metrics.update(own)
     return metrics

@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from cohort.algorithms.registry import SAMPLED
 from cohort.base.interrupts import deferred
 from cohort.base.stopwatch import Stopwatch
+from cohort.errors import RewardError
 from cohort.evaluation.evaluate import Evaluation, evaluate
 from cohort.model.critic import NoCritic
 from cohort.observe.diagnosis import signs
+from cohort.observe.early_stop import why_stop
 from cohort.observe.perf import Costs, speed_metrics, time_metrics
 from cohort.observe.rollouts import rows_of
+from cohort.recipe.rules import reward_name
 from cohort.recipe.schema import Recipe
 from cohort.training import checkpoint
 from cohort.training.kl_control import move_coefficient
@@ -27,6 +31,8 @@ from cohort.types import Sampling
 
 CHECKED_UPDATES = 2
 """Of a process: its first step, and the one after, where a copy or cache that missed the update shows."""
+SILENT_STEPS = 5
+"""Steps from the first on without a single score after which a run ends."""
 QUIET_STEPS = 10
 """Steps between two messages that the batch could not be filled; the metrics tell of every one."""
 
@@ -81,6 +87,7 @@ def observe_step(parts: TrainingParts, state: TrainState, watch: Stopwatch) -> N
     shown = recipe.monitors.show_every
     if shown and (step == 1 or step % shown == 0):
         parts.monitors.on_rollouts(step, rows_of(step, batch.rollouts, batch.advantages_N))
+    state.stops_because = why_stop(recipe, parts.folder, written)
     watch.lap("observe")
 
 
@@ -115,6 +122,21 @@ def finish_step(parts: TrainingParts, state: TrainState) -> None:
         if parts.reference:
             parts.reference.follow(parts.policy, state.step)
     lap(state, "reference" if parts.reference else "observe")
+    refuse_silent_rewards(parts.recipe, state)
+
+
+def refuse_silent_rewards(recipe: Recipe, state: TrainState) -> None:
+    """A run of which nothing was ever scored learns nothing, shows no bad number and must not end well."""
+    patience = min(SILENT_STEPS, recipe.train.num_steps)
+    learns_otherwise = recipe.algorithm.data not in SAMPLED or recipe.teacher.source
+    if state.scored_steps or learns_otherwise or (state.step < patience and not state.stopped):
+        return
+    names = ", ".join(repr(reward_name(reward)) for reward in recipe.rewards)
+    raise RewardError(
+        f"rewards: not one completion of the first {state.step} steps has a score: {names} returned None for all of them, so nothing "
+        "was learned. None means no opinion; return 0.0 for what is wrong, and look for a path without `return`. Then go on with: cohort "
+        "resume"
+    )
 
 
 def save_if_due(parts: Parts, state: TrainState) -> None:

@@ -46,6 +46,12 @@ class Batch:
     layouts: Layouts = field(default_factory=Layouts, compare=False, repr=False)
     """Minibatches laid out so far. No part of a checkpoint: they follow from the examples."""
 
+    @property
+    def any_scored(self) -> bool:
+        """Whether any reward function said anything, of what is trained on or of a group that was drawn and left out."""
+        judged = any(count for _, count in self.verdicts.values())
+        return judged or any(rollout.outcome.reward is not None for rollout in self.rollouts)
+
 
 class Component(Protocol):
     """Something beside the policy that a checkpoint must hold: critic, moving reference, choice of prompts, reward model."""
@@ -92,6 +98,10 @@ class TrainState:
     """Finished fits of the reward model."""
     fitted_at: int = -1
     """Step after which the last of them was made."""
+    scored_steps: int = 0
+    """Finished steps in which anything was scored."""
+    stopped: str = ""
+    """Why the run ends with the step that was finished last, before its last one; "": it does not."""
     components: dict[str, Component] = field(default_factory=dict)
     """The rest of what a checkpoint holds, by name; see `attach`."""
     found: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=dict)
@@ -106,6 +116,8 @@ class TrainState:
     """How often engine, trainer and reference were found to be the same policy."""
     quiet_until: int = 0
     """Step before which nothing more is said about a batch that could not be filled."""
+    stops_because: str = ""
+    """What the row of the step says of going on; it counts once the step is finished."""
     watch: Stopwatch | None = None
     """Of the step whose row was written last. Saving comes after a row, so its seconds stand in the row of the next step."""
 
@@ -118,6 +130,11 @@ class TrainState:
         self.components[name] = component
         if name in self.found:
             component.load_state(*self.found.pop(name))
+
+    def remaining_steps(self, until: int) -> Iterator[int]:
+        """The steps that are left, one after the other: none more once the run has been told to stop."""
+        while self.step < until and not self.stopped:
+            yield self.step + 1
 
     def begin_batch(self, batch: Batch) -> None:
         self.batch, self.update_metrics = batch, []
@@ -150,6 +167,8 @@ class TrainState:
         with deferred():
             self.step += 1
             self.cursor += self.batch.prompts_taken
+            self.scored_steps += self.batch.any_scored
+            self.stopped, self.stops_because = self.stops_because, ""
             self.batch, self.update_metrics = None, []
 
     @property
@@ -212,10 +231,20 @@ PLAIN_FIELDS = (
     "kl_coef",
     "iteration",
     "fitted_at",
+    "scored_steps",
+    "stopped",
 )
 
 ADDED_FIELDS: dict[str, dict[str, Any]] = {
-    "": {"base_digest": "", "evaluation_digests": None, "files": {}, "recipe": {}, "baseline": {}},
+    "": {
+        "base_digest": "",
+        "evaluation_digests": None,
+        "files": {},
+        "recipe": {},
+        "baseline": {},
+        "scored_steps": 1,
+        "stopped": "",
+    },
 }
 """Fields that checkpoints on disk may lack, by the path of the record in state.json that they belong to ("": the document itself,
 "batch.rollouts.*": every rollout of the batch), and the value that says what was the case before they were written down."""

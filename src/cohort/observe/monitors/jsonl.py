@@ -44,7 +44,7 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 line = "\n" + line
-        file.write((line + "\n").encode("utf-8"))
+        file.write((line + "\n").encode("utf-8", "backslashreplace"))  # half a surrogate pair becomes JSON's own escape
         file.flush()
         os.fsync(file.fileno())
 

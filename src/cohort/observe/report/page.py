@@ -42,7 +42,11 @@ def header(run: RunData) -> str:
 
 def algorithm_line(run: RunData) -> str:
     """What the name of the algorithm stands for, and what the recipe changed of it."""
-    return "".join(f'<p class="sub">{text(line)}</p>' for line in (*run.describe_algorithm(), run.own_problem) if line)
+    return "".join(
+        f'<p class="sub">{text(line)}</p>'
+        for line in (*run.describe_algorithm(), run.own_problem, run.summary.get("stopped"))
+        if line
+    )
 
 
 def verdict(run: RunData) -> tuple[str, str]:

@@ -25,6 +25,7 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
 
     from cohort.base.text import printable
     from cohort.observe.monitors.jsonl import strict
+    from cohort.observe.run_folder import make_new
     from cohort.tools.compare.contenders import find_contenders
     from cohort.tools.compare.measure import measure
     from cohort.tools.compare.page import render
@@ -35,8 +36,14 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
     if jobs < 1:
         raise RecipeError(f"--jobs {jobs}: at least one run at a time, e.g. --jobs 2")
     numbers = parse_seeds(seeds)
-    target = output or Path("runs") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
-    plan = make_plan(find_contenders(words, recipe), numbers, target)
+    field = find_contenders(words, recipe)
+    target = output or make_new(Path("runs") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
+    try:
+        plan = make_plan(field, numbers, target)
+    except Exception:
+        if output is None:
+            target.rmdir()
+        raise
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)
