@@ -261,14 +261,17 @@ def test_a_few_faults_are_counted_and_the_run_goes_on(tmp_path):
 
 
 def test_unscored_completions_are_counted_and_no_score_at_all_is_a_no_op(tmp_path):
-    """None from every call: nothing is trained, nothing crashes, and it is counted."""
-    run = run_with(lambda completions, **columns: [None] * len(completions), tmp_path, **{"algorithm.kl_coef": 0.04})
-    for row in rows_of(run.folder):
+    """None from every call: nothing is trained, it is counted, and the run does not end as if it had learned."""
+    with pytest.raises(RewardError, match="not one completion of the first 2 steps has a score"):
+        run_with(lambda completions, **columns: [None] * len(completions), tmp_path, **{"algorithm.kl_coef": 0.04})
+    assert len(rows_of(tmp_path / "run")) == 2
+    for row in rows_of(tmp_path / "run"):
         assert row["reward/unscored"] == row["rollout/completions"] == 24
         assert row["advantage/dropped_groups"] == 6
         assert row.get("loss/trained_tokens", 0) == 0
         assert "reward/mean" not in row
-    assert largest_change(start_weights(tmp_path), weights_of(run.model)) == 0.0
+    saved = checkpoint.load(tmp_path / "run" / "checkpoints" / "step-2").tensors["weights"]
+    assert largest_change(start_weights(tmp_path), dict(saved)) == 0.0
 
 
 @pytest.mark.parametrize("zero_variance", ["keep", "drop"])
@@ -298,6 +301,7 @@ def test_a_step_moves_every_kind_of_parameter(tmp_path):
 
 
 def test_a_reward_that_cannot_be_imported_leaves_the_folder_unlocked(tmp_path):
+    (tmp_path / "run").mkdir()  # somebody else's, so it stays
     with pytest.raises(RewardError, match="nowhere"):
         train_tiny(tmp_path, **FAST | {"rewards": [{"function": "nowhere:reward"}]})
     from cohort.observe.run_folder import RunFolder

@@ -72,6 +72,10 @@ class RunData:
             return []
         return [describe(algorithm), *map(describe_own, self.own.values())]
 
+    def lines_below(self) -> list[str]:
+        """What stands under the name of the run."""
+        return [*self.describe_algorithm(), self.own_problem, str(self.summary.get("stopped", ""))]
+
     def series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) wherever the metric is a finite number."""
         pairs = ((number(row.get("step")), number(row.get(name))) for row in self.rows)

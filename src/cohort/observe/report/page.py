@@ -41,12 +41,8 @@ def header(run: RunData) -> str:
 
 
 def algorithm_line(run: RunData) -> str:
-    """What the name of the algorithm stands for, and what the recipe changed of it."""
-    return "".join(
-        f'<p class="sub">{text(line)}</p>'
-        for line in (*run.describe_algorithm(), run.own_problem, run.summary.get("stopped"))
-        if line
-    )
+    """What the name of the algorithm stands for, what the recipe changed of it, and why the run ended early if it did."""
+    return "".join(f'<p class="sub">{text(line)}</p>' for line in run.lines_below() if line)
 
 
 def verdict(run: RunData) -> tuple[str, str]:
