@@ -13,7 +13,7 @@ import test_rewards_zoo as zoo
 from test_rewards_runner import completion, is_gone, prompt, rewards, score
 
 from cohort.errors import RewardError
-from cohort.rewards import terminal
+from cohort.rewards import base, terminal
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
 
@@ -114,9 +114,10 @@ def test_a_completion_that_takes_too_much_memory_scores_zero_and_the_others_keep
     assert scored.metrics["reward/faults"] == scored.metrics["reward/unscored"] == scored.metrics["reward/timeouts"] == 0
 
 
-def test_a_function_that_never_has_enough_memory_stops_the_run_and_one_without_a_worker_has_no_limit():
-    with pytest.raises(RewardError, match=r"'f' runs out of memory: 8 completions .* within memory_mb = 50 MB\."):
-        score(zoo.needs_memory, ["x"] * 8, memory_mb=50, workers=2)
+def test_a_function_that_never_has_enough_memory_stops_the_run_and_one_without_a_worker_has_no_limit(monkeypatch):
+    monkeypatch.setattr(base, "HOPELESS_LIMITS", 2)
+    with pytest.raises(RewardError, match=r"'f' runs out of memory: 2 completions .* within memory_mb = 50 MB\."):
+        score(zoo.needs_memory, ["x"] * 2, memory_mb=50)
     with pytest.raises(RewardError, match=r"rewards\.0\.memory_mb: 'f' runs in the trainer .* leave it out"):
         score(lambda completions, **columns: [1.0], ["x"], memory_mb=50)
     with pytest.raises(RewardError, match=r"rewards\.0\.memory_mb: 'f' runs in the trainer .* args\.memory_mb"):
