@@ -139,8 +139,9 @@ def describe_monitor() -> str:
     )
     return (
         "An object with any of these methods, handed to `cohort.train(monitors=[...])`, or a class that a recipe names "
-        '(`monitors.also = ["package.module:Class"]`). What it raises is reported once and never stops a run.'
-        f"\n\n{methods}\n"
+        '(`monitors.also = ["package.module:Class"]`). What it raises is reported once and never stops a run. '
+        "[examples/mlflow_monitor.py](../examples/mlflow_monitor.py) is one for MLflow; built in are `tensorboard`, `wandb` and "
+        f'`trackio` (`monitors={{"also": ["trackio"]}}`).\n\n{methods}\n'
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,39 @@ def test_custom_loss_trains(custom_loss, tmp_path):
     assert rewards[-1] > 0.7
     document = json.loads((run.folder / "algorithm.json").read_text())
     assert document["region"]["function"] == "custom_loss:soft_clip"
+
+
+def test_the_mlflow_monitor_is_made_by_a_recipe_and_told_everything(monkeypatch, tmp_path):
+    """With a stand-in for the package: names that it takes, completions as a table, the end of the run."""
+    import types
+
+    from cohort.observe.monitors import build_monitors, monitor_problems
+    from cohort.recipe.file import build_recipe
+
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    recipe = build_recipe({"monitors": {"also": ["mlflow_monitor:MlflowMonitor"], "console": False}})
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    assert monitor_problems(recipe) == [
+        "monitors.also names mlflow_monitor:MlflowMonitor, but mlflow is not installed. Install it with `pip install mlflow`, or take "
+        "it out of monitors.also."
+    ]
+    calls = []
+    module = types.ModuleType("mlflow")
+    for name in ("set_experiment", "start_run", "log_params", "log_metrics", "log_table", "set_tag", "end_run"):
+        setattr(module, name, lambda *words, _name=name, **more: calls.append((_name, words, more)))
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    with build_monitors(recipe, tmp_path / "my-run") as monitors:
+        monitors.on_metrics({"step": 3, "reward/mean": 0.5, "evidence": ["text"]})
+        monitors.on_rollouts(3, [{"prompt": "a", "completion": "b", "reward": 1.0, "success": True, "gold": "b"}])
+        monitors.on_evaluation({"step": 3, "sets": {"held_out": {"pass@1": {"value": 0.25}, "problems": 8}}})
+        monitors.on_finish({"status": "finished"})
+    assert monitors.failures == {}
+    assert ("start_run", (), {"run_name": "my-run"}) in calls
+    assert any(name == "log_params" and words[0].get("train.group_size") == "8" for name, words, _ in calls)
+    assert [words for name, *words in calls if name == "log_metrics"] == [
+        [({"reward/mean": 0.5},), {"step": 3}],
+        [({"eval/held_out/pass_at_1": 0.25, "eval/held_out/problems": 8},), {"step": 3}],
+    ]
+    table = {"prompt": ["a"], "completion": ["b"], "reward": [1.0], "success": [True]}
+    assert ("log_table", (table, "completions/step-3.json"), {}) in calls
+    assert calls[-2:] == [("set_tag", ("status", "finished"), {}), ("end_run", (), {})]

@@ -30,7 +30,6 @@ LATE = {
 
 LONG_FILES = {
     "cohort.observe.diagnosis.signs": 569,
-    "cohort.observe.report.page": 425,
     "cohort.ops.fused.cpu": 437,
     "cohort.ops.fused.functions": 483,
     "cohort.ops.fused.kernels_decode": 449,

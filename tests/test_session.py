@@ -245,6 +245,10 @@ def test_too_many_faults_stop_the_run_with_the_traceback_and_a_mended_reward_goe
     summary = summary_of(tmp_path / "broken")
     assert (summary["status"], summary["steps"]) == ("failed", 2)
     assert "lost its dictionary" in summary["error"]
+    assert summary["failure"] == {"type": "RewardError", "where": ""}
+    report = (tmp_path / "broken" / "report.html").read_text()
+    assert "ValueError: the verifier lost its dictionary" in report
+    assert "after 2 finished steps" in report
     assert checkpoint.latest(tmp_path / "broken" / "checkpoints").folder.name == "step-2"
     (tmp_path / "mended").touch()
     assert session.resume(tmp_path / "broken").status == "finished"

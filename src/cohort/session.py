@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cohort.base.interrupts import handled
 from cohort.errors import CheckpointError, Interrupted, RunError
 from cohort.observe.early_stop import check_conditions
-from cohort.observe.outcome import RunResult
+from cohort.observe.outcome import RunResult, describe_failure
 from cohort.observe.run_folder import RunFolder, with_absolute_paths
 from cohort.recipe.materials import Materials
 from cohort.recipe.own import resolve_recipe
@@ -118,7 +118,7 @@ class Session:
                 return self._finish("interrupted", parts, state)
             except Exception as problem:
                 self._save_what_is_earned(parts, state)
-                self._finish("failed", parts, state, error=str(problem))
+                self._finish("failed", parts, state, error=problem)
                 raise
 
     # -- building ------------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class Session:
             except (OSError, CheckpointError) as problem:
                 self.monitors.on_message(f"the last steps could not be saved: {problem}")
 
-    def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: str = "") -> RunResult:
+    def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: Exception | None = None) -> RunResult:
         from cohort.evaluation.evaluate import summarize
         from cohort.observe.card import write_card
         from cohort.observe.report import write_report
@@ -344,7 +344,7 @@ class Session:
             if state.best_step >= 0:
                 summary["best"] = {"step": state.best_step, "reward": state.best_reward}
         if error:
-            summary["error"] = error
+            summary |= describe_failure(error)
         if status == "interrupted":
             summary["resume"] = self._how_to_go_on()
         written = self._write_summary(status, **summary)

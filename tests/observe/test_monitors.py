@@ -400,6 +400,68 @@ def test_wandb_that_cannot_start_says_how_to_go_on(tmp_path, monkeypatch):
         build_monitors(build_recipe({"monitors": {"wandb": True}}), tmp_path)
 
 
+WRITTEN = [
+    {"step": 1, "group": g, "prompt": f"p{g}", "completion": f"c{g}{i}", "reward": i / 2, "success": i == 1, "reward/a": i / 2}
+    for g in range(3)
+    for i in range(30)
+]
+
+
+def fake_tracker(name, calls):
+    module = fake_wandb(calls)
+    module.__name__ = name
+    module.Table = lambda columns, data: ("table", columns, data)
+    return module
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_trackers_get_metrics_and_completions_as_a_table_where_that_is_asked_for(tmp_path, monkeypatch, name):
+    """Whole groups, 64 rows at most; without the word what the policy writes stays where it is."""
+    for completions in (False, True):
+        calls = []
+        monkeypatch.setitem(sys.modules, name, fake_tracker(name, calls))
+        recipe = build_recipe(
+            {"monitors": {"also": [name], "completions": completions, "console": False, "wandb_project": "p"}}
+        )
+        with build_monitors(recipe, tmp_path / "my-run") as monitors:
+            monitors.on_metrics({"step": 1, "reward/mean": 0.4, "evidence": ["c00"]})
+            monitors.on_rollouts(1, WRITTEN)
+            monitors.on_evaluation(EVALUATION)
+            monitors.on_finish(SUMMARY)
+        assert monitors.failures == {}
+        assert (calls[0]["project"], calls[0]["name"], calls[0]["resume"]) == ("p", "my-run", "allow")
+        assert calls[0]["config"]["train"]["group_size"] == 8
+        assert calls[1] == (1, {"reward/mean": 0.4})
+        assert calls[-1] == "finish"
+        assert ("c00" in repr(calls)) == completions
+        if completions:
+            step, logged = calls[2]
+            kind, columns, data = logged["completions"]
+            assert (step, kind, len(data)) == (1, "table", 60)
+            first = dict(zip(columns, data[1], strict=True))
+            assert (first["prompt"], first["completion"], first["reward"], first["reward/a"]) == ("p0", "c01", 0.5, 0.5)
+
+
+def test_completions_that_nobody_would_take_are_refused():
+    for settings, words in (
+        ({}, "no monitor that takes them is asked for"),
+        ({"also": ["tensorboard"]}, "no monitor that takes them"),
+        ({"wandb": True, "show_every": 0}, "show_every is 0"),
+    ):
+        with pytest.raises(RecipeError, match=words):
+            build_recipe({"monitors": {"completions": True, **settings}})
+
+
+def test_a_missing_trackio_and_one_that_cannot_start_say_how_to_go_on(tmp_path, monkeypatch):
+    recipe = build_recipe({"monitors": {"also": ["trackio"], "console": False}})
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(RecipeError, match=r"monitors.also names trackio, but .*pip install 'cohort-rl\[trackio\]'"):
+        build_monitors(recipe, tmp_path)
+    monkeypatch.setitem(sys.modules, "trackio", fake_wandb([], broken=True))
+    with pytest.raises(RecipeError, match=r"Trackio could not be started .*no network"):
+        build_monitors(recipe, tmp_path)
+
+
 def test_resuming_goes_on_where_the_checkpoint_was(tmp_path):
     recipe = build_recipe({"monitors": {"console": True}})
     first = JsonlMonitor(tmp_path)
@@ -465,7 +527,7 @@ def test_a_name_beside_its_own_word_is_one_monitor(tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("tensorbord", "monitors.also: unknown monitor 'tensorbord'; did you mean 'tensorboard'? Built in: tensorboard, wandb, console."),
+        ("tensorbord", "monitors.also: unknown monitor 'tensorbord'; did you mean 'tensorboard'? Built in: tensorboard, wandb, trackio, console."),
         ("no_such_module:Class", "monitors.also names no_such_module:Class, but cannot import no_such_module:Class"),
         (f"{__name__}:Demanding", "it could not be started (TypeError: Demanding.__init__() missing 1 required"),
         (f"{__name__}:Misspelt", "did you mean 'on_metrics'?"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from cohort.errors import CohortError
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,3 +54,12 @@ def describe_change(evaluation: Mapping[str, Any]) -> str:
         return ""
     sides = ("not measured" if value is None else f"{100 * value:.1f} %" for value in (before, after))
     return f"pass@1 {' -> '.join(sides)}"
+
+
+def describe_failure(problem: Exception) -> dict[str, Any]:
+    """What summary.json keeps of the error that ended a run: its words, its kind, and the line of code where that says something."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    where = ""
+    if frames and not isinstance(problem, CohortError):  # those are raised on purpose, and their words say what is wrong
+        where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
+    return {"error": str(problem) or type(problem).__name__, "failure": {"type": type(problem).__name__, "where": where}}

@@ -1,4 +1,4 @@
-"""Who watches a run: console (progress), jsonl (source of truth), tensorboard, wandb, a user's own. None of them can stop it.
+"""Who watches a run: console (progress), jsonl (source of truth), tensorboard, wandb, trackio, a user's own. None of them can stop it.
 
 with build_monitors(recipe, folder, resume_step=None) as monitors:
     monitors.on_stage("training", total=recipe.train.num_steps)
@@ -30,6 +30,7 @@ __all__ = ["MONITORS", "JsonlMonitor", "Monitor", "Monitors", "build_monitors", 
 MONITORS = {
     "tensorboard": "cohort.observe.monitors.tensorboard:TensorboardMonitor",
     "wandb": "cohort.observe.monitors.wandb:WandbMonitor",
+    "trackio": "cohort.observe.monitors.trackio:TrackioMonitor",
     "console": "cohort.observe.monitors.console:ConsoleMonitor",
 }
 """Monitors that a recipe can name, and where they lie: nothing is imported before a run asks for it. (jsonl always watches.)"""

@@ -12,13 +12,15 @@ hash, and no other resource stands behind the escaping.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from cohort.errors import RunError
+from cohort.observe.report import overlay
 from cohort.observe.report.data import load_run
 from cohort.observe.report.page import render
 
-__all__ = ["write_report"]
+__all__ = ["write_overlay", "write_report"]
 
 
 def write_report(run_folder: str | Path) -> Path:
@@ -26,8 +28,16 @@ def write_report(run_folder: str | Path) -> Path:
     folder = Path(run_folder)
     if not folder.is_dir():
         raise RunError(f"{folder} is not a run folder")
-    target = folder / "report.html"
-    temporary = folder / "report.html.tmp"
-    temporary.write_text(render(load_run(folder)), encoding="utf-8", errors="replace")
+    return write_page(folder / "report.html", render(load_run(folder)))
+
+
+def write_overlay(run_folders: Sequence[Path], target: Path) -> Path:
+    """Write one page of several runs and return its path."""
+    return write_page(target, overlay.render(overlay.load_overlay(run_folders)))
+
+
+def write_page(target: Path, page: str) -> Path:
+    temporary = target.with_name(f"{target.name}.tmp")
+    temporary.write_text(page, encoding="utf-8", errors="replace")
     os.replace(temporary, target)
     return target

@@ -70,12 +70,21 @@ class Scale:
 
 def figure(chart: Chart) -> str:
     """The chart as an HTML figure with title, legend and caption; the hover script reads data-chart."""
-    shown = tuple(series for series in chart.series if series.points)
+    # A line keeps its colour where another has nothing to show: in every chart of a page it stands for the same thing.
+    colours = [place for place, series in enumerate(chart.series) if series.points]
+    shown = tuple(chart.series[place] for place in colours)
     layers = stack(shown) if chart.stacked else [thin(series.points) for series in shown]
     scale = fit(chart, shown, layers)
     body = axes(chart, scale)
-    body += areas(layers, scale) if chart.stacked else "".join(line(i, s, chart, scale) for i, s in enumerate(shown))
-    legend = "".join(f'<span><i class="c{i % COLOURS}"></i>{escape(series.label)}</span>' for i, series in enumerate(shown))
+    body += (
+        areas(layers, scale)
+        if chart.stacked
+        else "".join(line(i, s, chart, scale) for i, s in zip(colours, shown, strict=True))
+    )
+    colours = list(range(len(shown))) if chart.stacked else colours
+    legend = "".join(
+        f'<span><i class="c{i % COLOURS}"></i>{escape(series.label)}</span>' for i, series in zip(colours, shown, strict=True)
+    )
     described = f"{chart.title}: " + ", ".join(f"{s.label} ends at {written(s.points[-1][1], chart)}" for s in shown)
     return (
         f'<figure class="card chart" data-chart="{escape(hover_data(chart, shown, scale), quote=True)}">'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -12,15 +12,15 @@ from cohort.observe.changes import change_style, describe_change, percent, spoke
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.perf import seconds_of, stage_times, warm
 from cohort.observe.report.charts import COLOURS, Chart, Series, figure
+from cohort.observe.report.completions import completions
 from cohort.observe.report.data import RunData, as_dict, number
+from cohort.observe.report.ends import failure, next_steps, recipe
 from cohort.observe.report.frame import frame, text
-
-COMPLETIONS_SHOWN = 3
-"""Completions per side of a problem: enough to see whether the policy is consistent."""
+from cohort.observe.report.histograms import histograms
 
 
 def render(run: RunData) -> str:
-    sections = (header, facts, before_after, findings, plots, timing, completions, recipe, next_steps)
+    sections = (header, failure, facts, before_after, findings, plots, histograms, timing, completions, recipe, next_steps)
     return frame(f"{run.name} · Cohort report", sections, run)
 
 
@@ -152,7 +152,7 @@ def number_row(run: RunData, name: str, what: str, a: Mapping[str, Any], b: Mapp
         change = f"{100 * (right - left):+.1f}" if share else f"{right - left:+.3f}"
         style = change_style(run.change(name, what), a, b)
     reason = a.get("reason") or b.get("reason")
-    note = f"<small>{text(reason)}</small>" if reason and left is None and right is None else ""
+    note = f'<small class="note">{text(reason)}</small>' if reason and left is None and right is None else ""
     return f'<tr><td>{text(what)}{note}</td><td>{with_interval(a, share)}</td><td>{with_interval(b, share)}</td><td class="{style}">{change}</td></tr>'
 
 
@@ -256,8 +256,8 @@ def timing(run: RunData) -> str:
     )
     return (
         f'<h2>Where the time goes</h2><div class="card scroll"><p>{text(sentence)} {text(slowest.stage.fix)}</p>'
-        "<table><thead><tr><th>stage</th><th>median</th><th>share</th><th></th><th></th></tr></thead>"
-        f"<tbody>{lines}<tr><td>step</td><td>{brief(median(steps))}</td><td></td><td></td><td></td></tr></tbody></table></div>"
+        '<table><thead><tr><th>stage</th><th>median</th><th>share</th><th class="bar"></th><th></th></tr></thead>'
+        f'<tbody>{lines}<tr><td>step</td><td>{brief(median(steps))}</td><td></td><td class="bar"></td><td></td></tr></tbody></table></div>'
         f'<p class="caption">Medians over the steps that went through a stage; shares of all seconds{first}. {text(rates(run))}</p>'
     )
 
@@ -328,90 +328,6 @@ def held_out(run: RunData) -> tuple[Series, ...]:
         whole = intervals if len(intervals) == len(ordered) else []
         series.append(Series(name, [(step, value) for step, (value, _, _) in ordered], whole, marks=True))
     return tuple(series)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Completions, recipe, next steps
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def completions(run: RunData) -> str:
-    """The same problems before and after, side by side."""
-
-    def key(row: Mapping[str, Any]) -> tuple[str, str]:
-        return str(row.get("set") or ""), prompt_text(row.get("prompt"))
-
-    pairs: dict[tuple[str, str], list[Mapping[str, Any] | None]] = {}
-    for side, rows in enumerate((run.samples_before, run.samples_after)):
-        for row in rows:
-            pairs.setdefault(key(row), [None, None])[side] = row
-    if not pairs:
-        return ""
-    cards = "".join(problem_card(name, prompt, before, after) for (name, prompt), (before, after) in pairs.items())
-    return f"<h2>The same problems, before and after</h2>{cards}"
-
-
-def problem_card(name: str, prompt: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> str:
-    answer = (before or after or {}).get("answer")
-    gold = f" · expected answer: {text(answer)}" if answer is not None else ""
-    sides = "".join(side_of(title, row) for title, row in (("before", before), ("after", after)))
-    return (
-        f'<article class="card problem"><p class="meta">{text(name)}{gold}</p><pre class="prompt">{text(prompt)}</pre>'
-        f'<div class="sides">{sides}</div></article>'
-    )
-
-
-def side_of(title: str, row: Mapping[str, Any] | None) -> str:
-    if row is None:
-        return f'<div><h4>{title}</h4><p class="none">not sampled</p></div>'
-    said = row.get("completions")
-    said = [as_dict(one) for one in said] if isinstance(said, Sequence) and not isinstance(said, str) else []
-    right = sum(one.get("success") is True for one in said)
-    more = f", {COMPLETIONS_SHOWN} shown" if len(said) > COMPLETIONS_SHOWN else ""
-    count = f"{title}: {right} of {len(said)} right{more}" if said else title
-    return f"<div><h4>{count}</h4>{''.join(completion_card(one) for one in said[:COMPLETIONS_SHOWN])}</div>"
-
-
-def completion_card(one: Mapping[str, Any]) -> str:
-    success, reward = one.get("success"), number(one.get("reward"))
-    style, word = {True: ("right", "✓ right"), False: ("wrong", "✗ wrong")}.get(success, ("", "no verdict"))  # type: ignore[arg-type]
-    scored = f" · reward {reward:g}" if reward is not None else ""
-    return (
-        f'<div class="said"><p class="mark {style}">{word}{scored}</p><pre>{text(one.get("text", "")) or "(empty)"}</pre></div>'
-    )
-
-
-def prompt_text(prompt: Any) -> str:
-    """Plain text as it is; chat messages as "role: content" blocks."""
-    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
-        return "\n\n".join(f"{as_dict(m).get('role', '?')}: {as_dict(m).get('content', '')}" for m in prompt)
-    return "" if prompt is None else str(prompt)
-
-
-def recipe(run: RunData) -> str:
-    if not run.recipe_text:
-        return ""
-    return (
-        '<h2>Recipe</h2><details class="card"><summary>Everything the run depends on, every default written out</summary>'
-        f"<pre>{text(run.recipe_text)}</pre></details>"
-    )
-
-
-def next_steps(run: RunData) -> str:
-    folder = f"{run.folder.resolve().parent.name}/{run.name}"  # as typed where the run was made; no path of this machine
-    steps = []
-    if run.status != "finished":
-        steps.append(("Go on where it stopped", f"cohort resume {folder}"))
-    steps.append(("Measure it again", f"cohort evaluate {folder}"))
-    if run.status == "finished":
-        load = f'AutoModelForCausalLM.from_pretrained("{folder}/model")'
-        steps.append(("Use the model", load))
-    steps.append(("Write this page again", f"cohort report {folder}"))
-    items = "".join(f"<dt>{text(what)}</dt><dd><code>{text(how)}</code></dd>" for what, how in steps)
-    return (
-        f'<h2>Next</h2><div class="card"><dl>{items}</dl></div><p class="caption">metrics.jsonl holds every number on this page, '
-        "rollouts/ every completion with its reward and advantage; docs/metrics.md explains each metric.</p>"
-    )
 
 
 def value_of(numbers: Mapping[str, Any] | None, what: str) -> float | None:

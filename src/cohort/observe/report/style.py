@@ -18,8 +18,8 @@ body{margin:0;background:var(--bg);color:var(--ink);font:16px/1.55 system-ui,-ap
 main{max-width:1120px;margin:0 auto;padding:40px 24px 72px}
 h1{font-size:17px;font-weight:600;margin:0;overflow-wrap:anywhere}
 h2{font-size:20px;margin:48px 0 14px;letter-spacing:-.01em}
-h3{font-size:15px;margin:0;font-weight:600}
-p{margin:0}
+h3{font-size:15px;margin:0;font-weight:600;overflow-wrap:anywhere}
+p{margin:0;overflow-wrap:anywhere}
 .top{display:flex;flex-wrap:wrap;gap:6px 12px;align-items:center;color:var(--soft);font-size:14px}
 .top h1{color:var(--ink)}
 .verdict{font-size:clamp(22px,3.4vw,32px);line-height:1.25;font-weight:650;letter-spacing:-.02em;margin:18px 0 6px;max-width:30em;text-wrap:balance}
@@ -40,8 +40,10 @@ th:last-child,td:last-child{padding-right:0}
 tr:last-child td{border-bottom:0}
 td small{color:var(--soft);font-size:13px;margin-left:6px}
 td.up{color:var(--good);font-weight:600}td.down{color:var(--bad);font-weight:600}
-tr.set td{padding-top:16px;font-weight:600}
+tr.set td{padding-top:16px;font-weight:600;white-space:normal;overflow-wrap:anywhere}
+td small.note{display:block;margin:0;white-space:normal}
 .findings{display:grid;gap:10px}
+.failed{margin-top:26px}.finding pre{margin-top:6px}
 .finding{border-left:4px solid var(--c0);padding:12px 16px}
 .finding.warning{border-left-color:var(--warn)}.finding.alarm{border-left-color:var(--bad)}
 .finding .level{font-size:12px;font-weight:600;color:var(--c0);margin-right:8px}
@@ -52,6 +54,7 @@ tr.set td{padding-top:16px;font-weight:600}
 .chart{position:relative}
 .chart figcaption{display:flex;flex-wrap:wrap;justify-content:space-between;gap:2px 16px;align-items:baseline;margin-bottom:6px}
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:13px;color:var(--soft)}
+.legend span{overflow-wrap:anywhere}
 .legend i{display:inline-block;width:10px;height:10px;border-radius:3px;margin-right:6px;background:currentColor}
 .chart svg{display:block;width:100%;height:auto;overflow:visible;touch-action:pan-y}
 .caption{font-size:13px;color:var(--soft);margin-top:6px}
@@ -86,12 +89,12 @@ dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
 code{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .none{color:var(--soft)}
 @media(max-width:640px){main{padding:24px 14px 48px}.sides{grid-template-columns:1fr}h2{margin-top:36px}.card{padding:14px}
-.tick{font-size:15px}td small{display:block;margin:0}th,td{padding:8px}dl{grid-template-columns:1fr;gap:2px}dd{margin-bottom:10px}}
+.tick{font-size:15px}td small{display:block;margin:0;white-space:normal}th,td{padding:8px 5px;font-size:14px}th{white-space:normal}.bar{display:none}td.does{overflow-wrap:anywhere}dl{grid-template-columns:1fr;gap:2px}dd{margin-bottom:10px}}
 @media print{body{background:#fff}.card{break-inside:avoid}}
 """
 
 SCRIPT = """
-for (const chart of document.querySelectorAll('.chart')) {
+for (const chart of document.querySelectorAll('[data-chart]')) {
   const data = JSON.parse(chart.dataset.chart), svg = chart.querySelector('svg'), cursor = chart.querySelector('.cursor');
   const tip = document.createElement('div');
   tip.className = 'tip'; tip.hidden = true; chart.append(tip);

@@ -1,4 +1,4 @@
-"""`cohort report`: the page of a run, written again."""
+"""`cohort report`: the page of a run, written again; or one page of several."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from typing import Annotated
 import typer
 
 
-def report(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Write a run's report.html, finished or not."""
-    from cohort.observe.report import write_report
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="A run folder; several are laid over each other in one page.")
+    ],
+    output: Annotated[Path | None, typer.Option(help="Of several runs: the page to write; by default runs.html, here.")] = None,
+) -> None:
+    """Write a run's report.html, finished or not; of several runs, one page with all of them."""
+    from cohort.errors import RunError
+    from cohort.observe.report import write_overlay, write_report
     from cohort.observe.run_folder import RunFolder
 
-    typer.echo(str(write_report(RunFolder.open(run).root)))
+    folders = [RunFolder.open(run).root for run in runs]
+    if len(folders) > 1:
+        typer.echo(str(write_overlay(folders, output or Path("runs.html"))))
+    elif output:
+        raise RunError("--output: the report of one run is its own report.html; leave the option out.")
+    else:
+        typer.echo(str(write_report(folders[0])))

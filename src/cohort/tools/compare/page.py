@@ -294,13 +294,13 @@ def curves(comparison: Comparison) -> str:
                 share=True,
             ),
         )
-        drawn += [coloured(figure(chart), chart, group) for chart in charts if not chart.empty]
+        drawn += [coloured(figure(chart), group) for chart in charts if not chart.empty]
     return f'<h2>On the way</h2><div class="grid2">{"".join(drawn)}</div>' if drawn else ""
 
 
-def coloured(drawing: str, chart: Chart, group: Sequence[int]) -> str:
-    """A chart numbers the lines it draws; here a line has its contender's colour, also where another one has no points."""
-    colours = [colour(place) for place, series in zip(group, chart.series, strict=True) if series.points]
+def coloured(drawing: str, group: Sequence[int]) -> str:
+    """A chart numbers its lines; here a line has its contender's colour."""
+    colours = [colour(place) for place in group]
     return re.sub(r'(class="(?:[a-z]+ )*)c(\d)"', lambda found: f'{found[1]}{colours[int(found[2])]}"', drawing)
 
 
