@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from cohort.errors import RunError
+from cohort.evaluation.estimators import UNCLEAR
 from cohort.evaluation.evaluate import Evaluation, compare
+from cohort.observe.changes import change_style, spoken
 from cohort.observe.report.charts import COLOURS, Chart, Series, figure
 from cohort.observe.report.data import RunData, as_dict, load_run, number
 from cohort.observe.report.ends import failure
 from cohort.observe.report.frame import frame, text
-from cohort.observe.report.page import duration, held_out, spoken, with_interval
+from cohort.observe.report.page import duration, held_out, with_interval
 
 MORE_CSS = """
 td i,th i,li i{display:inline-block;width:10px;height:10px;border-radius:3px;margin-right:8px;background:currentColor}
@@ -103,7 +105,7 @@ def table(overlay: Overlay) -> str:
                 first = "" if index == 0 else against(overlay.runs[0], run, name)
                 rows.append(
                     f'<tr><td class="run"><i class="c{index}"></i><b>{text(overlay.names[index])}</b>{count}</td>'
-                    f"<td>{cell(a)}</td><td>{cell(b)}</td><td>{text(change(a, b))}</td><td>{first}</td></tr>"
+                    f"<td>{cell(a)}</td><td>{cell(b)}</td>{change(run, name, a, b)}<td>{first}</td></tr>"
                 )
     return (
         '<h2>pass@1 before and after</h2><div class="card scroll"><table><thead><tr><th>run</th><th>before</th><th>after</th>'
@@ -117,9 +119,13 @@ def cell(numbers: Mapping[str, Any]) -> str:
     return with_interval(as_dict(numbers.get("pass@1")), True)
 
 
-def change(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+def change(run: RunData, name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """In points; with a colour where the paired test is clear, as in the report of one run."""
     left, right = (number(as_dict(side.get("pass@1")).get("value")) for side in (a, b))
-    return "" if left is None or right is None else f"{100 * (right - left):+.1f}"
+    if left is None or right is None:
+        return "<td></td>"
+    style = change_style(run.change(name), as_dict(a.get("pass@1")), as_dict(b.get("pass@1")))
+    return f'<td class="{style}">{100 * (right - left):+.1f}</td>'
 
 
 def against(first: RunData, other: RunData, name: str) -> str:
@@ -138,7 +144,8 @@ def against(first: RunData, other: RunData, name: str) -> str:
         else f"<small>[{100 * paired.low:+.1f}, {100 * paired.high:+.1f}]</small>"
     )
     part = f'<small class="note">on {paired.problems} common problems</small>' if paired.problems < max(counts) else ""
-    return f"{100 * paired.difference:+.1f}{interval}{part}"
+    unclear = f'<small class="note">{paired.verdict}</small>' if paired.verdict == UNCLEAR else ""
+    return f"{100 * paired.difference:+.1f}{interval}{part}{unclear}"
 
 
 def other_measure(first: RunData, other: RunData) -> str | None:
