@@ -7,7 +7,7 @@ from typing import Any
 
 THINK_TAG = re.compile(r"</?think>")
 ANSWER_TAG = re.compile(r"</?answer>")
-BRACES = re.compile(r"\\(?:boxed|fbox|framebox(?:\[[^\[\]{}]{0,20}\]){0,2})[ ]?\{|\\[{}\\]|[{}]")
+BRACES = re.compile(r"\\(?:A?boxed|fbox|framebox(?:\[[^\[\]{}]{0,20}\]){0,2})[ ]?\{|\\[{}\\]|[{}]")
 
 
 def text_of(completion: Any) -> str:

@@ -65,8 +65,8 @@ def trimmed(tokens: list[Token]) -> list[Token]:
         tokens = tokens[1:-1]
     while len(tokens) > 2 and is_sign(tokens[0], "{") and closes_at(tokens, 0) == len(tokens) - 1:
         tokens = tokens[1:-1]
-    while len(tokens) > 1 and tokens[0].kind in (TEXT, LETTERS) and tokens[0].text.strip(" .").lower() in ROUNDED:
-        tokens = tokens[2:] if len(tokens) > 2 and is_sign(tokens[1], ".") else tokens[1:]
+    while len(tokens) > 1 and tokens[0].kind in (TEXT, LETTERS) and tokens[0].text.strip(" .:").lower() in ROUNDED:
+        tokens = tokens[2:] if len(tokens) > 2 and tokens[1].text in (".", ":") else tokens[1:]
     while (
         len(tokens) > 1
         and tokens[-1].kind in (TEXT, LETTERS)
@@ -76,9 +76,10 @@ def trimmed(tokens: list[Token]) -> list[Token]:
     return tokens
 
 
-ROUNDED = frozenset(
-    {"approximately", "approx", "about", "around", "roughly", "circa", "exactly", "precisely", "equal to", "equals"}
-)
+ROUNDED = frozenset({
+    "approximately", "approx", "about", "around", "roughly", "circa", "exactly", "precisely", "equal to", "equals", "answer", "final answer",
+    "the answer is", "the final answer is", "answer is", "is",
+})  # fmt: skip
 """Before a number they say no more than the sign does: about 5 is \\approx 5."""
 
 

@@ -40,7 +40,9 @@ def quantity_name(part: Shape) -> str | None:
     if not isinstance(part, Value) or part.unit:
         return None
     squeezed = LOOSE.sub("", part.text)
-    if any(pattern.fullmatch(squeezed) for pattern in (FUNCTION_CALL, OPERATOR_CALL, SEGMENTS, DERIVATIVE, SETS)):
+    if is_function_call(squeezed) or any(
+        pattern.fullmatch(squeezed) for pattern in (OPERATOR_CALL, SEGMENTS, DERIVATIVE, SETS)
+    ):
         return squeezed
     if part.node is None:
         return squeezed if WHOLE.match(part.text) and not part.refused.startswith("there are words") else None
@@ -50,10 +52,20 @@ def quantity_name(part: Shape) -> str | None:
     return squeezed if all(name.startswith(MARKED) for name in names) or only_in_angles(part.node) else None
 
 
+def is_function_call(squeezed: str) -> bool:
+    """f(2), f(f(1)), P(A); not P(P + 1), where the letter stands inside as a number."""
+    name = squeezed[:1]
+    return FUNCTION_CALL.fullmatch(squeezed) is not None and not any(
+        squeezed[place] == name and squeezed[place + 1 : place + 2] != "("
+        for place in range(1, len(squeezed))
+        if name.isalpha()
+    )
+
+
 LOOSE = re.compile(r"\s|\\(?:left|right|overline|,)(?![A-Za-z])|[|{}]")
 FUNCTION_CALL = re.compile(
     r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\w{1,6})?(?:'{1,3}|\^-1|\^\(\w\))?"
-    r"(?:\((?:[-+\d.,/]|\\frac|\\pi)+\)|(?<=[A-Zfgh'])[(\[](?:[^()]|\([^()]*\))+[)\]])"
+    r"(?:\((?:[-+\d.,/]|\\frac|\\pi)+\)|(?<=[EFGHPTVWfgh'])[(\[](?:[^()]|\([^()]*\))+[)\]])"
 )
 r"""f(2), f'(-1), a_n(3) of numbers; P(A \cup B), E[X], f(x+1) where the letter is one for functions. x(x+1) is a product."""
 SEGMENTS = re.compile(

@@ -122,7 +122,7 @@ DROPPED = re.compile(
     r"(?<!\\)\\(?:left|right|middle|displaystyle|textstyle|limits|nolimits|[bB]ig{1,2}[lrm]?)(?![A-Za-z])"
     r"|(?<!\\)\\!|(?<!\\)\\[()\[\]]|(?<!\\)\$"
     # Colour, size and weight; \bf{x} with braces is text, and read as such.
-    r"|(?<!\\)\\(?:text)?color[ ]?\{[^{}]{0,40}\}|(?<!\\)\\underline(?![A-Za-z])"
+    r"|(?<!\\)\\(?:(?:text)?color|colorbox)[ ]?\{[^{}]{0,40}\}|(?<!\\)\\underline(?![A-Za-z])"
     r"|(?<!\\)\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|itshape)(?![A-Za-z])"
     r"|(?<!\\)\\(?:bf|it|rm|sf|tt)(?![A-Za-z]|[ ]?\{)"
 )
@@ -139,6 +139,8 @@ SAME_COMMANDS = {
 }  # fmt: skip
 TEXT_COMMANDS = ("text", "textbf", "textrm", "textit", "textsf", "texttt", "mbox", "mathrm", "mathbf", "mathit", "mathsf",
                  "operatorname", "rm", "bf", "boldsymbol", "bm", "textnormal", "unit", "hbox", "emph", "textup", "mathup", "textsl", "si")  # fmt: skip
+UPRIGHT = (r"\mathrm", r"\mathup", r"\rm", r"\unit", r"\si")
+"""As units are set; a bold letter is a vector, a slanted one a variable."""
 TOKEN = re.compile(
     r"(?P<space>[ ]+)"
     rf"|\\(?:{'|'.join(sorted(TEXT_COMMANDS, key=len, reverse=True))})[ ]?\{{(?P<text>(?:[^{{}}]|\^\{{-?\d\}})*)\}}"
@@ -158,13 +160,18 @@ COUNTED = re.compile(
     r"[ ]*(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[ ]?:[ ]?\d+)+|\d+(?:\.\d+)?)(?:[ ]+([^\W\d_](?:[^\d]|\^\{?-?\d\}?)*))?"
 )
 TIGHT_THOUSANDS = re.compile(
-    r"(?<=\d)[ ]?(?:\{[ ]?\\?,[ ]?\}|(?:\\!)*[ ]?,)[ ]?(?:\\!)+[ ]?(?=\d{3}(?!\d))|(?<=\d)[ ]?\{[ ]?\\?,[ ]?\}[ ]?(?=\d{3})"
+    r"(?<=\d)[ ]?(?:\{[ ]?(?:\\!)*\\?,(?:\\!)*[ ]?\}(?:\\!)*|\\(?:text|textnormal|mathrm|mathord|mathpunct)[ ]?\{[ ]?,[ ]?\}"
+    r"|(?:\\!)*[ ]?,[ ]?(?:\\!|\{\}|\\hspace\*?\{-[^{}]{1,9}\})+)[ ]?(?=\d{3}(?!\d))"
 )
-r"""1{,}234 and 1,\!234: braces, or a negative space behind the comma, say that it groups digits."""
+r"""1{,}234 and 1,\!234: braces, or a negative space behind the comma, say that it groups digits and separates nothing."""
 SPACES = re.compile(r"[ ]{2,}")
 ELLIPSIS = re.compile(r"\.(?:[ ]?\.)+")
 DOUBLED = re.compile(r"(?<!\\)\\\\(?=[A-Za-z]{2}|[{}%$])")
 r"""\\frac for \frac, as text is that was escaped twice. Outside of an environment a double backslash ends no row."""
+SET_NUMBERS = re.compile(r"(?=[^\d]*[1-9])(?:[A-Za-z][ ]?=[ ]?)?[-+(\[]*\d(?:[\d. ]|,[ ]?-?)*(?:/[1-9]\d*)?[)\]]*(?<![. ])")
+"""Numbers without words, as text."""
+LINED_UP = re.compile(r"(?<!\\)&(?=[ ]?(?:[=<>]|\\(?:le|ge|ne|approx|in)))")
+r"""The & of x &= 5, out of an environment: as in \Aboxed{x &= 5}."""
 TEXT_DEGREES = re.compile(r"\\(?:mathrm|text)[ ]?\{[ ]?\^(?:\\circ|\{\\circ\})[ ]?([CF])\}")
 NEGATED = re.compile(r"(?<!\\)\\not[ ]?=")
 COMPARED = re.compile(r"<[ ]?=|=<|>[ ]?=|(?<![\d)!])!=|(?<=[\d)][ ])!=|<>|==")
@@ -175,12 +182,12 @@ ASCII_RELATIONS = {"<=": r"\le ", "=<": r"\le ", ">=": r"\ge ", "!=": r"\ne ", "
 def tokens_of(text: str) -> list[Token] | None:
     """The answer as tokens; None where it is too long to be meant."""
     text = FULL_STOP.sub("", spelled_symbols(plain_characters(text)).rstrip())
-    text = text if r"\begin" in text else DOUBLED.sub(r"\\", text)
+    text = text if r"\begin" in text else LINED_UP.sub("", DOUBLED.sub(r"\\", text))
     text = DOLLARS.sub(r"\1\\$\2", text)  # a single dollar sign before a number is money, any other delimits mathematics
     text = LETTER_TIMES.sub(r" \\times ", text)
     text = ROW_GAP.sub(r"\\\\", text).replace("{:}", ":")
     text = COMPARED.sub(lambda sign: ASCII_RELATIONS["".join(sign.group().split())], NEGATED.sub(r"\\ne ", text))
-    text = SPACES.sub(" ", GAPS.sub(" ", DROPPED.sub("", TIGHT_THOUSANDS.sub(",", text))))
+    text = SPACES.sub(" ", GAPS.sub(" ", DROPPED.sub("", TIGHT_THOUSANDS.sub("", text))))
     text = TEXT_DEGREES.sub(r"^\\circ \\text{\1}", text)
     text = ELLIPSIS.sub(r"\\ldots ", text)
     tokens: list[Token] = []
@@ -194,7 +201,9 @@ def tokens_of(text: str) -> list[Token] | None:
             spaced = True
             continue
         counted = COUNTED.fullmatch(token.text) if token.kind == TEXT else None
-        if counted is not None:  # \text{12 apples}, \text{9:30 pm}
+        if token.kind == TEXT and SET_NUMBERS.fullmatch(token.text):  # \text{x = 5}, \text{(1, 2)}
+            tokens += tokens_of(token.text) or []
+        elif counted is not None:  # \text{12 apples}, \text{9:30 pm}
             for place, part in enumerate(re.split("[ ]?:[ ]?", counted[1])):
                 tokens += [*([Token(SIGN, ":")] if place else []), Token(NUMBER, part, spaced and not place)]
             tokens += [Token(TEXT, counted[2], True)] if counted[2] else []
@@ -212,7 +221,7 @@ def token_of(match: re.Match[str], spaced: bool) -> Token:
         # One letter in roman type is that letter (\mathrm{e}, \mathbf{v}); more are words.
         word = found.strip()
         if len(word) == 1 and word.isalpha() and not match.group().startswith((r"\text", r"\mbox", r"\hbox")):
-            return Token(LETTERS, word, spaced, roman=True)
+            return Token(LETTERS, word, spaced, roman=match.group().startswith(UPRIGHT))
         if word in ("&", "\\&"):
             return Token(TEXT, "and", spaced)
         if word in ("gcd", "lcm"):
