@@ -150,12 +150,13 @@ class Session:
         weights = MasterWeights(policy.model, build.compute_dtype(recipe))
         stream = build.make_stream(recipe, encoded)
         state = self._restore_state(policy, weights, encoded, stream)
+        policy.hold_lengths(build.longest_sequence(recipe, encoded, sampling))
         engine, sentence = build.make_engine(recipe, policy)
         trained = policy.prepare(recipe.model.kernels, recipe.train.activation_checkpointing)
         state.slots = engine.slots = state.slots or build.choose_slots(recipe, engine, encoded.train, sampling)
         self.monitors.on_message(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}; {trained}")
-        for sentence in build.describe_adapter(recipe, policy):
-            self.monitors.on_message(sentence)
+        for note in [*policy.notes, *build.describe_adapter(recipe, policy)]:
+            self.monitors.on_message(note)
         for name, report in encoded.reports.items():
             if name == "prompts" or report.too_long or report.with_unknown:
                 self.monitors.on_message(f"{name}: {report}")
@@ -167,6 +168,7 @@ class Session:
             folder=self.folder,
             policy=policy,
             engine=engine,
+            engine_words=sentence,
             rewards=self.rewards,
             stream=stream,
             sampling=sampling,

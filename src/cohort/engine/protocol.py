@@ -28,6 +28,8 @@ class Capabilities:
     """Completions that it decodes side by side in the memory of this device, where nobody asks for fewer; 1: one by one."""
     cache_itemsize: int
     """Bytes of each number among the keys and values that it keeps on this device."""
+    rounding: float = 1.0
+    """How much further than an engine that decodes with the trainer's own formulas its log-probs may be off, in float32."""
 
 
 @dataclass(frozen=True)

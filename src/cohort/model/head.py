@@ -90,7 +90,9 @@ def split(model: Any) -> SplitModel:
     """Split a causal LM, and prove on a few tokens that both halves together are the whole."""
     config = model.config.get_text_config()
     name = type(model).__name__
-    backbone, projection = model.base_model, model.get_output_embeddings()
+    # Some classes name another prefix than the one their backbone lies under; the comparison below decides.
+    backbone = model.base_model if model.base_model is not model else getattr(model, "model", model)
+    projection = model.get_output_embeddings()
     if backbone is model or projection is None:
         raise ModelError(f"{name}: no separate backbone and output projection; only decoder-only causal LMs are supported.")
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cohort.errors import EngineError
+from cohort.errors import EngineError, ModelError
 from cohort.model.backbone import ModuleBackbone
 from cohort.model.head import SplitModel
 from cohort.ops.attention import attending, attention_configs
@@ -51,6 +51,22 @@ def why_not_own_attention(model: Any, parts: SplitModel) -> str | None:
         # Whatever a foreign modeling file raises on our attention is a reason, not a crash: the model then keeps its own.
         return f"its modules do not run on our attention ({type(problem).__name__}: {problem})"
     return None
+
+
+@torch.no_grad()
+def prove_padded(model: Any, parts: SplitModel) -> None:
+    """A model that keeps its attention is trained in rows padded after their end: they must give its plain forward, or ModelError."""
+    try:
+        trial = Trial.of(model)
+        layout = lay_out([(ids[:1], ids[1:]) for ids in trial.token_ids], keys=None).to(trial.device)
+        hidden = ModuleBackbone(parts.backbone, [])(layout).split([len(ids) for ids in trial.token_ids])
+        for states_TH, wanted_TV in zip(hidden, trial.expected(model), strict=True):
+            compare(parts.logits(states_TH), list(wanted_TV), model.dtype, "rows padded after their end")
+    except EngineError as problem:
+        raise ModelError(
+            f"{type(model).__name__}: {problem}. A token's logits must hang on nothing that stands behind it or in another row: is it an "
+            "encoder, or attention that is not causal? It cannot be trained exactly."
+        ) from problem
 
 
 def reason_by_reading(model: Any) -> str | None:

@@ -20,8 +20,10 @@ from cohort.errors import EngineError, ModelError
 from cohort.model import head, lora
 from cohort.model.backbone import Backbone, ModuleBackbone, can_share_prompts, score_tokens, states_before
 from cohort.model.chat import ChatCodec
-from cohort.model.own_attention import why_not_own_attention
+from cohort.model.experts import describe_experts
+from cohort.model.own_attention import prove_padded, why_not_own_attention
 from cohort.model.packing import Example, Layouts, MicroBatch
+from cohort.model.rotary import hold_frequencies
 from cohort.model.tokenizer import load_tokenizer
 from cohort.ops.attention import attention_configs
 from cohort.ops.fused import with_kernels
@@ -49,10 +51,27 @@ class Policy:
         self.split = head.split(model)
         # A model proven to run on our attention is scored with it; any other keeps the one of transformers.
         self.attention_configs = attention_configs(model) if why_not_own_attention(self.model, self.split) is None else []
+        if not self.attention_configs:
+            prove_padded(self.model, self.split)
         self.backbone: Backbone = ModuleBackbone(self.split.backbone, self.attention_configs)
         self.share_prompts = can_share_prompts(model, self.attention_configs)
         self.kernels, self.checkpointing = "modules", False
         self.temperature = temperature
+        self.longest = 0
+        """Tokens of the longest sequence of the run, once that is known; 0 before."""
+        self.notes = [note for note in (describe_experts(model.config.get_text_config()),) if note]
+        """What the console says of how this model is trained."""
+
+    def hold_lengths(self, longest: int) -> None:
+        """Told the longest sequence of the run, before anything is sampled or scored (model/rotary.py)."""
+        self.longest, most = longest, getattr(self.model.config.get_text_config(), "index_topk", None)
+        if most and longest > most:
+            raise ModelError(
+                f"{type(self.model).__name__}: beyond {most} tokens its attention chooses keys by scores (index_topk), and equal scores are not "
+                f"chosen alike in every batch; this run reaches {longest}. Lower sampling.max_completion_tokens or prompts.max_prompt_tokens."
+            )
+        held = hold_frequencies(self.model, longest) if longest else None
+        self.notes += [held] if held else []
 
     def prepare(self, kernels: str, checkpointing: bool = False) -> str:
         """Choose how hidden states are computed, once the parameters have their dtype; gives a sentence for the console.
@@ -134,6 +153,7 @@ class Policy:
         reference = Policy(model.requires_grad_(False), self.tokenizer, self.temperature, self.adapter)
         reference.prepare(self.kernels)
         reference.weights_changed()
+        reference.longest = self.longest
         return reference
 
     def trainable_backbone(self) -> nn.Module:
@@ -230,9 +250,7 @@ def load_pretrained(
     options: dict[str, Any] = {"revision": revision} if revision else {}
     try:
         tokenizer = load_tokenizer(source, revision)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False, **options
-        )
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError, RuntimeError) as problem:
         first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
         raise ModelError(

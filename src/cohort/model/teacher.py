@@ -17,6 +17,7 @@ from cohort.model import lora
 from cohort.model.digest import digest_weights, is_whole, sample_weights
 from cohort.model.optim import cast_parameters
 from cohort.model.policy import Policy, load_pretrained
+from cohort.model.rotary import positions_of
 from cohort.model.tokenizer import load_tokenizer
 from cohort.recipe.schema import TeacherConfig
 
@@ -69,7 +70,7 @@ def look_at_teacher(settings: TeacherConfig, policy: Policy, longest: int = 0) -
             f"teacher.source: {source} has {theirs.vocab_size} rows of logits and the policy {ours.vocab_size}, so the policy can sample "
             "an id that the teacher does not have. Use a teacher with as many."
         )
-    positions = getattr(theirs, "max_position_embeddings", None)
+    positions = positions_of(theirs)
     if positions and longest > positions:
         raise ModelError(
             f"teacher.source: {source} has {positions} positions, and prompt and completion need {longest}. Lower "
@@ -98,5 +99,6 @@ def load_teacher(settings: TeacherConfig, policy: Policy) -> Teacher:
     model, tokenizer = load_pretrained(settings.source, settings.revision, policy.model.dtype, field="teacher.source")
     cast_parameters(model.to(policy.device).requires_grad_(False), policy.model.dtype)
     teacher = Policy(model, tokenizer, policy.temperature)
+    teacher.hold_lengths(policy.longest)
     teacher.prepare(policy.kernels)
     return Teacher(teacher, settings)

@@ -214,6 +214,7 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
     for name in sets:
         if encoded.reports[name].too_long:
             say(console, f"warning: {name}: {encoded.reports[name]}")
+    policy.hold_lengths(build.longest_sequence(recipe, encoded, sampling))
     seen = seen_in_training(console, target, problems, sets)
     engine, _ = build.make_engine(recipe, policy)
     evaluation = evaluate(

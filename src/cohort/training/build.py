@@ -21,6 +21,7 @@ from cohort.engine.protocol import Engine
 from cohort.errors import ModelError, PromptError
 from cohort.model import lora
 from cohort.model.policy import Policy, load_adapted, load_model, load_pretrained, pick_device, pick_dtype
+from cohort.model.rotary import positions_of
 from cohort.recipe.materials import PYTHON_ROWS, Materials
 from cohort.recipe.rules import gold_column
 from cohort.recipe.schema import PromptsConfig, Recipe
@@ -216,7 +217,7 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
 
 def check_lengths(policy: Policy, rows: Mapping[int, tuple[Prompt, Sequence[Sequence[int]]]], what: str) -> None:
     """Completions that stand in the rows must fit into the positions the model has; sampled ones are cut in time."""
-    most = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    most = positions_of(policy.model.config.get_text_config())
     for index, (prompt, completions) in rows.items():
         longest = len(prompt.token_ids) + max(map(len, completions))
         if most is not None and longest > most:
@@ -251,6 +252,16 @@ def training_sampling(recipe: Recipe, policy: Policy) -> Sampling:
         max_completion_tokens=recipe.sampling.max_completion_tokens,
         stop_ids=stop_ids(policy.model, policy.tokenizer, recipe.sampling.stop),
     )
+
+
+def longest_sequence(recipe: Recipe, encoded: EncodedData, sampling: Sampling) -> int:
+    """Tokens of prompt and completion that the run can meet, in training and in evaluation."""
+    evaluated = recipe.evaluation.max_completion_tokens or sampling.max_completion_tokens
+    lengths = [len(prompt.token_ids) + sampling.max_completion_tokens for prompt in encoded.train]
+    lengths += [len(prompt.token_ids) + evaluated for prompts in encoded.sets.values() for prompt in prompts]
+    lengths += [len(one.prompt.token_ids) + len(one.completion_ids) for one in encoded.demonstrations]
+    lengths += [len(prompt.token_ids) + max(map(len, encoded.pairs[prompt.index])) for prompt in encoded.train if encoded.pairs]
+    return max(lengths, default=0)
 
 
 def make_engine(recipe: Recipe, policy: Policy) -> tuple[Engine, str]:

@@ -23,7 +23,7 @@ def room_on(device: torch.device) -> float:
 
 def model_numbers(policy: Policy) -> ModelNumbers:
     config = policy.model.config.get_text_config()
-    width, heads = config.hidden_size, config.num_attention_heads
+    width, heads = config.hidden_size, getattr(config, "num_attention_heads", None) or 1  # a state space has no heads
     inner = getattr(config, "intermediate_size", None) or 4 * width
     own = sum(value.numel() for value in policy.own_parameters().values()) if policy.adapter else 0
     return ModelNumbers(

@@ -48,6 +48,8 @@ class Parts:
     folder: RunFolder
     policy: Policy
     engine: Engine
+    engine_words: str
+    """Which one it is, why, and what that costs."""
     rewards: RewardRunner
     stream: Stream
     sampling: Sampling

@@ -16,7 +16,9 @@ from cohort.base.stopwatch import Stopwatch
 from cohort.engine import sample_groups
 from cohort.errors import ModelError, RewardError
 from cohort.evaluation.estimators import FEW_PROBLEMS, useful_share, why_no_interval
+from cohort.model.experts import ASKED_FOR
 from cohort.model.packing import make_examples
+from cohort.model.rotary import positions_of
 from cohort.model.teacher import look_at_teacher
 from cohort.recipe.schema import Recipe
 from cohort.rewards.format import asks_for_form
@@ -50,8 +52,9 @@ def cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """No forward pass: rewards on golds, sampling, lengths, memory."""
     rewards = [*jail_checks(parts), *(column_checks(parts, encoded) or row_checks(parts, encoded.train))]
     teacher, parameters = teacher_checks(parts, encoded)
+    rows = [*rewards, *problem_checks(parts)]
     memory = memory_check(parts, encoded, parameters)
-    return [*rewards, *problem_checks(parts), sampling_check(parts), length_check(parts, encoded), *teacher, memory]
+    return [*rows, *model_checks(parts), sampling_check(parts), length_check(parts, encoded), *teacher, memory]
 
 
 def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
@@ -254,11 +257,18 @@ def share_check(
 # -- sampling, lengths, memory -----------------------------------------------------------------------------------------
 
 
+def model_checks(parts: Parts) -> list[Check]:
+    """Which engine samples and why, and what is to be said of how the model is trained."""
+    slow = parts.engine.capabilities.most_slots == 1
+    notes = [Check("warning" if ASKED_FOR in note else "ok", "model", note) for note in parts.policy.notes]
+    return [Check("warning" if slow else "ok", "engine", parts.engine_words), *notes]
+
+
 def sampling_check(parts: Parts) -> Check:
     sampling, tokenizer = parts.sampling, parts.policy.tokenizer
     stops = ", ".join(f"{token} {tokenizer.convert_ids_to_tokens(token)!r}" for token in sampling.stop_ids)
     text = (
-        f"engine {parts.engine.name}, temperature {sampling.temperature:g} over the full distribution (the checkpoint's "
+        f"temperature {sampling.temperature:g} over the full distribution (the checkpoint's "
         f"generation_config is not used), {sampling.group_size} completions of at most {sampling.max_completion_tokens} tokens, stop at {stops or 'nothing'}"
     )
     if not sampling.stop_ids:
@@ -268,7 +278,7 @@ def sampling_check(parts: Parts) -> Check:
 
 def length_check(parts: Parts, encoded: EncodedData) -> Check:
     """Prompt and completion must fit into the model's positions, in training and in every evaluation set."""
-    most = getattr(parts.policy.model.config.get_text_config(), "max_position_embeddings", None)
+    most = positions_of(parts.policy.model.config.get_text_config())
     evaluated = parts.recipe.evaluation.max_completion_tokens
     needs = [("sampling.max_completion_tokens", "prompts", encoded.train, parts.sampling.max_completion_tokens)]
     for name, prompts in encoded.sets.items():
@@ -364,7 +374,7 @@ def invariant_check(parts: Parts, rollouts: Sequence[Rollout]) -> Check:
         ]
     )
     drift = max(float((ours - twice).abs().max()) for ours, twice in zip(policy, again, strict=True))
-    limit = mismatch_limit(parts.policy.model)
+    limit = mismatch_limit(parts.policy.model, parts.engine.capabilities.rounding)
     largest, highest = float(mismatch.max()), max(float(ours.max()) for ours in policy)
     text = f"max |log ratio| engine to trainer {largest:.1e} (limit {limit:.0e}), largest log-prob {highest:.1e}, KL to equal weights {drift:.1e}"
     held = largest <= limit and highest <= 1e-6 and drift == 0.0

@@ -136,7 +136,6 @@ class RewardModel:
             model, report = AutoModelForSequenceClassification.from_pretrained(
                 source,
                 dtype=torch.promote_types(compute_dtype, torch.float32),
-                attn_implementation="sdpa",
                 trust_remote_code=False,
                 output_loading_info=True,
                 **options,

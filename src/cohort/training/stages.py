@@ -48,8 +48,9 @@ def check_before_update(parts: Parts, state: TrainState, meter: UpdateMeter) -> 
     """Before the first update on a fresh batch: engine, trainer and reference are the same policy."""
     if state.updates_checked == CHECKED_UPDATES or state.update_metrics or not (meter.mismatch or meter.kl_max):
         return
-    model = parts.policy.model
-    check_same_policy(meter, mismatch_limit(model), kl_limit(model) if state.policy_version == 0 else None)
+    model, own_attention = parts.policy.model, bool(parts.policy.attention_configs)
+    limit = mismatch_limit(model, parts.engine.capabilities.rounding)
+    check_same_policy(meter, limit, kl_limit(model, own_attention) if state.policy_version == 0 else None)
     state.updates_checked += 1
 
 

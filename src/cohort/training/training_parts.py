@@ -73,6 +73,7 @@ def find_start(parts: Parts, state: TrainState, materials: Materials) -> Policy:
         start = build.adapter_at_start(recipe, parts.policy, folder)
     else:
         start = build.load_policy(recipe, build.load_data(recipe, materials), folder)
+        start.hold_lengths(parts.policy.longest)
         cast_parameters(start.model.requires_grad_(False), parts.policy.model.dtype)
         start.prepare(parts.policy.kernels)
     whole = is_whole(state.start_digest)

@@ -136,24 +136,28 @@ LARGE_MODEL = 4096
 """Layers x width up to which the limits hold; rounding grows in proportion beyond."""
 
 
-def mismatch_limit(model: Any) -> float:
+def mismatch_limit(model: Any, rounding: float = 1.0) -> float:
+    """`rounding`: of the engine (Capabilities)."""
     config = model.config.get_text_config()
     limit = MISMATCH_LIMITS[model.dtype] * max(1.0, config.num_hidden_layers * config.hidden_size / LARGE_MODEL)
-    return limit * GPU_FACTOR if model.device.type != "cpu" and model.dtype == torch.float32 else limit
+    if model.dtype == torch.float32:
+        limit *= rounding * (GPU_FACTOR if model.device.type != "cpu" else 1.0)
+    return limit
 
 
 LARGEST_ROUNDED_KL = 0.02
 """k3 of a token whose log-prob is off by 0.2: more is no rounding, not even in bfloat16."""
 
 
-def kl_limit(model: Any) -> float:
-    """Largest k3 between equal weights: exactly 0 on a CPU, on a GPU that of the mismatch limit.
+def kl_limit(model: Any, own_attention: bool) -> float:
+    """Largest k3 between equal weights: exactly 0 on a CPU where our attention reads the model, elsewhere that of the mismatch limit.
 
     The reference scores each minibatch in the very micro-batches in which it is trained (training/experience.py), so on a CPU the same
     operations meet the same numbers, at any width. A GPU may run another attention kernel for a forward without gradients than
-    for one with them. For small differences d of log-probs k3 is d^2 / 2.
+    for one with them, and so may the convolutions and scans of a model that keeps its own modules for everything (2e-13 was seen on a
+    Mamba). For small differences d of log-probs k3 is d^2 / 2.
     """
-    if model.device.type == "cpu":
+    if model.device.type == "cpu" and own_attention:
         return 0.0
     return min(mismatch_limit(model) ** 2 / 2, LARGEST_ROUNDED_KL)
 

@@ -51,6 +51,8 @@ def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     final = load(recipe, data, folder.model)
     sampling = replace(build.training_sampling(recipe, final), group_size=1)
     encoded = build.encode_data(recipe, data, final, sampling)
+    longest = build.longest_sequence(recipe, encoded, sampling)
+    final.hold_lengths(longest)
     name, problems = next(iter(encoded.sets.items()), ("prompts", encoded.train))
     problems = problems[:prompts]
     engine, _ = build.make_engine(recipe, final)
@@ -60,6 +62,7 @@ def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     engine.close()
     del engine, final
     start = load(recipe, data, folder.start if folder.start.is_dir() else None)
+    start.hold_lengths(longest)
     start_logprobs = start.score_examples(examples, recipe.train.micro_batch_tokens)
     sums_N = [float((a.double() - b.double()).sum()) for a, b in zip(final_logprobs, start_logprobs, strict=True)]
     return document(sums_N, [example.trained_tokens for example in examples], name, recipe.seed)

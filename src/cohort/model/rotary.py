@@ -1,0 +1,75 @@
+"""Rotary frequencies that follow the length of a sequence (LongRoPE, dynamic NTK), held still for a run.
+
+transformers chooses them anew in every forward, by the longest row of the batch: a token would be sampled under other frequencies than it
+is scored under once its completion has grown, and keys in a cache would be of other frequencies than the queries that read them. There is
+no such thing as the log-prob of a token then. So a run decides once, by the longest sequence it can meet, as servers do by their
+longest: within the length the model was first trained for these are its short factors, beyond it the long ones, at every length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+HELD = "held"
+"""What a rotary module says of its kind once its frequencies stay as they are; transformers then leaves them alone."""
+
+
+def positions_of(config: Any) -> int | None:
+    """Tokens that a sequence may have; None: any number. Dynamic frequencies reach further than the length of training."""
+    most = getattr(config, "max_position_embeddings", None)
+    factors = [float(kind.get("factor") or 1.0) for kind in rope_kinds(config) if "dynamic" in str(kind.get("rope_type"))]
+    return int(most * max(1.0, *factors)) if most and factors else most
+
+
+def exact_length(model: Any) -> int | None:
+    """Longest sequence at whose length the frequencies are still the first ones; None: no length changes them."""
+    config = model.config.get_text_config()
+    limits = []
+    for kind in rope_kinds(config):
+        if kind.get("rope_type") == "longrope":
+            limits.append(kind.get("original_max_position_embeddings") or config.max_position_embeddings)
+        elif "dynamic" in str(kind.get("rope_type")):
+            limits.append(config.max_position_embeddings)
+    if not limits:
+        return None
+    held = [module.held_for for module in model.modules() if hasattr(module, "held_for")]
+    return min(held or limits)
+
+
+def hold_frequencies(model: Any, longest: int) -> str | None:
+    """Let transformers choose for sequences of this length, and stay with that; a sentence where it is not what short ones have."""
+    limit = exact_length(model)
+    if limit is None:
+        return None
+    for module, layer_types in following(model):
+        where, at = next(module.buffers()).device, {}
+        position_ids = torch.tensor([[longest - 1]], device=where)
+        for layer_type in layer_types:
+            at = {} if layer_type is None else {"layer_type": layer_type}
+            module(torch.zeros(1, device=where), position_ids, **at)
+        module.rope_type = HELD if layer_types == [None] else module.rope_type | dict.fromkeys(layer_types, HELD)
+        module.held_for = longest
+    if longest <= limit:
+        return None
+    return (
+        f"its rotary frequencies change beyond {limit} tokens and this run reaches {longest}: they are those of {longest} tokens at every "
+        "length, as a server with this limit has them"
+    )
+
+
+def following(model: Any) -> Iterator[tuple[Any, list[str | None]]]:
+    """Rotary modules whose frequencies follow the length, and for which types of layers; [None] where it has one kind for all."""
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        kinds: dict[str | None, Any] = dict(kind) if isinstance(kind, dict) else {None: kind}
+        found = [name for name, one in kinds.items() if one == "longrope" or "dynamic" in str(one)]
+        if found:
+            yield module, found
+
+
+def rope_kinds(config: Any) -> list[dict[str, Any]]:
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope, *(value for value in rope.values() if isinstance(value, dict))]
