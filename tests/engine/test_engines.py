@@ -16,9 +16,10 @@ import transformers
 from scipy import stats
 from transformers import AutoModelForCausalLM
 
-from cohort.engine import build_engine, graphs, make_requests, sample_groups, stop_ids
+from cohort.engine import build_engine, graphs, make_requests, sample_groups, slot_engine, stop_ids
 from cohort.engine import local as local_engine_module
 from cohort.engine import scheduler as decoding
+from cohort.engine.cached import CachedEngine
 from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
 from cohort.engine.sampling import cut, next_tokens
@@ -26,6 +27,7 @@ from cohort.engine.support import prove_local
 from cohort.errors import EngineError, ModelError
 from cohort.model.head import split
 from cohort.model.own_attention import why_not_own_attention
+from cohort.model.rotary import hold_frequencies
 from cohort.ops import kv
 from cohort.ops.rounding import STEADY_ROWS
 from cohort.types import NoiseKey, Prompt, Sampling
@@ -33,6 +35,7 @@ from cohort.types import NoiseKey, Prompt, Sampling
 VOCAB = 64
 TRAIN = NoiseKey(seed=3, stream="train", step=1)
 NEAR_TIE = 1e-5
+ALL = pytest.mark.parametrize("kind", [LocalEngine, CachedEngine, HFEngine])
 
 # A large init spreads the logits, so that greedy does not repeat one token and near-ties are rare; tied embeddings
 # would make a random model repeat its input.
@@ -136,6 +139,43 @@ def test_sampled_rollouts_are_the_same_in_both_engines(family):
     for ours, theirs in zip(flat(fast), flat(slow), strict=True):
         assert (ours.token_ids, ours.end, ours.text) == (theirs.token_ids, theirs.end, theirs.text)
         assert np.allclose(ours.sampling_logprobs, theirs.sampling_logprobs, atol=1e-5)
+
+
+MIXTURES = {
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen2Moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", [LocalEngine, CachedEngine])
+@pytest.mark.parametrize("family", MIXTURES)
+def test_a_mixture_of_experts_is_sampled_as_it_is_scored(family, kind):
+    """A token's experts are chosen by its own state, whatever stands beside it: 2e-6 nats at most in float32, no token parted."""
+    model, prompts = make_model(family, **MIXTURES[family]), make_prompts(6)
+    wanted = sampling(group_size=3, max_completion_tokens=10)
+    ours = sample_groups(kind(model, text_of, slots=5), prompts, wanted, TRAIN)
+    theirs = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
+    assert [one.token_ids for one in flat(ours)] == [one.token_ids for one in flat(theirs)]
+    mismatch = 0.0
+    for prompt, group in zip(prompts, ours, strict=True):
+        for one in group:
+            plain_TV = plain_logits(model, prompt, one).log_softmax(-1)
+            plain_T = plain_TV.gather(-1, torch.tensor(one.token_ids)[:, None])[:, 0]
+            mismatch = max(mismatch, float((plain_T - torch.tensor(one.sampling_logprobs)).abs().max()))
+    print(f"{family}, {kind.name}: mismatch {mismatch:.1e} nats")
+    assert mismatch < 5e-6
+    assert len(set(chosen_experts(model, prompts[0]))) == 4, "a router that takes one expert for everything would prove nothing"
+
+
+def chosen_experts(model, prompt):
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt.token_ids * 8]), output_router_logits=True, use_cache=False).router_logits
+    return torch.cat([one.topk(2).indices.flatten() for one in logits]).tolist()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -273,7 +313,7 @@ def test_top_k_is_honoured_by_both_engines():
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [LocalEngine, HFEngine])
+@ALL
 def test_ends(kind):
     model, prompts = make_model(), make_prompts(10)
     engine = kind(model, text_of)
@@ -325,7 +365,7 @@ def test_looks_that_lag_behind_change_nothing(monkeypatch, kernels, slots, longe
     wanted = sampling(group_size=2, max_completion_tokens=longest, stop_ids=tuple(range(2, 8)))
     plain = LocalEngine(model, text_of, slots, kernels=kernels)
     expected = sample_groups(plain, prompts, wanted, TRAIN)
-    monkeypatch.setattr(local_engine_module, "Decoding", Elsewhere)
+    monkeypatch.setattr(slot_engine, "Decoding", Elsewhere)
     engine = LocalEngine(model, text_of, slots, kernels=kernels)
     found = sample_groups(engine, prompts, wanted, TRAIN)
     assert [c.token_ids for c in flat(found)] == [c.token_ids for c in flat(expected)]
@@ -419,7 +459,7 @@ def test_a_weight_update_is_seen_by_the_next_call():
     assert ids[1] == ids[2]
 
 
-@pytest.mark.parametrize("kind", [LocalEngine, HFEngine])
+@ALL
 def test_dropout_is_off_while_sampling_and_modes_come_back(kind):
     model, prompts = make_model("Llama", attention_dropout=0.5), make_prompts(4)
     wanted = sampling(group_size=2)
@@ -445,7 +485,7 @@ def test_everything_is_put_back_after_an_exception():
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("kind", [LocalEngine, HFEngine])
+@ALL
 def test_the_generation_config_has_no_say(kind):
     model, prompts = make_model(), make_prompts(5)
     wanted = sampling(group_size=4)
@@ -553,7 +593,7 @@ def test_what_is_not_exact_is_refused_by_name_and_auto_falls_back(family):
     with pytest.raises(EngineError, match=reason):
         build_engine("local", model, text_of)
     engine, sentence = build_engine("auto", model, text_of)
-    assert engine.name == "hf"
+    assert engine.name == "cached"
     assert reason in sentence
     assert type(model).__name__ in sentence
     assert model.config._attn_implementation == attention
@@ -590,7 +630,7 @@ def test_build_engine_says_which():
         build_engine("vllm", model, text_of)
 
 
-@pytest.mark.parametrize("kind", [LocalEngine, HFEngine])
+@ALL
 def test_requests_that_cannot_be_served(kind):
     engine, prompts = kind(make_model(), text_of), make_prompts(2, longest=3)
     with pytest.raises(EngineError, match=r"has 3 tokens.*is 62: together 65.*64 positions.*prompts\.max_prompt_tokens"):
@@ -601,7 +641,7 @@ def test_requests_that_cannot_be_served(kind):
         sample_groups(engine, prompts, sampling(temperature=-1.0), TRAIN)
 
 
-@pytest.mark.parametrize("kind", [LocalEngine, HFEngine])
+@ALL
 def test_non_finite_logits_are_an_error(kind):
     model = make_model()
     engine = kind(model, text_of)
@@ -620,12 +660,12 @@ def test_slots_are_chosen_from_free_memory(monkeypatch, kernels):
     held = decoder.cache.blocks.keys[0] if kernels == "modules" else decoder.decoder.cache
     assert held.element_size() == element
     slot_bytes = kv_bytes + 4 * 6 * VOCAB
-    monkeypatch.setattr(local_engine_module, "free_memory", lambda device: int(2 * slot_bytes * 10.5))
+    monkeypatch.setattr(slot_engine, "free_memory", lambda device: int(2 * slot_bytes * 10.5))
     assert engine.slots_for(40, completions=1000) == 10
     assert engine.slots_for(40, completions=3) == 3
-    monkeypatch.setattr(local_engine_module, "free_memory", lambda device: 2**40)
+    monkeypatch.setattr(slot_engine, "free_memory", lambda device: 2**40)
     assert engine.slots_for(40, completions=10_000) == 512
-    monkeypatch.setattr(local_engine_module, "free_memory", lambda device: slot_bytes)
+    monkeypatch.setattr(slot_engine, "free_memory", lambda device: slot_bytes)
     with pytest.raises(EngineError, match=r"not even one slot.*sampling\.max_completion_tokens"):
         sample_groups(engine, make_prompts(1), sampling(max_completion_tokens=40), TRAIN)
 
@@ -638,17 +678,17 @@ def test_slots_asked_for_that_do_not_fit_any_more_are_fewer(monkeypatch):
     assert engine.last["slots"] == 12
     longest = max(len(prompt.token_ids) for prompt in prompts) + wanted.max_completion_tokens
     slot_bytes = 2 * longest * engine.cache_dtype.itemsize * 2 * (2 * 8) + 4 * 6 * VOCAB
-    monkeypatch.setattr(local_engine_module, "free_memory", lambda device: int(slot_bytes * 5.5))
+    monkeypatch.setattr(slot_engine, "free_memory", lambda device: int(slot_bytes * 5.5))
     assert sample_groups(engine, prompts, wanted, TRAIN) == expected
     assert engine.last["slots"] == 5
-    monkeypatch.setattr(local_engine_module, "free_memory", lambda device: slot_bytes // 2)
+    monkeypatch.setattr(slot_engine, "free_memory", lambda device: slot_bytes // 2)
     with pytest.raises(EngineError, match="not even one slot"):
         sample_groups(engine, prompts, wanted, TRAIN)
 
 
 def test_a_kept_workspace_serves_what_fits_into_it_and_nothing_else():
     wanted = sampling()
-    kept = local_engine_module.Workspace(None, None, None, 8, 8, 64, 20, wanted, ("here",))
+    kept = slot_engine.Workspace(None, None, None, 8, 8, 64, 20, wanted, ("here",))
     assert kept.serves(8, 64, 20, wanted, ("here",))
     assert kept.serves(8, 10, 2, wanted, ("here",)), "a refill with fewer completions"
     assert not kept.serves(4, 64, 20, wanted, ("here",)), "another number of slots was asked for since"
@@ -738,8 +778,19 @@ def test_rotary_frequencies_that_depend_on_length_limit_the_cache():
     model = make_model("Phi3", rope_parameters=rope, original_max_position_embeddings=24)
     prompts = make_prompts(6, longest=10)
     assert compare_greedy(model, prompts, sampling(temperature=0.0, max_completion_tokens=14), slots=3) == 0
+    long = sampling(group_size=2, max_completion_tokens=30)
     with pytest.raises(EngineError, match="beyond 24"):
-        sample_groups(LocalEngine(model, text_of), prompts, sampling(max_completion_tokens=30), TRAIN)
+        sample_groups(LocalEngine(model, text_of), prompts, long, TRAIN)
+    # Held still for the longest sequence of a run, every engine and the trainer see one policy, on both sides of 24 tokens.
+    assert "beyond 24 tokens and this run reaches 40" in hold_frequencies(model, 40)
+    slow = flat(sample_groups(HFEngine(model, text_of), prompts, long, TRAIN))
+    lengths = {len(prompt.token_ids) + len(one.token_ids) for prompt, one in zip(prompts * 2, slow, strict=True)}
+    assert min(lengths) <= 24 < max(lengths)
+    for kind in (LocalEngine, CachedEngine):
+        fast = flat(sample_groups(kind(model, text_of, 5), prompts, long, TRAIN))
+        assert [one.token_ids for one in fast] == [one.token_ids for one in slow]
+    with pytest.raises(EngineError, match="beyond 40"):
+        sample_groups(LocalEngine(model, text_of), prompts, sampling(max_completion_tokens=40), TRAIN)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

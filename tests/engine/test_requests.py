@@ -6,13 +6,14 @@ import pytest
 from test_engines import TRAIN, make_model, make_prompts, sampling, text_of
 
 from cohort.engine import build_engine, make_requests, regroup, sample_groups
+from cohort.engine.cached import CachedEngine
 from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
 from cohort.errors import EngineError
 from cohort.recipe.engines import ENGINES, EngineEntry
 from cohort.types import Completion, NoiseKey, Request
 
-BOTH = pytest.mark.parametrize("kind", [LocalEngine, HFEngine])
+ALL = pytest.mark.parametrize("kind", [LocalEngine, CachedEngine, HFEngine])
 
 
 def head(completion: Completion, count: int) -> Completion:
@@ -26,7 +27,7 @@ def continued(requests: list[Request], whole: list[Completion], counts: list[int
     ]
 
 
-@pytest.mark.parametrize(("kind", "slots"), [(HFEngine, 0), (LocalEngine, 3), (LocalEngine, 64)])
+@pytest.mark.parametrize(("kind", "slots"), [(HFEngine, 0), (LocalEngine, 3), (LocalEngine, 64), (CachedEngine, 3)])
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_a_completion_continued_from_its_own_prefix_is_the_uninterrupted_one(kind, slots, temperature):
     """Prefixes of every length, among them none and whole ones; near-ties aside, and there are none here."""
@@ -47,7 +48,7 @@ def test_a_completion_continued_from_its_own_prefix_is_the_uninterrupted_one(kin
         assert [completion.sampling_logprobs for completion in found] == [one.sampling_logprobs for one in whole]
 
 
-@BOTH
+@ALL
 def test_a_prefix_that_is_whole_comes_back_as_it_is(kind):
     (prompt,), engine = make_prompts(1), kind(make_model(), text_of)
     stopped = Completion((9, 2), (-0.5, -0.25), "length", "as written")
@@ -64,7 +65,7 @@ def test_a_prefix_that_is_whole_comes_back_as_it_is(kind):
     assert sorted(seen) == [0, 1, 2]
 
 
-@BOTH
+@ALL
 def test_noise_may_begin_at_a_later_position(kind):
     """A later turn: the conversation so far is the prompt, and its completion takes the noise behind the turns before."""
     model, (prompt,), wanted = make_model(), make_prompts(1), sampling(stop_ids=(), max_completion_tokens=8)
@@ -80,7 +81,7 @@ def test_noise_may_begin_at_a_later_position(kind):
     assert engine.generate([Request(longer, 4, 1, prefix, 5)], short, TRAIN)[0].token_ids == turn.token_ids
 
 
-@BOTH
+@ALL
 def test_every_completion_is_handed_back_once_and_is_the_one_that_returns(kind):
     prompts, wanted = make_prompts(4), sampling(group_size=3)
     engine, seen = kind(make_model(), text_of), {}
@@ -104,7 +105,7 @@ def test_completions_come_as_they_finish():
     assert order == [1, 2, 0]
 
 
-@BOTH
+@ALL
 def test_the_versions_of_a_prefix_are_kept_and_the_engine_adds_its_own(kind):
     (prompt,), engine = make_prompts(1), kind(make_model(), text_of)
     engine.sync({}, 7)
@@ -116,7 +117,7 @@ def test_the_versions_of_a_prefix_are_kept_and_the_engine_adds_its_own(kind):
     assert found.versions == ((5, 3), (6, 1), (7, 2))
 
 
-@BOTH
+@ALL
 def test_requests_that_say_too_little(kind):
     (prompt,), engine = make_prompts(1), kind(make_model(), text_of)
     with pytest.raises(EngineError, match="the prefix has 2 tokens and 1 log-probs"):
@@ -139,14 +140,14 @@ def test_groups_come_back_in_the_order_of_the_prompts():
 # -- by name -----------------------------------------------------------------------------------------------------------
 
 
-@BOTH
+@ALL
 def test_what_an_engine_says_of_itself(kind):
     engine = kind(make_model(), text_of)
     able = engine.capabilities
     assert able.keyed_noise
     assert able.shares_weights
-    assert (able.own_kernels, able.most_slots) == ((True, 512) if kind is LocalEngine else (False, 1))
-    assert engine.choose_slots(40) == (512 if kind is LocalEngine else 0)
+    assert (able.own_kernels, able.most_slots) == (kind is LocalEngine, 1 if kind is HFEngine else 512)
+    assert engine.choose_slots(40) == (0 if kind is HFEngine else 512)
     before = sample_groups(engine, make_prompts(2), sampling(), TRAIN)
     engine.close()
     assert sample_groups(engine, make_prompts(2), sampling(), TRAIN) == before
@@ -178,6 +179,6 @@ def test_an_engine_is_one_line_in_the_table(monkeypatch):
 
 def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(
-        EngineError, match=r"sampling\.engine: 'locla' is not an engine .*auto, local, hf.*did you mean 'local'"
+        EngineError, match=r"sampling\.engine: 'locla' is not an engine .*auto, local, cached, hf.*did you mean 'local'"
     ):
         build_engine("locla", make_model(), text_of)

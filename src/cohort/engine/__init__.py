@@ -1,8 +1,8 @@
 """Engines: requests in, completions out.
 
-`protocol.py` is the contract; `hf.py` the slow and obvious twin, `local.py` the fast one. The names that a recipe can give
-stand in recipe/engines.py: an engine is one file here and one line there. Importing this package imports neither torch nor
-transformers; building an engine does.
+`protocol.py` is the contract; `hf.py` the slow and obvious twin, `local.py` the fast one, `cached.py` the one between. The names
+that a recipe can give stand in recipe/engines.py: an engine is one file here and one line there. Importing this package imports
+neither torch nor transformers; building an engine does.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ def build_engine(
     cuda_graphs: bool = True,
     decode_all: Callable[[Sequence[Sequence[int]]], list[str]] | None = None,
 ) -> tuple[Engine, str]:
-    """The engine of that name, and a sentence for the console. auto: local where it is exact, else hf with the reason."""
+    """The engine of that name, and a sentence for the console. auto: the first that is exact, and why not those before it."""
     setup = EngineSetup(model, decode, slots, kernels, cuda_graphs, decode_all)
     if name != AUTO:
         return make_engine(name, setup)
-    exact, slow = AUTO_ORDER
-    try:
-        return make_engine(exact, setup)
-    except EngineError as problem:
-        engine, _ = make_engine(slow, setup)
-        reason = problem.__cause__ or problem
-        return engine, f"engine {slow} (slow), because {exact} cannot serve this model exactly. {reason}"
+    reasons: list[str] = []
+    for choice in AUTO_ORDER:
+        try:
+            engine, sentence = make_engine(choice, setup)
+        except EngineError as problem:
+            reasons.append(f" Not {choice}: {problem.__cause__ or problem}")
+            continue
+        return engine, f"{sentence}, {ENGINES[choice].cost}.{''.join(reasons)}".rstrip(".") if reasons else sentence
+    raise EngineError(f"no engine serves this model exactly.{''.join(reasons)}")
 
 
 def make_engine(name: str, setup: EngineSetup) -> tuple[Engine, str]:

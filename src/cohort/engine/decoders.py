@@ -36,8 +36,6 @@ class LocalModel:
     layers: tuple[KVShape, ...]
     dtype: torch.dtype
     """Of keys and values."""
-    exact_length: int | None
-    """Longest sequence for which a KV cache is exact at all; None: no limit besides the positions of the model."""
 
 
 class Decoder(Protocol):

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cohort.engine.decoders import Decoder, LocalModel
+from cohort.engine.decoders import Decoder
 from cohort.engine.graphs import bucket_for
 from cohort.engine.slots import SlotState
+from cohort.model.head import SplitModel
 from cohort.ops.rounding import missing_rows
 from cohort.types import Request, Sampling
 
@@ -90,7 +91,7 @@ class Decoding:
 
     def __init__(
         self,
-        local: LocalModel,
+        parts: SplitModel,
         decoder: Decoder,
         state: SlotState,
         steps: Steps | None,
@@ -100,7 +101,7 @@ class Decoding:
         on_finish: Callable[[np.ndarray], None] | None = None,
     ) -> None:
         """`on_finish` is told which completions a look saw finished for the first time; their `lengths_N` are known then."""
-        self.local, self.decoder, self.state, self.steps = local, decoder, state, steps
+        self.parts, self.decoder, self.state, self.steps = parts, decoder, state, steps
         self.sampling, self.slots, self.work, self.on_finish = sampling, slots, work, on_finish
         self.device = state.tokens_S.device
         # Longest first: prompts of one prefill are of nearly one length, and the slowest rows start early.
@@ -167,7 +168,7 @@ class Decoding:
         fed = rows + missing_rows(rows, self.device)
         longest = fed_before + int((self.begun_S[: self.live] + self.counts_S[: self.live]).max())
         hidden_BH = self.decoder.step(state.tokens_S[:fed], state.positions_S[:fed], state.done_S[:fed], longest)
-        state.note(slice(0, rows), self.local.parts.logits(hidden_BH[:rows]), self.sampling, advance=True)
+        state.note(slice(0, rows), self.parts.logits(hidden_BH[:rows]), self.sampling, advance=True)
 
     def finished(self, look: Look) -> np.ndarray:
         """Rows, as they lie now, of the completions that this look saw finished for the first time."""
@@ -212,7 +213,7 @@ class Decoding:
         self.row_of_N[admitted[:, 1]] = taken
         self.live = max(self.live, 1 + int(taken.max()))
 
-        logits_BV = self.local.parts.logits(prefix.last_hidden_PH[prefix_rows])
+        logits_BV = self.parts.logits(prefix.last_hidden_PH[prefix_rows])
         self.state.note(rows, logits_BV, self.sampling, advance=False)
         return free
 

@@ -1,7 +1,7 @@
 """Which models the local engine serves exactly: what model/own_attention.py reads, then a few tokens decoded over slots.
 
-Whatever fails is refused with the reason, by name. Frequencies that change with the length, which a short run cannot show,
-limit how long a sequence may become.
+Whatever fails is refused with the reason, by name. Frequencies that change with the length, which a short run cannot show, are held
+still before (model/rotary.py).
 """
 
 from __future__ import annotations
@@ -86,16 +86,4 @@ def decode_trial(trial: Trial, decoder: Decoder, local: LocalModel, expected: li
 def local_model(model: Any, parts: SplitModel, configs: list[Any], prefix: PrefixCache) -> LocalModel:
     keys, _ = prefix.all()
     layers = tuple(KVShape(key.shape[1], key.shape[3]) for key in keys)
-    return LocalModel(parts, configs, layers, keys[-1].dtype, exact_length(model.config.get_text_config()))
-
-
-def exact_length(config: Any) -> int | None:
-    """Rotary frequencies that change with the length of the sequence make cached keys stale beyond this length."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    limits = [
-        kind.get("original_max_position_embeddings") or config.max_position_embeddings
-        for kind in kinds
-        if kind.get("rope_type") == "longrope" or "dynamic" in str(kind.get("rope_type"))
-    ]
-    return min(limits, default=None)
+    return LocalModel(parts, configs, layers, keys[-1].dtype)

@@ -13,18 +13,25 @@ class EngineEntry(NamedTuple):
     maker: str
     """module:function"""
     about: str
+    cost: str = ""
+    """What it costs to have this one, for the console: measured by benchmarks/tiers.py."""
 
 
 ENGINES = {
     "local": EngineEntry("cohort.engine.local:make_local", "fast, shares the policy's weights"),
-    "hf": EngineEntry("cohort.engine.hf:make_hf", "slow and obvious"),
+    "cached": EngineEntry(
+        "cohort.engine.cached:make_cached",
+        "decodes in batches with the cache that transformers keeps for the architecture",
+        "about a quarter of local's tokens per second",
+    ),
+    "hf": EngineEntry("cohort.engine.hf:make_hf", "slow and obvious", "a thirtieth to a hundredth of cached's speed"),
 }
 
 AUTO = "auto"
-"""The first of these two that serves the model exactly."""
-AUTO_ORDER = ("local", "hf")
+"""The first of these that serves the model exactly."""
+AUTO_ORDER = ("local", "cached", "hf")
 
 ABOUT_ENGINES = (
     "".join(f"{name}: {entry.about}. " for name, entry in ENGINES.items())
-    + f"{AUTO}: {AUTO_ORDER[0]} where it is exact for the architecture, else {AUTO_ORDER[1]}, and says so."
+    + f"{AUTO}: the first of {', '.join(AUTO_ORDER)} that is exact for the architecture, and says which and why."
 )
