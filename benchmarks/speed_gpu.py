@@ -18,6 +18,7 @@ from cohort.tools.bench.command import Options
 SIZES = {"prompts": 32, "group": 8, "prompt_tokens": 128, "device": "cuda"}
 ROLLOUT = {**SIZES, "stages": "rollout"}
 TRAIN = {**SIZES, "stages": "train", "peers": "none", "micro_rows": 32}
+QLORA = ("model.lora.rank=16", "model.lora.base_dtype=nf4")
 
 CASES = (
     Case(
@@ -45,6 +46,10 @@ CASES = (
         (Target("train", "mfu", low=0.50),),
     ),
     Case("gpu-train-7b-lora", ("7b", "model.lora.rank=16"), Options(**{**TRAIN, "micro_rows": 8}, new=256)),
+    # The same over a base in 4 bits: what it saves, and what taking the weights back costs. Needs bitsandbytes.
+    Case("gpu-rollout-7b-lora", ("7b", "model.lora.rank=16"), Options(**ROLLOUT, new=256, peers="none")),
+    Case("gpu-rollout-7b-qlora", ("7b", *QLORA), Options(**ROLLOUT, new=256, peers="none")),
+    Case("gpu-train-7b-qlora", ("7b", *QLORA), Options(**{**TRAIN, "micro_rows": 8}, new=256)),
     Case(
         "gpu-step-0.5b", ("0.5b",), Options(**SIZES, new=512, stages="step"),
         (

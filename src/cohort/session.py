@@ -18,9 +18,9 @@ from cohort.observe.outcome import RunResult, describe_failure
 from cohort.observe.run_folder import RunFolder, with_absolute_paths
 from cohort.recipe.materials import Materials
 from cohort.recipe.own import resolve_recipe
-from cohort.recipe.rules import recipe_warnings
+from cohort.recipe.rules import recipe_warnings, trusted_sources
 from cohort.recipe.schema import Recipe
-from cohort.recipe.words import describe
+from cohort.recipe.words import describe, template_words
 from cohort.rewards.base import RewardRunner
 
 if TYPE_CHECKING:
@@ -138,8 +138,14 @@ class Session:
             iterations = recipe.reward_model.iterations
             learned = f"; the reward is a learned model's, fitted {iterations} times" if iterations else ""
             self.monitors.on_message(f"algorithm {describe(recipe.algorithm, recipe.teacher)}{learned}")
+        for source in trusted_sources(recipe):
+            self.monitors.on_message(
+                f"trust_remote_code: Python code that ships with {source} runs here, with your rights and outside of every jail"
+            )
         for warning in recipe_warnings(recipe):
             self.monitors.on_message(f"warning: {warning}")
+        if told := template_words(recipe.prompts):
+            self.monitors.on_message(told)
         self.materials = keep_rows(recipe, self.folder, self.materials, self.monitors.on_message)
         data = build.load_data(recipe, self.materials)
         for note in data.notes:
@@ -339,6 +345,8 @@ class Session:
             summary["seconds"] = round(parts.clock.read(), 2)
             summary["parameters"] = parts.policy.num_parameters
             summary["peak_memory_gib"] = round(peak_memory_gib(parts.policy.device), 4)
+            if trusted := trusted_sources(self.recipe):
+                summary["trust_remote_code"] = trusted
             if jail := self.rewards.jail:
                 summary["jail"] = jail
             if state.stopped:

@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM
 from cohort.engine.support import prove_local
 from cohort.errors import EngineError, ModelError
 from cohort.model.experts import ASKED_FOR, describe_experts
+from cohort.model.loading import load_pretrained
 from cohort.model.packing import make_examples
-from cohort.model.policy import Policy, load_pretrained
+from cohort.model.policy import Policy
 from cohort.model.rotary import exact_length, hold_frequencies, positions_of
 from cohort.model.scratch import build_tokenizer
 from cohort.types import Completion, Outcome, Prompt, Rollout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -9,8 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from cohort.errors import PromptError
-from cohort.model.chat import ChatCodec, decodes_in_rust
+from cohort.model.chat import ChatCodec, decodes_in_rust, read_template
 from cohort.model.scratch import build_tokenizer
+from model_zoo import TEMPLATE, make_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -157,3 +159,63 @@ def test_prefilled_think_is_seen_in_the_rendered_prompt(prefill: str, inside: bo
     assert codec.prefills_think(CHAT) is inside
     assert codec.prefills_think([{"role": "user", "content": "write <think> first"}]) is inside
     assert codec.prefills_think("1+1=" + prefill) is inside
+
+
+def thinking_codec(template: str = TEMPLATE) -> ChatCodec:
+    tokenizer = copy.deepcopy(make_tokenizer())
+    tokenizer.chat_template = template
+    return ChatCodec(tokenizer)
+
+
+def test_arguments_reach_the_template_and_only_where_they_are_told():
+    codec = thinking_codec()
+    plain, told = codec.encode(CHAT), codec.told({"enable_thinking": False}, "prompts.template_args").encode(CHAT)
+    assert codec.tokenizer.decode(told[len(plain) :]) == "<think>\n\n</think>\n\n"
+    assert told[: len(plain)] == plain == codec.encode(CHAT)
+    prompt, completion = codec.told({"enable_thinking": False}, "x").encode_demonstration(CHAT, "2", 256)
+    assert prompt == told
+    assert completion == (*codec.tokenizer("2")["input_ids"], codec.tokenizer.convert_tokens_to_ids("<|im_end|>"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("enable_thinkin", "does not read 'enable_thinkin' .it reads enable_thinking."),
+        ("m", "does not read 'm'"),  # a name of the template's own
+        ("messages", "'messages' is set by the trainer itself"),
+        ("add_generation_prompt", "is set by the trainer itself"),
+        ("tokenize", "is set by the trainer itself"),
+        ("eos_token", "does not read 'eos_token'"),
+        ("tools", "does not read 'tools'"),
+    ],
+)
+def test_an_argument_that_the_template_does_not_read_is_refused(name: str, words: str):
+    with pytest.raises(PromptError, match=rf"prompts\.template_args: .*{words}"):
+        thinking_codec().told({name: 1}, "prompts.template_args")
+
+
+def test_arguments_are_found_wherever_a_template_reads_them():
+    template = (
+        "{% set think = think | default(true) %}{% macro end(x) %}{{ x }}{{ style }}{% endmacro %}"
+        "{% for m in messages %}{{ m.content }}{% if loop.last and budget is defined %}{% break %}{% endif %}{% endfor %}{{ end(1) }}"
+    )
+    codec = thinking_codec(template)
+    codec.told({"think": False, "style": "s", "budget": 3}, "x")
+    with pytest.raises(PromptError, match="it reads budget, style, think"):
+        codec.told({"x": 1}, "x")
+
+
+def test_a_template_of_ones_own_is_read_and_checked(tmp_path):
+    file = tmp_path / "chat.jinja"
+    file.write_text(TEMPLATE)
+    assert read_template(str(file)) == TEMPLATE == read_template(TEMPLATE)
+    for text, words in {
+        "{% for m in messages %}": "not a Jinja template .*endfor",
+        "{{ 'always the same' }}": "never reads `messages`",
+        "no template at all": "never reads `messages`",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(PromptError, match=rf"prompts\.chat_template: .*{words}"):
+            read_template(str(file))
+    with pytest.raises(PromptError, match=r"nowhere\.jinja: no such file"):
+        read_template(str(tmp_path / "nowhere.jinja"))

@@ -21,21 +21,22 @@ from cohort.engine.support import prove_local
 from cohort.errors import Interrupted, ModelError, RunError
 from cohort.model import lora
 from cohort.model.head import split
+from cohort.model.loading import load_adapted, load_pretrained
 from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.own_attention import why_not_own_attention
-from cohort.model.policy import Policy, load_adapted, load_pretrained
+from cohort.model.policy import Policy
 from cohort.model.reference import Reference
 from cohort.recipe.file import load_recipe
 from cohort.recipe.materials import Materials
+from cohort.recipe.model import LoraConfig, ModelConfig
 from cohort.recipe.rules import recipe_warnings
-from cohort.recipe.schema import LoraConfig, OptimizerConfig
+from cohort.recipe.schema import OptimizerConfig
 from cohort.training import build, checkpoint, training_parts
 from conftest import library_loss_and_gradients, ragged_examples, relative_difference, tiny_policy
 from session_tools import bits, digit_share, rows_of, summary_of, tiny, train_tiny, without_timing
 from test_session import FAST, run_with
 
 RANK = 2
-CPU = torch.device("cpu")
 
 
 def lora_policy(seed: int = 0, dtype: torch.dtype = torch.float64, moved: float = 0.0, **settings: Any) -> Policy:
@@ -269,7 +270,7 @@ def test_exports_load_with_transformers_and_peft_and_compute_the_same(tmp_path, 
     assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "alone")), expected)
     shutil.move(tmp_path / "alone", tmp_path / "moved")
     assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path / "moved")), expected)
-    model, _, adapter = load_adapted(tmp_path / "moved", CPU)
+    model, _, adapter = load_adapted(tmp_path / "moved", ModelConfig(device="cpu"))
     assert (adapter.base, adapter.config.r) == ("", RANK)
     assert torch.equal(logits_of(model), expected)
     with pytest.raises(ModelError, match="is a PEFT adapter and not a model"):
@@ -441,7 +442,7 @@ def test_a_run_moves_the_adapter_and_never_the_base_and_its_checkpoints_are_smal
     settings = {**adapted(base), "train.num_steps": 2, "checkpoints.every_steps": 1, "optimizer.weight_decay": 0.1}
     run = train_tiny(tmp_path, **FAST | settings | {"model.lora.rank": 1, "model.lora.merge": False})
     saved = checkpoint.latest(run.folder / "checkpoints").snapshot.tensors
-    policy, _, adapter = load_adapted(run.model, CPU)
+    policy, _, adapter = load_adapted(run.model, ModelConfig(device="cpu"))
     own = {name: value.detach() for name, value in lora.adapter_parameters(policy).items()}
     assert set(saved["weights"]) == set(own)
     assert all(torch.equal(saved["weights"][name], value) for name, value in own.items())

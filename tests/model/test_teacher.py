@@ -12,7 +12,8 @@ from cohort.model.digest import digest_weights, sample_weights
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.model.teacher import load_teacher, look_at_teacher
-from cohort.recipe.schema import ScratchConfig, TeacherConfig
+from cohort.recipe.model import ScratchConfig
+from cohort.recipe.schema import TeacherConfig
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
 
@@ -88,7 +89,7 @@ def test_a_sequence_that_the_teacher_cannot_read_is_refused(tmp_path, student):
 
 
 def test_what_is_no_model_is_refused_by_name(tmp_path, student):
-    with pytest.raises(ModelError, match=r"teacher\.source: cannot read .*missing"):
+    with pytest.raises(ModelError, match=r"teacher\.source: .*missing: there is no such folder"):
         look_at_teacher(TeacherConfig(source=str(tmp_path / "missing")), student)
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))

@@ -25,7 +25,8 @@ from cohort.ops.adam8 import (
     rule_at,
     update_pieces,
 )
-from cohort.recipe.schema import OptimizerConfig, ScratchConfig
+from cohort.recipe.model import ScratchConfig
+from cohort.recipe.schema import OptimizerConfig
 
 BETA1, BETA2 = 0.9, 0.999
 

@@ -17,15 +17,17 @@ from typing import Any
 import pytest
 
 import cohort
-from cohort.data.rows import load_rows
+from cohort.data.rows import load_rows, render
 from cohort.engine.stop import single_token
 from cohort.errors import CohortError, EngineError, ModelError, PromptError, RecipeError, RewardError, RunError
-from cohort.model.policy import pick_device
+from cohort.model.loading import pick_device
 from cohort.model.scratch import build_scratch
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.run_folder import RunFolder, checked_name, make_new
-from cohort.recipe.file import leaf_fields, load_recipe
-from cohort.recipe.schema import ModelConfig, PromptsConfig, Recipe
+from cohort.recipe.file import build_recipe, leaf_fields, load_recipe
+from cohort.recipe.model import ModelConfig
+from cohort.recipe.refused import why_refused
+from cohort.recipe.schema import PromptsConfig, Recipe
 from cohort.rewards.base import RewardPart, RewardRunner
 from cohort.session import Session
 from cohort.tools.audit.command import run_audit
@@ -456,3 +458,80 @@ def test_a_reference_cannot_come_in_the_middle_of_a_run(tmp_path):
     file.write_text(file.read_text().replace("kl = false", "kl = true"))
     with pytest.raises(RunError, match=r"began without a reference.*monitors\.kl"):
         cohort.resume(folder)
+
+
+# -- what others have and this trainer refuses -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["sampling.min_p=0.05", "min_p=0.05", "evaluation.min_p=0.1", "sampling.typical_p=0.9", "top_n_sigma=1"], "a cut would sample"),
+        (["sampling.top_p=0.9", "top_k=20", "sampling.top_k=20"], "top_"),
+        (
+            ["sampling.repetition_penalty=1.1", "frequency_penalty=1", "presence-penalty=1", "sampling.no_repeat_ngram_size=3"],
+            "a penalty would sample from another one",
+        ),
+        (["sampling.logit_bias={}", "min_new_tokens=3", "guided_decoding_regex=x"], "a constraint would sample"),
+        (["num_beams=4", "sampling.best_of=2"], "a search would sample"),
+        (
+            ["parallel.sequence=2", "sequence_parallel_size=2", "train.ulysses=2", "context_parallel=2", "ulysses_degree=4", "tp_size=2",
+             "model.tensor_parallel_size=8", "train.fsdp=true", "deepspeed=x.json", "num_gpus=8"],
+            "not built: a run is one process on one device",
+        ),
+        (["prompts.image_column=x", "model.freeze_vision_tower=true", "limit_mm_per_prompt=1"], "not built: prompts and completions are text"),
+        (["model.load_in_4bit=true", "qlora=true", "model.quantization=bitsandbytes"], 'model.lora.base_dtype = "nf4"'),
+        (["load_in_8bit=true"], "8 bits are not built"),
+    ],
+    ids=lambda value: value[0].partition("=")[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_words_of_other_tools_are_refused_with_the_reason(words, reason):
+    for word in words:
+        with pytest.raises(RecipeError) as refusal:
+            load_recipe(None, [word])
+        assert reason in str(refusal.value), word
+        assert word.partition("=")[0].rpartition(".")[2].partition(".")[0] in str(refusal.value) or word.startswith("parallel")
+
+
+def test_reasons_are_for_unknown_words_alone():
+    """A misspelt word of ours is answered with ours, and no word of a recipe reads as another tool's."""
+    for path, _ in leaf_fields(Recipe):
+        assert not why_refused(path.rpartition(".")[2]), path
+    for word, ours in {
+        "kl_penalty": "unknown",
+        "temprature": "temperature",
+        "max_completion_token": "max_completion_tokens",
+    }.items():
+        assert not why_refused(word)
+        with pytest.raises(RecipeError, match=ours):
+            load_recipe(None, [f"sampling.{word}=1"])
+
+
+def test_messages_with_images_are_refused_by_name_and_lists_of_texts_are_joined():
+    def prompt(*parts: Any) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": list(parts)}]
+
+    text = {"type": "text", "text": "What is it?"}
+    config = PromptsConfig(source="python:rows")
+    for part, name in [
+        ({"type": "image", "image": "a.png"}, "'image'"),
+        ({"type": "image_url", "image_url": {"url": "x"}}, "'image_url'"),
+        ({"type": "input_audio", "input_audio": {}}, "'input_audio'"),
+        ({"image": "a.png"}, "no text"),
+    ]:
+        with pytest.raises(PromptError, match=f"message 0 holds a part .*{name}.*models that see or hear are not trained here"):
+            render({"prompt": prompt(part, text)}, config, "row 0")
+    for content in ([], ["a text"], 3, None):
+        with pytest.raises(PromptError, match="the content of message 0 must be text"):
+            render({"prompt": [{"role": "user", "content": content}]}, config, "row 0")
+    assert render({"prompt": prompt(text, {"type": "text", "text": " Say."})}, config, "row 0") == [
+        {"role": "user", "content": "What is it? Say."}
+    ]
+
+
+def test_nobody_is_trusted_who_is_not_there():
+    for word in ("model.trust_remote_code", "teacher.trust_remote_code", "reward_model.trust_remote_code", "trust_remote_code"):
+        with pytest.raises(RecipeError, match=r"trust_remote_code: there is no \w+\.source whose code could run"):
+            load_recipe(None, [f"{word}=true"])
+    with pytest.raises(RecipeError, match=r"evaluation\.sets\.mine\.chat_template: a policy is asked in one form"):
+        build_recipe({"evaluation": {"sets": {"mine": {"source": "x.jsonl", "chat_template": "y.jinja"}}}})

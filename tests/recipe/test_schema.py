@@ -58,8 +58,8 @@ def message(*overrides: str, toml: str | None = None, folder: Path | None = None
         # what cannot learn
         ("group_size=1", ["train.group_size", "at least 2"]),
         ("temperature=0", ["sampling.temperature", "0.6 to 1.0"]),
-        ("sampling.top_p=0.9", ["sampling.top_p", "[evaluation]"]),
-        ("sampling.top_k=50", ["sampling.top_k", "[evaluation]"]),
+        ("sampling.top_p=0.9", ["sampling.top_p", "another one", "evaluation.top_p"]),
+        ("sampling.top_k=50", ["sampling.top_k", "another one", "evaluation.top_k"]),
         ("algorithm=dr_grp", ["algorithm", "'dr_grp'", "did you mean 'dr_grpo'", "known: cispo, dapo, dpo,"]),
         # rewards
         ('rewards=[{function="a",outcome=true},{function="b",outcome=true}]', ["rewards", "outcome", "more than one"]),

@@ -418,9 +418,9 @@ def test_every_stage_is_measured_on_the_planned_work(measured: tuple[dict[str, J
 def test_a_stage_puts_everything_back(measured: tuple[dict[str, Job], dict[str, Any], dict[str, str]]) -> None:
     from cohort import loop
     from cohort.engine.local import LocalEngine
-    from cohort.model import policy
+    from cohort.model import loading
 
-    for owner, name in ((loop, "train"), (loop, "pack_minibatch"), (policy, "load_pretrained"), (LocalEngine, "generate")):
+    for owner, name in ((loop, "train"), (loop, "pack_minibatch"), (loading, "load_pretrained"), (LocalEngine, "generate")):
         assert "bench" not in getattr(owner, name).__module__
 
 

@@ -259,6 +259,7 @@ def render(row: Mapping[str, Any], config: PromptsConfig, place: str, section: s
     if not isinstance(content, str):
         # Columnar formats give every message every key and fill the absent ones with null; templates stumble over those.
         content = [{key: value for key, value in message.items() if value is not None} for message in content]
+        content = [{**message, "content": join_texts(message["content"])} for message in content]
     return add_system(content, config.system, place, section) if config.system else content
 
 
@@ -292,15 +293,37 @@ def check_content(content: Any, place: str) -> None:
     for number, message in enumerate(content):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise PromptError(f'{place}: message {number} must be {{"role": ..., "content": ...}}, got {kind_of(message)}')
-        if not isinstance(message.get("content"), str):
+        told = message.get("content")
+        media = [part for part in told if not is_text(part)] if isinstance(told, list) else []
+        if media and isinstance(media[0], Mapping):
             raise PromptError(
-                f"{place}: the content of message {number} must be text, got {kind_of(message.get('content'))}; images and other "
-                "media are not supported"
+                f"{place}: message {number} holds {kind_of_part(media[0])}; prompts are text, and models that see or hear are not trained "
+                "here. Leave such parts out, or describe them in words"
             )
+        if not isinstance(told, str) and (media or not told or not isinstance(told, list)):
+            raise PromptError(f"{place}: the content of message {number} must be text, got {kind_of(told)}")
     if content[-1]["role"] == "assistant":
         raise PromptError(
             f"{place}: the chat ends with an assistant message, so there is nothing to answer; leave that message out"
         )
+
+
+def is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def kind_of_part(part: Mapping[str, Any]) -> str:
+    """a part of type 'image_url'"""
+    return (
+        f"a part of type {part['type']!r}"
+        if isinstance(part.get("type"), str)
+        else f"a part that is no text ({list_columns(part)})"
+    )
+
+
+def join_texts(content: Any) -> str:
+    """The content of a message: text, or a list of texts as some interfaces write it."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def add_system(content: Content, system: str, place: str, section: str) -> list[Message]:

@@ -7,7 +7,9 @@ tests look for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cohort.errors import PromptError
@@ -21,8 +23,15 @@ MARKER = "cohort-assistant-content"
 class ChatCodec:
     """Encodes and decodes with one tokenizer."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, template_args: Mapping[str, Any] | None = None) -> None:
+        """`template_args`: what the chat template is told beside the messages."""
+        self.tokenizer, self.template_args = tokenizer, dict(template_args or {})
+
+    def told(self, template_args: Mapping[str, Any], field: str) -> ChatCodec:
+        """The same tokenizer, its template rendered with these arguments; PromptError where it reads none of that name."""
+        if template_args and self.tokenizer.chat_template:
+            refuse_unread(template_args, self.tokenizer, field)
+        return ChatCodec(self.tokenizer, template_args)
 
     def encode(self, content: Content) -> tuple[int, ...]:
         """Token ids of a prompt: text as a base model reads it, or a chat rendered up to the assistant's turn."""
@@ -68,11 +77,16 @@ class ChatCodec:
         if not self.tokenizer.chat_template:
             raise PromptError(
                 "the prompts are chats, but the tokenizer has no chat template. Use an instruction-tuned model, or give text "
-                "prompts: prompts.system empty, and prompts.template to write the question as text"
+                "prompts: prompts.system empty, and prompts.template to write the question as text. A template of your own is "
+                "prompts.chat_template"
             )
         try:
             rendered = self.tokenizer.apply_chat_template(
-                messages, tokenize=tokenize, add_generation_prompt=add_generation_prompt, return_dict=False
+                messages,
+                tokenize=tokenize,
+                add_generation_prompt=add_generation_prompt,
+                return_dict=False,
+                **self.template_args,
             )
         except Exception as problem:  # Templates raise whatever they like: "system role not supported", jinja's own errors.
             roles = ", ".join(str(message.get("role")) for message in messages)
@@ -95,6 +109,48 @@ class ChatCodec:
             return token_ids
         plain = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return token_ids if plain and plain[-1] == eos else token_ids[:-1]
+
+
+def read_template(value: str) -> str:
+    """The text of a chat template: `value` itself, or what the file of that name holds. It must be Jinja, and read the messages."""
+    text = value
+    if "{" not in value:
+        try:
+            text = Path(value).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as problem:
+            reason = "no such file" if isinstance(problem, FileNotFoundError) else problem
+            raise PromptError(f"prompts.chat_template: {value}: {reason}; name a file that holds a Jinja template") from problem
+    if "messages" not in template_words(text, "prompts.chat_template"):
+        raise PromptError(
+            f"prompts.chat_template: {text[:40]!r} never reads `messages`, so every prompt would be the same; a template loops over "
+            "them: {% for message in messages %}...{% endfor %}"
+        )
+    return text
+
+
+def template_words(template: str, field: str) -> set[str]:
+    """Names that a template reads from outside."""
+    from jinja2 import TemplateError, meta
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:  # in the environment that will render it, whose tags are more than Jinja's own
+        return meta.find_undeclared_variables(_compile_jinja_template(template).environment.parse(template))
+    except TemplateError as problem:
+        raise PromptError(f"{field}: it is not a Jinja template ({problem})") from problem
+
+
+def refuse_unread(template_args: Mapping[str, Any], tokenizer: Any, field: str) -> None:
+    """An argument that the template never reads would be accepted and do nothing; one that is set here would be set twice."""
+    ours = {*inspect.signature(type(tokenizer).apply_chat_template).parameters, "messages"} - {"tools", "documents"}
+    read = template_words(tokenizer.get_chat_template(), field) - ours - set(tokenizer.special_tokens_map)
+    for name in template_args:
+        if name in ours:
+            raise PromptError(f"{field}: {name!r} is set by the trainer itself; leave it out")
+        if name not in read:
+            has = f"it reads {', '.join(sorted(read))}" if read else "it takes none"
+            raise PromptError(
+                f"{field}: the chat template does not read {name!r} ({has}), so it would change nothing. Leave it out"
+            )
 
 
 def decodes_in_rust(tokenizer: Any) -> bool:

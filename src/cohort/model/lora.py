@@ -32,8 +32,9 @@ from torch import Tensor, nn
 
 from cohort.base.keyed import keyed_hash
 from cohort.errors import ModelError
+from cohort.model import four_bit
 from cohort.model.digest import digest_weights, is_whole, sampled_bytes
-from cohort.recipe.schema import LoraConfig
+from cohort.recipe.model import LoraConfig
 
 NAME = "default"
 """Of the one adapter in a tree of modules: the name that PEFT's own files and loaders take for granted."""
@@ -125,7 +126,8 @@ def inject(model: Any, config: Any) -> None:
     model.eval()
     head = model.get_output_embeddings()
     for name, layer in lora_layers(model).items():
-        if layer is head or not isinstance(layer, peft.tuners.lora.Linear):
+        plain = isinstance(layer, peft.tuners.lora.Linear) or four_bit.is_four_bit(layer.get_base_layer().weight)
+        if layer is head or not plain:
             what = "the output projection" if layer is head else f"a {type(layer.get_base_layer()).__name__}"
             raise ModelError(f"model.lora: {name} is {what}; adapters are for the linear layers below the head.")
     for parameter in adapter_parameters(model).values():
@@ -307,7 +309,9 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def copy_over_base(module: Any) -> Any:
     """A copy with adapters of its own over the very parameters of the base: nothing of the base's size is allocated."""
     adapters = {id(value) for value in adapter_parameters(module).values()}
-    return copy.deepcopy(module, {id(value): value for value in module.parameters() if id(value) not in adapters})
+    shared = {id(value): value for value in module.parameters() if id(value) not in adapters}
+    shared |= {id(layer.weight.quant_state): layer.weight.quant_state for layer in four_bit.four_bit_layers(module).values()}
+    return copy.deepcopy(module, shared)
 
 
 @torch.no_grad()
@@ -327,18 +331,28 @@ def plain_model(model: Any, *, merge: bool) -> Any:
     """The same model without PEFT's layers, with the adapter added to its weights or left out. The model is not changed.
 
     Merged weights are added up in float32, rounded once to the dtype of the base, and put into the host's memory: beside a
-    model that fills a GPU there is no room for them. Everything else is shared.
+    model that fills a GPU there is no room for them. A base in 4 bits is taken back to the dtype it computes in. Everything else is
+    shared.
     """
     tree = copy_over_base(model)
     for name, layer in lora_layers(tree).items():
         parent, _, child = name.rpartition(".")
         base = layer.get_base_layer()
         if merge:
-            wide = torch.promote_types(base.weight.dtype, torch.float32)
+            weight = four_bit.full_weight(base)
+            wide = torch.promote_types(weight.dtype, torch.float32)
             delta = layer.lora_B[NAME].weight.to(wide) @ layer.lora_A[NAME].weight.to(wide) * layer.scaling[NAME]
-            merged = base.weight.to(wide) + (delta.T if layer.fan_in_fan_out else delta)
-            base.weight = nn.Parameter(merged.to(base.weight.dtype).cpu(), requires_grad=False)
+            merged = (weight.to(wide) + (delta.T if getattr(layer, "fan_in_fan_out", False) else delta)).to(weight.dtype).cpu()
+            if four_bit.is_four_bit(base.weight):
+                base = four_bit.full_layer(base, merged)
+            else:
+                base.weight = nn.Parameter(merged, requires_grad=False)
         setattr(tree.get_submodule(parent), child, base)
+    if merge:
+        for name, layer in four_bit.four_bit_layers(tree).items():  # those without an adapter
+            parent, _, child = name.rpartition(".")
+            setattr(tree.get_submodule(parent), child, four_bit.full_layer(layer, four_bit.full_weight(layer).cpu()))
+        four_bit.forget_bits(tree)
     tree.__dict__.pop("peft_config", None)
     tree.__dict__.pop("_hf_peft_config_loaded", None)
     return tree
@@ -351,7 +365,8 @@ def digest_base(model: Any, like: str = "") -> str:
     """
     adapters = adapter_parameters(model)
     if not like or is_whole(like):
-        return digest_weights({name: value[:0] if name in adapters else value for name, value in model.named_parameters()})
+        frozen = {name: value[:0] if name in adapters else value for name, value in model.named_parameters()}
+        return digest_weights({part: one for name, value in frozen.items() for part, one in four_bit.stored_parts(name, value)})
     digest = hashlib.blake2b(digest_size=16)
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)}".encode())

@@ -51,7 +51,8 @@ def learning_rate_at(update: int, total: int, config: OptimizerConfig) -> float:
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     """Parameters alone: `model.to(dtype)` would also round buffers such as rotary frequencies, which the loaded export has in float32."""
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+        if parameter.is_floating_point():  # the codes of a base in 4 bits are no numbers
+            parameter.data = parameter.data.to(dtype)
 
 
 class MasterWeights:
@@ -90,6 +91,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
+        refuse_other_shapes(self.masters, tensors)
         for name, master in self.masters.items():
             master.copy_(tensors[name])
         self.copy_back()
@@ -97,6 +99,19 @@ class MasterWeights:
     def drop_gradients(self) -> None:
         for value in [*self.masters.values(), *self.parameters.values()]:
             value.grad = None
+
+
+def refuse_other_shapes(ours: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Weights of another model cannot be gone on with; some would even be copied, stretched to the shape that is here."""
+    shapes = {
+        name: [tuple(one[name].shape) if name in one else "missing" for one in (saved, ours)] for name in {**ours, **saved}
+    }
+    for name, (there, here) in shapes.items():
+        if there != here:
+            raise CheckpointError(
+                f"the checkpoint is of another model: {name} is {there} there, and {here} in the model that the recipe loads now "
+                "(model.source, [model.scratch]). Restore the model that the run was started with, or start a new run."
+            )
 
 
 def _add_to_master(master: Tensor) -> Any:

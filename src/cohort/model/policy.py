@@ -8,7 +8,6 @@ share the base.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,14 @@ from cohort.model import head, lora
 from cohort.model.backbone import Backbone, ModuleBackbone, can_share_prompts, score_tokens, states_before
 from cohort.model.chat import ChatCodec
 from cohort.model.experts import describe_experts
+from cohort.model.four_bit import count_elements
+from cohort.model.loading import hide_progress_bars
 from cohort.model.own_attention import prove_padded, why_not_own_attention
 from cohort.model.packing import Example, Layouts, MicroBatch
 from cohort.model.rotary import hold_frequencies
-from cohort.model.tokenizer import load_tokenizer
 from cohort.ops.attention import attention_configs
 from cohort.ops.fused import with_kernels
 from cohort.ops.fused.training import FusedBackbone
-from cohort.recipe.schema import ModelConfig
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ class Policy:
 
     @property
     def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return sum(map(count_elements, self.model.parameters()))
 
     def compute_logprobs(
         self, micro: MicroBatch, *, temperature: float | None = None, entropy_gradient: bool = False
@@ -182,101 +179,3 @@ class Policy:
         else:
             self.merged_model().save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-
-
-def hide_progress_bars() -> None:
-    """transformers' bars would tear the live line of the console."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
-def pick_device(config: ModelConfig) -> torch.device:
-    if config.device != "auto":
-        try:
-            device = torch.device(config.device)
-        except RuntimeError:
-            raise ModelError(f"model.device: {config.device!r} is not a device; use auto, cpu, cuda or cuda:N.") from None
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise ModelError(
-                f"model.device: {config.device!r}, but this machine shows {torch.cuda.device_count()} CUDA devices. "
-                'Set model.device to "cpu", or to "auto" to take a GPU where there is one.'
-            )
-        if device.index is not None:
-            torch.cuda.set_device(device)  # Triton launches its kernels on the current device
-        return device
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def pick_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
-    if config.dtype == "bfloat16" and device.type == "cpu":
-        raise ModelError('model.dtype: bfloat16 on a CPU is slow, and on some CPUs ends the process; use "float32" or a GPU.')
-    if config.dtype != "auto":
-        return DTYPES[config.dtype]
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
-
-
-def load_model(config: ModelConfig, seed: int, alphabet: Iterable[str] = ()) -> tuple[Any, Any]:
-    """Model on its device, and tokenizer: in float32, and the optimizer casts to the compute dtype once it holds the masters.
-
-    A base that stays frozen has no masters and is loaded in the compute dtype: in float32 it might not fit.
-    """
-    model: Any
-    if config.source == "scratch":
-        from cohort.model.scratch import build_scratch
-
-        model, tokenizer = build_scratch(config.scratch, alphabet, seed)
-    else:
-        dtype = pick_dtype(config, pick_device(config)) if config.lora.rank else torch.float32
-        model, tokenizer = load_pretrained(config.source, config.revision, dtype, base_alone=bool(config.lora.adapter))
-    return model.to(pick_device(config)), tokenizer
-
-
-def load_pretrained(
-    source: str,
-    revision: str = "",
-    dtype: torch.dtype = torch.float32,
-    *,
-    base_alone: bool = False,
-    field: str = "model.source",
-) -> tuple[Any, Any]:
-    """A local folder or a hub id through transformers. Code that ships with a checkpoint is never run.
-
-    base_alone: of a folder that holds a base and an adapter, the base. field: the word of the recipe that names the source.
-    """
-    from transformers import AutoModelForCausalLM
-
-    hide_progress_bars()
-    options: dict[str, Any] = {"revision": revision} if revision else {}
-    try:
-        tokenizer = load_tokenizer(source, revision)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, trust_remote_code=False, **options)
-    except (OSError, ValueError, KeyError, RuntimeError) as problem:
-        first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
-        raise ModelError(
-            f"{field}: cannot load {source!r} as a causal language model ({first_line}). "
-            "Give a folder written by save_pretrained, or a hub id that this machine can reach."
-        ) from problem
-    if getattr(model, "_hf_peft_config_loaded", False):  # transformers has put the adapter of that folder in
-        if not base_alone:
-            raise ModelError(
-                f"{field}: {source!r} is a PEFT adapter and not a model. Set model.source to its base, model.lora.adapter to "
-                "this folder and model.lora.rank to its rank; or merge it into its base first."
-            )
-        model = lora.plain_model(model, merge=False)
-    return model, tokenizer
-
-
-def load_adapted(folder: Path, device: torch.device) -> tuple[Any, Any, lora.Adapter]:
-    """An adapter folder as a run or PEFT writes it: its base in float32, with the adapter, and the tokenizer."""
-    config = lora.read_config(folder, "adapter")
-    inside = lora.holds_base(folder)
-    base = str(folder) if inside else config.base_model_name_or_path
-    if not base:
-        raise ModelError(f"{folder}: adapter_config.json names no base (base_model_name_or_path), and none lies in the folder.")
-    revision = "" if inside else config.revision or ""
-    model, tokenizer = load_pretrained(base, revision, base_alone=inside)
-    if not inside and (folder / "tokenizer_config.json").is_file():
-        tokenizer = load_tokenizer(str(folder))
-    model = model.to(device)
-    return model, tokenizer, lora.load_adapter(model, folder, "" if inside else base, revision)

@@ -15,10 +15,11 @@ from torch import Tensor
 from cohort.errors import ModelError, RunError
 from cohort.model import lora
 from cohort.model.digest import digest_weights, is_whole, sample_weights
+from cohort.model.folders import refuse_unfit_source
+from cohort.model.loading import LOADING_PROBLEMS, first_line, load_pretrained, read_tokenizer
 from cohort.model.optim import cast_parameters
-from cohort.model.policy import Policy, load_pretrained
+from cohort.model.policy import Policy
 from cohort.model.rotary import positions_of
-from cohort.model.tokenizer import load_tokenizer
 from cohort.recipe.schema import TeacherConfig
 
 
@@ -46,23 +47,23 @@ def look_at_teacher(settings: TeacherConfig, policy: Policy, longest: int = 0) -
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    source, revision = settings.source, settings.revision
+    source, revision, trusted = settings.source, settings.revision, settings.trust_remote_code
     if lora.is_adapter(source):
         raise ModelError(
             f"teacher.source: {source} is a PEFT adapter and not a model. Merge it into its base first; a run's model folder is merged "
             "where model.lora.merge is true."
         )
+    refuse_unfit_source(source, "teacher.source", trusted=trusted)
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **({"revision": revision} if revision else {}))
-        tokenizer = load_tokenizer(source, revision)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trusted, **({"revision": revision} if revision else {}))
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as problem:
-        first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+    except LOADING_PROBLEMS as problem:
         raise ModelError(
-            f"teacher.source: cannot read {source!r} as a causal language model with its tokenizer ({first_line}). Give a folder "
+            f"teacher.source: cannot read {source!r} as a causal language model with its tokenizer ({first_line(problem)}). Give a folder "
             "written by save_pretrained, or a hub id that this machine can reach."
         ) from problem
+    tokenizer = read_tokenizer(source, revision, "teacher.source", trusted)
     check_vocabulary(source, policy.tokenizer, tokenizer)
     theirs, ours = config.get_text_config(), policy.model.config.get_text_config()
     if theirs.vocab_size < ours.vocab_size:
@@ -96,8 +97,15 @@ def check_vocabulary(source: str, ours: Any, theirs: Any) -> None:
 def load_teacher(settings: TeacherConfig, policy: Policy) -> Teacher:
     """Frozen, beside the policy: on its device, in its dtype, at its temperature, with its kernels."""
     look_at_teacher(settings, policy)
-    model, tokenizer = load_pretrained(settings.source, settings.revision, policy.model.dtype, field="teacher.source")
-    cast_parameters(model.to(policy.device).requires_grad_(False), policy.model.dtype)
+    model, tokenizer = load_pretrained(
+        settings.source,
+        settings.revision,
+        policy.model.dtype,
+        device=policy.device,
+        field="teacher.source",
+        trusted=settings.trust_remote_code,
+    )
+    cast_parameters(model.requires_grad_(False), policy.model.dtype)
     teacher = Policy(model, tokenizer, policy.temperature)
     teacher.hold_lengths(policy.longest)
     teacher.prepare(policy.kernels)

@@ -13,11 +13,11 @@ from typing import Any
 PROBES = ("1 + 1 = 2", "Hello,  world!\n\tdef f(x): return x", "naïve — 数学 🙂", " at both ends ", "\\boxed{\\frac{1}{2}}")
 
 
-def load_tokenizer(source: str, revision: str = "") -> Any:
-    """Of a local folder or a hub id. Code that ships with a checkpoint is never run."""
+def load_tokenizer(source: str, revision: str = "", trusted: bool = False) -> Any:
+    """Of a local folder or a hub id. Code that ships with a checkpoint runs only where it is trusted."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    options: dict[str, Any] = {"trust_remote_code": False, **({"revision": revision} if revision else {})}
+    options: dict[str, Any] = {"trust_remote_code": trusted, **({"revision": revision} if revision else {})}
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
     expected = saved_ids(source, revision)
     if expected is None or ids_of(tokenizer) == expected:

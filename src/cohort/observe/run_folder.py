@@ -24,6 +24,7 @@ from cohort.algorithms.own import named_own, own_document, parse_own
 from cohort.algorithms.registry import BadChoice
 from cohort.base.interrupts import deferred
 from cohort.errors import CohortError, RunError
+from cohort.model.chat import read_template
 from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.rollouts import write_rollouts
 from cohort.recipe.algorithm import AlgorithmConfig
@@ -294,13 +295,17 @@ def known_functions(root: Path, recipe: Mapping[str, Any]) -> tuple[Own, str]:
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
-    """Sources that are local files or folders, by their full path: a run can then be resumed from any folder."""
+    """Sources that are local files or folders, by their full path: a run can then be resumed from any folder.
+
+    Of a chat template the text itself: an edit of its file would change what the policy is asked in the middle of a run.
+    """
 
     def absolute(source: str) -> str:
         return str(Path(source).resolve()) if source not in ("", "scratch") and Path(source).exists() else source
 
     def moved(prompts: PromptsConfig) -> PromptsConfig:
-        return prompts.model_copy(update={"source": absolute(prompts.source)})
+        template = read_template(prompts.chat_template) if prompts.chat_template else ""
+        return prompts.model_copy(update={"source": absolute(prompts.source), "chat_template": template})
 
     cold, evaluation, lora = recipe.cold_start, recipe.evaluation, recipe.model.lora
     changes = {

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from cohort.algorithms.presets import PRESETS
 from cohort.base.text import has_lone_surrogate, printable
 from cohort.errors import RecipeError
+from cohort.recipe.refused import why_refused
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import nearest
 from cohort.recipe.versions import bring_up_to_date, refuse_moved_functions
@@ -34,6 +35,7 @@ PREFERRED = {
     "algorithm": "algorithm.name",
     "source": "model.source",
     "revision": "model.revision",
+    "trust_remote_code": "model.trust_remote_code",
     "teacher": "teacher.source",
     "name": "name",
 }
@@ -90,6 +92,12 @@ OTHER_WORDS = {
     "dataset": "prompts.source",
     "train_dataset": "prompts.source",
     "model_name_or_path": "model.source",
+    "enable_thinking": "prompts.template_args.enable_thinking",
+    "thinking": "prompts.template_args.enable_thinking",
+    "chat_template_kwargs": "prompts.template_args",
+    "template_kwargs": "prompts.template_args",
+    "chat_template_path": "prompts.chat_template",
+    "tokenizer_chat_template": "prompts.chat_template",
     "teacher_model_name_or_path": "teacher.source",
     "reward_funcs": "rewards",
     "reward_weights": "rewards.N.weight",
@@ -273,6 +281,8 @@ def suggestion(word: str, siblings: Sequence[str], section: str = "") -> str:
         ours = OTHER_WORDS[word]
         own = ours.rpartition(".")[2]  # [cold_start] has a learning_rate of its own
         return f"; here it is called {f'{section}.{own}' if section and own in siblings and ' and ' not in ours else ours}"
+    if reason := why_refused(word):
+        return f": {reason}"
     homes = [path for path, _ in leaf_fields(Recipe) if path.rsplit(".", 1)[-1] == word]
     return nearest(word, siblings) or (f"; it belongs to {' or '.join(homes)}" if homes else "")
 

@@ -42,7 +42,7 @@ def why_choices_are_refused(recipe: Recipe) -> str:
             "monitors.kl: the KL is measured on what the policy samples, and here it is not trained on that (algorithm.data "
             f"{algorithm.data!r}, region {algorithm.region!r}). Leave it out."
         )
-    rules = (why_nothing_is_learned, why_parts_are_mixed_up, why_no_reward_model, why_no_teacher)
+    rules = (why_nothing_is_learned, why_parts_are_mixed_up, why_no_reward_model, why_no_teacher, why_nobody_to_trust)
     return next((reason for rule in rules if (reason := rule(recipe))), "")
 
 
@@ -185,6 +185,28 @@ def unread_rewards(recipe: Recipe) -> list[str]:
 
 def reward_name(reward: RewardConfig) -> str:
     return reward.name or reward.function.rsplit(":", 1)[-1].rsplit(".", 1)[-1]
+
+
+def trusted_sources(recipe: Recipe) -> list[str]:
+    """Models of which code runs in this process, by the word of the recipe and by name."""
+    return [f"{word}.source {source}" for word, (trusted, source) in trust(recipe).items() if trusted]
+
+
+def trust(recipe: Recipe) -> dict[str, tuple[bool, str]]:
+    """Section -> (whether code that ships with its model may run, where that comes from; "" for nowhere)."""
+    model = "" if recipe.model.source == "scratch" else recipe.model.source
+    return {
+        "model": (recipe.model.trust_remote_code, model),
+        "teacher": (recipe.teacher.trust_remote_code, recipe.teacher.source),
+        "reward_model": (recipe.reward_model.trust_remote_code, recipe.reward_model.source),
+    }
+
+
+def why_nobody_to_trust(recipe: Recipe) -> str:
+    for word, (trusted, source) in trust(recipe).items():
+        if trusted and not source:
+            return f"{word}.trust_remote_code: there is no {word}.source whose code could run. Leave it out."
+    return ""
 
 
 def recipe_warnings(recipe: Recipe) -> list[str]:

@@ -14,60 +14,14 @@ from pydantic import Field, field_validator, model_validator
 from cohort.algorithms.registry import SAMPLED
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.engines import ABOUT_ENGINES, AUTO, ENGINES
+from cohort.recipe.model import LoraConfig as LoraConfig
+from cohort.recipe.model import ModelConfig as ModelConfig
+from cohort.recipe.model import ScratchConfig as ScratchConfig
+from cohort.recipe.refused import CUT, CUTS_INSTEAD
 from cohort.recipe.rules import reward_name, why_choices_are_refused, why_too_large
 from cohort.recipe.section import Section, nearest
 from cohort.recipe.stopping import parse_conditions
 from cohort.recipe.versions import VERSION, why_unreadable
-
-
-class ScratchConfig(Section):
-    """A small Llama built here, for runs that download nothing. Used when model.source is "scratch"."""
-
-    hidden_size: int = Field(128, ge=8, description="Width of the residual stream.")
-    intermediate_size: int = Field(384, ge=8, description="Width of the MLP.")
-    num_layers: int = Field(4, ge=1, description="Decoder layers.")
-    num_heads: int = Field(4, ge=1, description="Query heads; must divide hidden_size.")
-    num_kv_heads: int = Field(2, ge=1, description="Key/value heads; must divide num_heads.")
-    max_positions: int = Field(256, ge=8, description="Longest sequence, prompt and completion together.")
-    characters: str = Field(
-        "", description='Alphabet of the character tokenizer; "" collects it from prompts and demonstrations.'
-    )
-
-
-class LoraConfig(Section):
-    """Low-rank adapters through PEFT: the base stays frozen, and only the adapter is trained and saved."""
-
-    rank: int = Field(0, ge=0, description="Rank of the adapters; 0 trains all weights.")
-    alpha: float = Field(0.0, ge=0, description="The adapter is scaled by alpha / rank; 0 is twice the rank.")
-    targets: list[str] = Field(
-        default_factory=list, description="Names of the modules that get adapters; empty: every linear layer but the head."
-    )
-    adapter: str = Field(
-        "", description='Folder of a PEFT adapter that the run starts from, and its reference for the KL; "" begins with none.'
-    )
-    merge: bool = Field(True, description="The exported model holds merged weights; false exports the adapter alone.")
-
-
-class ModelConfig(Section):
-    """Where the policy comes from."""
-
-    source: str = Field(
-        "scratch", description='A model folder, a hub id, a run folder, or "scratch" for the model of [model.scratch].'
-    )
-    revision: str = Field("", description='Hub revision; "" is the default branch.')
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto",
-        description="Dtype of the parameters while computing. auto: bfloat16 on CUDA, float32 on CPU. "
-        "The optimizer always keeps float32 masters.",
-    )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    kernels: Literal["auto", "fused", "modules"] = Field(
-        "auto",
-        description="fused: own kernels for the Llama and Qwen families, to sample and to train (on a CPU where a compiler is found). "
-        "modules: the modules of transformers. auto: fused where it is proven to give the same numbers, else modules, and says so.",
-    )
-    scratch: ScratchConfig = ScratchConfig()
-    lora: LoraConfig = LoraConfig()
 
 
 class PromptsConfig(Section):
@@ -87,6 +41,16 @@ class PromptsConfig(Section):
     prompt_column: str = Field("prompt", description="Column that holds the prompt.")
     template: str = Field("", description='Text with {column} fields that makes the prompt; "" takes the column as it is.')
     system: str = Field("", description="System message put before chat prompts; turns a text prompt into a chat.")
+    chat_template: str = Field(
+        "",
+        description="A Jinja file that renders chats in place of the tokenizer's own template. The run keeps its text, and so does the "
+        'exported tokenizer; one for a run, in [prompts] alone. "": the tokenizer\'s.',
+    )
+    template_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments that the chat template is rendered with, such as enable_thinking = false; one that it does not read is "
+        "refused. Sets and demonstrations without any take those of [prompts].",
+    )
     args: dict[str, Any] = Field(
         default_factory=dict, description="Arguments of a task, a gym task or a function; for a hub dataset, of load_dataset."
     )
@@ -136,6 +100,9 @@ class TeacherConfig(Section):
         "", description='A model folder, a hub id or a run folder, with the tokenizer of the policy; "": no teacher.'
     )
     revision: str = Field("", description='Hub revision of the teacher; "" is the default branch.')
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that ships with the teacher, as model.trust_remote_code."
+    )
     coef: float = Field(
         1.0,
         gt=0,
@@ -152,6 +119,7 @@ class RewardModelConfig(Section):
     source: str = Field(
         "", description='A folder or hub id of a sequence-classification model to begin with; "" makes one from the policy.'
     )
+    trust_remote_code: bool = Field(False, description="Run Python code that ships with it, as model.trust_remote_code.")
     loss: Literal["pairwise", "pointwise"] = Field(
         "pairwise", description="pairwise: right above wrong in the same group. pointwise: right or wrong, each by itself."
     )
@@ -377,10 +345,14 @@ class Recipe(Section):
                 "is learned. Use 0.6 to 1.0."
             )
         if self.sampling.top_p < 1.0 or self.sampling.top_k > 0:
-            raise ValueError(
-                "sampling.top_p / sampling.top_k: cutting the distribution in training biases the ratio by the mass that is "
-                "kept. Set them under [evaluation], where they are honoured."
-            )
+            raise ValueError(f"sampling.top_p / sampling.top_k: {CUT.format(what='a cut', instead=CUTS_INSTEAD)}.")
+        others = {f"evaluation.sets.{name}": config for name, config in self.evaluation.sets.items()}
+        others |= {"cold_start.source": self.cold_start.source} if self.cold_start.source else {}
+        for place, config in others.items():
+            if config.chat_template:
+                raise ValueError(
+                    f"{place}.chat_template: a policy is asked in one form. Set prompts.chat_template for the whole run."
+                )
         if sum(reward.outcome for reward in self.rewards) > 1:
             raise ValueError("rewards: outcome = true on more than one part; exactly one part decides success.")
         names = [reward_name(reward) for reward in self.rewards]

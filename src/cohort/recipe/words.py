@@ -8,7 +8,7 @@ from cohort.algorithms.effects import idle
 from cohort.algorithms.registry import Choice, Kind
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.choices import written
-from cohort.recipe.schema import TeacherConfig
+from cohort.recipe.schema import PromptsConfig, TeacherConfig
 
 NO_TEACHER = TeacherConfig()
 DATA_WORDS = {
@@ -31,6 +31,13 @@ def describe(algorithm: AlgorithmConfig, teacher: TeacherConfig = NO_TEACHER) ->
     text += f"; {extras}" if extras else ""
     text += f" (changed from the preset: {changed})" if changed else ""
     return text + (f"; without effect here: {ignored}" if ignored else "")
+
+
+def template_words(prompts: PromptsConfig) -> str:
+    """chat template of prompts.chat_template, told enable_thinking no; "" where the tokenizer's is rendered as it comes."""
+    whose = "of prompts.chat_template" if prompts.chat_template else "of the tokenizer"
+    told = ", ".join(f"{name} {written(value)}" for name, value in prompts.template_args.items())
+    return f"chat template {whose}{f', told {told}' if told else ''}" if prompts.chat_template or told else ""
 
 
 def describe_own(choice: Choice) -> str:

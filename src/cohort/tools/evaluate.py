@@ -207,6 +207,8 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
     from cohort.training.stages import evaluation_sampling
 
     recipe = problems.recipe.model_copy(update={"model": target.recipe.model})
+    if recipe.model.trust_remote_code:
+        say(console, f"trust_remote_code: Python code that ships with {target.source} runs here, with your rights")
     policy = load_weights(target)
     sampling = build.training_sampling(recipe, policy)
     encoded = build.encode_data(recipe, data, policy, sampling)

@@ -20,7 +20,9 @@ from cohort.engine import build_engine, stop_ids
 from cohort.engine.protocol import Engine
 from cohort.errors import ModelError, PromptError
 from cohort.model import lora
-from cohort.model.policy import Policy, load_adapted, load_model, load_pretrained, pick_device, pick_dtype
+from cohort.model.chat import ChatCodec, read_template
+from cohort.model.loading import load_adapted, load_model, load_pretrained, pick_device, pick_dtype
+from cohort.model.policy import Policy
 from cohort.model.rotary import positions_of
 from cohort.recipe.materials import PYTHON_ROWS, Materials
 from cohort.recipe.rules import gold_column
@@ -91,16 +93,24 @@ def load_policy(recipe: Recipe, data: Data, source: str | Path | None = None) ->
             base = "" if recipe.model.source == "scratch" else recipe.model.source
             adapter = lora.start_adapter(model, recipe.model.lora, recipe.seed, base, recipe.model.revision)
     elif lora.is_adapter(source):
-        model, tokenizer, adapter = load_adapted(Path(source), pick_device(recipe.model))
+        model, tokenizer, adapter = load_adapted(Path(source), recipe.model)
     else:
-        model, tokenizer = load_pretrained(str(source))
-        model = model.to(pick_device(recipe.model))
+        trusted = recipe.model.trust_remote_code
+        model, tokenizer = load_pretrained(str(source), device=pick_device(recipe.model), trusted=trusted)
+    if recipe.prompts.chat_template:
+        tokenizer.chat_template = read_template(recipe.prompts.chat_template)
     return Policy(model, tokenizer, training_temperature(recipe) or 1.0, adapter)
 
 
 def refuse_idle_adapter(recipe: Recipe) -> None:
     settings = recipe.model.lora
     given = [name for name in ("adapter", "alpha", "targets") if getattr(settings, name)]
+    given += ["base_dtype"] if settings.base_dtype != "auto" else []
+    if settings.base_dtype != "auto" and recipe.model.source == "scratch":
+        raise ModelError(
+            "model.lora.base_dtype: a model from scratch is made here and small; 4 bits are for a pretrained one that does not fit. "
+            'Set it to "auto".'
+        )
     if given and not settings.rank:
         raise ModelError(
             f"model.lora.{given[0]} is set, but model.lora.rank is 0, which trains all weights without adapters. Set model.lora.rank"
@@ -182,16 +192,26 @@ def digest_prompts(prompts: Sequence[Prompt]) -> Any:
 def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) -> EncodedData:
     """Tokenised prompts. Evaluation prompts that also occur in training, or in the demonstrations, are an error."""
     reports: dict[str, PromptReport] = {}
+    codecs: dict[str, ChatCodec] = {}
 
     def encode(name: str, rows: Rows, config: PromptsConfig) -> list[Prompt]:
+        section = "prompts" if not config.template_args or config == recipe.prompts else section_of(name)
+        told = config.template_args or recipe.prompts.template_args
+        codec = codecs[name] = policy.codec.told(told, f"{section}.template_args")
         prompts, reports[name] = make_prompts(
-            rows, config, policy.codec.encode, policy.tokenizer.unk_token_id, gold_column(recipe.rewards)
+            rows, config, codec.encode, policy.tokenizer.unk_token_id, gold_column(recipe.rewards)
         )
+        idle = [word for word in ("template_args", "chat_template") if getattr(config, word)]
+        if idle and not any(prompt.is_chat for prompt in prompts):
+            raise PromptError(
+                f"{section}.{idle[0]}: the prompts are texts, which no chat template renders, so it would change nothing. Give chat "
+                f"messages, or make chats of them with {section}.system; or leave it out."
+            )
         if "<think>" not in (policy.tokenizer.chat_template or ""):
             return prompts
         # A template that opens <think> itself is invisible in the messages; format rewards are told through a column.
         return [
-            replace(prompt, columns={**prompt.columns, "prefilled": policy.codec.prefills_think(prompt.content)})
+            replace(prompt, columns={**prompt.columns, "prefilled": codec.prefills_think(prompt.content)})
             if prompt.is_chat and "prefilled" not in prompt.columns
             else prompt
             for prompt in prompts
@@ -203,16 +223,20 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
     if data.demonstrations:
         config, rows = data.demonstrations
         prompts = encode("demonstrations", rows, config)
-        demonstrations = make_demonstrations(prompts, policy.codec, recipe, end_id(policy, sampling))
+        demonstrations = make_demonstrations(prompts, codecs["demonstrations"], recipe, end_id(policy, sampling))
     pairs = {}
     if recipe.algorithm.data == "pairs":
-        pairs = make_pairs(train, policy.codec, end_id(policy, sampling))
+        pairs = make_pairs(train, codecs["prompts"], end_id(policy, sampling))
     check_lengths(policy, {one.prompt.index: (one.prompt, (one.completion_ids,)) for one in demonstrations}, "demonstrations")
     check_lengths(policy, {prompt.index: (prompt, pairs[prompt.index]) for prompt in train if pairs}, "pairs")
     for name, prompts in sets.items():
         assert_disjoint(train, prompts, name)
         assert_disjoint([demonstration.prompt for demonstration in demonstrations], prompts, name)
     return EncodedData(train, sets, demonstrations, pairs, reports)
+
+
+def section_of(name: str) -> str:
+    return "cold_start.source" if name == "demonstrations" else f"evaluation.sets.{name}"
 
 
 def check_lengths(policy: Policy, rows: Mapping[int, tuple[Prompt, Sequence[Sequence[int]]]], what: str) -> None:

@@ -65,7 +65,7 @@ def check_handed_in(model: Any, tokenizer: Any) -> None:
 
 def save_handed_in(model: Any, tokenizer: Any, folder: Path) -> None:
     """The object and its tokenizer as a model folder, from which a run loads a copy of its own."""
-    from cohort.model.policy import hide_progress_bars
+    from cohort.model.loading import hide_progress_bars
     from cohort.model.tokenizer import load_tokenizer
 
     hide_progress_bars()

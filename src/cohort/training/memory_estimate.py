@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 MOMENT_BYTES = {32: 8.0, 8: 2.0 + 8.0 / 256.0}
 """Both moments of one element; in 8 bits two codes, and two float32 scales for every 256 elements."""
+FOUR_BIT_BYTES = 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)
+"""One weight in nf4: half a byte of code, a scale of one byte for every 64, and a float32 for every 256 of those."""
 HEAD_CHUNK_ELEMENTS = 1 << 24
 HEAD_GPU_BYTES, HEAD_GPU_SHARE, HEAD_GPU_ROWS = 5 << 28, 16, 256
 """Sizes of the loss head, as in ops/logprobs.py, which imports torch."""
@@ -39,6 +41,8 @@ class ModelNumbers:
     """Norms of query and key heads (Qwen3)."""
     counted: int = 0
     """Parameters as counted in the model itself; 0: by the formula of the families."""
+    counted_linear: int = 0
+    """Those of them in linear layers below the head; 0: by the formula."""
 
     @property
     def projection_sizes(self) -> Mapping[str, tuple[int, int]]:
@@ -66,6 +70,11 @@ class ModelNumbers:
         embeddings = self.vocabulary * self.width * (1 if self.tied else 2)
         return self.layers * per_layer + embeddings + self.width
 
+    @property
+    def linear_parameters(self) -> int:
+        """What a base in 4 bits holds in 4 bits."""
+        return self.counted_linear or self.layers * sum(inputs * outputs for inputs, outputs in self.projection_sizes.values())
+
     def adapter_parameters(self, rank: int) -> int:
         """Of low-rank adapters on every linear layer but the head."""
         return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in self.projection_sizes.values())
@@ -81,6 +90,8 @@ class RunNumbers:
     lora_rank: int = 0
     adapter_parameters: int | None = None
     """Trained parameters where `lora_rank` adapts other modules than all linear layers; None counts those."""
+    four_bit: bool = False
+    """The frozen base holds its linear layers in 4 bits."""
     reference: bool = False
     """A second copy of the weights for the KL; an adapter needs none."""
     teacher_parameters: int = 0
@@ -168,8 +179,9 @@ def estimate(model: ModelNumbers, run: RunNumbers) -> Estimate:
         trained = model.adapter_parameters(run.lora_rank) if run.adapter_parameters is None else run.adapter_parameters
     apart = 4.0 if run.element < 4 else 0.0
     moments = MOMENT_BYTES[run.state_bits]
+    saved = (run.element - FOUR_BIT_BYTES) * model.linear_parameters if run.lora_rank and run.four_bit else 0.0
     held = {
-        "parameters": float(run.element) * (count + (trained if run.lora_rank else 0)),
+        "parameters": float(run.element) * (count + (trained if run.lora_rank else 0)) - saved,
         "masters": apart * trained,
         "moments": moments * trained,
     }
@@ -204,7 +216,7 @@ def words(needed: Estimate, free_bytes: float) -> str:
     fitting = made_to_fit(needed, free_bytes)
     if fitting is None:
         return f"{text}: it does not fit, and no setting makes it fit: use a smaller model, or a larger device."
-    changed = [f"{field} = {spelled(value)}" for field, value in differences(needed.run, fitting)]
+    changed = [f"{field} = {spelled(field, value)}" for field, value in differences(needed.run, fitting)]
     return f"{text}: it does not fit. Set {' and '.join(changed)}."
 
 
@@ -214,6 +226,7 @@ FIELDS = {
     "activation_checkpointing": "train.activation_checkpointing",
     "state_bits": "optimizer.state_bits",
     "lora_rank": "model.lora.rank",
+    "four_bit": "model.lora.base_dtype",
 }
 """The settings that make room, the cheapest first: sizes change no result, then time, then precision, then the method."""
 ADVISED_RANK = 16
@@ -224,8 +237,8 @@ def differences(before: RunNumbers, after: RunNumbers) -> list[tuple[str, int]]:
     return [(field, getattr(after, name)) for name, field in FIELDS.items() if getattr(after, name) != getattr(before, name)]
 
 
-def spelled(value: int) -> str:
-    return str(value).lower()
+def spelled(field: str, value: int) -> str:
+    return '"nf4"' if field == FIELDS["four_bit"] else str(value).lower()
 
 
 def made_to_fit(needed: Estimate, free_bytes: float) -> RunNumbers | None:
@@ -240,6 +253,9 @@ def made_to_fit(needed: Estimate, free_bytes: float) -> RunNumbers | None:
     def adapted(run: RunNumbers) -> RunNumbers:
         return run if run.lora_rank else replace(run, lora_rank=ADVISED_RANK, own_kernels=False)  # PEFT's layers are modules
 
+    def rounded(run: RunNumbers) -> RunNumbers:
+        return replace(run, four_bit=True)
+
     attempts: list[list[Callable[[RunNumbers], RunNumbers]]] = [
         [],
         [checkpointed],
@@ -247,6 +263,8 @@ def made_to_fit(needed: Estimate, free_bytes: float) -> RunNumbers | None:
         [checkpointed, eight_bits],
         [adapted],
         [checkpointed, adapted],
+        [adapted, rounded],
+        [checkpointed, adapted, rounded],
     ]
     for attempt in attempts:
         run = needed.run
@@ -292,6 +310,7 @@ def table(models: Mapping[str, ModelNumbers]) -> list[str]:
     rows.append(("full training", weights(RunNumbers())))
     rows.append(("full training, 8-bit moments", weights(RunNumbers(state_bits=8))))
     rows.append(("adapters of rank 16", weights(RunNumbers(lora_rank=16))))
+    rows.append(("the same over a base in 4 bits", weights(RunNumbers(lora_rank=16, four_bit=True))))
     rows.append(("reference for the KL (none with adapters)", lambda model: 2.0 * model.parameters))
     rows.append(("activations of 16,384 tokens", kept(16384, False)))
     rows.append(("the same, checkpointed", kept(16384, True)))

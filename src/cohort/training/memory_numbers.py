@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psutil
 import torch
 
+from cohort.model.four_bit import count_elements
+from cohort.model.lora import linear_layers
 from cohort.model.policy import Policy
 from cohort.ops.fused.training import FusedBackbone
 from cohort.recipe.rules import needs_reference
@@ -21,6 +25,12 @@ def room_on(device: torch.device) -> float:
     return float(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
 
 
+def base_weights(policy: Policy) -> list[torch.Tensor]:
+    """Of the linear layers below the head, without those that an adapter puts beside them."""
+    layers: dict[str, Any] = linear_layers(policy.model)
+    return [layer.weight for name, layer in layers.items() if ".lora_" not in name]
+
+
 def model_numbers(policy: Policy) -> ModelNumbers:
     config = policy.model.config.get_text_config()
     width, heads = config.hidden_size, getattr(config, "num_attention_heads", None) or 1  # a state space has no heads
@@ -35,6 +45,7 @@ def model_numbers(policy: Policy) -> ModelNumbers:
         intermediate=max(inner) if isinstance(inner, (list, tuple)) else inner,
         vocabulary=config.vocab_size,
         counted=policy.num_parameters - own,
+        counted_linear=sum(map(count_elements, base_weights(policy))),
     )
 
 
@@ -53,6 +64,7 @@ def run_numbers(parts: Parts, encoded: EncodedData) -> RunNumbers:
         element=dtype.itemsize,
         state_bits=recipe.optimizer.state_bits,
         lora_rank=recipe.model.lora.rank,
+        four_bit=recipe.model.lora.base_dtype == "nf4",
         adapter_parameters=adapter,
         reference=needs_reference(recipe),
         critic=needs_critic(algorithm),

@@ -20,6 +20,7 @@ from cohort.model.experts import ASKED_FOR
 from cohort.model.packing import make_examples
 from cohort.model.rotary import positions_of
 from cohort.model.teacher import look_at_teacher
+from cohort.recipe.refused import why_refused
 from cohort.recipe.schema import Recipe
 from cohort.rewards.format import asks_for_form
 from cohort.rewards.math.find import cell_text
@@ -268,12 +269,20 @@ def sampling_check(parts: Parts) -> Check:
     sampling, tokenizer = parts.sampling, parts.policy.tokenizer
     stops = ", ".join(f"{token} {tokenizer.convert_ids_to_tokens(token)!r}" for token in sampling.stop_ids)
     text = (
-        f"temperature {sampling.temperature:g} over the full distribution (the checkpoint's "
-        f"generation_config is not used), {sampling.group_size} completions of at most {sampling.max_completion_tokens} tokens, stop at {stops or 'nothing'}"
+        f"temperature {sampling.temperature:g} over the full distribution ({generation_words(parts)}), {sampling.group_size} "
+        f"completions of at most {sampling.max_completion_tokens} tokens, stop at {stops or 'nothing'}"
     )
     if not sampling.stop_ids:
         return Check("warning", "sampling", f"{text}. Every completion will run to the limit: name a token in sampling.stop.")
     return Check("ok", "sampling", text)
+
+
+def generation_words(parts: Parts) -> str:
+    """What the model's own generation_config.json would cut, punish or forbid, which sampling in training never does."""
+    asked = parts.policy.model.generation_config.to_diff_dict()
+    cuts = {name: value for name, value in asked.items() if name in ("top_p", "top_k", "temperature") or why_refused(name)}
+    listed = ", ".join(f"{name} {value}" for name, value in cuts.items())
+    return f"the checkpoint's generation_config is not used{f': {listed}' if listed else ''}"
 
 
 def length_check(parts: Parts, encoded: EncodedData) -> Check:

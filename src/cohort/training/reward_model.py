@@ -23,11 +23,11 @@ from torch import Tensor
 from cohort.base.keyed import keyed_hash, keyed_permutation
 from cohort.engine.stop import stop_ids
 from cohort.errors import InvariantError, ModelError, RunError
+from cohort.model import folders, loading
 from cohort.model.backbone import ModuleBackbone
 from cohort.model.optim import MAX_SKIPPED_IN_A_ROW, MasterWeights, Optimizer, cast_parameters
 from cohort.model.packing import token_budget_rows
-from cohort.model.policy import Policy, hide_progress_bars
-from cohort.model.tokenizer import load_tokenizer
+from cohort.model.policy import Policy
 from cohort.ops.attention import attention_configs
 from cohort.ops.gather import Selection, take
 from cohort.ops.layout import lay_out
@@ -123,27 +123,25 @@ class RewardModel:
         policy: Policy,
         settings: RewardModelConfig,
         compute_dtype: torch.dtype,
-        revision: str = "",
         state_bits: Literal[32, 8] = 32,
     ) -> RewardModel:
         """A ready reward model from a folder or the hub. It reads the policy's token ids, so it must share its vocabulary."""
         from transformers import AutoModelForSequenceClassification
 
-        hide_progress_bars()
-        options: dict[str, Any] = {"revision": revision} if revision else {}
+        loading.hide_progress_bars()
+        trusted, field = settings.trust_remote_code, "reward_model.source"
+        folders.refuse_unfit_source(source, field, trusted=trusted, causal=False)
+        tokenizer = loading.read_tokenizer(source, "", field, trusted)
         try:
-            tokenizer = load_tokenizer(source, revision)
             model, report = AutoModelForSequenceClassification.from_pretrained(
                 source,
                 dtype=torch.promote_types(compute_dtype, torch.float32),
-                trust_remote_code=False,
+                trust_remote_code=trusted,
                 output_loading_info=True,
-                **options,
             )
-        except (OSError, ValueError, KeyError, RuntimeError) as problem:
-            first_line = str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+        except loading.LOADING_PROBLEMS as problem:
             raise ModelError(
-                f"reward model: cannot load {source!r} as a sequence-classification model ({first_line}). "
+                f"reward model: cannot load {source!r} as a sequence-classification model ({loading.first_line(problem)}). "
                 "Give a folder written by save_pretrained, or a hub id that this machine can reach."
             ) from problem
         if model.config.num_labels != 1:
@@ -158,6 +156,7 @@ class RewardModel:
                 f"reward model: {source!r} has another vocabulary than the policy, whose token ids it would have to read. "
                 "Give a reward model of the policy's own family."
             )
+        loading.refuse_broken_numbers(model, source, field)
         return cls(
             model.to(policy.device),
             tokenizer,
@@ -308,7 +307,7 @@ class RewardModel:
 
     def save(self, folder: Path) -> None:
         """Hugging Face format; loads with AutoModelForSequenceClassification and AutoTokenizer."""
-        hide_progress_bars()
+        loading.hide_progress_bars()
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 

@@ -223,24 +223,23 @@ def _load(kind: str, source: str, revision: str, device_name: str, dtype_name: s
     import torch
     import transformers
 
-    from cohort.model.policy import hide_progress_bars
-    from cohort.model.tokenizer import load_tokenizer
+    from cohort.model import folders, loading
 
-    hide_progress_bars()
-    device = torch.device(device_name if device_name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    loading.hide_progress_bars()
+    device = loading.find_device(device_name, "device")
     if device.type == "cpu" and dtype_name in ("bfloat16", "float16"):
         raise ModelError(f'dtype: {dtype_name} on a CPU is slow, and on some CPUs ends the process; use "float32".')
     dtype: Any = getattr(torch, dtype_name) if dtype_name != "auto" else torch.float32 if device.type == "cpu" else "auto"
     options: dict[str, Any] = {"trust_remote_code": False, **({"revision": revision} if revision else {})}
+    folders.refuse_unfit_source(source, "model", causal=False)
+    tokenizer = loading.read_tokenizer(source, revision, "model")
     try:
-        tokenizer = load_tokenizer(source, revision)
         model, report = getattr(transformers, kind).from_pretrained(
             source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as problem:
-        first_line = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+    except loading.LOADING_PROBLEMS as problem:
         raise ModelError(
-            f"model: cannot load {source!r} as a {KINDS[kind]} model ({first_line}). Give a folder written by save_pretrained "
+            f"model: cannot load {source!r} as a {KINDS[kind]} model ({loading.first_line(problem)}). Give a folder written by save_pretrained "
             "(safetensors), or a hub id that this machine can reach; models that bring code of their own are not run."
         ) from problem
     if report["missing_keys"]:
@@ -249,6 +248,7 @@ def _load(kind: str, source: str, revision: str, device_name: str, dtype_name: s
             f"Give a model that was trained as a {KINDS[kind]} model."
         )
     model = model.to(device).eval().requires_grad_(False)
+    loading.refuse_broken_numbers(model, source, "model")
     keep_head_precise(model)
     added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     special = tuple(token for token in {*added, *tokenizer.all_special_tokens} if len(token) >= SHORTEST_CONTROL)

@@ -78,13 +78,16 @@ def random_weights(job: Job) -> contextlib.AbstractContextManager[None]:
     """Let the loader make the job's model instead of reading files."""
     import torch
 
-    from cohort.model import policy
+    from cohort.model import loading
     from cohort.tools.bench.shapes import make_tokenizer, random_model
 
-    def make(source: str, revision: str = "", dtype: Any = torch.float32, **options: Any) -> tuple[Any, Any]:
-        return random_model(job.model, job.device, dtype), make_tokenizer(job.shape.dimensions.vocabulary)
+    def make(
+        source: str, revision: str = "", dtype: Any = torch.float32, *, in_four_bits: bool = False, **options: Any
+    ) -> tuple[Any, Any]:
+        model = random_model(job.model, job.device, dtype, in_four_bits)
+        return model, make_tokenizer(job.shape.dimensions.vocabulary)
 
-    return replaced(policy, load_pretrained=make)
+    return replaced(loading, load_pretrained=make)
 
 
 def planned_lengths(job: Job) -> contextlib.AbstractContextManager[None]:

@@ -99,8 +99,8 @@ def make_tokenizer(vocabulary: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **named)
 
 
-def random_model(folder: Path, device: Any, dtype: Any) -> Any:
-    """The model of a folder with random weights, made on its device."""
+def random_model(folder: Path, device: Any, dtype: Any, in_four_bits: bool = False) -> Any:
+    """The model of a folder with random weights, made on its device; with its linear layers in 4 bits, as a base that is read."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -110,4 +110,28 @@ def random_model(folder: Path, device: Any, dtype: Any) -> Any:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     model.generation_config.eos_token_id = EOS
     model.generation_config.pad_token_id = PAD
+    if in_four_bits:
+        round_layers(model, dtype)
     return model.eval()
+
+
+def round_layers(model: Any, dtype: Any) -> None:
+    """nf4 in the place of every linear layer below the head; then the peak of memory counts from here, for a base that is read from
+    files is never there in full."""
+    import torch
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    from cohort.model.four_bit import NAME, make_steady
+    from cohort.model.lora import linear_layers
+
+    for name, layer in linear_layers(model).items():
+        parent, _, child = name.rpartition(".")
+        rounded = Linear4bit(1, 1, bias=False, compute_dtype=dtype, device="meta")
+        rounded.in_features, rounded.out_features, rounded.bias = layer.in_features, layer.out_features, layer.bias
+        weight = Params4bit(layer.weight.data, requires_grad=False, quant_type=NAME, compress_statistics=True)
+        rounded.weight = weight.to(layer.weight.device)
+        setattr(model.get_submodule(parent), child, rounded)
+    make_steady(model)
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(model.device)

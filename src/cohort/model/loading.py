@@ -1,0 +1,252 @@
+"""Models and tokenizers from folders, the hub or nothing, on their device; what cannot be used is refused in words.
+
+What a folder holds is looked at before it is loaded (model/folders.py). What was loaded is checked: weights that the files lack, that
+are not finite, and tokens that the embedding has no row for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from cohort.errors import ModelError
+from cohort.model import four_bit, lora
+from cohort.model.folders import refuse_unfit_source
+from cohort.model.tokenizer import load_tokenizer
+from cohort.recipe.model import ModelConfig
+from cohort.recipe.refused import why_no_device
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+LOADING_PROBLEMS = (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError, SafetensorError)
+"""What transformers and those it calls raise over a checkpoint that cannot be loaded."""
+
+
+def hide_progress_bars() -> None:
+    """transformers' bars would tear the live line of the console."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def pick_device(config: ModelConfig) -> torch.device:
+    device = find_device(config.device, "model.device")
+    if config.device != "auto" and device.index is not None:
+        torch.cuda.set_device(device)  # Triton launches its kernels on the current device
+    return device
+
+
+def find_device(name: str, field: str) -> torch.device:
+    """The device of that name on this machine; auto is a GPU where there is one."""
+    if reason := why_no_device(name):
+        raise ModelError(f"{field}: {reason}.")
+    device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ModelError(
+            f"{field}: {name!r}, but this machine shows {torch.cuda.device_count()} CUDA devices. "
+            f'Set {field} to "cpu", or to "auto" to take a GPU where there is one.'
+        )
+    return device
+
+
+def pick_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+    if config.dtype == "bfloat16" and device.type == "cpu":
+        raise ModelError('model.dtype: bfloat16 on a CPU is slow, and on some CPUs ends the process; use "float32" or a GPU.')
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def load_model(config: ModelConfig, seed: int, alphabet: Iterable[str] = ()) -> tuple[Any, Any]:
+    """Model on its device, and tokenizer: in float32, and the optimizer casts to the compute dtype once it holds the masters.
+
+    A base that stays frozen has no masters and is loaded in the compute dtype: in float32 it might not fit.
+    """
+    model: Any
+    device = pick_device(config)
+    if config.source == "scratch":
+        from cohort.model.scratch import build_scratch
+
+        model, tokenizer = build_scratch(config.scratch, alphabet, seed)
+        return model.to(device), tokenizer
+    dtype = pick_dtype(config, device) if config.lora.rank else torch.float32
+    return load_pretrained(
+        config.source,
+        config.revision,
+        dtype,
+        device=device,
+        base_alone=bool(config.lora.adapter),
+        trusted=config.trust_remote_code,
+        in_four_bits=config.lora.base_dtype == four_bit.NAME,
+    )
+
+
+def load_pretrained(
+    source: str,
+    revision: str = "",
+    dtype: torch.dtype = torch.float32,
+    *,
+    device: torch.device | None = None,
+    base_alone: bool = False,
+    field: str = "model.source",
+    trusted: bool = False,
+    in_four_bits: bool = False,
+) -> tuple[Any, Any]:
+    """A local folder or a hub id through transformers, checked, on `device`. Code that ships with it runs only where `trusted`.
+
+    base_alone: of a folder that holds a base and an adapter, the base. field: the word of the recipe that names the source.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if lora.is_adapter(source) and not base_alone:
+        raise ModelError(why_adapter(source, field))
+    refuse_unfit_source(source, field, trusted=trusted)
+    hide_progress_bars()
+    device = device or torch.device("cpu")
+    options: dict[str, Any] = {"revision": revision} if revision else {}
+    options |= four_bit.loading_options(dtype, device) if in_four_bits else {}
+    tokenizer = read_tokenizer(source, revision, field, trusted)
+    loaded: Any
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype,
+            trust_remote_code=trusted,
+            # Reported below by name; transformers would print a table and raise.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
+        )
+    except LOADING_PROBLEMS as problem:
+        refuse_code(problem, source, field)
+        raise ModelError(
+            f"{field}: cannot load {source!r} as a causal language model ({first_line(problem)}). "
+            "Give a folder written by save_pretrained, or a hub id that this machine can reach."
+        ) from problem
+    model, report = loaded
+    refuse_other_weights(report, source, field)
+    if getattr(model, "_hf_peft_config_loaded", False):  # transformers has put the adapter of that folder in
+        if not base_alone:
+            raise ModelError(why_adapter(source, field))
+        model = lora.plain_model(model, merge=False)
+    if in_four_bits:
+        four_bit.make_steady(model)
+    else:
+        model = model.to(device)
+    refuse_broken_numbers(model, source, field)
+    refuse_missing_rows(model, tokenizer, source, field)
+    return model, tokenizer
+
+
+def read_tokenizer(source: str, revision: str, field: str, trusted: bool = False) -> Any:
+    try:
+        return load_tokenizer(source, revision, trusted)
+    except Exception as problem:  # the Rust tokenizer raises bare Exceptions on a damaged file
+        refuse_code(problem, source, field)
+        raise ModelError(
+            f"{field}: the tokenizer of {source!r} cannot be read ({first_line(problem)}). Copy tokenizer.json and "
+            "tokenizer_config.json there again, or give a hub id that this machine can reach."
+        ) from problem
+
+
+def refuse_code(problem: Exception, source: str, field: str) -> None:
+    """What transformers says of a model that brings code; of the hub's it is known only once it is asked for."""
+    section = field.rpartition(".")[0]
+    if section and "trust_remote_code" in str(problem):
+        raise ModelError(
+            f"{field}: {source!r} is code that ships with it, and code of others runs only on your word. Read it, then set "
+            f"{section}.trust_remote_code = true."
+        ) from problem
+
+
+def first_line(problem: BaseException) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+
+
+def why_adapter(source: str, field: str) -> str:
+    return (
+        f"{field}: {source!r} is a PEFT adapter and not a model. Set model.source to its base, model.lora.adapter to "
+        "this folder and model.lora.rank to its rank; or merge it into its base first."
+    )
+
+
+# -- what was loaded ---------------------------------------------------------------------------------------------------
+
+
+def refuse_other_weights(report: Mapping[str, Any], source: str, field: str) -> None:
+    """Weights that the files lack, or hold in another shape, would be made up at random."""
+    for name, stored, wanted in sorted(report.get("mismatched_keys") or (), key=str):
+        raise ModelError(
+            f"{field}: {source}: {name} has the shape {tuple(stored)} in its files and {tuple(wanted)} by its config.json, so one of them "
+            "is of another model. Restore the files that belong together."
+        )
+    missing = sorted(report.get("missing_keys") or ())
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(
+            f"{field}: {source}: its files lack {missing[0]}{more}, which would be made up at random. Copy it again, or give a model that "
+            "was saved as a causal language model."
+        )
+
+
+@torch.no_grad()
+def refuse_broken_numbers(model: Any, source: str, field: str) -> None:
+    """One NaN or infinity makes every log-prob NaN; which tensor it was nobody could tell by then. One pass, one wait."""
+    tensors = {name: value for name, value in model.named_parameters() if value.is_floating_point() and value.numel()}
+    ends = [end.float() for value in tensors.values() for end in torch.aminmax(value.detach())]  # both are NaN if any value is
+    if not ends:
+        return
+    finite = torch.stack(ends).isfinite().view(-1, 2).all(dim=1).tolist()
+    broken = [name for name, whole in zip(tensors, finite, strict=True) if not whole]
+    if broken:
+        count = int((~tensors[broken[0]].isfinite()).sum())
+        values = "1 value that is" if count == 1 else f"{count} values that are"
+        more = f", and so do {len(broken) - 1} more tensors" if len(broken) > 1 else ""
+        raise ModelError(
+            f"{field}: {source}: {broken[0]} holds {values} NaN or infinite{more}. Every log-prob would be NaN: the file "
+            "is damaged, or the training that wrote it diverged, or overflowed in float16. Take an earlier checkpoint."
+        )
+
+
+def refuse_missing_rows(model: Any, tokenizer: Any, source: str, field: str) -> None:
+    """Tokens whose ids the embedding has no row for: a CPU stops at the first, a GPU reads memory that is not its own.
+
+    A token for padding alone may lack its row, as in many a checkpoint: nothing is padded here.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    beyond = {number: token for token, number in tokenizer.get_vocab().items() if number >= rows}
+    used = sorted(number for number, token in beyond.items() if token != tokenizer.pad_token or token == tokenizer.eos_token)
+    if used:
+        raise ModelError(
+            f"{field}: {source}: its tokenizer has ids up to {max(used)} and its embedding {rows} rows, so {len(used)} of its tokens, the first "
+            f"{beyond[used[0]]!r} ({used[0]}), have no embedding. Take the tokenizer that belongs to the weights; or, where tokens were "
+            f"added on purpose, give the model rows for them and train those first: model.resize_token_embeddings({max(used) + 1}), "
+            "then model.save_pretrained(folder)."
+        )
+
+
+def load_adapted(folder: Path, settings: ModelConfig) -> tuple[Any, Any, lora.Adapter]:
+    """An adapter folder as a run or PEFT writes it: its base in float32 or in 4 bits, with the adapter, and the tokenizer."""
+    config = lora.read_config(folder, "adapter")
+    inside = lora.holds_base(folder)
+    base = str(folder) if inside else config.base_model_name_or_path
+    if not base:
+        raise ModelError(f"{folder}: adapter_config.json names no base (base_model_name_or_path), and none lies in the folder.")
+    revision = "" if inside else config.revision or ""
+    trusted, device, in_four_bits = settings.trust_remote_code, pick_device(settings), settings.lora.base_dtype == four_bit.NAME
+    model, tokenizer = load_pretrained(
+        base,
+        revision,
+        pick_dtype(settings, device) if in_four_bits else torch.float32,
+        device=device,
+        base_alone=inside,
+        field="adapter",
+        trusted=trusted,
+        in_four_bits=in_four_bits,
+    )
+    if not inside and (folder / "tokenizer_config.json").is_file():
+        tokenizer = read_tokenizer(str(folder), "", "adapter", trusted)
+    return model, tokenizer, lora.load_adapter(model, folder, "" if inside else base, revision)

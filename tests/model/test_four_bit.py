@@ -1,0 +1,137 @@
+"""A frozen base in 4 bits under adapters: one and the same rounded base is sampled, scored, trained, resumed and merged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("bitsandbytes", reason="a base in 4 bits needs bitsandbytes")
+pytest.importorskip("peft", reason="adapters need peft")
+
+from cohort.engine import build_engine, sample_groups
+from cohort.errors import ModelError
+from cohort.model import four_bit, lora
+from cohort.model.loading import load_adapted, load_model
+from cohort.model.optim import MasterWeights, Optimizer
+from cohort.model.packing import make_examples
+from cohort.model.policy import Policy
+from cohort.recipe.model import LoraConfig, ModelConfig
+from cohort.recipe.schema import OptimizerConfig
+from cohort.training.updates import mismatch_limit
+from cohort.types import NoiseKey, Outcome, Prompt, Rollout, Sampling
+from model_zoo import write_model
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+WIDE = {"hidden_size": 128, "intermediate_size": 192}
+"""Blocks of 64 weights must hold more than one row's worth, as in a real model."""
+
+
+def settings(folder: Path, device: str, **more: Any) -> ModelConfig:
+    return ModelConfig(source=str(folder), device=device, lora=LoraConfig(rank=4, base_dtype="nf4", **more))
+
+
+def policy_of(folder: Path, device: str) -> Policy:
+    config = settings(folder, device)
+    model, tokenizer = load_model(config, 0)
+    policy = Policy(model, tokenizer, 1.0, lora.start_adapter(model, config.lora, 0, str(folder)))
+    MasterWeights(policy.model, torch.bfloat16 if device == "cuda" else torch.float32)
+    return policy
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_engine_trainer_reference_and_export_are_one_rounded_base(tmp_path: Path, device: str) -> None:
+    folder = write_model(tmp_path / "base", **WIDE)
+    policy = policy_of(folder, device)
+    full, _ = load_model(ModelConfig(source=str(folder), device=device), 0)
+    layers = four_bit.four_bit_layers(policy.model)
+    assert len(layers) == 7 * full.config.num_hidden_layers
+    assert policy.num_parameters == sum(value.numel() for value in full.parameters()) + sum(
+        value.numel() for value in policy.own_parameters().values()
+    )
+    # It is rounded, by as much as 4 bits round a normal distribution: 9 % of its spread, and never by more than half a gap.
+    plain = full.model.layers[0].mlp.up_proj.weight.detach().float()
+    rounded = four_bit.full_weight(policy.model.model.layers[0].mlp.up_proj.base_layer).float()
+    assert 0.05 < float((rounded - plain).std() / plain.std()) < 0.15
+
+    # Adapters that do something, on the policy alone: the reference is the base without.
+    reference = policy.frozen_copy()
+    generator = torch.Generator().manual_seed(1)
+    for name, value in lora.adapter_parameters(policy.model).items():
+        if ".lora_B." in name:
+            value.data.copy_(0.05 * torch.randn(value.shape, generator=generator))
+    codes = {id(layer.weight) for layer in layers.values()}
+    assert {id(layer.weight) for layer in four_bit.four_bit_layers(reference.model).values()} == codes, "no second base"
+
+    engine, sentence = build_engine("auto", policy.model, policy.codec.decode)
+    assert "engine hf" not in sentence
+    prompts = [Prompt(number, "x", {}, tuple(range(5 + number, 12 + number))) for number in range(3)]
+    groups = sample_groups(engine, prompts, Sampling(4, 1.0, 12, ()), NoiseKey(0, "train", 1))
+    rollouts = [
+        Rollout(prompt, number, sample, completion, Outcome({}, 1.0, True), 0)
+        for number, (prompt, group) in enumerate(zip(prompts, groups, strict=True))
+        for sample, completion in enumerate(group)
+    ]
+    examples = make_examples(rollouts)
+    scored = policy.score_examples(examples, 4096)
+    largest = max(
+        float((ours - example.sampling_logprobs_T).abs().max()) for ours, example in zip(scored, examples, strict=True)
+    )
+    assert largest <= mismatch_limit(policy.model)
+    apart = [(ours - base).abs().max() for ours, base in zip(scored, reference.score_examples(examples, 4096), strict=True)]
+    assert float(max(apart)) > 1e-3
+
+    # Merged, it is a plain model in full precision that computes the same, and no trace of 4 bits is left in its folder.
+    policy.save(tmp_path / "merged", merge=True)
+    merged, _ = load_model(ModelConfig(source=str(tmp_path / "merged"), device=device), 0)
+    assert not four_bit.four_bit_layers(merged)
+    ids = torch.arange(9, device=device)[None]
+    with torch.no_grad():
+        ours, theirs = (model(input_ids=ids).logits.float().log_softmax(-1) for model in (policy.model, merged))
+    assert float((ours - theirs).abs().max()) < (1e-4 if device == "cpu" else 0.05)
+    # The adapter alone, over the same base read anew in 4 bits.
+    policy.save(tmp_path / "adapter")
+    again, _, _ = load_adapted(tmp_path / "adapter", settings(folder, device))
+    MasterWeights(again, policy.model.dtype)
+    with torch.no_grad():
+        assert torch.equal(again(input_ids=ids).logits, policy.model(input_ids=ids).logits)
+
+
+def test_an_update_moves_the_adapter_alone_and_its_gradient_is_that_of_the_rounded_weights(tmp_path: Path) -> None:
+    policy = policy_of(write_model(tmp_path / "base", **WIDE), "cpu")
+    plain = lora.plain_model(policy.model, merge=True)
+    before = {name: value.clone() for name, value in policy.model.named_parameters()}
+    weights = MasterWeights(policy.model, torch.float32)
+    optimizer = Optimizer(weights, OptimizerConfig(learning_rate=1e-3), 1)
+    ids = torch.arange(3, 15)[None]
+    loss = torch.nn.functional.cross_entropy(policy.model(input_ids=ids).logits[0, :-1], ids[0, 1:])
+    loss.backward()
+    # dL/dB of a layer is (dL/dW) A^T scaled, where W are the rounded weights of a plain model.
+    layer = policy.model.model.layers[1].mlp.down_proj
+    twin = plain.model.layers[1].mlp.down_proj.weight.requires_grad_(True)
+    theirs = torch.nn.functional.cross_entropy(plain(input_ids=ids).logits[0, :-1], ids[0, 1:])
+    theirs.backward()
+    wanted = twin.grad @ layer.lora_A["default"].weight.T * layer.scaling["default"]
+    assert torch.allclose(loss, theirs, atol=1e-5)
+    assert torch.allclose(layer.lora_B["default"].weight.grad, wanted, atol=1e-6)
+    optimizer.clip_and_step()
+    moved = {name for name, value in policy.model.named_parameters() if not torch.equal(value, before[name])}
+    assert moved
+    assert all(".lora_B." in name for name in moved)  # A has no gradient while B is zero
+
+
+def test_another_base_is_noticed_also_where_only_its_scales_differ(tmp_path: Path) -> None:
+    base = policy_of(write_model(tmp_path / "base", **WIDE), "cpu").model
+    twice = policy_of(write_model(tmp_path / "twice", scale_of_layers=2.0, **WIDE), "cpu").model
+    layer, other = (next(iter(four_bit.four_bit_layers(model).values())) for model in (base, twice))
+    assert torch.equal(layer.weight, other.weight), "the codes are the same"
+    assert lora.digest_base(base) != lora.digest_base(twice)
+
+
+def test_where_it_cannot_be_it_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_model(tmp_path / "base")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"model\.lora\.base_dtype: .*needs the package bitsandbytes.*pip install"):
+        load_model(settings(folder, "cpu"), 0)

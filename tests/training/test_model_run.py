@@ -1,0 +1,112 @@
+"""A run that asks its model in a template of its own, with code that ships with the model; stopped, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from test_resume_guards import interrupt_at
+
+from cohort import session
+from cohort.errors import PromptError
+from cohort.recipe.file import build_recipe
+from cohort.training import build
+from cohort.training.preflight import generation_words
+from model_zoo import edit_config, make_tokenizer, spoilt, whole_model
+from session_tools import summary_of, tiny, train_tiny
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[{{ style }}]{% endif %}"
+)
+
+
+def bring_code(folder: Path) -> None:
+    (folder / "modeling_run.py").write_text(
+        "from transformers import Qwen2Config, Qwen2ForCausalLM\n"
+        "class RunConfig(Qwen2Config):\n    model_type = 'of_a_run'\n"
+        "class RunForCausalLM(Qwen2ForCausalLM):\n    config_class = RunConfig\n"
+    )
+    names = {"AutoConfig": "modeling_run.RunConfig", "AutoModelForCausalLM": "modeling_run.RunForCausalLM"}
+    edit_config(folder, model_type="of_a_run", architectures=["RunForCausalLM"], auto_map=names)
+
+
+def words(folder: Path, model: Path, **more: object) -> dict[str, object]:
+    rows = folder / "rows.jsonl"
+    rows.write_text(
+        "".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) + "\n" for a in range(6) for b in range(6))
+    )
+    prompts = {"source": str(rows), "system": "Add.", "max_prompt_tokens": 128}
+    return {
+        "model": {"source": str(model), "device": "cpu"},
+        "prompts": prompts,
+        "prompts.args": {},
+        "cold_start.num_steps": 0,
+        "evaluation.samples": 0,
+        "sampling.max_completion_tokens": 4,
+        "train.num_steps": 2,
+        "algorithm.kl_coef": 0.0,
+    } | more
+
+
+def test_a_template_of_ones_own_stays_with_the_run_and_trusted_code_is_named(tmp_path, monkeypatch, capsys):
+    template = tmp_path / "chat.jinja"
+    template.write_text(TEMPLATE)
+    model = spoilt(tmp_path / "model", bring_code)
+    told = {"prompts.chat_template": str(template), "prompts.template_args": {"style": "robot"}}
+    recipe = words(tmp_path, model, **told, **{"model.trust_remote_code": True, "monitors.console": True})
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 2)
+        assert train_tiny(tmp_path, **recipe).status == "interrupted"
+    first = " ".join(capsys.readouterr().out.split())
+    assert f"trust_remote_code: Python code that ships with model.source {model} runs here" in first
+    assert "chat template of prompts.chat_template, told style robot" in first
+    run = tmp_path / "run"
+    assert tomllib.loads((run / "recipe.toml").read_text())["prompts"]["chat_template"] == TEMPLATE
+    template.write_text(TEMPLATE.replace("[", "("))  # nobody reads it again
+    assert session.resume(run).status == "finished"
+    assert summary_of(run)["trust_remote_code"] == [f"model.source {model}"]
+    tokenizer = make_tokenizer()
+    for step in (1, 2):
+        row = pq.read_table(run / "rollouts" / f"step-{step:06d}.parquet").to_pylist()[0]
+        assert tokenizer.decode(row["prompt_ids"]).endswith("[robot]")
+        assert tokenizer.decode(row["prompt_ids"]).startswith("[system]Add.[user]")
+    assert (run / "model" / "chat_template.jinja").read_text() == TEMPLATE
+    assert (run / "model" / "modeling_run.py").is_file()
+
+
+def test_sets_take_the_arguments_of_training_unless_they_have_their_own(tmp_path):
+    recipe = tiny(tmp_path, **words(tmp_path, whole_model(), **{"prompts.template_args": {"enable_thinking": False}}))
+    other = {"source": recipe.prompts.source, "system": "Add.", "max_prompt_tokens": 128}
+    sets = {
+        "as_training": other,
+        "thinking": other | {"template_args": {"enable_thinking": True}},
+        "texts": other | {"system": ""},
+    }
+    recipe = build_recipe(recipe.model_dump() | {"evaluation": {"samples": 1, "sets": sets}})
+    rows = [{"prompt": f"{a}?", "answer": "1"} for a in range(4)]
+    configs = recipe.evaluation.sets
+    data = build.Data([{"prompt": "x", "answer": "1"}], {name: (config, rows) for name, config in configs.items()}, None)
+    policy = build.load_policy(recipe, data)
+    sets_ = build.encode_data(recipe, data, policy, build.training_sampling(recipe, policy)).sets
+    ends = {name: policy.tokenizer.decode(prompts[0].token_ids)[-20:] for name, prompts in sets_.items()}
+    assert ends["as_training"].endswith("</think>\n\n")
+    assert ends["thinking"].endswith("assistant\n")
+    assert ends["texts"] == "0?"
+    # What no template renders cannot be told anything.
+    idle = build_recipe(recipe.model_dump() | {"prompts": recipe.prompts.model_dump() | {"system": ""}})
+    with pytest.raises(PromptError, match=r"prompts\.template_args: the prompts are texts"):
+        build.encode_data(idle, data, policy, build.training_sampling(idle, policy))
+
+
+def test_what_the_generation_config_would_cut_is_named(tmp_path):
+    class Parts:
+        policy = build.load_policy(tiny(tmp_path, **words(tmp_path, whole_model())), build.Data([], {}, None))
+
+    assert generation_words(Parts) == "the checkpoint's generation_config is not used"
+    for name, value in {"top_p": 0.8, "repetition_penalty": 1.05, "min_p": 0.02, "max_new_tokens": 9}.items():
+        setattr(Parts.policy.model.generation_config, name, value)
+    named = generation_words(Parts).partition(" is not used: ")[2].split(", ")
+    assert sorted(named) == ["min_p 0.02", "repetition_penalty 1.05", "top_p 0.8"]
