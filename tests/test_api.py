@@ -459,6 +459,11 @@ def test_objects_that_would_not_be_loaded_again_as_what_they_are_are_refused(mod
         ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": "nowhere.json"}, RecipeError, "is no file or folder here"),
         ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {"a/b": OTHERS}}, RecipeError, "cannot name a set"),
         ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {}}, RecipeError, "no set in it"),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {"prompt": ["a"]}},
+            RecipeError,
+            "not one mapping of columns",
+        ),
         ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": OTHERS, "held_out": 0.2}, RecipeError, "so does held_out"),
         (
             {"prompts": ROWS, "rewards": [digit_share], "evaluate_on": OTHERS, "evaluation": {"samples": 0}},
@@ -496,9 +501,16 @@ def test_mistakes_are_answered_in_words(model, arguments, error, words):
         ),
         ({"prompts": ROWS, "rewards": [digit_share], "sampling": {"temperature": 0.5}}, "sampling.temperature: an evaluation"),
         ({"prompts": ROWS, "rewards": [digit_share], "held_out": 0.5}, "evaluation.held_out: an evaluation"),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "num_generations": 4},
+            "num_generations: cohort.evaluate calls it samples",
+        ),
+        ({"prompts": ROWS, "rewards": [digit_share], "max_new_tokens": 4}, "cohort.evaluate calls it max_completion_tokens"),
+        ({"prompts": ROWS, "rewards": [digit_share], "sample": 4}, "did you mean 'samples'"),
+        ({"model": None, "prompts": ROWS, "rewards": [digit_share]}, "cohort.evaluate needs a model"),
         ({"prompts": ROWS, "rewards": [digit_share], "checkpoint": "best"}, "is not a run folder, so it has no checkpoints"),
     ],
 )
 def test_an_evaluation_refuses_what_it_would_not_read(model, arguments, words):
     with pytest.raises((RecipeError, RunError), match=words):
-        cohort.evaluate(model, **arguments)
+        cohort.evaluate(**{"model": model} | arguments)

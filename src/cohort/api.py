@@ -126,6 +126,8 @@ def evaluate(
     """
     from cohort.tools.evaluate_here import evaluate_here
 
+    if model is None:
+        raise RecipeError("cohort.evaluate needs a model: a folder, a hub id, a run or a loaded model.")
     materials = Materials()
     source, materials = as_model(model, tokenizer, materials)
     functions: dict[str, Callable[..., Any]] = {}
@@ -176,6 +178,8 @@ def named_sets(evaluate_on: Any) -> dict[str, Any]:
         )
     if not isinstance(evaluate_on, Mapping):
         return {"held_out": evaluate_on}
+    if any(isinstance(rows, list) and rows and not isinstance(rows[0], Mapping) for rows in evaluate_on.values()):
+        raise RecipeError("evaluate_on: give a list of rows, or a dict of such lists by name; not one mapping of columns.")
     for name, rows in evaluate_on.items():
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
             raise RecipeError(f"evaluate_on: {name!r} cannot name a set; use letters, digits, '_', '-' and '.'.")

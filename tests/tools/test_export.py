@@ -164,6 +164,7 @@ def test_a_lora_run_is_merged_or_its_adapter_alone(world, tmp_path):
     [
         (["{run}"], "name the folder to write"),
         (["{run}", "{run}"], "exists, and nothing is overwritten"),
+        (["{run}", "."], "is the folder you are in"),
         (
             ["{run}", "{out}", "--checkpoint", "99"],
             r"has no checkpoint 'step-99'; it has: step-0, step-1, step-2, step-2\.\d, step-3\.",
@@ -176,8 +177,9 @@ def test_a_lora_run_is_merged_or_its_adapter_alone(world, tmp_path):
         (["{run}", "--push", "a/b/c"], "--push a/b/c: .* Give OWNER/NAME"),
     ],
 )
-def test_mistakes_are_answered_in_words(world, tmp_path, words, said):
+def test_mistakes_are_answered_in_words(world, tmp_path, monkeypatch, words, said):
     folder, _ = world
+    monkeypatch.chdir(tmp_path)
     places = {"run": folder / "first", "stopped": folder / "stopped", "out": tmp_path / "out"}
     result = CliRunner().invoke(app, ["export", *[word.format(**places) for word in words]])
     assert result.exit_code == 1

@@ -134,7 +134,8 @@ class Evaluation:
         """One set in a line: pass@1, pass@k, greedy accuracy and the reward, with their 95 % intervals."""
         shown = [what for what in self.sets[name] if not what.startswith(("mean@", "maj@"))]
         numbers = [f"{what} {self.sets[name][what].written(share=what != 'reward')}" for what in shown]
-        problems = f"{self.counts[name]['problems']:.0f} problems"
+        count = int(self.counts[name]["problems"])
+        problems = f"{count} problem{'' if count == 1 else 's'}"
         return f"{name}: {', '.join([problems, *numbers])}"
 
     def metrics(self) -> dict[str, float]:

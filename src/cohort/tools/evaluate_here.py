@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cohort.data.rows import load_rows
 from cohort.errors import RecipeError, RunError
 from cohort.observe.run_folder import as_run
-from cohort.recipe.file import is_section_value, load_recipe, resolve_undotted
+from cohort.recipe.file import OTHER_WORDS, is_section_value, load_recipe, resolve_undotted
 from cohort.recipe.materials import Materials
 from cohort.recipe.schema import EvaluationConfig
 from cohort.tools.evaluate import Problems, evaluate_target, load_problems, refuse_lost_rewards, refuse_missing_model, say
@@ -100,6 +100,7 @@ def evaluation_words(settings: Mapping[str, Any], rows_given: bool) -> dict[str,
         if "." in key or is_section_value(key, value):
             inner = {f"{key}.{word}": one for word, one in value.items()} if isinstance(value, Mapping) else {key: value}
         else:
+            refuse_other_word(key)
             own = key in EvaluationConfig.model_fields
             inner = {f"evaluation.{key}" if own else resolve_undotted(key): value}
         words |= inner
@@ -108,3 +109,11 @@ def evaluation_words(settings: Mapping[str, Any], rows_given: bool) -> dict[str,
         if idle or (rows_given and word in ("evaluation.held_out", "evaluation.sets")):
             raise RecipeError(f"{word}: an evaluation of these problems does not read it; leave it out.")
     return words
+
+
+def refuse_other_word(key: str) -> None:
+    """What others call a word of [evaluation]; in training the same word may mean another."""
+    ours = str(OTHER_WORDS.get(key, "")).partition(" ")[0].rpartition(".")[2]
+    ours = "samples" if ours == "group_size" else ours
+    if ours in EvaluationConfig.model_fields:
+        raise RecipeError(f"{key}: cohort.evaluate calls it {ours}.")

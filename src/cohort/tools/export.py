@@ -22,6 +22,8 @@ def run_export(run: Path, out: Path | None, checkpoint: str, adapter: bool, push
         raise RunError(f"name the folder to write: cohort export {run} OUT; or a repository of the hub: --push OWNER/NAME.")
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} exists, and nothing is overwritten; name another folder, or remove it first.")
+    if out is not None and out.resolve() == Path.cwd():
+        raise RunError(f"{out} is the folder you are in; name one of its own, which need not exist.")
     hub = open_hub(push, public) if push else None
     target = find_weights(folder, checkpoint, folder.recipe())
     with tempfile.TemporaryDirectory(prefix="cohort-export-") as scratch:
