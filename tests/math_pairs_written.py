@@ -34,6 +34,8 @@ TIMES = [
     (box(r"\text{5:00}"), "05:00", RIGHT, "a time set as text"),
     (box(r"\text{5:00}"), "6:00", WRONG, "a time set as text"),
     (box("5{:}00"), r"5\colon 00", RIGHT, "spellings of the colon"),
+    (box(r"5\text{:}00"), "5:00", RIGHT, "spellings of the colon"),
+    (box(r"5\text{:}00"), "12:00", WRONG, "spellings of the colon"),
     (box("t = 5:00"), "5:00", RIGHT, "a time by name"),
     (box("t = 5:00"), "12:00", WRONG, "a time by name"),
     (box("6:00, 5:00"), "5:00, 6:00", RIGHT, "a list of times"),

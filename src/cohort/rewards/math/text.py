@@ -164,6 +164,7 @@ TIGHT_THOUSANDS = re.compile(
     r"|(?:\\!)*[ ]?,[ ]?(?:\\!|\{\}|\\hspace\*?\{-[^{}]{1,9}\})+)[ ]?(?=\d{3}(?!\d))"
 )
 r"""1{,}234 and 1,\!234: braces, or a negative space behind the comma, say that it groups digits and separates nothing."""
+COLON = re.compile(r"(?:\\(?:text|mathrm|mathbin|mathrel|mathord|mathpunct)[ ]?)?\{[ ]?:[ ]?\}")
 SPACES = re.compile(r"[ ]{2,}")
 ELLIPSIS = re.compile(r"\.(?:[ ]?\.)+")
 DOUBLED = re.compile(r"(?<!\\)\\\\(?=[A-Za-z]{2}|[{}%$])")
@@ -185,7 +186,7 @@ def tokens_of(text: str) -> list[Token] | None:
     text = text if r"\begin" in text else LINED_UP.sub("", DOUBLED.sub(r"\\", text))
     text = DOLLARS.sub(r"\1\\$\2", text)  # a single dollar sign before a number is money, any other delimits mathematics
     text = LETTER_TIMES.sub(r" \\times ", text)
-    text = ROW_GAP.sub(r"\\\\", text).replace("{:}", ":")
+    text = COLON.sub(":", ROW_GAP.sub(r"\\\\", text))
     text = COMPARED.sub(lambda sign: ASCII_RELATIONS["".join(sign.group().split())], NEGATED.sub(r"\\ne ", text))
     text = SPACES.sub(" ", GAPS.sub(" ", DROPPED.sub("", TIGHT_THOUSANDS.sub("", text))))
     text = TEXT_DEGREES.sub(r"^\\circ \\text{\1}", text)
