@@ -12,7 +12,7 @@ import cohort
 from cohort import loop, session
 from cohort.errors import RecipeError, RewardError
 from cohort.observe.diagnosis.checks import diagnose
-from cohort.observe.early_stop import check_conditions, why_stop
+from cohort.observe.early_stop import check_conditions, name_absent, why_stop
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import load_recipe
 from cohort.recipe.materials import Materials
@@ -104,6 +104,16 @@ def test_a_condition_is_held_against_the_row_of_its_step(tmp_path):
     assert why_stop(recipe, folder, {"step": 7, "loss/kl": float("nan")}) == ""
     assert "loss/kl is 3" in why_stop(recipe, folder, {"step": 7, "loss/kl": 3.0})
     assert why_stop(recipe, folder, row | {"step": 20}) == "", "the last step ends the run anyway"
+
+
+def test_a_metric_that_the_first_row_lacks_is_mentioned():
+    """A name that only a function knows, or a choice that this run does not have, cannot be refused before."""
+    recipe = recipe_with("loss/kl > 1 or reward/math_answer/typo > 1 or eval/pass@1 > 1")
+    assert list(name_absent(recipe, {"step": 1, "loss/kl": 0.0})) == [
+        "train.stop_when: step 1 has no reward/math_answer/typo; as long as none has, that condition is not met"
+    ]
+    assert list(name_absent(recipe, {"step": 2})) == []
+    assert ["eval/held_out/pass@1" in text for text in name_absent(recipe, {"step": 5})] == [True]
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

@@ -47,6 +47,15 @@ def why_stop(recipe: Recipe, folder: RunFolder, row: Mapping[str, Any]) -> str:
     return ""
 
 
+def name_absent(recipe: Recipe, row: Mapping[str, Any]) -> Iterator[str]:
+    """Metrics of the conditions that the first row does not have which could: a condition on them may never be met."""
+    first = {"eval": recipe.evaluation.every_steps}
+    named = {resolve(recipe, condition).metric for one in parse_conditions(recipe.train.stop_when) for condition in one}
+    for metric in sorted(named):
+        if row["step"] == first.get(metric.partition("/")[0], 1) and metric not in row:
+            yield f"train.stop_when: step {row['step']} has no {metric}; as long as none has, that condition is not met"
+
+
 def resolve(recipe: Recipe, condition: Condition) -> Condition:
     """eval/pass@1 is that of the first set, the one that is looked at on the way."""
     area, _, what = condition.metric.partition("/")

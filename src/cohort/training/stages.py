@@ -17,7 +17,7 @@ from cohort.errors import RewardError
 from cohort.evaluation.evaluate import Evaluation, evaluate
 from cohort.model.critic import NoCritic
 from cohort.observe.diagnosis import signs
-from cohort.observe.early_stop import why_stop
+from cohort.observe.early_stop import name_absent, why_stop
 from cohort.observe.perf import Costs, speed_metrics, time_metrics
 from cohort.observe.rollouts import rows_of
 from cohort.recipe.rules import reward_name
@@ -89,6 +89,8 @@ def observe_step(parts: TrainingParts, state: TrainState, watch: Stopwatch) -> N
     if shown and (step == 1 or step % shown == 0):
         parts.monitors.on_rollouts(step, rows_of(step, batch.rollouts, batch.advantages_N))
     state.stops_because = why_stop(recipe, parts.folder, written)
+    for sentence in name_absent(recipe, written):
+        parts.monitors.on_message(f"warning: {sentence}")
     watch.lap("observe")
 
 
