@@ -98,8 +98,8 @@ def check_kind(kind: str) -> str:
 def profile_of(label: str, spec: str) -> Profile | None:
     """What is known of it. A built-in reward that names no gold among its parameters is one of the shape."""
     short = spec.rpartition(":")[2] if spec.startswith("cohort.rewards.") else spec
-    if short in PROFILES:
-        return PROFILES[short]
+    if known := PROFILES.get(spec) or PROFILES.get(short):
+        return known
     if label not in BUILT_IN:
         return None
     parameters = inspect.signature(BUILT_IN[label]).parameters
