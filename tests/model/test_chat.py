@@ -180,7 +180,7 @@ def test_arguments_reach_the_template_and_only_where_they_are_told():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("enable_thinkin", "does not read 'enable_thinkin' .it reads enable_thinking."),
+        ("enable_thinkin", "does not read 'enable_thinkin' .it reads enable_thinking; did you mean 'enable_thinking'.."),
         ("m", "does not read 'm'"),  # a name of the template's own
         ("messages", "'messages' is set by the trainer itself"),
         ("add_generation_prompt", "is set by the trainer itself"),

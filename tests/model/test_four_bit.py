@@ -122,6 +122,22 @@ def test_an_update_moves_the_adapter_alone_and_its_gradient_is_that_of_the_round
     assert all(".lora_B." in name for name in moved)  # A has no gradient while B is zero
 
 
+def test_a_product_is_the_plain_one_for_any_number_of_rows_with_gradients_or_without(tmp_path: Path) -> None:
+    """bitsandbytes' own takes another kernel for few rows, and on some CPUs rounds its scales once no gradient is asked for."""
+    layer = next(iter(four_bit.four_bit_layers(policy_of(write_model(tmp_path / "base", **WIDE), "cpu").model).values()))
+    weight = four_bit.full_weight(layer).clone()
+    for rows in (1, 5, 300):
+        inputs = torch.randn(rows, layer.in_features, generator=torch.Generator().manual_seed(rows), requires_grad=True)
+        plain = torch.nn.functional.linear(inputs, weight, layer.bias)
+        with torch.no_grad():
+            assert torch.equal(layer(inputs), plain)
+        product = layer(inputs)
+        assert torch.equal(product, plain)
+        ours, theirs = (torch.autograd.grad(out.square().sum(), inputs)[0] for out in (product, plain))
+        assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert torch.equal(four_bit.full_weight(layer), weight), "no call has changed it"
+
+
 def test_another_base_is_noticed_also_where_only_its_scales_differ(tmp_path: Path) -> None:
     base = policy_of(write_model(tmp_path / "base", **WIDE), "cpu").model
     twice = policy_of(write_model(tmp_path / "twice", scale_of_layers=2.0, **WIDE), "cpu").model
