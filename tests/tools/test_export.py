@@ -23,6 +23,7 @@ from cohort.errors import Interrupted, ModelError, RunError
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.materials import Materials
 from cohort.tools.export import run_export
+from cohort.training.run_weights import Target, export_weights
 from session_tools import bits, digit_share, summary_of, tiny
 
 FEW = {"evaluation.samples": 2, "evaluation.max_problems": 4, "evaluation.every_problems": 4}
@@ -157,6 +158,11 @@ def test_a_lora_run_is_merged_or_its_adapter_alone(world, tmp_path):
     torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(base, ours, atol=1e-3)
     assert 'library_name: "peft"' in (adapter / "README.md").read_text()
+    both = shutil.copytree(folder / "second/base", tmp_path / "both")  # as an adapter over a base made here is written
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(adapter / name, both)
+    export_weights(Target("both", str(both), None, RunFolder.open(folder / "second").recipe(), None), tmp_path / "again")
+    assert bits(tmp_path / "again/model.safetensors") == bits(merged / "model.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -354,7 +354,9 @@ def plain_model(model: Any, *, merge: bool) -> Any:
             setattr(tree.get_submodule(parent), child, four_bit.full_layer(layer, four_bit.full_weight(layer).cpu()))
         four_bit.forget_bits(tree)
     tree.__dict__.pop("peft_config", None)
-    tree.__dict__.pop("_hf_peft_config_loaded", None)
+    if tree.__dict__.pop("_hf_peft_config_loaded", None):
+        # Of a folder with base and adapter transformers remembers the adapter's names, and would save the base under them.
+        tree.__dict__.pop("_weight_conversions", None)
     return tree
 
 
