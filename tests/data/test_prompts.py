@@ -247,7 +247,7 @@ def test_a_missing_prompt_column_lists_the_columns_and_the_nearest():
         ([], "an empty list"),
         (["hello"], "message 0 must be"),
         ([{"content": "a"}], "message 0 must be"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "media are not supported"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image'; prompts are text"),
         ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "ends with an assistant message"),
     ],
 )
