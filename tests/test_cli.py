@@ -131,7 +131,9 @@ def test_a_run_is_never_overwritten(world):
     server, recipe, run, _ = world
     before = (run / "summary.json").stat().st_mtime_ns
     printed = says(server, "train", recipe, "name=run", code=1)
-    assert printed.startswith("error: runs/run exists. Resume it with `cohort resume runs/run`, or choose another name=")
+    assert printed.splitlines()[-1].startswith(
+        "error: runs/run exists. Resume it with `cohort resume runs/run`, or choose another name="
+    )
     assert (run / "summary.json").stat().st_mtime_ns == before
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from cohort.base.processes import begin_process
 from cohort.tools.commands import COMMANDS
+from cohort.tools.commands.options import Command
 
 app = typer.Typer(
     name="cohort",
-    help="GRPO for language models with verifiable rewards. Start with: cohort train",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -37,8 +38,36 @@ def plain_errors() -> Iterator[None]:
         message = f"{problem.strerror or problem}{f': {problem.filename}' if problem.filename else ''}"
     else:
         return
-    typer.echo(f"error: {printable(message)}", err=True)  # it may quote what a model wrote, and a terminal would obey
+    print_error(f"error: {printable(message)}")  # it may quote what a model wrote, and a terminal would obey
     raise typer.Exit(1)
+
+
+def print_error(text: str) -> None:
+    """Wrapped between words for a person at a terminal; as it is for everybody else."""
+    if not sys.stderr.isatty():
+        typer.echo(text, err=True)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    from cohort.observe.monitors.width import print_wrapped
+
+    print_wrapped(Console(stderr=True, highlight=False), Text(text))
+
+
+def print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"cohort {import_module('cohort').__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """GRPO for language models with verifiable rewards. Start with: cohort train"""
 
 
 def as_command(function: Callable[..., int | None]) -> Callable[..., None]:
@@ -56,7 +85,7 @@ def as_command(function: Callable[..., int | None]) -> Callable[..., None]:
 
 
 for _name, _module in COMMANDS.items():
-    app.command(_name)(as_command(getattr(import_module(_module), _name)))
+    app.command(_name, cls=Command)(as_command(getattr(import_module(_module), _name)))
 
 
 if __name__ == "__main__":

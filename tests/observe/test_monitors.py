@@ -2,12 +2,15 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from cohort.errors import Interrupted, RecipeError
@@ -310,6 +313,76 @@ def test_terminal_has_a_live_line_and_is_given_back(tmp_path):
     assert monitor.progress is None
     assert "2/3" in out.getvalue()
     assert "success 38 %" in out.getvalue()
+
+
+def everything_said(monitor, clock):
+    """A run with all there is to say: long messages, every fact of a step, a finding, sets with long names, and the end."""
+    long = {
+        "loss/kl_per_completion": 12.34,
+        "loss/entropy": 1.25,
+        "rollout/length_mean": 4096.0,
+        "advantage/useful_groups": 0.875,
+    }
+    monitor.on_message(
+        "algorithm grpo: " + "samples of the policy -> group_normalized -> clip 0.2/0.2 -> " * 4 + "/a/path/in/one/piece"
+    )
+    monitor.on_message("字" * 25 + " " + "字" * 25 + "\nsecond line")
+    monitor.on_stage("cold start", total=2500)
+    monitor.on_progress(2500, {"loss": 0.123456, "success": 0.5})
+    monitor.on_stage("training", total=10_000)
+    for step in range(1, 4):
+        for done in (1, 2):
+            clock.now += 20.0
+            monitor.on_scoring("a_reward_with_a_long_name", done, 256)
+        clock.now += 20.0
+        monitor.on_metrics(
+            row(step, **long, **{"reward/unscored": 100.0, "rollout/completions": 256, "rollout/truncated": 0.97})
+        )
+    numbers = {
+        "pass@1": ONE,
+        "pass@8": BETTER,
+        "maj@8": ONE,
+        "greedy": ONE,
+        "reward": {"value": -0.25, "low": -0.5, "high": 0.125},
+    }
+    monitor.on_stage("final evaluation")
+    monitor.on_evaluation({"step": 3, "label": "after", "sets": {"a_held_out_set_with_a_name": {**numbers, "problems": 512}}})
+    sets = {name: {"before": numbers, "after": numbers} for name in ("held_out", "a_held_out_set_with_a_name")}
+    monitor.on_finish({"status": "finished", "steps": 3, "seconds": 130.0, "eval": {"sets": sets}})
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize(("width", "most"), [(80, 80), (100, 100), (200, 100), (60, 60)])
+def test_no_line_is_wider_than_the_terminal_or_100_columns(tmp_path, monkeypatch, terminal, width, most):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monitor, out, clock = make_console(tmp_path, terminal, width)
+    monitor.folder = Path("runs/a")
+    everything_said(monitor, clock)
+    lines = [line for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", out.getvalue())) if line]
+    assert [line for line in lines if cell_len(line) > most] == []
+    text = "\n".join(line.rstrip() for line in lines)
+    assert re.search(r"^(training 3/10000 ·|.*training +3/10000) .*reward 0.400 · success 38 %", text, re.MULTILINE)
+    assert "/a/path/in/one/piece" in text
+    assert re.search(r"reward +│ -0.250( \[-0.500, 0.125\])? +│ -0.250.*│ +\+0.000", text)
+    assert ("[-0.500, 0.125]" in text) == (most == 100)  # the table drops its intervals rather than wrap
+    assert "95.2 %" in text
+
+
+def test_the_live_line_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    for width in (60, 80, 200):
+        monitor, _, _ = make_console(tmp_path, True, width)
+        monitor.on_stage("training", total=10_000)
+        monitor.on_metrics(row(1, **{"loss/kl_per_completion": 12.34, "loss/entropy": 1.25, "rollout/length_mean": 4096.0}))
+        assert len(monitor.console.render_lines(monitor.progress.get_renderable())) == 1
+        monitor.close()
+
+
+def test_columns_that_are_asked_for_are_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monitor, out, _ = make_console(tmp_path, width=200)
+    monitor.on_message("word " * 39)
+    assert len(out.getvalue().splitlines()) == 1
 
 
 def test_names_are_text_not_markup(tmp_path):

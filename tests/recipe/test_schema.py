@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe.built_in import recipe_path
-from cohort.recipe.file import OTHER_WORDS, build_recipe, dump_recipe, leaf_fields, load_recipe, walk
+from cohort.recipe.file import build_recipe, dump_recipe, leaf_fields, load_recipe, walk
+from cohort.recipe.foreign import OTHER_WORDS
 from cohort.recipe.rules import recipe_warnings
 from cohort.recipe.schema import Recipe
 

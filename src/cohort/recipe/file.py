@@ -7,9 +7,10 @@ have worked, also for the words of other tools.
 from __future__ import annotations
 
 import copy
+import json
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -19,6 +20,8 @@ from pydantic import BaseModel, ValidationError
 from cohort.algorithms.presets import PRESETS
 from cohort.base.text import has_lone_surrogate, printable
 from cohort.errors import RecipeError
+from cohort.recipe.foreign import OTHER_WORDS, UNCLEAR_WORDS, why_no_word
+from cohort.recipe.foreign_values import in_our_words
 from cohort.recipe.refused import why_refused
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import nearest
@@ -41,84 +44,10 @@ PREFERRED = {
 }
 """Undotted words that several sections share, and the one that is meant."""
 
-OTHER_WORDS = {
-    "num_generations": "train.group_size",
-    "num_return_sequences": "train.group_size",
-    "rollout_n": "train.group_size",
-    "n": "train.group_size",
-    "G": "train.group_size",
-    "per_device_train_batch_size": "train.prompts_per_step",
-    "train_batch_size": "train.prompts_per_step",
-    "gradient_accumulation_steps": "train.micro_batch_tokens",
-    "max_steps": "train.num_steps",
-    "steps": "train.num_steps",
-    "num_epochs": "train.num_steps",
-    "num_train_epochs": "train.num_steps",
-    "total_epochs": "train.num_steps",
-    "num_iterations": "train.passes_per_step",
-    "ppo_epochs": "train.passes_per_step",
-    "steps_per_generation": "train.minibatches_per_step",
-    "beta": "algorithm.kl_coef",
-    "kl_beta": "algorithm.kl_coef",
-    "kl_weight": "algorithm.kl_coef",
-    "kl_loss_coef": "algorithm.kl_coef",
-    "init_kl_coef": "algorithm.kl_coef",
-    "sync_ref_model": "algorithm.reference_every",
-    "ref_model_sync_steps": "algorithm.reference_every",
-    "ref_model_mixup_alpha": "algorithm.reference_decay",
-    "epsilon_low": "algorithm.clip_low",
-    "epsilon_high": "algorithm.clip_high",
-    "clip_range": "algorithm.clip_low and algorithm.clip_high",
-    "clip_ratio": "algorithm.clip_low and algorithm.clip_high",
-    "clip_eps": "algorithm.clip_low and algorithm.clip_high",
-    "clip_epsilon": "algorithm.clip_low and algorithm.clip_high",
-    "eps_clip": "algorithm.clip_low and algorithm.clip_high",
-    "eps": "algorithm.clip_low and algorithm.clip_high",
-    "loss_type": "algorithm.aggregation",
-    "scale_rewards": "algorithm.advantage",
-    "normalize_std": "algorithm.advantage",
-    "mask_truncated_completions": "algorithm.mask_truncated",
-    "lr": "optimizer.learning_rate",
-    "lr_scheduler_type": "optimizer.schedule",
-    "adam_beta1": "optimizer.beta1",
-    "adam_beta2": "optimizer.beta2",
-    "adam_epsilon": "optimizer.epsilon",
-    "grad_clip": "optimizer.max_grad_norm",
-    "max_completion_length": "sampling.max_completion_tokens",
-    "max_new_tokens": "sampling.max_completion_tokens",
-    "max_tokens": "sampling.max_completion_tokens",
-    "max_prompt_length": "prompts.max_prompt_tokens",
-    "use_vllm": "sampling.engine",
-    "dataset": "prompts.source",
-    "train_dataset": "prompts.source",
-    "model_name_or_path": "model.source",
-    "enable_thinking": "prompts.template_args.enable_thinking",
-    "thinking": "prompts.template_args.enable_thinking",
-    "chat_template_kwargs": "prompts.template_args",
-    "template_kwargs": "prompts.template_args",
-    "chat_template_path": "prompts.chat_template",
-    "tokenizer_chat_template": "prompts.chat_template",
-    "teacher_model_name_or_path": "teacher.source",
-    "reward_funcs": "rewards",
-    "reward_weights": "rewards.N.weight",
-    "save_steps": "checkpoints.every_steps",
-    "save_total_limit": "checkpoints.keep",
-    "eval_steps": "evaluation.every_steps",
-    "output_dir": "runs_folder",
-}
-"""What TRL, verl and others call it -> our word. Suggested, never accepted: one concept has one word."""
 
-UNCLEAR_WORDS = {
-    "epsilon": "write algorithm.clip_low and algorithm.clip_high for the clip of the ratio, optimizer.epsilon for AdamW's",
-    "batch_size": "write train.prompts_per_step (with train.group_size) for training, cold_start.batch_size for demonstrations",
-    "kl": "write algorithm.kl_coef for its weight, monitors.kl = true to measure it where the weight is 0",
-    "clip": "write algorithm.clip_low and algorithm.clip_high for the clip of the ratio, critic.clip for PPO's value function",
-    "coef": "write teacher.coef for the weight of a teacher, algorithm.kl_coef for that of the KL, algorithm.entropy_coef for entropy",
-    "epochs": "write train.passes_per_step for passes over each batch, train.num_steps for the length of a run, "
-    "reward_model.epochs for the fit of a reward model",
-    "loss": "write algorithm.name, algorithm.region and algorithm.aggregation for the policy's, reward_model.loss for a reward model's",
-}
-"""Words that one section has but that mean something else to most people: refused undotted."""
+UNKNOWN = object()
+"""A value that is not known."""
+NO_WORDS: Mapping[str, Any] = {}
 
 
 def load_recipe(
@@ -126,10 +55,16 @@ def load_recipe(
 ) -> Recipe:
     """Read a TOML recipe, apply `key=value` overrides, then already typed values (the Python API), and validate."""
     tree = {} if path is None else read_tree(path)
-    for key, value in sorted(map(parse_override, overrides), key=turn):
-        assign(tree, key, value)
-    for key, value in sorted((values or {}).items(), key=turn):
-        assign(tree, key, os.fspath(value) if isinstance(value, os.PathLike) else value)
+    given = [parse_override(override) for override in overrides]
+    words = {key.rpartition(".")[2]: value for key, value in [*given, *(values or {}).items()]}
+    problems = []
+    for key, value in [*sorted(given, key=turn), *sorted((values or {}).items(), key=turn)]:
+        try:
+            assign(tree, key, os.fspath(value) if isinstance(value, os.PathLike) else value, words)
+        except RecipeError as problem:
+            problems.append(str(problem))
+    if problems:  # all of them at once: somebody who comes from another tool brings several of its words
+        raise RecipeError("\n".join(problems))
     return build_recipe(tree)
 
 
@@ -162,7 +97,8 @@ def build_recipe(tree: Mapping[str, Any]) -> Recipe:
     except ValidationError as problem:
         # A union reports each of its branches; the literal one says nothing that the other does not.
         errors = [error for error in problem.errors() if not str(error["loc"][-1:]).startswith('("literal[')]
-        raise RecipeError("\n".join(explain(error) for error in errors or problem.errors())) from None
+        words = dict(leaves_of(tree))
+        raise RecipeError("\n".join(explain(error, words) for error in errors or problem.errors())) from None
 
 
 def refuse_unwritable(node: Any, path: str) -> None:
@@ -190,9 +126,12 @@ def parse_value(text: str) -> Any:
     return value if len(parsed) == 1 and isinstance(value, str | bool | int | float | list | dict) else text
 
 
-def assign(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted or undotted key. `rewards.0.weight=2` reaches into lists. A section changes in the words that are named."""
-    names = (key if "." in key or is_section_value(key, value) else resolve_undotted(key)).split(".")
+def assign(tree: dict[str, Any], key: str, value: Any, words: Mapping[str, Any] = NO_WORDS) -> None:
+    """Set a dotted or undotted key. `rewards.0.weight=2` reaches into lists. A section changes in the words that are named.
+
+    words: all that were given, for a hint on one that is another tool's.
+    """
+    names = (key if "." in key or is_section_value(key, value) else resolve_undotted(key, value, words)).split(".")
     if names[0] == "rewards" and len(names) > 1 and "rewards" not in tree:
         tree["rewards"] = [reward.model_dump(exclude_defaults=True) for reward in Recipe().rewards]
     if names == ["algorithm", "name"]:
@@ -212,7 +151,7 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
     if isinstance(value, Mapping) and is_section(names):
         node.setdefault(names[-1], {})
         for word, inner in sorted(value.items(), key=lambda item: item[0] != "name"):  # as with words of their own
-            assign(tree, ".".join([*names, str(word)]), inner)
+            assign(tree, ".".join([*names, str(word)]), inner, words)
     else:
         node[names[-1]] = copy.deepcopy(value)  # the next word may reach into it, and it is the caller's
 
@@ -245,7 +184,8 @@ def is_section(names: Iterable[str]) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def resolve_undotted(key: str) -> str:
+def resolve_undotted(key: str, value: Any = UNKNOWN, words: Mapping[str, Any] = NO_WORDS) -> str:
+    """The path that an undotted word means. value, words: what it was given, and beside it, for the hint on an unknown one."""
     if key in PREFERRED:
         return PREFERRED[key]
     if key in UNCLEAR_WORDS:
@@ -258,9 +198,8 @@ def resolve_undotted(key: str) -> str:
         raise RecipeError(f"{key}: several sections have it; write one of {', '.join(matches)}")
     if key in Recipe.model_fields:
         raise RecipeError(f"{key}: it is a section; write {key}.KEY=value with one of {', '.join(section_fields((key,)))}")
-    raise RecipeError(
-        f"unknown recipe key {key!r}{suggestion(key, [*(path.rsplit('.', 1)[-1] for path in paths), *Recipe.model_fields])}"
-    )
+    known = [*(path.rsplit(".", 1)[-1] for path in paths), *Recipe.model_fields]
+    raise RecipeError(f"unknown recipe key {key!r}{suggestion(key, known, value=value, words=words)}")
 
 
 def leaf_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, Any]]:
@@ -275,16 +214,78 @@ def leaf_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, A
     return leaves
 
 
-def suggestion(word: str, siblings: Sequence[str], section: str = "") -> str:
+def suggestion(
+    word: str,
+    siblings: Sequence[str],
+    section: str = "",
+    value: Any = UNKNOWN,
+    words: Mapping[str, Any] = NO_WORDS,
+    dotted: bool = False,
+) -> str:
     """The word that was probably meant: a neighbour's spelling, our word for another tool's, or the section it lives in."""
     if word in OTHER_WORDS:
         ours = OTHER_WORDS[word]
         own = ours.rpartition(".")[2]  # [cold_start] has a learning_rate of its own
-        return f"; here it is called {f'{section}.{own}' if section and own in siblings and ' and ' not in ours else ours}"
+        if section and own in siblings and " and " not in ours and f"{section}.{own}" != ours:
+            return f"; here it is called {section}.{own}"
+        return f"; here it is called {ours}{value_words(word, value, words, dotted)}"
     if reason := why_refused(word):
         return f": {reason}"
+    if said := why_no_word(word):
+        return f"; there is no such word here: {said}"
     homes = [path for path, _ in leaf_fields(Recipe) if path.rsplit(".", 1)[-1] == word]
     return nearest(word, siblings) or (f"; it belongs to {' or '.join(homes)}" if homes else "")
+
+
+def is_foreign(word: str) -> bool:
+    """Whether something is known of a word that is not ours."""
+    return word in OTHER_WORDS or word in UNCLEAR_WORDS or bool(why_refused(word) or why_no_word(word))
+
+
+def value_words(word: str, value: Any, words: Mapping[str, Any], dotted: bool) -> str:
+    """The value of another tool's word as it is written here, and what to know of it: ": write kl_coef=0.04"."""
+    ours, remark = in_our_words(word, value, words) if value is not UNKNOWN else (None, "")
+    written = " ".join(f"{path if dotted else undotted(path)}={toml_value(inner)}" for path, inner in (ours or {}).items())
+    return (f": write {written}" if written else "") + (f" ({remark})" if remark else "")
+
+
+def as_override(word: str, text: str) -> str:
+    """`word=text`, where a recipe has the word; else what is known of it, and "" where nothing is."""
+    try:
+        if "." in word and walk(word.split("."))[0] is None:
+            raise RecipeError(
+                explain({"loc": word.split("."), "type": "extra_forbidden", "input": parse_value(text), "msg": ""})
+            )
+        if "." not in word:
+            resolve_undotted(word, parse_value(text))
+        return f"{word}={text}"
+    except RecipeError as problem:
+        return str(problem) if is_foreign(word.rpartition(".")[2]) or ";" in str(problem) else ""
+
+
+def undotted(path: str) -> str:
+    """The shortest word for a path that the command line and Python take."""
+    word = path.rpartition(".")[2]
+    try:
+        return word if resolve_undotted(word) == path else path
+    except RecipeError:
+        return path
+
+
+def toml_value(value: Any) -> str:
+    """As it is typed: text without quotes, numbers without noise."""
+    if isinstance(value, str):
+        return value
+    return f"{value:.12g}" if isinstance(value, float) else json.dumps(value, default=str)
+
+
+def leaves_of(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """(last name, value) of everything in a tree of tables."""
+    if isinstance(node, Mapping):
+        for name, inner in node.items():
+            yield from leaves_of(inner, (*path, str(name)))
+    elif path:
+        yield path[-1], node
 
 
 def walk(path: Iterable[Any]) -> tuple[Any, Any]:
@@ -314,14 +315,19 @@ def section_fields(path: Iterable[Any]) -> list[str]:
     )
 
 
-def explain(error: Mapping[str, Any]) -> str:
+def explain(error: Mapping[str, Any], words: Mapping[str, Any] = NO_WORDS) -> str:
     """One pydantic error in words: the field, what is wrong, and the fix where it is known."""
     location, kind, given = error["loc"], error["type"], error["input"]
     shown = [str(part) for part in location if not (isinstance(part, str) and part.endswith("Config"))]
     path, parent, key = ".".join(shown), ".".join(shown[:-1]), shown[-1] if shown else ""
     if kind == "extra_forbidden":
-        siblings = section_fields(location[:-1])
-        return f"unknown recipe key {key!r}{f' in [{parent}]' if parent else ''}{suggestion(key, siblings, parent)}"
+        siblings, where = section_fields(location[:-1]), f" in [{parent}]" if parent else ""
+        if isinstance(given, Mapping):  # perhaps a section of another tool: each word that is known
+            known = [(name, value) for name, value in leaves_of(given) if is_foreign(name)]
+            said = ", ".join(f"{name!r}{suggestion(name, siblings, parent, value, words)}" for name, value in known)
+            hint = nearest(key, siblings) if said else suggestion(key, siblings, parent)
+            return f"unknown recipe key {key!r}{where}{hint}{f': {said}' if said else ''}"
+        return f"unknown recipe key {key!r}{where}{suggestion(key, siblings, parent, given, words, dotted=True)}"
     message = str(error["msg"]).removeprefix("Value error, ")
     if not path:
         return message

@@ -18,7 +18,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from cohort.algorithms.presets import PRESETS
-from cohort.recipe.file import OTHER_WORDS, PREFERRED, UNCLEAR_WORDS, leaf_fields
+from cohort.recipe.file import PREFERRED, leaf_fields
+from cohort.recipe.foreign import NO_WORD, OTHER_WORDS, UNCLEAR_WORDS
+from cohort.recipe.foreign_values import CONVERTED
 from cohort.recipe.schema import Recipe, RewardConfig
 from cohort.recipe.versions import CHANGES, MOVED, VERSION
 
@@ -228,11 +230,13 @@ def undotted_lines() -> Iterator[str]:
 def other_word_lines() -> Iterator[str]:
     yield "## Words of other tools"
     yield ""
-    yield "They are refused, and the answer names ours: one concept has one word."
+    yield "They are refused, and the answer names ours, with the value converted where it can be: one concept has one word."
     yield ""
-    yield "| elsewhere | here |"
-    yield "|---|---|"
-    yield from (table_row(f"`{word}`", f"`{ours}`") for word, ours in OTHER_WORDS.items())
+    yield "| elsewhere | here | |"
+    yield "|---|---|---|"
+    for word, ours in OTHER_WORDS.items():
+        yield table_row(f"`{word}`", f"`{ours}`", CONVERTED[word][1] if word in CONVERTED else "")
+    yield from (table_row(f"`{word}`", "–", said) for word, said in NO_WORD.items())
 
 
 def version_lines() -> Iterator[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from cohort.algorithms.effects import idle
-from cohort.algorithms.registry import Choice, Kind
+from cohort.algorithms.registry import SAMPLED, Choice, Kind
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.choices import written
-from cohort.recipe.schema import PromptsConfig, TeacherConfig
+from cohort.recipe.schema import PromptsConfig, Recipe, TeacherConfig
 
 NO_TEACHER = TeacherConfig()
 DATA_WORDS = {
@@ -38,6 +38,16 @@ def template_words(prompts: PromptsConfig) -> str:
     whose = "of prompts.chat_template" if prompts.chat_template else "of the tokenizer"
     told = ", ".join(f"{name} {written(value)}" for name, value in prompts.template_args.items())
     return f"chat template {whose}{f', told {told}' if told else ''}" if prompts.chat_template or told else ""
+
+
+def first_line(recipe: Recipe) -> str:
+    """What is about to begin, said before anything large is loaded."""
+    train, cold = recipe.train, recipe.cold_start.num_steps
+    work = [f"a cold start of up to {cold} steps"] if cold else []
+    each = f" x {train.group_size} completions" if recipe.algorithm.data in SAMPLED else ""
+    if train.num_steps:
+        work.append(f"{train.num_steps} steps of {train.prompts_per_step} prompts{each} with {recipe.algorithm.name}")
+    return f"{', then '.join(work)}; loading ..."
 
 
 def describe_own(choice: Choice) -> str:

@@ -262,19 +262,24 @@ def headline(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def before_after_table(evaluated: Mapping[str, Any], width: int = WIDEST) -> Table | None:
-    """Per set: before, after, also of the reward. What does not fit loses its intervals. None when there was no evaluation."""
+    """Per set: before, after, also of the reward. Where it does not fit it loses its intervals, then the ends of long names.
+
+    None when there was no evaluation.
+    """
     sets = evaluated.get("sets") or {"": {side: evaluated[side] for side in ("before", "after") if evaluated.get(side)}}
     heads = ("set", "", "before", "after", "change")
     rows = table_rows(sets, with_interval)
     if table_width([heads, *rows]) > width:
         rows = table_rows(sets, value_of)
+    excess = table_width([heads, *rows]) - width
+    room = max((cell_len(row[0]) for row in rows), default=0) - max(0, excess)
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     for head in heads:
-        right, narrow = head in heads[2:], head == "set" and table_width([heads, *rows]) > width
-        table.add_column(head, justify="right" if right else "left", no_wrap=True, min_width=None if narrow else len(head))
-    table.width = width if table_width([heads, *rows]) > width else None
+        table.add_column(head, justify="right" if head in heads[2:] else "left", no_wrap=True)
     for name, *cells in rows:
-        table.add_row(Text(printable(name)), *cells)
+        shown = Text(printable(name))
+        shown.truncate(max(room, len(heads[0])), overflow="ellipsis")
+        table.add_row(shown, *cells)
     return table if rows else None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cohort.errors import RecipeError
-from cohort.recipe.file import load_recipe
+from cohort.recipe.file import as_override, load_recipe
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import nearest
 
@@ -40,6 +40,8 @@ def recipe_path(recipe: str | Path) -> Path:
     for file in (Path(name) / "recipe.toml", Path(name), HERE / name / "recipe.toml"):
         if file.is_file():
             return file
+    if (meant := as_override(name, "VALUE")).startswith(f"{name}="):
+        raise RecipeError(f"{name}: words of a recipe are written key=value, without spaces: {meant}")
     raise RecipeError(
         f"recipe {name!r}: neither a file nor a built-in recipe{nearest(name, built_in())}. Built in: {', '.join(built_in())}"
     )

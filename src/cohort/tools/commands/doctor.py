@@ -15,7 +15,11 @@ def doctor(
     Golds and shuffled golds, sampling, lengths, truncation, success rate, memory, and the invariants of step 1.
     """
     from cohort.recipe.built_in import find_recipe, split_words
+
+    name, overrides = split_words(words or [])
+    recipe = find_recipe(name, overrides)
+    typer.echo("looking the recipe over; loading ...")
+
     from cohort.tools.doctor import run_doctor
 
-    recipe, overrides = split_words(words or [])
-    return 0 if run_doctor(find_recipe(recipe, overrides)) else 1
+    return 0 if run_doctor(recipe) else 1

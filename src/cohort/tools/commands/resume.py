@@ -12,6 +12,9 @@ from cohort.tools.commands import EXIT_CODES
 
 def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> int:
     """Go on with an interrupted run, exactly where it was."""
+    if has_console(run):
+        typer.echo(f"resuming {run}; loading ...")
+
     from cohort.observe.run_folder import RunFolder
     from cohort.session import resume as resume_run
 
@@ -21,3 +24,14 @@ def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> int:
         if advice := RunFolder.open(run).ignored_edit(result.summary):
             typer.echo(advice)
     return EXIT_CODES[result.status]
+
+
+def has_console(run: Path) -> bool:
+    """Whether the run's recipe wants to be heard; read without loading what a run needs."""
+    import tomllib
+
+    try:
+        recipe = tomllib.loads((run / "recipe.toml").read_text(encoding="utf-8"))
+        return bool(recipe.get("monitors", {}).get("console", True))
+    except (OSError, ValueError, AttributeError):  # what is wrong with it is said by who needs it
+        return False

@@ -19,9 +19,7 @@ from cohort.errors import RecipeError
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.built_in import DEMO, built_in, recipe_path
 from cohort.recipe.file import (
-    OTHER_WORDS,
     PREFERRED,
-    UNCLEAR_WORDS,
     assign,
     build_recipe,
     is_section_value,
@@ -31,6 +29,7 @@ from cohort.recipe.file import (
     read_tree,
     resolve_undotted,
 )
+from cohort.recipe.foreign import OTHER_WORDS, UNCLEAR_WORDS
 from cohort.recipe.own import resolve_recipe
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import nearest
