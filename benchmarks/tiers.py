@@ -83,7 +83,7 @@ def measure(family: str, options: argparse.Namespace, device: torch.device) -> d
     ratios = {
         f"cached / {other}": statistics.median(a / b for a, b in zip(speeds["cached"], speeds[other], strict=True))
         for other in speeds
-        if other != "cached"
+        if other != "cached" and "cached" in speeds
     }
     parameters = sum(value.numel() for value in model.parameters())
     row = {

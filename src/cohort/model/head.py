@@ -57,8 +57,14 @@ class SplitModel:
         projection: Any = self.projection
         return LinearHead(projection.weight, projection.bias, self.scale, self.softcap)
 
+    def fit(self, hidden: Tensor) -> Tensor:
+        """In the dtype of the projection: some backbones keep what they add up in float32 (Mamba), and their own forward casts it here."""
+        weight: Any = self.projection.weight
+        return hidden.to(weight.dtype) if weight.is_floating_point() else hidden
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H], in float32 at least (float64 stays, for tests that need it)."""
+        hidden = self.fit(hidden)
         linear = self.linear if hidden.is_cuda and hidden.dtype in LOW_PRECISION else None
         if linear is not None and not (torch.is_grad_enabled() and (hidden.requires_grad or linear.trained)):
             logits = project(hidden.reshape(-1, hidden.shape[-1]), linear.weight_VH, linear.bias_V)
@@ -72,7 +78,7 @@ class SplitModel:
         self, hidden_MH: Tensor, token_ids_M: Tensor, *, temperature: float, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor]:
         """(logprobs_M, entropy_M) of chosen tokens, from the hidden states before them."""
-        linear = self.linear
+        hidden_MH, linear = self.fit(hidden_MH), self.linear
         if linear is not None:
             return linear_logprobs(hidden_MH, token_ids_M, linear, temperature=temperature, entropy_gradient=entropy_gradient)
         projection: Any = self.projection
