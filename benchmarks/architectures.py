@@ -1,6 +1,7 @@
 """Every causal language model that transformers can build small: loaded, sampled with the best engine, scored by the trainer.
 
-    python benchmarks/architectures.py [TYPE ...] [--json OUT] [--markdown]
+    python benchmarks/architectures.py [TYPE ...] [--json OUT]
+    python benchmarks/architectures.py --page OUT       # writes docs/architectures.md from that file
 
 For each model type of transformers' own list: a tiny model with random weights is saved and loaded as a user's would be, the engine that
 `sampling.engine = "auto"` takes samples ragged groups from it, and three numbers are compared: log-probs of the engine, of the trainer's
@@ -139,6 +140,7 @@ def build_tiny(kind: str) -> Any:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter += 0.1 * torch.randn_like(parameter)
+        model(input_ids=torch.tensor([[3, 4, 5]]), use_cache=False)  # sizes that do not fit together show here
     return model
 
 
@@ -214,11 +216,52 @@ def line(row: dict[str, Any]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def write_page(document: dict[str, Any]) -> str:
+    """docs/architectures.md: what each type came to, and the words of those that are refused or slow."""
+    rows = document["rows"]
+    found = {
+        verdict: [row for row in rows if row["verdict"] == verdict] for verdict in ("exact", "MISMATCH", "refused", "not built")
+    }
+    tiers = {tier: [row for row in found["exact"] if row["tier"] == tier] for tier in ("local", "cached", "hf")}
+    lines = [
+        "# Architectures",
+        "",
+        "`python benchmarks/architectures.py` builds every causal language model of the installed transformers small, with random weights, saves it, loads it as a",
+        'user\'s would be, samples ragged groups with the engine that `sampling.engine = "auto"` takes, and compares log-probs in float32 on a CPU. *engine*: the',
+        "largest difference between engine and trainer, in nats; *trainer*: between the trainer's path and a plain forward of each completion alone.",
+        f"With transformers {document['transformers']}: {len(rows)} types, of which "
+        + ", ".join(f"{len(members)} are sampled by {tier}" for tier, members in tiers.items())
+        + f", {len(found['refused'])} are refused in words, {len(found['MISMATCH'])} exceeds 1e-4 nats (a run with it stops at its first step where it exceeds "
+        f"the limit), and {len(found['not built'])} could not be built small or without images. What each engine does is in [how it works](how-it-works.md#three-engines).",
+    ]
+    for tier, members in tiers.items():
+        lines += ["", f"## {tier}", "", "| type | attention | training | engine | trainer |", "|---|---|---|---|---|"]
+        lines += [
+            f"| {row['type']} | {row['attention']} | {row['training']} | {row['engine']:.0e} | {row['trainer']:.0e} |"
+            for row in members
+        ]
+    lines += ["", "## More than 1e-4 nats", "", "| type | tier | engine | trainer |", "|---|---|---|---|"]
+    lines += [f"| {row['type']} | {row['tier']} | {row['engine']:.1e} | {row['trainer']:.0e} |" for row in found["MISMATCH"]]
+    lines += ["", "## Refused, and why", "", "| type | words |", "|---|---|"]
+    lines += [f"| {row['type']} | {cell(row['words'])} |" for row in found["refused"]]
+    lines += ["", "## Not built", "", ", ".join(row["type"] for row in found["not built"]) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def cell(words: str) -> str:
+    return words.replace("|", "\\|").partition(". A token's logits")[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types; all of transformers without any")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, metavar="JSON", help="write docs/architectures.md from this file, and try nothing")
     options = parser.parse_args()
+    if options.page:
+        page = Path(__file__).parents[1] / "docs" / "architectures.md"
+        page.write_text(write_page(json.loads(options.page.read_text(encoding="utf-8"))), encoding="utf-8")
+        return
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

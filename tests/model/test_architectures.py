@@ -8,13 +8,14 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from cohort.engine.support import prove_local
-from cohort.errors import EngineError, ModelError
+from cohort.errors import EngineError, ModelError, RecipeError
 from cohort.model.experts import ASKED_FOR, describe_experts
 from cohort.model.loading import load_pretrained
 from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
 from cohort.model.rotary import exact_length, hold_frequencies, positions_of
 from cohort.model.scratch import build_tokenizer
+from cohort.recipe.file import load_recipe
 from cohort.types import Completion, Outcome, Prompt, Rollout
 
 SIZES = {
@@ -125,5 +126,8 @@ def test_a_mixture_of_experts_says_that_its_balance_loss_is_not_trained():
     config.output_router_logits = True
     assert f"{ASKED_FOR} (output_router_logits = true, router_aux_loss_coef = 0.001)" in describe_experts(config)
     assert describe_experts(transformers.LlamaConfig(**SIZES)) is None
+    for word in ("router_aux_loss_coef=0.01", "model.output_router_logits=true", "algorithm.moe-z-loss-coeff=1"):
+        with pytest.raises(RecipeError, match=r"balance loss of a mixture of experts is not trained.*router learns"):
+            load_recipe(overrides=[word])
     policy = Policy(tiny("Qwen2Moe", num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16), TOKENIZER)
     assert "a mixture of 4 experts" in policy.notes[0]

@@ -21,6 +21,11 @@ ONE_DEVICE = (
 FOUR_BITS = 'write model.lora.rank and model.lora.base_dtype = "nf4": 4 bits are for a frozen base under adapters'
 IMAGES = "not built: prompts and completions are text, and models that see are refused. Take the text-only model of the family"
 
+BALANCE = (
+    "the balance loss of a mixture of experts is not trained: it is a product of two means over a batch and no sum over tokens, so its "
+    "gradient would change with train.micro_batch_tokens. The router learns from the loss of the algorithm alone; leave the word out"
+)
+
 REFUSED: tuple[tuple[str, str], ...] = (
     (
         CUT.format(what="a cut", instead=CUTS_INSTEAD),
@@ -38,6 +43,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
         ".*fsdp.*|.*deepspeed.*|.*megatron.*|zero_(stage|optimization)|ddp.*|device_map",
     ),
     (IMAGES, "(.*_)?(vision|images?|videos?|audios?|multimodal|mm|pixels)(_.*)?|processor"),
+    (BALANCE, ".*aux_loss.*|.*z_loss.*|.*load_balanc.*|.*balance_loss.*|(.*_)?router(_.*)?"),
     (f"8 bits are not built; {FOUR_BITS}", ".*8bit.*"),
     (FOUR_BITS, ".*(4bit|qlora|nf4|bnb|bitsandbytes).*|quanti.*|bits"),
 )
