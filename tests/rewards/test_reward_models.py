@@ -473,9 +473,10 @@ def test_a_model_is_loaded_once_by_however_many_threads(tmp_path, monkeypatch):
 def test_a_model_that_cannot_be_loaded_is_not_tried_again_for_every_row(tmp_path, monkeypatch):
     loads = counting(monkeypatch, AutoModelForSequenceClassification)
     tokenizer = letters()
-    tokenizer.save_pretrained(tmp_path)
+    saved(tmp_path, llama(tokenizer), tokenizer)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")  # pickles are not read
     for _ in range(3):
-        with pytest.raises(ModelError, match=r"it has no config.json, so it is not a model"):
+        with pytest.raises(ModelError, match=r"cannot load .* as a sequence-classification model"):
             reward_model(["2"], ["1="], model=str(tmp_path))
     assert loads == [str(tmp_path)]
     clock = module.time.monotonic() + module.REMEMBER_FAILURE_S + 1
