@@ -99,8 +99,6 @@ def before_torch(*words: object) -> list[str]:
 
 def test_a_run_says_what_begins_before_it_loads_torch(tmp_path):
     sized = ["num_steps=3", "prompts_per_step=4", "group_size=2", f"runs_folder={tmp_path}", "name=a", "cold_start.num_steps=5"]
-    assert before_torch("train", *sized)[0] == (
-        "a cold start of up to 5 steps, then 3 steps of 4 prompts x 2 completions with grpo; loading ..."
-    )
+    assert before_torch("train", *sized)[0] == ("cold start, then 3 steps of 4 prompts x 2 completions (grpo); loading ...")
     assert before_torch("resume", tmp_path / "a")[0] == f"resuming {tmp_path / 'a'}; loading ..."
     assert before_torch("train", *sized, "monitors.console=false", "name=b") == []

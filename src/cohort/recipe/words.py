@@ -41,12 +41,12 @@ def template_words(prompts: PromptsConfig) -> str:
 
 
 def first_line(recipe: Recipe) -> str:
-    """What is about to begin, said before anything large is loaded."""
-    train, cold = recipe.train, recipe.cold_start.num_steps
-    work = [f"a cold start of up to {cold} steps"] if cold else []
+    """What is about to begin, in 80 columns, said before anything large is loaded."""
+    train = recipe.train
+    work = ["cold start"] if recipe.cold_start.num_steps else []
     each = f" x {train.group_size} completions" if recipe.algorithm.data in SAMPLED else ""
     if train.num_steps:
-        work.append(f"{train.num_steps} steps of {train.prompts_per_step} prompts{each} with {recipe.algorithm.name}")
+        work.append(f"{train.num_steps} steps of {train.prompts_per_step} prompts{each} ({recipe.algorithm.name})")
     return f"{', then '.join(work)}; loading ..."
 
 
