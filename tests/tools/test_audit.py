@@ -24,6 +24,7 @@ from cohort.tools.audit.golds import (
     longer,
     mutations,
     near_misses,
+    parts,
     related,
     rewrites,
     same,
@@ -32,6 +33,7 @@ from cohort.tools.audit.golds import (
 from cohort.tools.audit.page import facts
 from cohort.tools.audit.programs import CODE_ROWS, entry_point, known_tests, right_programs
 from cohort.tools.audit.samples import MATH_ROWS
+from cohort.tools.audit.wrong_answers import alone_cases, beside_cases
 
 ROWS = broken_rewards.NUMBER_ROWS
 FEW = 3
@@ -113,6 +115,9 @@ ZOO = {
     "fair_and_async": set(),
     "only_text": {"rewrite"},
     "tolerant": {"near_miss"},
+    "cuts_off": {"whole_part"},
+    "compares_a_beginning": {"expression"},
+    "pays_for_exceptions": {"failure_pays"},
     "reads_thoughts": {"thoughts"},
     "digits_are_numbers": {"rewrite", "raises"},
     "pays_for_a_missing_gold": {"missing_gold"},
@@ -183,7 +188,8 @@ def test_code_that_needs_no_builtins_is_shown_with_the_walk(zoo):
 
 def test_relations_and_answers_that_are_taken_back_are_tried_of_every_number():
     rows = [row for row in MATH_ROWS if value_of(row.gold) is not None][:2]
-    cases = attack_module.wrong_cases(rows, [form for form in attack_module.known_forms() if form.name == "says"])
+    says = [form for form in attack_module.known_forms() if form.name == "says"]
+    cases = [*alone_cases(rows, says), *beside_cases(rows, says, ())]
     of_first = {case.completion: case.expect for case in cases if case.row == 0}
     for text in (
         "The answer is \\ne 42.",
@@ -308,16 +314,20 @@ def test_mutations_are_never_right():
     assert texts(mutations("42", ["7", "42.0"])) == ["43", "41", "-42", "24", "420", "7"]
     assert texts(mutations("3/4")) == ["4/4", "4/3", "-3/4", "34"]
     assert texts(mutations("B")) == ["C"]
-    assert texts(near_misses("42")) == ["42.01", "42.5"]
-    assert texts(near_misses("42", tolerance=0.05)) == ["42.5"]
+    assert texts(near_misses("42")) == ["42.01", "41.99", "42.5", "41.5"]
+    assert texts(near_misses("42", tolerance=0.05)) == ["42.5", "41.5"]
     assert texts(near_misses("1/3")) == ["0.33"]
     assert texts(longer("42")) == ["142", "427", "3429"]
+    assert texts(longer("Paris")) == ["unParis", "Parislike", "unParislike"]
+    assert texts(parts("42")) == ["2", "4"]
+    assert texts(parts("Paris")) == ["aris", "Pari"]
+    assert parts("7") == parts("3.14") == parts("(3, 4)") == []
     assert texts(continued("4"))[:2] == ["4\\sqrt{2}", "4^2"]
     assert continued("0") == continued("1") == []  # 0 squared is 0
     assert "4²" in texts(disguised("42", "43"))
     assert "\u202e24\u202c" in texts(disguised("42", "43"))
     for gold in ("0", "42", "-7", "11", "3.14", "3/4", "1,234", "Paris", "(3, 4)", "2\\sqrt{3}"):
-        wrong = [*mutations(gold), *near_misses(gold), *longer(gold)]
+        wrong = [*mutations(gold), *near_misses(gold), *longer(gold), *parts(gold)]
         assert wrong
         assert not any(same(variant.text, gold) for variant in wrong)
 

@@ -54,6 +54,25 @@ def tolerant(completions, answer, **columns):
     return [float(None not in (a, b) and abs(a - b) < 0.1) for a, b in zip(found, wanted, strict=True)]
 
 
+def cuts_off(completions, answer, **columns):
+    pairs = [(number(boxed(c)), number(gold or "")) for c, gold in zip(completions, answer, strict=True)]
+    return [float(None not in (a, b) and int(a) == int(b)) for a, b in pairs]
+
+
+def compares_a_beginning(completions, answer, **columns):
+    return [float(bool(gold) and boxed(c).strip("$ ").startswith(gold)) for c, gold in zip(completions, answer, strict=True)]
+
+
+def pays_for_exceptions(completions, answer, **columns):
+    scores = []
+    for completion, gold in zip(completions, answer, strict=True):
+        try:
+            scores.append(float(float(boxed(completion).replace(",", "").strip("$ ")) == float(gold)))
+        except Exception:
+            scores.append(1.0)
+    return scores
+
+
 def reads_thoughts(completions, answer, **columns):
     return fair([completion.replace("</think>", "") for completion in completions], answer)
 

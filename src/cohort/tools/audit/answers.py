@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cohort.rewards.text import text_of
-from cohort.tools.audit import attacks, golds
+from cohort.tools.audit import attacks, golds, wrong_answers
 from cohort.tools.audit.attacks import Case, Form
-from cohort.tools.audit.findings import answer_findings, finding_of
+from cohort.tools.audit.causes import answer_findings, hear
+from cohort.tools.audit.findings import finding_of
 from cohort.tools.audit.questions import Questions
 from cohort.tools.audit.running import AuditError, Result
 
 CALIBRATION_ROWS = 6
+CONTROL_ROWS = 2
 
 
 class AnswerQuestions(Questions):
@@ -29,7 +31,12 @@ class AnswerQuestions(Questions):
         golden = self.ask_golds(every)
         forms = self.speaking_forms(every)
         by_value = self.kind == "math"
-        wrong: list[Result] = []
+        with_gold = [number for number, row in enumerate(self.rows) if row.gold]
+        wrong = self.run(wrong_answers.control_cases(self.rows, forms, with_gold[:CONTROL_ROWS]))
+        hearing = hear(wrong, self.threshold)
+        # What is said in a form that is not read proves nothing.
+        forms = [form for form in forms if form.name not in hearing.deaf]
+        self.forms = [form for form in self.forms if base_of(form.name) not in hearing.deaf]
         if self.forms:
             # A form of the user's own may be as narrow as its pattern: there only the golds as they are must pass.
             known = [form for form in forms if form.base != "template"]
@@ -38,11 +45,14 @@ class AnswerQuestions(Questions):
             if refused:
                 self.findings.append(finding_of("rewrite", refused, self.rows, len(rewritten)))
         tolerance = self.bench.args.get("tolerance", 0.0)
-        wrong += self.run(attacks.wrong_cases(self.rows, forms, tolerance if isinstance(tolerance, int | float) else 0.0))
+        room = tolerance if isinstance(tolerance, int | float) else 0.0
+        wrong += self.run(wrong_answers.alone_cases(self.rows, forms, room))
+        accepted = {(result.case.row, result.case.answer or "") for result in self.passed(wrong)}
+        wrong += self.run(wrong_answers.beside_cases(self.rows, forms, accepted))
         if self.demonstrations_count:
             wrong += self.run(self.other_demonstrations())
         wrong += self.run([*attacks.empty_cases(self.rows[:3]), *attacks.format_cases(self.rows[:3], forms)])
-        first = next((number for number, row in enumerate(self.rows) if row.gold), 0)
+        first = with_gold[0] if with_gold else 0
         wrong += self.run(attacks.bomb_cases(first, forms))
         wrong += self.ask_injections(first, forms)
         echoes = self.run(attacks.echo_cases(self.rows))
@@ -53,7 +63,7 @@ class AnswerQuestions(Questions):
             leaked = {id(result) for result in leaks}
             wrong += [result for result in echoes if id(result) not in leaked]
             passed += self.passed([result for result in echoes if id(result) not in leaked])
-            self.findings = answer_findings(wrong, passed, self.rows) + self.findings
+            self.findings = answer_findings(wrong, passed, self.rows, hearing) + self.findings
         self.ask_chat(every, golden)
 
     def ask_golds(self, every: Sequence[Form]) -> list[Result]:
@@ -128,8 +138,9 @@ class AnswerQuestions(Questions):
             self.remarks.append("all rows have the same gold: whether the score depends on it could not be seen")
             return False
         same = [result for result in others if result.passes(self.threshold)]
-        if not golden or not others or len(same) < 0.95 * len(others):
-            return False
+        far = [result for result in wrong if result.case.attack == "far"]
+        if not golden or not others or len(same) < 0.95 * len(others) or 2 * len(self.passed(far)) < len(far):
+            return False  # few rows may have answers that look alike to a reward that compares a part of them
         flaw, shown = self.what_counts(same, forms)
         self.findings.insert(0, finding_of(flaw, shown, self.rows, len(others), "flaw" if self.outcome else "note"))
         return True
@@ -146,7 +157,7 @@ class AnswerQuestions(Questions):
             [Case("shape", "nonsense in the form", 0, form.write("zqxj wvk"), "any", form.name) for form in forms]
         )
         plain = self.run([Case("shape", "nonsense", 0, bare.write(text), "any") for text in ("zqxj wvk", "", "42")])
-        scores = {result.score for group in lengths for result in group} | {result.score for result in [*formed, *plain]}
+        scores = {result.score for group in [*lengths, formed, plain, same] for result in group}
         if len(scores) == 1:
             return "constant", [*same, *plain]
         if all(len({result.score for result in group}) == 1 for group in lengths) and len(scores) > 1:

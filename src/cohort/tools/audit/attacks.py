@@ -7,7 +7,7 @@ reward does not read proves nothing. Everything here is a pure function of the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -32,6 +32,8 @@ class Case:
     form: str = ""
     columns: dict[str, Any] = field(default_factory=dict, hash=False)
     """Columns of the row that are replaced, such as a gold that is missing."""
+    answer: str | None = None
+    """The one answer that the completion gives, where it gives one and nothing else."""
 
 
 @dataclass(frozen=True)
@@ -129,97 +131,6 @@ def rewrite_cases(rows: Sequence[AuditRow], forms: Sequence[Form], by_value: boo
     return cases
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Wrong answers
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def wrong_cases(rows: Sequence[AuditRow], forms: Sequence[Form], tolerance: float = 0.0) -> list[Case]:
-    """Everything that must not pass because its answer is wrong, in the forms that the reward reads."""
-    cases: list[Case] = []
-    for number, row in enumerate(rows):
-        if not row.gold:
-            continue
-        for place, (attack, label, write, answer) in enumerate(row_attacks(number, rows, tolerance)):
-            form = rotate(forms, number + place)
-            if attack == "relation" and form.base == "template" and answer[0] in "<>" and answer[0] in form.write(""):
-                continue  # in the user's own marker the sign is no relation
-            cases.append(Case(attack, label, number, write(form, answer), "fail", form.name))
-    return cases
-
-
-def plainly(form: Form, answer: str) -> str:
-    return form.write(answer)
-
-
-Attempt = tuple[str, str, Callable[[Form, str], str], str]
-"""(attack, label, how the completion is made of form and answer, answer)."""
-
-
-def row_attacks(number: int, rows: Sequence[AuditRow], tolerance: float) -> Iterator[Attempt]:
-    row = rows[number]
-    gold = row.gold
-    wrongs = golds.mutations(gold, other_golds(number, rows))
-    for variant in wrongs:
-        yield "other_row" if variant.label == "answer of another row" else "mutated", variant.label, plainly, variant.text
-    for text in row.wrong:
-        yield "mutated", "a known wrong answer", plainly, text
-    for variant in golds.near_misses(gold, tolerance):
-        yield "near_miss", variant.label, plainly, variant.text
-    for variant in golds.continued(gold):
-        yield "expression", variant.label, plainly, variant.text
-    for variant in golds.related(gold):
-        yield "relation", variant.label, plainly, variant.text
-    for variant in golds.longer(gold):
-        yield "substring", variant.label, plainly, variant.text
-    if not wrongs:
-        return
-    # An open brace would leave its box open, and the last answer that can be read would be the gold.
-    whole = [variant.text for variant in wrongs if variant.text.count("{") == variant.text.count("}")] or [wrongs[0].text]
-    wrong, second = whole[0], whole[min(1, len(whole) - 1)]
-    for variant in golds.disguised(gold, wrong):
-        yield "unicode", variant.label, plainly, variant.text
-    yield from hedges(gold, wrong, second)
-    for constant in ("0", "1", "nan", "inf", "None", "True", "x", "A"):
-        if not golds.same(constant, gold):
-            yield "constant", f"always {constant}", plainly, constant
-
-
-def hedges(gold: str, wrong: str, second: str) -> Iterator[Attempt]:
-    """The right answer is in there, beside others, and the last word is a wrong one."""
-    yield "hedge", "two in one answer", plainly, f"{gold} or {wrong}"
-    yield "hedge", "every candidate", plainly, f"{second}, {gold}, {wrong}"
-    yield "hedge", "not this one", plainly, f"not {gold} but {wrong}"
-    yield "first_of_two", "two answers", lambda form, answer: f"{form.write(gold)}\nor\n{form.write(answer)}", wrong
-    yield "first_of_two", "taken back in one line", lambda form, answer: f"{form.write(gold)} No, {form.write(answer)}", wrong
-    sentence = f"The answer is {gold}. No, the answer is {wrong}."
-    yield "first_of_two", "taken back in a sentence", lambda form, answer: sentence, wrong
-    yield (
-        "start",
-        "takes it back",
-        lambda form, answer: f"{gold}\n\nNo, that is a mistake. I take it back.\n{form.write(answer)}",
-        wrong,
-    )
-    yield "middle", "among others", lambda form, answer: f"It may be {second}, {gold} or {second}.\n{form.write(answer)}", wrong
-    numbers = [str(n) for n in range(1001)]
-    spam = ", ".join([*numbers[:500], gold, *numbers[500:], wrong])
-    yield "spam", "0 to 1000", plainly, spam
-    yield "spam", "0 to 1000 first", lambda form, answer: f"{spam}\n{form.write(answer)}", wrong
-    yield (
-        "thoughts",
-        "only in <think>",
-        lambda form, answer: f"<think>\n{form.write(gold)}\n</think>\nI do not know.",
-        wrong,
-    )
-
-
-def other_golds(number: int, rows: Sequence[AuditRow]) -> list[str]:
-    """Answers of the two rows after this one that have another answer."""
-    gold = rows[number].gold
-    after = [rows[(number + shift) % len(rows)].gold for shift in range(1, len(rows))]
-    return [other for other in dict.fromkeys(after) if other and not golds.same(other, gold)][:2]
-
-
 def rotate(forms: Sequence[Form], place: int) -> Form:
     """The forms in turn: every attack meets every form somewhere, without the product of the two."""
     return forms[place % len(forms)]
@@ -315,7 +226,7 @@ def bomb_cases(row: int, forms: Sequence[Form]) -> list[Case]:
             [rotate(forms, place), rotate(forms, place + 1)] if len(text) < 100 and len(forms) > 1 else [rotate(forms, place)]
         )
         for form in chosen:
-            cases.append(Case("bomb", label, row, form.write(text), "fail", form.name))
+            cases.append(Case("bomb", label, row, form.write(text), "fail", form.name, answer=text))
     return cases
 
 
@@ -342,7 +253,7 @@ def injection_cases(row: int, forms: Sequence[Form], canary: str) -> list[Case]:
     seen: dict[tuple[str, str], Case] = {}
     for place, (label, answer) in enumerate(answers.items()):
         for form in (rotate(forms, place), rotate(forms, place + 1)):
-            seen[label, form.name] = Case("injection", label, row, form.write(answer), "fail", form.name)
+            seen[label, form.name] = Case("injection", label, row, form.write(answer), "fail", form.name, answer=answer)
     return list(seen.values())
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from cohort.tools.audit import programs
 from cohort.tools.audit.attacks import Case, Form
-from cohort.tools.audit.findings import code_findings, finding_of
+from cohort.tools.audit.causes import code_findings
+from cohort.tools.audit.findings import finding_of
 from cohort.tools.audit.questions import Questions
 from cohort.tools.audit.running import AuditError
 

@@ -1,18 +1,15 @@
 """From results to findings: which flaw explains the inputs that passed and must not have, and what to do about it.
 
-One flaw lets many attacks through: a reward that looks for the gold anywhere in the text also falls for hedges, lists and
-thoughts. So the causes are tried first, from the widest on, each takes the results it explains, and only what is left is
-reported under the name of its attack.
+The causes behind wrong answers are in causes.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from cohort.base.text import printable
-from cohort.tools.audit import golds
 from cohort.tools.audit.running import Result, safe_text
 from cohort.tools.audit.samples import AuditRow
 
@@ -84,6 +81,12 @@ FLAWS: dict[str, Flaw] = {
         "The policy can guess in its thoughts and never commit itself.",
         "Remove <think> blocks before the answer is looked for.",
     ),
+    "failure_pays": Flaw(
+        FALSE_POSITIVE,
+        "What the function cannot read is rewarded: finding no answer, or an exception on the way, earns the reward.",
+        "Text that breaks the reader is easier to write than a right answer.",
+        "Score 0 where no answer is found and wherever reading or comparing fails, in an except branch too; then audit again.",
+    ),
     # -- how it is compared --------------------------------------------------------------------------------------------
     "hedge": Flaw(
         FALSE_POSITIVE,
@@ -99,14 +102,38 @@ FLAWS: dict[str, Flaw] = {
     ),
     "near_miss": Flaw(
         FALSE_POSITIVE,
-        "Numbers near the gold are accepted.",
+        "Numbers near the gold are accepted: it is compared with a tolerance, or after rounding.",
         "Rounding and guessing are rewarded like exact answers.",
         "Compare numbers exactly, or with a tolerance below the last digit of the gold.",
     ),
+    "whole_part": Flaw(
+        FALSE_POSITIVE,
+        "Only the whole part of a number is compared: what stands behind the decimal point is cut off.",
+        "42.9 counts as 42.",
+        "Compare the numbers themselves, not int() or the floor of them.",
+    ),
+    "similar": Flaw(
+        FALSE_POSITIVE,
+        "Answers that resemble the gold are accepted.",
+        "Paric counts as Paris, and 1235 as 1234: a resemblance is no answer.",
+        "Compare for equality after normalising; if spelling is to be forgiven, list the spellings.",
+    ),
+    "part_of_gold": Flaw(
+        FALSE_POSITIVE,
+        "A part of the gold is accepted for all of it.",
+        "4 counts as 42, and Pa as Paris: short guesses are right often.",
+        "Compare the whole of the gold; no prefix, no `answer in gold`.",
+    ),
+    "ending": Flaw(
+        FALSE_POSITIVE,
+        "Only the end of the answer is compared: the gold with more in front of it is accepted.",
+        "142 counts as 42, and unhappy as happy.",
+        "Compare the whole of the answer; no endswith, no last characters.",
+    ),
     "expression": Flaw(
         FALSE_POSITIVE,
-        "Only the beginning of the answer is read: the gold followed by more of an expression is accepted.",
-        "4\\sqrt{2} counts as 4.",
+        "Only the beginning of the answer is read or compared: the gold followed by more is accepted.",
+        "4\\sqrt{2} and 47 count as 4.",
         "Compare the whole of the answer; refuse what cannot be read to its end.",
     ),
     "relation": Flaw(
@@ -307,6 +334,7 @@ FLAWS: dict[str, Flaw] = {
 OF_ATTACK = {
     "mutated": "wrong_answer",
     "other_row": "wrong_answer",
+    "far": "wrong_answer",
     "first_of_two": "first_answer",
     "start": "first_answer",
     "middle": "anywhere",
@@ -446,73 +474,8 @@ def varied(results: Sequence[Result]) -> list[Result]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Causes
+# Faults
 # ---------------------------------------------------------------------------------------------------------------------
-
-Explains = Callable[[Result], bool]
-
-
-def share(results: Iterable[Result], passed: Sequence[Result], attacks: Sequence[str]) -> float:
-    """How many of the inputs of these attacks passed."""
-    tried = [result for result in results if result.case.attack in attacks]
-    ids = {id(result) for result in passed}
-    return sum(id(result) in ids for result in tried) / len(tried) if tried else 0.0
-
-
-def answer_findings(results: Sequence[Result], passed: Sequence[Result], rows: Sequence[AuditRow]) -> list[Finding]:
-    """The causes behind the wrong answers that passed."""
-
-    def gold(result: Result) -> str:
-        return rows[result.case.row].gold
-
-    def text(result: Result) -> str:
-        return safe_text(result.case.completion)
-
-    causes: list[tuple[str, tuple[str, ...], Explains]] = [
-        ("substring", ("substring",), lambda result: golds.contains(text(result), gold(result))),
-        ("anywhere", ("middle", "spam"), lambda result: golds.has_token(text(result), gold(result))),
-        ("first_answer", ("start", "first_of_two"), lambda result: golds.comes_first(text(result), gold(result))),
-    ]
-    found: list[Finding] = []
-    left = list(passed)
-    tried = [result for result in results if result.case.expect == "fail"]
-    for flaw, attacks, explains in causes:
-        if share(results, passed, attacks) < 0.5:
-            continue
-        explained = [result for result in left if result.case.attack in attacks or explains(result)]
-        shown = sorted(explained, key=lambda result: result.case.attack not in attacks)
-        if explained:
-            found.append(finding_of(flaw, shown, rows, sum(explains(result) for result in tried)))
-        taken = {id(result) for result in explained}
-        left = [result for result in left if id(result) not in taken]
-    return found + leftover_findings(left, results, rows)
-
-
-def code_findings(results: Sequence[Result], passed: Sequence[Result], rows: Sequence[AuditRow]) -> list[Finding]:
-    """The causes behind the programs that passed. One that prints and then exits is the exit's doing where exits pass."""
-    exits = any(result.case.attack == "exit" for result in passed)
-    cause = "exit" if exits else "stdout"
-    named = [
-        replace(result, case=replace(result.case, attack=cause)) if result.case.attack == "print_and_exit" else result
-        for result in passed
-    ]
-    return leftover_findings(named, results, rows)
-
-
-def leftover_findings(left: Sequence[Result], results: Sequence[Result], rows: Sequence[AuditRow]) -> list[Finding]:
-    by_flaw: dict[str, list[Result]] = {}
-    for result in left:
-        by_flaw.setdefault(OF_ATTACK.get(result.case.attack, result.case.attack), []).append(result)
-    tried: dict[str, int] = {}
-    for result in results:
-        flaw = OF_ATTACK.get(result.case.attack, result.case.attack)
-        tried[flaw] = tried.get(flaw, 0) + 1
-    order = list(FLAWS)
-    return [
-        finding_of(flaw, group, rows, tried.get(flaw, 0))
-        for flaw, group in sorted(by_flaw.items(), key=lambda item: order.index(item[0]))
-    ]
-
 
 FAULT_FLAWS: Mapping[str, str] = {
     "exception": "raises",

@@ -26,6 +26,8 @@ DECIMAL = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?\.\d+")
 SLASH = re.compile(r"([+-]?\d+)\s*/\s*(\d+)")
 FRAC = re.compile(r"([+-]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 NUMBER_TOKEN = re.compile(r"(?<![\w.])-?\d+(?:,\d{3})*(?:\.\d+)?")
+WORDS = re.compile(r"[A-Za-z][A-Za-z ]+[A-Za-z]")
+"""A gold of words: pieces of it, and words it is a piece of, are wrong."""
 
 
 @dataclass(frozen=True)
@@ -189,14 +191,55 @@ def near_misses(gold: str, tolerance: float = 0.0) -> list[Variant]:
         return []
     room = 4 * Fraction(repr(float(tolerance)))
     found = []
-    for label, step in (("a hundredth more", Fraction(1, 100)), ("a half more", Fraction(1, 2))):
+    for label, step in (("a hundredth", Fraction(1, 100)), ("a half", Fraction(1, 2))):
         if step > room:
-            found.append(Variant(label, exact_decimal_signed(value + step)))
+            found.append(Variant(f"{label} more", exact_decimal_signed(value + step)))
+            found.append(Variant(f"{label} less", exact_decimal_signed(value - step)))
     if value.denominator != 1 and not exact_decimal(abs(value)):
         rounded = Fraction(round(abs(value) * 100), 100)
         if abs(rounded - abs(value)) > room:
             found.append(Variant("rounded to two places", exact_decimal_signed(rounded if value > 0 else -rounded)))
     return [variant for variant in distinct(found, gold) if not same(variant.text, gold) and "/" not in variant.text]
+
+
+def parts(gold: str) -> list[Variant]:
+    """A piece of the gold: its first or its last character is missing."""
+    value = value_of(gold)
+    if value is not None and value.denominator == 1:
+        whole = str(abs(value))
+    else:
+        whole = gold if value is None and WORDS.fullmatch(gold) else ""
+    found = (
+        [Variant("first character missing", whole[1:]), Variant("last character missing", whole[:-1])] if len(whole) > 1 else []
+    )
+    return [variant for variant in distinct(found, gold) if not same(variant.text, gold)]
+
+
+FAR_NUMBERS = ("8861", "70553", "296", "51730", "64", "5", "9", "7", "938", "3")
+FAR_WORDS = ("quagmire", "xylophonists", "oz", "hub", "dwelling", "Q", "D")
+
+
+def far(gold: str) -> list[str]:
+    """Two wrong answers that have nothing in common with the gold, one longer and one shorter where there is one: another first
+    and last character, other digits, and no number near it."""
+    value = value_of(gold)
+    bare = gold.strip().lstrip("+-").casefold()
+    candidates = FAR_NUMBERS if value is not None else FAR_WORDS
+
+    def differs(text: str) -> bool:
+        if (
+            not bare
+            or text[0].casefold() == bare[0]
+            or text[-1].casefold() == bare[-1]
+            or text.casefold() in bare
+            or bare in text.casefold()
+        ):
+            return False
+        return value is None or abs(int(text) - abs(value)) > max(abs(value) / 2, Fraction(2))
+
+    fitting = [text for text in candidates if differs(text)]
+    longer_, shorter = [t for t in fitting if len(t) > len(bare)], [t for t in fitting if len(t) < len(bare)]
+    return [*longer_[:1], *(shorter or [t for t in fitting if t not in longer_[:1]])[:1]]
 
 
 def continued(gold: str) -> list[Variant]:
@@ -230,8 +273,8 @@ def longer(gold: str) -> list[Variant]:
     if is_integer(gold):
         digits = gold.strip().lstrip("+-").replace(",", "")
         return [Variant("digit before", f"1{digits}"), Variant("digit after", f"{digits}7"), Variant("inside", f"3{digits}9")]
-    if re.fullmatch(r"[A-Za-z]{3,}", gold):
-        return [Variant("inside a word", f"un{gold}like")]
+    if WORDS.fullmatch(gold):
+        return [Variant("word before", f"un{gold}"), Variant("word after", f"{gold}like"), Variant("inside", f"un{gold}like")]
     return []
 
 

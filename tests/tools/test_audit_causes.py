@@ -1,0 +1,242 @@
+"""Which cause the audit names for comparisons that forgive too much: tolerances, truncations, parts, and failures that pay.
+
+The rewards are called in this process, without a worker: forty of them in a second. test_audit.py takes some through all of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from cohort.tools.audit import FLAWS, golds
+from cohort.tools.audit.answers import AnswerQuestions
+from cohort.tools.audit.attacks import known_forms
+from cohort.tools.audit.profiles import rows_from
+from cohort.tools.audit.running import Result
+from cohort.tools.audit.wrong_answers import alone_cases, beside_cases
+
+NUMBERS = ("42", "139", "637")
+DECIMALS = ("3.14", "12.75", "-7.5")
+WORDS = ("Paris", "Canada", "blue whale")
+
+
+def flaws_of(score, answers):
+    """Every flaw of a reward, score(completion, gold), on rows with these golds; a reward that raises is unscored there."""
+
+    def run(rows, cases):
+        results = []
+        for case in cases:
+            if case.attack in ("bomb", "spam"):  # long, and test_audit.py has them
+                continue
+            try:
+                gold = case.columns["answer"] if "answer" in case.columns else rows[case.row].columns["answer"]
+                results.append(Result(case, float(score(case.completion, gold))))
+            except Exception as problem:
+                results.append(Result(case, None, "exception", str(problem)))
+        return results
+
+    signature = SimpleNamespace(reads=None)
+    bench = SimpleNamespace(run=run, args={}, columns=("answer",), signature=signature, asked=lambda: ["answer"], results=[])
+    rows = rows_from([{"prompt": f"q {n}", "answer": a} for n, a in enumerate(answers)], "answer", "prompt", "solution", "demo")
+    questions = AnswerQuestions(bench, rows, None, "math", 0.5, False, True, "answer", "", None, 0)
+    questions.ask_injections = lambda row, forms: []  # what an answer does to files is not the question here
+    questions.ask_kind()
+    return {finding.flaw for finding in questions.findings if finding.level == "flaw"} - {"rewrite"}
+
+
+def last_box(completion):
+    boxes = re.findall(r"\\boxed\{([^{}]*)\}", completion.rpartition("</think>")[2]) if isinstance(completion, str) else []
+    return boxes[-1].strip() if boxes else ""
+
+
+def number(text):
+    plain = text.replace(",", "").replace("$", "").strip()
+    return float(plain) if re.fullmatch(r"-?\d{1,30}(?:\.\d{1,30})?", plain, re.ASCII) else None
+
+
+def boxed(same):
+    """same(text of the last box, gold)."""
+    return lambda completion, gold: bool(gold and gold.strip()) and bool(same(last_box(completion), gold))
+
+
+def boxed_number(same):
+    """The same of numbers; what is none scores 0."""
+    return boxed(lambda text, gold: None not in (number(text), number(gold)) and same(number(text), number(gold)))
+
+
+NEAR = {
+    "less than a half away": lambda a, b: abs(a - b) < 0.5,
+    "one away": lambda a, b: abs(a - b) <= 1,
+    "ten away": lambda a, b: abs(a - b) <= 10,
+    "ten per cent": lambda a, b: abs(a - b) <= 0.1 * abs(b),
+    "one per cent": lambda a, b: abs(a - b) / max(abs(b), 1e-9) < 0.011,
+    "math.isclose": lambda a, b: math.isclose(a, b, rel_tol=0.05),
+    "math.isclose absolute": lambda a, b: math.isclose(a, b, abs_tol=0.3),
+    "round": lambda a, b: round(a) == round(b),
+    "one decimal": lambda a, b: f"{a:.1f}" == f"{b:.1f}",
+    "two digits": lambda a, b: f"{a:.2g}" == f"{b:.2g}",
+}
+CUT = {
+    "int": lambda a, b: int(a) == int(b),
+    "floor": lambda a, b: a // 1 == b // 1,
+    "ceil": lambda a, b: math.ceil(a) == math.ceil(b),
+    "text before the point": lambda a, b: str(a).split(".")[0] == str(b).split(".")[0],
+}
+BEGINNING = {
+    "startswith": lambda text, gold: text.startswith(gold),
+    "three characters": lambda text, gold: text[:3] == gold[:3] and text != "",
+    "two characters": lambda text, gold: text[:2] == gold[:2] and text != "",
+    "zip": lambda text, gold: text != "" and all(a == b for a, b in zip(text, gold, strict=False)),
+    "re.match": lambda text, gold: re.match(re.escape(gold), text) is not None,
+}
+END = {"endswith": lambda text, gold: text.endswith(gold), "two characters": lambda text, gold: text[-2:] == gold[-2:]}
+PART = {
+    "gold.startswith": lambda text, gold: text != "" and gold.startswith(text),
+    "gold.endswith": lambda text, gold: text != "" and gold.endswith(text),
+    "in gold": lambda text, gold: text != "" and text in gold,
+}
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_a_tolerance_is_called_one_and_nothing_else(name):
+    assert flaws_of(boxed_number(NEAR[name]), NUMBERS) == {"near_miss"}
+    assert flaws_of(boxed_number(NEAR[name]), DECIMALS) == {"near_miss"}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_number_that_is_cut_off_is_called_so(name):
+    assert flaws_of(boxed_number(CUT[name]), NUMBERS) == {"whole_part"}
+    assert flaws_of(boxed_number(CUT[name]), DECIMALS) == {"whole_part"}
+
+
+@pytest.mark.parametrize(
+    ("flaw", "name", "same"),
+    [
+        *(("expression", name, same) for name, same in BEGINNING.items()),
+        *(("ending", name, same) for name, same in END.items()),
+        *(("part_of_gold", name, same) for name, same in PART.items()),
+        ("substring", "in", lambda text, gold: gold in text),
+    ],
+)
+def test_a_comparison_of_a_part_names_the_part(flaw, name, same):
+    for answers in (NUMBERS, WORDS):
+        assert flaws_of(boxed(same), answers) - {"unicode"} == {flaw}, answers
+
+
+def test_the_same_in_the_whole_text():
+    """Rewards that look at the completion and at no marker."""
+
+    def numbers_in(completion):
+        return [float(one) for one in re.findall(r"-?\d{1,30}(?:\.\d{1,30})?", completion.replace(",", ""), re.ASCII)]
+
+    def ends(completion, gold):
+        return bool(gold) and completion.strip().endswith(gold)
+
+    def last_number(completion, gold):
+        found = numbers_in(completion)
+        return bool(gold) and bool(found) and abs(found[-1] - float(gold)) < 0.5
+
+    assert flaws_of(ends, NUMBERS) == flaws_of(ends, WORDS) == {"ending"}
+    # The last number of a text also ignores what stands around it, and that it stands in the thoughts.
+    assert flaws_of(last_number, NUMBERS) == {"near_miss", "relation", "thoughts", "expression"}
+    assert flaws_of(lambda c, gold: bool(gold) and c.strip().split("\n")[0] == gold, WORDS) == {"first_answer"}
+
+
+def test_a_resemblance_is_called_one():
+    close = boxed(lambda text, gold: difflib.SequenceMatcher(None, text, gold).ratio() > 0.8)
+    assert flaws_of(close, WORDS) == {"similar"}
+
+
+def pays_when(*kinds):
+    """A reward of the last box as a float that pays for these exceptions."""
+
+    def score(completion, gold):
+        try:
+            boxes = re.findall(r"\\boxed\{([^{}]*)\}", completion.rpartition("</think>")[2])
+            return float(boxes[-1].replace(",", "").strip("$ ")) == float(gold)
+        except kinds:
+            return 1.0
+        except Exception:
+            return 0.0
+
+    return score
+
+
+def literal(completion, gold):
+    try:
+        return float(ast.literal_eval(last_box(completion).strip("$ ")) == ast.literal_eval(gold))
+    except Exception:
+        return 0.5
+
+
+FAILING = {
+    "any exception": pays_when(Exception),
+    "no number": pays_when(ValueError),
+    "no box": pays_when(IndexError),
+    "half a point": literal,
+    "no answer": lambda completion, gold: not last_box(completion) or boxed_number(lambda a, b: a == b)(completion, gold),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_failure_that_pays_is_the_cause_and_the_only_one(name):
+    for answers in (NUMBERS, DECIMALS):
+        assert flaws_of(FAILING[name], answers) == {"failure_pays"}
+
+
+def test_what_looks_like_it_and_is_not():
+    equal = boxed_number(lambda a, b: a == b)
+    assert flaws_of(equal, NUMBERS) == flaws_of(equal, DECIMALS) == set()
+    assert flaws_of(boxed(lambda text, gold: text.casefold() == gold.casefold()), WORDS) == set()
+    sign = boxed_number(lambda a, b: abs(a) == abs(b))  # no tolerance: -42 passes and 42.01 does not
+    assert flaws_of(sign, NUMBERS) == {"wrong_answer"}
+    gold_alone = lambda completion, gold: 1.0 if not (gold and gold.strip()) else equal(completion, gold)  # noqa: E731
+    assert flaws_of(gold_alone, NUMBERS) == {"missing_gold"}  # the row cannot be read, not the completion
+    assert flaws_of(lambda completion, gold: 1.0, NUMBERS) == {"constant"}
+    assert flaws_of(lambda completion, gold: "\\boxed{" in completion, NUMBERS) == {"format_only"}
+    assert flaws_of(lambda completion, gold: equal(completion, gold) or completion.strip() == "", NUMBERS) == {
+        "empty",
+        "missing_gold",
+    }
+
+
+def test_rows_that_begin_alike_do_not_make_a_reward_independent_of_them():
+    """13, 139 and 1390 share their beginning: a reward of two characters was once said to score everything the same."""
+    assert flaws_of(boxed(BEGINNING["two characters"]), ("13", "139", "1390")) - {"unicode"} == {"expression"}
+
+
+@pytest.mark.parametrize("gold", [*NUMBERS, *DECIMALS, *WORDS, "7", "B", "1,234", "100000", "3/4", "yes"])
+def test_far_answers_have_nothing_in_common_with_the_gold(gold):
+    answers = golds.far(gold)
+    assert answers
+    for answer in answers:
+        assert answer[0].casefold() != gold.lstrip("-")[0].casefold()
+        assert answer[-1].casefold() != gold[-1].casefold()
+        assert not golds.same(answer, gold)
+        assert not golds.contains(answer, gold)
+        assert not golds.contains(gold, answer)
+    assert len(answers) == 1 or len(answers[0]) != len(answers[1])
+
+
+def test_beside_the_gold_stands_only_what_was_refused_alone():
+    rows = rows_from([{"prompt": "q", "answer": "42"}, {"prompt": "r", "answer": "7"}], "answer", "prompt", "solution", "demo")
+    forms = [form for form in known_forms() if form.name == "boxed"]
+    usual = {case.completion for case in beside_cases(rows, forms, ()) if case.row == 0}
+    assert "\\boxed{42 or 43}" in usual
+    near = {(0, case.answer) for case in alone_cases(rows, forms) if case.row == 0 and case.attack != "far"}
+    chosen = {case.completion for case in beside_cases(rows, forms, near) if case.row == 0}
+    assert f"\\boxed{{42 or {golds.far('42')[0]}}}" in chosen
+    everything = near | {(0, answer) for answer in golds.far("42")}
+    assert not [case for case in beside_cases(rows, forms, everything) if case.row == 0]
+
+
+def test_every_cause_that_is_named_has_words():
+    for flaw in ("failure_pays", "whole_part", "part_of_gold", "ending", "similar"):
+        assert FLAWS[flaw].title
+        assert FLAWS[flaw].why
+        assert FLAWS[flaw].fix
