@@ -32,8 +32,9 @@ CACHE_WORDS = ("past_key_values", "cache_params")
 """What modeling files call the cache, in their arguments and in what they return."""
 COPIES = 3
 """Of the cache, at most, while a row begins: what is there, what is added, both together."""
-STEP_ROUNDING = 10.0
-"""A recurrent step is another formula than the scan over a sequence: 2e-5 nats in float32 on a gated delta rule of width 32."""
+STEP_ROUNDING = 100.0
+"""A recurrent step is another formula than the scan over a sequence, and a router may turn on the difference: up to 1.4e-4 nats were seen
+in float32 on gated delta rules and state spaces of width 32 with experts, 2e-6 without a recurrence."""
 
 
 class CacheDecoder:
