@@ -228,7 +228,6 @@ NO_WORD = {
     "attn_implementation": "the attention is chosen by the engine and the kernels (sampling.engine, model.kernels)",
     "model_init_kwargs": "model.source, model.revision, model.dtype and model.device say how a model is loaded",
     "apply_chat_template": "prompts that are messages are rendered with the chat template of the model, texts are not",
-    "router_aux_loss_coef": "no balance loss of experts is added",
     "use_adaptive_entropy": "algorithm.entropy_coef stays as it is",
     "max_tool_calling_iterations": "a completion is one turn",
     "tools": "a completion is one turn",
