@@ -5,11 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict, fields, replace
 
 import pytest
@@ -171,3 +174,86 @@ def test_an_answer_too_large_to_be_sent_is_the_programs_doing(server, backend, m
     checks = run_checks("def f(): raise ValueError('x' * 3000)", ["assert f()"] * 3, ["f"], backend=backend)
     assert (checks.end, [check.passed for check in checks.checks]) == ("output", [False] * 3)
     assert sent_reply({"value": ["s", ["l"]], "raised": "", "detail": "", "base": ""}).raised == "NotPlain"
+
+
+def job(**fields):
+    """A script that prints 1, as a request, with these fields changed."""
+    return {"job": "script", "program": "print(1)", "stdin": "", "packages": False, "limits": asdict(Limits()), **fields}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        *[
+            (job(limits={"cpu_s": value}), "cpu_s must be a number above 0")
+            for value in (True, False, None, "5", float("nan"), 10**400)
+        ],
+        *[(job(limits={"threads": value}), "threads must be a whole number above 0") for value in (True, 0.5, -1, 10**400)],
+        *[(job(limits={name: 0.5}), f"{name} must be a whole number") for name in ("memory_mb", "output_kb", "files_mb")],
+        (job(limits={"disk_mb": 5}), "limits: disk_mb is no limit"),
+        (job(limits=None), "limits: dict is expected, got NoneType"),
+        (job(program=5), "program: str is expected, got int"),
+        (job(program=None), "program: str is expected, got NoneType"),
+        (job(stdin=["1"]), "stdin: str is expected, got list"),
+        (job(packages="no"), "packages: bool is expected, got str"),
+        (job(threads=4), "threads: no field of the job 'script'"),
+        ({"job": "script"}, "program: missing; limits: missing; stdin: missing"),
+        (job(job=["script"]), "job: calls, script, checks are the jobs here"),
+        ({"job": "calls", "program": "", "limits": {}, "calls": [["f"]]}, "calls: lists of a name"),
+        ({"job": "checks", "program": "", "limits": {}, "checks": [1], "proxies": [], "setup": ""}, "texts are expected"),
+        ([job()], "a JSON object, got list"),
+    ],
+)
+def test_a_request_that_is_not_exactly_a_job_is_refused_in_words(body, words, monkeypatch):
+    for name in ("run_script", "run_calls", "run_checks"):
+        monkeypatch.setattr(serve, name, lambda *_, **__: pytest.fail("it was run"))
+    with pytest.raises(ValueError, match=re.escape(words)):
+        serve.run(json.loads(json.dumps(body)))
+
+
+def test_a_whole_number_written_as_a_float_is_one():
+    assert Limits(memory_mb=256.0, output_kb=64.0) == Limits(memory_mb=256, output_kb=64)  # type: ignore[arg-type]
+    assert type(Limits(output_kb=64.0).output_kb) is int  # type: ignore[arg-type]
+
+
+def test_a_head_with_two_meanings_is_refused(server):
+    body = json.dumps(job())
+    for lines, status in (
+        (f"Content-Length: {len(body)}\r\nContent-Length: 5", b" 400 "),
+        (f"Content-Length: {len(body)}\r\nAuthorization: Bearer a\r\nAuthorization: Bearer b", b" 400 "),
+        (f"Content-Length: {len(body)}\r\nTransfer-Encoding: chunked", b" 411 "),
+        ("Transfer-Encoding: chunked", b" 411 "),
+    ):
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as connection:
+            connection.sendall(f"POST /run HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n\r\n{body}".encode())
+            assert status in connection.recv(1000), lines
+    for host in ("evil@localhost", "localhost/evil", "localhost#evil"):
+        assert post(server, body, Host=host)[0] == 421, host
+
+
+def test_clients_that_stall_or_have_hung_up_keep_no_slot(server, monkeypatch):
+    stalled = [begin(server, "{", 1000) for _ in range(3)]  # and there is one slot
+    assert post(server, json.dumps(job()))[0] == 200
+    for connection in stalled:
+        connection.close()
+    asked = []
+    monkeypatch.setattr(serve, "run", lambda document, _: asked.append(document) or {})
+    server.slots.acquire()
+    begin(server, '["gone"]', 8).close()
+    time.sleep(0.1)
+    server.slots.release()
+    assert (post(server, '["here"]')[0], asked) == (200, [["here"]])
+
+
+def test_the_command_line_says_what_is_wrong_and_ends_without_a_traceback(capsys):
+    for words, said in ((["--port", "99999"], "--port: a number from 0"), (["--runs", "-1"], "--runs: 1 or more")):
+        with pytest.raises(SystemExit) as ended:
+            serve.main(words)
+        assert (ended.value.code, said in capsys.readouterr().err) == (2, True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cohort.sandbox.serve", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert "jail: http" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert (process.communicate(timeout=60)[1], process.returncode) == ("", 130)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, fields
 
 
 class JailUnavailable(RuntimeError):
@@ -27,10 +27,15 @@ class Limits:
     threads: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("cpu_s", "wall_s", "memory_mb", "output_kb", "files_mb", "threads"):
-            value = getattr(self, name)
-            if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-                raise ValueError(f"limits: {name} must be a number above 0, got {value!r}")
+        for field in fields(self):
+            value, whole = getattr(self, field.name), isinstance(field.default, int)
+            # Compared and not converted: an integer may be larger than any float.
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
+            if not is_number or (whole and value != int(value)):
+                kind = "whole number" if whole else "number"
+                raise ValueError(f"limits: {field.name} must be a {kind} above 0, got {value!r}")
+            if whole:
+                object.__setattr__(self, field.name, int(value))
 
 
 MAX_FILES = 4096

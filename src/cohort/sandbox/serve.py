@@ -2,7 +2,8 @@
 
 Runs programs in the jail of its machine for whoever may reach it. It listens on this machine alone unless told otherwise,
 and elsewhere only with a token (COHORT_SANDBOX_TOKEN, or a file that COHORT_SANDBOX_TOKEN_FILE names). Nothing of a request
-but its head is looked at before the request has a slot, so that no number of requests costs more than the slots do.
+but its head is looked at before the request has a slot, and no more than a small body kept, so that no number of requests
+costs more than the slots do.
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ CEILING = Limits(cpu_s=120.0, wall_s=120.0, memory_mb=4096, output_kb=FLOOD_BYTE
 """The most that a client may ask for, field by field, unless the command line says otherwise."""
 BODY_LIMIT_S = 30.0
 """For all of a request's body: it is read in a slot, which a client that sends a byte now and then must not keep."""
+SMALL_BODY_BYTES = 1 << 16
+"""A body of at most so much is waited for without a slot: a client that stalls in the middle of an ordinary one keeps nobody."""
+JOBS: dict[str, dict[str, type]] = {
+    "calls": {"calls": list},
+    "script": {"stdin": str},
+    "checks": {"checks": list, "proxies": list, "setup": str},
+}
+"""What each job has beside its `program`, `limits` and `packages`."""
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -71,13 +80,24 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(*refusal)
             return
         try:
+            body = self.body() if int(self.headers["Content-Length"]) <= SMALL_BODY_BYTES else b""
             with self.server.slots:
-                document = json.loads(self.body())
+                document = json.loads(body or self.body())
+                self.check_connection()
                 result = run(document, self.server.ceiling)
             self.answer(200, result)  # without a slot: a client may take its time to read
         except (ConnectionError, TimeoutError):
             raise
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError, NotPlain) as problem:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+            MemoryError,
+            NotPlain,
+        ) as problem:
             self.answer(400, {"error": f"{type(problem).__name__}: {problem}"})
         except (JailUnavailable, OSError) as problem:
             self.answer(503, {"error": str(problem)})
@@ -95,8 +115,12 @@ class Handler(BaseHTTPRequestHandler):
             }
         if "Origin" in self.headers:
             return 403, {"error": "Origin: requests of web pages are not answered"}
+        if repeated := [name for name in ("Authorization", "Content-Length") if len(self.headers.get_all(name, [])) > 1]:
+            return 400, {"error": f"{repeated[0]}: given more than once"}
         if not self.path.startswith("/") or not self.path.rstrip("/").endswith("/run"):
             return 404, {"error": "POST /run"}
+        if "Transfer-Encoding" in self.headers:
+            return 411, {"error": "Transfer-Encoding: not understood here; send the body in one piece, with its Content-Length"}
         size = self.headers.get("Content-Length", "")
         if not (size.isascii() and size.isdecimal() and len(size) < 12 and 0 < int(size) <= MAX_BODY_BYTES):
             return 413, {"error": f"Content-Length: from 1 to {MAX_BODY_BYTES} bytes are expected, got {size[:20]!r}"}
@@ -116,6 +140,17 @@ class Handler(BaseHTTPRequestHandler):
             body += piece
         self.connection.settimeout(self.timeout)
         return bytes(body)
+
+    def check_connection(self) -> None:
+        """Raises where the client has hung up while it waited: nobody would read the answer, and others wait for the slot."""
+        self.connection.settimeout(0)
+        try:
+            if not self.connection.recv(1, socket.MSG_PEEK):
+                raise ConnectionAbortedError("hung up")
+        except BlockingIOError:  # nothing has come, as it should be
+            pass
+        finally:
+            self.connection.settimeout(self.timeout)
 
     def answer(self, status: int, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode()
@@ -141,8 +176,10 @@ def is_local(host: str) -> bool:
 
 def host_name(given: Sequence[str]) -> str:
     """The name in a request's one Host line, without its port; "" where that cannot be read."""
+    if len(given) != 1 or any(sign in given[0] for sign in "@/?#\\"):
+        return ""
     try:
-        return (urllib.parse.urlsplit(f"//{given[0]}").hostname or "") if len(given) == 1 else ""
+        return urllib.parse.urlsplit(f"//{given[0]}").hostname or ""
     except ValueError:
         return ""
 
@@ -157,14 +194,38 @@ def no_values(document: dict[str, Any]) -> dict[str, Any]:
     return short
 
 
+def check_job(document: Any) -> None:
+    """Raises where a request is not made of exactly the fields of its job, each of its own type."""
+    if not isinstance(document, dict):
+        raise ValueError(f"the request must be a JSON object, got {type(document).__name__}")
+    job = document.get("job")
+    if not isinstance(job, str) or job not in JOBS:
+        raise ValueError(f"job: {', '.join(JOBS)} are the jobs here, got {job!r}")
+    kinds = {"job": str, "program": str, "limits": dict, "packages": bool, **JOBS[job]}
+    if problems := [f"{name}: missing" for name in kinds if name not in document and name != "packages"]:
+        raise ValueError("; ".join(problems))
+    for name, value in document.items():
+        if name not in kinds:
+            raise ValueError(f"{name[:100]}: no field of the job {job!r}; its fields are {', '.join(kinds)}")
+        if type(value) is not kinds[name]:
+            raise ValueError(f"{name}: {kinds[name].__name__} is expected, got {type(value).__name__}")
+    if unknown := sorted(set(document["limits"]) - {field.name for field in dataclasses.fields(Limits)}):
+        raise ValueError(f"limits: {unknown[0][:100]} is no limit")
+    texts = [*document.get("checks", ()), *document.get("proxies", ())]
+    texts += [call[0] if isinstance(call, list) and len(call) == 3 else None for call in document.get("calls", ())]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("checks and proxies: texts are expected; calls: lists of a name, arguments and keyword arguments")
+
+
 def run(document: dict[str, Any], ceiling: Limits = CEILING) -> dict[str, Any]:
-    limits, program = Limits(**document["limits"]), str(document["program"])
+    check_job(document)
+    limits, program = Limits(**document["limits"]), document["program"]
     for name, most in dataclasses.asdict(ceiling).items():
         if getattr(limits, name) > most:
             raise ValueError(f"limits.{name}: at most {most:g} here, got {getattr(limits, name):g}")
-    packages = bool(document.get("packages", False))
+    packages = document.get("packages", False)
     if document["job"] == "calls":
-        calls = [Call(str(name), rebuild(args), rebuild(kwargs)) for name, args, kwargs in document["calls"]]
+        calls = [Call(name, rebuild(args), rebuild(kwargs)) for name, args, kwargs in document["calls"]]
         result = run_calls(program, calls, limits, packages=packages)
         replies = [
             None if reply is None else {**dataclasses.asdict(reply), "value": tagged(reply.value, 0)}
@@ -172,11 +233,9 @@ def run(document: dict[str, Any], ceiling: Limits = CEILING) -> dict[str, Any]:
         ]
         return {**plain_fields(result, "replies"), "replies": replies}
     if document["job"] == "script":
-        return plain_fields(run_script(program, str(document["stdin"]), limits, packages=packages), "")
-    if document["job"] == "checks":
-        checks = run_checks(program, document["checks"], document["proxies"], str(document["setup"]), limits, packages=packages)
-        return {**plain_fields(checks, "checks"), "checks": [dataclasses.asdict(check) for check in checks.checks]}
-    raise ValueError(f"job: calls, script or checks is expected, got {document['job']!r}")
+        return plain_fields(run_script(program, document["stdin"], limits, packages=packages), "")
+    checks = run_checks(program, document["checks"], document["proxies"], document["setup"], limits, packages=packages)
+    return {**plain_fields(checks, "checks"), "checks": [dataclasses.asdict(check) for check in checks.checks]}
 
 
 def plain_fields(result: Any, but: str) -> dict[str, Any]:
@@ -199,6 +258,10 @@ def main(words: Sequence[str] | None = None) -> None:
                 option, type=type(default), default=default, help=f"the most that a client may ask for: {default:g}"
             )
     options = parser.parse_args(words)
+    if not 0 <= options.port < 1 << 16:
+        parser.error(f"--port: a number from 0 (any that is free) to 65535 is expected, got {options.port}")
+    if options.runs < 0:
+        parser.error(f"--runs: 1 or more is expected, or 0 for one per core, got {options.runs}")
     try:
         ceiling = {
             field.name: getattr(options, f"max_{field.name}", options.max_wall_s) for field in dataclasses.fields(Limits)
@@ -206,9 +269,12 @@ def main(words: Sequence[str] | None = None) -> None:
         tier, server = find_tier(), Server((options.host, options.port), options.runs, Limits(**ceiling), options.name)
     except (ValueError, OSError, JailUnavailable) as problem:
         parser.error(str(problem))
-    with server:
-        print(f"runs programs in a {tier.name} jail: http://{options.host}:{server.server_port}", flush=True)
-        server.serve_forever()
+    try:
+        with server:
+            print(f"runs programs in a {tier.name} jail: http://{options.host}:{server.server_port}", flush=True)
+            server.serve_forever()
+    except KeyboardInterrupt:  # the ordinary way to end it; programs that run end with it
+        sys.exit(130)
 
 
 if __name__ == "__main__":
