@@ -5,6 +5,7 @@ The rules behind them are in docs/math-rewards.md.
 
 from __future__ import annotations
 
+from math_pairs_strange import STRANGE
 from math_pairs_written import WRITTEN
 
 RIGHT, WRONG, NONE, UNREAD = "right", "wrong", "no_answer", "unparsed"
@@ -560,4 +561,5 @@ PAIRS = [
     *TEXTS,
     *BY_OTHERS,
     *WRITTEN,
+    *STRANGE,
 ]

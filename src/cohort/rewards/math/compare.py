@@ -90,9 +90,10 @@ def same(found: Shape, gold: Shape, judge: Judge) -> Verdict:
     if letter_of(found) and letter_of(gold):
         return same_letter(found, gold)
     if isinstance(gold, Group) and gold.kind == "choice":
-        return all_of(
-            [same(found.items[0] if isinstance(found, Group) and found.kind == "choice" else found, gold.items[0], judge)]
-        )
+        if isinstance(found, Group) and found.kind == "choice":  # both name a letter, and what it stands for must not differ
+            numbers = all(is_number(shape.items[1]) for shape in (found, gold))
+            return in_order(found.items, gold.items, judge) if numbers else same(found.items[0], gold.items[0], judge)
+        return same(found, gold.items[0 if letter_of(found) else 1], judge)
     if isinstance(found, Relation) or isinstance(gold, Relation):
         return same_relation(found, gold, judge)
     if (time := time_of(found)) is not None and (wanted := time_of(gold)) is not None:

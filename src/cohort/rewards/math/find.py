@@ -32,11 +32,18 @@ HASHED = re.compile(r"[\d+\-−–$\\.(€£]|[A-Za-z]\s?=")
 DOUBLED_BOX = re.compile(r"(?<!\\)\\\\(?=(?:boxed|fbox)\b)")
 r"""\\boxed, escaped twice."""
 ANSWER_IS = re.compile(
-    r"(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!bad\s)(?<!no\s)(?<!not\sthe\s)answers?(?:\sto\s(?:the|this|your)\s(?:question|problem))?\s?"
+    r"(?P<english>(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!bad\s)(?<!no\s)(?<!not\sthe\s)"
+    r"(?:answers?(?:\sto\s(?:the|this|your)\s(?:question|problem))?|\bcorrect\s(?:option|choice))\s?"
     r"(?:(?:is|are|equals|(?:would|should|must|will|can only)\sbe|(?:turns|comes|works)\sout\sto(?:\sbe)?)\b|:|=)"
-    r"(?!\s(?:indeed\s)?(?:correct|reasonable|consistent|verified)\b)",
-    re.IGNORECASE,
+    r"(?!\s(?:indeed\s)?(?:correct|reasonable|consistent|verified)\b)"
+    r"|^[#*_ \t]*(?:the\s)?final\sanswer[*_ \t]*$)"
+    # The same in other languages; "answer:" needs no more than the word.
+    r"|\b(?:respuesta|resposta|risposta|réponse)(?:\s(?:final[ea]?|correcta|corretta|correta))?(?:\s(?:es|é|è|est)\b|\s?[:：])"
+    r"|\bantwort(?:\s(?:ist|lautet)\b|\s?:)|\bответ(?:\sравен\b|\s?:|\s[—–-]\s)"
+    r"|(?<!错误的)(?<!錯誤的)答案\s?[是为為:：]|答え\s?[は:：]|답\s?[은:：]",
+    re.IGNORECASE | re.MULTILINE,
 )
+"""Where a final answer is announced. A denial behind it ("es no 5", 是不是 5) is read as part of the answer, which is then none."""
 FILLERS = re.compile(
     r"(?:(?:therefore|thus|hence|then|simply|indeed|just|now|clearly|obviously|definitely|certainly|surely|in\sfact|of\scourse|finally"
     r"|exactly|precisely|approximately|approx\.?|about|around|roughly|circa|equal\sto|equals|given\sby|found\sto\sbe)(?:\s*[:,]\s*|\s+))*",
@@ -46,8 +53,23 @@ FILLERS = re.compile(
 SAID_OF = re.compile(r"([^\d=\\<>]{2,120}?)\s(?:is|are|equals)(?:\sequal\sto)?:?\s(.+)", re.IGNORECASE)
 """The largest n is 34: what is said of the words before it, which hold no number."""
 DISPLAYED = ("$$", "$$"), ("\\[", "\\]")
-SENTENCE_END = re.compile(r"[.?](?=\s)|[,;](?=\s(?:and\s[a-z]{2}|(?!or\b|and\b)[a-z]{2}))|\s(?:because|since)\b")
-"""A comma before "or", or before "and" with no word behind it, goes on with a list."""
+TAKEN_BACK = (
+    r"(?:or|alternatively|maybe|perhaps|possibly|probably|potentially|otherwise|else|could|might|may|unless|if|even|"
+    r"(?:but|and|then|though|although|while|whereas|however)\s(?:[a-z']+\s){0,4}?(?:could|might|may|maybe|perhaps|possibly|also|or)|"
+    r"plus|minus|times|over|multiplied|divided|then\s[a-z]+ed|squared|cubed|doubled|tripled|halved|negated|percent|million|billion|thousand|hundred)\b"
+)
+"""How a clause begins that says another value than the one before its comma."""
+SENTENCE_END = re.compile(
+    rf"[.?](?=\s)|。|[,;](?=\s(?!{TAKEN_BACK})(?:and\s[a-z]{{2}}|(?!and\b)[a-z]{{2}}))|\s(?:because|since)\b"
+)
+"""A comma before "or", before another value, or before "and" with no word behind it, goes on."""
+FULL_STOP = re.compile(r"[.?](?=\s)|。|です")
+"""The end where other languages are spoken, whose words for "or" and "perhaps" no list here holds."""
+WITHDRAWN = re.compile(
+    r"[\s.?*_。]*(?:(?:or|o|ou|oder|или|或|alternatively|maybe|perhaps|possibly|otherwise)\b|(?:no|wait|actually|hmm|sorry|oops|correction)\b\s?[,.!:—-])",
+    re.IGNORECASE,
+)
+"""How the next sentence begins where it takes the answer back: 5. Wait, it is 6."""
 FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\(((?:[^\\]|\\(?!\)))+)\\\)|\\\[((?:[^\\]|\\(?!\]))+)\\\]")
 LAST_NUMBER = re.compile(r"[-−]?(?<![\w.])(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?[ ]?\\?%?")
 
@@ -116,13 +138,17 @@ def after_answer_is(text: str) -> Marked:
         last = match
     if last is None:
         return -1, None
-    rest = text[last.end() : last.end() + 2 * MAX_ANSWER_CHARS].lstrip(" \t:,*_\n")
+    rest = text[last.end() : last.end() + 2 * MAX_ANSWER_CHARS].lstrip(" \t:：,*_\n")
     rest = rest[FILLERS.match(rest).end() :]  # type: ignore[union-attr]  # it matches nothing at least
     for opening, closing in DISPLAYED:
         if rest.startswith(opening) and (end := rest.find(closing, len(opening))) > 0:
             return last.start(), rest[len(opening) : end]
-    rest = rest.partition("\n")[0]
-    return last.start(), said_in(SENTENCE_END.split(rest, maxsplit=1)[0]) if rest else None
+    line = rest.partition("\n")[0]
+    ends = FULL_STOP if last["english"] is None else SENTENCE_END
+    said = ends.split(line, maxsplit=1)[0]
+    if not said or WITHDRAWN.match(rest, len(said)):
+        return last.start(), rest if said else None
+    return last.start(), said_in(said)
 
 
 def said_in(sentence: str) -> str:

@@ -21,6 +21,8 @@ def without_unit(tokens: list[Token]) -> tuple[list[Token], str, Fraction]:
     rest = body[len(sign) :]
     if rest and rest[0].kind in (COMMAND, SIGN) and rest[0].text in CURRENCIES:
         unit, body = CURRENCIES[rest[0].text], [*sign, *rest[1:]]
+    if not unit and len(body) > 1 and body[-1].kind == SIGN and body[-1].text in CURRENCIES:  # 5 €
+        return body[:-1], CURRENCIES[body[-1].text], factor
     if len(body) > 1 and is_sign(body[-1], "%"):
         return body[:-1], unit, Fraction(1, 100)
     if len(body) > 2 and body[-1].text == "circ" and is_sign(body[-2], "^"):

@@ -13,23 +13,24 @@ from dataclasses import replace
 from cohort.rewards.math.environments import environment_of, one_line
 from cohort.rewards.math.intervals import all_together, is_condition, joined_conditions, without_points
 from cohort.rewards.math.kinds import EVERY_NUMBER, Group, Relation, Shape, Value, Words
-from cohort.rewards.math.levels import as_text, closes_at, is_sign, levels, split_at, ungrouped
+from cohort.rewards.math.levels import as_text, closes_at, is_sign, levels, spelled, split_at, ungrouped
 from cohort.rewards.math.others import unfit_for_others
 from cohort.rewards.math.quantities import without_unit
 from cohort.rewards.math.statements import name_of, name_of_part
 from cohort.rewards.math.text import COMMAND, LETTERS, NUMBER, SIGN, TEXT, Token, tokens_of
-from cohort.rewards.math.times import read_clock
+from cohort.rewards.math.times import read_clock, read_date
 from cohort.rewards.math.tree import (
     MAX_DEPTH,
     Node,
     Refused,
     Unreadable,
     check_size,
+    exact,
     number,
     read_expression,
 )
 from cohort.rewards.math.units import is_doubtful
-from cohort.rewards.math.words import CHOICES, DENIALS, choice_at_start, read_based, read_words
+from cohort.rewards.math.words import CHOICES, DENIALS, choice_at_start, read_based, read_dots, read_words
 
 MAX_ITEMS = 60
 
@@ -218,7 +219,10 @@ def read_set(inside: list[Token], depth: int) -> Shape:
     deep = levels(inside)
     bars = [place for place, token in enumerate(inside) if not deep[place] and token.kind == SIGN and token.text in "|:"]
     if len(bars) == 1 and 0 < bars[0] < len(inside) - 1 and inside[bars[0] - 1].kind != NUMBER:  # {x | x > 2}: its condition
-        return read_tokens(inside[bars[0] + 1 :], depth + 1)
+        if inside[0].kind == LETTERS and spelled(inside[1 : bars[0]]) in ([], ["in", "mathbb", "R"]):
+            return read_tokens(inside[bars[0] + 1 :], depth + 1)
+        inside[bars[0]] = Token(SIGN, ":")
+        return Words(" ".join(spelled(inside)))  # {2x | x > 2}, and whole numbers x: other sets
     parts = bracketed_items(inside)
     items = [read_item(part, depth) for part in (parts or [inside])]
     return Group("{}", tuple(items))
@@ -259,7 +263,7 @@ def read_ratio(tokens: list[Token], depth: int) -> Shape | None:
     parts = split_at(tokens, places)
     if not places or len(parts) > 5 or not all(parts):
         return None
-    items = tuple(read_tokens(part, depth + 1) for part in parts)
+    items = tuple(read_item(part, depth) for part in parts)
     # "Total: 5" is no ratio.
     return Group(":", items) if all(isinstance(item, Value) and item.node is not None for item in items) else None
 
@@ -341,7 +345,9 @@ def read_choice(tokens: list[Token], depth: int) -> Shape | None:
         return Words(letter, label=True)
     # "(A) or (B)" and "(A) 12, (B) 13" are lists of alternatives; "(A) + 1" and "(A)(B)" are algebra.
     begins = (
-        rest[0].spaced and rest[0].kind in (NUMBER, COMMAND, TEXT, LETTERS) and (rest[0].kind, rest[0].text) not in RELATIONS
+        (rest[0].spaced or tokens[0].kind == TEXT)
+        and rest[0].kind in (NUMBER, COMMAND, TEXT, LETTERS)
+        and (rest[0].kind, rest[0].text) not in RELATIONS
     )
     denied = rest[0].text.split(" ")[0].lower() in DENIALS
     if letter not in CHOICES or not begins or denied or items_of(tokens) is not None or choice_at_start(rest)[0]:
@@ -349,17 +355,8 @@ def read_choice(tokens: list[Token], depth: int) -> Shape | None:
     return Group("choice", (Words(letter, label=True), read_tokens(rest, depth + 1)))
 
 
-def read_dots(tokens: list[Token], depth: int) -> Shape | None:
-    """The dots of {1, 2, 3, ...}, and of 0.333...: no value, so equal to the same text only."""
-    if not (tokens[-1].kind == COMMAND and tokens[-1].text == "ldots"):
-        return None
-    if len(tokens) > 1 and not (len(tokens) < 4 and all(token.kind == NUMBER or is_sign(token, "-") for token in tokens[:-1])):
-        return None
-    return Words(as_text(tokens).replace(" ", ""))
-
-
 READERS = (
-    read_choice, read_clock, read_dots, read_list, read_relation, read_union, read_ratio, read_brackets, read_environment, read_words, read_based,
+    read_choice, read_clock, read_date, read_dots, read_list, read_relation, read_union, read_ratio, read_brackets, read_environment, read_words, read_based,
 )  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -378,7 +375,6 @@ def read_value(tokens: list[Token]) -> Shape:
     body, unit, factor = without_unit(tokens)
     if not body:
         return Value(text)
-    doubtful = bool(unit) and is_doubtful(unit)
     inner = as_text(body)
     if factor != 1:
         inner = rf"({inner})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}"
@@ -386,7 +382,10 @@ def read_value(tokens: list[Token]) -> Shape:
         node = read_expression(body)
         check_size(node)
     except Unreadable as problem:
+        doubtful = bool(unit) and is_doubtful(unit, text, few=False)
         return Value(inner, unit=unit, refused=unfit_for_others(body, str(problem)), doubtful=doubtful)
     except Refused as problem:
         return Value(text, refused=str(problem))
+    count = exact(node) if unit else None
+    doubtful = bool(unit) and is_doubtful(unit, text, few=count is not None and abs(count) <= 1)
     return Value(inner, node if factor == 1 else Node("multiply", (node, number(factor))), unit, doubtful=doubtful)

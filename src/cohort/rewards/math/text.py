@@ -39,9 +39,14 @@ LOWERED = re.compile(f"[{''.join(SUBSCRIPTS)}]+")
 
 def plain_characters(text: str) -> str:
     """Digits of all scripts as 0-9, every kind of minus and space as one, nothing invisible. 5² stays what it is."""
+    text = MET_DIGITS.sub(" ", text)
     if text.isascii():
         return text.translate(CHARACTERS)
     return "".join(map(plain_character, text.translate(CHARACTERS)))
+
+
+MET_DIGITS = re.compile(r"(?<=\d)(?:\\?\$|\\[()\[\]]|\\(?:left|right)(?![A-Za-z]))+(?=\d)")
+"""Delimiters between two digits, which are no number without them: $5$$6$."""
 
 
 def plain_character(character: str) -> str:
@@ -152,6 +157,12 @@ TOKEN = re.compile(
     r"|(?P<sign>.)"
 )
 DOLLARS = re.compile(r"^\s*(-?\s*)\$(?=\s*-?[\d.])([^$]*)$")
+CURRENCY = re.compile(r"^\s*(?:US|CA|AU)\s?(?=\\?\$)"), re.compile(r"^\s*Rs\b\.?\s?(?=\d)")
+BARE_DEGREE = re.compile(r"(?<![\^{ ])[ ]?\\degree(?![A-Za-z])")
+SHORT_POWER = re.compile(r"(?<=[\d ])(sq|cu)\.?(?=[ ][a-z])")
+SHORTENED = {"sq": "square", "cu": "cubic"}
+CHOOSE = re.compile(r"\{([^{}\\]+)\\choose(?![A-Za-z])([^{}\\]+)\}")
+UNION = re.compile(r"(?<=[)\]])[ ]?U[ ]?(?=[(\[])")
 LETTER_TIMES = re.compile(r"(?<=\d)[ ]?[xX][ ]?(?=10[ ]?\^)")
 """3 x 10^5"""
 FULL_STOP = re.compile(r"(?<![.\\])\.(?=[ $*`)\]\\]*$)")
@@ -184,6 +195,8 @@ def tokens_of(text: str) -> list[Token] | None:
     """The answer as tokens; None where it is too long to be meant."""
     text = FULL_STOP.sub("", spelled_symbols(plain_characters(text)).rstrip())
     text = text if r"\begin" in text else LINED_UP.sub("", DOUBLED.sub(r"\\", text))
+    text = CURRENCY[1].sub("₹", CURRENCY[0].sub("", BARE_DEGREE.sub(r"^\\circ ", text)))
+    text = CHOOSE.sub(r"\\binom{\1}{\2}", UNION.sub(r"\\cup ", SHORT_POWER.sub(lambda word: SHORTENED[word[1]], text)))
     text = DOLLARS.sub(r"\1\\$\2", text)  # a single dollar sign before a number is money, any other delimits mathematics
     text = LETTER_TIMES.sub(r" \\times ", text)
     text = COLON.sub(":", ROW_GAP.sub(r"\\\\", text))
@@ -240,6 +253,6 @@ def token_of(match: re.Match[str], spaced: bool) -> Token:
         if name == "%":
             return Token(SIGN, "%", spaced)
         return Token(COMMAND, name, spaced)
-    if kind == "letters" and found.lower() == "infinity":
+    if kind == "letters" and found.lower() in ("infinity", "oo", "inf"):
         return Token(COMMAND, "infty", spaced)
     return Token(kind, found, spaced)

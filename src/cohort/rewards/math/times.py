@@ -1,4 +1,4 @@
-r"""Times of the day: 9:30, 14:30, 9:30 p.m., noon. Two of them are equal only as times, never in proportion as ratios are.
+r"""Times of the day and dates: 9:30, 14:30, 9:30 p.m., noon. Two of them are equal only as times, never in proportion as ratios are.
 
 9:30 by itself may be a ratio, so it is read as one; what is written on both sides decides. Where only one side names its half of the
 day, the hours 0 and 13 to 24 say it too (14:30 is 2:30 pm), and a gold that leaves it open takes either.
@@ -60,6 +60,19 @@ def read_clock(tokens: Sequence[Token], depth: int) -> Shape | None:
     if not letter and "clock" in text:
         return Group(":", tuple(Value(part, number(int(part))) for part in (hour, "00")))
     return Words(f"{int(hour)}:{minutes or '00'}:{seconds or '00'} {letter or 'p'}m")
+
+
+DATE = re.compile(r"(?:([12]\d{3})([-/.])(\d\d?)\2(\d\d?)|(\d\d?)([-/.])(\d\d?)\6([12]\d{3}))")
+
+
+def read_date(tokens: Sequence[Token], depth: int) -> Shape | None:
+    """2024-01-02, 1/2/2024, 1.2.2024: equal number by number, never as quotients or differences."""
+    found = DATE.fullmatch("".join(token.text for token in tokens)) if len(tokens) < 6 else None
+    if found is None or any(token.spaced for token in tokens[1:]):
+        return None
+    parts = [int(part) for part in found.groups() if part and part.isdecimal()]
+    days = [part for part in parts if part < 1000]
+    return Words("/".join(map(str, parts))) if 0 < min(days) <= 12 and max(days) <= 31 else None
 
 
 def time_of(shape: Shape) -> Time | None:

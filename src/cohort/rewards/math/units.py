@@ -15,14 +15,17 @@ UNITS = {
     "sec": "second", "secs": "second", "ms": "millisecond", "yr": "year", "yrs": "year", "mph": "mile/hour", "kmh": "kilometre/hour",
     "kmph": "kilometre/hour", "rad": "radian", "deg": "degree", "usd": "dollar", "USD": "dollar", "eur": "euro", "EUR": "euro",
     "bucks": "dollar", "kph": "kilometre/hour", "kPa": "kilopascal", "Hz": "hertz", "kHz": "kilohertz", "rpm": "rpm", "people": "person", "men": "man", "women": "woman", "children": "child",
+    "gal": "gallon", "tbsp": "tablespoon", "tsp": "teaspoon", "keV": "kiloelectronvolt", "MeV": "megaelectronvolt", "mol": "mole",
+    "kcal": "kilocalorie", "INR": "rupee", "GBP": "pound sterling", "RMB": "yuan", "CNY": "yuan", "gallon": "gallon", "quart": "quart", "pint": "pint",
 }  # fmt: skip
 """Bare letters that are read as units behind a number (5 cm, 5cm). A single bare letter is a variable: 5 m is five times m."""
 
 LETTER_UNITS = {
     "m": "metre", "g": "gram", "s": "second", "h": "hour", "l": "litre", "L": "litre", "N": "newton", "J": "joule", "W": "watt",
     "V": "volt", "A": "ampere", "K": "kelvin", "C": "celsius", "F": "fahrenheit", "t": "tonne", "d": "day",
+    "nm": "nanometre", "eV": "electronvolt", "kJ": "kilojoule", "kW": "kilowatt", "kN": "kilonewton", "Pa": "pascal", "qt": "quart", "pt": "pint",
 }  # fmt: skip
-r"""Single letters are units in \text{} only."""
+r"""Single letters, and pairs that may be products (nm), are units in \text{} only."""
 
 HEDGES = frozenset({
     "not", "no", "nope", "never", "none", "nor", "isn't", "but", "if", "unless", "except", "maybe", "perhaps", "possibly", "probably", "likely",
@@ -40,6 +43,11 @@ NUMBER_WORDS = frozenset({
     "crore", "dozen", "score", "gross", "myriad", "googol", "permille", "promille", "permil", "half", "halve", "halves", "third", "quarter",
     "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "hundredth", "thousandth", "millionth", "billionth", "first",
     "grand", "thou", "kilo", "mega", "giga", "hecto", "deca", "deci", "centi", "milli", "micro", "nano", "ppm", "ppb", "bp", "bps", "once", "twice", "thrice", "double", "triple", "both", "several", "few", "many", "couple", "infinite",
+    "nil", "lot", "multiple", "quadruple", "quintuple", "sextuple", "twelfth", "sixteenth", "mille", "zeroe",
+    # The same in other languages that end their plurals in s, or stand behind 1.
+    "fois", "vece", "veze", "volta", "mal", "prozent", "procent", "porcento", "tausend", "hundert", "mila", "milhar", "milhare", "ciento", "cento", "dutzend", "docena",
+    "duzia", "dúzia", "douzaine", "dizaine", "centaine", "millier", "medio", "tercio", "cuarto", "quinto", "demi", "halb", "hälfte",
+    "doble", "doppelt", "dobro", "duplo", "triplo", "negativo", "négatif", "negativ", "quadrat",
 })  # fmt: skip
 """Numbers, and words that multiply one."""
 
@@ -64,7 +72,13 @@ ENDING_ALIKE = frozenset({
 """Words that end like participles and adverbs, which are no units, and are harmless behind a number."""
 
 KNOWN = frozenset({*UNITS.values(), *LETTER_UNITS.values(), "day", "week", "month", "gram", "cent", "unit", "degree", "point", "litre",
-                   "penny", "pence", "rupee", "yen", "pound sterling", "bit", "byte", "square unit", "cubic unit"})  # fmt: skip
+                   "penny", "pence", "rupee", "yen", "yuan", "pound sterling", "bit", "byte", "square unit", "cubic unit", "decade",
+                   "century", "acre", "hectare", "cup", "knot", "calorie", "pascal", "ohm", "farad", "tesla", "coulomb", "angstrom", "erg", "dyne",
+                   "lumen", "lux", "parsec", "kilobyte", "megabyte", "gigabyte", "rev", "revolution", "dime", "nickel", "ton"})  # fmt: skip
+COUNTED = frozenset(
+    {"fish", "sheep", "deer", "geese", "mice", "teeth", "oxen", "dice", "lice", "cattle", "aircraft", "feet", "data", "pence"}
+)
+"""Plurals without an s."""
 LARGE = frozenset({"K", "k", "M", "B", "b", "T"})
 """Single letters behind a number that may multiply it: 5K."""
 
@@ -126,8 +140,10 @@ EXPONENT, EXPONENT_OF = re.compile("-?[1-4]"), re.compile(r"\^\d$")
 
 def changes_value(word: str, last: bool) -> bool:
     """Whether a word behind a number may make another number of it: "5 doubled", "5 lakh"; but "5 coloured marbles" are 5."""
-    if word in NO_UNITS or word.removesuffix("s") in NO_UNITS:
+    if word != "points" and {word, word.removesuffix("s"), re.sub("ies$", "y", word)} & NO_UNITS:
         return True
+    if re.match("[a-z]*ill(?:i?on|iard)", word) or word.endswith("ths"):  # in other languages too: 5 Millionen, 5 milliards
+        return word not in ("months", "moths", "cloths", "paths", "baths", "myths", "lengths", "youths", "booths")
     return last and word.endswith(("ed", "ly", "wise", "fold")) and word not in ENDING_ALIKE
 
 
@@ -149,8 +165,19 @@ def one_name(word: str) -> str:
     return UNITS.get(name, name)
 
 
-def is_doubtful(unit: str) -> bool:
-    """Whether a unit as `unit_of` names it is more than one word that is in no list: it may say anything."""
+def is_doubtful(unit: str, written: str, few: bool) -> bool:
+    """Whether a unit as `unit_of` names it may say anything: more than one word that is in no list, or one that counts nothing.
+
+    What is counted is written with an s ("5 apples"), or is one at most (few: "1 apple", "1/2 pizza"): so "5 doppelt" is no 5.
+    """
     parts = [EXPONENT_OF.sub("", part) for part in re.split(r"[ /]", unit) if part]
     unknown = [part for part in parts if part not in KNOWN and unit not in KNOWN]
-    return len(unknown) > 1 or any(len(part) == 1 for part in unknown)
+    return len(unknown) > 1 or any(len(part) == 1 or not (few or is_plural(part, written)) for part in unknown)
+
+
+def is_plural(name: str, written: str) -> bool:
+    return (
+        name in COUNTED
+        or name in ENDING_ALIKE
+        or (f"{name}s" in WORD.findall(written.lower()) and not name.endswith(("s", "u", "i", "ward")))
+    )

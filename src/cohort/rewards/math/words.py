@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from cohort.rewards.math.kinds import Group, Shape, Words
-from cohort.rewards.math.levels import is_sign
+from cohort.rewards.math.kinds import EVERY_NUMBER, Group, Shape, Words
+from cohort.rewards.math.levels import as_text, is_sign, spelled
 from cohort.rewards.math.quantities import MATH_WORDS
-from cohort.rewards.math.text import COMMAND, LETTERS, SIGN, TEXT, Token, tokens_of
+from cohort.rewards.math.text import COMMAND, LETTERS, NUMBER, SIGN, TEXT, Token, tokens_of
 from cohort.rewards.math.units import HEDGES
 
 
@@ -29,7 +29,7 @@ def choice_at_start(tokens: list[Token]) -> tuple[int, str]:
     texts = [token.text for token in tokens[:3]]
     if len(texts) == 3 and texts[0] == "(" and texts[2] == ")" and is_letter(texts[1]) and tokens[1].kind in (LETTERS, TEXT):
         return 3, texts[1]
-    if len(texts) > 1 and is_letter(texts[0]) and texts[1] in (")", ":") and first.kind == LETTERS:
+    if len(texts) > 1 and is_letter(texts[0]) and texts[1] in (")", ":", ".") and first.kind == LETTERS:
         return 2, texts[0]
     return 0, ""
 
@@ -62,18 +62,52 @@ def read_words(tokens: list[Token], depth: int) -> Shape | None:
             return None
     elif any(character.isdecimal() for token in tokens for character in token.text):
         return None
-    return Words(" ".join(" ".join(token.text for token in tokens).split()).casefold())
+    text = " ".join(" ".join(token.text for token in tokens).split()).casefold()
+    return SAME_WORDS.get(text) or Words(ARTICLE.sub("", text))
 
 
-BASED = re.compile(r"\d+ _ (?:\d+|\{ \d+ \}|\{ \( \d+ \) \})")
+SAME_WORDS: dict[str, Shape] = {
+    **dict.fromkeys(("no solution", "no solutions", "the empty set", "empty set"), Group("{}", ())),
+    **dict.fromkeys(("all real numbers", "all reals", "all real", "every real number"), EVERY_NUMBER),
+    **dict.fromkeys(("does not exist", "dne"), Words("does not exist")),
+}
+ARTICLE = re.compile(r"^(?:an?|the) (?=[^\W\d_]{3})")
+
+
+BASES = {
+    "two": "2",
+    "three": "3",
+    "four": "4",
+    "five": "5",
+    "six": "6",
+    "seven": "7",
+    "eight": "8",
+    "nine": "9",
+    "ten": "10",
+    "twelve": "12",
+    "sixteen": "16",
+}
+BASED = re.compile(rf"(\()?((?=[A-Fa-f]*\d)[0-9A-Fa-f]+)(?(1)\))(?:_\(?(?:base ?)?|base)(\d\d?|{'|'.join(BASES)})\)?")
 
 
 def read_based(tokens: list[Token], depth: int) -> Shape | None:
     """1010_2, the digits of a number in another base: compared as they are, for a question about digits is not about values."""
-    texts = [token.text for token in tokens]
-    if not BASED.fullmatch(" ".join(texts)):
+    found = BASED.fullmatch("".join(spelled(tokens)))
+    if found is None:
         return None
-    return Words("".join(text for text in texts if text not in "{}()"))
+    digits, base = found[2].upper(), BASES.get(found[3], found[3])
+    if not digits.isdecimal() and not 10 < int(base) <= 16:  # 2a_1 is a product
+        return None
+    return Words(f"{digits}_{base}")
+
+
+def read_dots(tokens: list[Token], depth: int) -> Shape | None:
+    """The dots of {1, 2, 3, ...}, and of 0.333...: no value, so equal to the same text only."""
+    if not (tokens[-1].kind == COMMAND and tokens[-1].text == "ldots"):
+        return None
+    if len(tokens) > 1 and not (len(tokens) < 4 and all(token.kind == NUMBER or is_sign(token, "-") for token in tokens[:-1])):
+        return None
+    return Words(as_text(tokens).replace(" ", ""))
 
 
 THINGS = frozenset({
