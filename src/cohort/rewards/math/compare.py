@@ -21,6 +21,7 @@ from cohort.rewards.math.statements import (
     has_symbols,
     is_number,
     is_quantity,
+    mixed_units,
     name_of_part,
     quantity_name,
     rounding_of,
@@ -153,6 +154,8 @@ def same_letter(found: Shape, gold: Shape) -> bool:
 def same_group(found: Shape, gold: Shape, judge: Judge) -> Verdict:
     if not isinstance(found, Group) or not isinstance(gold, Group):
         return same_single(found, gold, judge)
+    if gold.kind == "or":
+        return same_group(replace(found, kind="") if found.kind == "or" else found, replace(gold, kind=""), judge)
     if found.kind == gold.kind:
         if found.kind in ("{}", "", "cup"):
             return same_items(found, gold, judge)
@@ -264,7 +267,7 @@ def same_single(found: Shape, gold: Shape, judge: Judge) -> Verdict:
 
 def same_ratio(found: Group, gold: Group, judge: Judge) -> Verdict:
     """Part by part, or in proportion: 6:8 is 3:4, as 6/8 is 3/4."""
-    if len(found.items) != len(gold.items):
+    if len(found.items) != len(gold.items) or mixed_units(found) not in ([], mixed_units(gold)):
         return False
     pairs = [
         (quotient(left, found.items[0]), quotient(right, gold.items[0]))
@@ -273,12 +276,8 @@ def same_ratio(found: Group, gold: Group, judge: Judge) -> Verdict:
     known = [(left, right) for left, right in pairs if left is not None and right is not None]
     if len(known) < len(pairs):
         return in_order(found.items, gold.items, judge)
-    return any_of(
-        [
-            in_order(found.items, gold.items, judge),
-            all_of(judge.values(left, right, judge.tolerance) for left, right in known),
-        ]
-    )
+    proportional = all_of([judge.values(left, right, judge.tolerance) for left, right in known])
+    return any_of([in_order(found.items, gold.items, judge), proportional])
 
 
 def quotient(top: Shape, bottom: Shape) -> Value | None:

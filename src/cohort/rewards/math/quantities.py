@@ -41,6 +41,8 @@ def without_unit(tokens: list[Token]) -> tuple[list[Token], str, Fraction]:
     if head in SCALES:
         factor, name = Fraction(SCALES[head]), name.partition(" ")[2]
     found = unit_of(name) if name else ""
+    if unit and found is not None and found.startswith("/"):  # $18 per day
+        found = unit = unit + found
     if found is None or (unit and found not in ("", unit)):
         return list(tokens), "", Fraction(1)
     if found in ("celsius", "fahrenheit") and [token.text for token in body[:end][-2:]] == ["^", "circ"]:

@@ -139,7 +139,9 @@ def read_list(tokens: list[Token], depth: int) -> Shape | None:
         return None if words & {"and", "or"} else items[0]  # "5 or" is cut off
     if all(map(is_condition, items)):
         return joined_conditions(items, words)
-    return Group("", tuple(with_common_name(items)))
+    items = with_common_name(items)
+    apart = all(isinstance(item, Words) and not item.label for item in items) or len(set(map(name_of, items)) - {None}) > 1
+    return Group("or" if apart and "or" in words else "", tuple(items))  # Alice or Bob, x = 1 or y = 2: one of them
 
 
 def read_systems(tokens: list[Token], depth: int) -> Shape | None:
@@ -350,7 +352,9 @@ def read_choice(tokens: list[Token], depth: int) -> Shape | None:
         and (rest[0].kind, rest[0].text) not in RELATIONS
     )
     denied = rest[0].text.split(" ")[0].lower() in DENIALS
-    if letter not in CHOICES or not begins or denied or items_of(tokens) is not None or choice_at_start(rest)[0]:
+    labels = [choice_at_start(rest[place : place + 4]) for place in range(len(rest))]
+    another = any(length > 1 and other in CHOICES for length, other in labels)  # A) 12 B) 13
+    if letter not in CHOICES or not begins or denied or items_of(tokens) is not None or another or choice_at_start(rest)[0]:
         return None
     return Group("choice", (Words(letter, label=True), read_tokens(rest, depth + 1)))
 

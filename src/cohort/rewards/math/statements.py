@@ -208,3 +208,9 @@ def leaves(shape: Shape) -> Iterator[Value]:
         value = value_of(shape, strict=True)
         for part in shape.parts if value is None else (value,):
             yield from leaves(part)
+
+
+def mixed_units(group: Group) -> list[str]:
+    """The units of a scale like 1 cm : 5 km, none where all are the same."""
+    units = [item.unit for item in group.items if isinstance(item, Value)]
+    return units if len(set(units)) > 1 else []

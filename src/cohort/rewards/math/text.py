@@ -29,7 +29,8 @@ SYMBOLS = {
     "×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ", "∙": r"\cdot ", "∗": "*", "÷": "/", "∕": "/", "⁄": "/", "∶": ":",
     "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ", "⩾": r"\ge ", "≠": r"\ne ", "≦": r"\le ", "≧": r"\ge ", "≈": r"\approx ", "≃": r"\approx ", "∧": r"\land ", "∨": r"\lor ", "∈": r"\in ", "∪": r"\cup ",
     "∞": r"\infty ", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ", "φ": r"\phi ",
-    "√": r"\sqrt ", "±": r"\pm ", "∅": r"\emptyset ", "°": r"^\circ ", "ℝ": r"\mathbb{R}", "…": r"\ldots ", "′": "'",
+    "√": r"\sqrt ", "±": r"\pm ", "∅": r"\emptyset ", "°": r"^\circ ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
+    "º": r"^\circ ", "∠": r"\angle ", "Δ": r"\Delta ", "∛": r"\sqrt[3]", "∴": "", "…": r"\ldots ", "′": "'",
 }  # fmt: skip
 SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
 SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
@@ -67,9 +68,17 @@ def spelled_symbols(text: str) -> str:
     r"""Mathematical characters as the LaTeX for them: x² as x^{2}, ½ as \frac{1}{2}, π as \pi."""
     if text.isascii():
         return text
+    text = SMALL_FRACTION.sub(lambda found: rf"\frac{{{plain_small(found[1])}}}{{{plain_small(found[2])}}}", text)
     text = RAISED.sub(lambda found: "^{" + "".join(SUPERSCRIPTS[c] for c in found.group()) + "}", text)
     text = LOWERED.sub(lambda found: "_{" + "".join(SUBSCRIPTS[c] for c in found.group()) + "}", text)
     return "".join(SYMBOLS.get(c) or vulgar_fraction(c) for c in text)
+
+
+SMALL_FRACTION = re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹]+)⁄([₀₁₂₃₄₅₆₇₈₉]+)")
+
+
+def plain_small(digits: str) -> str:
+    return "".join(SUPERSCRIPTS.get(digit) or SUBSCRIPTS[digit] for digit in digits)
 
 
 def vulgar_fraction(character: str) -> str:
@@ -124,7 +133,7 @@ class Token:
 
 
 DROPPED = re.compile(
-    r"(?<!\\)\\(?:left|right|middle|displaystyle|textstyle|limits|nolimits|[bB]ig{1,2}[lrm]?)(?![A-Za-z])"
+    r"(?<!\\)\\(?:left|right|middle|therefore|displaystyle|textstyle|limits|nolimits|[bB]ig{1,2}[lrm]?)(?![A-Za-z])"
     r"|(?<!\\)\\!|(?<!\\)\\[()\[\]]|(?<!\\)\$"
     # Colour, size and weight; \bf{x} with braces is text, and read as such.
     r"|(?<!\\)\\(?:(?:text)?color|colorbox)[ ]?\{[^{}]{0,40}\}|(?<!\\)\\underline(?![A-Za-z])"
