@@ -23,7 +23,7 @@ demo: setup  ## Train the built-in demo on this machine, nothing downloaded
 	$(BIN)/cohort train
 
 test: setup  ## Run the tests (a sample of every claim)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu' -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu' -n 2 --dist worksteal
 
 test-algorithms: setup  ## What an edit of algorithms/ needs: formulas, gradients, words, docs, layers, in about 40 s
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu and not slow' -n 2 --dist worksteal --ignore-glob='*/test_trl_*' --ignore-glob='*/test_own_life*' \

@@ -146,7 +146,7 @@ def test_a_run_is_never_overwritten(world):
         (["num_generations=4"], "train.group_size"),
         (["top_p=0.9", "sampling.top_p=0.9"], "top_p"),
         (["prompts.source=task:colum_addition"], "column_addition"),
-        (["model.source=/nowhere/at/all"], "model.source: cannot load '/nowhere/at/all'"),
+        (["model.source=/nowhere/at/all"], "model.source: /nowhere/at/all: there is no such folder"),
         (["sampling.max_completion_tokens=40"], "Lower sampling.max_completion_tokens"),
         (["rewards.0.function=math_anser"], "math_answer"),
         (["monitors.wandb=true"], "wandb"),

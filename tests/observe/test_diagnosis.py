@@ -5,6 +5,7 @@ import math
 import pytest
 
 from cohort import session
+from cohort.errors import RewardError
 from cohort.observe.diagnosis.checks import CHECKS, diagnose
 from cohort.observe.diagnosis.history import History
 from cohort.recipe.file import build_recipe
@@ -326,8 +327,9 @@ def test_a_run_whose_reward_returns_none_ends_with_that_finding(tmp_path):
     settings = {"cold_start.num_steps": 0, "evaluation.samples": 0, "train.num_steps": 5, "train.minibatches_per_step": 1}
     rewards = [{"function": "python:silent", "name": "silent"}]
     recipe = tiny(tmp_path, **settings, **{"sampling.max_completion_tokens": 12, "rewards": rewards})
-    run = session.start(recipe, Materials(None, {"python:silent": silent}))
-    rows = rows_of(run.folder)
+    with pytest.raises(RewardError, match="not one completion of the first"):
+        session.start(recipe, Materials(None, {"python:silent": silent}))
+    rows = rows_of(tmp_path / "run")
     found = {key for key in keys(rows, recipe) if not key.startswith("slow_")}  # how long a step takes is the machine's doing
     assert found - {"truncation"} == {"unscored"}  # random weights do not stop
     completions = sum(row["rollout/completions"] for row in rows)

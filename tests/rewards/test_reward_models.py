@@ -511,7 +511,7 @@ def test_pickled_weights_and_code_of_a_model_are_not_loaded(tmp_path):
     }
     (coded / "config.json").write_text(json.dumps(config))
     (coded / "code.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
-    with pytest.raises(ModelError, match="code that ships with it .code.py.*never run"):
+    with pytest.raises(ModelError, match=r"code that ships with it .code\.py.*never run"):
         reward_model(["2"], ["1="], model=str(coded))
     assert not canary.exists()
 

@@ -109,14 +109,14 @@ def test_a_folder_that_cannot_be_made_names_runs_folder(tmp_path):
 
 def test_the_number_of_slots_is_chosen_once(tmp_path, monkeypatch):
     """Free memory may be less at the resume; the schedule must not change with it."""
-    from cohort.engine import local as local_engine
+    from cohort.engine import slot_engine
 
     with monkeypatch.context() as patch:
         interrupt_at(patch, 2)
         train_tiny(tmp_path)
     saved = json.loads(next((tmp_path / "run" / "checkpoints").glob("step-1.*/state.json")).read_text())
-    assert saved["slots"] == local_engine.MOST_SLOTS["cpu"]
-    monkeypatch.setattr(local_engine, "free_memory", lambda device: 2**20)
+    assert saved["slots"] == slot_engine.MOST_SLOTS["cpu"]
+    monkeypatch.setattr(slot_engine, "free_memory", lambda device: 2**20)
     assert session.resume(tmp_path / "run").status == "finished"
 
 

@@ -124,11 +124,12 @@ def round_layers(model: Any, dtype: Any) -> None:
     from cohort.model.four_bit import NAME, make_steady
     from cohort.model.lora import linear_layers
 
-    for name, layer in linear_layers(model).items():
+    layers: dict[str, Any] = linear_layers(model)  # bitsandbytes types its attributes otherwise than torch
+    for name, layer in layers.items():
         parent, _, child = name.rpartition(".")
-        rounded = Linear4bit(1, 1, bias=False, compute_dtype=dtype, device="meta")
+        rounded: Any = Linear4bit(1, 1, bias=False, compute_dtype=dtype, device="meta")
         rounded.in_features, rounded.out_features, rounded.bias = layer.in_features, layer.out_features, layer.bias
-        weight = Params4bit(layer.weight.data, requires_grad=False, quant_type=NAME, compress_statistics=True)
+        weight: Any = Params4bit(layer.weight.data, requires_grad=False, quant_type=NAME, compress_statistics=True)
         rounded.weight = weight.to(layer.weight.device)
         setattr(model.get_submodule(parent), child, rounded)
     make_steady(model)
