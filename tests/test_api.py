@@ -451,6 +451,8 @@ def test_objects_that_would_not_be_loaded_again_as_what_they_are_are_refused(mod
     [
         ({"prompts": ROWS}, RecipeError, "needs rewards="),
         ({"rewards": [digit_share]}, RecipeError, "needs prompts="),
+        ({"train_dataset": ROWS, "rewards": [digit_share]}, RecipeError, "^train_dataset: here it is called prompts"),
+        ({"prompts": ROWS, "reward_funcs": [digit_share]}, RecipeError, "^reward_funcs: here it is called rewards"),
         ({"prompts": ROWS, "rewards": [digit_share], "num_generations": 8}, RecipeError, "train.group_size"),
         ({"prompts": ROWS, "rewards": [digit_share], "monitors": [Watcher]}, RecipeError, r"monitors\.0: Watcher is a class"),
         ({"prompts": ROWS, "rewards": [digit_share], "monitors": ["wandb"]}, RecipeError, r"also=\['wandb'\]"),

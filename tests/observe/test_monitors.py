@@ -651,3 +651,21 @@ def test_the_table_imports_none_of_its_monitors():
         "sys.exit(bool(modules & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_reader_that_leaves_ends_no_run(tmp_path):
+    """`cohort train | head`: the console falls silent, and what follows it is still done."""
+    program = (
+        "import pathlib, sys; from cohort.observe.monitors.console import ConsoleMonitor\n"
+        "monitor = ConsoleMonitor(sys.argv[1], {}); sys.stdin.read()\n"
+        "for text in ('one', 'two'): monitor.on_message(text)\n"
+        "print('three'); monitor.close(); pathlib.Path(sys.argv[1], 'done').write_text(str(monitor.console.quiet))\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], **pipes)
+    child.stdout.close()
+    child.stdin.close()
+    said = child.stderr.read()
+    child.stderr.close()
+    assert (child.wait(), said) == (0, b"")
+    assert (tmp_path / "done").read_text() == "True"

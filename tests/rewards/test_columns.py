@@ -83,7 +83,7 @@ def test_a_column_that_no_row_has_is_refused_by_name_with_those_there_are(column
     with RewardRunner([RewardPart("part", only_gold, columns={"gold": column})]) as runner:
         with pytest.raises(RewardError) as problem:
             runner.check_columns(ROWS)
-        said = f"rewards.0.columns.gold: the rows have no column {column!r}{hint} Columns: solution, answer, topic."
+        said = f"rewards.0.columns.gold: the rows have no column {column!r}{hint} Columns: solution, answer, topic (the prompt itself is called prompts)."
         assert str(problem.value) == said
 
 

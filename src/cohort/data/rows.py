@@ -251,8 +251,10 @@ def render(row: Mapping[str, Any], config: PromptsConfig, place: str, section: s
     elif config.prompt_column in row:
         content = row[config.prompt_column]
     else:
+        joined = len(row) == 1 and any(sign in str(*row) for sign in ";\t|")
+        hint = "; columns of a file are separated by commas" if joined else nearest(config.prompt_column, row)
         raise PromptError(
-            f"{place}: no column {config.prompt_column!r}{nearest(config.prompt_column, row)}; it has {list_columns(row)}. "
+            f"{place}: no column {config.prompt_column!r}{hint}; it has {list_columns(row)}. "
             f"Set {section}.prompt_column, or build the prompt with {section}.template"
         )
     check_content(content, f"{place}, column {config.prompt_column!r}")

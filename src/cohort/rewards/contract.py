@@ -327,7 +327,10 @@ def feeding_problem(renamed: Mapping[str, str], columns: Sequence[str]) -> str:
     for name, column in renamed.items():
         if column not in (*columns, PROMPTS):
             listed = ", ".join(columns) or "none beside the prompt"
-            return f"{name}: the rows have no column {column!r}{nearest(column, columns) or '.'} Columns: {listed}."
+            return (
+                f"{name}: the rows have no column {column!r}{nearest(column, columns) or '.'} Columns: {listed} "
+                f"(the prompt itself is called {PROMPTS})."
+            )
     return ""
 
 

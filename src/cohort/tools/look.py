@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from cohort.base.text import printable
 from cohort.errors import CohortError, RunError
 from cohort.observe.look import BRIEF, Row, best_and_worst, groups_of, print_group
-from cohort.observe.monitors.width import make_console
+from cohort.observe.monitors.width import make_console, print_wrapped
 from cohort.observe.rollouts import kept_steps, read_rollouts
 from cohort.observe.run_folder import RunFolder
 
@@ -50,7 +51,7 @@ def show(console: Console, rows: Sequence[Row], wrong: Sequence[Row] | None, who
             print_group(console, groups[number], [(f"row {row['row']}", row) for row in members], most)
         left_out = len(wrong) - sum(map(len, picked.values()))
         more = f", {left_out} of them not shown (--group G shows those of a group)" if left_out else ""
-        console.print(f"{len(wrong)} of {len(rows)} completions of step {rows[0]['step']} are wrong{more}", soft_wrap=True)
+        print_wrapped(console, Text(f"{len(wrong)} of {len(rows)} completions of step {rows[0]['step']} are wrong{more}"))
         return
     shown = list(groups.values()) if whole else list(groups.values())[:GROUPS]
     for members in shown:
@@ -58,10 +59,8 @@ def show(console: Console, rows: Sequence[Row], wrong: Sequence[Row] | None, who
         print_group(console, members, labelled, most)
     if len(shown) < len(groups):
         first, last = min(groups), max(groups)
-        console.print(
-            f"{len(shown)} of {len(groups)} groups; others with --group {first} to {last}, wrong completions with --wrong",
-            soft_wrap=True,
-        )
+        others = f"others with --group {first} to {last}, wrong completions with --wrong"
+        print_wrapped(console, Text(f"{len(shown)} of {len(groups)} groups; {others}"))
 
 
 def spread(rows: Sequence[Row], most: int) -> list[Row]:

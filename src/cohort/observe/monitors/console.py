@@ -26,7 +26,7 @@ from cohort.observe.diagnosis.scores import drawn
 from cohort.observe.look import best_and_worst, print_group, telling_group
 from cohort.observe.monitors.base import Monitor, Watched
 from cohort.observe.monitors.jsonl import read_rows
-from cohort.observe.monitors.width import WIDEST, line_width, make_console, print_wrapped
+from cohort.observe.monitors.width import WIDEST, EnduringConsole, line_width, make_console, print_wrapped
 from cohort.observe.perf import where_time_went
 from cohort.observe.run_folder import known_functions
 
@@ -63,7 +63,7 @@ class ConsoleMonitor(Monitor):
         self.own, _ = known_functions(self.folder, recipe)
         self.rows = list(rows)
         self.evaluations = list(evaluations)
-        self.console = console or make_console()
+        self.console = console or make_console(EnduringConsole)
         self.interval_s, self.clock = interval_s, clock
         self.shown: set[str] = set()
         self.stage, self.total = "", 0

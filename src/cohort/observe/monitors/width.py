@@ -15,10 +15,20 @@ INDENT = 2
 """Spaces before the second line of a sentence."""
 
 
-def make_console() -> Console:
+class EnduringConsole(Console):
+    """One that falls silent when its reader goes away (`| head`, a closed pager) and lets the program go on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # for what is buffered still, and for prints of others
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
+
+
+def make_console(kind: type[Console] = Console) -> Console:
     """The standard output; what goes into a file or a pipe is as wide as it may be."""
-    console = Console(highlight=False)
-    return console if console.is_terminal or columns_are_set() else Console(highlight=False, width=WIDEST)
+    console = kind(highlight=False)
+    return console if console.is_terminal or columns_are_set() else kind(highlight=False, width=WIDEST)
 
 
 def line_width(console: Console) -> int:
