@@ -95,6 +95,7 @@ def test_what_the_prompt_shows_never_decides_alone() -> None:
         ([one], ["assert f(1) == 1"]),  # the same question in other words
         (["assert f(1) == 1"], ["assert f(1) == 1.0"]),
         ([script], [script]),
+        ([script], [{**script, "input": "1\n"}]),  # a line with or without its end
         (["assert abs(f(1) - 1) < 1e-6"], ["assert abs(f(1) - 1) < 1e-6"]),
     ):
         with pytest.raises(UnusableTests, match=r'every test is visible.*as "hidden", or the list alone'):

@@ -82,10 +82,10 @@ def read_tests(cell: Any, entry_point: str = "", prefix: str = "", packages: boo
 
 def without_known(hidden: Suite, visible: Suite) -> Suite:
     """The hidden tests that ask what no visible one does: of the others the prompt gives the answer away."""
-    calls, scripts = {asked(case) for case in visible.calls}, {case.input for case in visible.scripts}
+    calls, scripts = {asked(case) for case in visible.calls}, {case.input.rstrip() for case in visible.scripts}
     return Suite(
         tuple(case for case in hidden.calls if asked(case) not in calls),
-        tuple(case for case in hidden.scripts if case.input not in scripts),
+        tuple(case for case in hidden.scripts if case.input.rstrip() not in scripts),
         replace(hidden.code, checks=tuple(check for check in hidden.checks if check not in visible.checks)),
     )
 
