@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from cohort.errors import PromptError
-from cohort.model.chat import ChatCodec, decodes_in_rust, read_template
+from cohort.model.chat import ChatCodec, decodes_in_rust, read_template, refuse_blank_template
 from cohort.model.scratch import build_tokenizer
 from model_zoo import TEMPLATE, make_tokenizer
 
@@ -209,6 +209,8 @@ def test_a_template_of_ones_own_is_read_and_checked(tmp_path):
     file = tmp_path / "chat.jinja"
     file.write_text(TEMPLATE)
     assert read_template(str(file)) == TEMPLATE == read_template(TEMPLATE)
+    file.write_bytes(b"\xef\xbb\xbf" + TEMPLATE.encode())  # as some editors save it
+    assert read_template(str(file)) == TEMPLATE
     for text, words in {
         "{% for m in messages %}": "not a Jinja template .*endfor",
         "{{ 'always the same' }}": "never reads `messages`",
@@ -219,3 +221,19 @@ def test_a_template_of_ones_own_is_read_and_checked(tmp_path):
             read_template(str(file))
     with pytest.raises(PromptError, match=r"nowhere\.jinja: no such file"):
         read_template(str(tmp_path / "nowhere.jinja"))
+
+
+def test_a_template_that_drops_what_the_user_says_is_refused():
+    for template, dropped in {
+        "{% for m in messages %}{{ m.role }}: {{ m.contents }}{% endfor %}": True,
+        "{{ messages | length }} messages": True,
+        "{% for m in messages %}{{ m | tojson }}{% endfor %}": False,
+        "{{ messages[-1]['content'] | trim | upper }}": False,
+        "{{ raise_exception('a system message first') }}{{ messages }}": False,  # the prompts themselves tell
+    }.items():
+        tokenizer = thinking_codec(template).tokenizer
+        if dropped:
+            with pytest.raises(PromptError, match=r"prompts\.chat_template: what the user says is not in what it renders"):
+                refuse_blank_template(tokenizer)
+        else:
+            refuse_blank_template(tokenizer)

@@ -151,6 +151,14 @@ SPOILT: dict[str, tuple[Any, list[str]]] = {
         lambda folder: edit_config(folder, model_type="frobnicator"),
         ["does not know its architecture", "Update transformers"],
     ),
+    "contradictory": (
+        lambda folder: edit_config(folder, vocab_size="many"),
+        ["config.json cannot be used", "vocab_size", "Restore the file"],
+    ),
+    "an unknown rope": (
+        lambda folder: edit_config(folder, rope_parameters={"rope_type": "banana", "rope_theta": 1e4}),
+        ["KeyError: 'banana'"],
+    ),
     "code": (
         lambda folder: edit_config(folder, model_type="my", auto_map={"AutoModelForCausalLM": "modeling_my.My"}),
         ["modeling_my.py", "set model.trust_remote_code = true"],
@@ -205,6 +213,30 @@ def test_broken_numbers_are_found_in_every_place(tmp_path: Path) -> None:
         ModelError, match=r"embed_tokens.weight holds 2 values that are NaN or infinite, and so do 1 more tensors"
     ):
         refuse_broken_numbers(model, "here", "model.source")
+    whole, _ = load_pretrained(str(whole_model()))
+    whole.register_buffer("mask", torch.tensor([float("-inf")]), persistent=False)  # not of the files, and rightly infinite
+    refuse_broken_numbers(whole, "here", "model.source")
+    whole.model.register_buffer("e_score_correction_bias", torch.tensor([0.0, float("nan")]))
+    with pytest.raises(ModelError, match="e_score_correction_bias holds 1 value"):
+        refuse_broken_numbers(whole, "here", "model.source")
+
+
+def test_layers_that_the_config_leaves_out_are_named(tmp_path: Path) -> None:
+    fewer = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "max_window_layers": 1}
+    folder = spoilt(tmp_path / "model", lambda folder: edit_config(folder, **fewer))
+    with pytest.warns(
+        UserWarning, match=r"tensors of its files have no place .* the first model\.layers\.1\..*num_hidden_layers"
+    ):
+        load_pretrained(str(folder))
+
+
+def test_code_that_python_cannot_read_is_refused_in_words(tmp_path: Path) -> None:
+    def spoil(folder: Path) -> None:
+        (folder / "modeling_my.py").write_text("class My(:\n")
+        edit_config(folder, auto_map={"AutoModelForCausalLM": "modeling_my.My"})
+
+    with pytest.raises(ModelError, match=r"cannot load .* as a causal language model .*invalid syntax"):
+        load_pretrained(str(spoilt(tmp_path / "model", spoil)), trusted=True)
 
 
 @pytest.mark.parametrize(

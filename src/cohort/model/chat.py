@@ -91,7 +91,7 @@ class ChatCodec:
             )
         except Exception as problem:  # Templates raise whatever they like: "system role not supported", jinja's own errors.
             roles = ", ".join(str(message.get("role")) for message in messages)
-            raise PromptError(f"the model's chat template refuses the messages ({roles}): {problem}") from problem
+            raise PromptError(f"the chat template refuses the messages ({roles}): {problem}") from problem
         # One conversation is a flat list of ids in some versions of transformers and a batch of one in others.
         return rendered[0] if tokenize and rendered and isinstance(rendered[0], list) else rendered
 
@@ -117,7 +117,7 @@ def read_template(value: str) -> str:
     text = value
     if "{" not in value:
         try:
-            text = Path(value).expanduser().read_text(encoding="utf-8")
+            text = Path(value).expanduser().read_text(encoding="utf-8-sig")  # the mark of some editors is no text
         except (OSError, UnicodeDecodeError) as problem:
             reason = "no such file" if isinstance(problem, FileNotFoundError) else problem
             raise PromptError(f"prompts.chat_template: {value}: {reason}; name a file that holds a Jinja template") from problem
@@ -127,6 +127,19 @@ def read_template(value: str) -> str:
             "them: {% for message in messages %}...{% endfor %}"
         )
     return text
+
+
+def refuse_blank_template(tokenizer: Any) -> None:
+    """A template that loops over the messages and misspells `content` would ask the same of every row."""
+    try:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": MARKER}], tokenize=False, add_generation_prompt=True)
+    except Exception:
+        return  # it may want other roles or arguments; the prompts themselves are rendered next, and what it refuses is said then
+    if MARKER not in text.lower():
+        raise PromptError(
+            f"prompts.chat_template: what the user says is not in what it renders ({text[:60]!r}), so every prompt would be the same; it "
+            "must write message['content'] of every message"
+        )
 
 
 def template_words(template: str, field: str) -> set[str]:

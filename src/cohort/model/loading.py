@@ -6,11 +6,14 @@ are not finite, and tokens that the embedding has no row for.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError  # the name alone: nothing is unpickled here
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from cohort.errors import ModelError
@@ -21,8 +24,11 @@ from cohort.recipe.model import ModelConfig
 from cohort.recipe.refused import why_no_device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-LOADING_PROBLEMS = (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError, SafetensorError)
-"""What transformers and those it calls raise over a checkpoint that cannot be loaded."""
+LOADING_PROBLEMS = (
+    *(OSError, ValueError, LookupError, ArithmeticError, AssertionError, RuntimeError, ImportError, AttributeError, TypeError),
+    *(EOFError, SyntaxError, UnpicklingError, SafetensorError),
+)
+"""What transformers, those it calls and the code of a model raise over a checkpoint that cannot be loaded."""
 
 
 def hide_progress_bars() -> None:
@@ -146,6 +152,10 @@ def read_tokenizer(source: str, revision: str, field: str, trusted: bool = False
         return load_tokenizer(source, revision, trusted)
     except Exception as problem:  # the Rust tokenizer raises bare Exceptions on a damaged file
         refuse_code(problem, source, field)
+        if isinstance(problem, StrictDataclassError):  # transformers reads config.json to know which tokenizer it is
+            raise ModelError(
+                f"{field}: {source}: config.json cannot be used ({first_line(problem)}). Restore the file that belongs to the weights."
+            ) from problem
         raise ModelError(
             f"{field}: the tokenizer of {source!r} cannot be read ({first_line(problem)}). Copy tokenizer.json and "
             "tokenizer_config.json there again, or give a hub id that this machine can reach."
@@ -163,7 +173,11 @@ def refuse_code(problem: Exception, source: str, field: str) -> None:
 
 
 def first_line(problem: BaseException) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+    """What a problem says first; with the next line where the first only announces it, and its kind where it says a bare name."""
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()] or [type(problem).__name__]
+    if isinstance(problem, KeyError):
+        return f"KeyError: {lines[0]}"
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def why_adapter(source: str, field: str) -> str:
@@ -190,12 +204,23 @@ def refuse_other_weights(report: Mapping[str, Any], source: str, field: str) -> 
             f"{field}: {source}: its files lack {missing[0]}{more}, which would be made up at random. Copy it again, or give a model that "
             "was saved as a causal language model."
         )
+    unused = sorted(report.get("unexpected_keys") or ())
+    if unused:
+        warnings.warn(
+            f"{field}: {source}: {len(unused)} tensors of its files have no place in the model that config.json describes and are left "
+            f"out, the first {unused[0]}. If they are layers, config.json (num_hidden_layers) is of another model.",
+            stacklevel=2,
+        )
 
 
 @torch.no_grad()
 def refuse_broken_numbers(model: Any, source: str, field: str) -> None:
     """One NaN or infinity makes every log-prob NaN; which tensor it was nobody could tell by then. One pass, one wait."""
-    tensors = {name: value for name, value in model.named_parameters() if value.is_floating_point() and value.numel()}
+    saved = (
+        model.state_dict().keys()
+    )  # of buffers those that are stored: the balancing biases of experts, no masks of infinities
+    held = {**dict(model.named_parameters()), **{name: value for name, value in model.named_buffers() if name in saved}}
+    tensors = {name: value for name, value in held.items() if value.is_floating_point() and value.numel()}
     ends = [end.float() for value in tensors.values() for end in torch.aminmax(value.detach())]  # both are NaN if any value is
     if not ends:
         return

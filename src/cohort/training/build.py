@@ -20,7 +20,7 @@ from cohort.engine import build_engine, stop_ids
 from cohort.engine.protocol import Engine
 from cohort.errors import ModelError, PromptError
 from cohort.model import lora
-from cohort.model.chat import ChatCodec, read_template
+from cohort.model.chat import ChatCodec, read_template, refuse_blank_template
 from cohort.model.loading import load_adapted, load_model, load_pretrained, pick_device, pick_dtype
 from cohort.model.policy import Policy
 from cohort.model.rotary import positions_of
@@ -99,6 +99,7 @@ def load_policy(recipe: Recipe, data: Data, source: str | Path | None = None) ->
         model, tokenizer = load_pretrained(str(source), device=pick_device(recipe.model), trusted=trusted)
     if recipe.prompts.chat_template:
         tokenizer.chat_template = read_template(recipe.prompts.chat_template)
+        refuse_blank_template(tokenizer)
     return Policy(model, tokenizer, training_temperature(recipe) or 1.0, adapter)
 
 
