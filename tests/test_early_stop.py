@@ -35,6 +35,7 @@ def test_conditions_are_read_as_they_are_written():
         [Condition("a/b", ">", 1.0), Condition("c/d", "<=", -0.002)],
         [Condition("e/f", "==", 0.0)],
     ]
+    assert parse_conditions("a/b ≥ 1 and c/d≤2") == [[Condition("a/b", ">=", 1.0), Condition("c/d", "<=", 2.0)]]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,8 @@ def test_conditions_are_read_as_they_are_written():
         ("eval/pass@1", "'eval/pass@1' is no condition; write a metric, a sign and a number"),
         ("eval/pass@1 => 0.9", "is no condition"),
         ("eval/pass@1 >= 95%", "'95%' is not a number; shares are written as 0.95"),
+        ("eval/pass@1 >= 95 %", "'95 %' is not a number; shares are written as 0.95"),
+        ("(eval/pass@1 >= 0.9)", "there are no brackets, and `and` binds before `or`"),
         ("eval/pass@1 >= nan", "'nan' is no limit"),
         ("eval/pass@1 >= 0.9 and", "is no condition"),
         ("eval/pass@1 >= 0.9, reward/mean > 1", "is no"),
@@ -71,7 +74,10 @@ def test_what_is_no_condition_is_refused_by_name(text, said):
         ("eval/passs@1", {}, "no metric has this name; did you mean 'eval/held_out/pass@1'?"),
         ("reward/sucess", {}, "no metric has this name; did you mean 'reward/success'?"),
         ("reward/math_anser/mean", {}, "no part 'math_anser'; did you mean 'math_answer'?"),
-        ("pass@1", {}, "no metric has this name"),
+        ("pass@1", {}, "no metric has this name; did you mean 'eval/held_out/pass@1'?"),
+        ("epoch", {}, "did you mean 'rollout/epoch'?"),
+        ("steps", {}, "the last step is train.num_steps"),
+        ("time/steps", {}, "no metric has this name. All of them"),
         ("eval/test/pass@1", {}, "only the first set is evaluated, 'held_out'"),
         ("eval/greedy", {}, "before and after the run alone"),
         ("time/step", {}, "times differ from machine to machine"),
@@ -89,6 +95,26 @@ def test_a_metric_that_no_step_can_have_is_refused_before_the_run(metric, words,
     with pytest.raises(RecipeError) as raised:
         check_conditions(recipe)
     assert str(raised.value).startswith(f"train.stop_when: {metric}: ")
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ("eval/pass@1 >= 95", "so >= 95 is never met; 95 % is written as 0.95."),
+        ("reward/success < 50", "so < 50 is always met; 50 % is written as 0.5."),
+        ("eval/pass@8 > 1", "so > 1 is never met."),
+        ("eval/pass@8 >= 1", ""),
+        ("reward/mean > 95 and loss/kl < 5 and rollout/length_mean > 100", ""),
+    ],
+)
+def test_a_share_is_not_held_against_per_cent(condition, said):
+    recipe = recipe_with(condition)
+    if not said:
+        check_conditions(recipe)
+        return
+    with pytest.raises(RecipeError, match="it is a share, from 0 to 1") as raised:
+        check_conditions(recipe)
     assert said in str(raised.value)
 
 

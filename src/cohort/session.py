@@ -88,7 +88,12 @@ class Session:
         self.found = checkpoint.latest(folder.checkpoints) if checkpoint.listed(folder.checkpoints) else None
         # Rows of steps that this process is about to repeat are cut off, so that no step appears twice.
         done = self.found.snapshot.document["step"] if self.found else 0
+        again = 0 if self.found else len(folder.metrics())
         self.monitors = build_monitors(recipe, folder.root, resume_step=done, handed_in=self.materials.monitors)
+        if again:
+            self.monitors.on_message(
+                f"warning: checkpoints/ holds none: starting anew, with the {again} steps that were done before"
+            )
 
     def run(self) -> RunResult:
         """Walk through what is missing. However it ends, what was earned is saved and the folder says how it ended."""

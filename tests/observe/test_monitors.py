@@ -170,6 +170,8 @@ def test_truncate_after_leaves_no_step_twice(tmp_path):
         monitor.on_evaluation({**EVALUATION, "step": step})
     with monitor.metrics.open("ab") as file:
         file.write(b'{"step": 8, "rew')
+    lines = monitor.metrics.read_bytes().splitlines(keepends=True)
+    monitor.metrics.write_bytes(b"".join([lines[1], lines[0], *lines[1:]]))  # edited: one line twice, two in the wrong order
     monitor.truncate_after(5)
     monitor.on_metrics(row(6))
     assert [r["step"] for r in read_rows(monitor.metrics)] == [1, 2, 3, 4, 5, 6]

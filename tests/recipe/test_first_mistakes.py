@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -347,6 +348,10 @@ def test_a_switch_takes_true_and_numbers_stay_numbers():
         (["sampling.slots=1000000000"], "completions side by side"),
         (["evaluation.resamples=1000000000000"], "resamples"),
         (["model.scratch.hidden_size=1000000"], "weights of attention"),
+        (
+            ["model.scratch.num_layers=1000000", "model.scratch.hidden_size=32", "model.scratch.intermediate_size=32"],
+            "1,000,000 layers",
+        ),
         (["model.lora.rank=1000000"], "columns of every adapter"),
         (["cold_start.batch_size=1000000000"], "demonstrations in a batch"),
     ],
@@ -357,6 +362,22 @@ def test_sizes_that_no_machine_holds_are_refused_with_what_they_would_take(words
     assert said in str(raised.value)
     assert "GiB" in str(raised.value)
     assert "Lower " in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["clip_high=1e308"], "algorithm.clip_high: 1e+308 is beyond what can be computed with"),
+        (["kl_coef=1e39"], "algorithm.kl_coef: 1e+39 is beyond what"),
+        (["rewards.0.weight=-1e308"], "rewards.0.weight: -1e+308 is beyond what"),
+        (["rewards.0.timeout_s=1e308"], "rewards.0.timeout_s: Input should be less than or equal to 1000000"),
+        (["temperature=1e-300"], "sampling.temperature: 1e-300 makes every completion of a group the same"),
+        (["evaluation.temperature=1e-9"], "evaluation.temperature: 1e-09 divides the logits out of range. Use 0"),
+    ],
+)
+def test_numbers_that_no_clock_or_float_holds_are_refused(words, said):
+    with pytest.raises(RecipeError, match=re.escape(said)):
+        load_recipe(overrides=words)
 
 
 def test_large_sizes_that_people_use_are_taken():

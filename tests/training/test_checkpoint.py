@@ -118,6 +118,18 @@ def test_damage_is_named_and_the_checkpoint_before_is_used(tmp_path, damage):
     assert "step-3" in found.problems[0]
 
 
+def test_a_manifest_that_forgot_the_weights_is_damage(tmp_path):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, f"step-{step}", snapshot(step))
+    manifest = tmp_path / "step-2" / "manifest.json"
+    document = json.loads(manifest.read_text())
+    del document["files"]["weights.safetensors"]
+    manifest.write_text(json.dumps(document))
+    found = checkpoint.latest(tmp_path)
+    assert (found.folder.name, len(found.problems)) == ("step-1", 1)
+    assert found.problems[0].endswith("manifest.json does not name weights.safetensors")
+
+
 def test_a_flipped_bit_in_any_byte_of_the_manifest_is_refused_or_changes_nothing(tmp_path):
     """Anywhere in it: refused as damage, or (in white space) reads the same; it never crashes the search."""
     folder = checkpoint.save(tmp_path, "step-1", snapshot(1))

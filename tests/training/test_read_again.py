@@ -178,8 +178,10 @@ def test_lost_records_are_named_and_the_baseline_is_restored(run):
     (run / "summary.json").write_text("[1, 2]")  # of all files the one that nobody needs
     rows = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(rows[0] + rows[2])
-    half = run / "rollouts" / "step-000003.parquet"
+    (run / "samples" / "before.jsonl").write_text("half a li")
+    half, flipped = (run / "rollouts" / f"step-{step:06d}.parquet" for step in (3, 1))
     half.write_bytes(half.read_bytes()[:500])
+    flip(flipped, 300)
     replace(run / "recipe.toml", "learning_rate = 0.001", "learning_rate = 0.002")
     result, heard = resume(run)
     assert [text.removeprefix("warning: ") for text in heard.warnings if "sampling" not in text] == [
@@ -187,7 +189,8 @@ def test_lost_records_are_named_and_the_baseline_is_restored(run):
         "evaluations.jsonl had lost or changed the baseline; restored from the checkpoint",
         "metrics.jsonl has no row of step 2: charts and findings leave them out",
         "evaluations.jsonl has no evaluation of step 2: the report leaves them out",
-        "rollouts/ has no whole file of step 3: their completions are lost, the training is not",
+        "rollouts/ has no whole file of steps 1, 3: their completions are lost, the training is not",
+        "samples/before.jsonl is lost or damaged: the report lacks completions from before the training",
     ]
     assert [(row["label"], row["step"]) for row in rows_of(run, "evaluations.jsonl")] == [("before", 0), ("after", 4)]
     assert rows_of(run, "evaluations.jsonl")[0] == baseline
@@ -202,6 +205,14 @@ def test_a_whole_run_has_nothing_to_mention(run, stopped):
     assert result.status == "finished"
     assert [text for text in heard.warnings if "sampling" not in text] == []
     assert bits(run / "model" / "model.safetensors") == stopped[2]
+
+
+def test_a_run_without_checkpoints_says_that_it_starts_anew(run, monkeypatch):
+    shutil.rmtree(run / "checkpoints")
+    monkeypatch.setattr(session.Session, "run", lambda self: None)
+    heard = resume(run)[1]
+    assert heard.warnings == ["warning: checkpoints/ holds none: starting anew, with the 3 steps that were done before"]
+    assert rows_of(run) == []
 
 
 def test_a_baseline_that_no_checkpoint_holds_is_not_made_up(run):

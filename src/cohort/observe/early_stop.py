@@ -72,8 +72,19 @@ def check_conditions(recipe: Recipe) -> None:
     """Refuse a condition that no step could ever meet, before anything is spent."""
     for conditions in parse_conditions(recipe.train.stop_when):
         for condition in conditions:
-            if reason := why_never(recipe, resolve(recipe, condition).metric):
+            metric = resolve(recipe, condition).metric
+            if reason := why_never(recipe, metric) or why_no_share(metric, condition):
                 raise RecipeError(f"train.stop_when: {condition.metric}: {reason}")
+
+
+def why_no_share(metric: str, condition: Condition) -> str:
+    """Why a share is held against what no share can be, usually per cent; "" for others and for possible ones."""
+    row = describe(metric)
+    if row is None or row.unit != "share" or (condition.limit <= 1 and (condition.sign, condition.limit) != (">", 1)):
+        return ""
+    met = "always" if condition.sign.startswith("<") else "never"
+    percent = f"; {condition.limit:g} % is written as {condition.limit / 100:g}" if 1 < condition.limit <= 100 else ""
+    return f"it is a share, from 0 to 1, so {condition.sign} {condition.limit:g} is {met} met{percent}."
 
 
 def why_never(recipe: Recipe, metric: str) -> str:
@@ -81,7 +92,12 @@ def why_never(recipe: Recipe, metric: str) -> str:
     area, _, rest = metric.partition("/")
     known = list(names_of(recipe))
     if describe(metric) is None or area not in AREAS:
-        return f"no metric has this name{nearest(metric, known) or '.'} All of them: docs/metrics.md"
+        if metric in ("step", "steps"):
+            return "the number of steps is no metric; the last step is train.num_steps."
+        measured = [name for name in known if not name.startswith(("time/", "perf/"))]
+        ending = sorted((name for name in measured if name.endswith(f"/{metric}")), key=len)
+        meant = f"; did you mean {ending[0]!r}?" if ending else nearest(metric, measured) or "."
+        return f"no metric has this name{meant} All of them: docs/metrics.md"
     if area in ("time", "perf") or rest.endswith("seconds"):
         return "times differ from machine to machine, so a resumed run would stop elsewhere. Take a metric of the training."
     if area == "eval":

@@ -5,16 +5,14 @@ Nothing of it is needed to go on: it is what a person looks at. So it is mention
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.schema import Recipe
 
-PARQUET = b"PAR1"
-"""The first and the last four bytes of a whole parquet file."""
 MOST_SHOWN = 8
 """Steps that are named one by one."""
 
@@ -30,23 +28,32 @@ def find_losses(folder: RunFolder, recipe: Recipe, done: int) -> Iterator[str]:
         yield f"evaluations.jsonl has no evaluation of {name_steps(lacking)}: the report leaves them out"
     every = recipe.monitors.rollouts_every
     files = {step: folder.rollouts_file(step) for step in (range(every, done + 1, every) if every else ())}
-    if lacking := [step for step, file in files.items() if not is_whole(file)]:
+    if lacking := [step for step, file in files.items() if not is_whole(file, step)]:
         yield f"rollouts/ has no whole file of {name_steps(lacking)}: their completions are lost, the training is not"
+    if any(row.get("label") == "before" for row in folder.evaluations()) and not has_rows(folder.samples / "before.jsonl"):
+        yield "samples/before.jsonl is lost or damaged: the report lacks completions from before the training"
 
 
 def steps_of(rows: Iterable[Mapping[str, Any]]) -> set[Any]:
     return {row.get("step") for row in rows}
 
 
-def is_whole(file: Path) -> bool:
-    """Whether a parquet file begins and ends as one: a cut one does not."""
+def has_rows(file: Path) -> bool:
+    """Whether every line of the file can be read."""
+    return file.is_file() and len(read_rows(file)) == len(file.read_bytes().splitlines()) > 0
+
+
+def is_whole(file: Path, step: int) -> bool:
+    """Whether every page of a parquet file is as it was written, and its rows are those of the step."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
-        with file.open("rb") as stream:
-            head = stream.read(4)
-            stream.seek(-4, os.SEEK_END)
-            return head == stream.read(4) == PARQUET
-    except OSError:
+        with file.open("rb") as stream:  # not its path: see read_rollouts
+            table = pq.read_table(stream, page_checksum_verification=True)
+    except (OSError, ValueError, pa.ArrowException):
         return False
+    return "step" in table.column_names and table["step"].unique().to_pylist() in ([step], [])
 
 
 def name_steps(steps: list[int]) -> str:

@@ -123,7 +123,7 @@ def write_rollouts(file: Path, step: int, rollouts: Sequence[Rollout], advantage
     table = pa.table(columns)
     file.parent.mkdir(exist_ok=True)
     with deferred():
-        pq.write_table(table, file.with_suffix(".tmp"), use_dictionary=with_dictionary)
+        pq.write_table(table, file.with_suffix(".tmp"), use_dictionary=with_dictionary, write_page_checksum=True)
         file.with_suffix(".tmp").replace(file)
 
 

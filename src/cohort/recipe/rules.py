@@ -28,6 +28,7 @@ SIZES: tuple[tuple[tuple[str, ...], int, str, int], ...] = (
     (("evaluation.max_completion_tokens",), 2**24, "tokens of each completion", 64),
     (("model.scratch.hidden_size", "model.scratch.hidden_size", "model.scratch.num_layers"), 2**33, "weights of attention", 16),
     (("model.scratch.hidden_size", "model.scratch.intermediate_size", "model.scratch.num_layers"), 2**33, "weights", 16),
+    (("model.scratch.num_layers",), 2**12, "layers, each of a dozen modules", 2**16),
     (("model.lora.rank",), 2**16, "columns of every adapter", 2**14),
 )
 """Words whose product is a number of things that are held at once, how many are far beyond any use, what they are, and the bytes that

@@ -23,6 +23,9 @@ from cohort.recipe.section import Section, nearest
 from cohort.recipe.stopping import parse_conditions
 from cohort.recipe.versions import VERSION, why_unreadable
 
+LEAST_TEMPERATURE = 1e-3
+"""Below it sampling is greedy but for ties, and the logits of a wide model leave the range of floats."""
+
 
 class PromptsConfig(Section):
     """Where prompts come from: rows with a `prompt` column (text or chat messages); other columns go to the rewards."""
@@ -70,6 +73,7 @@ class RewardConfig(Section):
     timeout_s: float = Field(
         10.0,
         gt=0,
+        le=1e6,  # what every clock and poll of the system takes
         description="Wall-clock limit of one call, in seconds; for rewards that limit themselves (math_answer, code_tests, judge, "
         "gym_verifier), of one completion.",
     )
@@ -339,10 +343,14 @@ class Recipe(Section):
             raise ValueError(
                 "train.num_steps: 0 trains the cold start alone, but cold_start.num_steps is 0 too: nothing to do."
             )
-        if sampled and self.sampling.temperature <= 0:
+        if sampled and self.sampling.temperature < LEAST_TEMPERATURE:
             raise ValueError(
-                "sampling.temperature: 0 makes every completion of a group the same, so every advantage is 0 and nothing "
-                "is learned. Use 0.6 to 1.0."
+                f"sampling.temperature: {self.sampling.temperature:g} makes every completion of a group the same, so every "
+                "advantage is 0 and nothing is learned. Use 0.6 to 1.0."
+            )
+        if 0 < self.evaluation.temperature < LEAST_TEMPERATURE:
+            raise ValueError(
+                f"evaluation.temperature: {self.evaluation.temperature:g} divides the logits out of range. Use 0 for greedy completions."
             )
         if self.sampling.top_p < 1.0 or self.sampling.top_k > 0:
             raise ValueError(f"sampling.top_p / sampling.top_k: {CUT.format(what='a cut', instead=CUTS_INSTEAD)}.")

@@ -8,6 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
+LARGEST = 1e30
+"""Of a number that meets tensors: what is computed with it must stay within float32, which ends at 3.4e38."""
+
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
@@ -21,6 +24,14 @@ class Section(BaseModel):
             raise ValueError(
                 f"{str(value).lower()} is no number; give one, for example {field.get_default(call_default_factory=True)}"
             )
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def refuse_what_overflows(cls, value: Any) -> Any:
+        """A number that float32 cannot hold ends in a traceback, or in steps that are all skipped."""
+        if isinstance(value, float) and abs(value) > LARGEST:
+            raise ValueError(f"{value:g} is beyond what can be computed with; at most {LARGEST:g} is accepted")
         return value
 
 

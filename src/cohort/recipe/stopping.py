@@ -22,7 +22,8 @@ SIGNS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-CONDITION = re.compile(rf"(\S+?)\s*({'|'.join(SIGNS)})\s*(\S+)")
+PRINTED = {"≥": ">=", "≤": "<="}
+CONDITION = re.compile(rf"(\S+?)\s*({'|'.join([*SIGNS, *PRINTED])})\s*(\S+|\S+ %)")
 HOW = 'write a metric, a sign and a number, e.g. "eval/pass@1 >= 0.95"; several with `and`, `or`'
 
 
@@ -42,6 +43,8 @@ def parse_conditions(text: str) -> list[list[Condition]]:
     """Alternatives, each of conditions that must all hold; ValueError says what cannot be read."""
     if not text.strip():
         return []
+    if found := re.search(r"[()]", text):
+        raise ValueError(f"{found[0]!r} cannot be read: there are no brackets, and `and` binds before `or`; {HOW}")
     return [[parse_condition(one) for one in re.split(r"\s+and\s+", part)] for part in re.split(r"\s+or\s+", text.strip())]
 
 
@@ -56,4 +59,4 @@ def parse_condition(text: str) -> Condition:
         raise ValueError(f"{found[3]!r} is not a number{share}; {HOW}") from None
     if not math.isfinite(limit):
         raise ValueError(f"{found[3]!r} is no limit that a metric could pass; {HOW}")
-    return Condition(found[1], found[2], limit)
+    return Condition(found[1], PRINTED.get(found[2], found[2]), limit)

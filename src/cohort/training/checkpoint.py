@@ -29,6 +29,8 @@ from cohort.base.interrupts import deferred
 from cohort.errors import CheckpointError
 
 MANIFEST = "manifest.json"
+NEEDED = ("weights", "optimizer")
+"""Tensors without which no run goes on."""
 FORMAT = 1
 
 
@@ -117,7 +119,10 @@ def latest(root: Path) -> Found:
     problems: list[str] = []
     for folder in reversed(listed(root)):
         try:
-            return Found(folder, load(folder), problems)
+            snapshot = load(folder)
+            if lacking := [name for name in NEEDED if name not in snapshot.tensors]:
+                raise CheckpointError(f"checkpoint {folder}: {MANIFEST} does not name {', '.join(lacking)}.safetensors")
+            return Found(folder, snapshot, problems)
         except (CheckpointError, SafetensorError, OSError, ValueError) as problem:
             problems.append(str(problem))
     detail = "\n".join(problems) if problems else f"{root} holds no checkpoint"

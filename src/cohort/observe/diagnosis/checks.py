@@ -354,13 +354,13 @@ def stage_detail(stage: str, history: History, slowest: StageTime) -> str:
 
 def steps_missing(history: History) -> Finding | None:
     steps = [int(row["step"]) for row in history.rows[-200:] if isinstance(row.get("step"), int | float)]
-    gaps = [(a, b) for a, b in pairwise(steps) if b != a + 1]
+    gaps = [(a, b) for a, b in pairwise([0, *steps] if len(history.rows) <= 200 else steps) if b != a + 1]
     if not gaps:
         return None
     return Finding(
         "steps_missing",
         "warning",
-        f"metrics.jsonl jumps from step {gaps[0][0]} to step {gaps[0][1]}.",
+        f"metrics.jsonl {f'jumps from step {gaps[0][0]} to' if gaps[0][0] else 'begins with'} step {gaps[0][1]}.",
         "Some steps were not written (a full disk, or a file edited by hand); the plots have holes there.",
         "",
     )

@@ -82,11 +82,16 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def truncate_after(path: str | Path, step: int) -> None:
-    """Keep the rows up to `step`, dropping later, torn and step-less lines. Atomic: a crash leaves the old file or the new."""
+    """Keep the rows up to `step`, each once and in order, dropping torn and step-less lines.
+
+    Atomic: a crash leaves the old file or the new.
+    """
     path = Path(path)
     if not path.exists():
         return
-    kept = [line for line in path.read_bytes().splitlines() if has_step_up_to(parse_line(line), step)]
+    rows = {line: parse_line(line) for line in path.read_bytes().splitlines()}
+    found = [(row["step"], line) for line, row in rows.items() if row is not None and has_step_up_to(row, step)]
+    kept = [line for _, line in sorted(found, key=lambda pair: pair[0])]
     temporary = path.with_suffix(".jsonl.tmp")
     with temporary.open("wb") as file:
         file.write(b"".join(line + b"\n" for line in kept))
@@ -95,5 +100,5 @@ def truncate_after(path: str | Path, step: int) -> None:
     os.replace(temporary, path)
 
 
-def has_step_up_to(row: Mapping[str, Any] | None, step: int) -> bool:
-    return row is not None and isinstance(row.get("step"), int) and row["step"] <= step
+def has_step_up_to(row: Mapping[str, Any], step: int) -> bool:
+    return isinstance(row.get("step"), int) and row["step"] <= step
