@@ -491,3 +491,12 @@ def test_a_stream_needs_prompts_and_a_cursor_that_exists():
         PromptStream([], 0, shuffle=True)
     with pytest.raises(ValueError, match="negative"):
         PromptStream(numbered(2), 0, shuffle=True).take(-1, 1)
+
+
+def test_a_prompt_with_many_copies_does_not_end_the_search_for_held_out_ones():
+    rows = [{"prompt": f"q {n}"} for n in range(50)] + [{"prompt": "often"}] * 40
+    for seed in range(12):
+        train, held_out = split_held_out(rows, 0.1, seed)
+        often = {"prompt": "often"} in held_out  # by its own hash, below the share
+        assert often or len(held_out) == 16
+        assert len(train) + len(held_out) == 90

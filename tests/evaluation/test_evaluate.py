@@ -182,13 +182,20 @@ def test_a_problem_is_its_question_and_its_gold_answer():
     assert len({key, *(problem_key(other) for other in others)}) == 4
 
 
-def test_copies_of_a_problem_are_matched_in_order():
+def test_copies_of_a_problem_are_one_problem():
     before = run({"s": ["8 8 8 8", "? ? ? ?", "7 7 7 7", "8 8 8 8"]}, names=["a", "a", "a", "b"])
     after = run({"s": ["7 7 7 7", "8 8 8 8", "7 7 7 7", "8 8 8 8", "7 7 7 7"]}, names=["b", "a", "a", "a", "a"])
-    # a: 0 -> 0, (no verdict) -> 1, 1 -> 0, (absent) -> 1; b: 0 -> 1
+    # a: 4 of 8 -> 8 of 16; b: 0 -> 1
     change = compare(before, after).sets["s"]["pass@1"]
-    assert (change.problems, change.difference) == (3, 0.0)
-    assert change.p_value == 1.0
+    assert (change.problems, change.difference, change.p_value) == (2, 0.5, 1.0)
+    assert before.counts["s"]["problems"] == after.counts["s"]["problems"] == 2
+    # Two problems of sixteen copies each are no 32 problems: no interval, and nothing "rose".
+    names = ["a"] * 16 + ["b"] * 16
+    before, after = run({"s": ["8 8 8 8"] * 32}, names=names), run({"s": ["7 7 7 7"] * 32}, names=names)
+    for what, estimate in after.sets["s"].items():
+        assert estimate.low is None, what
+    for change in compare(before, after).sets["s"].values():
+        assert (change.problems, change.low, change.verdict) == (2, None, "no clear change")
 
 
 def test_row_numbers_of_early_files_still_pair_within_their_run():

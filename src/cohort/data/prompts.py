@@ -136,11 +136,13 @@ def split_held_out(
     # Few rows can all fall on one side; the nearest one then crosses over, so that both sides hold something.
     count = min(max(sum(position < share for position in positions.values()), 1), len(ordered) - 1)
     wanted = max(least, math.ceil(share * len(ordered))) if least else 0
-    taken = sum(copies[key] for key in ordered[:count])
-    while count < wanted and 3 * (taken + copies[ordered[count]]) <= len(rows):
-        taken += copies[ordered[count]]
-        count += 1
     chosen = set(ordered[:count])
+    taken = sum(copies[key] for key in chosen)
+    for key in ordered[count:]:
+        # A prompt with so many copies that it does not fit is passed over, rather than the end of the search.
+        if len(chosen) < wanted and 3 * (taken + copies[key]) <= len(rows):
+            chosen.add(key)
+            taken += copies[key]
     train = [row for row, key in zip(rows, keys, strict=True) if key not in chosen]
     held_out = [row for row, key in zip(rows, keys, strict=True) if key in chosen]
     return train, held_out

@@ -16,10 +16,9 @@ Differences from the usual evaluation loop:
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cohort.base.keyed import keyed_hash
 from cohort.data.prompts import content_key
@@ -32,6 +31,7 @@ if TYPE_CHECKING:  # comparing two stored evaluations must not load an engine
 
 NO_ANSWER = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
 MARKS: dict[bool | None, str] = {True: "1", False: "0", None: "-"}
+Value = TypeVar("Value")
 VERDICTS: dict[str, bool | None] = {mark: verdict for verdict, mark in MARKS.items()}
 
 
@@ -61,28 +61,23 @@ class ProblemVerdicts:
     reward: tuple[float | None, ...] = ()
     """Mean reward of each problem, shaping included; empty in files of early versions."""
 
-    def numbered(self) -> list[tuple[str, int]]:
-        """(key, how often it came before) of each problem: copies of a problem within a set are matched in their order."""
-        seen: Counter[str] = Counter()
-        places = []
-        for key in self.problems:
-            places.append((key, seen[key]))
-            seen[key] += 1
-        return places
+    def success_rates(self, k: int = 1) -> dict[str, float]:
+        """Problem -> its pass@k; for k = 1 the share of its verdicts that are successes. Those with fewer verdicts are left out.
 
-    def success_rates(self, k: int = 1) -> dict[tuple[str, int], float]:
-        """Problem -> its pass@k; for k = 1 the share of its verdicts that are successes. Those with fewer verdicts are left out."""
+        Copies of a problem are one problem, with the verdicts of all: they succeed and fail together.
+        """
         rates = {}
-        for place, row in zip(self.numbered(), self.success, strict=True):
-            verdicts = [verdict for verdict in row if verdict is not None]
+        for key, rows in pool(self.problems, self.success).items():
+            verdicts = [verdict for row in rows for verdict in row if verdict is not None]
             if len(verdicts) >= k:
-                rates[place] = mean_at_k(verdicts) if k == 1 else pass_at_k(sum(verdicts), len(verdicts), k)
+                rates[key] = mean_at_k(verdicts) if k == 1 else pass_at_k(sum(verdicts), len(verdicts), k)
         return rates
 
-    def greedy_verdicts(self) -> dict[tuple[str, int], float]:
-        """Problem -> 1 or 0 by its greedy completion; problems without a verdict are left out."""
-        pairs = zip(self.numbered(), self.greedy, strict=False)
-        return {place: float(verdict) for place, verdict in pairs if verdict is not None}
+    def greedy_verdicts(self) -> dict[str, float]:
+        """Problem -> 1 or 0 by its greedy completion (the mean of its copies); problems without a verdict are left out."""
+        found = pool(self.problems, self.greedy) if self.greedy else {}
+        known = {key: [verdict for verdict in verdicts if verdict is not None] for key, verdicts in found.items()}
+        return {key: mean_at_k(verdicts) for key, verdicts in known.items() if verdicts}
 
     def to_json(self) -> dict[str, Any]:
         """One short string per problem ("1101-011") and its key: some ten kilobytes for 512 problems."""
@@ -103,6 +98,14 @@ class ProblemVerdicts:
             tuple(VERDICTS[mark] for mark in plain.get("greedy", "")),
             tuple(plain.get("reward", ())),
         )
+
+
+def pool(keys: Sequence[str], values: Sequence[Value]) -> dict[str, list[Value]]:
+    """Problem -> what its copies have, in their order."""
+    found: dict[str, list[Value]] = {}
+    for key, value in zip(keys, values, strict=False):
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def problem_key(prompt: Prompt) -> str:
@@ -252,8 +255,9 @@ def score_groups(
 
 
 def estimates_of(drawn: SampledSet, ks: Sequence[int], answers: bool | None, resamples: int, seed: int) -> dict[str, Estimate]:
-    """Every number of one set, in the order people read them."""
-    verdicts = [[o for o in row if o.success is not None] for row in drawn.outcomes]
+    """Every number of one set, in the order people read them. Copies of a problem are one, or its interval would be too narrow."""
+    keys = [problem_key(prompt) for prompt in drawn.prompts]
+    verdicts = [[o for row in rows for o in row if o.success is not None] for rows in pool(keys, drawn.outcomes).values()]
     samples = max((len(group) for group in drawn.groups), default=0)
     numbers: dict[str, Estimate] = {}
     for k in ks:
@@ -265,9 +269,10 @@ def estimates_of(drawn: SampledSet, ks: Sequence[int], answers: bool | None, res
     means = [mean_at_k([bool(o.success) for o in row]) for row in verdicts if row]
     numbers[f"mean@{samples}"] = estimate(means, resamples, seed)
     if drawn.greedy:
-        numbers["greedy"] = estimate([float(o.success) for o in drawn.greedy if o.success is not None], resamples, seed)
-    rewards = [reward for reward in mean_rewards(drawn) if reward is not None]
-    numbers["reward"] = estimate(rewards, resamples, seed, proportion=False)
+        best = [[o.success for o in copies if o.success is not None] for copies in pool(keys, drawn.greedy).values()]
+        numbers["greedy"] = estimate([mean_at_k(row) for row in best if row], resamples, seed)
+    rewards = [[reward for reward in copies if reward is not None] for copies in pool(keys, mean_rewards(drawn)).values()]
+    numbers["reward"] = estimate([sum(row) / len(row) for row in rewards if row], resamples, seed, proportion=False)
     return numbers
 
 
@@ -290,7 +295,7 @@ def counts_of(drawn: SampledSet) -> dict[str, float]:
     completions = [completion for group in drawn.groups for completion in group]
     total = max(1, len(completions))
     return {
-        "problems": len(drawn.prompts),
+        "problems": len({problem_key(prompt) for prompt in drawn.prompts}),
         "completions": len(completions),
         "unscored": sum(outcome.success is None for row in drawn.outcomes for outcome in row),
         "truncated": sum(completion.end == "length" for completion in completions) / total,

@@ -16,6 +16,7 @@ from cohort.base.stopwatch import Stopwatch
 from cohort.engine import sample_groups
 from cohort.errors import ModelError, RewardError
 from cohort.evaluation.estimators import FEW_PROBLEMS, useful_share, why_no_interval
+from cohort.evaluation.evaluate import problem_key
 from cohort.model.experts import ASKED_FOR
 from cohort.model.packing import make_examples
 from cohort.model.rotary import positions_of
@@ -98,10 +99,11 @@ def problem_checks(parts: Parts) -> list[Check]:
     most = parts.recipe.evaluation.max_problems
     checks = []
     for name, problems in parts.evaluation_sets.items():
-        if len(problems) >= FEW_PROBLEMS:
+        different = len({problem_key(problem) for problem in problems})  # copies of a problem tell nothing new
+        if different >= FEW_PROBLEMS:
             continue
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        sure = why_no_interval(len(problems)) or "few changes will be clear"
+        count = "1 problem" if different == 1 else f"{different} problems"
+        sure = why_no_interval(different) or "few changes will be clear"
         source = (
             "rows"
             if name in parts.recipe.evaluation.sets
@@ -112,7 +114,7 @@ def problem_checks(parts: Parts) -> list[Check]:
             if len(problems) == most
             else f"give it {FEW_PROBLEMS} or more: {source}"
         )
-        text = f"{name} has {count}: one is {100 / len(problems):.1f} points of greedy accuracy, and {sure}; {fix}."
+        text = f"{name} has {count}: one is {100 / different:.1f} points of greedy accuracy, and {sure}; {fix}."
         checks.append(Check("warning", "evaluation", text))
     return checks
 

@@ -269,10 +269,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def different_problems(runs: Sequence[Measured]) -> dict[str, str]:
     """Set -> what differs, for every set of which not all finished runs hold the same problems; known by their content."""
-    found: dict[str, dict[frozenset[tuple[str, int]], list[Measured]]] = {}
+    found: dict[str, dict[frozenset[str], list[Measured]]] = {}
     for run in runs:
         for name, verdicts in run.after.per_problem.items() if run.after else ():
-            found.setdefault(name, {}).setdefault(frozenset(verdicts.numbered()), []).append(run)
+            found.setdefault(name, {}).setdefault(frozenset(verdicts.problems), []).append(run)
     words = {}
     for name, groups in found.items():
         if len(groups) > 1:
@@ -304,7 +304,7 @@ def against(first: Sequence[Measured], other: Sequence[Measured]) -> dict[str, P
     pairs = [(a.after, b.after) for a in first for b in other if a.seed == b.seed and a.after and b.after]
     found = {}
     for name in dict.fromkeys(name for a, _ in pairs for name in a.per_problem):
-        sides: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        sides: dict[str, list[tuple[float, float]]] = {}
         for a, b in pairs:
             if name in a.per_problem and name in b.per_problem:
                 left, right = a.per_problem[name].success_rates(), b.per_problem[name].success_rates()
