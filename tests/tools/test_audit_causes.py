@@ -240,3 +240,22 @@ def test_every_cause_that_is_named_has_words():
         assert FLAWS[flaw].title
         assert FLAWS[flaw].why
         assert FLAWS[flaw].fix
+
+
+def test_a_comparison_of_lengths_is_not_taken_for_a_failure_that_pays():
+    found = flaws_of(
+        lambda completion, gold: len(last_box(completion)) == len(gold.strip()), ("New York", "Paris", "blue whale")
+    )
+    assert "failure_pays" not in found
+    assert "wrong_answer" in found
+
+
+@pytest.mark.parametrize("less", [sorted, set, lambda text: sorted(text.split()), len])
+def test_a_comparison_without_order_is_found_in_words(less):
+    found = flaws_of(
+        lambda completion, gold: less(last_box(completion)) == less(gold.strip()), ("New York", "Paris", "blue whale")
+    )
+    assert "wrong_answer" in found
+    assert not flaws_of(
+        lambda completion, gold: last_box(completion) == gold.strip() != "", ("New York", "Paris", "blue whale")
+    )

@@ -44,7 +44,11 @@ def hear(controls: Sequence[Result], threshold: float) -> Hearing:
     passed = {(result.case.form, result.case.attack) for result in controls if result.passes(threshold)}
     deaf = {form for form in forms if (form, "far") in passed}
     # Where wrong answers are rewarded in every form, the score does not depend on the gold: another matter.
-    pays = {form for form in forms if (form, "format") in passed} if deaf != forms else set()
+    nonsense: dict[tuple[str, int], list[bool]] = {}
+    for result in controls:
+        if result.case.attack == "format":
+            nonsense.setdefault((result.case.form, result.case.row), []).append(result.passes(threshold))
+    pays = {form for (form, _), passes in nonsense.items() if all(passes)} if deaf != forms else set()
     return Hearing(deaf & pays, pays)
 
 

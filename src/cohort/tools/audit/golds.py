@@ -330,3 +330,17 @@ def comes_first(text: str, gold: str) -> bool:
     loose = re.search(r"\d+", text)
     whole = gold.strip().lstrip("+-")
     return bool((first and same(first[0].rstrip(","), gold)) or (loose and loose[0] == whole) or text.lstrip().startswith(gold))
+
+
+def rearranged(gold: str) -> list[Variant]:
+    """Of a gold in words: its letters and its words in another order, and as many letters that are others."""
+    words = gold.split()
+    if not words or not all(word.isalpha() and word.isascii() and len(word) > 2 for word in words):
+        return []
+    others = "".join("q" if letter != " " else letter for letter in gold.casefold())
+    made = [
+        ("letters in another order", gold[::-1]),
+        ("as long as the gold", others),
+        ("words in another order", " ".join(words[::-1])),
+    ]
+    return [Variant(label, text) for label, text in made if not same(text, gold)]

@@ -12,7 +12,8 @@ from cohort.tools.audit import golds
 from cohort.tools.audit.attacks import Case, Form, rotate
 from cohort.tools.audit.samples import AuditRow
 
-NONSENSE = "zqxj wvk"
+NONSENSE = ("zqxj wvk", "wvkjq zxqjv kwzvxq jwq")
+"""Of two lengths: one alone may be as long as a gold, which a reward that compares lengths takes for it."""
 
 
 def control_cases(rows: Sequence[AuditRow], forms: Sequence[Form], numbers: Sequence[int]) -> list[Case]:
@@ -22,9 +23,8 @@ def control_cases(rows: Sequence[AuditRow], forms: Sequence[Form], numbers: Sequ
         for form in forms:
             for answer in golds.far(rows[number].gold):
                 cases.append(Case("far", "nothing in common", number, form.write(answer), "fail", form.name, answer=answer))
-            cases.append(
-                Case("format", "nonsense in the form", number, form.write(NONSENSE), "fail", form.name, answer=NONSENSE)
-            )
+            for text in NONSENSE:
+                cases.append(Case("format", "nonsense in the form", number, form.write(text), "fail", form.name, answer=text))
     return cases
 
 
@@ -50,6 +50,8 @@ def wrong_answers(number: int, rows: Sequence[AuditRow], tolerance: float) -> It
     gold = row.gold
     for variant in golds.mutations(gold, other_golds(number, rows)):
         yield "other_row" if variant.label == "answer of another row" else "mutated", variant
+    for variant in golds.rearranged(gold):
+        yield "mutated", variant
     for text in row.wrong:
         yield "mutated", golds.Variant("a known wrong answer", text)
     for text in golds.far(gold):
