@@ -342,6 +342,7 @@ def test_resume_needs_nothing_but_the_folder(model, monkeypatch):
     assert differences(run.folder, whole.folder) == []
     assert cohort.resume(run).status == "finished"
     assert net.training
+    assert ours.describe() == ours.describe("prompts")
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(value.requires_grad and value.grad is None for value in net.parameters())
 
@@ -418,6 +419,7 @@ def test_a_loaded_model_is_evaluated_as_its_folder_is(model):
     theirs = cohort.evaluate(model, ROWS[:6], [digit_share], **words)
     assert (ours.per_problem, ours.sets) == (theirs.per_problem, theirs.sets)
     assert net.training
+    assert ours.describe() == ours.describe("prompts")
 
 
 def test_objects_that_would_not_be_loaded_again_as_what_they_are_are_refused(model):

@@ -133,8 +133,9 @@ class Evaluation:
         """`Evaluation(held_out: 128 problems, pass@1 54.1 % [50.2, 58.0], pass@8 ...)`: what a notebook shows of it."""
         return f"Evaluation({'; '.join(self.describe(name) for name in self.sets)})"
 
-    def describe(self, name: str) -> str:
-        """One set in a line: pass@1, pass@k, greedy accuracy and the reward, with their 95 % intervals."""
+    def describe(self, name: str = "") -> str:
+        """One set in a line, the first if none is named: pass@1, pass@k, greedy accuracy and the reward, with their 95 % intervals."""
+        name = name or next(iter(self.sets))
         shown = [what for what in self.sets[name] if not what.startswith(("mean@", "maj@"))]
         numbers = [f"{what} {self.sets[name][what].written(share=what != 'reward')}" for what in shown]
         count = int(self.counts[name]["problems"])
