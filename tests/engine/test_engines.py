@@ -831,7 +831,7 @@ def test_stop_ids_unite_all_sources(tokenizer):
     assert stop_ids(model, tokenizer, []) == (2, 5)
     model.generation_config.eos_token_id = [7, 5]
     assert stop_ids(model, tokenizer, ["hello"]) == (2, 5, 6, 7)
-    model.generation_config.eos_token_id = None
+    model.generation_config.eos_token_id = [-1]  # as some checkpoints say that there is none
     assert stop_ids(model, tokenizer, []) == (2,)
     tokenizer.eos_token = None
     assert stop_ids(model, tokenizer, []) == ()

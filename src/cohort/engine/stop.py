@@ -21,6 +21,7 @@ def stop_ids(model: Any, tokenizer: Any, extra: Sequence[str]) -> tuple[int, ...
     end_of_turn = end_of_turn_id(tokenizer)
     if end_of_turn is not None:
         ids.add(end_of_turn)
+    ids = {token for token in ids if token >= 0}  # -1 is how some checkpoints write that there is none
     return tuple(sorted(ids | {single_token(tokenizer, text) for text in extra}))
 
 
