@@ -342,7 +342,6 @@ def test_resume_needs_nothing_but_the_folder(model, monkeypatch):
     assert differences(run.folder, whole.folder) == []
     assert cohort.resume(run).status == "finished"
     assert net.training
-    assert ours.describe() == ours.describe("prompts")
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(value.requires_grad and value.grad is None for value in net.parameters())
 
