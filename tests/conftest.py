@@ -15,6 +15,8 @@ if not torch.cuda.is_available():
     # Without a GPU Triton's kernels are interpreted; it must know before anything imports it.
     os.environ["TRITON_INTERPRET"] = "1"
 
+os.environ.pop("COLUMNS", None)  # workers of pytest-xdist set it, and the console obeys it
+
 from cohort.model.packing import Example, pack
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch

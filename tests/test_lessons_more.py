@@ -87,7 +87,9 @@ def test_the_doctors_step_1_sees_one_token_that_is_off():
     policy = tiny_policy(dtype=torch.float32)
     (first, *_) = ragged_examples(policy, dtype=torch.float32)
     (true_T,) = policy.score_examples([replace(first, sampling_logprobs_T=torch.zeros(5))], 100)
-    parts: Any = SimpleNamespace(policy=policy, recipe=SimpleNamespace(train=SimpleNamespace(micro_batch_tokens=100)))
+    engine = SimpleNamespace(capabilities=SimpleNamespace(rounding=1.0))
+    recipe = SimpleNamespace(train=SimpleNamespace(micro_batch_tokens=100))
+    parts: Any = SimpleNamespace(policy=policy, recipe=recipe, engine=engine)
 
     def check(first_T: torch.Tensor, others_T: torch.Tensor) -> Check:
         """The sampling log-probs of one completion in 64, and those of the others."""
@@ -261,7 +263,7 @@ def test_without_a_named_set_a_share_of_the_rows_is_held_out_and_never_trained_o
 
     settings = FAST | {"prompts": {"source": "python:rows", "args": {}}, "evaluation.sets": {}, "evaluation.every_steps": 0}
     settings |= {"train.num_steps": 20, "train.group_size": 2, "rewards": [{"function": "python:reward", "name": "reward"}]}
-    settings["evaluation.samples"] = 1
+    settings |= {"evaluation.samples": 1, "evaluation.max_problems": 60}
     run = session.start(tiny(tmp_path, **settings), Materials(sums(60), {"python:reward": digit_share}))
     (before, after) = [document["sets"] for document in rows_of(run.folder, "evaluations.jsonl")]
     assert before.keys() == after.keys() == {"held_out"}

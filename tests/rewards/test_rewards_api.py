@@ -153,4 +153,4 @@ def test_reward_workers_start_before_torch_is_imported(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(zoo.__file__).parent)}
     command = [sys.executable, "-c", BEFORE_TORCH]
     output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment).stdout
-    assert output.split() == ["False"]
+    assert output.splitlines()[-1] == "False"
