@@ -352,6 +352,7 @@ def test_few_held_out_problems_are_said_in_the_first_lines(tmp_path):
 
     from cohort.recipe.file import load_recipe
     from cohort.training.preflight import problem_checks
+    from cohort.types import Prompt
 
     rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(50)]
     recipe = load_recipe(values={"prompts.source": "python:rows", "seed": 1})
@@ -365,11 +366,13 @@ def test_few_held_out_problems_are_said_in_the_first_lines(tmp_path):
     data = build.load_data(old, Materials(rows))
     assert (len(data.sets["held_out"][1]), data.notes) == (3, ("held_out: 3 of 50 prompts are held out",))
 
+    problems = [Prompt(number, f"{number}+1=", {}, (1,)) for number in range(50)]
+
     def told(**sets: int) -> list[str]:
         few = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"max_problems": 20})})
         return [
             check.text
-            for check in problem_checks(SimpleNamespace(recipe=few, evaluation_sets={n: [0] * c for n, c in sets.items()}))
+            for check in problem_checks(SimpleNamespace(recipe=few, evaluation_sets={n: problems[:c] for n, c in sets.items()}))
         ]
 
     assert told(held_out=30) == []
