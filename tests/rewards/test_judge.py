@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 
+from cohort.base.http import trusted_certificates
 from cohort.errors import RewardError
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
-from cohort.rewards.learned.http import trusted
 from cohort.rewards.learned.judging import Form, Unreadable, disarmed, filled, judge, read_verdict, retry_after
 from cohort.types import Completion, Prompt
 
@@ -545,7 +545,7 @@ def test_a_host_that_does_not_exist_is_unreachable(monkeypatch):
     def fail(*_: Any, **__: Any) -> Any:
         raise socket.gaierror("Name or service not known")
 
-    monkeypatch.setattr("cohort.rewards.learned.http.socket.getaddrinfo", fail)
+    monkeypatch.setattr("cohort.base.http.socket.getaddrinfo", fail)
     log = Log()
     assert ask("http://judge.invalid/v1", ["x"], **log.kwargs) == [None]
     assert log.verdicts[0] == (
@@ -553,7 +553,7 @@ def test_a_host_that_does_not_exist_is_unreachable(monkeypatch):
         "judge at judge.invalid:80: the host cannot be found (Name or service not known)",
     )
     stuck = SimpleNamespace(over=threading.Event(), outwaited=threading.Event())
-    monkeypatch.setattr("cohort.rewards.learned.http.socket.getaddrinfo", lambda *_, **__: wait_in_vain(stuck))
+    monkeypatch.setattr("cohort.base.http.socket.getaddrinfo", lambda *_, **__: wait_in_vain(stuck))
     try:
         assert ask("http://judge.invalid/v1", ["x"], wall_s=0.2) == [None]
         assert not stuck.outwaited.is_set()
@@ -808,9 +808,9 @@ def test_https_is_spoken_with_servers_that_have_a_trusted_certificate_only(serve
     assert "certificate verify failed" in log.verdicts[0][1]
     assert server.requests == []
     known = ssl.create_default_context(cafile=str(certificate))
-    assert trusted().verify_mode is ssl.CERT_REQUIRED
-    assert trusted().check_hostname
-    monkeypatch.setattr("cohort.rewards.learned.http.trusted", lambda: known)
+    assert trusted_certificates().verify_mode is ssl.CERT_REQUIRED
+    assert trusted_certificates().check_hostname
+    monkeypatch.setattr("cohort.base.http.trusted_certificates", lambda: known)
     assert ask(server, ["x"], retries=0) == [0.5]
 
 

@@ -60,6 +60,31 @@ def test_a_remote_that_fails_says_nothing_about_the_program(backend, monkeypatch
         run_calls("def f(): return 1", [Call("f")], backend="ftp://x")
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 11\r\n\r\nword-secret", "answered 302: [key]"),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n{}", "the response is larger than"),
+        ("HTTP/1.1 200 OK\r\n\r\n[]", "answered no object"),
+        ("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n{}", "compressed, which was not asked for"),
+        ("word-secret\r\n", "is not HTTP"),
+    ],
+)
+def test_the_client_follows_no_redirect_reads_no_flood_and_repeats_no_token(answer, words, monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, "word-secret")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def act():
+            connection = listening.accept()[0]
+            connection.recv(100_000)
+            connection.sendall(answer.encode())
+            connection.close()
+
+        threading.Thread(target=act, daemon=True).start()
+        result = run_script("print(1)", "", backend=f"http://127.0.0.1:{listening.getsockname()[1]}")
+    assert (result.end, words in result.detail, "secret" in result.detail) == ("infrastructure", True, False), result.detail
+
+
 def post(server, body="{}", **headers):
     """(status, text) of a request with these lines in its head."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)

@@ -8,13 +8,12 @@ the way is "infrastructure", never a verdict on the program.
 from __future__ import annotations
 
 import dataclasses
-import http.client
 import json
 import os
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cohort.base.http import FAILURES, HEADER_WORD, Endpoint, post_and_wait
 from cohort.sandbox.limits import ENDS, FLOOD_BYTES, Limits
 from cohort.sandbox.values import NotPlain, rebuild, tagged
 
@@ -38,7 +37,7 @@ def read_token() -> str:
             token = file.read().strip()
         if not token:
             raise ValueError(f"{FILE_VARIABLE}: {place} is empty; it should hold the token")
-    if not all("!" <= letter <= "~" for letter in token):
+    if not HEADER_WORD.fullmatch(token):
         raise ValueError(f"{place}: a token is one word of plain letters, digits and signs, without spaces")
     return token
 
@@ -98,29 +97,21 @@ def remote_checks(
 
 def ask(backend: str, document: Mapping[str, Any], limits: Limits) -> tuple[dict[str, Any], str]:
     """(the answer, what went wrong)."""
-    address = urllib.parse.urlsplit(backend)
-    if address.scheme not in ("http", "https") or not address.hostname:
-        raise ValueError(f'backend: "http://host:port" is expected, got {backend!r}')
-    headers = {"Content-Type": "application/json"}
-    if token := read_token():
-        headers["Authorization"] = f"Bearer {token}"
-    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
-    connection = kind(address.hostname, address.port, timeout=2 * limits.wall_s + PATIENCE_S)
     try:
-        body = json.dumps({**document, "limits": dataclasses.asdict(limits)})
-        connection.request("POST", f"{address.path.rstrip('/')}/run", body, headers)
-        response = connection.getresponse()
-        content = response.read(MAX_BODY_BYTES + 1)
+        server = Endpoint.parse(backend, "/run", key_word=TOKEN_VARIABLE)
+    except ValueError as problem:
+        raise ValueError(f"backend: {problem}") from None
+    server.key, server.max_bytes = read_token(), MAX_BODY_BYTES
+    try:
+        body = json.dumps({**document, "limits": dataclasses.asdict(limits)}).encode()
+        response = post_and_wait(server, body, 2 * limits.wall_s + PATIENCE_S)
         if response.status != 200:
-            return {}, f"{address.hostname} answered {response.status}: {content[:300].decode(errors='replace')}"
-        if len(content) > MAX_BODY_BYTES:
-            return {}, f"{address.hostname} answered with more than {MAX_BODY_BYTES >> 20} MiB"
-        answer = json.loads(content)
-    except (OSError, http.client.HTTPException, ValueError, RecursionError) as problem:
-        return {}, f"{address.hostname} could not be asked: {type(problem).__name__}: {problem}"
-    finally:
-        connection.close()
-    return (answer, "") if isinstance(answer, dict) else ({}, f"{address.hostname} answered no object")
+            said = server.clean(response.body.decode(errors="replace"), 300)
+            return {}, f"{server.host} answered {response.status}: {said}"
+        answer = json.loads(response.body)
+    except (*FAILURES, RecursionError) as problem:
+        return {}, server.clean(f"{server.host} could not be asked: {type(problem).__name__}: {problem}", 300)
+    return (answer, "") if isinstance(answer, dict) else ({}, f"{server.host} answered no object")
 
 
 def fields_of(document: Mapping[str, Any], problem: str) -> dict[str, Any]:

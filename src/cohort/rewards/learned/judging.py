@@ -9,7 +9,7 @@ read only from a verdict at the very end of the answer that carries a key drawn 
 or repeats the whole request, has said nothing. (A judge that is *talked into* a high score is beyond any parser: read
 some of its answers, which are kept beside the rollouts.)
 
-HTTP is spoken here, over asyncio's streams: one connection per request, which ends when the request does. Next to the
+HTTP is spoken by cohort.base.http, over asyncio's streams: one connection per request, which ends when the request does. Next to the
 seconds a judge thinks, a new connection costs nothing; in return nothing is shared between requests, a time limit closes the
 socket and leaves no thread behind, redirects are not followed (they would carry the key elsewhere), and no byte is read beyond a
 bound. A client library would do more than that, and be one more dependency. Proxies are not used.
@@ -32,10 +32,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from cohort.base.http import FAILURES, Endpoint, Response, find_addresses, post, run_in_loop
 from cohort.base.text import printable
-from cohort.base.threads import with_limit
 from cohort.errors import RewardError
-from cohort.rewards.learned.http import Response, Target, post, resolved
+from cohort.rewards.learned.endpoint import read_endpoint
 from cohort.rewards.learned.model import check_choice, refuse_unknown, without_special_tokens
 from cohort.rewards.math.find import cell_text
 from cohort.rewards.text import text_of
@@ -124,7 +124,7 @@ def judge(
     for name in body or {}:
         if name in RESERVED_BODY:
             raise RewardError(f"body: {name!r} is an argument of its own, or cannot be set.")
-    target = Target.of(endpoint, api_key_env)
+    target = read_endpoint(endpoint, api_key_env)
     form = Form(low, high, marker, response_format)
     settings: dict[str, Any] = {"model": model, "stream": False, **(body or {})}
     if temperature >= 0:
@@ -408,7 +408,7 @@ class Refused(Exception):
 class Client:
     """Asks one question at a time, again where that may help; what it learns of the server serves all questions."""
 
-    target: Target
+    target: Endpoint
     settings: Mapping[str, Any]
     form: Form
     retries: int
@@ -449,13 +449,17 @@ class Client:
                 if twice:  # at temperature 0 it says the same again
                     break
             except Refused as problem:
-                reply = Reply(None, f"{self.target.shown}: {problem}", False, attempts)
+                reply = Reply(None, f"{self.judge_name}: {problem}", False, attempts)
                 self.closed_until = max(self.closed_until, time.monotonic() + problem.after_s)
                 if not problem.again or self.hopeless:
                     break
         self.given_up += not reply.unreadable
         self.last_problem = reply.problem
         return reply
+
+    @property
+    def judge_name(self) -> str:
+        return f"judge at {self.target.host}:{self.target.port}"
 
     @property
     def hopeless(self) -> bool:
@@ -478,7 +482,7 @@ class Client:
                 response = await post(self.target, json.dumps(request).encode("utf-8", "replace"))
         except TimeoutError:
             raise Refused(f"no answer within {limit:.3g} s") from None
-        except (OSError, EOFError, asyncio.LimitOverrunError, ValueError) as problem:
+        except FAILURES as problem:
             raise Refused(self.target.clean(f"{type(problem).__name__}: {problem}")) from None
         if response.status != 200:
             raise refusal(response, self.target)
@@ -494,9 +498,9 @@ async def ask_all(
 ) -> list[Reply]:
     """At most `concurrency` at a time, each reply handed on as it comes. A completion's time begins with its turn."""
     try:
-        client.target.addresses = resolved(client.target, client.wall_s)
+        client.target.addresses = find_addresses(client.target, client.wall_s)
     except OSError as problem:
-        detail = f"{client.target.shown}: the host cannot be found ({problem})"
+        detail = f"{client.judge_name}: the host cannot be found ({problem})"
         for row in questions:
             take(row, Reply(problem=detail))
         return [Reply(problem=detail) for _ in questions]
@@ -512,20 +516,7 @@ async def ask_all(
     return replies
 
 
-def run_in_loop(task: Callable[[], Any], limit_s: float) -> Any:
-    """The result of a coroutine, in a loop of its own; in a notebook, where this thread has one running, in another thread."""
-
-    def run() -> Any:
-        return asyncio.run(task())
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return run()
-    return with_limit(run, limit_s)
-
-
-def refusal(response: Response, target: Target) -> Refused:
+def refusal(response: Response, target: Endpoint) -> Refused:
     status = response.status
     after_s = retry_after(response.headers.get("retry-after", ""), time.time())
     if 300 <= status < 400:
@@ -563,7 +554,7 @@ def retry_after(value: str, now: float) -> float:
     return max(0.0, date.timestamp() - now)
 
 
-def content_of(response: Response, target: Target) -> Answer:
+def content_of(response: Response, target: Endpoint) -> Answer:
     """choices[0].message.content; anything else is not what an OpenAI-compatible server says."""
     try:
         found = json.loads(response.body)
