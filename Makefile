@@ -28,7 +28,7 @@ test: setup  ## Run the tests (a sample of every claim)
 test-algorithms: setup  ## What an edit of algorithms/ needs: formulas, gradients, words, docs, layers, in about 40 s
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu and not slow' -n 2 --dist worksteal --ignore-glob='*/test_trl_*' --ignore-glob='*/test_own_life*' \
 	  --ignore-glob='*/test_stranger_*' \
-	  tests/algorithms tests/recipe/test_schema.py tests/recipe/test_recipe_page.py tests/test_house.py
+	  tests/algorithms tests/recipe/test_schema.py tests/recipe/test_recipe_page.py tests/test_pages.py tests/test_house.py
 
 prove: setup  ## Prove docs/results.md again, each part at most 40 minutes: PART=jail for one, all of them without (four hours on two cores)
 	$(BIN)/python benchmarks/prove.py $(PART)
@@ -44,12 +44,7 @@ format: setup  ## Format the code
 
 docs: setup  ## Write the generated pages and the picture of the house from the code
 	$(BIN)/python -m cohort.observe.metrics
-	$(BIN)/python -m cohort.recipe.page
-	$(BIN)/python -m cohort.recipe.choices_page
-	$(BIN)/python -m cohort.rewards.page
-	$(BIN)/python -m cohort.rewards.gym.page > docs/gym-tasks.md
-	$(BIN)/python tests/house.py
-	$(BIN)/python tests/api_page.py
+	$(BIN)/python docs/generators
 
 clean:  ## Remove the environment and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build dist

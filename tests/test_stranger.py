@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cohort.observe import metrics
+from pages import DOCS
 from session_tools import ONE_THREAD, rows_of, write_recipe
 
 SOURCE = Path(metrics.__file__).parents[1]
@@ -37,6 +38,10 @@ SHORT = {
     "algorithm.kl_coef": 0.0,
 }
 """Two steps of a tiny model, from random weights."""
+WRITTEN_RECIPE_PAGE = (
+    f"import sys; sys.path.append({os.fspath(DOCS / 'generators')!r}); import recipe_page; print(recipe_page.make_page())"
+)
+"""Prints docs/recipe.md as the copy would write it."""
 
 
 class Stranger:
@@ -124,8 +129,8 @@ def test_a_reward_is_one_file_and_one_line(stranger):
         expected = [1 / (1 + len(rollout["completion"])) for rollout in rollouts_of(run, row["step"])]
         assert row["reward/brevity/mean"] == row["reward/mean"] == pytest.approx(sum(expected) / len(expected))
     assert "did you mean 'brevity'?" in stranger.run("-c", NEAREST)
-    shutil.copytree(SOURCE.parents[1] / "docs", stranger.folder / "docs", ignore=shutil.ignore_patterns("results"))
-    stranger.run("-m", "cohort.rewards.page")
+    shutil.copytree(DOCS, stranger.folder / "docs", ignore=shutil.ignore_patterns("results"))
+    stranger.run("docs/generators", "rewards.md")
     listed = (stranger.folder / "docs" / "rewards.md").read_text(encoding="utf-8")
     assert "| `brevity` | 1 for an empty completion, falling with every character. |" in listed
 
@@ -182,7 +187,7 @@ def test_an_engine_is_one_file_and_one_line(stranger):
     assert "did you mean 'backwards'?" in stranger.run(
         "-m", "cohort", "train", recipe, "sampling.engine=bakwards", code=1, errors=True
     )
-    page = stranger.run("-c", "from cohort.recipe.page import markdown; print(markdown())")
+    page = stranger.run("-c", WRITTEN_RECIPE_PAGE)
     assert "backwards: the last request first. " in page
 
 

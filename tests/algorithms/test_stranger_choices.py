@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from session_tools import rows_of
-from test_stranger import SOURCE, Stranger, rollouts_of
+from test_stranger import SOURCE, WRITTEN_RECIPE_PAGE, Stranger, rollouts_of
 
 SHARE = {"function": "session_tools:digit_share"}
 ADVANTAGE = '''
@@ -116,7 +116,7 @@ def test_a_region_with_two_parameters_is_one_function_in_one_file(stranger):
     said = stranger.run("-c", ASK, "region=damped", "damp_up=-1")
     assert "algorithm.damp_up: Input should be greater than or equal to 0" in said
     assert "without effect here: damp_up (it is read by region 'damped' alone)" in stranger.run("-c", ASK, "damp_up=2")
-    page = stranger.run("-c", "from cohort.recipe.page import markdown; print(markdown())")
+    page = stranger.run("-c", WRITTEN_RECIPE_PAGE)
     assert "| `damp_down` | number | `0.5` | ≥ 0 | damped: below 1. |" in page
 
 

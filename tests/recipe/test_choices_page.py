@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
+from choices_page import TITLES, TRAIT_WORDS, describe_traits, make_page, users_of
 from cohort.algorithms.named import NAMED, parameter_words
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import READABLE, TRAITS
-from cohort.recipe.choices_page import TITLES, TRAIT_WORDS, describe_traits, markdown, users_of
-
-PAGE = Path(__file__).parents[2] / "docs" / "choices.md"
 
 
 def rows_of(title: str) -> dict[str, list[str]]:
     """First cell -> the other cells, of the table under a heading."""
-    (text,) = [part for part in markdown().split("\n## ") if part.startswith(f"{title}\n")]
+    (text,) = [part for part in make_page().split("\n## ") if part.startswith(f"{title}\n")]
     lines = [re.split(r" (?<!\\)\| ", line.strip("| ")) for line in text.splitlines() if line.startswith("| ")]
     return {cells[0].strip("`"): [cell.replace("\\|", "|") for cell in cells[1:]] for cells in lines[1:]}
-
-
-def test_the_page_is_up_to_date():
-    assert PAGE.read_text(encoding="utf-8") == markdown(), "run `python -m cohort.recipe.choices_page`"
 
 
 def test_every_choice_stands_in_the_table_of_its_kind():
@@ -44,7 +35,7 @@ def test_every_word_that_a_choice_is_told_is_listed_with_its_meaning():
     assert set(rows) == parameter_words()
     assert all(len(cells) == 5 and cells[-1] for cells in rows.values())
     inputs = [name for readable in READABLE.values() for name in readable]
-    assert all(f"| `{name}` |" in markdown() for name in inputs)
+    assert all(f"| `{name}` |" in make_page() for name in inputs)
 
 
 def test_every_trait_is_said_and_its_values_are_told_apart():
@@ -92,8 +83,3 @@ def test_every_preset_uses_an_advantage_a_region_and_an_aggregation_of_the_page(
     for kind in ("advantage", "region", "aggregation"):
         used = [name for choice in NAMED[kind].values() for name in users_of(choice)]
         assert sorted(used) == sorted(PRESETS)
-
-
-def test_importing_needs_no_torch():
-    code = "import sys, cohort.recipe.choices_page; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,21 +1,14 @@
 """docs/recipe.md is written from the types of the recipe and leaves nothing out."""
 
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from cohort.algorithms.presets import PRESETS
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import PREFERRED, build_recipe, leaf_fields
-from cohort.recipe.page import allowed_words, default_words, markdown, sections, shown, type_words
 from cohort.recipe.schema import PromptsConfig, Recipe, RewardConfig
-
-PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
-
-
-def test_the_page_is_up_to_date():
-    assert PAGE.read_text(encoding="utf-8") == markdown(), "run `python -m cohort.recipe.page`"
+from recipe_page import allowed_words, default_words, make_page, sections, shown, type_words
 
 
 def test_every_section_and_every_field_is_described():
@@ -27,7 +20,7 @@ def test_every_section_and_every_field_is_described():
 
 
 def test_every_key_stands_in_the_table_of_its_section():
-    parts = {part.partition("\n")[0]: part for part in markdown().split("\n## ")}
+    parts = {part.partition("\n")[0]: part for part in make_page().split("\n## ")}
     for path, _ in [*leaf_fields(Recipe), *[(f"rewards.{name}", field) for name, field in RewardConfig.model_fields.items()]]:
         section, _, key = path.rpartition(".")
         heading = {"": "Top level", "rewards": "`[[rewards]]`"}.get(section, f"`[{section}]`")
@@ -35,13 +28,13 @@ def test_every_key_stands_in_the_table_of_its_section():
 
 
 def test_presets_and_undotted_words_are_all_there():
-    page = markdown()
+    page = make_page()
     assert all(f"| `{name}` | `{shown(preset['advantage'])}`" in page for name, preset in PRESETS.items())
     assert all(f"| `{word}` | `{path}` |" in page for word, path in PREFERRED.items() if word != path)
 
 
 def test_the_recipe_in_the_introduction_is_one():
-    example = markdown().split("```toml\n")[1].split("```")[0]
+    example = make_page().split("```toml\n")[1].split("```")[0]
     assert build_recipe(tomllib.loads(example)).train.num_steps == 200
 
 

@@ -1,8 +1,7 @@
 """The house: which room imports which, its order, and its picture. Imports count wherever they stand, in functions too.
 
-    python tests/house.py        writes docs/house.svg and the list of docs/how-it-works.md between the house's marks
-
-tests/test_house.py holds the code to what is written here.
+It draws docs/house.svg and writes the list of rooms in docs/how-it-works.md. tests/test_house.py holds the code to what is written
+here.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ import html
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from pages import ROOT, read_page, replace_between
+
 SOURCE = ROOT / "src" / "cohort"
-PICTURE = ROOT / "docs" / "house.svg"
-PAGE = ROOT / "docs" / "how-it-works.md"
 MARKS = ("<!-- house:begin -->\n", "<!-- house:end -->\n")
 
 FLOORS = (
@@ -177,8 +175,9 @@ def find_arrows(edges: Edges) -> set[tuple[str, str]]:
     return {(room, target) for room, targets in drop_shortcuts(join_rooms(edges)).items() for target in targets}
 
 
-def draw_house(modules: Mapping[str, Path]) -> str:
+def draw_house() -> str:
     """The house as an SVG that needs nothing else: a box for each room, an arrow for each import that no longer way replaces."""
+    modules = find_modules()
     rooms = [(room, row) for row, floor in enumerate(FLOORS) for room in floor]
     middle = {room: (COLUMNS.get(room, 200), ROW * row + 30) for room, row in rooms}
     height = ROW * len(FLOORS) + 40
@@ -224,14 +223,6 @@ def list_rooms(modules: Mapping[str, Path]) -> str:
     return "\n".join([*rows, ""])
 
 
-def write_page(text: str, rooms: str) -> str:
-    """The page with the list of rooms between its marks."""
-    before, rest = text.split(MARKS[0])
-    return f"{before}{MARKS[0]}{rooms}{MARKS[1]}{rest.split(MARKS[1])[1]}"
-
-
-if __name__ == "__main__":
-    house = find_modules()
-    PICTURE.write_text(draw_house(house), encoding="utf-8")
-    PAGE.write_text(write_page(PAGE.read_text(encoding="utf-8"), list_rooms(house)), encoding="utf-8")
-    print(f"wrote {PICTURE.relative_to(ROOT)} and the rooms of {PAGE.name}")
+def make_page() -> str:
+    """The text of docs/how-it-works.md: the page as it is, with the list of rooms between its marks."""
+    return replace_between(read_page("how-it-works.md"), *MARKS, list_rooms(find_modules()))

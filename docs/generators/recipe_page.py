@@ -1,7 +1,7 @@
 """docs/recipe.md, written from the recipe's own types: every section, key, default and allowed value. No torch.
 
-The models of cohort.recipe.schema are the one place where settings are described: error messages quote them, and
-`python -m cohort.recipe.page` writes the page from them. A test holds the file to it.
+The models of cohort.recipe.schema are the one place where settings are described: error messages quote them, and the page is
+written from them. A test holds the file to it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
@@ -23,13 +22,14 @@ from cohort.recipe.foreign import NO_WORD, OTHER_WORDS, UNCLEAR_WORDS
 from cohort.recipe.foreign_values import CONVERTED
 from cohort.recipe.schema import Recipe, RewardConfig
 from cohort.recipe.versions import CHANGES, MOVED, VERSION
+from pages import format_row
 
 BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}", "min_length": "at least {}"}
 
 INTRODUCTION = """\
 # The recipe
 
-<!-- Written by `python -m cohort.recipe.page` from src/cohort/recipe/schema.py; edit there. -->
+<!-- Written by `make docs` from src/cohort/recipe/schema.py; edit there. -->
 
 A recipe is a TOML file that names everything a run depends on. Every key has a default, so a recipe states only what
 differs. Unknown keys are refused with the nearest known name. There is no null: "off" is a value (0, `""` or `false`), and
@@ -155,7 +155,7 @@ def sections(section: type[BaseModel] = Recipe, path: str = "") -> Iterator[tupl
             yield from sections(inner, f"{path}.{name}" if path else name)
 
 
-def markdown() -> str:
+def make_page() -> str:
     """The text of docs/recipe.md."""
     parts = (section_lines(), preset_lines(), undotted_lines(), other_word_lines(), version_lines())
     return "\n".join([INTRODUCTION, *chain.from_iterable(parts)]) + "\n"
@@ -173,7 +173,7 @@ def section_lines() -> Iterator[str]:
             inner = field.annotation
             if isinstance(inner, type) and issubclass(inner, BaseModel):
                 continue  # has a table of its own
-            yield table_row(
+            yield format_row(
                 f"`{name}`",
                 type_words(inner),
                 default_words(field),
@@ -200,10 +200,10 @@ def preset_lines() -> Iterator[str]:
     yield "`algorithm.name` fills these keys of `[algorithm]`; any of them can still be set beside it."
     yield ""
     choices = list(dict.fromkeys(choice for preset in PRESETS.values() for choice in preset))
-    yield table_row("", *(f"`{choice}`" for choice in choices))
+    yield format_row("", *(f"`{choice}`" for choice in choices))
     yield "|---" * (len(choices) + 1) + "|"
     for name, preset in PRESETS.items():
-        yield table_row(f"`{name}`", *(f"`{shown(preset[choice])}`" if choice in preset else "" for choice in choices))
+        yield format_row(f"`{name}`", *(f"`{shown(preset[choice])}`" if choice in preset else "" for choice in choices))
     yield ""
 
 
@@ -217,7 +217,7 @@ def undotted_lines() -> Iterator[str]:
     yield ""
     yield "| word | means |"
     yield "|---|---|"
-    yield from (table_row(f"`{word}`", f"`{path}`") for word, path in PREFERRED.items() if word != path)
+    yield from (format_row(f"`{word}`", f"`{path}`") for word, path in PREFERRED.items() if word != path)
     yield ""
     unclear = sorted({word for word in words if words.count(word) > 1 and word not in PREFERRED})
     yield "These need their section, because several have them: " + ", ".join(f"`{word}`" for word in unclear) + "."
@@ -235,8 +235,8 @@ def other_word_lines() -> Iterator[str]:
     yield "| elsewhere | here | |"
     yield "|---|---|---|"
     for word, ours in OTHER_WORDS.items():
-        yield table_row(f"`{word}`", f"`{ours}`", CONVERTED[word][1] if word in CONVERTED else "")
-    yield from (table_row(f"`{word}`", "–", said) for word, said in NO_WORD.items())
+        yield format_row(f"`{word}`", f"`{ours}`", CONVERTED[word][1] if word in CONVERTED else "")
+    yield from (format_row(f"`{word}`", "–", said) for word, said in NO_WORD.items())
 
 
 def version_lines() -> Iterator[str]:
@@ -248,19 +248,4 @@ def version_lines() -> Iterator[str]:
     yield ""
     yield "| function in version 0 | now |"
     yield "|---|---|"
-    yield from (table_row(f"`{old}`", f"`{new}`") for old, new in MOVED.items())
-
-
-def table_row(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def main() -> None:
-    """Write docs/recipe.md of the source tree this module lies in."""
-    target = Path(__file__).resolve().parents[3] / "docs" / "recipe.md"
-    target.write_text(markdown(), encoding="utf-8")
-    print(f"wrote {target}")
-
-
-if __name__ == "__main__":
-    main()
+    yield from (format_row(f"`{old}`", f"`{new}`") for old, new in MOVED.items())

@@ -1,17 +1,18 @@
-"""docs/gym-tasks.md, written from the lists and the guards: `python -m cohort.rewards.gym.page > docs/gym-tasks.md`."""
+"""docs/gym-tasks.md, written from the lists and the guards."""
 
 from __future__ import annotations
 
 from cohort.rewards.gym.catalogue import FIXED_HASH_TASKS, JAILED_TASKS, REFUSED_TASKS, SAFE_TASKS, SERVED_TASKS
 from cohort.rewards.gym.golds import WITHOUT_ANSWER
 from cohort.rewards.gym.guards import GUARDS
+from pages import format_row
 
 MADE = ("boxnet", "graph_color", "rubiks_cube")
 
 TEXT = """# Tasks of reasoning-gym
 
 {served} of the package's {all} tasks are served by name; {refused} are refused, with the reason below. This page is written by
-`python -m cohort.rewards.gym.page` from the code that decides, and a test holds it against that code.
+`make docs` from the code that decides, and a test holds it against that code.
 
     [prompts]
     source = "gym:countdown"
@@ -65,7 +66,8 @@ on easy problems, and the task's own settings can make them harder. A row of `kn
 """
 
 
-def document() -> str:
+def make_page() -> str:
+    """The text of docs/gym-tasks.md."""
     from cohort.rewards.gym.verifier import LIMITS
 
     return TEXT.format(
@@ -78,24 +80,20 @@ def document() -> str:
         hashed=len(FIXED_HASH_TASKS),
         made=", ".join(f"`{name}`" for name in MADE),
         without=", ".join(f"`{name}`" for name in sorted(WITHOUT_ANSWER)),
-        table="\n".join(line(name) for name in sorted([*SERVED_TASKS, *REFUSED_TASKS])),
+        table="\n".join(format_task(name) for name in sorted([*SERVED_TASKS, *REFUSED_TASKS])),
     )
 
 
-def line(name: str) -> str:
+def format_task(name: str) -> str:
+    """The row of one task."""
     if name in REFUSED_TASKS:
         return f"| `{name}` | **no**: {REFUSED_TASKS[name]} | | | | |"
     guard = GUARDS.get(name)
-    cells = [
+    return format_row(
         f"`{name}`",
         "yes",
         f"`{JAILED_TASKS[name]}`" if name in JAILED_TASKS else "",
         "fixed" if name in FIXED_HASH_TASKS else "",
         guard.grammar if guard else "",
         guard.closes if guard else "",
-    ]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-if __name__ == "__main__":
-    print(document(), end="")
+    )

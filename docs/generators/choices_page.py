@@ -1,13 +1,12 @@
 """docs/choices.md, written from the registry: every choice with its sentence, what it reads, its words and its presets. No torch.
 
-`python -m cohort.recipe.choices_page` writes the page; a test holds the file to it. The formulas are in docs/algorithms.md.
+A test holds the file to it. The formulas are in docs/algorithms.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from cohort.algorithms.named import FIELDS, NAMED, parameter_words
@@ -15,12 +14,13 @@ from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import READABLE, Choice, Kind
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.choices import in_use, preset_choices
-from cohort.recipe.page import allowed_words, default_words, table_row, type_words
+from pages import format_row
+from recipe_page import allowed_words, default_words, type_words
 
 INTRODUCTION = """\
 # The choices
 
-<!-- Written by `python -m cohort.recipe.choices_page` from src/cohort/algorithms; edit there. -->
+<!-- Written by `make docs` from src/cohort/algorithms; edit there. -->
 
 An algorithm is a row of named choices. Each is one function, and this page says what is known of it: what it does, what it
 is given, which words of `[algorithm]` it is told, and which presets use it. Formulas, tests and measurements are in
@@ -70,7 +70,7 @@ def users_of(choice: Choice) -> list[str]:
     return [name for name in PRESETS if in_use(preset_choices(name)).get(FIELDS[choice.kind]) == choice.name]
 
 
-def markdown() -> str:
+def make_page() -> str:
     """The text of docs/choices.md."""
     return (
         "\n".join([INTRODUCTION, *(line for kind in NAMED for line in kind_lines(kind)), *word_lines(), *input_lines()]) + "\n"
@@ -87,7 +87,7 @@ def kind_lines(kind: Kind) -> Iterator[str]:
     for name, choice in NAMED[kind].items():
         lists = (choice.reads, choice.parameters, users_of(choice))
         reads, told, users = (", ".join(f"`{entry}`" for entry in entries) for entries in lists)
-        yield table_row(f"`{name}`", choice.sentence, reads, told, describe_traits(choice), users)
+        yield format_row(f"`{name}`", choice.sentence, reads, told, describe_traits(choice), users)
     yield ""
 
 
@@ -102,7 +102,7 @@ def word_lines() -> Iterator[str]:
         if word in parameter_words():
             told = [f"`{name}`" for choices in NAMED.values() for name, choice in choices.items() if word in choice.parameters]
             kind, default, allowed = type_words(field.annotation), default_words(field), allowed_words(field)
-            yield table_row(f"`{word}`", kind, default, allowed, ", ".join(told), field.description or "")
+            yield format_row(f"`{word}`", kind, default, allowed, ", ".join(told), field.description or "")
     yield ""
 
 
@@ -114,15 +114,4 @@ def input_lines() -> Iterator[str]:
     yield "| kind | name | what it is |"
     yield "|---|---|---|"
     for kind, readable in READABLE.items():
-        yield from (table_row(kind, f"`{name}`", meaning) for name, meaning in readable.items())
-
-
-def main() -> None:
-    """Write docs/choices.md of the source tree this module lies in."""
-    target = Path(__file__).resolve().parents[3] / "docs" / "choices.md"
-    target.write_text(markdown(), encoding="utf-8")
-    print(f"wrote {target}")
-
-
-if __name__ == "__main__":
-    main()
+        yield from (format_row(kind, f"`{name}`", meaning) for name, meaning in readable.items())

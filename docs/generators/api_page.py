@@ -1,7 +1,4 @@
-"""docs/api.md: the Python API, written from signatures and docstrings. tests/test_exported_members.py holds the page to them.
-
-python tests/api_page.py        writes docs/api.md
-"""
+"""docs/api.md: the Python API, written from signatures and docstrings. tests/test_exported_members.py holds the page to them."""
 
 from __future__ import annotations
 
@@ -11,19 +8,16 @@ import inspect
 import itertools
 import re
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import cohort
 from cohort import errors
 from cohort.observe.monitors.base import METHODS, Monitor
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
-
 INTRODUCTION = """\
 # The Python API
 
-<!-- Written by `python tests/api_page.py` from the signatures and docstrings; edit there. -->
+<!-- Written by `make docs` from the signatures and docstrings; edit there. -->
 
 ```python
 import cohort
@@ -51,7 +45,8 @@ ELSEWHERE = {
 """Names with a page of their own."""
 
 
-def write_page() -> str:
+def make_page() -> str:
+    """The text of docs/api.md."""
     functions = [name for name in cohort.__all__ if inspect.isfunction(getattr(cohort, name))]
     classes = [name for name in cohort.__all__ if name not in functions and name not in ELSEWHERE and name != "CohortError"]
     parts = [INTRODUCTION, "## Functions\n"]
@@ -157,7 +152,3 @@ def describe_errors() -> str:
 
 def first_paragraph(documented: Any) -> str:
     return " ".join((documented.__doc__ or "").strip().split("\n\n")[0].split())
-
-
-if __name__ == "__main__":
-    PAGE.write_text(write_page(), encoding="utf-8")
