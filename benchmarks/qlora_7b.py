@@ -28,18 +28,18 @@ from cohort.model.packing import make_examples, pack
 from cohort.model.policy import Policy
 from cohort.recipe.model import LoraConfig
 from cohort.recipe.schema import OptimizerConfig
-from cohort.tools.bench.shapes import Shape, make_tokenizer, random_model, write_folder
+from cohort.tools.bench.shapes import SHAPES, BenchShape, make_random_model, make_tokenizer, write_folder
 from cohort.types import NoiseKey, Outcome, Prompt, Rollout, Sampling
 
 GIB = 2.0**30
 PROMPTS, PROMPT_TOKENS, GROUP, ROWS = 32, 128, 8, 8
 
 
-def measure(base: str, shape: Shape, device: str, new: int, turns: int) -> dict[str, Any]:
+def measure(base: str, shape: BenchShape, device: str, new: int, turns: int) -> dict[str, Any]:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     found: dict[str, Any] = {"base": base, "shape": shape.name}
     with tempfile.TemporaryDirectory() as scratch:
-        model = random_model(write_folder(shape, Path(scratch)), device, dtype, base == "nf4")
+        model = make_random_model(write_folder(shape, Path(scratch)), device, dtype, base == "nf4")
     settings = LoraConfig(rank=16, base_dtype="nf4" if base == "nf4" else "auto")
     adapter = lora.start_adapter(model, settings, 0, "random")
     weights = MasterWeights(model, dtype)
@@ -124,7 +124,9 @@ def main() -> None:
     options = parser.parse_args()
     results = []
     for base in options.base or ["nf4", "auto"]:
-        results.append(measure(base, Shape.named(options.shape), options.device, options.new, options.turns))
+        results.append(
+            measure(base, BenchShape(options.shape, SHAPES[options.shape]), options.device, options.new, options.turns)
+        )
         gc.collect()
         if options.device == "cuda":
             torch.cuda.empty_cache()

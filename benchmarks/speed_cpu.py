@@ -2,7 +2,7 @@
 
     python benchmarks/speed_cpu.py                     about seven minutes on two quiet cores; results into docs/results
     python benchmarks/speed_cpu.py --only cpu-rollout-fixed --out /tmp
-    python -m cohort.tools.bench.table docs/results/*.json   the table of docs/speed.md from them
+    python benchmarks/speed_table.py docs/results/*.json   the table of docs/speed.md from them
 
 Ratios are to peers in the same run: on a busy machine both are slow, and in three rounds each meets the same noise. Ragged
 lengths have a mean of half the maximum.
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import sys
 
-from cohort.tools.bench.cases import Case, Target, run_cases
+from speed_cases import SpeedCase, SpeedTarget, run_cases
+
 from cohort.tools.bench.command import Options
 
 SIZES = {"prompts": 16, "group": 8, "prompt_tokens": 16, "device": "cpu"}
@@ -20,21 +21,21 @@ ROLLOUT = {**SIZES, "new": 128, "stages": "rollout", "rounds": 3}
 STEP = {**SIZES, "new": 64, "stages": "step", "rounds": 3}
 
 CASES = (
-    Case(
+    SpeedCase(
         "cpu-rollout-fixed", ("tiny",), Options(**ROLLOUT),
-        (Target("rollout", "ratio:hf_generate", low=2.0),),
+        (SpeedTarget("rollout", "ratio:hf_generate", low=2.0),),
     ),
-    Case(
+    SpeedCase(
         "cpu-rollout-ragged", ("tiny",), Options(**ROLLOUT, lengths="ragged"),
-        (Target("rollout", "ratio:hf_generate", low=3.5),),
+        (SpeedTarget("rollout", "ratio:hf_generate", low=3.5),),
     ),
-    Case(
+    SpeedCase(
         "cpu-step-fixed", ("tiny",), Options(**STEP),
-        (Target("step", "ratio:trl", low=1.5),),
+        (SpeedTarget("step", "ratio:trl", low=1.5),),
     ),
-    Case(
+    SpeedCase(
         "cpu-step-ragged", ("tiny",), Options(**STEP, lengths="ragged", silent_every=3),
-        (Target("step", "ratio:trl", low=2.5),),
+        (SpeedTarget("step", "ratio:trl", low=2.5),),
     ),
 )  # fmt: skip
 

@@ -91,11 +91,11 @@ def train_tiny(runs: Path, name: str = "run", **overrides: Any) -> Any:
 
 def rows_of(run: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """Strict: every line must be a whole JSON object, and every metric of a step one that the table of metrics explains."""
-    from cohort.observe.metrics import describe
+    from cohort.observe.metrics import find_metric
 
     rows = [json.loads(line) for line in (run / file).read_text(encoding="utf-8").splitlines()]
     if file == "metrics.jsonl":
-        unexplained = {name for row in rows for name in row if name not in ("step", "evidence") and describe(name) is None}
+        unexplained = {name for row in rows for name in row if name not in ("step", "evidence") and find_metric(name) is None}
         assert not unexplained, f"no row in METRICS (observe/metrics.py) explains {sorted(unexplained)}"
     return rows
 

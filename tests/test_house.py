@@ -47,7 +47,6 @@ LONG_FILES = {
     "cohort.sandbox.jail": 503,
     "cohort.tools.audit.findings": 503,
     "cohort.tools.audit.programs": 453,
-    "cohort.tools.bench.command": 403,
     "cohort.training.reward_model": 447,
 }
 """Files over the limit, with the lines they have: none may grow, and one that has become short leaves the list."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cohort.observe.metrics import AREAS, MERGES, METRICS, describe, markdown
+from cohort.observe.metrics import AREAS, METRICS, REDUCTIONS, find_metric, markdown
 
 SOURCE = Path(__file__).parents[2] / "src" / "cohort"
 
@@ -53,7 +53,7 @@ def test_a_row_says_how_its_values_are_merged():
     from cohort.training.drawing import merge_metrics
     from cohort.training.updates import mean_metrics
 
-    assert {metric.merge for metric in METRICS} == {"mean", *MERGES}
+    assert {metric.reduce for metric in METRICS} == {"mean", *REDUCTIONS}
     steps = [
         {"loss/policy": 1.0, "loss/trained_tokens": 30, "loss/ratio_max": 1.5, "rollout/mismatch_max": 0.1, "optim/learning_rate": 2e-6},
         {"loss/policy": 4.0, "loss/trained_tokens": 12, "loss/ratio_max": 1.2, "rollout/mismatch_max": 0.7, "optim/learning_rate": 1e-6},
@@ -85,10 +85,10 @@ def test_a_row_says_how_its_values_are_merged():
     ],
 )
 def test_describe_finds_concrete_names(name, row):
-    assert describe(name).name == row
+    assert find_metric(name).name == row
 
 
 def test_describe_knows_what_it_does_not_know():
 
-    assert describe("nothing/here") is None
-    assert describe("eval/held_out/pass@x") is None
+    assert find_metric("nothing/here") is None
+    assert find_metric("eval/held_out/pass@x") is None

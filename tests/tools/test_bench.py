@@ -8,7 +8,6 @@ import importlib.util
 import json
 import math
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -33,21 +32,19 @@ from cohort.ops.flops import (
     training_cost,
     training_flops,
 )
-from cohort.tools.bench import child, command, curves, machine, output, peers, plot, table
-from cohort.tools.bench.cases import Target
-from cohort.tools.bench.child import executed_tokens
-from cohort.tools.bench.command import Options, make_job, measure, prepare
+from cohort.tools.bench import child, command, machine, output, peers
+from cohort.tools.bench.child import count_executed_tokens
+from cohort.tools.bench.command import Options, make_job, measure, write_inputs
 from cohort.tools.bench.gauge import Peak, peak_memory, reset_resident_peak
-from cohort.tools.bench.job import Job
-from cohort.tools.bench.plot import bars
-from cohort.tools.bench.plot import curves as draw_curves
-from cohort.tools.bench.result import document_of, quoted_ratio
-from cohort.tools.bench.shapes import SHAPES, Shape, make_tokenizer, random_model, write_folder
-from cohort.tools.bench.workload import EOS, Workload, ragged_lengths, varied, word
+from cohort.tools.bench.job import BenchJob
+from cohort.tools.bench.result import make_document
+from cohort.tools.bench.shapes import SHAPES, BenchShape, make_random_model, make_tokenizer, write_folder
+from cohort.tools.bench.workload import EOS, Workload, draw_lengths, spell_token, varied
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = ACCELERATORS["NVIDIA H200"]
 NO_GPU: dict[str, Any] = {"gpu": "", "cpu": "a CPU", "threads": 1, "versions": {}}
+NARROW = BenchShape("narrow", Dimensions(64, 172, 6, 1, 1, 64, vocabulary=64, tied=False))
 ON_H200: dict[str, Any] = {**NO_GPU, "gpu": "NVIDIA H200"}
 
 ask_once = functools.cache(machine.ask_machine)
@@ -79,8 +76,8 @@ def test_parameters_of_the_shapes(shape: str, layer: int, head: int, total: int)
 
 
 def test_parameters_are_those_of_the_model(tmp_path: Path) -> None:
-    shape = Shape.named("tiny")
-    model = random_model(write_folder(shape, tmp_path), "cpu", None)
+    shape = BenchShape("tiny", SHAPES["tiny"])
+    model = make_random_model(write_folder(shape, tmp_path), "cpu", None)
     assert sum(parameter.numel() for parameter in model.parameters()) == shape.dimensions.total_parameters
     assert round(shape.dimensions.total_parameters / 1e6, 1) == 4.4
     assert Dimensions.from_config(model.config) == shape.dimensions
@@ -134,7 +131,7 @@ def test_live_rows_equal_a_slow_simulation() -> None:
 
 def test_ragged_lengths_cost_more_than_their_tokens() -> None:
     """Fewer rows share the reading of the weights at the end; with refill the loss is small."""
-    lengths = ragged_lengths(1024, 512, 0.4)
+    lengths = draw_lengths(1024, 512, 0.4)
     ragged = decode_limit(SHAPES["0.5b"], 128, lengths, 256, H200)
     at_once = decode_limit(SHAPES["0.5b"], 128, lengths, 1024, H200)
     assert ragged.steps >= math.ceil(sum(lengths) / 256)
@@ -158,8 +155,8 @@ def test_known_gpus_by_the_name_of_the_driver() -> None:
 
 @pytest.mark.parametrize(("count", "longest", "share"), [(128, 64, 0.5), (1024, 512, 0.4), (16, 16, 0.5)])
 def test_ragged_lengths_have_the_mean_they_promise(count: int, longest: int, share: float) -> None:
-    lengths = ragged_lengths(count, longest, share)
-    assert lengths == ragged_lengths(count, longest, share)
+    lengths = draw_lengths(count, longest, share)
+    assert lengths == draw_lengths(count, longest, share)
     assert len(lengths) == count
     assert min(lengths) >= 1
     assert max(lengths) <= longest
@@ -174,14 +171,14 @@ def test_plan_and_rows() -> None:
     assert [len(lengths) for lengths in work.plan] == [4] * 5
     assert work.tokens == sum(map(sum, work.plan)) == sum(work.flat_plan)
     assert Workload(5, 4, 7, 32).plan == [[32] * 4] * 5
-    rows = work.rows(steps=3, vocabulary=64)
+    rows = work.make_rows(steps=3, vocabulary=64)
     assert [row["signal"] for row in rows] == [1, 1, 0, 1, 1] * 3
     tokenizer = make_tokenizer(64)
     encoded = [tokenizer(row["prompt"]).input_ids for row in rows]
-    assert encoded == work.prompt_ids(15, 64), "text and ids are the same prompt, for peers that take the one or the other"
+    assert encoded == work.draw_prompt_ids(15, 64), "text and ids are the same prompt, for peers that take the one or the other"
     assert {len(ids) for ids in encoded} == {7}
     assert tokenizer.eos_token_id == EOS
-    assert tokenizer.decode([EOS, 4, 63]) == f"<eos> {word(4)} {word(63)}"
+    assert tokenizer.decode([EOS, 4, 63]) == f"<eos> {spell_token(4)} {spell_token(63)}"
 
 
 def test_reward_has_signal_in_every_group_that_should() -> None:
@@ -227,21 +224,9 @@ def test_a_recipe_brings_shape_and_sizes() -> None:
     [
         (["8b"], Options(), "8b"),
         (["tinny"], Options(), "did you mean 'tiny'. Shapes: tiny, 0.5b, 1.5b, 7b. Recipes: column_addition"),
-        (["curve"], Options(), "did you mean 'curves'"),
-        ([], Options(shape="0.5B"), "did you mean '0.5b'"),
-        (["tiny"], Options(shape="7b"), "name one shape"),
-        (["column_addition"], Options(shape="7b"), "brings its own shape"),
+        (["0.5B"], Options(), "did you mean '0.5b'"),
         ([], Options(lengths="long"), "--lengths"),
-        ([], Options(mean_share=0.3), "--mean-share"),
-        ([], Options(mean_share=1.5, lengths="ragged"), "--mean-share: 1.5"),
-        ([], Options(prompt_tokens=-1), "--prompt-tokens: -1"),
-        ([], Options(slots=-2), "--slots: -2; at least 0 .the engine chooses"),
-        ([], Options(silent_every=-1), "--silent-every: -1; at least 0 .every group has signal"),
-        ([], Options(silent_every=1), "--silent-every: 1; no group would have signal"),
-        ([], Options(prompts=2, silent_every=3), "--silent-every: 3; of 2 prompts none"),
-        ([], Options(new=-1), "--new: -1; at least 1"),
         ([], Options(device="gpu"), "--device: 'gpu'; use cpu, cuda"),
-        ([], Options(repeats=0), "--repeats"),
         ([], Options(device="cuda"), "no GPU"),
         (["group_size=4"], Options(), "use --group"),
         (["train.nonsense=4"], Options(), "nonsense"),
@@ -250,21 +235,20 @@ def test_a_recipe_brings_shape_and_sizes() -> None:
 )
 def test_what_makes_no_sense_is_refused(words: list[str], options: Options, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        make_job(words, options, NO_GPU, "/x").recipe()
+        make_job(words, options, NO_GPU, "/x").make_recipe()
 
 
-@pytest.mark.parametrize("kind", [(), ("curves",)])
-@pytest.mark.parametrize("named", ["--prompts", "--group", "--prompt-tokens", "--new", "--micro-rows", "--mean-share"])
-def test_nothing_is_no_size(nothing_is_measured: None, kind: tuple[str, ...], named: str) -> None:
+@pytest.mark.parametrize("named", ["--prompts", "--group", "--prompt-tokens", "--new", "--repeats", "--rounds"])
+def test_nothing_is_no_size(nothing_is_measured: None, named: str) -> None:
     """0 is not a way to ask for the default."""
-    result = CliRunner().invoke(app, ["bench", *kind, "--lengths", "ragged", named, "0"])
-    assert result.exit_code == 1
-    assert f"error: {named}: 0; " in result.output
+    result = CliRunner().invoke(app, ["bench", named, "0"])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{named}': Input should be greater than or equal to 1" in result.output
 
 
 def test_words_of_the_recipe_reach_it() -> None:
     job = make_job(["tiny", "model.lora.rank=4", "max_grad_norm=0.5"], Options(micro_rows=8), NO_GPU, "/x")
-    recipe = job.recipe()
+    recipe = job.make_recipe()
     assert recipe.model.lora.rank == 4
     assert recipe.optimizer.max_grad_norm == 0.5
     assert recipe.train.micro_batch_tokens == 8 * (16 + 64)
@@ -272,69 +256,33 @@ def test_words_of_the_recipe_reach_it() -> None:
 
 
 def test_peers_are_named_or_refused() -> None:
-    assert peers.chosen_peers("none") == []
-    assert peers.chosen_peers("trl, vllm") == ["trl", "vllm"]
+    assert peers.choose_peers("none") == []
+    assert peers.choose_peers("trl, vllm") == ["trl", "vllm"]
     with pytest.raises(RecipeError, match="verl"):
-        peers.chosen_peers("verl")
+        peers.choose_peers("verl")
     job = make_job([], Options(micro_rows=100), NO_GPU, "/x")
-    assert "multiple" in peers.why_not("trl", job, "")
-    assert peers.why_not("hf_generate", job, "") == ""
-    if not peers.installed("vllm"):
-        assert "--vllm-python" in peers.why_not("vllm", job, "")
-    assert peers.why_not("vllm", job, "/other/python") == ""
+    assert "multiple" in peers.explain_absence("trl", job, "")
+    assert peers.explain_absence("hf_generate", job, "") == ""
+    if not peers.is_installed("vllm"):
+        assert "--vllm-python" in peers.explain_absence("vllm", job, "")
+    assert peers.explain_absence("vllm", job, "/other/python") == ""
 
 
 def test_a_peer_that_would_do_other_work_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's script trains every weight: beside adapters its seconds would flatter us."""
-    monkeypatch.setattr(peers, "installed", lambda package: True)
+    monkeypatch.setattr(peers, "is_installed", lambda package: True)
     full, adapters = (make_job(["0.5b", *words], Options(), ON_H200, "/x") for words in ([], ["model.lora.rank=4"]))
-    assert peers.why_not("trl", full, "") == ""
-    assert "adapters" in peers.why_not("trl", adapters, "")
-    assert "adapters" in peers.why_not("trl_vllm", adapters, "")
+    assert peers.explain_absence("trl", full, "") == ""
+    assert "adapters" in peers.explain_absence("trl", adapters, "")
+    assert "adapters" in peers.explain_absence("trl_vllm", adapters, "")
     step = {"cohort": {"seconds": [2.0], "tokens": 131_072, "frozen_base": True}}
-    document = document_of({"step": adapters}, {"step": step}, {}, ON_H200, "", "2026-01-01")
-    assert document["quoted"] == []
+    document = make_document({"step": adapters}, {"step": step}, {}, ON_H200, "2026-01-01")
     ours = document["stages"]["step"]["cohort"]["derived"]
     assert ours["limit_seconds"] == pytest.approx(0.2613 + 397.25e12 * 4 / 6 / 790e12, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("axes", "points", "message"),
-    [
-        ("head", "1,2", "--points"),
-        ("group,length", "4,8", "--points"),
-        ("length", "4,many", "whole numbers"),
-        ("length", "0,8", "whole numbers"),
-        ("length", "64", "at least two"),
-        ("length", "64,64", "twice"),
-        ("model", "64,huge", "'huge' is not known"),
-        ("model", "0,64", "from 1 on"),
-        ("group", "1,2", "group size 1: train.group_size"),
-        ("lengths", "", "--axes: 'lengths'"),
-    ],
-)
-def test_points_that_no_curve_can_be_drawn_through_are_refused(axes: str, points: str, message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        curves.run_curves([], Options(), axes, points, lambda text: None)
-
-
-def test_curves_survive_a_head_that_fails_and_make_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hours of other points must not be lost with it."""
-    growth = iter([2**20, None])
-
-    def run(command: list[str], what: str) -> None:
-        Path(command[-1]).write_text(json.dumps({"growth_bytes": next(growth)}), encoding="utf-8")
-
-    monkeypatch.setattr(curves, "run", run)
-    out = tmp_path / "new" / "folder" / "curves.json"
-    document = curves.run_curves([], Options(out=out, device="cpu"), "head", "", lambda text: None)
-    assert document["curves"] == []
-    assert document["stopped"] == ["loss head, 2048 tokens: its memory cannot be measured on this machine"]
-    assert json.loads(out.read_text(encoding="utf-8")) == document
-
-
 def test_what_an_engine_keeps_from_turn_to_turn_counts_as_its_memory(
-    measured: tuple[dict[str, Job], dict[str, Any], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    measured: tuple[dict[str, BenchJob], dict[str, Any], dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ours holds 100 bytes after its first turn and needs 5 more in every turn; the peer needs 50 and keeps nothing."""
     turns = {"cohort": iter([(1000, 105), (1100, 5)]), "hf_generate": iter([(1100, 50), (1100, 50)])}
@@ -356,34 +304,28 @@ def test_what_an_engine_keeps_from_turn_to_turn_counts_as_its_memory(
 def test_peak_memory_is_that_of_the_first_step_too() -> None:
     """As the peers' is; the mark is reset before the steps that are timed."""
     job = make_job([], Options(), NO_GPU, "/x")
-    assert child.memory(job, child.Watched(first_peak=2**60))["peak_bytes"] == 2**60
-    assert 0 < child.memory(job, child.Watched())["peak_bytes"] < 2**60
-
-
-def test_the_command_line_refuses_options_of_the_other_kind() -> None:
-    result = CliRunner().invoke(app, ["bench", "--axes", "length"])
-    assert result.exit_code == 1
-    assert "curves" in result.output
+    assert child.read_memory(job, child.LoopRecord(first_peak=2**60))["peak_bytes"] == 2**60
+    assert 0 < child.read_memory(job, child.LoopRecord())["peak_bytes"] < 2**60
 
 
 def test_jobs_survive_their_file(tmp_path: Path) -> None:
     job = make_job(["7b", "model.lora.rank=4"], Options(lengths="ragged", new=32), ON_H200, str(tmp_path))
-    assert Job.read(job.write()) == job
+    assert BenchJob.read(job.write()) == job
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Job], dict[str, Any], dict[str, str]]:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, BenchJob], dict[str, Any], dict[str, str]]:
     """Every stage at the smallest size that still shows it: ragged lengths, a group without signal. In this process, which
     has loaded everything already."""
     folder = tmp_path_factory.mktemp("bench")
     options = Options(prompts=3, group=4, prompt_tokens=4, new=12, lengths="ragged", silent_every=3, micro_rows=12, repeats=1)
-    job = replace(make_job([], options, NO_GPU, str(folder)), shape=Shape.scaled(64))
-    prepare(job)
+    job = replace(make_job([], options, NO_GPU, str(folder)), shape=NARROW)
+    write_inputs(job)
 
-    def run_here(stage_job: Job) -> dict[str, Any]:
+    def run_here(stage_job: BenchJob) -> dict[str, Any]:
         assert child.main(str(stage_job.write())) == 0
         return json.loads(stage_job.result_file.read_text(encoding="utf-8"))
 
@@ -393,7 +335,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Job], 
         return measure(job, ["rollout", "train", "step"], ["hf_generate", "vllm"], sys.executable, lambda text: None)
 
 
-def test_every_stage_is_measured_on_the_planned_work(measured: tuple[dict[str, Job], dict[str, Any], dict[str, str]]) -> None:
+def test_every_stage_is_measured_on_the_planned_work(
+    measured: tuple[dict[str, BenchJob], dict[str, Any], dict[str, str]],
+) -> None:
     jobs, stages, _ = measured
     work = jobs["rollout"].workload
     assert stages["rollout"].keys() == {"cohort", "hf_generate"}
@@ -415,7 +359,7 @@ def test_every_stage_is_measured_on_the_planned_work(measured: tuple[dict[str, J
     assert step["first_step_after"] > step["first_seconds"]
 
 
-def test_a_stage_puts_everything_back(measured: tuple[dict[str, Job], dict[str, Any], dict[str, str]]) -> None:
+def test_a_stage_puts_everything_back(measured: tuple[dict[str, BenchJob], dict[str, Any], dict[str, str]]) -> None:
     from cohort import loop
     from cohort.engine.local import LocalEngine
     from cohort.model import loading
@@ -429,52 +373,50 @@ def test_the_whole_command_with_trl(tmp_path: Path) -> None:
     """As a person types it: processes of their own, TRL beside ours. TRL's script compares every length it sampled with the
     plan and ends otherwise."""
     pytest.importorskip("trl")
-    words = "bench tiny --prompts 3 --group 4 --prompt-tokens 4 --new 12 --lengths ragged --silent-every 3 --micro-rows 12"
-    target, drawing = tmp_path / "result.json", tmp_path / "result.svg"
-    command = [sys.executable, "-m", "cohort", *words.split(), "--repeats", "1", "--out", str(target), "--plot", str(drawing)]
+    words = "bench tiny --prompts 3 --group 4 --prompt-tokens 4 --new 12 --lengths ragged"
+    target = tmp_path / "result.json"
+    command = [sys.executable, "-m", "cohort", *words.split(), "--repeats", "1", "--out", str(target)]
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
     document = json.loads(target.read_text(encoding="utf-8"))
     trl, ours = document["stages"]["step"]["trl"], document["stages"]["step"]["cohort"]
     assert trl["tokens"] == ours["tokens"] == document["settings"]["workload"]["tokens"]
     assert 0 < trl["stages"]["rollout"][0] < trl["seconds"][0]
     assert document["ratios"]["step"]["trl"] == pytest.approx(trl["seconds"][0] / ours["seconds"][0])
-    assert "TRL" in drawing.read_text(encoding="utf-8")
 
 
-def test_a_peer_that_fails_is_written_down(measured: tuple[dict[str, Job], dict[str, Any], dict[str, str]]) -> None:
+def test_a_peer_that_fails_is_written_down(measured: tuple[dict[str, BenchJob], dict[str, Any], dict[str, str]]) -> None:
     _, stages, missing = measured
-    if peers.installed("vllm"):
+    if peers.is_installed("vllm"):
         assert "vllm" in stages["rollout"]
     else:
         assert "vllm" not in stages["rollout"]
         assert "No module named 'vllm'" in missing["rollout/vllm"]
 
 
-def test_the_document_follows_from_the_seconds(measured: tuple[dict[str, Job], dict[str, Any], dict[str, str]]) -> None:
+def test_the_document_follows_from_the_seconds(measured: tuple[dict[str, BenchJob], dict[str, Any], dict[str, str]]) -> None:
     jobs, stages, missing = measured
-    document = document_of(jobs, stages, missing, NO_GPU, "abc", "2026-01-01")
+    document = make_document(jobs, stages, missing, NO_GPU, "2026-01-01")
     ours, theirs = document["stages"]["rollout"]["cohort"], document["stages"]["rollout"]["hf_generate"]
     assert ours["derived"]["tokens_per_second"] == pytest.approx(ours["tokens"] / ours["seconds"][0])
     assert document["ratios"]["rollout"]["hf_generate"] == pytest.approx(theirs["seconds"][0] / ours["seconds"][0])
     assert ours["derived"]["unknown_peak"] == "no GPU"
     assert json.loads(json.dumps(document)) == document
-    assert "HF generate" in bars(document)
 
 
 def test_rounds_measure_in_turn_and_put_their_turns_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     turns = iter(range(100))
 
-    def stage(job: Job) -> dict[str, dict[str, Any]]:
+    def stage(job: BenchJob) -> dict[str, dict[str, Any]]:
         at = next(turns)
         return {"cohort": {"seconds": [at, at + 0.5], "first_seconds": at, "peak_bytes": 10 - at, "stages": {"reward": [at]}}}
 
-    def peer(name: str, job: Job, vllm_python: str) -> dict[str, dict[str, Any]]:
+    def peer(name: str, job: BenchJob, vllm_python: str) -> dict[str, dict[str, Any]]:
         return {name: {"seconds": [next(turns)], "peak_bytes": 5}}
 
     monkeypatch.setattr(command, "run_stage", stage)
     monkeypatch.setattr(command, "run_peer", peer)
-    monkeypatch.setattr(command, "why_not", lambda name, *_: "" if name == "trl" else "not here")
+    monkeypatch.setattr(command, "explain_absence", lambda name, *_: "" if name == "trl" else "not here")
     base = make_job(["tiny"], Options(rounds=2), {"gpu": ""}, str(tmp_path))
     _, measured, missing = measure(base, ["step"], ["trl", "trl_vllm"], "", said.append)
     assert measured["step"]["cohort"] == {
@@ -492,60 +434,51 @@ def test_rounds_measure_in_turn_and_put_their_turns_together(tmp_path: Path, mon
 # -- where the result goes ---------------------------------------------------------------------------------------------
 
 
-def whatever_is_measured(job: Job, *rest: Any) -> Any:
+def whatever_is_measured(job: BenchJob, *rest: Any) -> Any:
     pytest.fail("something was measured before it was known that the result can be written")
 
 
 @pytest.fixture
 def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (command, curves):
-        monkeypatch.setattr(module, "run_stage", whatever_is_measured)
+    monkeypatch.setattr(command, "run_stage", whatever_is_measured)
     monkeypatch.setattr(machine, "ask_machine", lambda: NO_GPU)
 
 
-@pytest.mark.parametrize("kind", [(), ("curves", "--axes", "prompts")])
-@pytest.mark.parametrize("named", ["--out", "--plot"])
 @pytest.mark.parametrize("place", ["a_file/x", "folder"])
-def test_outputs_are_tried_before_anything_is_measured(
-    tmp_path: Path, nothing_is_measured: None, kind: tuple[str, ...], named: str, place: str
-) -> None:
+def test_an_output_is_tried_before_anything_is_measured(tmp_path: Path, nothing_is_measured: None, place: str) -> None:
     (tmp_path / "a_file").touch()
     (tmp_path / "folder").mkdir()
     target = tmp_path / place
-    result = CliRunner().invoke(app, ["bench", *kind, "--peers", "none", named, str(target)])
+    result = CliRunner().invoke(app, ["bench", "--peers", "none", "--out", str(target)])
     assert result.exit_code == 1, result.output
-    assert f"error: {named} {target}: " in result.output
+    assert f"error: --out {target}: " in result.output
     assert "Traceback" not in result.output
 
 
 def test_the_trial_of_an_output_leaves_no_trace(tmp_path: Path) -> None:
-    kept, new = tmp_path / "kept.json", tmp_path / "not" / "yet" / "new.svg"
+    kept, new = tmp_path / "kept.json", tmp_path / "not" / "yet" / "new.json"
     kept.write_text("before", encoding="utf-8")
-    output.refuse_unwritable(kept, new)
+    output.refuse_unwritable(kept)
+    output.refuse_unwritable(new)
     assert kept.read_text(encoding="utf-8") == "before"
     assert not new.exists()
-    with pytest.raises(RecipeError, match=r"--plot .*the same file"):
-        output.refuse_unwritable(kept, tmp_path / "not" / ".." / "kept.json")
 
 
 def test_a_result_that_cannot_be_written_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder was there before, and is none after."""
-    gone, fine, said = tmp_path / "file" / "x", tmp_path / "fine.json", list[str]()
+    gone, said = tmp_path / "file" / "x", list[str]()
     (tmp_path / "file").touch()
     (tmp_path / "spare").mkdir()
     monkeypatch.setattr(output.tempfile, "tempdir", str(tmp_path / "spare"))
     document = {"stages": {"rollout": 1}}
     with pytest.raises(peers.BenchError, match=f"--out {gone}: .*it is in ") as caught:
-        output.write_result(document, gone, None, str, said.append)
+        output.write_result(document, gone, said.append)
     (saved,) = (tmp_path / "spare").iterdir()
     assert str(saved) in str(caught.value)
     assert json.loads(saved.read_text(encoding="utf-8")) == document
-    with pytest.raises(peers.BenchError, match=f"--plot {gone}: .*it is in {fine}; python -m cohort.tools.bench.plot"):
-        output.write_result(document, fine, gone, str, said.append)
-    assert json.loads(fine.read_text(encoding="utf-8")) == document
     monkeypatch.setattr(output.tempfile, "tempdir", str(gone))
-    with pytest.raises(peers.BenchError, match=f"--plot {gone}: .*printed above"):
-        output.write_result(document, None, gone, str, said.append)
+    with pytest.raises(peers.BenchError, match=f"--out {gone}: .*printed above"):
+        output.write_result(document, gone, said.append)
     assert json.loads(said[-1]) == document
 
 
@@ -555,32 +488,14 @@ def test_an_interpreter_that_is_not_there_is_refused_before(tmp_path: Path, noth
     assert "error: --vllm-python" in result.output
 
 
-def test_a_wrong_word_ends_curves_before_anything_is_measured(nothing_is_measured: None) -> None:
-    with pytest.raises(RecipeError, match="nonsense"):
-        curves.run_curves(["train.nonsense=3"], Options(), "prompts", "2,4", lambda text: None)
-
-
-def test_curves_without_a_point_say_so_and_draw_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(job: Job) -> dict[str, Any]:
-        raise peers.BenchError("out of memory")
-
-    said: list[str] = []
-    monkeypatch.setattr(curves, "run_stage", fails)
-    options = Options(stages=" train ", plot=tmp_path / "drawing.svg")
-    assert curves.run_curves([], options, "prompts", "4,2", said.append)["stopped"] == ["train, prompts 2: out of memory"]
-    assert said[1] == "train, prompts 2: out of memory"
-    assert said[2].startswith("no curve, and nothing to draw")
-    assert list(tmp_path.iterdir()) == []
-
-
 # -- what is said ------------------------------------------------------------------------------------------------------
 
 
 def test_the_description_counts_as_people_do() -> None:
-    one = command.describe(make_job([], Options(prompts=1, new=1, repeats=1), NO_GPU, "/x"), NO_GPU)
+    one = command.describe_job(make_job([], Options(prompts=1, new=1, repeats=1), NO_GPU, "/x"), NO_GPU)
     assert one.endswith("on a CPU, 1 thread: 1 prompt of 16 tokens, 8 completions each of 1 token; one turn after a warm-up")
     more = make_job([], Options(rounds=2, lengths="ragged", silent_every=4), NO_GPU, "/x")
-    text = command.describe(more, {**NO_GPU, "threads": 2})
+    text = command.describe_job(more, {**NO_GPU, "threads": 2})
     assert "on a CPU, 2 threads: 16 prompts" in text
     assert text.endswith(
         "of up to 64 tokens, mean 32, 1 of 4 groups without signal; median of 6 turns after a warm-up in each of 2 rounds"
@@ -588,18 +503,18 @@ def test_the_description_counts_as_people_do() -> None:
 
 
 def test_stages_are_measured_once_and_in_order() -> None:
-    assert command.chosen_stages("step, rollout,step") == ["rollout", "step"]
-    assert command.chosen_stages("") == ["rollout", "train", "step"]
-    with pytest.raises(RecipeError, match="--stages: 'step'; use some of rollout, train"):
-        command.chosen_stages("rollout,step", curves.STAGES)
+    assert command.choose_stages("step, rollout,step") == ["rollout", "step"]
+    assert command.choose_stages("") == ["rollout", "train", "step"]
+    with pytest.raises(RecipeError, match="--stages: 'steps'; use some of rollout, train, step"):
+        command.choose_stages("rollout,steps")
 
 
 def test_a_wide_spread_is_said() -> None:
     document = h200_document()
-    assert command.not_quiet(document) == "", "1.3 over 1.1 is no more than usual"
+    assert command.describe_noise(document) == "", "1.3 over 1.1 is no more than usual"
     document["stages"]["rollout"]["cohort"]["derived"]["most_seconds"] = 2.2
     document["machine"] |= {"load": 6.0, "cores": 2}
-    said = command.not_quiet(document)
+    said = command.describe_noise(document)
     assert said.startswith("rollout: the slowest turn took 2.00 times the fastest")
     assert "load average 6 on 2 cores" in said
 
@@ -611,7 +526,7 @@ def test_the_table_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
         "rollout": {"cohort": {"seconds": [1.3, 1.1, 1.2], "tokens": 8192}},
         "train": {"cohort": {"seconds": [2.0], "tokens": 8192}},
     }
-    command.print_table(document_of(dict.fromkeys(stages, job), stages, {}, NO_GPU, "", "2026-01-01"))
+    command.print_table(make_document(dict.fromkeys(stages, job), stages, {}, NO_GPU, "2026-01-01"))
     printed = capsys.readouterr().out
     assert "1.2 [1.1, 1.3]" in printed
     assert "[least, most]" in printed
@@ -625,7 +540,7 @@ def test_a_peer_that_fails_in_a_later_round_says_that_its_turns_are_fewer(
 ) -> None:
     asked: list[str] = []
 
-    def peer(name: str, job: Job, vllm_python: str) -> dict[str, dict[str, Any]]:
+    def peer(name: str, job: BenchJob, vllm_python: str) -> dict[str, dict[str, Any]]:
         asked.append(name)
         if len(asked) == 2:
             raise peers.BenchError("out of memory")
@@ -633,7 +548,7 @@ def test_a_peer_that_fails_in_a_later_round_says_that_its_turns_are_fewer(
 
     monkeypatch.setattr(command, "run_stage", lambda job: {"cohort": {"seconds": [0.5]}})
     monkeypatch.setattr(command, "run_peer", peer)
-    monkeypatch.setattr(command, "why_not", lambda *_: "")
+    monkeypatch.setattr(command, "explain_absence", lambda *_: "")
     base = make_job(["tiny"], Options(rounds=3), {"gpu": ""}, str(tmp_path))
     _, measured, missing = measure(base, ["step"], ["trl"], "", lambda line: None)
     assert asked == ["trl", "trl"]
@@ -645,7 +560,7 @@ def test_a_part_of_a_step_need_not_occur_in_every_round() -> None:
     rounds: list[dict[str, Any]] = [{"seconds": [1]}, {"seconds": [2], "stages": {"save": [3]}}, {"seconds": [4], "stages": {}}]
     found: dict[str, dict[str, Any]] = {}
     for figures in rounds:
-        found = command.joined(found, {"cohort": figures})
+        found = command.join_rounds(found, {"cohort": figures})
     assert found == {"cohort": {"seconds": [1, 2, 4], "stages": {"save": [3]}}}
 
 
@@ -656,7 +571,7 @@ def test_executed_tokens_count_no_padding() -> None:
     class Micro:
         examples = (0, 2)
 
-    assert executed_tokens(Micro(), [Example(), Example(), Example()]) == 18
+    assert count_executed_tokens(Micro(), [Example(), Example(), Example()]) == 18
 
 
 @pytest.mark.skipif(not reset_resident_peak(), reason="the kernel's high-water mark cannot be reset here")
@@ -688,7 +603,7 @@ def h200_document() -> dict[str, Any]:
         },
     }
     jobs = dict.fromkeys(stages, job)
-    return document_of(jobs, stages, {"step/trl_vllm": "vllm is not installed"}, ON_H200, "abc", "2026-01-01")
+    return make_document(jobs, stages, {"step/trl_vllm": "vllm is not installed"}, ON_H200, "2026-01-01")
 
 
 def test_shares_of_the_machine() -> None:
@@ -704,162 +619,8 @@ def test_shares_of_the_machine() -> None:
     assert document["ratios"]["step"] == {"trl": 8.0}
 
 
-def test_quoted_figures_stand_only_where_the_settings_fit() -> None:
-    document = h200_document()
-    assert {quoted["label"] for quoted in document["quoted"]} == {
-        "vLLM 0.25.1, in process",
-        "vLLM 0.25.1 as started by default, with log-probs",
-        "TRL 1.16, vLLM rollouts",
-    }
-    by_stage = {quoted["stage"]: quoted for quoted in document["quoted"]}
-    assert quoted_ratio(by_stage["step"], document) == pytest.approx(10.2 / 2.0)
-    other = make_job(["0.5b"], Options(new=256), ON_H200, "/x")
-    stages = {"rollout": {"cohort": {"seconds": [1.0], "tokens": 65_536, "slots": 256}}}
-    assert document_of({"rollout": other}, stages, {}, ON_H200, "", "2026-01-01")["quoted"] == []
-
-
-def test_targets() -> None:
-    document = h200_document()
-    assert Target("step", "ratio:trl", low=6.4).met(document)
-    assert not Target("step", "seconds", high=1.9).met(document)
-    assert Target("step", "peak_bytes", high=61 * 2**30).met(document)
-    assert not Target("step", "ratio:trl_vllm", low=0.0).met(document), "what was not measured is not met"
-
-
-def test_table_says_what_was_measured() -> None:
-    text = table.table([h200_document(), {"benchmark": "curves"}])
-    assert "| rollouts | H200, 0.5b, 32 × 8 × 512 | **109k tok/s**, 22 % of the limit |" in text
-    assert "vLLM 0.25.1, in process†: 36k tok/s, 3.0×" in text
-    assert (
-        "| GRPO step | H200, 0.5b, 32 × 8 × 512, micro-batches of 16 rows | **2.00 s**, 20.0 GiB | TRL 1.16.0, HF rollouts: 16.00 s, 19.0 GiB, **8.0×**"
-        in text
-    )
-    assert "not in this run" in text
-
-
-def test_table_goes_between_the_markers() -> None:
-    text = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
-    assert table.put_between(text, "new") == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
-    with pytest.raises(SystemExit):
-        table.put_between("nothing", "new")
-
-
-def test_the_page_shows_the_committed_results() -> None:
-    """The table is what `python -m cohort.tools.bench.table docs/results/*.json` writes."""
-    page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    documents = table.read(list((ROOT / "docs" / "results").glob("*.json")))
-    assert table.put_between(page, table.table(documents)) == page
-
-
-# -- curves ------------------------------------------------------------------------------------------------------------
-
-
-def test_slope_of_a_power_is_its_exponent() -> None:
-    xs = [1.0, 2.0, 8.0, 64.0]
-    assert curves.slope_of(xs, [3 * x**1.5 for x in xs]) == pytest.approx(1.5)
-    assert curves.slope_of(xs, [7.0] * 4) == pytest.approx(0.0)
-    # least squares by hand: logs (0, 0), (1, 1), (2, 3) have slope 1.5
-    assert curves.slope_of([1, math.e, math.e**2], [1, math.e, math.e**3]) == pytest.approx(1.5)
-
-
-def test_expected_slopes_of_the_cost_model() -> None:
-    axes = {axis.name: axis for axis in curves.AXES}
-    base = make_job(["0.5b"], Options(prompts=32, group=8, prompt_tokens=128, new=256, slots=256), ON_H200, "/x")
-
-    def expected(name: str, stage: str) -> float:
-        jobs = [axes[name].change(replace(base, stage=stage), value) for value in axes[name].points["cuda"]]
-        xs = [axes[name].x(job) for job in jobs]
-        return curves.slope_of(xs, [curves.modelled_seconds(stage, job, H200) for job in jobs])
-
-    assert expected("prompts", "rollout") == pytest.approx(1.0, abs=1e-6), "time per token is flat once slots are full"
-    assert expected("prompts", "train") == pytest.approx(1.0, abs=1e-6)
-    assert 0.5 < expected("group", "rollout") < 1.0, "half-empty slots read the weights all the same"
-    assert 1.0 < expected("length", "rollout") < 2.0, "attention reads more and more"
-    assert 1.0 < expected("length", "train") < 2.0
-    assert expected("model", "train") == pytest.approx(1.0, abs=0.05)
-
-
 def test_training_cost_by_hand() -> None:
     tiny = SHAPES["tiny"]
     # two completions of 2 and 3 tokens on one prompt of 4: 4 + 5 tokens, 6 * 7 / 2 + 7 * 8 / 2 pairs
     cost = training_cost(tiny, 4, [2, 3], group=2)
     assert cost == 6 * (tiny.body_parameters * 9 + tiny.head_parameters * 5) + 3 * 4 * 6 * 4 * 64 * (21 + 28)
-
-
-def test_curves_are_judged_by_their_slopes() -> None:
-    axis = next(axis for axis in curves.AXES if axis.name == "prompts")
-    base = make_job([], Options(prompts=8, group=8, slots=64), NO_GPU, "/x")
-    jobs = [axis.change(replace(base, stage="rollout"), value) for value in (8, 16, 32)]
-    figures = [{"seconds": [0.5 * n, 9.0 * n, 0.6 * n], "growth_bytes": 2**20} for n in (1, 2, 4)]
-    time_curve, memory_curve = curves.curves_of(axis, "rollout", jobs, figures, None)
-    assert time_curve["slope"] == pytest.approx(1.0)
-    assert time_curve["expected"] == pytest.approx(1.0)
-    assert time_curve["points"][0] == [8, 0.6], "the median counts"
-    assert time_curve["as_expected"]
-    assert (memory_curve["slope"], memory_curve["expected"]) == (0.0, 0.0)
-    slow = [{"seconds": [n**1.4], "growth_bytes": n * 2**20} for n in (1, 2, 4)]
-    assert [found["as_expected"] for found in curves.curves_of(axis, "rollout", jobs, slow, None)] == [False, False]
-    assert "slope 1.00, expected 1.00" in draw_curves({"curves": [time_curve, memory_curve]})
-
-
-def test_memory_of_training_grows_until_a_step_fills_the_budget() -> None:
-    axes = {axis.name: axis for axis in curves.AXES}
-    # 128 rows of 16 + 32 tokens: 6,144. A prompt adds 16 + 8 * 32 = 272, so 8 prompts are 2,176, and 32 fill it.
-    base = make_job([], Options(prompts=8, group=8, prompt_tokens=16, new=32), NO_GPU, "/x")
-    prompts = curves.jobs_along(axes["prompts"], (64, 8, 32), base)
-    assert [curves.largest_micro_batch(job) for job in prompts] == [2176, 6144, 6144]
-    lengths = curves.jobs_along(axes["length"], (1000, 9000), base)
-    assert [curves.largest_micro_batch(job) for job in lengths] == [6144, 9016], "a row is never cut"
-    xs = [64.0, 128.0]
-    assert curves.modelled_memory("train", axes["prompts"], prompts[1:], xs) == pytest.approx(0.0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "slope", "said"),
-    [
-        ("memory", 0.35, "less than expected, which is well"),
-        ("memory", 1.3, "NOT as expected, grows faster"),
-        ("time", 0.95, "as expected"),
-        ("time", 0.3, "NOT as expected, grows more slowly: fixed costs"),
-    ],
-)
-def test_the_verdict_says_which_way(kind: str, slope: float, said: str) -> None:
-    found = curves.curve("title", kind, None, [1.0, 2.0, 4.0], [x**slope for x in (1.0, 2.0, 4.0)], 1.0)
-    assert curves.verdict(found).startswith(said)
-
-
-# -- drawings ----------------------------------------------------------------------------------------------------------
-
-
-def test_bars_of_all_stages_have_one_scale() -> None:
-    """Ours and quoted ones alike; a quoted time is over the same tokens. No label is cut."""
-    drawn = bars(h200_document())
-    widths = [float(width) for width in re.findall(r"<rect[^>]* width='([0-9.]+)'", drawn)]
-    rates = [131_072 / 1.2, 36_000, 16_800, 131_072, 131_072 / 2, 131_072 / 16, 131_072 / 10.2]
-    assert widths == pytest.approx([400 * rate / 131_072 for rate in rates], abs=0.06)
-    assert "vLLM 0.25.1 as started by default, with log-probs †" in drawn
-    assert "0.5b, 32 x 8 completions of 512 tokens, on NVIDIA H200" in drawn
-    assert "not in this run" in drawn
-
-
-def test_numbers_of_an_axis_are_short() -> None:
-    numbers = (0.0412, 8, 1024, 16_384, 4_366_336, 2.68435e8, 2e10)
-    assert [plot.short(number) for number in numbers] == ["0.0412", "8", "1024", "16.4k", "4.37M", "268M", "20G"]
-
-
-def test_a_drawing_is_made_again_from_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "result.json"
-    file.write_text(json.dumps(h200_document()), encoding="utf-8")
-    assert plot.main(str(file)) == 0
-    assert capsys.readouterr().out == bars(h200_document())
-
-
-@pytest.mark.skipif(not reset_resident_peak(), reason="the kernel's high-water mark cannot be reset here")
-def test_memory_of_the_loss_head_is_flat() -> None:
-    """Eight times the logits, the same memory."""
-    small, large = (curves.head_growth("cpu", tokens, 16_384) for tokens in (1024, 8192))
-    logits = 4 * 8192 * 16_384
-    assert small is not None
-    assert large is not None
-    assert large < 0.6 * logits
-    assert large < 1.5 * small

@@ -15,7 +15,7 @@ from cohort.errors import RecipeError
 from cohort.evaluation.evaluate import default_ks
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.diagnosis.history import PATIENCE
-from cohort.observe.metrics import AREAS, METRICS, describe
+from cohort.observe.metrics import AREAS, METRICS, find_metric
 from cohort.observe.run_folder import RunFolder, known_functions
 from cohort.recipe.rules import OVERLONG_PART, reward_name
 from cohort.recipe.schema import Recipe
@@ -79,7 +79,7 @@ def check_conditions(recipe: Recipe) -> None:
 
 def why_no_share(metric: str, condition: Condition) -> str:
     """Why a share is held against what no share can be, usually per cent; "" for others and for possible ones."""
-    row = describe(metric)
+    row = find_metric(metric)
     if row is None or row.unit != "share" or (condition.limit <= 1 and (condition.sign, condition.limit) != (">", 1)):
         return ""
     met = "always" if condition.sign.startswith("<") else "never"
@@ -91,7 +91,7 @@ def why_never(recipe: Recipe, metric: str) -> str:
     """Why no step has this metric, or none that a resumed run would have too; "" where nothing is known against it."""
     area, _, rest = metric.partition("/")
     known = list(names_of(recipe))
-    if describe(metric) is None or area not in AREAS:
+    if find_metric(metric) is None or area not in AREAS:
         if metric in ("step", "steps"):
             return "the number of steps is no metric; the last step is train.num_steps."
         measured = [name for name in known if not name.startswith(("time/", "perf/"))]

@@ -39,7 +39,7 @@ class Metric:
     healthy: str
     bad: str
     """What a value outside the healthy range means, and where to look next."""
-    merge: str = "mean"
+    reduce: str = "mean"
     """How several values of one step become one, over its optimizer steps or rounds of prompts: mean, sum, max, first or last."""
 
     @property
@@ -66,9 +66,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/shared_rewarded", "share", "successes that hold one string, unexplained by their gold ÷ all successes (docs/hacking-alarms.md)", "0", "Above 0.5 in several steps: the verifier may be fooled, or a form is being learned; evidence in the row names rollouts."),
     Metric("rollout/prompt_tokens_mean", "tokens", "mean prompt length, template included", "constant", "A jump means that the mix of prompts changed."),
     Metric("rollout/epoch", "epochs", "prompts drawn so far ÷ prompts in the source", "below about 10", "Many passes over few prompts invite memorising; watch held-out pass@1 rather than reward."),
-    Metric("rollout/mismatch_mean", "nats", "mean |log π_trainer − log π_engine| over sampled tokens, before the first update of the step", "below 0.01 (bfloat16), 1e-5 (float32)", "Engine and trainer disagree on the policy they are both supposed to be. The mean hides outliers: read p95 and max.", merge="first"),
-    Metric("rollout/mismatch_p95", "nats", "95th percentile of the same", "below 0.05", "One token in twenty is off by this much: look for a temperature, template or dtype that differs.", merge="first"),
-    Metric("rollout/mismatch_max", "nats", "maximum of the same", "below 1", "A single large value is usually one very unlikely token; large p95 and max together are a bug or a stale weight.", merge="first"),
+    Metric("rollout/mismatch_mean", "nats", "mean |log π_trainer − log π_engine| over sampled tokens, before the first update of the step", "below 0.01 (bfloat16), 1e-5 (float32)", "Engine and trainer disagree on the policy they are both supposed to be. The mean hides outliers: read p95 and max.", reduce="first"),
+    Metric("rollout/mismatch_p95", "nats", "95th percentile of the same", "below 0.05", "One token in twenty is off by this much: look for a temperature, template or dtype that differs.", reduce="first"),
+    Metric("rollout/mismatch_max", "nats", "maximum of the same", "below 1", "A single large value is usually one very unlikely token; large p95 and max together are a bug or a stale weight.", reduce="first"),
     Metric("rollout/rounds", "count", "rounds of prompts drawn, the first included (`refill_rounds`)", "1 to 2", "At the cap in every step: few groups hold both outcomes; the message in the log says whether the task is too easy or too hard."),
     Metric("rollout/groups_drawn", "count", "groups sampled in the step, trained on or not", "up to twice prompts_per_step", "What dynamic sampling costs: rollouts are paid for, kept or not."),
     Metric("rollout/groups_too_easy", "count", "groups drawn in which every verdict is a success", "below half of those drawn", "Rising: the prompts are solved; add harder ones, or prompt_choice = \"informative\"."),
@@ -82,22 +82,22 @@ METRICS: tuple[Metric, ...] = (
     Metric("reward/mean", "reward", "mean weighted sum of parts over scored completions", "rising", "Flat from the start: no useful groups, or a learning rate that is too small. Falling: the update is too large."),
     Metric("reward/std", "reward", "standard deviation over scored completions", "above 0", "0: every completion scored the same, so nothing can be learned from the step."),
     Metric("reward/success", "share", "completions whose outcome part reached its threshold ÷ those with a verdict", "rising; learning is fastest near 0.5", "0 for many steps: the base model is too weak for the task, or the answer is not being parsed. Read some rollouts."),
-    Metric("reward/unscored", "count", "completions for which no part with a weight gave a value", "0", "They are out of both sides of every mean. Many of them means that a reward function keeps abstaining or failing.", merge="sum"),
-    Metric("reward/faults", "count", "exceptions, NaN, wrong types and the like, of the reward functions", "0", "A bug in a reward function. Past train.max_fault_share of a step the run stops.", merge="sum"),
-    Metric("reward/timeouts", "count", "completions that ran into the time limit of the verifier or the jail; they score 0", "near 0", "Rising: the policy is writing what the verifier cannot digest, for instance endless loops or huge numbers.", merge="sum"),
-    Metric("reward/failed_extracts", "count", "completions whose answer could not be extracted because `extract` itself failed", "0", "They do not vote in maj@k; their reward is unaffected. Fix the function's `extract`.", merge="sum"),
+    Metric("reward/unscored", "count", "completions for which no part with a weight gave a value", "0", "They are out of both sides of every mean. Many of them means that a reward function keeps abstaining or failing.", reduce="sum"),
+    Metric("reward/faults", "count", "exceptions, NaN, wrong types and the like, of the reward functions", "0", "A bug in a reward function. Past train.max_fault_share of a step the run stops.", reduce="sum"),
+    Metric("reward/timeouts", "count", "completions that ran into the time limit of the verifier or the jail; they score 0", "near 0", "Rising: the policy is writing what the verifier cannot digest, for instance endless loops or huge numbers.", reduce="sum"),
+    Metric("reward/failed_extracts", "count", "completions whose answer could not be extracted because `extract` itself failed", "0", "They do not vote in maj@k; their reward is unaffected. Fix the function's `extract`.", reduce="sum"),
     Metric("reward/<part>/mean", "reward", "mean of one reward function before weighting, where it spoke", "rising", "One part rising while the outcome part falls is reward hacking: the policy found the cheaper points."),
     Metric("reward/<part>/std", "reward", "standard deviation of the same", "above 0", "0: this part no longer separates completions and contributes nothing."),
-    Metric("reward/<part>/none", "count", "completions on which this part abstained (returned None)", "0 unless it abstains by design", "The part is silent there; the other parts still count.", merge="sum"),
-    Metric("reward/<part>/faults", "count", "completions on which this part failed: exception, NaN, wrong type", "0", "A bug in this function. The completion is unscored by it and the fault is in the rollouts' `faults` column.", merge="sum"),
-    Metric("reward/<part>/timeouts", "count", "completions that ran into this part's time limit", "near 0", "Honest answers that need longer: raise its timeout_s. Otherwise the policy is writing what it cannot digest.", merge="sum"),
-    Metric("reward/<part>/retried", "count", "completions scored one by one after a call on many of them failed", "0", "Slow, and a sign of one completion that breaks the whole call.", merge="sum"),
-    Metric("reward/<part>/verdict/<word>", "count", "completions by what became of them: right, wrong, no_answer, unparsed, timeout, memory, output, files, crash, error, infrastructure", "right rising", "`no_answer` or `unparsed` high: the policy does not write the answer where the verifier looks. A limit rising: it writes what cannot be digested. `infrastructure`: the verifier's own machinery fails, and those completions are unscored.", merge="sum"),
-    Metric("reward/<part>/dropped_logs", "count", "logged values that could not be kept", "absent", "What the function logged is not all in the rollouts.", merge="sum"),
+    Metric("reward/<part>/none", "count", "completions on which this part abstained (returned None)", "0 unless it abstains by design", "The part is silent there; the other parts still count.", reduce="sum"),
+    Metric("reward/<part>/faults", "count", "completions on which this part failed: exception, NaN, wrong type", "0", "A bug in this function. The completion is unscored by it and the fault is in the rollouts' `faults` column.", reduce="sum"),
+    Metric("reward/<part>/timeouts", "count", "completions that ran into this part's time limit", "near 0", "Honest answers that need longer: raise its timeout_s. Otherwise the policy is writing what it cannot digest.", reduce="sum"),
+    Metric("reward/<part>/retried", "count", "completions scored one by one after a call on many of them failed", "0", "Slow, and a sign of one completion that breaks the whole call.", reduce="sum"),
+    Metric("reward/<part>/verdict/<word>", "count", "completions by what became of them: right, wrong, no_answer, unparsed, timeout, memory, output, files, crash, error, infrastructure", "right rising", "`no_answer` or `unparsed` high: the policy does not write the answer where the verifier looks. A limit rising: it writes what cannot be digested. `infrastructure`: the verifier's own machinery fails, and those completions are unscored.", reduce="sum"),
+    Metric("reward/<part>/dropped_logs", "count", "logged values that could not be kept", "absent", "What the function logged is not all in the rollouts.", reduce="sum"),
     Metric("reward/<part>/steps", "count", "mean number of step rewards per completion (process rewards alone)", "as many as the task has steps", "At 1 where more are expected: no steps were found, and a completion without any counts as one wrong step."),
     Metric("reward/overlong/mean", "reward", "mean soft overlong penalty, 0 to −1 (`overlong_share`)", "near 0", "Far below 0: completions run into the limit; raise sampling.max_completion_tokens."),
     Metric("reward/verifier_agreement", "share", "AUC of the learned reward against the verifier's success in this step", "above 0.8", "Falling towards 0.5 within an iteration: the policy has found what the reward model likes and the verifier does not."),
-    Metric("reward/<part>/seconds", "seconds", "wall clock of this reward function in the step", "small beside time/rollout", "The slowest part sets time/reward.", merge="sum"),
+    Metric("reward/<part>/seconds", "seconds", "wall clock of this reward function in the step", "small beside time/rollout", "The slowest part sets time/reward.", reduce="sum"),
     Metric("reward/<part>/<logged>", "as logged", "mean of a number that the function logged itself", "as its author says", "Whatever the function's author meant by it."),
     # advantage ---------------------------------------------------------------------------------------------------
     Metric("advantage/useful_groups", "share", "groups whose rewards are not all equal ÷ all groups; 0 where dynamic sampling found none to train on", "above 0.3; expected 1 − pᴳ − (1−p)ᴳ at success rate p", "The share of the step that teaches anything. Low: problems too easy or too hard for this policy, or groups too small."),
@@ -121,32 +121,32 @@ METRICS: tuple[Metric, ...] = (
     Metric("loss/entropy", "nats per token", "mean of −Σ π log π over trained tokens", "falling slowly, above a tenth of its start", "Collapse: the policy has stopped exploring, groups become copies. Raise clip_high, temperature or entropy_coef."),
     Metric("loss/clip_low", "share", "trained tokens whose gradient the region took away below 1 − clip_low (with A < 0)", "below 0.2; 0 on-policy", "Large: minibatches drift too far from the policy that sampled. Fewer of them, or a smaller learning rate."),
     Metric("loss/clip_high", "share", "the same above 1 + clip_high (with A > 0); dual_clip: also above its limit with A < 0; cispo: tokens at ratio_cap", "below 0.2; 0 on-policy", "As clip_low. If it is much larger than clip_low, a higher clip_high (0.28) keeps exploration alive."),
-    Metric("loss/ratio_max", "ratio", "largest π ÷ π_old over trained tokens (sequence regions: over completions)", "1 on-policy; below 10", "Very large ratios come from tokens that were nearly impossible when sampled.", merge="max"),
+    Metric("loss/ratio_max", "ratio", "largest π ÷ π_old over trained tokens (sequence regions: over completions)", "1 on-policy; below 10", "Very large ratios come from tokens that were nearly impossible when sampled.", reduce="max"),
     Metric("loss/coefficient_mean", "—", "mean of −∂loss/∂log π over trained tokens: the gradient coefficient (on-policy GRPO: A + kl_coef (π_ref/π − 1))", "near 0 with a group baseline", "Far above 0: everything is pushed up (as in SFT). Far below: everything is pushed down, and the policy falls apart."),
     Metric("loss/coefficient_p05", "—", "5th percentile of the same", "about −1 to −3", "The hardest push down. 0: nothing is pushed down."),
     Metric("loss/coefficient_p95", "—", "95th percentile of the same", "about 0.5 to 3", "The hardest push up. 0 with useful groups: the trust region holds everything."),
-    Metric("loss/coefficient_abs_max", "—", "largest |coefficient|", "below 10", "One token dominates the update: an exploding ratio, or a reference that finds a token far likelier than the policy does.", merge="max"),
+    Metric("loss/coefficient_abs_max", "—", "largest |coefficient|", "below 10", "One token dominates the update: an exploding ratio, or a reference that finds a token far likelier than the policy does.", reduce="max"),
     Metric("loss/margin", "nats", "DPO: mean over pairs of beta × (log-ratio of chosen − of rejected)", "rising from 0", "Large and still rising: the pairs are memorised."),
     Metric("loss/preferred", "share", "DPO: pairs whose chosen completion has the larger log-ratio", "rising from 0.5 to 1", "Near 0.5: the pairs hold nothing that the policy can tell apart."),
     Metric("loss/chosen_gain", "nats", "DPO: mean of log π − log π_ref summed over the chosen completion", "near or above 0", "Far below 0: chosen completions become unlikely too, only less so than rejected ones. DPO constrains the difference alone; where the two share most of their text, pushing one down drags the other along. Raise kl_coef, lower the learning rate, or use a method that rewards the right answer itself."),
     Metric("loss/rejected_gain", "nats", "the same of the rejected completion", "below chosen_gain", "Falling without end: the pairs are memorised."),
     Metric("loss/mismatch_weight", "ratio", "mean importance weight π_old ÷ π_engine (`mismatch_weight`)", "about 1", "Far from 1: engine and trainer are different policies."),
     Metric("loss/mismatch_cut", "share", "trained tokens whose weight was cut at the cap, or masked", "below 0.01", "Large: most of the batch is corrected away; mend the engine instead."),
-    Metric("loss/trained_tokens", "count", "tokens with a non-zero weight in the loss", "close to rollout/tokens", "Much smaller: masks, drops or skipped zero-variance groups. 0: the step was a counted no-op.", merge="sum"),
+    Metric("loss/trained_tokens", "count", "tokens with a non-zero weight in the loss", "close to rollout/tokens", "Much smaller: masks, drops or skipped zero-variance groups. 0: the step was a counted no-op.", reduce="sum"),
     # optim -------------------------------------------------------------------------------------------------------
-    Metric("optim/learning_rate", "—", "learning rate of the last optimizer step", "follows the schedule", "0 for the whole run: warm-up longer than the run.", merge="last"),
+    Metric("optim/learning_rate", "—", "learning rate of the last optimizer step", "follows the schedule", "0 for the whole run: warm-up longer than the run.", reduce="last"),
     Metric("optim/grad_norm", "—", "global norm before clipping, mean over optimizer steps", "above 0, without trend", "0: nothing to learn from (no useful group). Spikes: a few extreme tokens; clipping contains them."),
     Metric("optim/clipped", "share", "optimizer steps whose gradient was clipped to max_grad_norm ÷ all", "any; constant 1 is a rescaled learning rate", "At 1 throughout, max_grad_norm sets the step size rather than the learning rate."),
-    Metric("optim/skipped", "count", "optimizer steps left out because loss or gradient was not finite", "0", "Weights stay as they were; three in a row stop the run. Lower the learning rate, check for extreme log-probs.", merge="sum"),
+    Metric("optim/skipped", "count", "optimizer steps left out because loss or gradient was not finite", "0", "Weights stay as they were; three in a row stop the run. Lower the learning rate, check for extreme log-probs.", reduce="sum"),
     Metric("optim/policy_version", "count", "optimizer steps taken since the start", "rises by minibatches × passes", "Standing still: every step was skipped or empty."),
-    Metric("optim/weight_change", "—", "largest |change| of any parameter at the first update", "about the learning rate with AdamW", "0: the update was lost to rounding or the learning rate is 0; training is running without training.", merge="first"),
+    Metric("optim/weight_change", "—", "largest |change| of any parameter at the first update", "about the learning rate with AdamW", "0: the update was lost to rounding or the learning rate is 0; training is running without training.", reduce="first"),
     # critic ------------------------------------------------------------------------------------------------------
     Metric("critic/loss", "—", "clipped squared error of the value, halved, weighted as the policy's loss", "falling", "Rising: the critic lags behind the policy; raise critic.learning_rate."),
     Metric("critic/explained_variance", "share", "1 − Var(return − value) ÷ Var(return)", "rising towards 1", "At or below 0 the critic is no better than a constant: PPO is then REINFORCE with noise."),
     Metric("critic/value_mean", "reward", "mean value over trained tokens", "near reward/mean", "Far off: the critic is biased, and so are the advantages before whitening."),
     Metric("critic/grad_norm", "—", "gradient norm of the critic before clipping", "without trend", "Spikes: returns with outliers."),
     Metric("critic/clipped_share", "share", "trained tokens whose value the clip held", "below 0.3", "Near 1: critic.clip is too small for the scale of the returns."),
-    Metric("critic/skipped", "count", "updates of the critic left out because its gradient was not finite", "0", "Three in a row stop the run.", merge="sum"),
+    Metric("critic/skipped", "count", "updates of the critic left out because its gradient was not finite", "0", "Three in a row stop the run.", reduce="sum"),
     # reward_model ------------------------------------------------------------------------------------------------
     Metric("reward_model/iteration", "count", "iteration of the step, from 1", "rises to reward_model.iterations", "Standing still: the run is in its last iteration."),
     Metric("reward_model/accuracy", "share", "pairs of right and wrong completions of held-back prompts that it ranks right", "above 0.8", "Near 0.5: it has learned nothing; more prompts, epochs, or a larger learning rate."),
@@ -190,9 +190,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("perf/rollout_tokens_per_second", "tokens/s", "rollout/tokens ÷ time/rollout", "steady", "Falls when a few long completions keep the engine busy alone."),
     Metric("perf/engine_occupancy", "share", "rows that decoded ÷ slots, mean over decode steps", "above 0.7", "Slots stand empty: fewer of them, more prompts_per_step, or a limit on the few long completions that are waited for."),
     Metric("perf/engine_slots", "count", "completions that the engine decodes side by side", "constant", "Few, with memory to spare: raise sampling.slots."),
-    Metric("perf/engine_decode_steps", "count", "times that all live rows decoded one token", "near rollout/tokens ÷ slots", "Far above: slots stand empty, see engine_occupancy.", merge="sum"),
-    Metric("perf/engine_looks", "count", "times that the host waited for the device to see which rows have finished", "far below decode_steps on a GPU", "Near decode_steps: the device waits for Python after every token.", merge="sum"),
-    Metric("perf/engine_prefills", "count", "batches of prompts that were run", "a few", "Many: prompts come in small batches; more slots.", merge="sum"),
+    Metric("perf/engine_decode_steps", "count", "times that all live rows decoded one token", "near rollout/tokens ÷ slots", "Far above: slots stand empty, see engine_occupancy.", reduce="sum"),
+    Metric("perf/engine_looks", "count", "times that the host waited for the device to see which rows have finished", "far below decode_steps on a GPU", "Near decode_steps: the device waits for Python after every token.", reduce="sum"),
+    Metric("perf/engine_prefills", "count", "batches of prompts that were run", "a few", "Many: prompts come in small batches; more slots.", reduce="sum"),
     Metric("perf/engine_graphs", "count", "CUDA graphs held", "constant after the first steps; 0 on a CPU, and where a step of the model makes the host wait", "Growing: shapes keep changing, and each is captured anew."),
     Metric("perf/engine_<figure>", "as counted", "what else the engine counted in its last call", "as its engine says", "Compare between runs of the same recipe."),
     Metric("perf/train_tokens_per_second", "tokens/s", "loss/trained_tokens ÷ time/update", "steady", "Falls with short completions behind long prompts, and with small micro-batches."),
@@ -207,13 +207,13 @@ METRICS: tuple[Metric, ...] = (
 """In data-flow order. One line per metric reads better as a table, hence no line wrapping."""
 
 
-def describe(name: str) -> Metric | None:
+def find_metric(name: str) -> Metric | None:
     """The row that explains a concrete name: exact names first, then placeholders. None: not a metric of ours."""
     exact = (metric for metric in METRICS if metric.name == name)
     return next(exact, None) or next((metric for metric in METRICS if metric.pattern.fullmatch(name)), None)
 
 
-MERGES: dict[str, Callable[[Sequence[float]], float]] = {
+REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "sum": sum,
     "max": max,
     "first": lambda values: values[0],
@@ -222,10 +222,10 @@ MERGES: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 @functools.cache
-def find_merge(name: str) -> Callable[[Sequence[float]], float] | None:
+def find_reduction(name: str) -> Callable[[Sequence[float]], float] | None:
     """How values of this name become one; None: by their mean, which who asks takes with its own weights."""
-    metric = describe(name)
-    return MERGES.get(metric.merge) if metric else None
+    metric = find_metric(name)
+    return REDUCTIONS.get(metric.reduce) if metric else None
 
 
 def markdown() -> str:

@@ -24,7 +24,7 @@ from cohort.algorithms.refill import (
     verdict_on_difficulty,
 )
 from cohort.data.streams import Stream
-from cohort.observe.metrics import find_merge
+from cohort.observe.metrics import find_reduction
 from cohort.recipe.schema import Recipe
 from cohort.rewards.contract import Scored
 from cohort.types import Completion, Outcome, Prompt, Rollout
@@ -159,6 +159,6 @@ def merge_metrics(rows: Sequence[tuple[int, dict[str, float]]]) -> dict[str, flo
     for name in {name: None for _, row in rows for name in row}:
         values = [(count, row[name]) for count, row in rows if name in row]
         total = sum(count for count, _ in values)
-        merge = find_merge(name)
-        merged[name] = merge([v for _, v in values]) if merge else sum(value * count / total for count, value in values)
+        reduce = find_reduction(name)
+        merged[name] = reduce([v for _, v in values]) if reduce else sum(value * count / total for count, value in values)
     return merged

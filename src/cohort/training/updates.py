@@ -14,7 +14,7 @@ from cohort.errors import InvariantError
 from cohort.model.optim import StepReport
 from cohort.model.packing import MicroBatch, Minibatch
 from cohort.model.policy import TokenScores
-from cohort.observe.metrics import find_merge
+from cohort.observe.metrics import find_reduction
 from cohort.observe.perf import minibatch_tokens
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import TokenLoss, compares_pairs
@@ -186,6 +186,6 @@ def mean_metrics(rows: list[dict[str, float]]) -> dict[str, float]:
     merged: dict[str, float] = {}
     for name in {name: None for row in rows for name in row}:
         values = [row[name] for row in rows if name in row]
-        merge = sum if name.startswith("tokens/") else find_merge(name)  # tokens/ is counted for perf/ and not written
-        merged[name] = merge(values) if merge else sum(values) / len(values)
+        reduce = sum if name.startswith("tokens/") else find_reduction(name)  # tokens/ is counted for perf/ and not written
+        merged[name] = reduce(values) if reduce else sum(values) / len(values)
     return merged

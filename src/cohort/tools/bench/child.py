@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from cohort.tools.bench.gauge import Peak, largest_ever, peak_memory
-from cohort.tools.bench.job import Job
+from cohort.tools.bench.job import BenchJob
 
 TINY_RATE = "optimizer.learning_rate=1e-12"
 """train: the same rollouts are trained on again and again, and must stay those of the policy."""
 
 
 def main(path: str) -> int:
-    job = Job.read(Path(path))
+    job = BenchJob.read(Path(path))
     result = STAGES[job.stage](job)
     job.result_file.write_text(json.dumps(result), encoding="utf-8")
     return 0
@@ -41,20 +41,20 @@ def main(path: str) -> int:
 
 
 @contextlib.contextmanager
-def session(job: Job) -> Iterator[Any]:
+def open_session(job: BenchJob) -> Iterator[Any]:
     """A session on the job's recipe, with random weights and planned lengths."""
     from cohort.observe.run_folder import RunFolder
     from cohort.rewards.base import RewardRunner
     from cohort.session import Session
 
-    recipe = job.recipe()
+    recipe = job.make_recipe()
     folder = RunFolder.create(recipe)
     try:
         # Reward workers start first, before torch is imported, as in a run.
         with (
             RewardRunner.from_recipe(recipe.rewards, {}, max_fault_share=recipe.train.max_fault_share) as rewards,
-            random_weights(job),
-            planned_lengths(job),
+            use_random_weights(job),
+            end_where_planned(job),
         ):
             yield Session(folder, recipe, rewards, None)
     finally:
@@ -62,7 +62,7 @@ def session(job: Job) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, **others: Any) -> Iterator[None]:
+def replace_attributes(owner: Any, **others: Any) -> Iterator[None]:
     """Attributes of a module or class put aside for others, for as long as a stage runs."""
     own = {name: getattr(owner, name) for name in others}
     for name, value in others.items():
@@ -74,23 +74,23 @@ def replaced(owner: Any, **others: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def random_weights(job: Job) -> contextlib.AbstractContextManager[None]:
+def use_random_weights(job: BenchJob) -> contextlib.AbstractContextManager[None]:
     """Let the loader make the job's model instead of reading files."""
     import torch
 
     from cohort.model import loading
-    from cohort.tools.bench.shapes import make_tokenizer, random_model
+    from cohort.tools.bench.shapes import make_random_model, make_tokenizer
 
     def make(
         source: str, revision: str = "", dtype: Any = torch.float32, *, in_four_bits: bool = False, **options: Any
     ) -> tuple[Any, Any]:
-        model = random_model(job.model, job.device, dtype, in_four_bits)
+        model = make_random_model(job.model, job.device, dtype, in_four_bits)
         return model, make_tokenizer(job.shape.dimensions.vocabulary)
 
-    return replaced(loading, load_pretrained=make)
+    return replace_attributes(loading, load_pretrained=make)
 
 
-def planned_lengths(job: Job) -> contextlib.AbstractContextManager[None]:
+def end_where_planned(job: BenchJob) -> contextlib.AbstractContextManager[None]:
     """Let the engine end each completion where the workload plans it, and nowhere else."""
     from cohort.engine.local import LocalEngine
 
@@ -104,33 +104,33 @@ def planned_lengths(job: Job) -> contextlib.AbstractContextManager[None]:
         limits = [plan[request.draw][request.sample] for request in requests]
         return original(self, requests, endless, noise, limits=limits)
 
-    return replaced(LocalEngine, generate=generate)
+    return replace_attributes(LocalEngine, generate=generate)
 
 
-def synchronise(job: Job) -> None:
+def synchronise_device(job: BenchJob) -> None:
     if job.device.startswith("cuda"):
         import torch
 
         torch.cuda.synchronize()
 
 
-def timed(job: Job, work: Callable[[], Any]) -> tuple[float, Any]:
-    synchronise(job)
+def time_work(job: BenchJob, work: Callable[[], Any]) -> tuple[float, Any]:
+    synchronise_device(job)
     started = time.perf_counter()
     result = work()
-    synchronise(job)
+    synchronise_device(job)
     return time.perf_counter() - started, result
 
 
 # -- rollouts ----------------------------------------------------------------------------------------------------------
 
 
-def measure_rollout(job: Job) -> dict[str, Any]:
+def measure_rollout(job: BenchJob) -> dict[str, Any]:
     """The engine, and where asked `generate` of transformers: they take turns, so that both see the same machine."""
     from cohort.engine import sample_groups
     from cohort.types import NoiseKey
 
-    with session(job) as running:
+    with open_session(job) as running:
         parts, _, encoded = running.assemble()
         prompts = encoded.train[: job.workload.prompts]
 
@@ -139,15 +139,15 @@ def measure_rollout(job: Job) -> dict[str, Any]:
 
         turns: dict[str, Callable[[int], Any]] = {"cohort": ours}
         if job.hf_generate:
-            turns["hf_generate"] = hf_generate(job)
+            turns["hf_generate"] = make_hf_generate(job)
         results: dict[str, dict[str, Any]] = {name: {"seconds": []} for name in turns}
         held: dict[str, int] = {}
         for turn in range(job.repeats + 1):
             for name, work in turns.items():
                 with peak_memory(job.device) as peak:
-                    seconds, out = timed(job, lambda work=work, turn=turn: work(turn))  # type: ignore[misc]
+                    seconds, out = time_work(job, lambda work=work, turn=turn: work(turn))  # type: ignore[misc]
                 if name == "cohort":
-                    check_lengths(job, out)
+                    check_planned_lengths(job, out)
                 del out
                 if turn == 0:
                     results[name]["first_seconds"] = seconds
@@ -164,38 +164,38 @@ def measure_rollout(job: Job) -> dict[str, Any]:
     return results
 
 
-def measure_hf_generate(job: Job) -> dict[str, Any]:
+def measure_hf_generate(job: BenchJob) -> dict[str, Any]:
     """`generate` of transformers alone."""
-    generate = hf_generate(job)
+    generate = make_hf_generate(job)
     seconds = []
     for turn in range(job.repeats + 1):
         with peak_memory(job.device) as peak:
-            seconds.append(timed(job, lambda turn=turn: generate(turn))[0])  # type: ignore[misc]
+            seconds.append(time_work(job, lambda turn=turn: generate(turn))[0])  # type: ignore[misc]
     first, *rest = seconds
     growth = {"growth_bytes": peak.since(peak.held)}
     return {"hf_generate": {"first_seconds": first, "seconds": rest, "tokens": job.workload.tokens, **growth}}
 
 
-def check_lengths(job: Job, groups: Sequence[Sequence[Any]]) -> None:
+def check_planned_lengths(job: BenchJob, groups: Sequence[Sequence[Any]]) -> None:
     found = [[completion.length for completion in group] for group in groups]
     if found != job.workload.plan:
         raise SystemExit(f"the engine sampled {sum(map(sum, found))} tokens where {job.workload.tokens} were planned")
 
 
-def hf_generate(job: Job) -> Callable[[int], Any]:
+def make_hf_generate(job: BenchJob) -> Callable[[int], Any]:
     """`generate` as people call it, log-probs left out (in its favour). Rows that are done are padded to the longest of the
     batch; a criterion per row ends the call when all have their planned length."""
     import torch
     from transformers import StoppingCriteria, StoppingCriteriaList
 
-    from cohort.tools.bench.shapes import random_model
+    from cohort.tools.bench.shapes import make_random_model
     from cohort.tools.bench.workload import PAD
 
     dtype = torch.bfloat16 if job.device.startswith("cuda") else torch.float32
-    model = random_model(job.model, job.device, dtype)
+    model = make_random_model(job.model, job.device, dtype)
     model.generation_config.eos_token_id = None
     work = job.workload
-    prompt_ids = torch.tensor(work.prompt_ids(work.prompts, job.shape.dimensions.vocabulary), device=job.device)
+    prompt_ids = torch.tensor(work.draw_prompt_ids(work.prompts, job.shape.dimensions.vocabulary), device=job.device)
     ids_NT = prompt_ids.repeat_interleave(work.group, 0)
     limits_N = torch.tensor(work.flat_plan, device=job.device)
 
@@ -228,7 +228,7 @@ def hf_generate(job: Job) -> Callable[[int], Any]:
 
 
 @dataclass
-class Watched:
+class LoopRecord:
     """What the loop did, seen from outside."""
 
     starts: list[float] = field(default_factory=list)
@@ -245,11 +245,11 @@ class Watched:
     """Of the steps after the first."""
 
 
-class Ended(BaseException):
+class LoopEnded(BaseException):
     """The last step is done. Not an Exception: the run would save what it has earned."""
 
 
-def watching_loop(job: Job, watched: Watched, given_rollouts: bool) -> contextlib.AbstractContextManager[None]:
+def watch_loop(job: BenchJob, watched: LoopRecord, given_rollouts: bool) -> contextlib.AbstractContextManager[None]:
     """Time the loop from outside. With `given_rollouts`, rollouts are sampled once and given again at every step."""
     # Whoever takes `train` from the loop when it is imported must be imported before, or would keep the one that is put there.
     from cohort import loop
@@ -259,32 +259,32 @@ def watching_loop(job: Job, watched: Watched, given_rollouts: bool) -> contextli
 
     def packing(examples: Sequence[Any], *rest: Any) -> Any:
         minibatch = pack(examples, *rest)
-        watched.executed.append(sum(executed_tokens(micro, examples) for micro in minibatch.micro_batches))
+        watched.executed.append(sum(count_executed_tokens(micro, examples) for micro in minibatch.micro_batches))
         watched.scored.append(sum(len(micro.advantages_M) for micro in minibatch.micro_batches))
         return minibatch
 
     def training(parts: Any, state: Any, until: int) -> None:
         def note_start() -> None:
-            synchronise(job)
+            synchronise_device(job)
             watched.starts.append(time.perf_counter())
 
-        kept = {"stream": Kept(parts.stream, "take")} if given_rollouts else {}
-        kept |= {"judge": Kept(parts.judge, "score")} if given_rollouts else {}
-        source = Kept(parts.source, "complete", keep=given_rollouts, before=note_start)
+        kept = {"stream": RepeatedPart(parts.stream, "take")} if given_rollouts else {}
+        kept |= {"judge": RepeatedPart(parts.judge, "score")} if given_rollouts else {}
+        source = RepeatedPart(parts.source, "complete", keep=given_rollouts, before=note_start)
         parts = replace(parts, source=source, **kept)
         train(parts, state, 1)
-        synchronise(job)
+        synchronise_device(job)
         watched.first_step_after = time.time() - job.asked
         watched.first_peak = largest_ever(job.device)
         with peak_memory(job.device) as watched.peak:  # which resets the mark
             train(parts, state, until)
         watched.starts.append(time.perf_counter())
-        raise Ended
+        raise LoopEnded
 
-    return replaced(loop, pack_minibatch=packing, train=training)
+    return replace_attributes(loop, pack_minibatch=packing, train=training)
 
 
-class Kept:
+class RepeatedPart:
     """A part of the loop, of which one method is watched and, with `keep`, asked once: what it gave is given again."""
 
     def __init__(self, part: Any, method: str, keep: bool = True, before: Callable[[], None] = lambda: None) -> None:
@@ -307,7 +307,7 @@ class Kept:
         return getattr(self.part, name)
 
 
-def executed_tokens(micro: Any, examples: Sequence[Any]) -> int:
+def count_executed_tokens(micro: Any, examples: Sequence[Any]) -> int:
     """Tokens of a micro-batch that the body computes: a shared prompt once, padding never."""
     layout = getattr(micro, "layout", None)
     if layout is not None:
@@ -318,36 +318,36 @@ def executed_tokens(micro: Any, examples: Sequence[Any]) -> int:
 NOT_TRAINING = ("rollout", "reward", "observe", "evaluate", "checkpoint")
 
 
-def stage_seconds(rows: Sequence[dict[str, Any]], leave_out: Sequence[str] = ()) -> dict[str, list[float]]:
+def read_stage_seconds(rows: Sequence[dict[str, Any]], leave_out: Sequence[str] = ()) -> dict[str, list[float]]:
     """Seconds of every stage in each row of the metrics."""
     names = {name.removeprefix("time/"): None for row in rows for name in row if name.startswith("time/")}
     return {name: [row.get(f"time/{name}", 0.0) for row in rows] for name in names if name != "step" and name not in leave_out}
 
 
-def training_seconds(row: dict[str, Any]) -> float:
+def sum_training_seconds(row: dict[str, Any]) -> float:
     """What is left of a step when its rollouts are given and nobody watches: advantages, packing, passes, the update."""
-    return sum(seconds for (seconds,) in stage_seconds([row], NOT_TRAINING).values())
+    return sum(seconds for (seconds,) in read_stage_seconds([row], NOT_TRAINING).values())
 
 
-def measure_train(job: Job) -> dict[str, Any]:
+def measure_train(job: BenchJob) -> dict[str, Any]:
     job = replace(job, overrides=(*job.overrides, TINY_RATE))
     watched, rows = run_loop(job, given_rollouts=True)
     warm = rows[1:]
     updates = len(watched.executed) // len(rows)
     return {
         "cohort": {
-            "seconds": [training_seconds(row) for row in warm],
-            "first_seconds": training_seconds(rows[0]),
-            "stages": stage_seconds(warm, leave_out=NOT_TRAINING),
+            "seconds": [sum_training_seconds(row) for row in warm],
+            "first_seconds": sum_training_seconds(rows[0]),
+            "stages": read_stage_seconds(warm, leave_out=NOT_TRAINING),
             "tokens": sum(watched.scored[-updates:]),
             "executed_tokens": sum(watched.executed[-updates:]),
             "frozen_base": job.trains_adapters,
-            **memory(job, watched),
+            **read_memory(job, watched),
         }
     }
 
 
-def measure_step(job: Job) -> dict[str, Any]:
+def measure_step(job: BenchJob) -> dict[str, Any]:
     watched, rows = run_loop(job, given_rollouts=False)
     seconds = [after - before for before, after in zip(watched.starts, watched.starts[1:], strict=False)]
     return {
@@ -356,24 +356,24 @@ def measure_step(job: Job) -> dict[str, Any]:
             "first_seconds": seconds[0],
             "first_step_after": watched.first_step_after,
             "tokens": job.workload.tokens,
-            "stages": stage_seconds(rows[1:]),
+            "stages": read_stage_seconds(rows[1:]),
             "frozen_base": job.trains_adapters,
             "mismatch_mean": statistics.median(row.get("rollout/mismatch_mean", 0.0) for row in rows),
-            **memory(job, watched),
+            **read_memory(job, watched),
         }
     }
 
 
-def memory(job: Job, watched: Watched) -> dict[str, Any]:
+def read_memory(job: BenchJob, watched: LoopRecord) -> dict[str, Any]:
     """The peak is of the whole process, its first step included, as that of the peers is."""
     return {"peak_bytes": max(watched.first_peak, largest_ever(job.device)), "growth_bytes": watched.peak.growth}
 
 
-def run_loop(job: Job, given_rollouts: bool) -> tuple[Watched, list[dict[str, Any]]]:
+def run_loop(job: BenchJob, given_rollouts: bool) -> tuple[LoopRecord, list[dict[str, Any]]]:
     """A run of the job's recipe until its last step, watched; and the rows of its metrics."""
-    watched = Watched()
-    with session(job) as running, watching_loop(job, watched, given_rollouts):
-        with contextlib.suppress(Ended):
+    watched = LoopRecord()
+    with open_session(job) as running, watch_loop(job, watched, given_rollouts):
+        with contextlib.suppress(LoopEnded):
             running.run()
         metrics = running.folder.root / "metrics.jsonl"
         rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
@@ -385,7 +385,7 @@ def run_loop(job: Job, given_rollouts: bool) -> tuple[Watched, list[dict[str, An
     return watched, rows
 
 
-STAGES: dict[str, Callable[[Job], dict[str, Any]]] = {
+STAGES: dict[str, Callable[[BenchJob], dict[str, Any]]] = {
     "rollout": measure_rollout,
     "hf_generate": measure_hf_generate,
     "train": measure_train,

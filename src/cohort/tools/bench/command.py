@@ -15,45 +15,42 @@ from typing import Any
 from cohort.errors import RecipeError
 from cohort.recipe.section import nearest
 from cohort.tools.bench import machine as machines
-from cohort.tools.bench.job import Job
+from cohort.tools.bench.job import BenchJob
 from cohort.tools.bench.output import refuse_unwritable, write_result
-from cohort.tools.bench.peers import NAMES, PEERS, BenchError, chosen_peers, run_peer, run_stage, why_not
-from cohort.tools.bench.result import document_of, quoted_ratio
-from cohort.tools.bench.shapes import SHAPES, Shape, write_folder
+from cohort.tools.bench.peers import NAMES, PEERS, BenchError, choose_peers, explain_absence, run_peer, run_stage
+from cohort.tools.bench.result import make_document
+from cohort.tools.bench.shapes import SHAPES, BenchShape, write_folder
 from cohort.tools.bench.workload import Workload
 
 STAGES = ("rollout", "train", "step")
-CURVES = "curves"
-"""The word that stands for cost curves (curves.py) where a shape would stand."""
-SIZES = ("prompts", "group", "prompt_tokens", "new", "micro_rows")
-ZERO_MEANS = {"slots": "the engine chooses", "peer_batch": "all of them", "silent_every": "every group has signal"}
 QUIET = 1.25
 """The slowest turn over the fastest, from which on a result says that the machine was not quiet."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line said; None and "" leave a choice to the machine or to the recipe."""
+    """What is measured, and how often; None and "" leave a choice to the machine or to the recipe.
 
-    shape: str = ""
+    The last five have no word on the command line: the tables of docs/speed.md set them.
+    """
+
     prompts: int | None = None
     group: int | None = None
     prompt_tokens: int | None = None
     new: int | None = None
     lengths: str = "fixed"
-    mean_share: float | None = None
-    silent_every: int = 0
     stages: str = ""
     peers: str = "auto"
     vllm_python: str = ""
     repeats: int = 3
     rounds: int = 1
+    device: str = ""
+    out: Path | None = None
+    mean_share: float | None = None
+    silent_every: int = 0
     slots: int = 0
     micro_rows: int | None = None
     peer_batch: int = 0
-    device: str = ""
-    out: Path | None = None
-    plot: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -74,29 +71,28 @@ def run_bench(words: Sequence[str], options: Options, say: Callable[[str], None]
     machine = machines.ask_machine()
     with tempfile.TemporaryDirectory(prefix="cohort-bench-") as scratch:
         base = make_job(words, options, machine, scratch)
-        stages = chosen_stages(options.stages)
-        peers = chosen_peers(options.peers)
-        base.recipe()  # what is wrong with the words is said before anything is measured
+        stages = choose_stages(options.stages)
+        peers = choose_peers(options.peers)
+        base.make_recipe()  # what is wrong with the words is said before anything is measured
         refuse_no_interpreter(options.vllm_python)
-        refuse_unwritable(options.out, options.plot)
-        prepare(base)
-        say(describe(base, machine))
+        if options.out:
+            refuse_unwritable(options.out)
+        write_inputs(base)
+        say(describe_job(base, machine))
         jobs, measured, missing = measure(base, stages, peers, options.vllm_python, say)
-    made = time.strftime("%Y-%m-%d")
-    document = document_of(jobs, measured, missing, machine, machines.revision(), made)
+    document = make_document(jobs, measured, missing, machine, time.strftime("%Y-%m-%d"))
     print_table(document)
-    if warning := not_quiet(document):
+    if warning := describe_noise(document):
         say(warning)
-    from cohort.tools.bench.plot import bars
-
-    write_result(document, options.out, options.plot, bars, say)
+    if options.out:
+        write_result(document, options.out, say)
     return document
 
 
 # -- what to measure ---------------------------------------------------------------------------------------------------
 
 
-def make_job(words: Sequence[str], options: Options, machine: dict[str, Any], folder: str) -> Job:
+def make_job(words: Sequence[str], options: Options, machine: dict[str, Any], folder: str) -> BenchJob:
     """The work from the words (a shape or a recipe, then words of the recipe) and the options; the rest by the machine."""
     device = options.device or ("cuda" if machine["gpu"] else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
@@ -107,16 +103,13 @@ def make_job(words: Sequence[str], options: Options, machine: dict[str, Any], fo
     defaults = DEFAULTS[kind]
     named = words[0] if words and "=" not in words[0] else ""
     overrides = tuple(words[1:] if named else words)
-    work, shape = defaults.workload, Shape.named(options.shape or defaults.shape)
-    if named and named not in SHAPES:
-        if options.shape:
-            raise RecipeError(f"{named!r} and --shape {options.shape}: a recipe brings its own shape.")
-        shape, work = from_recipe(named, work)
-    elif named:
-        if options.shape not in ("", named):
-            raise RecipeError(f"{named!r} and --shape {options.shape}: name one shape.")
-        shape = Shape.named(named)
-    refuse_numbers(options)
+    work, shape = defaults.workload, named or defaults.shape
+    if shape in SHAPES:
+        bench_shape = BenchShape(shape, SHAPES[shape])
+    else:
+        bench_shape, work = read_recipe_sizes(shape, work)
+    if options.lengths not in ("fixed", "ragged"):
+        raise RecipeError(f"--lengths: {options.lengths!r}; use fixed or ragged.")
     work = replace(
         work,
         lengths=options.lengths,  # type: ignore[arg-type]
@@ -127,14 +120,10 @@ def make_job(words: Sequence[str], options: Options, machine: dict[str, Any], fo
             if (value := getattr(options, name))
         },
     )
-    if work.silent_every > work.prompts:
-        raise RecipeError(
-            f"--silent-every: {work.silent_every}; of {work.prompts} prompts none would be without signal. Use at most that."
-        )
-    return Job(
+    return BenchJob(
         stage="rollout",
         folder=folder,
-        shape=shape,
+        shape=bench_shape,
         workload=work,
         device=device,
         repeats=options.repeats,
@@ -146,35 +135,6 @@ def make_job(words: Sequence[str], options: Options, machine: dict[str, Any], fo
     )
 
 
-def refuse_numbers(options: Options) -> None:
-    """Numbers that no work can have."""
-    if options.lengths not in ("fixed", "ragged"):
-        raise RecipeError(f"--lengths: {options.lengths!r}; use fixed or ragged.")
-    if options.mean_share is not None and options.lengths == "fixed":
-        raise RecipeError("--mean-share: fixed lengths have no mean of their own; use --lengths ragged.")
-    if options.mean_share is not None and not 0 < options.mean_share < 1:
-        raise RecipeError(f"--mean-share: {options.mean_share:g}; a share between 0 and 1.")
-    for name in SIZES:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise RecipeError(f"{option(name)}: {value}; at least 1. Leave it out for the default (cohort bench --help).")
-    for name, meaning in ZERO_MEANS.items():
-        if getattr(options, name) < 0:
-            raise RecipeError(f"{option(name)}: {getattr(options, name)}; at least 0 ({meaning}).")
-    if options.silent_every == 1:
-        raise RecipeError(
-            "--silent-every: 1; no group would have signal, and nothing would be trained. Use 0 (none) or at least 2."
-        )
-    if options.repeats < 1:
-        raise RecipeError(f"--repeats: {options.repeats}; at least 1. A first turn warms up and is not counted.")
-    if options.rounds < 1:
-        raise RecipeError(f"--rounds: {options.rounds}; at least 1.")
-
-
-def option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def refuse_no_interpreter(vllm_python: str) -> None:
     """A path that is no program would be found out only after our own turn."""
     if vllm_python and shutil.which(vllm_python) is None:
@@ -183,7 +143,7 @@ def refuse_no_interpreter(vllm_python: str) -> None:
         )
 
 
-def from_recipe(name: str, work: Workload) -> tuple[Shape, Workload]:
+def read_recipe_sizes(name: str, work: Workload) -> tuple[BenchShape, Workload]:
     """Shape and sizes of a recipe: its model's dimensions (with random weights), its prompts, group and lengths."""
     from cohort.ops.flops import Dimensions
     from cohort.recipe.built_in import built_in, find_recipe, recipe_path
@@ -191,10 +151,10 @@ def from_recipe(name: str, work: Workload) -> tuple[Shape, Workload]:
     try:
         recipe_path(name)
     except RecipeError:
-        close = nearest(name.lower(), [*SHAPES, CURVES, *built_in()])
+        close = nearest(name.lower(), [*SHAPES, *built_in()])
         raise RecipeError(
             f"{name!r}: neither a shape, a recipe nor a file{close or '.'} Shapes: {', '.join(SHAPES)}. "
-            f"Recipes: {', '.join(built_in())}. Cost curves: {CURVES}."
+            f"Recipes: {', '.join(built_in())}."
         ) from None
     recipe = find_recipe(name, [])
     scratch = recipe.model.scratch
@@ -212,7 +172,7 @@ def from_recipe(name: str, work: Workload) -> tuple[Shape, Workload]:
         group=recipe.train.group_size,
         new=recipe.sampling.max_completion_tokens,
     )
-    return Shape(name, dimensions), work
+    return BenchShape(name, dimensions), work
 
 
 def read_config(source: str) -> Any:
@@ -225,18 +185,18 @@ def read_config(source: str) -> Any:
         raise RecipeError(f"model.source: cannot read the config of {source!r} ({first_line}).") from problem
 
 
-def chosen_stages(text: str, known: Sequence[str] = STAGES) -> list[str]:
-    """Each once, in the order of a step."""
+def choose_stages(text: str, known: Sequence[str] = STAGES) -> list[str]:
+    """The stages that were asked for, each once, in the order of a step."""
     names = [name.strip() for name in text.split(",") if name.strip()] or list(known)
     if unknown := [name for name in names if name not in known]:
         raise RecipeError(f"--stages: {unknown[0]!r}; use some of {', '.join(known)}.")
     return [name for name in known if name in names]
 
 
-def prepare(job: Job) -> None:
-    """The files every process reads: config, tokenizer, rows."""
+def write_inputs(job: BenchJob) -> None:
+    """Write the files every process reads: config, tokenizer, rows."""
     write_folder(job.shape, job.model)
-    rows = job.workload.rows(job.steps, job.shape.dimensions.vocabulary)
+    rows = job.workload.make_rows(job.steps, job.shape.dimensions.vocabulary)
     job.rows_file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
@@ -246,10 +206,10 @@ Measured = dict[str, dict[str, dict[str, Any]]]
 
 
 def measure(
-    base: Job, stages: Sequence[str], peers: Sequence[str], vllm_python: str, say: Callable[[str], None]
-) -> tuple[dict[str, Job], Measured, dict[str, str]]:
+    base: BenchJob, stages: Sequence[str], peers: Sequence[str], vllm_python: str, say: Callable[[str], None]
+) -> tuple[dict[str, BenchJob], Measured, dict[str, str]]:
     """Stage by stage: ours, then its peers. A peer that fails is written down with the reason, and the rest goes on."""
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, BenchJob] = {}
     measured: Measured = {}
     missing: dict[str, str] = {}
     for stage in stages:
@@ -263,7 +223,7 @@ def measure(
             for peer in here:
                 if peer in found or f"{stage}/{peer}" in missing:
                     continue
-                reason = why_not(peer, job, vllm_python)
+                reason = explain_absence(peer, job, vllm_python)
                 if not reason:
                     say(f"{stage}: {NAMES[peer]}")
                     try:
@@ -275,11 +235,11 @@ def measure(
                         reason = f"failed in round {turn + 1}; the turns before count: {reason}"
                     missing[f"{stage}/{peer}"] = reason
                     say(f"{stage}: no {NAMES[peer]}: {reason}")
-            measured[stage] = joined(measured[stage], found)
+            measured[stage] = join_rounds(measured[stage], found)
     return jobs, measured, missing
 
 
-def joined(before: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def join_rounds(before: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Measurements of one more round beside those of the rounds before: turns one after the other, the larger peak."""
     result = dict(before)
     for name, figures in found.items():
@@ -300,13 +260,13 @@ def joined(before: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) 
 # -- showing -----------------------------------------------------------------------------------------------------------
 
 
-def describe(job: Job, machine: dict[str, Any]) -> str:
+def describe_job(job: BenchJob, machine: dict[str, Any]) -> str:
     turns = f"median of {count(job.repeats * job.rounds, 'turn')}" if job.repeats * job.rounds > 1 else "one turn"
     rounds = f" in each of {job.rounds} rounds" if job.rounds > 1 else ""
     return f"{describe_model(job, machine)}: {describe_work(job.workload)}; {turns} after a warm-up{rounds}"
 
 
-def describe_model(job: Job, machine: dict[str, Any]) -> str:
+def describe_model(job: BenchJob, machine: dict[str, Any]) -> str:
     where = machine["gpu"] if job.device.startswith("cuda") else f"{machine['cpu']}, {count(machine['threads'], 'thread')}"
     return f"{job.shape.name} ({job.shape.dimensions.total_parameters / 1e6:.1f} M parameters, random weights) on {where}"
 
@@ -326,7 +286,7 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def not_quiet(document: dict[str, Any]) -> str:
+def describe_noise(document: dict[str, Any]) -> str:
     """A sentence where turns of one engine differ so much that a ratio may be chance; "" where they do not."""
     widest = {
         stage: max(figures["derived"]["most_seconds"] / figures["derived"]["least_seconds"] for figures in engines.values())
@@ -353,7 +313,7 @@ def print_table(document: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    rows = table_rows(document)
+    rows = make_table_rows(document)
     table = Table(show_edge=False, pad_edge=False)
     # A column that no row fills would only squeeze the others.
     shown = [number for number, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
@@ -367,8 +327,8 @@ def print_table(document: dict[str, Any]) -> None:
     Console().print(table)
 
 
-def table_rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A cell for each of COLUMNS: every engine of every stage, then the quoted figures of that stage."""
+def make_table_rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A row for every engine of every stage, with a cell for each of COLUMNS."""
     rows: list[tuple[str, ...]] = []
     for stage, engines in document["stages"].items():
         for name, figures in engines.items():
@@ -379,24 +339,19 @@ def table_rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
             ratio = document["ratios"][stage].get(name)
             rate = f"{derived['tokens_per_second']:,.0f}"
             ratio_text = f"{ratio:.2f} x" if ratio else ""
-            rows.append((stage, NAMES[name], spread, rate, of_machine(derived), memory(figures), ratio_text))
-        for quoted in document["quoted"]:
-            if quoted["stage"] == stage:
-                rate = f"{quoted['tokens_per_second']:,.0f}" if quoted["tokens_per_second"] else ""
-                seconds = f"{quoted['seconds']:.3g}" if quoted["seconds"] else ""
-                peak = f"{quoted['peak_gib']:.0f} GiB" if quoted["peak_gib"] else ""
-                ratio_text = f"{quoted_ratio(quoted, document):.2f} x"
-                rows.append((stage, f"{quoted['label']} (not this run)", seconds, rate, "", peak, ratio_text))
+            rows.append(
+                (stage, NAMES[name], spread, rate, describe_machine_share(derived), describe_memory(figures), ratio_text)
+            )
     return rows
 
 
-def of_machine(derived: dict[str, Any]) -> str:
+def describe_machine_share(derived: dict[str, Any]) -> str:
     if "mfu" in derived:
         return f"MFU {100 * derived['mfu']:.1f} %"
     return f"{100 * derived['limit_share']:.1f} % of the limit" if "limit_share" in derived else ""
 
 
-def memory(figures: dict[str, Any]) -> str:
+def describe_memory(figures: dict[str, Any]) -> str:
     """The whole process or GPU where it is known, else how much the call itself added."""
     if figures.get("peak_bytes"):
         return f"{figures['peak_bytes'] / 2**30:.2f} GiB"

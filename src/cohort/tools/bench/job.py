@@ -12,7 +12,7 @@ from cohort.errors import RecipeError
 from cohort.ops.flops import Dimensions
 from cohort.recipe.file import assign, build_recipe, parse_value
 from cohort.recipe.schema import Recipe
-from cohort.tools.bench.shapes import Shape
+from cohort.tools.bench.shapes import BenchShape
 from cohort.tools.bench.workload import Workload
 
 ROWS_FILE = "rows.jsonl"
@@ -20,12 +20,14 @@ LEARNING_RATE = 1e-6
 
 
 @dataclass(frozen=True)
-class Job:
+class BenchJob:
+    """A stage, the work that is given to it, and the files it reads and writes."""
+
     stage: str
     """rollout, train or step."""
     folder: str
     """Scratch folder: the model's config and tokenizer, the rows, the run, the result."""
-    shape: Shape
+    shape: BenchShape
     workload: Workload
     device: str
     repeats: int
@@ -59,7 +61,7 @@ class Job:
     @property
     def trains_adapters(self) -> bool:
         """Whether the words of the recipe leave the base as it is."""
-        lora = self.recipe().model.lora
+        lora = self.make_recipe().model.lora
         return bool(lora.rank or lora.adapter)
 
     @property
@@ -67,7 +69,7 @@ class Job:
         """Steps of a run: one to warm up, and the measured ones."""
         return self.repeats + 1
 
-    def recipe(self) -> Recipe:
+    def make_recipe(self) -> Recipe:
         """The recipe of the run: GRPO without a reference, no evaluation, nothing saved. Overrides come last."""
         work = self.workload
         tree: dict[str, Any] = {
@@ -106,7 +108,7 @@ class Job:
             ("train.prompts_per_step", train.prompts_per_step, work.prompts, "--prompts"),
             ("train.num_steps", train.num_steps, self.steps, "--repeats"),
             ("sampling.max_completion_tokens", recipe.sampling.max_completion_tokens, work.new, "--new"),
-            ("model.source", recipe.model.source, str(self.model), "--shape"),
+            ("model.source", recipe.model.source, str(self.model), "the name of a shape"),
             ("model.device", recipe.model.device, self.device, "--device"),
         ):
             if found != planned:
@@ -118,9 +120,9 @@ class Job:
         return path
 
     @classmethod
-    def read(cls, path: Path) -> Job:
+    def read(cls, path: Path) -> BenchJob:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        shape = Shape(fields["shape"]["name"], Dimensions(**fields["shape"]["dimensions"]))
+        shape = BenchShape(fields["shape"]["name"], Dimensions(**fields["shape"]["dimensions"]))
         return cls(
             **{**fields, "shape": shape, "workload": Workload(**fields["workload"]), "overrides": tuple(fields["overrides"])}
         )

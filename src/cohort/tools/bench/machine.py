@@ -19,54 +19,44 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def describe_machine() -> dict[str, Any]:
+    """The processor, the GPU, their memory, and the versions of what computes."""
     import psutil
     import torch
 
     on_gpu = torch.cuda.is_available()
     return {
-        "cpu": cpu_name(),
+        "cpu": read_cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpu": torch.cuda.get_device_name() if on_gpu else "",
         "gpu_memory_gib": round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1) if on_gpu else 0.0,
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES if version(name)},
+        "versions": {"python": platform.python_version()}
+        | {name: find_version(name) for name in PACKAGES if find_version(name)},
     }
 
 
 def ask_machine() -> dict[str, Any]:
+    """What `describe_machine` says, asked of another process."""
     command = [sys.executable, "-m", "cohort.tools.bench.machine"]
     answer: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return answer
 
 
-def version(package: str) -> str:
+def find_version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
 
 
-def cpu_name() -> str:
+def read_cpu_name() -> str:
     if CPU_INFO.is_file():
         for line in CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor()
-
-
-def revision() -> str:
-    """The commit of the checkout that runs, with a + where it was changed; "" outside of one."""
-    root = Path(__file__).resolve().parents[4]
-    if not (root / ".git").exists():
-        return ""
-    try:
-        found = subprocess.run(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
-        changed = subprocess.run(["git", "-C", str(root), "status", "--porcelain", "-uno"], capture_output=True, text=True)
-    except OSError:
-        return ""
-    return found.stdout.strip() + ("+" if changed.stdout.strip() else "") if found.returncode == 0 else ""
 
 
 if __name__ == "__main__":

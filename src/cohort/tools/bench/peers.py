@@ -20,7 +20,7 @@ from typing import Any
 
 import cohort
 from cohort.errors import CohortError, RecipeError
-from cohort.tools.bench.job import LEARNING_RATE, Job
+from cohort.tools.bench.job import LEARNING_RATE, BenchJob
 
 SCRIPTS = Path(__file__).resolve().parents[4] / "benchmarks" / "peers"
 PEERS = {"hf_generate": "rollout", "vllm": "rollout", "trl": "step", "trl_vllm": "step"}
@@ -40,7 +40,7 @@ class BenchError(CohortError):
     """A stage of ours could not be measured."""
 
 
-def chosen_peers(text: str) -> list[str]:
+def choose_peers(text: str) -> list[str]:
     """`auto` (all that can be measured), `none`, or names with commas."""
     if text == "none":
         return []
@@ -51,51 +51,53 @@ def chosen_peers(text: str) -> list[str]:
     return names
 
 
-def why_not(peer: str, job: Job, vllm_python: str) -> str:
+def explain_absence(peer: str, job: BenchJob, vllm_python: str) -> str:
     """Why a peer cannot be measured here; "" where it can."""
     if peer == "hf_generate":
         return ""
     if not SCRIPTS.is_dir():
         return "its script comes with the source (benchmarks/peers), and this installation has none"
     if peer == "vllm":
-        return "" if vllm_python or installed("vllm") else "vllm is not installed (--vllm-python names another environment)"
+        return "" if vllm_python or is_installed("vllm") else "vllm is not installed (--vllm-python names another environment)"
     for package in ("trl", "datasets"):
-        if not installed(package):
+        if not is_installed(package):
             return f"{package} is not installed"
     if job.trains_adapters:
         return "the words of the recipe train adapters, and the script of TRL trains every weight: not the same work"
     if job.workload.completions % min(job.micro_rows, job.workload.completions):
-        return f"TRL needs {job.workload.completions} completions to be a multiple of --micro-rows {job.micro_rows}"
+        return (
+            f"TRL needs {job.workload.completions} completions to be a multiple of the {job.micro_rows} rows of a micro-batch"
+        )
     if peer == "trl":
         return ""
-    if not installed("vllm"):
+    if not is_installed("vllm"):
         return "vllm is not installed beside trl"
     if not job.device.startswith("cuda"):
         return "TRL shares its device with vLLM on a GPU alone"
     return "TRL cannot plan the length of a completion of vLLM's" if job.workload.lengths == "ragged" else ""
 
 
-def installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def run_stage(job: Job) -> dict[str, dict[str, Any]]:
+def run_stage(job: BenchJob) -> dict[str, dict[str, Any]]:
     """A stage of ours: measurement by engine."""
     shutil.rmtree(Path(job.folder) / "runs", ignore_errors=True)  # of the round before
     apart = job.hf_generate and not job.device.startswith("cuda")
     job = replace(job, asked=time.time(), hf_generate=job.hf_generate and not apart)
-    run([sys.executable, "-m", "cohort.tools.bench.child", str(job.write())], f"stage {job.stage}")
+    run_process([sys.executable, "-m", "cohort.tools.bench.child", str(job.write())], f"stage {job.stage}")
     result: dict[str, dict[str, Any]] = json.loads(job.result_file.read_text(encoding="utf-8"))
     if apart:
         # torch comes first and finds the environment of the user: how threads wait is settled when it is loaded.
         alone = replace(job, stage="hf_generate")
         begin = "import sys, torch; from cohort.tools.bench.child import main; sys.exit(main(sys.argv[1]))"
-        run([sys.executable, "-c", begin, str(alone.write())], NAMES["hf_generate"], as_user=True)
+        run_process([sys.executable, "-c", begin, str(alone.write())], NAMES["hf_generate"], as_user=True)
         result |= json.loads(alone.result_file.read_text(encoding="utf-8"))
     return result
 
 
-def run_peer(peer: str, job: Job, vllm_python: str) -> dict[str, dict[str, Any]]:
+def run_peer(peer: str, job: BenchJob, vllm_python: str) -> dict[str, dict[str, Any]]:
     """A peer's script: measurement by name. BenchError where it fails: the caller writes down why."""
     work = job.workload
     document: dict[str, Any] = {
@@ -106,7 +108,7 @@ def run_peer(peer: str, job: Job, vllm_python: str) -> dict[str, dict[str, Any]]
         "prompts": work.prompts,
         "group": work.group,
         "prompt_tokens": work.prompt_tokens,
-        "prompt_ids": work.prompt_ids(work.prompts, job.shape.dimensions.vocabulary) if peer == "vllm" else [],
+        "prompt_ids": work.draw_prompt_ids(work.prompts, job.shape.dimensions.vocabulary) if peer == "vllm" else [],
         "new": work.new,
         "lengths": work.lengths,
         "plan": work.plan,
@@ -121,12 +123,12 @@ def run_peer(peer: str, job: Job, vllm_python: str) -> dict[str, dict[str, Any]]
     path = Path(job.folder) / f"{peer}-job.json"
     path.write_text(json.dumps(document), encoding="utf-8")
     python, script = (vllm_python or sys.executable, "vllm_generate.py") if peer == "vllm" else (sys.executable, "trl_step.py")
-    run([python, str(SCRIPTS / script), str(path)], NAMES[peer], as_user=True)
+    run_process([python, str(SCRIPTS / script), str(path)], NAMES[peer], as_user=True)
     result = json.loads(Path(document["result_file"]).read_text(encoding="utf-8"))
     return result if peer == "vllm" else {peer: result}
 
 
-def run(command: list[str], what: str, *, as_user: bool = False) -> None:
+def run_process(command: list[str], what: str, *, as_user: bool = False) -> None:
     """`as_user`: in the environment that the user has, without what `import cohort` put into it; a peer must not pay for that."""
     environment = dict(os.environ)
     if as_user and not cohort._told_how_to_wait:

@@ -8,62 +8,22 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from cohort.ops.flops import Accelerator, Dimensions, accelerator_named, decode_limit, mfu, training_flops
-from cohort.tools.bench.job import Job
+from cohort.tools.bench.job import BenchJob
 from cohort.tools.bench.workload import Workload
 
 SCHEMA = 1
 BENCHMARK = "speed"
 
 
-@dataclass(frozen=True)
-class Quoted:
-    """A figure measured elsewhere on the same kind of machine; it stands where the peer cannot be installed."""
-
-    peer: str
-    label: str
-    stage: str
-    gpu: str
-    shape: str
-    prompts: int
-    group: int
-    prompt_tokens: int
-    new: int
-    tokens_per_second: float = 0.0
-    seconds: float = 0.0
-    peak_gib: float = 0.0
-
-    def fits(self, job: Job, gpu: str) -> bool:
-        work = job.workload
-        same = (self.prompts, self.group, self.prompt_tokens, self.new) == (
-            work.prompts,
-            work.group,
-            work.prompt_tokens,
-            work.new,
-        )
-        same = same and gpu.startswith(self.gpu) and self.shape == job.shape.name and work.lengths == "fixed"
-        return same and not job.trains_adapters
-
-
-H200 = ("NVIDIA H200", "0.5b", 32, 8, 128, 512)
-H200_7B = ("NVIDIA H200", "7b", 32, 8, 128, 256)
-QUOTED = (
-    Quoted("vllm", "vLLM 0.25.1, in process", "rollout", *H200, tokens_per_second=36_000),
-    Quoted("vllm_logprobs", "vLLM 0.25.1 as started by default, with log-probs", "rollout", *H200, tokens_per_second=16_800),
-    Quoted("vllm_logprobs", "vLLM 0.25.1, in process, with log-probs", "rollout", *H200_7B, tokens_per_second=22_400),
-    Quoted("trl_vllm", "TRL 1.16, vLLM rollouts", "step", *H200, seconds=10.2, peak_gib=61),
-)
-
-
-def document_of(
-    jobs: Mapping[str, Job],
+def make_document(
+    jobs: Mapping[str, BenchJob],
     measured: Mapping[str, Mapping[str, dict[str, Any]]],
     missing: Mapping[str, str],
     machine: Mapping[str, Any],
-    revision: str,
     made: str,
 ) -> dict[str, Any]:
     """`measured`: stage -> engine -> what its process wrote. `missing`: "stage/peer" -> why."""
@@ -72,16 +32,12 @@ def document_of(
     stages: dict[str, Any] = {}
     for stage, engines in measured.items():
         stages[stage] = {
-            name: figures | {"derived": derive(stage, job, figures, accelerator)} for name, figures in engines.items()
+            name: figures | {"derived": derive_figures(stage, job, figures, accelerator)} for name, figures in engines.items()
         }
-    quoted = [
-        asdict(figure) for figure in QUOTED if figure.stage in stages and figure.fits(job, machine["gpu"]) and figure.peer not in stages[figure.stage]
-    ]  # fmt: skip
     return {
         "benchmark": BENCHMARK,
         "schema": SCHEMA,
         "made": made,
-        "revision": revision,
         "machine": dict(machine),
         "settings": {
             "shape": job.shape.as_json(),
@@ -95,13 +51,12 @@ def document_of(
             "overrides": list(job.overrides),
         },
         "stages": stages,
-        "ratios": {stage: ratios(engines) for stage, engines in stages.items()},
-        "quoted": quoted,
+        "ratios": {stage: compare_engines(engines) for stage, engines in stages.items()},
         "missing": dict(missing),
     }
 
 
-def derive(stage: str, job: Job, figures: Mapping[str, Any], accelerator: Accelerator | None) -> dict[str, Any]:
+def derive_figures(stage: str, job: BenchJob, figures: Mapping[str, Any], accelerator: Accelerator | None) -> dict[str, Any]:
     """What follows from a measurement: the median, the spread, rates, and shares of what the machine can do."""
     seconds = statistics.median(figures["seconds"])
     derived: dict[str, Any] = {
@@ -125,12 +80,12 @@ def derive(stage: str, job: Job, figures: Mapping[str, Any], accelerator: Accele
         derived |= {"executed_tokens_per_second": executed / seconds, "mfu": mfu(flops, seconds, accelerator)}
     elif stage == "step":
         frozen = figures.get("frozen_base", False)
-        derived |= {"limit_seconds": step_limit(dimensions, work, accelerator, frozen), "limit_share": 0.0}
+        derived |= {"limit_seconds": compute_step_limit(dimensions, work, accelerator, frozen), "limit_share": 0.0}
         derived["limit_share"] = derived["limit_seconds"] / seconds
     return derived
 
 
-def step_limit(dimensions: Dimensions, work: Workload, accelerator: Accelerator, frozen_base: bool = False) -> float:
+def compute_step_limit(dimensions: Dimensions, work: Workload, accelerator: Accelerator, frozen_base: bool = False) -> float:
     """Least seconds of a step: the limit of its rollouts, then training at the rate of a large matrix product, every group
     trained on and its prompt computed once."""
     rollout = decode_limit(dimensions, work.prompt_tokens, work.flat_plan, work.completions, accelerator)
@@ -138,17 +93,9 @@ def step_limit(dimensions: Dimensions, work: Workload, accelerator: Accelerator,
     return rollout.seconds + training_flops(dimensions, executed, work.tokens, frozen_base) / accelerator.flops
 
 
-def ratios(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def compare_engines(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """How many times faster ours is than each peer, by medians of the same run."""
     if "cohort" not in engines:
         return {}
     ours = engines["cohort"]["derived"]["seconds"]
     return {name: figures["derived"]["seconds"] / ours for name, figures in engines.items() if name != "cohort"}
-
-
-def quoted_ratio(quoted: Mapping[str, Any], document: Mapping[str, Any]) -> float:
-    """How many times faster ours is than a quoted figure."""
-    ours = document["stages"][quoted["stage"]]["cohort"]["derived"]
-    if quoted["tokens_per_second"]:
-        return float(ours["tokens_per_second"] / quoted["tokens_per_second"])
-    return float(quoted["seconds"] / ours["seconds"])

@@ -12,10 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cohort.errors import RecipeError
 from cohort.ops.flops import Dimensions
-from cohort.recipe.section import nearest
-from cohort.tools.bench.workload import BOS, EOS, PAD, SPECIAL, word
+from cohort.tools.bench.workload import BOS, EOS, PAD, SPECIAL, spell_token
 
 QWEN_VOCABULARY = 151_936
 
@@ -31,24 +29,11 @@ MOST_POSITIONS = 32_768
 
 
 @dataclass(frozen=True)
-class Shape:
+class BenchShape:
+    """The dimensions of a Llama model and the name they go by in a table."""
+
     name: str
     dimensions: Dimensions
-
-    @classmethod
-    def named(cls, name: str) -> Shape:
-        if name not in SHAPES:
-            close = nearest(name.lower(), SHAPES)
-            raise RecipeError(f"shape {name!r} is not known{close or '.'} Use {', '.join(SHAPES)}, or a recipe.")
-        return cls(name, SHAPES[name])
-
-    @classmethod
-    def scaled(cls, width: int) -> Shape:
-        """A Llama of 6 layers and this width, for cost curves on a CPU; 256 is `tiny`."""
-        tiny = SHAPES["tiny"]
-        heads = max(1, width // tiny.head_dim)
-        intermediate = tiny.intermediate * width // tiny.hidden
-        return cls(f"width {width}", Dimensions(width, intermediate, 6, heads, max(1, heads // 2), 64, 64, tied=False))
 
     @property
     def config_fields(self) -> dict[str, Any]:
@@ -79,8 +64,8 @@ class Shape:
         return {"name": self.name, **asdict(self.dimensions), "parameters": self.dimensions.total_parameters}
 
 
-def write_folder(shape: Shape, folder: Path) -> Path:
-    """config.json and tokenizer files; no weights."""
+def write_folder(shape: BenchShape, folder: Path) -> Path:
+    """Write config.json and the files of the tokenizer into a folder; no weights."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shape.config_fields, indent=1) + "\n", encoding="utf-8")
     make_tokenizer(shape.dimensions.vocabulary).save_pretrained(folder)
@@ -92,14 +77,14 @@ def make_tokenizer(vocabulary: int) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    model = models.WordLevel({word(token_id): token_id for token_id in range(vocabulary)}, unk_token="<unk>")
+    model = models.WordLevel({spell_token(token_id): token_id for token_id in range(vocabulary)}, unk_token="<unk>")
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     named = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL, strict=True))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **named)
 
 
-def random_model(folder: Path, device: Any, dtype: Any, in_four_bits: bool = False) -> Any:
+def make_random_model(folder: Path, device: Any, dtype: Any, in_four_bits: bool = False) -> Any:
     """The model of a folder with random weights, made on its device; with its linear layers in 4 bits, as a base that is read."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -111,11 +96,11 @@ def random_model(folder: Path, device: Any, dtype: Any, in_four_bits: bool = Fal
     model.generation_config.eos_token_id = EOS
     model.generation_config.pad_token_id = PAD
     if in_four_bits:
-        round_layers(model, dtype)
+        round_to_four_bits(model, dtype)
     return model.eval()
 
 
-def round_layers(model: Any, dtype: Any) -> None:
+def round_to_four_bits(model: Any, dtype: Any) -> None:
     """nf4 in the place of every linear layer below the head; then the peak of memory counts from here, for a base that is read from
     files is never there in full."""
     import torch

@@ -24,6 +24,8 @@ HASHES = 2**32
 
 @dataclass(frozen=True)
 class Workload:
+    """How much every engine is given: prompts, completions, and the planned length of each."""
+
     prompts: int
     group: int
     prompt_tokens: int
@@ -43,7 +45,7 @@ class Workload:
         """Planned length of each completion, by prompt and sample."""
         if self.lengths == "fixed":
             return [[self.new] * self.group for _ in range(self.prompts)]
-        flat = ragged_lengths(self.completions, self.new, self.mean_share)
+        flat = draw_lengths(self.completions, self.new, self.mean_share)
         return [flat[at : at + self.group] for at in range(0, len(flat), self.group)]
 
     @property
@@ -55,40 +57,40 @@ class Workload:
         """Completion tokens that count: the useful ones."""
         return sum(self.flat_plan)
 
-    def silent(self, prompt: int) -> bool:
+    def is_silent(self, prompt: int) -> bool:
         return bool(self.silent_every) and prompt % self.silent_every == self.silent_every - 1
 
-    def prompt_ids(self, count: int, vocabulary: int) -> list[list[int]]:
+    def draw_prompt_ids(self, count: int, vocabulary: int) -> list[list[int]]:
         """Random prompts of exactly `prompt_tokens` tokens, special ones left out."""
         draw = random.Random("cohort bench prompts")
         return [[draw.randrange(len(SPECIAL), vocabulary) for _ in range(self.prompt_tokens)] for _ in range(count)]
 
-    def rows(self, steps: int, vocabulary: int) -> list[dict[str, Any]]:
+    def make_rows(self, steps: int, vocabulary: int) -> list[dict[str, Any]]:
         """Rows for `steps` steps: `prompt` as text, and whether its group is to have signal."""
-        prompts = self.prompt_ids(steps * self.prompts, vocabulary)
+        prompts = self.draw_prompt_ids(steps * self.prompts, vocabulary)
         return [
-            {"prompt": " ".join(map(word, ids)), "signal": 0 if self.silent(number % self.prompts) else 1}
+            {"prompt": " ".join(map(spell_token, ids)), "signal": 0 if self.is_silent(number % self.prompts) else 1}
             for number, ids in enumerate(prompts)
         ]
 
 
-def word(token_id: int) -> str:
+def spell_token(token_id: int) -> str:
     """The text of a token; the tokenizer of shapes.py splits at white space."""
     return SPECIAL[token_id] if token_id < len(SPECIAL) else f"t{token_id}"
 
 
-def ragged_lengths(count: int, longest: int, mean_share: float) -> list[int]:
+def draw_lengths(count: int, longest: int, mean_share: float) -> list[int]:
     """`count` log-normal lengths from 1 to `longest` whose mean is `mean_share * longest`, as nearly as whole tokens allow."""
     if not 0 < mean_share < 1:
         raise ValueError(f"mean_share is {mean_share}; ragged lengths need a share between 0 and 1.")
     draw = random.Random("cohort bench lengths")
-    shapes = [draw.lognormvariate(0.0, SPREAD) for _ in range(count)]
+    sizes = [draw.lognormvariate(0.0, SPREAD) for _ in range(count)]
 
     def cut(scale: float) -> list[int]:
-        return [min(longest, max(1, round(scale * shape))) for shape in shapes]
+        return [min(longest, max(1, round(scale * size))) for size in sizes]
 
     wanted = mean_share * longest * count
-    low, high = 0.0, longest / min(shapes)  # at `high` every length is cut at the longest
+    low, high = 0.0, longest / min(sizes)  # at `high` every length is cut at the longest
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if sum(cut(middle)) < wanted else (low, middle)

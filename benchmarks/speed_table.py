@@ -1,4 +1,4 @@
-"""The table of docs/speed.md, from result files: `python -m cohort.tools.bench.table docs/results/*.json`.
+"""The table of docs/speed.md, from result files: `python benchmarks/speed_table.py docs/results/*.json`.
 
 It stands between two markers and is never edited by hand: a test compares it with the files.
 """
@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from speed_cases import compare_quoted
+
 from cohort.tools.bench.peers import NAMES
-from cohort.tools.bench.result import BENCHMARK, quoted_ratio
+from cohort.tools.bench.result import BENCHMARK
 
 BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "speed.md"
-NOTHING = "No figures are committed yet: `cohort bench` makes them."
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "speed.md"
+NOTHING = "No figures are committed yet: `python benchmarks/speed_cpu.py` makes them."
 STAGES = {"rollout": "rollouts", "train": "training", "step": "GRPO step"}
 
 
@@ -87,8 +89,8 @@ def quotes(stage: str, document: Mapping[str, Any]) -> list[str]:
         f"{quoted['label']}†: "
         + (rate(quoted["tokens_per_second"]) if quoted["tokens_per_second"] else f"{quoted['seconds']:.1f} s")
         + (f", {quoted['peak_gib']:.0f} GiB" if quoted["peak_gib"] else "")
-        + f", {quoted_ratio(quoted, document):.1f}×"
-        for quoted in document["quoted"]
+        + f", {compare_quoted(quoted, document):.1f}×"
+        for quoted in document.get("quoted", [])
         if quoted["stage"] == stage
     ]
 

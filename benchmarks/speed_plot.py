@@ -2,7 +2,7 @@
 
 Numbers are read from the JSON document alone, so a drawing can be made again at any time:
 
-    python -m cohort.tools.bench.plot RESULT.json > DRAWING.svg
+    python benchmarks/speed_plot.py RESULT.json > DRAWING.svg
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LINE = 12
 """Height of small text: labels that are nearer would cover each other."""
 
 
-def bars(document: Mapping[str, Any]) -> str:
+def draw_bars(document: Mapping[str, Any]) -> str:
     """Tokens per second of every engine, stage by stage; ours in colour. One scale for all, since the unit is one."""
     stages = {stage: rates_of(stage, document) for stage in document["stages"]}
     rates = [rate for found in stages.values() for rate in found.values()]
     left = 20 + CHARACTER * max(len(label) for found in stages.values() for label in found)
-    rows = [text(0, 14, caption(document), size=11)]
+    rows = [text(0, 14, write_caption(document), size=11)]
     y = 42
     for stage, found in stages.items():
         rows.append(text(0, y, f"{stage}: tokens per second", weight="600"))
@@ -43,23 +43,23 @@ def bars(document: Mapping[str, Any]) -> str:
             rows.append(text(left + width + 6, y + 15, f"{rate:,.0f}"))
             y += ROW
         y += GAP
-    if document["quoted"]:
+    if document.get("quoted", []):
         rows.append(text(0, y, "† measured earlier on the same kind of machine, not in this run", size=11))
         y += LINE
-    return svg(max(left + BARS + VALUE, CHARACTER * len(caption(document))), y, rows)
+    return svg(max(left + BARS + VALUE, CHARACTER * len(write_caption(document))), y, rows)
 
 
 def rates_of(stage: str, document: Mapping[str, Any]) -> dict[str, float]:
     """Label -> tokens per second: what was measured, then what is quoted (where it is seconds: over the same tokens)."""
     rates = {NAMES[name]: figures["derived"]["tokens_per_second"] for name, figures in document["stages"][stage].items()}
     tokens = document["settings"]["workload"]["tokens"]
-    for quoted in document["quoted"]:
+    for quoted in document.get("quoted", []):
         if quoted["stage"] == stage:
             rates[f"{quoted['label']} †"] = quoted["tokens_per_second"] or tokens / quoted["seconds"]
     return rates
 
 
-def caption(document: Mapping[str, Any]) -> str:
+def write_caption(document: Mapping[str, Any]) -> str:
     """What a number means nothing without: machine, model, work, turns."""
     settings, machine = document["settings"], document["machine"]
     work, turns = settings["workload"], settings["repeats"] * settings.get("rounds", 1)
@@ -69,18 +69,18 @@ def caption(document: Mapping[str, Any]) -> str:
     return f"{settings['shape']['name']}, {sizes}, on {where}; median of {turns}, {document['made']}"
 
 
-def curves(document: Mapping[str, Any]) -> str:
+def draw_curves(document: Mapping[str, Any]) -> str:
     """A panel for each curve: measured points, and a line of the expected slope through their middle."""
     panels = [curve for curve in document["curves"] if len(curve["points"]) >= 2]
     columns = 2
     parts = []
     for number, curve in enumerate(panels):
         x, y = number % columns * PANEL_WIDTH, number // columns * PANEL_HEIGHT
-        parts.append(f"<g transform='translate({x},{y})'>{panel(curve)}</g>")
+        parts.append(f"<g transform='translate({x},{y})'>{draw_panel(curve)}</g>")
     return svg(columns * PANEL_WIDTH, math.ceil(len(panels) / columns) * PANEL_HEIGHT, parts)
 
 
-def panel(curve: Mapping[str, Any]) -> str:
+def draw_panel(curve: Mapping[str, Any]) -> str:
     points = [(float(x), float(y)) for x, y in curve["points"]]
     logs = [(math.log(x), math.log(y)) for x, y in points]
     middle_x, middle_y = (sum(values) / len(logs) for values in zip(*logs, strict=True))
@@ -109,16 +109,16 @@ def panel(curve: Mapping[str, Any]) -> str:
         parts.append(
             f"<circle cx='{a:.1f}' cy='{b:.1f}' r='3.5' fill='{COLOURS['cohort']}'><title>{x:g}: {y:.4g}</title></circle>"
         )
-        parts.append(text(a, PANEL_HEIGHT - BOTTOM + 16, short(x), anchor="middle", size=11))
+        parts.append(text(a, PANEL_HEIGHT - BOTTOM + 16, shorten_number(x), anchor="middle", size=11))
     first, last = (place(0, y)[1] for y in (logs[0][1], logs[-1][1]))
-    parts.append(text(LEFT - 8, first + 4, short(points[0][1]), anchor="end", size=11))
+    parts.append(text(LEFT - 8, first + 4, shorten_number(points[0][1]), anchor="end", size=11))
     if abs(first - last) >= LINE:
-        parts.append(text(LEFT - 8, last + 4, short(points[-1][1]), anchor="end", size=11))
+        parts.append(text(LEFT - 8, last + 4, shorten_number(points[-1][1]), anchor="end", size=11))
     parts.append(text((LEFT + PANEL_WIDTH) / 2, PANEL_HEIGHT - 8, curve["axis"], anchor="middle", size=11))
     return "".join(parts)
 
 
-def short(number: float) -> str:
+def shorten_number(number: float) -> str:
     """Three digits, and large numbers with a letter: an axis has no room for more."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if number >= size:
@@ -139,7 +139,7 @@ def svg(width: int, height: int, parts: Sequence[str]) -> str:
 
 def main(file: str) -> int:
     document = json.loads(Path(file).read_text(encoding="utf-8"))
-    sys.stdout.write(curves(document) if "curves" in document else bars(document))
+    sys.stdout.write(draw_curves(document) if "curves" in document else draw_bars(document))
     return 0
 
 
