@@ -14,7 +14,7 @@ from rich.console import Console
 
 import cohort
 from cohort.errors import RunError
-from cohort.observe.look import best_and_worst, print_group, shortened, telling_group
+from cohort.observe.look import best_and_worst, print_group, shorten_lines, telling_group
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.rollouts import MAX_CELL, kept_steps, read_rollouts, rows_of
 from cohort.observe.run_folder import RunFolder
@@ -161,11 +161,11 @@ def test_what_a_model_wrote_cannot_steer_the_terminal_or_leave_its_columns(width
 
 def test_long_texts_keep_their_beginning_and_their_end():
     text = "start " + "x" * 1000 + r" \boxed{46}"
-    assert shortened(text, 60 * 5).startswith("start x")
-    assert shortened(text, 60 * 5).endswith(r"\boxed{46}")
-    assert "characters more" in shortened(text, 300)
-    assert shortened(text, 0) == text
-    lines = shortened("\n".join(map(str, range(40))), 300).split("\n")
+    assert shorten_lines(text, 60 * 5).startswith("start x")
+    assert shorten_lines(text, 60 * 5).endswith(r"\boxed{46}")
+    assert "characters more" in shorten_lines(text, 300)
+    assert shorten_lines(text, 0) == text
+    lines = shorten_lines("\n".join(map(str, range(40))), 300).split("\n")
     assert (lines[0], lines[-1], len(lines)) == ("0", "39", 9)
 
 

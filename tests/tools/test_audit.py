@@ -16,7 +16,6 @@ from cohort.rewards import BUILT_IN
 from cohort.tools.audit import FLAWS, AuditError, Example, audit
 from cohort.tools.audit import attacks as attack_module
 from cohort.tools.audit.command import run_audit
-from cohort.tools.audit.findings import shortened
 from cohort.tools.audit.golds import (
     continued,
     disguised,
@@ -362,14 +361,6 @@ def test_refactored_solutions_are_right():
             exec(program, space)
             for test in known_tests(row.columns["tests"]):
                 assert space[entry_point(row)](*test.args) == test.expected, label
-
-
-def test_text_is_shown_on_one_printable_line():
-    assert shortened("a\n\x1b[31mb\u202e") == "a\\n\\x1b[31mb\\u202e"
-    long = shortened("x" * 5000)
-    assert len(long) < 200
-    assert "4,870 characters" in long
-    assert "\ud800" not in shortened("4\ud800")
 
 
 def test_forms_speak_the_answer():

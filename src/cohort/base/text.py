@@ -14,6 +14,10 @@ LONE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair: what is left of an emoji cut in two, or of bytes that are no UTF-8. No file can hold it."""
 
 
+SHORT = 20
+"""Room for so few characters, as in a column of names, holds the beginning of a text alone."""
+
+
 def has_lone_surrogate(value: Any) -> bool:
     """Whether a text, or one inside of lists and tables, holds what UTF-8 cannot write."""
     if isinstance(value, str):
@@ -37,3 +41,36 @@ def writable(value: Any) -> Any:
 def printable(text: str) -> str:
     r"""The text with control characters written out (\x1b): model text and exceptions must not steer a terminal."""
     return CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def shorten_text(text: str, most: int, one_line: bool = False) -> str:
+    r"""The text fit to be shown: its beginning and its end where it is longer than `most` characters (0: all of it).
+
+    one_line: newlines and tabs are written out as well.
+    """
+    safe = printable(text.replace("\r\n", "\n"))
+    if most and len(safe) > most:
+        head, tail = safe[: most * 2 // 3], safe[-(most // 3) :]
+        left_out = len(safe) - len(head) - len(tail)
+        safe = f"{head} … {left_out:,} characters more … {tail}" if most > SHORT else f"{safe[: most - 1]}…"
+    return safe.replace("\n", "\\n").replace("\t", "\\t") if one_line else safe
+
+
+def write_percent(share: float, digits: int | None = None) -> str:
+    """ "54 %", and below a tenth "5.4 %"; with `digits` behind the point where they are given."""
+    if digits is None:
+        digits = 0 if share >= 0.1 or share == 0 else 1
+    return f"{100 * share:.{digits}f} %"
+
+
+def write_duration(seconds: float) -> str:
+    """ "48 s", "12 min", "3 h 05 min"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def write_rate(rate: float) -> str:
+    """ "950 tok/s", "8.4k tok/s"."""
+    return f"{rate / 1000:.1f}k tok/s" if rate >= 1000 else f"{rate:.0f} tok/s"

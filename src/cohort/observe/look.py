@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cohort.base.text import printable
+from cohort.base.text import printable, shorten_text
 from cohort.observe.monitors.width import INDENT, laid_out, line_width, print_wrapped
 from cohort.observe.rollouts import parts_of
 
@@ -55,12 +55,12 @@ def print_group(console: Console, group: Sequence[Row], chosen: Sequence[tuple[s
     """A title, what was asked and expected, and the chosen completions of a group. most: characters of a text; 0 is all of it."""
     first = group[0]
     print_wrapped(console, Text(title(group), style="bold"))
-    print_entry(console, "prompt", shortened(asked(first["prompt"]), most))
+    print_entry(console, "prompt", shorten_lines(asked(first["prompt"]), most))
     for name, value in expected(first):
-        print_entry(console, shortened(name, LABEL - 1), shortened(value, most))
+        print_entry(console, shorten_lines(name, LABEL - 1), shorten_lines(value, most))
     for label, row in chosen:
         print_entry(console, label, facts(row), "bold cyan")
-        print_entry(console, "", shortened(row["completion"], most) or "(nothing)")
+        print_entry(console, "", shorten_lines(row["completion"], most) or "(nothing)")
 
 
 def print_entry(console: Console, label: str, text: str, style: str = "") -> None:
@@ -108,7 +108,7 @@ def facts(row: Row) -> str:
     if row.get("success") is not None:
         words.append("right" if row["success"] else "wrong")
     if row.get("extracted") is not None:
-        words.append(f"extracted {shortened(str(row['extracted']), SHORT_COLUMN)}")
+        words.append(f"extracted {shorten_lines(str(row['extracted']), SHORT_COLUMN)}")
     if row.get("length") is not None:
         words.append(f"{row['length']} tokens{', cut' if row['end'] == 'length' else ''}")
     elif row.get("end") == "length":
@@ -117,17 +117,9 @@ def facts(row: Row) -> str:
     return printable(" · ".join(words))
 
 
-def shortened(text: str, most: int) -> str:
-    """Fit to be shown, on as many lines as it has; a long text keeps its beginning and its end."""
-    safe = printable(text.replace("\r\n", "\n")).expandtabs(4).strip("\n")
-    if most and len(safe) > most:
-        head, tail = safe[: most * 2 // 3], safe[-(most // 3) :]
-        safe = (
-            f"{head} … {len(safe) - len(head) - len(tail)} characters more … {tail}"
-            if most > SHORT_COLUMN
-            else f"{safe[: most - 1]}…"
-        )
-    lines = safe.split("\n")
+def shorten_lines(text: str, most: int) -> str:
+    """The text fit to be shown, on as many lines as it has; a long text keeps its beginning and its end."""
+    lines = shorten_text(text.expandtabs(4).strip("\n"), most).split("\n")
     if most and len(lines) > MAX_LINES:
         left_out = len(lines) - MAX_LINES
         lines = [*lines[: MAX_LINES // 2], f"… {left_out} lines more …", *lines[-(MAX_LINES // 2) :]]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cohort.observe.diagnosis.history import percent
+from cohort.base.text import write_percent
 
 if TYPE_CHECKING:
     from cohort.ops.flops import Accelerator, Dimensions
@@ -238,6 +238,6 @@ def seconds_of(row: Row, stage: str) -> float | None:
 def where_time_went(rows: Sequence[Row], most: int = 4) -> str:
     """One line, the largest first: "rollout 52 % · update 34 % · reward 9.1 % · the rest 4.9 %"."""
     times = sorted(stage_times(warm(rows)), key=lambda time: -time.share)
-    named = [f"{time.stage.name} {percent(time.share)}" for time in times[:most]]
+    named = [f"{time.stage.name} {write_percent(time.share)}" for time in times[:most]]
     rest = sum(time.share for time in times[most:])
-    return " · ".join([*named, *([f"the rest {percent(rest)}"] if rest >= 0.001 else [])])
+    return " · ".join([*named, *([f"the rest {write_percent(rest)}"] if rest >= 0.001 else [])])

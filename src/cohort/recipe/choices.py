@@ -91,33 +91,30 @@ def extras(choices: Mapping[str, Any]) -> list[str]:
 def print_algorithms(names: Sequence[str]) -> None:
     """No name: the table. One: every choice with its meaning. Several: the choices in which they differ."""
     from rich.console import Console
-    from rich.table import Table
+
+    from cohort.base.table import make_table
 
     rows = {name: preset_choices(name) for name in names or PRESETS}
-    table = Table(show_edge=False, pad_edge=False, header_style="bold", box=None, padding=(0, 2, 0, 0))
+    heads: Sequence[str] = ("algorithm", *COLUMNS)
+    cells: list[Sequence[str]] = []
     if not names:
-        for column in ("algorithm", *COLUMNS):
-            table.add_column(column)
-        for name, choices in rows.items():
-            table.add_row(name, *summary_row(choices))
+        cells += [(name, *summary_row(choices)) for name, choices in rows.items()]
     elif len(rows) == 1:
         choices = next(iter(rows.values()))
         acting = in_use(choices)
-        for column in ("choice", "value", "meaning"):
-            table.add_column(column)
+        heads = ("choice", "value", "meaning")
         for choice, field in AlgorithmConfig.model_fields.items():
             if choice != "name":
                 value = written(choices[choice]) if choice in acting else f"({written(choices[choice])}, not used)"
-                table.add_row(choice, value, str(field.description))
+                cells.append((choice, value, str(field.description)))
     else:
         used = [in_use(choices) for choices in rows.values()]
-        for column in ("choice", *rows):
-            table.add_column(column)
+        heads = ("choice", *rows)
         for choice in differing(used):
             if choice != "name":
-                table.add_row(choice, *(written(row[choice]) if choice in row else "-" for row in used))
+                cells.append((choice, *(written(row[choice]) if choice in row else "-" for row in used)))
     terminal = Console().is_terminal
-    Console(highlight=False, markup=False, width=None if terminal else WHOLE_LINES).print(table)
+    Console(highlight=False, width=None if terminal else WHOLE_LINES).print(make_table(heads, cells, texts=len(heads)))
 
 
 def written(value: Any) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cohort.base.text import write_percent
 from cohort.data.rows import suggest_file
 from cohort.errors import CohortError, RunError
 from cohort.evaluation.estimators import FEW_PROBLEMS, Estimate
@@ -282,20 +283,15 @@ def print_comparison(console: Any, first: Result, other: Result, comparison: Com
 
 
 def print_table(console: Any, target: Target, result: Evaluation) -> None:
-    from rich.table import Table
-    from rich.text import Text
+    from cohort.base.table import make_table
 
     for name, estimates in result.sets.items():
         counts = result.counts[name]
-        table = Table(title=Text(f"{target.label} on {name}: {counts['problems']:.0f} problems"), title_justify="left")
-        table.add_column("")
-        table.add_column("value", justify="right")
-        table.add_column("95 % interval", justify="right")
-        for what, estimate in estimates.items():
-            table.add_row(what, *estimate_cells(what, estimate))
-        table.add_row("truncated", f"{100 * counts['truncated']:.1f} %", "")
-        table.add_row("mean length", f"{counts['length_mean']:.1f}", "tokens")
-        console.print(table)
+        rows = [(what, *estimate_cells(what, estimate)) for what, estimate in estimates.items()]
+        rows.append(("truncated", write_percent(counts["truncated"], 1), ""))
+        rows.append(("mean length", f"{counts['length_mean']:.1f}", "tokens"))
+        title = f"{target.label} on {name}: {counts['problems']:.0f} problems"
+        console.print(make_table(("", "value", "95 % interval"), rows, title=title))
         if counts["problems"] < FEW_PROBLEMS:
             say(console, f"note: {name} has fewer than {FEW_PROBLEMS} problems, so few differences will be clear")
 

@@ -17,10 +17,11 @@ from typing import Any
 
 from cohort.algorithms.named import Own
 from cohort.algorithms.refill import ONE_SIDED
+from cohort.base.text import write_percent
 from cohort.evaluation.estimators import useful_share
 from cohort.observe.diagnosis.hacking import HACKING_CHECKS
 from cohort.observe.diagnosis.held_out import HELD_OUT_CHECKS
-from cohort.observe.diagnosis.history import PATIENCE, WINDOW, Finding, History, Row, percent
+from cohort.observe.diagnosis.history import PATIENCE, WINDOW, Finding, History, Row
 from cohort.observe.diagnosis.methods import METHOD_CHECKS
 from cohort.observe.diagnosis.scores import SCORE_CHECKS, compares_in_groups, drawn, scores_are_missing, unscored_in
 from cohort.observe.perf import StageTime, stage_times, warm
@@ -76,7 +77,7 @@ def no_useful_groups(history: History) -> Finding | None:
     return Finding(
         "no_useful_groups",
         "alarm" if useful == 0 and wrong > right else "warning",
-        f"Only {percent(useful)} of groups carry a signal: in the last {len(history.last('advantage/useful_groups'))} steps {counts}.",
+        f"Only {write_percent(useful)} of groups carry a signal: in the last {len(history.last('advantage/useful_groups'))} steps {counts}.",
         "A group whose completions all score the same has advantage 0 throughout, so its rollouts teach nothing.",
         difficulty(history, right, wrong),
     )
@@ -95,8 +96,8 @@ def difficulty(history: History, right: float, wrong: float) -> str:
     if wrong >= ONE_SIDED * (right + wrong):
         larger = useful_share(min(success, 1.0), 2 * group_size)
         return (
-            f"The prompts are too hard. At a success rate of {percent(success)}, train.group_size = {2 * group_size} would make "
-            f"about {percent(larger)} of groups useful; easier prompts or a cold start help more."
+            f"The prompts are too hard. At a success rate of {write_percent(success)}, train.group_size = {2 * group_size} would make "
+            f"about {write_percent(larger)} of groups useful; easier prompts or a cold start help more."
         )
     return (
         'Some prompts are too easy and others too hard: algorithm.prompt_choice = "informative" prefers those in between, '
@@ -132,7 +133,7 @@ def reward_timeouts(history: History) -> Finding | None:
     return Finding(
         "reward_timeouts",
         "warning",
-        f"{percent(timeouts / completions)} of completions ran into the time limit of a reward function and scored 0.",
+        f"{write_percent(timeouts / completions)} of completions ran into the time limit of a reward function and scored 0.",
         "Either the limit is too tight for correct answers, or the policy writes what the verifier cannot digest.",
         "Check some of them in rollouts/; raise the part's timeout_s if they are honest.",
     )
@@ -153,7 +154,7 @@ def truncation(history: History) -> Finding | None:
     return Finding(
         "truncation",
         "alarm" if share >= 0.5 else "warning",
-        f"{percent(share)} of completions were cut {at}.",
+        f"{write_percent(share)} of completions were cut {at}.",
         "A cut completion rarely holds an answer, so it is punished for its length rather than for being wrong.",
         "Raise sampling.max_completion_tokens. If the completions look finished, the model's stop token is not being recognised: "
         "add it to sampling.stop.",
@@ -187,7 +188,7 @@ def length_explosion(history: History) -> Finding | None:
     return Finding(
         "length_explosion",
         "warning",
-        f"Completions grew from {start:.0f} to {now:.0f} tokens while success stayed at {percent(after)}.",
+        f"Completions grew from {start:.0f} to {now:.0f} tokens while success stayed at {write_percent(after)}.",
         "Length that buys nothing is usually padding: per-sequence averaging punishes long wrong answers less per token.",
         'Use algorithm.aggregation = "token_mean" or "constant", or add a length reward.',
     )
@@ -239,7 +240,7 @@ def entropy_collapse(history: History) -> Finding | None:
     return Finding(
         "entropy_collapse",
         "warning",
-        f"Entropy fell from {start:.3g} to {now:.3g} nats per token, with success at {percent(success)}.",
+        f"Entropy fell from {start:.3g} to {now:.3g} nats per token, with success at {write_percent(success)}.",
         "The policy has become certain before it became right, and stops exploring.",
         "Raise algorithm.clip_high (0.28), set a small algorithm.entropy_coef, or lower the learning rate.",
     )
@@ -255,7 +256,7 @@ def no_gradient(history: History) -> Finding | None:
         "See advantage/useful_groups: mix in prompts that the policy solves some of the time.",
     )
     differ = (
-        f"{percent(useful or 0.0)} of groups have rewards that differ, so it was lost on the way: no token is trained on, or every "
+        f"{write_percent(useful or 0.0)} of groups have rewards that differ, so it was lost on the way: no token is trained on, or every "
         "one is clipped.",
         "See loss/trained_tokens and loss/clip_high. algorithm.mask_truncated leaves out what was cut, which may be everything.",
     )
@@ -292,7 +293,7 @@ def clipping(history: History) -> Finding | None:
     return Finding(
         "clipping",
         "warning",
-        f"{percent(low + high)} of tokens are clipped ({percent(low)} below, {percent(high)} above).",
+        f"{write_percent(low + high)} of tokens are clipped ({write_percent(low)} below, {write_percent(high)} above).",
         "A clipped token has no gradient: the later minibatches of a step are mostly thrown away.",
         "Lower optimizer.learning_rate, or use fewer minibatches_per_step or passes_per_step.",
     )
@@ -328,8 +329,8 @@ def slow_stage(history: History) -> Finding | None:
     return Finding(
         f"slow_{stage.name}",
         "info" if stage.normal > 0.5 else "warning",
-        f"{percent(slowest.share)} of a step's time goes into {stage.subject} (time/{stage.name}).",
-        f"A step takes {whole / len(rows):.2g} s; making everything else faster gains at most {percent(1 - slowest.share)}."
+        f"{write_percent(slowest.share)} of a step's time goes into {stage.subject} (time/{stage.name}).",
+        f"A step takes {whole / len(rows):.2g} s; making everything else faster gains at most {write_percent(1 - slowest.share)}."
         + stage_detail(stage.name, history, slowest),
         stage.fix,
     )
@@ -345,11 +346,9 @@ def stage_detail(stage: str, history: History, slowest: StageTime) -> str:
         return f" {part} is the slowest part, at {seconds[part] / slowest.steps:.2g} s." if len(seconds) > 1 else ""
     if stage == "rollout":
         occupancy = history.now("perf/engine_occupancy")
-        return f" {percent(occupancy)} of the engine's slots were decoding." if occupancy is not None else ""
-    if stage == "update":
-        mfu = history.now("perf/update_mfu")
-        return f" The device does {percent(mfu)} of what it is made for (perf/update_mfu)." if mfu is not None else ""
-    return ""
+        return f" {write_percent(occupancy)} of the engine's slots were decoding." if occupancy is not None else ""
+    mfu = history.now("perf/update_mfu") if stage == "update" else None
+    return "" if mfu is None else f" The device does {write_percent(mfu)} of what it is made for (perf/update_mfu)."
 
 
 def steps_missing(history: History) -> Finding | None:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from cohort.base.text import printable
-from cohort.observe.diagnosis.history import FAILURE_WORDS, WINDOW, Finding, History, Trend, percent, trend_between
+from cohort.base.text import printable, write_percent
+from cohort.observe.diagnosis.history import FAILURE_WORDS, WINDOW, Finding, History, Trend, trend_between
 from cohort.observe.diagnosis.scores import drawn, parts_of
 from cohort.recipe.rules import OVERLONG_PART
 
@@ -53,7 +53,11 @@ def part_outruns_outcome(history: History) -> Finding | None:
 
 
 def outran(history: History, name: str, part: Trend, success: Trend, outcome: str, falls: bool) -> Finding:
-    how = f"fell from {percent(success.start)} to {percent(success.now)}" if falls else f"stayed at {percent(success.now)}"
+    how = (
+        f"fell from {write_percent(success.start)} to {write_percent(success.now)}"
+        if falls
+        else f"stayed at {write_percent(success.now)}"
+    )
     return Finding(
         "part_outruns_outcome",
         "alarm" if falls else "warning",
@@ -107,10 +111,10 @@ def shared_rewarded(history: History) -> Finding | None:
     first = together[0][0]
     failed, failures = one.get("share_failed"), ""
     if isinstance(failed, int | float):
-        failures = f", and {percent(failed)} of the failures{' that were read' if sure else ''}"
+        failures = f", and {write_percent(failed)} of the failures{' that were read' if sure else ''}"
     name = {"answer": "the answer", "ending": "the last line"}.get(str(one.get("kind")), "the text")
     what = (
-        f"{percent(one['share'])} of the successes of step {step} share {name} {quoted(one['text'])}{failures}; they come from "
+        f"{write_percent(one['share'])} of the successes of step {step} share {name} {quoted(one['text'])}{failures}; they come from "
         f"{one.get('prompts')} prompts with {one.get('golds')} different golds. First seen at step {first}."
     )
     evidence = evidence_of(history, "shared", [step for step, _ in together])
@@ -184,7 +188,7 @@ def failures_rise(history: History) -> Finding | None:
     return Finding(
         "failures_rise",
         "alarm" if paid else "warning",
-        f"The verifier gave up on {percent(together.now)} of completions, up from {percent(together.start)} (mostly {part}: {word}), "
+        f"The verifier gave up on {write_percent(together.now)} of completions, up from {write_percent(together.start)} (mostly {part}: {word}), "
         f"while the reward rose from {reward.start:.2f} to {reward.now:.2f}.",
         "Some of these completions are rewarded: failing pays."
         if paid

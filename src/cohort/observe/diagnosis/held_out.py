@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from statistics import fmean, stdev
 from typing import Any
 
+from cohort.base.text import write_percent
 from cohort.evaluation.evaluate import ProblemVerdicts, compare_set, largest_k
 from cohort.observe.diagnosis.hacking import evidence_of
-from cohort.observe.diagnosis.history import PATIENCE, Finding, History, percent
+from cohort.observe.diagnosis.history import PATIENCE, Finding, History
 
 RESAMPLES = 10_000
 """As in summary.json, so that both give the same interval."""
@@ -28,7 +29,7 @@ def held_out_falls(history: History) -> Finding | None:
             rewards = [mean_near(history, step) for step in (best[0], last[0])]
             if rewards[0] is None or rewards[1] is None or rewards[1] <= rewards[0]:
                 continue
-            write = percent if measure == "pass@1" else "{:.2f}".format
+            write = write_percent if measure == "pass@1" else "{:.2f}".format
             what = "pass@1" if measure == "pass@1" else "the reward"
             return Finding(
                 "held_out_falls",
@@ -138,14 +139,14 @@ def pass_at_k_falls(history: History) -> Finding | None:
 def narrowed(
     history: History, name: str, k: int, sureness: str, verdict: str, one: tuple[float, float], many: tuple[float, float]
 ) -> Finding:
-    rose = f"rose from {percent(one[0])} to {percent(one[1])}"
-    stayed = f"went from {percent(one[0])} to {percent(one[1])}, no clear change"
+    rose = f"rose from {write_percent(one[0])} to {write_percent(one[1])}"
+    stayed = f"went from {write_percent(one[0])} to {write_percent(one[1])}, no clear change"
     coefficient = history.setting("algorithm.kl_coef")
     now = f" (now {coefficient:g})" if isinstance(coefficient, int | float) else ""
     return Finding(
         "pass_at_k_falls",
         "warning",
-        f"On {name}, pass@{k} fell from {percent(many[0])} to {percent(many[1])} ({sureness}), while pass@1 "
+        f"On {name}, pass@{k} fell from {write_percent(many[0])} to {write_percent(many[1])} ({sureness}), while pass@1 "
         f"{rose if verdict == 'rose' else stayed}.",
         f"The policy has become surer rather than more able: it repeats what it already solved, and no longer finds, in {k} tries, "
         "answers to problems that it solved now and then. That costs wherever several answers are drawn (a vote, a search, "

@@ -127,7 +127,3 @@ def trend_between(start: Sequence[float], now: Sequence[float]) -> Trend | None:
     if min(len(start), len(now)) < PATIENCE:
         return None
     return Trend(fmean(start), fmean(now), math.sqrt(variance(start) / len(start) + variance(now) / len(now)))
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from statistics import median
 
-from cohort.observe.diagnosis.history import PATIENCE, WINDOW, Finding, History, percent
+from cohort.base.text import write_percent
+from cohort.observe.diagnosis.history import PATIENCE, WINDOW, Finding, History
 
 DISPLACED = -3.0
 """Nats that chosen completions may lose before it is worth a word; the margin can still look fine at that point."""
@@ -30,7 +31,7 @@ def chosen_displaced(history: History) -> Finding | None:
     chosen, preferred = history.now("loss/chosen_gain"), history.now("loss/preferred")
     if chosen is None or chosen > DISPLACED:
         return None
-    look_right = "" if preferred is None else f", while {percent(preferred)} of pairs look right"
+    look_right = "" if preferred is None else f", while {write_percent(preferred)} of pairs look right"
     return Finding(
         "chosen_displaced",
         "alarm",
@@ -72,7 +73,7 @@ def lost_unseen(history: History) -> Finding | None:
     return Finding(
         "lost_unseen",
         "warning",
-        f"{percent(now)} of the groups drawn are all wrong, up from {percent(start)}, and dynamic sampling leaves them out.",
+        f"{write_percent(now)} of the groups drawn are all wrong, up from {write_percent(start)}, and dynamic sampling leaves them out.",
         "A kind of problem may have been lost altogether: once every completion of it fails, its groups are never trained on, and "
         "without KL nothing else pulls back.",
         "Look at the failures by kind of problem. A small algorithm.kl_coef (0.005) or algorithm.refill_rounds = 0 avoids the lock.",

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cohort.algorithms.named import find_named
-from cohort.observe.diagnosis.history import PATIENCE, WINDOW, Finding, History, Row, percent
+from cohort.base.text import write_percent
+from cohort.observe.diagnosis.history import PATIENCE, WINDOW, Finding, History, Row
 
 UNSCORED = 0.5
 """Share of the completions without a score from which on it is said. Abstaining on some rows may be meant, so a minority is
@@ -31,7 +32,7 @@ def unscored(history: History) -> Finding | None:
     return Finding(
         "unscored",
         "alarm" if nothing else "warning",
-        f"{count:.0f} of {completions:.0f} completions ({percent(count / completions)}) in {where} are unscored "
+        f"{count:.0f} of {completions:.0f} completions ({write_percent(count / completions)}) in {where} are unscored "
         f"(reward/unscored).{groups}{who_is_silent(history, rows)}",
         "An unscored completion gives no gradient and is in no mean: "
         + (

@@ -45,7 +45,7 @@ from typing import Any
 
 import numpy as np
 
-from cohort.base.text import printable
+from cohort.base.text import shorten_text
 from cohort.observe.diagnosis.history import FAILURE_WORDS, Level
 from cohort.types import Rollout
 
@@ -121,17 +121,10 @@ def example(rollouts: Sequence[Rollout], rows: Sequence[int], **facts: Any) -> d
     return {
         "row": rows[0],
         "rows": list(rows[:ROWS_SHOWN]),
-        "prompt": shortened(prompt, PROMPT_SHOWN),
-        "completion": shortened(rollout.completion.text, COMPLETION_SHOWN),
+        "prompt": shorten_text(prompt, PROMPT_SHOWN, one_line=True),
+        "completion": shorten_text(rollout.completion.text, COMPLETION_SHOWN, one_line=True),
         **facts,
     }
-
-
-def shortened(text: str, longest: int) -> str:
-    r"""One printable line: its beginning and its end."""
-    if len(text) > longest:
-        text = f"{text[: longest - longest // 3]} … {text[-(longest // 3) :]}"
-    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def failed(rollouts: Sequence[Rollout]) -> dict[str, Any]:
@@ -203,7 +196,7 @@ class Shared:
         return {
             "kind": self.kind,
             "level": self.level,
-            "text": shortened(self.text, STRING_SHOWN),
+            "text": shorten_text(self.text, STRING_SHOWN, one_line=True),
             "share": self.share,
             "share_failed": self.share_failed,
             "prompts": self.prompts,

@@ -18,7 +18,8 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TaskID, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from cohort.base.text import printable
+from cohort.base.table import make_table
+from cohort.base.text import printable, write_duration, write_percent, write_rate
 from cohort.observe.changes import changes_in_words
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.diagnosis.history import Finding, History
@@ -94,7 +95,7 @@ class ConsoleMonitor(Monitor):
         self.progress.start()
 
     def on_progress(self, done: int, values: Mapping[str, float]) -> None:
-        self.show(done, [f"{name} {percent(v) if name == 'success' else f'{v:.3g}'}" for name, v in values.items()])
+        self.show(done, [f"{name} {write_percent(v) if name == 'success' else f'{v:.3g}'}" for name, v in values.items()])
 
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         self.rows.append(row)
@@ -201,12 +202,12 @@ class ConsoleMonitor(Monitor):
     def on_finish(self, summary: Mapping[str, Any]) -> None:
         self.end_stage()
         steps, seconds = summary.get("steps", 0), summary.get("seconds")
-        took = f" in {duration(seconds)}" if isinstance(seconds, int | float) else ""
+        took = f" in {write_duration(seconds)}" if isinstance(seconds, int | float) else ""
         self.print_line(f"{summary.get('status', 'finished')} after {steps} steps{took}")
         if went := where_time_went(self.rows):
             self.print_line(f"time     {went}")
         if table := before_after_table(summary.get("eval") or {}, line_width(self.console)):
-            self.console.print(table)
+            self.console.print(table, width=line_width(self.console))
         for line in changes_in_words(summary.get("eval") or {}):
             self.print_line(line)
         self.show_findings()  # the final evaluation comes after the last step
@@ -229,20 +230,20 @@ def training_facts(row: Mapping[str, Any], left: float | None, group_size: int |
     unscored = (missing,) if row.get("reward/unscored") else ()
     weighty: tuple[Writer, ...] = (
         ("reward", "reward/mean", lambda v: f"{v:.3f}"),
-        ("success", "reward/success", percent),
+        ("success", "reward/success", write_percent),
         *unscored,
-        ("useful", "advantage/useful_groups", percent),
-        ("preferred", "loss/preferred", percent),
+        ("useful", "advantage/useful_groups", write_percent),
+        ("preferred", "loss/preferred", write_percent),
         ("length", "rollout/length_mean", lambda v: f"{v:.0f}"),
     )
     more: tuple[Writer, ...] = (
         ("KL", "loss/kl_per_completion", lambda v: f"{v:.2f}"),
         ("entropy", "loss/entropy", lambda v: f"{v:.2f}"),
-        ("", "perf/tokens_per_second", lambda v: f"{compact(v)} tok/s"),
+        ("", "perf/tokens_per_second", write_rate),
     )
     if "reward/mean" not in row and not unscored:  # nothing is sampled, so the loss is what there is to watch
         weighty = (("loss", "loss/total", lambda v: f"{v:.3f}"), *weighty)
-    remaining = [f"{duration(left)} left"] if left else []
+    remaining = [f"{write_duration(left)} left"] if left else []
     return [*written(row, weighty), *remaining, *written(row, more)]
 
 
@@ -262,25 +263,13 @@ def headline(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def before_after_table(evaluated: Mapping[str, Any], width: int = WIDEST) -> Table | None:
-    """Per set: before, after, also of the reward. Where it does not fit it loses its intervals, then the ends of long names.
-
-    None when there was no evaluation.
-    """
+    """Per set: before, after, also of the reward. Where it does not fit it loses its intervals. None when there was no evaluation."""
     sets = evaluated.get("sets") or {"": {side: evaluated[side] for side in ("before", "after") if evaluated.get(side)}}
     heads = ("set", "", "before", "after", "change")
     rows = table_rows(sets, with_interval)
-    if table_width([heads, *rows]) > width:
+    if sum(max(map(cell_len, column)) + 2 for column in zip(heads, *rows, strict=True)) - 2 > width:
         rows = table_rows(sets, value_of)
-    excess = table_width([heads, *rows]) - width
-    room = max((cell_len(row[0]) for row in rows), default=0) - max(0, excess)
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, justify="right" if head in heads[2:] else "left", no_wrap=True)
-    for name, *cells in rows:
-        shown = Text(printable(name))
-        shown.truncate(max(room, len(heads[0])), overflow="ellipsis")
-        table.add_row(shown, *cells)
-    return table if rows else None
+    return make_table(heads, rows, texts=2) if rows else None
 
 
 def table_rows(sets: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str]) -> list[tuple[str, ...]]:
@@ -292,11 +281,6 @@ def table_rows(sets: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]]
             if a.get("value") is not None or b.get("value") is not None:
                 rows.append((name, what, write(what, a), write(what, b), change_of(what, a, b)))
     return rows
-
-
-def table_width(rows: Sequence[Sequence[str]]) -> int:
-    columns = zip(*rows, strict=True)
-    return sum(max(map(cell_len, column)) for column in columns) + 3 * (len(rows[0]) - 1)
 
 
 def change_of(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -320,19 +304,3 @@ def with_interval(what: str, number: Mapping[str, Any]) -> str:
         return text
     bounds = (f"{value:.3f}" if what == REWARD else f"{100 * value:.1f}" for value in (number["low"], number["high"]))
     return f"{text} [{', '.join(bounds)}]"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def compact(number: float) -> str:
-    return f"{number / 1000:.1f}k" if number >= 1000 else f"{number:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """ "48 s", "12 min", "3 h 05 min"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

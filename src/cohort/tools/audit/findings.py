@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from cohort.base.text import printable
+from cohort.base.text import shorten_text
 from cohort.tools.audit.running import Result, safe_text
 from cohort.tools.audit.samples import AuditRow
 
@@ -420,23 +420,15 @@ class AuditReport:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def shortened(value: Any, limit: int = SHOWN_CHARS) -> str:
-    """A text on one line: printable, its middle left out where it is long."""
-    text = value if isinstance(value, str) else repr(value)
-    size = len(text)
-    if size > limit:
-        half = (limit - 30) // 2
-        text = f"{text[:half]} [... {size - 2 * half:,} characters ...] {text[-half:]}"
-    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
-
-
 def example_of(result: Result, rows: Sequence[AuditRow]) -> Example:
     case, row = result.case, rows[result.case.row]
     gold = next(iter(case.columns.values())) if case.columns else row.gold
     shown = case.completion if isinstance(case.completion, str) else f"(messages) {safe_text(case.completion)}"
     last = (result.detail.strip().splitlines() or [""])[-1]
     what = f"{case.label}, {case.form}" if case.form and case.form != case.label else case.label
-    return Example(shortened(shown), shortened(gold, 60), result.score, what, shortened(last, 120), round(result.seconds, 3))
+    texts = ((shown, SHOWN_CHARS), (gold if isinstance(gold, str) else repr(gold), 60), (last, 120))
+    shown, gold, detail = (shorten_text(text, most, one_line=True) for text, most in texts)
+    return Example(shown, gold, result.score, what, detail, round(result.seconds, 3))
 
 
 def finding_of(
