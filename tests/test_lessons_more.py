@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cohort import session
+from cohort.data.written import WrittenRow
 from cohort.engine.local import LocalEngine
 from cohort.errors import InvariantError
 from cohort.model.optim import StepReport
@@ -21,7 +22,7 @@ from cohort.model.packing import pack
 from cohort.observe.monitors import Monitors
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.materials import Materials
-from cohort.training.cold_start import Demonstration, supervised_update
+from cohort.training.cold_start import supervised_update
 from cohort.training.objective import token_loss
 from cohort.training.preflight import Check, invariant_check, rollout_checks
 from cohort.training.updates import UpdateMeter, check_same_policy
@@ -119,7 +120,7 @@ def test_the_micro_batch_size_cannot_change_the_gradient_of_the_cold_start():
     """Fails if the supervised loss is divided by micro-batches, or normalised inside each of them."""
     policy = tiny_policy()
     demonstrations = [
-        Demonstration(Prompt(place, "q", {}, example.prompt_ids), example.completion_ids)
+        WrittenRow(Prompt(place, "q", {}, example.prompt_ids), (example.completion_ids,))
         for place, example in enumerate(ragged_examples(policy))
     ]
     found = []

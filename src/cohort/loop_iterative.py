@@ -21,15 +21,13 @@ import torch
 from torch import Tensor
 
 from cohort.base.interrupts import deferred
-from cohort.engine import sample_groups
 from cohort.loop import train
 from cohort.recipe.schema import Recipe
-from cohort.training.drawing import as_groups
 from cohort.training.learned_scorer import LearnedScorer
 from cohort.training.parts import TrainingParts
 from cohort.training.reward_data import Labelled, Replay, label
 from cohort.training.reward_model import RewardModel
-from cohort.training.stages import save_run, sync_engine
+from cohort.training.stages import sample_rollouts, save_run, sync_engine
 from cohort.training.state import TrainState
 from cohort.training.training_parts import make_judge
 from cohort.types import NoiseKey
@@ -136,15 +134,6 @@ def labelled_rollouts(parts: TrainingParts, state: TrainState, iteration: int) -
     """
     prompts = parts.stream.take(state.cursor, parts.recipe.reward_model.prompts)
     sync_engine(parts, state)
-    completions_PG = sample_groups(
-        parts.engine, prompts, parts.sampling, NoiseKey(parts.recipe.seed, "reward_model", iteration)
-    )
-    flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
-    scored = parts.rewards.score(
-        [prompt for prompt, _ in flat],
-        [completion for _, completion in flat],
-        step=state.step + 1,
-        num_steps=parts.recipe.train.num_steps,
-    )
-    groups = as_groups(prompts, completions_PG, scored.outcomes, state.policy_version)
-    return label([rollout for group in groups for rollout in group], iteration)
+    noise = NoiseKey(parts.recipe.seed, "reward_model", iteration)
+    rollouts = sample_rollouts(parts, prompts, parts.sampling, noise, state.step + 1, state.policy_version)
+    return label(rollouts, iteration)

@@ -24,7 +24,7 @@ from cohort.recipe.words import describe, template_words
 from cohort.rewards.base import RewardRunner
 
 if TYPE_CHECKING:
-    from cohort.data.streams import Stream
+    from cohort.data.prompts import PromptStream
     from cohort.evaluation.evaluate import Evaluation
     from cohort.model.optim import MasterWeights
     from cohort.model.policy import Policy
@@ -189,18 +189,17 @@ class Session:
         )
         return parts, state, encoded
 
-    def _restore_state(self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: Stream) -> TrainState:
+    def _restore_state(self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: PromptStream) -> TrainState:
         """The state of the newest whole checkpoint, or the beginning."""
         from cohort.model.lora import digest_base
         from cohort.training import read_again
-        from cohort.training.build import find_by_index
         from cohort.training.state import TrainState, with_added_fields
         from cohort.training.training_parts import make_optimizer
 
         phase = "cold_start" if self.recipe.cold_start.num_steps else "train"
         if self.found:
             phase = self.found.snapshot.document["phase"]
-        state = TrainState(make_optimizer(weights, self.recipe, phase), phase=phase)
+        state = TrainState(optimizer=make_optimizer(weights, self.recipe, phase), phase=phase)
         state.data_digest, state.kl_coef = encoded.digest(), self.recipe.algorithm.kl_coef
         files = read_again.read_files(self.recipe, policy.model)
         if self.found:
@@ -211,7 +210,7 @@ class Session:
             read_again.refuse_mixtures(saved, state, encoded, self.recipe, files)
             for problem in self.found.problems:
                 self.monitors.on_message(f"warning: {problem}; using {self.found.folder.name} instead")
-            state.restore(self.found.snapshot, find_by_index(stream.prompts))
+            state.restore(self.found.snapshot, {prompt.index: prompt for prompt in stream.prompts}.__getitem__)
             # Of what was read the document alone is looked at again; the weights would stay in the host's memory for the whole run.
             self.found = replace(self.found, snapshot=replace(self.found.snapshot, tensors={}))
             self.monitors.on_message(f"resuming from {self.found.folder.name}")

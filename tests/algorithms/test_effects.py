@@ -32,8 +32,8 @@ from cohort.rewards.contract import Scored
 from cohort.training.build import EncodedData, make_stream
 from cohort.training.drawing import Collected
 from cohort.training.experience import Models
+from cohort.training.judging import penalize_overlong
 from cohort.training.objective import compares_pairs, needs_critic, pushes_on_all_tokens, token_loss, weigh_tokens
-from cohort.training.overlong import penalize_overlong
 from cohort.types import Prompt, Rollout
 from conftest import collect_batch, gradients, rollout, tiny_policy
 
@@ -334,7 +334,7 @@ def test_the_floor_acts_where_prompts_are_chosen_and_nowhere_else():
         for floor in (0.05, 1.0):
             algorithm = AlgorithmConfig(prompt_choice=word, choice_floor=floor)
             recipe = base_recipe().model_copy(update={"algorithm": algorithm})
-            stream = make_stream(recipe, EncodedData(prompts, {}, [], {}, {}))
+            stream = make_stream(recipe, EncodedData(prompts, {}, [], [], {}))
             if isinstance(stream, InformativeChoice):
                 stream.record({index: (0 if index < 20 else 4, 8) for index in range(40)})
             drawn.append([prompt.index for prompt in stream.take(0, 40)])

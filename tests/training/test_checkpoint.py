@@ -344,7 +344,7 @@ def test_state_in_the_middle_of_a_step_comes_back(tmp_path):
     def fresh(seed: int) -> TrainState:
         torch.manual_seed(seed)
         model = torch.nn.Linear(3, 2)
-        return TrainState(Optimizer(MasterWeights(model, torch.float32), OptimizerConfig(learning_rate=0.1), 10))
+        return TrainState(optimizer=Optimizer(MasterWeights(model, torch.float32), OptimizerConfig(learning_rate=0.1), 10))
 
     state = fresh(0)
     recipe = load_recipe(overrides=["group_size=3", "minibatches_per_step=2", "kl_coef=0"])

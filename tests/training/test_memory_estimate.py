@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from cohort.ops import logprobs
 from cohort.ops.adam8 import Moments
 from cohort.ops.fused import native
 from cohort.training import memory_estimate, preflight
@@ -18,50 +16,22 @@ from cohort.training.memory_estimate import (
     ModelNumbers,
     RunNumbers,
     activation_bytes,
-    estimate,
+    describe_memory,
+    estimate_memory,
     head_bytes,
     kv_bytes_per_slot,
-    words,
 )
 from session_tools import train_tiny
 
-QWEN_05B = ModelNumbers(24, 896, 14, 2, 64, 4864, 151936, tied=True, attention_bias=True)
-QWEN_15B = ModelNumbers(28, 1536, 12, 2, 128, 8960, 151936, tied=True, attention_bias=True)
-QWEN_7B = ModelNumbers(28, 3584, 28, 4, 128, 18944, 152064, attention_bias=True)
-
-
-def test_parameters_of_published_models():
-    """Qwen2.5 0.5B, 1.5B and 7B as their checkpoints have them."""
-    assert QWEN_05B.parameters == 494_032_768
-    assert QWEN_15B.parameters == 1_543_714_304
-    assert QWEN_7B.parameters == 7_615_616_512
-
-
-@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen2", True), ("qwen3", False)])
-def test_parameters_of_small_models(family, tied):
-    config_class, model_class = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }[family]
-    config = config_class(
-        hidden_size=48,
-        intermediate_size=80,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=12,
-        vocab_size=101,
-        tie_word_embeddings=tied,
-    )
-    model = model_class(config)
-    numbers = ModelNumbers(3, 48, 4, 2, 12, 80, 101, tied, attention_bias=family == "qwen2", head_norms=family == "qwen3")
-    assert numbers.parameters == sum(parameter.numel() for parameter in model.parameters())
+QWEN_05B = ModelNumbers(24, 896, 14, 2, 64, 4864, 151936, 494_032_768, 357_826_560)
+QWEN_15B = ModelNumbers(28, 1536, 12, 2, 128, 8960, 151936, 1_543_714_304, 1_310_195_712)
+QWEN_7B = ModelNumbers(28, 3584, 28, 4, 128, 18944, 152064, 7_615_616_512, 6_525_288_448)
+"""Qwen2.5 as the checkpoints have it: all parameters, and those of the linear layers below the head."""
 
 
 def test_adapters_by_hand():
     """Rank 2, width 8, 2 query heads and 1 kv head of 4, intermediate 10: 2 x (16 + 12 + 12 + 16 + 18 + 18 + 18) per layer."""
-    assert ModelNumbers(3, 8, 2, 1, 4, 10, 50).adapter_parameters(2) == 3 * 2 * 110
+    assert ModelNumbers(3, 8, 2, 1, 4, 10, 50, 0).adapter_parameters(2) == 3 * 2 * 110
 
 
 def test_bytes_per_parameter():
@@ -69,7 +39,7 @@ def test_bytes_per_parameter():
     count = QWEN_05B.parameters
 
     def weights(run: RunNumbers) -> float:
-        needed = estimate(QWEN_05B, run)
+        needed = estimate_memory(QWEN_05B, run)
         return sum(needed.held.values()) + needed.training["gradients"]
 
     assert weights(RunNumbers()) == 18 * count
@@ -94,17 +64,13 @@ def test_activations_and_cache_by_hand():
     assert activation_bytes(QWEN_05B, 1, 2, False) == 24 * (2 * (1792 + 1792 + 256 + 9728) + 64) == 652_800
     assert activation_bytes(QWEN_05B, 10, 2, True) == 10 * (24 * 2 * 896 + 27_136 + 64)
     assert kv_bytes_per_slot(QWEN_05B, 640, 2) == 2 * 2 * 24 * 2 * 64 * 640 == 7_864_320
-    needed = estimate(QWEN_05B, RunNumbers(slots=3, longest=640, cache_element=4))
+    needed = estimate_memory(QWEN_05B, RunNumbers(slots=3, longest=640, cache_element=4))
     assert needed.sampling == {"keys and values": 2 * 3 * 7_864_320.0}
     assert needed.training["loss head"] == 2 * 64 * 2**20
 
 
 def test_the_loss_head_has_the_sizes_of_the_loss_head():
     """Chunks and blocks as ops/logprobs.py plans them; by hand for 0.5B on a GPU of 140 GiB."""
-    assert memory_estimate.HEAD_CHUNK_ELEMENTS == logprobs.CHUNK_ELEMENTS
-    assert memory_estimate.HEAD_GPU_BYTES == logprobs.CUDA_CHUNK_BYTES
-    assert memory_estimate.HEAD_GPU_SHARE == logprobs.CUDA_BLOCK_SHARE
-    assert memory_estimate.HEAD_GPU_ROWS == logprobs.CUDA_ROWS
     gpu = RunNumbers(gpu_bytes=140 * GIB)
     vocabulary, weight = 151936, 151936 * 896
     # 5 x 2^28 bytes are 2,208 rows of logits, 2,048 in whole tiles; 140 GiB / 16 are 15 times as many in bfloat16.
@@ -116,27 +82,23 @@ def test_the_loss_head_has_the_sizes_of_the_loss_head():
 
 def test_modules_keep_more_and_adapters_run_on_modules():
     own, modules = RunNumbers(), RunNumbers(own_kernels=False)
-    kept = estimate(QWEN_05B, own).training["activations"]
-    assert estimate(QWEN_05B, modules).training["activations"] == 2 * kept
-    advised = memory_estimate.made_to_fit(estimate(QWEN_7B, replace(own, micro_batch_tokens=8192)), 70 * GIB)
+    kept = estimate_memory(QWEN_05B, own).training["activations"]
+    assert estimate_memory(QWEN_05B, modules).training["activations"] == 2 * kept
+    advised = memory_estimate.find_fitting_run(estimate_memory(QWEN_7B, replace(own, micro_batch_tokens=8192)), 70 * GIB)
     assert advised is not None
     assert (advised.lora_rank, advised.own_kernels) == (16, False)
 
 
-def test_parameters_that_were_counted_are_taken():
-    assert replace(QWEN_05B, counted=12345).parameters == 12345
-
-
 def test_training_and_sampling_take_turns():
-    needed = estimate(QWEN_05B, RunNumbers())
+    needed = estimate_memory(QWEN_05B, RunNumbers())
     held = sum(needed.held.values())
     assert needed.peak == held + sum(needed.training.values()) > held + needed.sampling["keys and values"]
-    crowded = estimate(QWEN_05B, RunNumbers(slots=100_000))
+    crowded = estimate_memory(QWEN_05B, RunNumbers(slots=100_000))
     assert crowded.peak == held + crowded.sampling["keys and values"]
 
 
 def fits(model: ModelNumbers, run: RunNumbers, free: float) -> bool:
-    return estimate(model, run).peak <= free
+    return estimate_memory(model, run).peak <= free
 
 
 @pytest.mark.parametrize(
@@ -158,11 +120,11 @@ def fits(model: ModelNumbers, run: RunNumbers, free: float) -> bool:
     ],
 )
 def test_words_name_the_first_setting_to_change(model, run, gib, expected):
-    needed = estimate(model, run)
-    said = words(needed, gib * GIB)
+    needed = estimate_memory(model, run)
+    said = describe_memory(needed, gib * GIB)
     assert expected in said
     assert f"{needed.peak / GIB:.1f} GiB at the peak" in said
-    advised = memory_estimate.made_to_fit(needed, gib * GIB)
+    advised = memory_estimate.find_fitting_run(needed, gib * GIB)
     if "no setting" in expected:
         assert advised is None
     else:
@@ -173,9 +135,9 @@ def test_words_name_the_first_setting_to_change(model, run, gib, expected):
 
 def test_advised_sizes_are_as_large_as_fit():
     run, free = RunNumbers(micro_batch_tokens=1 << 18, slots=20_000), 60 * GIB
-    advised = memory_estimate.made_to_fit(estimate(QWEN_05B, run), free)
+    advised = memory_estimate.find_fitting_run(estimate_memory(QWEN_05B, run), free)
     assert advised is not None
-    assert set(dict(memory_estimate.differences(run, advised))) == {"train.micro_batch_tokens", "sampling.slots"}
+    assert set(dict(memory_estimate.list_changes(run, advised))) == {"train.micro_batch_tokens", "sampling.slots"}
     assert not fits(QWEN_05B, replace(advised, micro_batch_tokens=advised.micro_batch_tokens + 256), free)
     assert not fits(QWEN_05B, replace(advised, slots=advised.slots + 1), free)
     assert advised.micro_batch_tokens % 256 == 0
@@ -184,7 +146,7 @@ def test_advised_sizes_are_as_large_as_fit():
 def test_the_table_of_the_documentation():
     """Every figure of docs/memory.md is what the function gives."""
     text = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
-    for line in memory_estimate.table({"0.5B": QWEN_05B, "1.5B": QWEN_15B, "7B": QWEN_7B}):
+    for line in memory_estimate.tabulate_memory({"0.5B": QWEN_05B, "1.5B": QWEN_15B, "7B": QWEN_7B}):
         assert line in text, line
 
 
@@ -212,7 +174,7 @@ def test_a_run_reads_its_numbers_from_model_and_recipe(tmp_path, monkeypatch, ra
         preflight,
         "memory_check",
         lambda parts, encoded, teacher_parameters: (
-            seen.append((parts, preflight.model_numbers(parts.policy), preflight.run_numbers(parts, encoded)))
+            seen.append((parts, preflight.read_model_numbers(parts.policy), preflight.read_run_numbers(parts, encoded)))
             or preflight.Check("ok", "memory", "")
         ),
     )
@@ -244,19 +206,19 @@ def test_a_run_reads_its_numbers_from_model_and_recipe(tmp_path, monkeypatch, ra
     )
     assert 12 < run.longest <= 12 + 8
     if not rank:  # what is held, and the formula, agree: weights in float32, two moments in 8 bits
-        assert estimate(model, run).held["parameters"] == 4 * total
+        assert estimate_memory(model, run).held["parameters"] == 4 * total
 
 
 def test_a_run_that_will_not_fit_is_told_which_setting_to_change(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(preflight, "room_on", lambda device: 130 * 2**20)
+    monkeypatch.setattr(preflight, "measure_room", lambda device: 130 * 2**20)
     original = preflight.memory_check
     monkeypatch.setattr(preflight, "memory_check", lambda *args: said.append(original(*args)) or said[-1])
     train_tiny(tmp_path, **SHORT, **{"train.prompts_per_step": 64, "model.kernels": "modules"})
     (check,) = said
     assert check.level == "warning"
     assert "it does not fit. Set train.micro_batch_tokens = 256" in check.text
-    monkeypatch.setattr(preflight, "room_on", lambda device: 4 * GIB)
+    monkeypatch.setattr(preflight, "measure_room", lambda device: 4 * GIB)
     train_tiny(tmp_path, "roomy", **SHORT)
     assert said[-1].level == "ok"
 
@@ -267,7 +229,7 @@ def test_slots_that_the_engine_chooses_are_no_reason_to_warn(tmp_path, monkeypat
     original = preflight.memory_check
     monkeypatch.setattr(preflight, "memory_check", lambda *args: said.append(original(*args)) or said[-1])
     monkeypatch.setattr(memory_estimate, "kv_bytes_per_slot", lambda *args: 2.0 * GIB)
-    monkeypatch.setattr(preflight, "room_on", lambda device: 4 * GIB)
+    monkeypatch.setattr(preflight, "measure_room", lambda device: 4 * GIB)
     train_tiny(tmp_path, "fixed", **SHORT)
     train_tiny(tmp_path, "chosen", **SHORT | {"sampling.slots": 0})
     assert [check.level for check in said] == ["warning", "ok"]

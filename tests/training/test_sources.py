@@ -16,7 +16,7 @@ from cohort.recipe.file import build_recipe
 from cohort.rewards.contract import Scored
 from cohort.session import start
 from cohort.training.drawing import begin_drawing, finish_drawing, merge_metrics, why_not_full
-from cohort.training.sources import Sampled
+from cohort.training.sources import SampledSource
 from cohort.types import Completion, Outcome, Prompt, Sampling
 from session_tools import rows_of, tiny, train_tiny, tree
 
@@ -59,7 +59,7 @@ def collect(verdicts: list[str], wanted: int, rounds: int) -> tuple[object, Scri
     )
     prompts = [Prompt(index, str(index), {}, (1, 2)) for index in range(50)]
     stream, sampling = PromptStream(prompts, 0, shuffle=False), Sampling(2, 1.0, 3, (1,))
-    source = Sampled(recipe.seed, scripted, sampling, lambda: {"weight": 1})
+    source = SampledSource(recipe.seed, scripted, sampling, lambda: {"weight": 1})
     source.sync(0)
     drawn = begin_drawing(recipe, 10, 0)
     while drawn.missing:
@@ -217,10 +217,10 @@ def test_dpo_without_pairs_says_how_to_get_some(tmp_path):
 
 
 def test_chat_pairs_continue_the_prompt(tmp_path):
-    from cohort.data.pairs import completion_text
+    from cohort.data.written import read_preference
 
     prompt = Prompt(3, [{"role": "user", "content": "1+1="}], {"chosen": [{"role": "assistant", "content": "2"}]}, (1,))
-    assert completion_text(prompt, "chosen") == "2"
+    assert read_preference(prompt, "chosen") == "2"
 
 
 # -- step 1 ------------------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cohort.base.keyed import keyed_hash
+from cohort.data.prompts import PromptStream
 from cohort.errors import CheckpointError, PromptError
 from cohort.types import Prompt
 
@@ -48,7 +49,7 @@ SEVERAL_VISITS = 3
 Floats = NDArray[np.float64]
 
 
-class InformativeChoice:
+class InformativeChoice(PromptStream):
     """The endless sequence of prompts of a run, drawn by weight. Each call draws without replacement.
 
     `take(cursor, n + m)` begins with `take(cursor, n)`: a step that finds it needs more asks again at the same cursor for
@@ -56,12 +57,9 @@ class InformativeChoice:
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, floor: float) -> None:
-        if not prompts:
-            raise PromptError("prompts: an empty list cannot be chosen from")
+        super().__init__(prompts, seed)
         if not 0 < floor <= 1:
             raise ValueError(f"choice_floor must lie in (0, 1], got {floor}: at 0 a prompt could be forgotten for ever")
-        self.prompts = list(prompts)
-        self.seed = seed
         self.floor = floor
         indices_P = np.array([prompt.index for prompt in self.prompts], dtype=np.int64)
         self._places_P = np.argsort(indices_P, kind="stable")
@@ -87,10 +85,6 @@ class InformativeChoice:
             times_P = arrival_times(weights_P, keyed_hash("prompt_choice", self.seed, cursor, lap))
             chosen += [self.prompts[place] for place in first_arrivals(times_P, min(size, count - lap * size))]
         return chosen
-
-    def epoch(self, cursor: int) -> float:
-        """Prompts drawn up to this cursor, as a multiple of their number. Some were drawn more often than others."""
-        return cursor / len(self.prompts)
 
     def estimates(self) -> Floats:
         """Success rate of each prompt, in the order of `prompts`; 1/2 where it is unseen."""

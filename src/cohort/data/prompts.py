@@ -195,9 +195,9 @@ class PromptStream:
     It has no state. `take(cursor, count)` is a pure function, and the cursor a run has reached is all a checkpoint needs.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int, shuffle: bool) -> None:
+    def __init__(self, prompts: Sequence[Prompt], seed: int, shuffle: bool = False) -> None:
         if not prompts:
-            raise PromptError("prompts: an empty list cannot be streamed")
+            raise PromptError("prompts: an empty list cannot be drawn from")
         self.prompts = list(prompts)
         self.seed = seed
         self.shuffle = shuffle
@@ -211,11 +211,12 @@ class PromptStream:
         return [self.prompts[self._order(place // size)[place % size]] for place in range(cursor, cursor + count)]
 
     def epoch(self, cursor: int) -> float:
-        """How often the prompts have been passed through at this cursor."""
+        """Prompts drawn up to this cursor, as a multiple of their number."""
         return cursor / len(self.prompts)
 
     def record(self, verdicts: Mapping[int, tuple[int, int]]) -> None:
-        """Every prompt comes once per epoch, whatever became of it."""
+        """A step is finished: prompt -> (successes, verdicts) of every group it drew. Here every prompt comes once per epoch, whatever
+        became of it; InformativeChoice draws by it."""
 
     def metrics(self) -> dict[str, float]:
         return {}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cohort.base.keyed import keyed_hash
 from cohort.data.prompts import content_key
@@ -28,24 +28,12 @@ from cohort.types import Completion, NoiseKey, Outcome, Prompt, Sampling
 
 if TYPE_CHECKING:  # comparing two stored evaluations must not load an engine
     from cohort.engine.protocol import Engine
+    from cohort.rewards.contract import Scorer
 
 NO_ANSWER = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
 MARKS: dict[bool | None, str] = {True: "1", False: "0", None: "-"}
 Value = TypeVar("Value")
 VERDICTS: dict[str, bool | None] = {mark: verdict for verdict, mark in MARKS.items()}
-
-
-class Scored(Protocol):
-    """What scoring returns, as far as evaluation is concerned."""
-
-    @property
-    def outcomes(self) -> Sequence[Outcome]: ...
-
-
-class Scorer(Protocol):
-    """The reward functions: `prompts` and `completions` are flat lists of equal length, outcomes come in their order."""
-
-    def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, step: int, num_steps: int) -> Scored: ...
 
 
 @dataclass(frozen=True, slots=True)

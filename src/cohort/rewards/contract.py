@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from cohort.base.importing import NotImportable, load_function
 from cohort.errors import RewardError
@@ -50,6 +50,12 @@ class RewardPart:
 class Scored:
     outcomes: list[Outcome]
     metrics: dict[str, float]
+
+
+class Scorer(Protocol):
+    """Reward functions, or a learned model that stands in for them: flat lists of equal length in, outcomes in their order out."""
+
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, step: int, num_steps: int) -> Scored: ...
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from cohort.algorithms.registry import SAMPLED
-from cohort.data.pairs import CHOSEN, REJECTED, make_pairs
 from cohort.data.prompt_choice import InformativeChoice
 from cohort.data.prompts import PromptReport, PromptStream, assert_disjoint, describe_split, make_prompts, split_held_out
 from cohort.data.rows import load_rows
-from cohort.data.streams import Stream
+from cohort.data.written import CHOSEN, REJECTED, WrittenRow, make_demonstrations, make_pairs
 from cohort.engine import build_engine, stop_ids
 from cohort.engine.protocol import Engine
 from cohort.errors import ModelError, PromptError
@@ -27,7 +26,6 @@ from cohort.model.rotary import positions_of
 from cohort.recipe.materials import PYTHON_ROWS, Materials
 from cohort.recipe.rules import gold_column
 from cohort.recipe.schema import PromptsConfig, Recipe
-from cohort.training.cold_start import Demonstration, make_demonstrations
 from cohort.types import Prompt, Sampling
 
 Rows = list[dict[str, Any]]
@@ -160,15 +158,11 @@ def compute_dtype(recipe: Recipe) -> torch.dtype:
 class EncodedData:
     train: list[Prompt]
     sets: dict[str, list[Prompt]]
-    demonstrations: list[Demonstration]
-    pairs: dict[int, tuple[tuple[int, ...], ...]]
-    """Prompt -> chosen and rejected completion, where algorithm.data is "pairs"."""
+    demonstrations: list[WrittenRow]
+    pairs: list[WrittenRow]
+    """Chosen and rejected completions, where algorithm.data is "pairs"."""
     reports: dict[str, PromptReport]
     """What became of the rows, for "prompts", for each evaluation set, and for "demonstrations"."""
-
-    @property
-    def report(self) -> PromptReport:
-        return self.reports["prompts"]
 
     def evaluation_digests(self) -> dict[str, str]:
         """Of the problems of each set: before and after must be measured on the very same ones."""
@@ -178,8 +172,8 @@ class EncodedData:
         """Changes with any training prompt, column or demonstration: a resumed run must go on with the very same data."""
         digest = digest_prompts(self.train)
         for demonstration in self.demonstrations:
-            digest.update(repr((demonstration.prompt.token_ids, demonstration.completion_ids)).encode())
-        digest.update(repr(self.pairs).encode() if self.pairs else b"")
+            digest.update(repr((demonstration.prompt.token_ids, demonstration.completions[0])).encode())
+        digest.update(repr({pair.prompt.index: pair.completions for pair in self.pairs}).encode() if self.pairs else b"")
         return digest.hexdigest()
 
 
@@ -196,7 +190,8 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
     codecs: dict[str, ChatCodec] = {}
 
     def encode(name: str, rows: Rows, config: PromptsConfig) -> list[Prompt]:
-        section = "prompts" if not config.template_args or config == recipe.prompts else section_of(name)
+        own = "cold_start.source" if name == "demonstrations" else f"evaluation.sets.{name}"
+        section = "prompts" if not config.template_args or config == recipe.prompts else own
         told = config.template_args or recipe.prompts.template_args
         codec = codecs[name] = policy.codec.told(told, f"{section}.template_args")
         prompts, reports[name] = make_prompts(
@@ -220,39 +215,34 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
 
     train = encode("prompts", data.train, recipe.prompts) if data.train else []  # evaluation alone trains on nothing
     sets = {name: encode(name, rows, config)[: recipe.evaluation.max_problems] for name, (config, rows) in data.sets.items()}
-    demonstrations: list[Demonstration] = []
+    demonstrations: list[WrittenRow] = []
     if data.demonstrations:
         config, rows = data.demonstrations
-        prompts = encode("demonstrations", rows, config)
-        demonstrations = make_demonstrations(prompts, codecs["demonstrations"], recipe, end_id(policy, sampling))
-    pairs = {}
+        prompts, column = encode("demonstrations", rows, config), recipe.cold_start.completion_column
+        demonstrations = make_demonstrations(prompts, codecs["demonstrations"], column, find_end_id(policy, sampling))
+    pairs: list[WrittenRow] = []
     if recipe.algorithm.data == "pairs":
-        pairs = make_pairs(train, codecs["prompts"], end_id(policy, sampling))
-    check_lengths(policy, {one.prompt.index: (one.prompt, (one.completion_ids,)) for one in demonstrations}, "demonstrations")
-    check_lengths(policy, {prompt.index: (prompt, pairs[prompt.index]) for prompt in train if pairs}, "pairs")
+        pairs = make_pairs(train, codecs["prompts"], find_end_id(policy, sampling))
+    check_lengths(policy, demonstrations, "demonstrations")
+    check_lengths(policy, pairs, "pairs")
     for name, prompts in sets.items():
         assert_disjoint(train, prompts, name)
         assert_disjoint([demonstration.prompt for demonstration in demonstrations], prompts, name)
     return EncodedData(train, sets, demonstrations, pairs, reports)
 
 
-def section_of(name: str) -> str:
-    return "cold_start.source" if name == "demonstrations" else f"evaluation.sets.{name}"
-
-
-def check_lengths(policy: Policy, rows: Mapping[int, tuple[Prompt, Sequence[Sequence[int]]]], what: str) -> None:
+def check_lengths(policy: Policy, rows: Sequence[WrittenRow], what: str) -> None:
     """Completions that stand in the rows must fit into the positions the model has; sampled ones are cut in time."""
     most = positions_of(policy.model.config.get_text_config())
-    for index, (prompt, completions) in rows.items():
-        longest = len(prompt.token_ids) + max(map(len, completions))
-        if most is not None and longest > most:
+    for row in rows:
+        if most is not None and row.longest > most:
             raise PromptError(
-                f"{what}, row {index}: prompt and completion have {longest} tokens together, and the model has {most} positions. "
-                "Shorten or remove the row, or use a model with more positions."
+                f"{what}, row {row.prompt.index}: prompt and completion have {row.longest} tokens together, and the model has {most} "
+                "positions. Shorten or remove the row, or use a model with more positions."
             )
 
 
-def end_id(policy: Policy, sampling: Sampling) -> int:
+def find_end_id(policy: Policy, sampling: Sampling) -> int:
     """The end a person would write: the tokenizer's own, not just any of the stops that sampling honours."""
     stop = policy.tokenizer.eos_token_id
     if stop is None and not sampling.stop_ids:
@@ -260,7 +250,7 @@ def end_id(policy: Policy, sampling: Sampling) -> int:
     return int(sampling.stop_ids[0] if stop is None else stop)
 
 
-def make_stream(recipe: Recipe, encoded: EncodedData) -> Stream:
+def make_stream(recipe: Recipe, encoded: EncodedData) -> PromptStream:
     """The prompts of the steps: every prompt once per epoch, or the informative ones more often."""
     prompts = encoded.train
     if recipe.algorithm.data == "demonstrations":
@@ -284,8 +274,7 @@ def longest_sequence(recipe: Recipe, encoded: EncodedData, sampling: Sampling) -
     evaluated = recipe.evaluation.max_completion_tokens or sampling.max_completion_tokens
     lengths = [len(prompt.token_ids) + sampling.max_completion_tokens for prompt in encoded.train]
     lengths += [len(prompt.token_ids) + evaluated for prompts in encoded.sets.values() for prompt in prompts]
-    lengths += [len(one.prompt.token_ids) + len(one.completion_ids) for one in encoded.demonstrations]
-    lengths += [len(prompt.token_ids) + max(map(len, encoded.pairs[prompt.index])) for prompt in encoded.train if encoded.pairs]
+    lengths += [row.longest for row in (*encoded.demonstrations, *encoded.pairs)]
     return max(lengths, default=0)
 
 
@@ -311,8 +300,3 @@ def choose_slots(recipe: Recipe, engine: Engine, prompts: Sequence[Prompt], samp
     """How many completions are decoded side by side: by the recipe, or by the memory that is free at the start of the run."""
     longest = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_completion_tokens
     return recipe.sampling.slots or engine.choose_slots(longest)
-
-
-def find_by_index(prompts: Sequence[Prompt]) -> Callable[[int], Prompt]:
-    by_index = {prompt.index: prompt for prompt in prompts}
-    return by_index.__getitem__

@@ -8,48 +8,22 @@ that solves everything leaves it nothing to learn from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from cohort.base.interrupts import deferred
-from cohort.base.stopwatch import Stopwatch
 from cohort.data.prompts import PromptStream
-from cohort.engine import sample_groups
-from cohort.errors import PromptError
-from cohort.model.chat import ChatCodec
+from cohort.data.written import WrittenRow
 from cohort.model.packing import Example, pack
-from cohort.recipe.schema import Recipe
-from cohort.training.judging import RewardJudge
 from cohort.training.parts import Parts
-from cohort.training.stages import save_run, sync_engine
+from cohort.training.stages import sample_rollouts, save_run, sync_engine
 from cohort.training.state import TrainState
-from cohort.types import NoiseKey, Prompt, Sampling
+from cohort.types import NoiseKey, Prompt
 
 
-@dataclass(frozen=True)
-class Demonstration:
-    prompt: Prompt
-    completion_ids: tuple[int, ...]
-
-
-def make_demonstrations(prompts: Sequence[Prompt], codec: ChatCodec, recipe: Recipe, stop_id: int) -> list[Demonstration]:
-    """One demonstration per prompt, tokenised once: prompt ids exactly as in rollouts, completion ended by the stop token."""
-    column = recipe.cold_start.completion_column
-    demonstrations = []
-    for prompt in prompts:
-        if column not in prompt.columns:
-            raise PromptError(
-                f"cold_start.completion_column: row {prompt.index} has no column {column!r}; it has {', '.join(sorted(prompt.columns))}."
-            )
-        prompt_ids, completion_ids = codec.encode_demonstration(prompt.content, str(prompt.columns[column]), stop_id)
-        assert prompt_ids == prompt.token_ids, "a demonstration must continue the very ids that rollouts start from"
-        demonstrations.append(Demonstration(prompt, completion_ids))
-    return demonstrations
-
-
-def cold_start(parts: Parts, state: TrainState, demonstrations: Sequence[Demonstration]) -> None:
+def cold_start(parts: Parts, state: TrainState, demonstrations: Sequence[WrittenRow]) -> None:
     """Train on demonstrations until `num_steps` batches or until sampled success reaches `until_success`."""
     recipe = parts.recipe.cold_start
     by_index = {demonstration.prompt.index: demonstration for demonstration in demonstrations}
@@ -58,7 +32,7 @@ def cold_start(parts: Parts, state: TrainState, demonstrations: Sequence[Demonst
     while state.cold_steps < recipe.num_steps:
         # Looked at before the update, from the step number alone: a resumed run stops at the very same step.
         if recipe.until_success < 1.0 and state.cold_steps and state.cold_steps % recipe.check_every == 0:
-            success = sampled_success(parts, state, stream.take(0, recipe.check_prompts), state.cold_steps)
+            success = measure_success(parts, state, stream.take(0, recipe.check_prompts), state.cold_steps)
             if success >= recipe.until_success:
                 parts.monitors.on_message(
                     f"cold start ends after {state.cold_steps} batches: {success:.0%} of sampled completions are right, "
@@ -74,7 +48,7 @@ def cold_start(parts: Parts, state: TrainState, demonstrations: Sequence[Demonst
             save_run(parts, state)
 
 
-def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[Demonstration]) -> float:
+def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[WrittenRow]) -> float:
     minibatch = pack(
         [as_example(demonstration) for demonstration in demonstrations],
         aggregation="token_mean",
@@ -98,22 +72,21 @@ def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[
     return total
 
 
-def as_example(demonstration: Demonstration) -> Example:
-    length = len(demonstration.completion_ids)
+def as_example(demonstration: WrittenRow) -> Example:
+    [completion_ids] = demonstration.completions
+    length = len(completion_ids)
     vectors: dict[str, Any] = {
         "loss_mask_T": torch.ones(length, dtype=torch.bool),
         "advantages_T": torch.ones(length),
         "sampling_logprobs_T": torch.zeros(length),
     }
-    return Example(0, 0, demonstration.prompt.token_ids, demonstration.completion_ids, **vectors)
+    return Example(0, 0, demonstration.prompt.token_ids, completion_ids, **vectors)
 
 
-def sampled_success(parts: Parts, state: TrainState, prompts: Sequence[Prompt], step: int) -> float:
+def measure_success(parts: Parts, state: TrainState, prompts: Sequence[Prompt], step: int) -> float:
     """Success rate of one sampled completion per training prompt; held-out prompts are not looked at here."""
-    sampling = Sampling(1, parts.sampling.temperature, parts.sampling.max_completion_tokens, parts.sampling.stop_ids)
     sync_engine(parts, state)
-    completions = sample_groups(parts.engine, prompts, sampling, NoiseKey(parts.recipe.seed, "cold_start", step))
-    judge = RewardJudge(parts.rewards, parts.recipe, parts.sampling.max_completion_tokens)
-    outcomes = judge.score(prompts, completions, step, Stopwatch()).outcomes
-    verdicts = [outcome.success for outcome in outcomes if outcome.success is not None]
+    noise = NoiseKey(parts.recipe.seed, "cold_start", step)
+    rollouts = sample_rollouts(parts, prompts, replace(parts.sampling, group_size=1), noise, step)
+    verdicts = [rollout.outcome.success for rollout in rollouts if rollout.outcome.success is not None]
     return sum(verdicts) / max(1, len(verdicts))

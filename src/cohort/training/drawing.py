@@ -23,7 +23,7 @@ from cohort.algorithms.refill import (
     refill_metrics,
     verdict_on_difficulty,
 )
-from cohort.data.streams import Stream
+from cohort.data.prompts import PromptStream
 from cohort.observe.metrics import find_reduction
 from cohort.recipe.schema import Recipe
 from cohort.rewards.contract import Scored
@@ -79,7 +79,7 @@ class Drawn:
         counts = self.counts
         return prompts_to_draw(self.wanted - counts.useful, counts.useful, counts.drawn, LARGEST_ROUND * self.wanted)
 
-    def next_prompts(self, stream: Stream) -> list[Prompt]:
+    def next_prompts(self, stream: PromptStream) -> list[Prompt]:
         """The prompts of the next round."""
         return stream.take(self.cursor, len(self.groups) + self.missing)[len(self.groups) :]
 

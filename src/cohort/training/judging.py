@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from cohort.base.stopwatch import Stopwatch
+from cohort.recipe.rules import OVERLONG_PART
 from cohort.recipe.schema import Recipe
-from cohort.rewards.contract import Scored
-from cohort.training.overlong import penalize_overlong
+from cohort.rewards.contract import Scored, Scorer
+from cohort.rewards.shape import overlong_penalty
+from cohort.rewards.summing import mean_and_std
 from cohort.types import Completion, Outcome, Prompt
 
 Groups = Sequence[Sequence[Completion]]
-
-
-class Scorer(Protocol):
-    """Reward functions, or a learned model that stands in for them."""
-
-    def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, step: int, num_steps: int) -> Scored: ...
-
-
-class Judge(Protocol):
-    def score(self, prompts: Sequence[Prompt], completions_PG: Groups, step: int, watch: Stopwatch) -> Scored:
-        """Outcomes in the order of the completions, group after group."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -33,15 +23,15 @@ class RewardJudge:
 
     scorer: Scorer
     recipe: Recipe
-    max_completion_tokens: int
 
     def score(self, prompts: Sequence[Prompt], completions_PG: Groups, step: int, watch: Stopwatch) -> Scored:
+        """Outcomes in the order of the completions, group after group."""
         flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
         completions = [completion for _, completion in flat]
         num_steps, share = self.recipe.train.num_steps, self.recipe.algorithm.overlong_share
         scored = self.scorer.score([prompt for prompt, _ in flat], completions, step=step, num_steps=num_steps)
         if share:
-            scored = penalize_overlong(scored, completions, self.max_completion_tokens, share)
+            scored = penalize_overlong(scored, completions, self.recipe.sampling.max_completion_tokens, share)
         watch.lap("reward")
         return scored
 
@@ -53,3 +43,28 @@ class RowJudge:
     def score(self, prompts: Sequence[Prompt], completions_PG: Groups, step: int, watch: Stopwatch) -> Scored:
         rewards = [1.0 if place == 0 else 0.0 for group in completions_PG for place in range(len(group))]
         return Scored([Outcome(parts={}, reward=reward, success=None) for reward in rewards], {})
+
+
+Judge = RewardJudge | RowJudge
+
+
+def penalize_overlong(scored: Scored, completions: Sequence[Completion], longest: int, share: float) -> Scored:
+    """DAPO's soft overlong penalty: scores with the penalty added to the reward, never to the success. A completion cut at the limit loses 1."""
+    outcomes, penalties = [], []
+    for outcome, completion in zip(scored.outcomes, completions, strict=True):
+        cut = completion.end == "length"
+        penalty = -1.0 if cut else overlong_penalty(completion.length, longest, share * longest)
+        penalties.append(penalty)
+        if outcome.reward is None:
+            outcomes.append(outcome)
+            continue
+        steps = outcome.steps
+        if steps:  # into the last step: a step of its own would move the mean over all steps even when it is 0
+            position, reward = steps[-1]
+            steps = (*steps[:-1], (position, reward + penalty))
+        outcomes.append(
+            replace(outcome, reward=outcome.reward + penalty, parts={**outcome.parts, OVERLONG_PART: penalty}, steps=steps)
+        )
+    rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+    metrics = {**scored.metrics, **mean_and_std("reward", rewards), f"reward/{OVERLONG_PART}/mean": fmean(penalties)}
+    return replace(scored, outcomes=outcomes, metrics=metrics)

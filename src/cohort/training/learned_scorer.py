@@ -5,21 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from cohort.errors import RewardError
-from cohort.rewards.contract import Scored
+from cohort.rewards.contract import Scored, Scorer
 from cohort.rewards.summing import mean_and_std
 from cohort.training.reward_model import PART, RewardModel, auc
 from cohort.types import Completion, Outcome, Prompt
 
 NOT_FINITE = f"{PART}:nan"
-
-
-class Verifier(Protocol):
-    """What LearnedScorer needs of the reward functions; RewardRunner is one."""
-
-    def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, step: int, num_steps: int) -> Scored: ...
 
 
 @dataclass(frozen=True)
@@ -30,7 +23,7 @@ class LearnedScorer:
     no evidence.
     """
 
-    verifier: Verifier
+    verifier: Scorer
     reward_model: RewardModel
     micro_batch_tokens: int
     max_fault_share: float = 0.1

@@ -1,4 +1,4 @@
-"""How much memory a run needs, from the numbers of a model's config and of the recipe. Imports no torch.
+"""How much memory a run needs, from the numbers of a model's config and of the recipe.
 
 What is counted by formula is exact: parameters, masters, gradients, moments, keys and values. Activations are an estimate:
 what the backward of each layer reads again, for the fused kernels of the Llama and Qwen families; other modules keep more.
@@ -7,16 +7,27 @@ what the backward of each layer reads again, for the fused kernels of the Llama 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+import torch
+
+from cohort.model.four_bit import count_elements
+from cohort.model.lora import linear_layers
+from cohort.model.policy import Policy
+from cohort.ops.fused.training import FusedBackbone
+from cohort.ops.logprobs import CHUNK_ELEMENTS, CUDA_BLOCK_SHARE, CUDA_CHUNK_BYTES, CUDA_ROWS
+from cohort.recipe.rules import needs_reference
+from cohort.training.build import EncodedData
+from cohort.training.objective import needs_critic
+from cohort.training.parts import Parts
 
 MOMENT_BYTES = {32: 8.0, 8: 2.0 + 8.0 / 256.0}
 """Both moments of one element; in 8 bits two codes, and two float32 scales for every 256 elements."""
 FOUR_BIT_BYTES = 0.5 + 1.0 / 64.0 + 4.0 / (64.0 * 256.0)
 """One weight in nf4: half a byte of code, a scale of one byte for every 64, and a float32 for every 256 of those."""
-HEAD_CHUNK_ELEMENTS = 1 << 24
-HEAD_GPU_BYTES, HEAD_GPU_SHARE, HEAD_GPU_ROWS = 5 << 28, 16, 256
-"""Sizes of the loss head, as in ops/logprobs.py, which imports torch."""
 MODULE_FACTOR = 2.0
 """By a rule of thumb: what the modules of transformers keep for the backward, against own kernels."""
 GIB = 2.0**30
@@ -33,51 +44,16 @@ class ModelNumbers:
     head_dim: int
     intermediate: int
     vocabulary: int
-    tied: bool = False
-    """Input embedding and head are one matrix."""
-    attention_bias: bool = False
-    """Biases of the query, key and value projections (Qwen2)."""
-    head_norms: bool = False
-    """Norms of query and key heads (Qwen3)."""
-    counted: int = 0
-    """Parameters as counted in the model itself; 0: by the formula of the families."""
-    counted_linear: int = 0
-    """Those of them in linear layers below the head; 0: by the formula."""
-
-    @property
-    def projection_sizes(self) -> Mapping[str, tuple[int, int]]:
-        """(inputs, outputs) of the linear layers of one decoder layer."""
-        queries, keys = self.query_heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "q_proj": (self.width, queries),
-            "k_proj": (self.width, keys),
-            "v_proj": (self.width, keys),
-            "o_proj": (queries, self.width),
-            "gate_proj": (self.width, self.intermediate),
-            "up_proj": (self.width, self.intermediate),
-            "down_proj": (self.intermediate, self.width),
-        }
-
-    @property
-    def parameters(self) -> int:
-        if self.counted:
-            return self.counted
-        per_layer = sum(inputs * outputs for inputs, outputs in self.projection_sizes.values()) + 2 * self.width
-        if self.attention_bias:
-            per_layer += (self.query_heads + 2 * self.kv_heads) * self.head_dim
-        if self.head_norms:
-            per_layer += 2 * self.head_dim
-        embeddings = self.vocabulary * self.width * (1 if self.tied else 2)
-        return self.layers * per_layer + embeddings + self.width
-
-    @property
-    def linear_parameters(self) -> int:
-        """What a base in 4 bits holds in 4 bits."""
-        return self.counted_linear or self.layers * sum(inputs * outputs for inputs, outputs in self.projection_sizes.values())
+    parameters: int
+    """As counted in the model itself."""
+    linear_parameters: int = 0
+    """Those of them in linear layers below the head: what a base in 4 bits holds in 4 bits."""
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of low-rank adapters on every linear layer but the head."""
-        return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in self.projection_sizes.values())
+        """Of low-rank adapters on every linear layer but the head: rank x (inputs + outputs) of each."""
+        queries, keys = self.query_heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = 2 * (self.width + queries) + 2 * (self.width + keys)
+        return self.layers * rank * (attention + 3 * (self.width + self.intermediate))
 
 
 @dataclass(frozen=True)
@@ -113,8 +89,8 @@ class RunNumbers:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Bytes by what they hold. `held` stay for the whole run, `training` and `sampling` take turns."""
+class MemoryEstimate:
+    """Bytes of a run by what they hold. `held` stay for the whole run, `training` and `sampling` take turns."""
 
     held: Mapping[str, float]
     training: Mapping[str, float]
@@ -155,13 +131,13 @@ def head_bytes(model: ModelNumbers, run: RunNumbers) -> float:
     """
     vocabulary = model.vocabulary
     if not run.gpu_bytes:
-        return 2.0 * 4.0 * max(HEAD_CHUNK_ELEMENTS, vocabulary)
-    chunk = max(1, HEAD_GPU_BYTES // (4 * vocabulary))
-    chunk -= chunk % HEAD_GPU_ROWS if chunk > HEAD_GPU_ROWS else 0
+        return 2.0 * 4.0 * max(CHUNK_ELEMENTS, vocabulary)
+    chunk = max(1, CUDA_CHUNK_BYTES // (4 * vocabulary))
+    chunk -= chunk % CUDA_ROWS if chunk > CUDA_ROWS else 0
     logits = 4.0 * min(chunk, run.micro_batch_tokens) * vocabulary
     if run.lora_rank:
         return logits + float(run.element) * min(chunk, run.micro_batch_tokens) * vocabulary
-    block = chunk * max(1, int(run.gpu_bytes) // HEAD_GPU_SHARE // (run.element * vocabulary * chunk))
+    block = chunk * max(1, int(run.gpu_bytes) // CUDA_BLOCK_SHARE // (run.element * vocabulary * chunk))
     kept = float(run.element) * min(block, run.micro_batch_tokens) * vocabulary
     return logits + kept + (run.element if run.micro_batch_tokens <= block else 4.0) * vocabulary * model.width
 
@@ -171,7 +147,7 @@ def kv_bytes_per_slot(model: ModelNumbers, longest: int, element: int) -> float:
     return 2.0 * element * model.layers * model.kv_heads * model.head_dim * longest
 
 
-def estimate(model: ModelNumbers, run: RunNumbers) -> Estimate:
+def estimate_memory(model: ModelNumbers, run: RunNumbers) -> MemoryEstimate:
     """Named bytes of a run."""
     count = model.parameters
     trained = count
@@ -203,20 +179,20 @@ def estimate(model: ModelNumbers, run: RunNumbers) -> Estimate:
     }
     cache = kv_bytes_per_slot(model, run.longest, run.cache_element or run.element)
     sampling = {"keys and values": run.slots * cache}
-    return Estimate(held, training, sampling, model, run)
+    return MemoryEstimate(held, training, sampling, model, run)
 
 
-def words(needed: Estimate, free_bytes: float) -> str:
+def describe_memory(needed: MemoryEstimate, free_bytes: float) -> str:
     """Whether it fits into `free_bytes` (an empty device's), and which setting to change first where it does not."""
     largest = sorted(needed.parts.items(), key=lambda part: -part[1])
     detail = ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest if size >= 0.05 * GIB)
     text = f"about {needed.peak / GIB:.1f} GiB at the peak{f' ({detail})' if detail else ''}; {free_bytes / GIB:.1f} GiB are there for it"
     if needed.peak <= free_bytes:
         return f"{text}: it fits."
-    fitting = made_to_fit(needed, free_bytes)
+    fitting = find_fitting_run(needed, free_bytes)
     if fitting is None:
         return f"{text}: it does not fit, and no setting makes it fit: use a smaller model, or a larger device."
-    changed = [f"{field} = {spelled(field, value)}" for field, value in differences(needed.run, fitting)]
+    changed = [f"{field} = {spell_value(field, value)}" for field, value in list_changes(needed.run, fitting)]
     return f"{text}: it does not fit. Set {' and '.join(changed)}."
 
 
@@ -233,93 +209,147 @@ ADVISED_RANK = 16
 TOKEN_MULTIPLE = 256
 
 
-def differences(before: RunNumbers, after: RunNumbers) -> list[tuple[str, int]]:
+def list_changes(before: RunNumbers, after: RunNumbers) -> list[tuple[str, int]]:
     return [(field, getattr(after, name)) for name, field in FIELDS.items() if getattr(after, name) != getattr(before, name)]
 
 
-def spelled(field: str, value: int) -> str:
+def spell_value(field: str, value: int) -> str:
     return '"nf4"' if field == FIELDS["four_bit"] else str(value).lower()
 
 
-def made_to_fit(needed: Estimate, free_bytes: float) -> RunNumbers | None:
+def find_fitting_run(needed: MemoryEstimate, free_bytes: float) -> RunNumbers | None:
     """The first change, or the first pair or three of them, with which the run fits; None: none does."""
-
-    def checkpointed(run: RunNumbers) -> RunNumbers:
-        return replace(run, activation_checkpointing=True)
-
-    def eight_bits(run: RunNumbers) -> RunNumbers:
-        return replace(run, state_bits=8) if not run.lora_rank else run
-
-    def adapted(run: RunNumbers) -> RunNumbers:
-        return run if run.lora_rank else replace(run, lora_rank=ADVISED_RANK, own_kernels=False)  # PEFT's layers are modules
-
-    def rounded(run: RunNumbers) -> RunNumbers:
-        return replace(run, four_bit=True)
-
-    attempts: list[list[Callable[[RunNumbers], RunNumbers]]] = [
-        [],
-        [checkpointed],
-        [eight_bits],
-        [checkpointed, eight_bits],
-        [adapted],
-        [checkpointed, adapted],
-        [adapted, rounded],
-        [checkpointed, adapted, rounded],
-    ]
-    for attempt in attempts:
-        run = needed.run
-        for change in attempt:
-            run = change(run)
-        run = sized(needed.model, run, free_bytes)
-        if estimate(needed.model, run).peak <= free_bytes:
+    is_adapted = needed.run.lora_rank > 0
+    checkpointed: dict[str, Any] = {"activation_checkpointing": True}
+    eight_bits: dict[str, Any] = {} if is_adapted else {"state_bits": 8}
+    adapted: dict[str, Any] = (
+        {} if is_adapted else {"lora_rank": ADVISED_RANK, "own_kernels": False}
+    )  # PEFT's layers are modules
+    rounded: dict[str, Any] = {"four_bit": True}
+    for changes in (
+        {},
+        checkpointed,
+        eight_bits,
+        checkpointed | eight_bits,
+        adapted,
+        checkpointed | adapted,
+        adapted | rounded,
+        checkpointed | adapted | rounded,
+    ):
+        run = fit_sizes(needed.model, replace(needed.run, **changes), free_bytes)
+        if estimate_memory(needed.model, run).peak <= free_bytes:
             return run
     return None
 
 
-def sized(model: ModelNumbers, run: RunNumbers, free_bytes: float) -> RunNumbers:
+def fit_sizes(model: ModelNumbers, run: RunNumbers, free_bytes: float) -> RunNumbers:
     """With micro-batches and slots as they are where they fit, else as large as fit: one sequence at least."""
-    needed = estimate(model, run)
+    needed = estimate_memory(model, run)
     room = free_bytes - sum(needed.held.values())
 
     def fits(tokens: int) -> bool:
-        return sum(estimate(model, replace(run, micro_batch_tokens=tokens)).training.values()) <= room
+        return sum(estimate_memory(model, replace(run, micro_batch_tokens=tokens)).training.values()) <= room
 
     if not fits(run.micro_batch_tokens):
         sizes = range(TOKEN_MULTIPLE, run.micro_batch_tokens, TOKEN_MULTIPLE)
         fitting = bisect.bisect_left(sizes, True, key=lambda tokens: not fits(tokens)) * TOKEN_MULTIPLE
         run = replace(run, micro_batch_tokens=min(run.micro_batch_tokens, max(fitting, run.longest)))
-    return replace(run, slots=fitting_slots(needed, free_bytes))
+    return replace(run, slots=fit_slots(needed, free_bytes))
 
 
-def fitting_slots(needed: Estimate, free_bytes: float) -> int:
+def fit_slots(needed: MemoryEstimate, free_bytes: float) -> int:
     """The slots of the run, or as many of them as have room beside what is held: one at least."""
     room, cache = free_bytes - sum(needed.held.values()), sum(needed.sampling.values())
     return needed.run.slots if cache <= room else max(1, int(needed.run.slots * max(0.0, room) / cache))
 
 
-def table(models: Mapping[str, ModelNumbers]) -> list[str]:
+def tabulate_memory(models: Mapping[str, ModelNumbers]) -> list[str]:
     """The rows of docs/memory.md: GiB of each part, for each model; tokens and slots are those of its text."""
-    rows: list[tuple[str, Callable[[ModelNumbers], float]]] = []
+    adapters, gpu = RunNumbers(lora_rank=ADVISED_RANK), RunNumbers(gpu_bytes=140 * GIB)
+    columns = []
+    for model in models.values():
 
-    def weights(run: RunNumbers) -> Callable[[ModelNumbers], float]:
-        return lambda model: sum(estimate(model, run).held.values()) + estimate(model, run).training["gradients"]
+        def weights(run: RunNumbers, model: ModelNumbers = model) -> float:
+            needed = estimate_memory(model, run)
+            return sum(needed.held.values()) + needed.training["gradients"]
 
-    def kept(tokens: int, checkpointing: bool) -> Callable[[ModelNumbers], float]:
-        return lambda model: activation_bytes(model, tokens, 2, checkpointing)
+        columns.append(
+            {
+                "full training": weights(RunNumbers()),
+                "full training, 8-bit moments": weights(RunNumbers(state_bits=8)),
+                "adapters of rank 16": weights(adapters),
+                "the same over a base in 4 bits": weights(replace(adapters, four_bit=True)),
+                "reference for the KL (none with adapters)": 2.0 * model.parameters,
+                "activations of 16,384 tokens": activation_bytes(model, 16384, 2, False),
+                "the same, checkpointed": activation_bytes(model, 16384, 2, True),
+                "loss head of 16,384 tokens on a GPU of 140 GiB": head_bytes(model, gpu),
+                "the same with adapters": head_bytes(model, replace(gpu, lora_rank=ADVISED_RANK)),
+                "keys and values of 256 slots of 640 tokens": 256 * kv_bytes_per_slot(model, 640, 2),
+                "keys and values of 32 slots of 16,512 tokens": 32 * kv_bytes_per_slot(model, 16512, 2),
+            }
+        )
+    return [f"| {what} | " + " | ".join(f"{column[what] / GIB:.2f}" for column in columns) + " |" for what in columns[0]]
 
-    rows.append(("full training", weights(RunNumbers())))
-    rows.append(("full training, 8-bit moments", weights(RunNumbers(state_bits=8))))
-    rows.append(("adapters of rank 16", weights(RunNumbers(lora_rank=16))))
-    rows.append(("the same over a base in 4 bits", weights(RunNumbers(lora_rank=16, four_bit=True))))
-    rows.append(("reference for the KL (none with adapters)", lambda model: 2.0 * model.parameters))
-    rows.append(("activations of 16,384 tokens", kept(16384, False)))
-    rows.append(("the same, checkpointed", kept(16384, True)))
-    rows.append(
-        ("loss head of 16,384 tokens on a GPU of 140 GiB", lambda model: head_bytes(model, RunNumbers(gpu_bytes=140 * GIB)))
+
+# -- the numbers of a run ----------------------------------------------------------------------------------------------
+
+
+def measure_room(device: torch.device) -> float:
+    """Bytes that this process could hold: what is free, and what it holds already."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
+    return float(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
+
+
+def list_base_weights(policy: Policy) -> list[torch.Tensor]:
+    """Of the linear layers below the head, without those that an adapter puts beside them."""
+    layers: dict[str, Any] = linear_layers(policy.model)
+    return [layer.weight for name, layer in layers.items() if ".lora_" not in name]
+
+
+def read_model_numbers(policy: Policy) -> ModelNumbers:
+    config = policy.model.config.get_text_config()
+    width, heads = config.hidden_size, getattr(config, "num_attention_heads", None) or 1  # a state space has no heads
+    inner = getattr(config, "intermediate_size", None) or 4 * width
+    own = sum(value.numel() for value in policy.own_parameters().values()) if policy.adapter else 0
+    return ModelNumbers(
+        layers=config.num_hidden_layers,
+        width=width,
+        query_heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or width // heads,
+        intermediate=max(inner) if isinstance(inner, (list, tuple)) else inner,
+        vocabulary=config.vocab_size,
+        parameters=policy.num_parameters - own,
+        linear_parameters=sum(map(count_elements, list_base_weights(policy))),
     )
-    rows.append(("the same with adapters", lambda model: head_bytes(model, RunNumbers(gpu_bytes=140 * GIB, lora_rank=16))))
-    rows.append(("keys and values of 256 slots of 640 tokens", lambda model: 256 * kv_bytes_per_slot(model, 640, 2)))
-    rows.append(("keys and values of 32 slots of 16,512 tokens", lambda model: 32 * kv_bytes_per_slot(model, 16512, 2)))
-    return [
-        f"| {what} | " + " | ".join(f"{measure(model) / GIB:.2f}" for model in models.values()) + " |" for what, measure in rows
-    ]
+
+
+def read_run_numbers(parts: Parts, encoded: EncodedData) -> RunNumbers:
+    recipe, policy, algorithm = parts.recipe, parts.policy, parts.recipe.algorithm
+    device, dtype = policy.device, policy.model.dtype
+    longest = max(len(prompt.token_ids) for prompt in encoded.train) + parts.sampling.max_completion_tokens
+    rows = recipe.train.prompts_per_step * recipe.train.group_size
+    # A budget larger than a whole step is never filled, and one row is taken whole however small the budget is.
+    most = longest * max(rows, recipe.cold_start.batch_size if recipe.cold_start.num_steps else 0)
+    able = parts.engine.capabilities
+    chosen = (parts.engine.slots or able.most_slots) if able.most_slots > 1 else 1
+    problems = max(map(len, encoded.sets.values()), default=0)
+    adapter = sum(value.numel() for value in policy.own_parameters().values()) if policy.adapter else None
+    return RunNumbers(
+        element=dtype.itemsize,
+        state_bits=recipe.optimizer.state_bits,
+        lora_rank=recipe.model.lora.rank,
+        four_bit=recipe.model.lora.base_dtype == "nf4",
+        adapter_parameters=adapter,
+        reference=needs_reference(recipe),
+        critic=needs_critic(algorithm),
+        reward_model=recipe.reward_model.iterations > 0,
+        micro_batch_tokens=max(longest, min(recipe.train.micro_batch_tokens, most)),
+        activation_checkpointing=recipe.train.activation_checkpointing,
+        own_kernels=isinstance(policy.backbone, FusedBackbone),
+        gpu_bytes=float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0.0,
+        slots=min(chosen, max(rows, problems * recipe.evaluation.samples)),
+        longest=longest,
+        cache_element=able.cache_itemsize,
+    )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from cohort.algorithms.registry import SAMPLED
-from cohort.base.stopwatch import Stopwatch
-from cohort.engine import sample_groups
 from cohort.errors import CohortError
 from cohort.model.critic import NoCritic
 from cohort.recipe.rules import measures_kl
-from cohort.training.drawing import Collected, as_groups
+from cohort.training.drawing import Collected
 from cohort.training.experience import Models, credit_tokens, make_batch
-from cohort.training.judging import RewardJudge
 from cohort.training.objective import needs_critic, pack_minibatch, score_tokens, token_loss
 from cohort.training.parts import Parts
 from cohort.training.preflight import Check
+from cohort.training.stages import sample_rollouts
 from cohort.types import NoiseKey
 
 PROMPTS = 8
@@ -36,10 +34,7 @@ def own_checks(parts: Parts) -> list[Check]:
 def try_functions(parts: Parts) -> str:
     recipe, policy = parts.recipe, parts.policy
     prompts = parts.stream.take(0, PROMPTS)
-    completions_PG = sample_groups(parts.engine, prompts, parts.sampling, NoiseKey(recipe.seed, "preflight", 1))
-    judge = RewardJudge(parts.rewards, recipe, parts.sampling.max_completion_tokens)
-    outcomes = judge.score(prompts, completions_PG, 1, Stopwatch()).outcomes
-    rollouts = [rollout for group in as_groups(prompts, completions_PG, outcomes, 0) for rollout in group]
+    rollouts = sample_rollouts(parts, prompts, parts.sampling, NoiseKey(recipe.seed, "preflight", 1), 1)
     # At the start the reference is the policy itself.
     models = Models(policy, policy if measures_kl(recipe) else None, NoCritic())
     credited = credit_tokens(Collected(rollouts, {}, len(prompts), 0), models, recipe, 1, recipe.algorithm.kl_coef)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cohort.data.streams import Stream
+from cohort.data.prompts import PromptStream
 from cohort.engine.protocol import Engine
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.policy import Policy
@@ -51,7 +51,7 @@ class Parts:
     engine_words: str
     """Which one it is, why, and what that costs."""
     rewards: RewardRunner
-    stream: Stream
+    stream: PromptStream
     sampling: Sampling
     evaluation_sets: Mapping[str, Sequence[Prompt]]
     monitors: Monitors

@@ -12,8 +12,6 @@ from typing import Any, Literal
 import torch
 
 from cohort.algorithms.registry import SAMPLED
-from cohort.base.stopwatch import Stopwatch
-from cohort.engine import sample_groups
 from cohort.errors import ModelError, RewardError
 from cohort.evaluation.estimators import FEW_PROBLEMS, useful_share, why_no_interval
 from cohort.evaluation.evaluate import problem_key
@@ -27,12 +25,17 @@ from cohort.rewards.format import asks_for_form
 from cohort.rewards.math.find import cell_text
 from cohort.sandbox import JailUnavailable, find_tier
 from cohort.training.build import EncodedData
-from cohort.training.drawing import as_groups
 from cohort.training.experience import rollout_metrics
-from cohort.training.judging import RewardJudge
-from cohort.training.memory_estimate import estimate, fitting_slots, words
-from cohort.training.memory_numbers import model_numbers, room_on, run_numbers
+from cohort.training.memory_estimate import (
+    describe_memory,
+    estimate_memory,
+    fit_slots,
+    measure_room,
+    read_model_numbers,
+    read_run_numbers,
+)
 from cohort.training.parts import Parts
+from cohort.training.stages import sample_rollouts
 from cohort.training.updates import mismatch_limit
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Rollout
 
@@ -62,10 +65,7 @@ def cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
 def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """Rollouts on a few prompts with the starting policy, and the invariants that must hold at step 1."""
     prompts = parts.stream.take(0, TRIAL_PROMPTS)
-    completions_PG = sample_groups(parts.engine, prompts, parts.sampling, NoiseKey(parts.recipe.seed, "preflight", 0))
-    judge = RewardJudge(parts.rewards, parts.recipe, parts.sampling.max_completion_tokens)
-    outcomes = judge.score(prompts, completions_PG, 1, Stopwatch()).outcomes
-    rollouts = [rollout for group in as_groups(prompts, completions_PG, outcomes, 0) for rollout in group]
+    rollouts = sample_rollouts(parts, prompts, parts.sampling, NoiseKey(parts.recipe.seed, "preflight", 0), 1)
     return [*rollout_checks(parts, rollouts), invariant_check(parts, rollouts)]
 
 
@@ -300,8 +300,9 @@ def length_check(parts: Parts, encoded: EncodedData) -> Check:
         if most and longest + tokens > most:
             text = f"{name}: prompts of up to {longest} tokens and {field} = {tokens} need {longest + tokens} positions, the model has {most}"
             return Check("failure", "lengths", f"{text}. Lower {field} or max_prompt_tokens.", blocks=True)
-    level: Level = "warning" if encoded.report.too_long or encoded.report.with_unknown else "ok"
-    return Check(level, "lengths", str(encoded.report))
+    report = encoded.reports["prompts"]
+    level: Level = "warning" if report.too_long or report.with_unknown else "ok"
+    return Check(level, "lengths", str(report))
 
 
 def teacher_checks(parts: Parts, encoded: EncodedData) -> tuple[list[Check], int]:
@@ -319,11 +320,12 @@ def teacher_checks(parts: Parts, encoded: EncodedData) -> tuple[list[Check], int
 
 def memory_check(parts: Parts, encoded: EncodedData, teacher_parameters: int = 0) -> Check:
     """What the run will hold at its peak, against what this device has for it."""
-    needed = estimate(model_numbers(parts.policy), replace(run_numbers(parts, encoded), teacher_parameters=teacher_parameters))
-    there = room_on(parts.policy.device)
+    run = replace(read_run_numbers(parts, encoded), teacher_parameters=teacher_parameters)
+    needed = estimate_memory(read_model_numbers(parts.policy), run)
+    there = measure_room(parts.policy.device)
     if not parts.recipe.sampling.slots:  # then the engine takes what is free, and no more
-        needed = estimate(needed.model, replace(needed.run, slots=fitting_slots(needed, there)))
-    return Check("ok" if needed.peak <= there else "warning", "memory", words(needed, there))
+        needed = estimate_memory(needed.model, replace(needed.run, slots=fit_slots(needed, there)))
+    return Check("ok" if needed.peak <= there else "warning", "memory", describe_memory(needed, there))
 
 
 def rollout_checks(parts: Parts, rollouts: Sequence[Rollout]) -> list[Check]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -24,32 +23,8 @@ from cohort.observe.perf import engine_metrics
 from cohort.types import Completion, NoiseKey, Prompt, Sampling
 
 
-class Source(Protocol):
-    """Prompts in, groups of completions out."""
-
-    @property
-    def samples(self) -> bool:
-        """Whether completions are sampled, or stand in the rows."""
-        ...
-
-    @property
-    def keyed(self) -> bool:
-        """Whether asking again would give the same."""
-        ...
-
-    def sync(self, policy_version: int) -> None:
-        """The policy has become this version; what is sampled from now on is of it."""
-        ...
-
-    def complete(self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch) -> list[list[Completion]]: ...
-
-    def metrics(self) -> dict[str, float]:
-        """What the last call cost."""
-        ...
-
-
 @dataclass(frozen=True)
-class Sampled:
+class SampledSource:
     """Groups of completions from an engine."""
 
     seed: int
@@ -58,12 +33,15 @@ class Sampled:
     weights: Callable[[], Mapping[str, Tensor]]
     """Of the policy that the engine samples from, by name."""
     samples = True
+    """Whether completions are sampled, or stand in the rows."""
 
     @property
     def keyed(self) -> bool:
+        """Whether asking again would give the same."""
         return self.engine.capabilities.keyed_noise
 
     def sync(self, policy_version: int) -> None:
+        """The policy has become this version; what is sampled from now on is of it."""
         self.engine.sync(self.weights(), policy_version)
 
     def complete(self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch) -> list[list[Completion]]:
@@ -73,11 +51,12 @@ class Sampled:
         return completions_PG
 
     def metrics(self) -> dict[str, float]:
+        """What the last call cost."""
         return engine_metrics(self.engine)
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenSource:
     """Completions that stand in the rows: one demonstration per group, or a chosen and a rejected one."""
 
     completions: Mapping[int, tuple[tuple[int, ...], ...]]
@@ -98,3 +77,7 @@ class Written:
 
     def metrics(self) -> dict[str, float]:
         return {}
+
+
+Source = SampledSource | WrittenSource
+"""Prompts in, groups of completions out."""

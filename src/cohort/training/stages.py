@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from cohort.algorithms.registry import SAMPLED
 from cohort.base.interrupts import deferred
 from cohort.base.stopwatch import Stopwatch
+from cohort.engine import sample_groups
 from cohort.errors import RewardError
 from cohort.evaluation.evaluate import Evaluation, evaluate
 from cohort.model.critic import NoCritic
@@ -23,11 +24,13 @@ from cohort.observe.rollouts import rows_of
 from cohort.recipe.rules import reward_name
 from cohort.recipe.schema import Recipe
 from cohort.training import checkpoint
+from cohort.training.drawing import as_groups
+from cohort.training.judging import RewardJudge
 from cohort.training.kl_control import move_coefficient
 from cohort.training.parts import Parts, TrainingParts
 from cohort.training.state import TrainState
 from cohort.training.updates import UpdateMeter, check_same_policy, kl_limit, mean_metrics, mismatch_limit
-from cohort.types import Sampling
+from cohort.types import NoiseKey, Prompt, Rollout, Sampling
 
 CHECKED_UPDATES = 2
 """Of a process: its first step, and the one after, where a copy or cache that missed the update shows."""
@@ -164,6 +167,15 @@ def save_run(parts: Parts, state: TrainState) -> None:
     if state.best_step >= 0:
         best = {"checkpoint": f"step-{state.best_step}", "reward": state.best_reward}
         parts.folder.write_json(parts.folder.checkpoints / "best.json", best)
+
+
+def sample_rollouts(
+    parts: Parts, prompts: Sequence[Prompt], sampling: Sampling, noise: NoiseKey, step: int, policy_version: int = 0
+) -> list[Rollout]:
+    """Rollouts outside of the loop, group after group, judged by the reward functions."""
+    completions_PG = sample_groups(parts.engine, prompts, sampling, noise)
+    outcomes = RewardJudge(parts.rewards, parts.recipe).score(prompts, completions_PG, step, Stopwatch()).outcomes
+    return [rollout for group in as_groups(prompts, completions_PG, outcomes, policy_version) for rollout in group]
 
 
 def sync_engine(parts: Parts, state: TrainState) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,8 +64,9 @@ class Component(Protocol):
 
 
 @dataclass
-class TrainState:
-    optimizer: Optimizer
+class Record:
+    """The plain part of the state: what state.json holds of it, field by field."""
+
     phase: str = "train"
     """"cold_start" or "train"."""
     cold_steps: int = 0
@@ -102,6 +103,14 @@ class TrainState:
     """Finished steps in which anything was scored."""
     stopped: str = ""
     """Why the run ends with the step that was finished last, before its last one; "": it does not."""
+
+
+RECORDED = tuple(one.name for one in fields(Record))
+
+
+@dataclass(kw_only=True)
+class TrainState(Record):
+    optimizer: Optimizer
     components: dict[str, Component] = field(default_factory=dict)
     """The rest of what a checkpoint holds, by name; see `attach`."""
     found: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=dict)
@@ -188,7 +197,7 @@ class TrainState:
     def save(self, root: Path) -> Path:
         moments, counters = self.optimizer.state()
         tensors: dict[str, dict[str, Tensor]] = {"weights": self.optimizer.weights.tensors(), "optimizer": moments}
-        document: dict[str, Any] = {name: getattr(self, name) for name in PLAIN_FIELDS} | {"optimizer": counters}
+        document: dict[str, Any] = {name: getattr(self, name) for name in RECORDED} | {"optimizer": counters}
         attached = {name: component.state() for name, component in self.components.items()}
         document["components"] = {}
         for name, (parts, counters) in {**self.found, **attached}.items():
@@ -202,7 +211,7 @@ class TrainState:
 
     def restore(self, snapshot: checkpoint.Snapshot, find_prompt: Callable[[int], Prompt]) -> None:
         document = with_added_fields(snapshot.document)
-        for name in PLAIN_FIELDS:
+        for name in RECORDED:
             setattr(self, name, document[name])
         self.optimizer.weights.load(snapshot.tensors["weights"])
         self.optimizer.load_state(snapshot.tensors["optimizer"], document["optimizer"])
@@ -211,29 +220,6 @@ class TrainState:
             self.batch = decode_batch(dict(snapshot.tensors["batch"]), document["batch"], find_prompt)
             self.update_metrics = list(document["update_metrics"])
 
-
-PLAIN_FIELDS = (
-    "phase",
-    "cold_steps",
-    "step",
-    "cursor",
-    "seconds",
-    "best_step",
-    "best_reward",
-    "slots",
-    "data_digest",
-    "base_digest",
-    "start_digest",
-    "evaluation_digests",
-    "files",
-    "recipe",
-    "baseline",
-    "kl_coef",
-    "iteration",
-    "fitted_at",
-    "scored_steps",
-    "stopped",
-)
 
 ADDED_FIELDS: dict[str, dict[str, Any]] = {
     "": {
@@ -262,9 +248,9 @@ def with_added_fields(document: Mapping[str, Any]) -> dict[str, Any]:
 def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Token-sized data as tensors, the rest as JSON. Prompts are stored by index: their source is part of the recipe."""
     tensors = {
-        "completion_ids": flat([rollout.completion.token_ids for rollout in batch.rollouts], torch.int64),
-        "sampling_logprobs": flat([rollout.completion.sampling_logprobs for rollout in batch.rollouts], torch.float32),
-        "sampled_mask": flat([rollout.completion.mask for rollout in batch.rollouts], torch.bool),
+        "completion_ids": lay_flat([rollout.completion.token_ids for rollout in batch.rollouts], torch.int64),
+        "sampling_logprobs": lay_flat([rollout.completion.sampling_logprobs for rollout in batch.rollouts], torch.float32),
+        "sampled_mask": lay_flat([rollout.completion.mask for rollout in batch.rollouts], torch.bool),
     }
     for name in EXAMPLE_VECTORS:
         vectors = [getattr(example, name) for example in batch.examples]
@@ -282,7 +268,7 @@ def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 "end": rollout.completion.end,
                 "text": rollout.completion.text,
                 "versions": rollout.completion.versions,
-                "outcome": encode_outcome(rollout.outcome),
+                "outcome": asdict(rollout.outcome),
             }
             for rollout in batch.rollouts
         ],
@@ -351,22 +337,9 @@ def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prom
     )
 
 
-def encode_outcome(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "parts": dict(outcome.parts),
-        "reward": outcome.reward,
-        "success": outcome.success,
-        "answer": outcome.answer,
-        "faults": list(outcome.faults),
-        "extras": dict(outcome.extras),
-        "steps": [list(step) for step in outcome.steps],
-    }
-
-
 def decode_outcome(row: dict[str, Any]) -> Outcome:
-    steps = tuple((position, reward) for position, reward in row["steps"])
-    return Outcome(row["parts"], row["reward"], row["success"], row["answer"], tuple(row["faults"]), row["extras"], steps)
+    return Outcome(**row | {"faults": tuple(row["faults"]), "steps": tuple(map(tuple, row["steps"]))})
 
 
-def flat(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
+def lay_flat(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
     return torch.tensor([value for row in rows for value in row], dtype=dtype)

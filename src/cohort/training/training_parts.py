@@ -14,13 +14,14 @@ from cohort.model.teacher import load_teacher
 from cohort.recipe.materials import Materials
 from cohort.recipe.rules import needs_reference
 from cohort.recipe.schema import Recipe
+from cohort.rewards.contract import Scorer
 from cohort.training import build
 from cohort.training.build import EncodedData, make_engine
-from cohort.training.judging import Judge, RewardJudge, RowJudge, Scorer
+from cohort.training.judging import Judge, RewardJudge, RowJudge
 from cohort.training.objective import needs_critic
 from cohort.training.parts import Parts, TrainingParts
 from cohort.training.read_again import START, digest_files, refuse_other_files
-from cohort.training.sources import Sampled, Source, Written
+from cohort.training.sources import SampledSource, Source, WrittenSource
 from cohort.training.state import TrainState
 
 
@@ -88,25 +89,23 @@ def find_start(parts: Parts, state: TrainState, materials: Materials) -> Policy:
 def make_source(parts: Parts, encoded: EncodedData, reference: Reference | None) -> Source:
     """Where completions come from, by algorithm.data."""
     recipe, data = parts.recipe, parts.recipe.algorithm.data
-    if data == "demonstrations":
-        written = {one.prompt.index: (one.completion_ids,) for one in encoded.demonstrations}
-        return Written(written, parts.policy.codec.decode)
-    if data == "pairs":
-        return Written(encoded.pairs, parts.policy.codec.decode)
+    if data not in SAMPLED:
+        rows = encoded.pairs if data == "pairs" else encoded.demonstrations
+        return WrittenSource({row.prompt.index: row.completions for row in rows}, parts.policy.codec.decode)
     engine, policy = parts.engine, parts.policy
     if data == "start":
         assert reference is not None
         policy = reference.policy
         engine, _ = make_engine(recipe, policy)
         engine.slots = parts.engine.slots
-    return Sampled(recipe.seed, engine, parts.sampling, policy.own_parameters)
+    return SampledSource(recipe.seed, engine, parts.sampling, policy.own_parameters)
 
 
 def make_judge(parts: Parts, scorer: Scorer | None = None) -> Judge:
     """Who says what completions are worth: the reward functions, a scorer in their place, or the rows themselves."""
     if parts.recipe.algorithm.data not in SAMPLED:
         return RowJudge()
-    return RewardJudge(scorer or parts.rewards, parts.recipe, parts.sampling.max_completion_tokens)
+    return RewardJudge(scorer or parts.rewards, parts.recipe)
 
 
 def make_optimizer(weights: MasterWeights, recipe: Recipe, phase: str) -> Optimizer:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from cohort.data.pairs import CHOSEN, REJECTED, completion_text
 from cohort.data.rows import READERS, load_rows
+from cohort.data.written import CHOSEN, REJECTED, read_demonstration, read_preference
 from cohort.errors import PromptError
 from cohort.tools.compare.contenders import Contender
 from cohort.types import Prompt
@@ -27,23 +25,14 @@ def refuse_missing_columns(contender: Contender, seed: int) -> None:
     first = min(config.limit or FIRST_ROWS, FIRST_ROWS)
     try:
         for index, row in enumerate(load_rows(config.model_copy(update={"limit": first}), seed)):
-            columns = {name: value for name, value in row.items() if name != config.prompt_column}
+            prompt = Prompt(index, "", {name: value for name, value in row.items() if name != config.prompt_column}, ())
             if data == "pairs":
                 for column in (CHOSEN, REJECTED):
-                    completion_text(Prompt(index, "", columns, ()), column)
+                    read_preference(prompt, column)
             else:
-                check_demonstration(index, columns, recipe.cold_start.completion_column)
+                read_demonstration(prompt, recipe.cold_start.completion_column)
     except PromptError as problem:
         raise PromptError(f"contender {contender.label}: {problem}") from None
-
-
-def check_demonstration(index: int, columns: Mapping[str, Any], column: str) -> None:
-    if column not in columns:
-        has = ", ".join(sorted(columns)) or "none"
-        raise PromptError(
-            f'algorithm.data: "demonstrations" trains on what is written in the rows, and row {index} has no column {column!r} '
-            f"(it has {has}). Add it, or name the column that holds the text with cold_start.completion_column."
-        )
 
 
 def is_at_hand(source: str) -> bool:
