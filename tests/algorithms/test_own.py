@@ -379,8 +379,8 @@ def test_diagnosis_asks_the_document_whether_the_advantage_compares_groups(known
     made, _ = known
     rows = [{"step": step, "advantage/useful_groups": 0.0, "reward/success": 0.5, "reward/mean": 0.5} for step in range(1, 30)]
     recipe = {"algorithm": made.model_dump()}
-    keys = {finding.key for finding in diagnose(rows, recipe)}
-    assert keys - {finding.key for finding in diagnose(rows, recipe, own=made.own)} == {"no_useful_groups"}
+    keys = {finding.name for finding in diagnose(rows, recipe)}
+    assert keys - {finding.name for finding in diagnose(rows, recipe, own=made.own)} == {"no_useful_groups"}
     run = RunFolder.create(build_recipe({"name": "run", "algorithm": made.model_dump()}))
     run.keep_own(made)
     assert ConsoleMonitor(run.root, recipe).own["advantage"].traits.compares_group is False

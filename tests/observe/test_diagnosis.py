@@ -62,7 +62,7 @@ def healthy(steps=60, **changes):
 
 
 def keys(rows, recipe=RECIPE, evaluations=()):
-    return {finding.key: finding for finding in diagnose(rows, recipe, evaluations)}
+    return {finding.name: finding for finding in diagnose(rows, recipe, evaluations)}
 
 
 def test_a_healthy_run_has_no_findings_at_any_length():
@@ -454,5 +454,5 @@ def test_rows_with_nothing_but_a_ruined_critic_are_enough():
     rows = [
         {"step": s, "critic/explained_variance": -5.0, "critic/loss": 10.0 * s, "critic/value_mean": 50.0} for s in range(1, 60)
     ]
-    assert [finding.key for finding in diagnose(rows)] == ["critic_diverges"]
+    assert [finding.name for finding in diagnose(rows)] == ["critic_diverges"]
     assert "critic.learning_rate" in diagnose(rows)[0].fix

@@ -37,7 +37,7 @@ def evaluation(label, counts, step=0, name="test", samples=SAMPLES):
 
 def narrowing(before, after, rows=(), **more):
     found = diagnose(rows, more.pop("recipe", None), [evaluation("before", before), evaluation("after", after, 9, **more)])
-    return next((one for one in found if one.key == "pass_at_k_falls"), None)
+    return next((one for one in found if one.name == "pass_at_k_falls"), None)
 
 
 NARROWED = [2] * 16 + [8] * 8, [16] * 8 + [0] * 8 + [12] * 8
@@ -92,7 +92,7 @@ def test_noise_alone_raises_it_hardly_ever():
         rates = [rng.random() ** 2 for _ in range(40)]
         before, after = ([sum(rng.random() < rate for _ in range(8)) for rate in rates] for _ in range(2))
         sets = [evaluation("before", before, samples=8), evaluation("after", after, 9, samples=8)]
-        raised += any(one.key == "pass_at_k_falls" for one in diagnose((), None, sets))
+        raised += any(one.name == "pass_at_k_falls" for one in diagnose((), None, sets))
     assert raised <= 6
 
 
@@ -100,7 +100,7 @@ def test_only_the_end_of_a_run_is_judged():
     """Of many looks on the way one would show noise; and an old end says nothing of a run that goes on."""
     before, after = NARROWED
     looks = [evaluation("before", before), evaluation("during", after, 5)]
-    assert not [one for one in diagnose((), None, looks) if one.key == "pass_at_k_falls"]
+    assert not [one for one in diagnose((), None, looks) if one.name == "pass_at_k_falls"]
     assert narrowing(before, after, rows=[{"step": 9}]) is not None
     assert narrowing(before, after, rows=[{"step": 10}]) is None
     torn = [evaluation("before", before), evaluation("after", after, 9) | {"per_problem": {"test": {"problem": 3}}}]
@@ -160,4 +160,4 @@ def test_a_fall_without_an_interval_is_no_alarm():
         return {"step": step, "sets": {"test": {"pass@1": {"value": value, "low": None, "high": None}}}}
 
     rows = [{"step": step, "reward/mean": 0.5 + step / 200} for step in range(1, 61)]
-    assert "held_out_falls" not in {one.key for one in diagnose(rows, None, [at(0, 0.75), at(60, 0.25)])}
+    assert "held_out_falls" not in {one.name for one in diagnose(rows, None, [at(0, 0.75), at(60, 0.25)])}

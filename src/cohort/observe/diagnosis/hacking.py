@@ -14,8 +14,9 @@ from statistics import fmean
 from typing import Any
 
 from cohort.base.text import printable, write_percent
-from cohort.observe.diagnosis.history import FAILURE_WORDS, WINDOW, Finding, History, Trend, trend_between
-from cohort.observe.diagnosis.scores import drawn, parts_of
+from cohort.observe.diagnosis.finding import Finding, write_finding
+from cohort.observe.diagnosis.history import FAILURE_WORDS, WINDOW, History, Trend, trend_between
+from cohort.observe.diagnosis.scores import read_parts
 from cohort.recipe.rules import OVERLONG_PART
 
 SHARED = 0.5
@@ -33,7 +34,7 @@ SOLVED = 0.9
 
 def part_outruns_outcome(history: History) -> Finding | None:
     """A part that is not the outcome rises while success stays, or falls."""
-    outcome, weights = parts_of(history)
+    outcome, weights = read_parts(history)
     if not outcome or not history.rows:
         return None
     for first in dict.fromkeys((0, best_window(history, "reward/success"))):
@@ -48,25 +49,17 @@ def part_outruns_outcome(history: History) -> Finding | None:
         risen = [(trend, name) for name in other_parts(history, outcome) if (trend := part_rise(history, name, weights, first))]
         if risen:
             trend, name = max(risen, key=lambda pair: abs(pair[0].change))
-            return outran(history, name, trend, success, outcome, falls)
+            return write_finding(
+                "part_outruns_outcome",
+                "alarm" if falls else "warning",
+                variant="fell" if falls else "",
+                evidence=quote_evidence(history, f"part/{name}"),
+                name=name,
+                part=trend,
+                success=success,
+                outcome=outcome,
+            )
     return None
-
-
-def outran(history: History, name: str, part: Trend, success: Trend, outcome: str, falls: bool) -> Finding:
-    how = (
-        f"fell from {write_percent(success.start)} to {write_percent(success.now)}"
-        if falls
-        else f"stayed at {write_percent(success.now)}"
-    )
-    return Finding(
-        "part_outruns_outcome",
-        "alarm" if falls else "warning",
-        f"The part {name} went from {part.start:.2f} to {part.now:.2f} while success ({outcome}) {how}.",
-        "The policy is learning what this part pays for instead of the task. The form is often learned first; it is hacking "
-        "when success does not follow.",
-        f"Lower the weight of {name}, pay it only to successes, or give it a ceiling that is soon reached.",
-        evidence_of(history, f"part/{name}"),
-    )
 
 
 def other_parts(history: History, outcome: str) -> list[str]:
@@ -108,34 +101,22 @@ def shared_rewarded(history: History) -> Finding | None:
     if not together:
         return None
     step, one = together[-1]
-    first = together[0][0]
     failed, failures = one.get("share_failed"), ""
     if isinstance(failed, int | float):
         failures = f", and {write_percent(failed)} of the failures{' that were read' if sure else ''}"
-    name = {"answer": "the answer", "ending": "the last line"}.get(str(one.get("kind")), "the text")
-    what = (
-        f"{write_percent(one['share'])} of the successes of step {step} share {name} {quoted(one['text'])}{failures}; they come from "
-        f"{one.get('prompts')} prompts with {one.get('golds')} different golds. First seen at step {first}."
-    )
-    evidence = evidence_of(history, "shared", [step for step, _ in together])
-    if not sure:
-        return Finding(
-            "shared_rewarded",
-            "warning",
-            what,
-            "Whether the failures without it were read is not known here, so this may be the form the reward asks for: read the "
-            "rollouts named below.",
-            "If the answers in them are wrong, the reward is at fault: mend it. If they are right, there is nothing to do.",
-            evidence,
-        )
-    return Finding(
+    return write_finding(
         "shared_rewarded",
-        "alarm",
-        what,
-        "Problems with different answers are not solved by the same words: the verifier is probably being fooled.",
-        "Call the reward function by hand on these completions. If it is fooled, mend it and go back to a checkpoint before "
-        f"step {first}: the policy has been trained on it.",
-        evidence,
+        "alarm" if sure else "warning",
+        variant="" if sure else "unsure",
+        evidence=quote_evidence(history, "shared", [step for step, _ in together]),
+        share=one["share"],
+        step=step,
+        what={"answer": "the answer", "ending": "the last line"}.get(str(one.get("kind")), "the text"),
+        text=quote_text(one["text"]),
+        failures=failures,
+        prompts=one.get("prompts"),
+        golds=one.get("golds"),
+        first=together[0][0],
     )
 
 
@@ -161,15 +142,7 @@ def wrong_grows(history: History) -> Finding | None:
         return None  # what few failures remain of a solved task are its hardest problems
     if not wrong.rises(max(20.0, wrong.start)) or right.now / right.start > 1 + (wrong.now / wrong.start - 1) / 3:
         return None
-    return Finding(
-        "wrong_grows",
-        "warning",
-        f"Wrong completions grew from {wrong.start:.0f} to {wrong.now:.0f} tokens, right ones from {right.start:.0f} to {right.now:.0f}.",
-        "The policy pads what it cannot solve: per-sequence averaging punishes a long wrong answer less per token, and a verifier "
-        "may be searched for something that passes.",
-        'Use algorithm.aggregation = "token_mean" or "constant", or a penalty on length (algorithm.overlong_share).',
-        evidence_of(history, "wrong_long"),
-    )
+    return write_finding("wrong_grows", "warning", evidence=quote_evidence(history, "wrong_long"), wrong=wrong, right=right)
 
 
 def failures_rise(history: History) -> Finding | None:
@@ -185,17 +158,15 @@ def failures_rise(history: History) -> Finding | None:
     kind = max(trends, key=lambda one: trends[one].change)
     part, _, word = kind.partition("/")
     paid = any(float(one.get("reward") or 0) > 0 for _, one in history.evidence(f"failed/{kind}")[-WINDOW:])
-    return Finding(
+    return write_finding(
         "failures_rise",
         "alarm" if paid else "warning",
-        f"The verifier gave up on {write_percent(together.now)} of completions, up from {write_percent(together.start)} (mostly {part}: {word}), "
-        f"while the reward rose from {reward.start:.2f} to {reward.now:.2f}.",
-        "Some of these completions are rewarded: failing pays."
-        if paid
-        else "The policy writes more and more that the verifier cannot judge. That scores 0 and cannot be what pays, unless failing "
-        "has become a way around a worse score, or another part pays for it.",
-        "Read them. If they are honest, raise the limits of the part; if not, make failing cost as much as the worst answer.",
-        evidence_of(history, f"failed/{kind}"),
+        variant="paid" if paid else "",
+        evidence=quote_evidence(history, f"failed/{kind}"),
+        share=together,
+        part=part,
+        word=word,
+        reward=reward,
     )
 
 
@@ -218,7 +189,7 @@ def failure_trend(history: History, kinds: Iterable[str]) -> Trend | None:
     for rows in (history.rows[:WINDOW], history.rows[-WINDOW:]):
         shares = []
         for row in rows:
-            completions = drawn(row, history.setting("train.group_size"))
+            completions = history.count_completions([row])
             if completions:
                 shares.append(sum(count for kind, count in failures_in(row).items() if kind in wanted) / completions)
         sides.append(shares)
@@ -228,26 +199,23 @@ def failure_trend(history: History, kinds: Iterable[str]) -> Trend | None:
 # -- evidence ----------------------------------------------------------------------------------------------------------
 
 
-def evidence_of(history: History, kind: str, steps: Iterable[int] | None = None) -> tuple[str, ...]:
+def quote_evidence(history: History, kind: str, steps: Iterable[int] | None = None) -> tuple[str, ...]:
     """The newest examples of a kind, one sentence each."""
     chosen = None if steps is None else set(steps)
     found = [(step, one) for step, one in history.evidence(kind) if chosen is None or step in chosen]
-    return tuple(sentence(history, step, one) for step, one in reversed(found[-EXAMPLES:]))
+    return tuple(quote_rollout(history, step, one) for step, one in reversed(found[-EXAMPLES:]))
 
 
-def sentence(history: History, step: int, one: Mapping[str, Any]) -> str:
+def quote_rollout(history: History, step: int, one: Mapping[str, Any]) -> str:
     """`rollouts/step-000012.parquet row 17: prompt -> completion`."""
     every = history.setting("monitors.rollouts_every", 1)
     kept = isinstance(every, int) and every > 0 and step % every == 0
     rows = [row for row in one.get("rows") or () if isinstance(row, int)] or [one["row"]]
     numbers = f"row {rows[0]}" if len(rows) == 1 else f"rows {', '.join(map(str, rows))}"
     where = f"rollouts/step-{step:06d}.parquet {numbers}" if kept else f"step {step} {numbers} (its rollouts were not kept)"
-    return f"{where}: {quoted(one.get('prompt'))} → {quoted(one.get('completion'))}"
+    return f"{where}: {quote_text(one.get('prompt'))} → {quote_text(one.get('completion'))}"
 
 
-def quoted(text: Any) -> str:
+def quote_text(text: Any) -> str:
     """What a file of the run says the policy wrote; made printable once more, for a terminal trusts nobody."""
     return f"“{printable(str(text or ''))}”"
-
-
-HACKING_CHECKS = (part_outruns_outcome, shared_rewarded, failures_rise, wrong_grows)

@@ -1,4 +1,4 @@
-"""Metric rows, the few questions that checks ask of them, and what a check finds. No torch."""
+"""Metric rows, and the few questions that checks ask of them. No torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, variance
-from typing import Any, Literal
+from typing import Any
 
 from cohort.algorithms.named import Own
 
-Level = Literal["info", "warning", "alarm"]
 Row = Mapping[str, Any]
 
 WINDOW = 10
@@ -19,27 +18,6 @@ PATIENCE = 5
 """Steps before a low value counts as a pattern rather than as the luck of a small batch."""
 FAILURE_WORDS = ("timeout", "memory", "output", "files", "crash", "unparsed", "infrastructure")
 """Verdicts that say that a verifier could not do its work. `wrong`, `no_answer` and `error` are work done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing worth knowing about a run."""
-
-    key: str
-    """Names the check; a monitor shows each key once."""
-    level: Level
-    what: str
-    """What is seen, with the number."""
-    why: str
-    fix: str
-    """What to do about it; empty when there is nothing to do."""
-    evidence: tuple[str, ...] = ()
-    """Rollouts to look at, one sentence each: step, file and row, and the beginning of what is there."""
-
-    @property
-    def text(self) -> str:
-        look_at = f"Look at {' · '.join(self.evidence)}" if self.evidence else ""
-        return " ".join(sentence for sentence in (self.what, self.why, self.fix, look_at) if sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +60,15 @@ class History:
             node = node[name]
         return node
 
+    def quote_setting(self, path: str) -> str:
+        """` (now 0.04)`, to stand behind the name of a number of the recipe; "" where the recipe does not say it."""
+        value = self.setting(path)
+        return f" (now {value:g})" if isinstance(value, int | float) else ""
+
+    def count_completions(self, rows: Sequence[Row]) -> float:
+        """Completions that were judged in these steps."""
+        return sum(count_judged(row, self.setting("train.group_size")) for row in rows)
+
     def values(self, name: str, rows: Sequence[Row]) -> list[float]:
         found = (row.get(name) for row in rows)
         return [float(v) for v in found if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
@@ -89,9 +76,9 @@ class History:
     def last(self, name: str, count: int = WINDOW) -> list[float]:
         return self.values(name, self.rows[-count:])
 
-    def now(self, name: str, count: int = WINDOW) -> float | None:
-        """Mean over the last steps; None where fewer than PATIENCE of them have the metric."""
-        return mean(self.last(name, count))
+    def now(self, name: str, count: int = WINDOW, least: int = PATIENCE) -> float | None:
+        """Mean over the last steps; None where fewer than `least` of them have the metric."""
+        return mean(self.last(name, count), least)
 
     def start(self, name: str, count: int = WINDOW) -> float | None:
         return mean(self.values(name, self.rows[:count]))
@@ -103,7 +90,7 @@ class History:
         return trend_between(self.values(name, self.rows[first : first + WINDOW]), self.last(name))
 
     def evidence(self, kind: str) -> list[tuple[int, Mapping[str, Any]]]:
-        """(step, example) of every step that has evidence of this kind; see hacking.look."""
+        """(step, example) of every step that has evidence of this kind; see signs.find_signs."""
         found = []
         for row in self.rows:
             kinds = row.get("evidence")
@@ -118,8 +105,16 @@ class History:
         return len(self.rows) >= 2 * WINDOW
 
 
-def mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if len(values) >= PATIENCE else None
+def count_judged(row: Row, group_size: Any) -> float:
+    """Completions that were judged in a step: dynamic sampling judges more than it keeps."""
+    groups, kept = row.get("rollout/groups_drawn"), row.get("rollout/completions")
+    if isinstance(groups, int | float) and isinstance(group_size, int):
+        return float(groups * group_size)
+    return float(kept) if isinstance(kept, int | float) else 0.0
+
+
+def mean(values: Sequence[float], least: int = PATIENCE) -> float | None:
+    return sum(values) / len(values) if len(values) >= least else None
 
 
 def trend_between(start: Sequence[float], now: Sequence[float]) -> Trend | None:

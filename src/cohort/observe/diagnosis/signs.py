@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +47,8 @@ from typing import Any
 import numpy as np
 
 from cohort.base.text import shorten_text
-from cohort.observe.diagnosis.history import FAILURE_WORDS, Level
+from cohort.observe.diagnosis.finding import Level
+from cohort.observe.diagnosis.history import FAILURE_WORDS
 from cohort.types import Rollout
 
 PROMPTS = 5
@@ -525,11 +527,7 @@ def long_enough(piece: str) -> bool:
 
 def longest_kept(most: int, kept: Callable[[int], bool]) -> int:
     """The largest number up to `most` for which `kept` holds; it holds for 0, and for all below one for which it holds."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if kept(middle) else (low, middle - 1)
-    return low
+    return bisect_left(range(1, most + 1), True, key=lambda more: not kept(more))
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from cohort.base.table import make_table
 from cohort.base.text import printable, write_duration, write_percent, write_rate
 from cohort.observe.changes import changes_in_words
 from cohort.observe.diagnosis.checks import diagnose
-from cohort.observe.diagnosis.history import Finding, History
-from cohort.observe.diagnosis.scores import drawn
+from cohort.observe.diagnosis.finding import Finding
+from cohort.observe.diagnosis.history import History, count_judged
 from cohort.observe.look import best_and_worst, print_group, telling_group
 from cohort.observe.monitors.base import Monitor, Watched
 from cohort.observe.monitors.jsonl import read_rows
@@ -184,8 +184,8 @@ class ConsoleMonitor(Monitor):
 
     def show_findings(self) -> None:
         for finding in diagnose(self.rows, self.recipe, self.evaluations, self.own):
-            if finding.key not in self.shown:
-                self.shown.add(finding.key)
+            if finding.name not in self.shown:
+                self.shown.add(finding.name)
                 self.print_finding(finding)
 
     def print_finding(self, finding: Finding) -> None:
@@ -226,7 +226,7 @@ Writer = tuple[str, str, Callable[[float], str]]
 
 def training_facts(row: Mapping[str, Any], left: float | None, group_size: int | None = None) -> list[str]:
     """The numbers worth a glance, those that exist, the weightiest first. Missing scores are mentioned where there are any."""
-    missing: Writer = ("unscored", "reward/unscored", lambda v: f"{v:.0f} of {drawn(row, group_size):.0f}")
+    missing: Writer = ("unscored", "reward/unscored", lambda v: f"{v:.0f} of {count_judged(row, group_size):.0f}")
     unscored = (missing,) if row.get("reward/unscored") else ()
     weighty: tuple[Writer, ...] = (
         ("reward", "reward/mean", lambda v: f"{v:.3f}"),
