@@ -12,7 +12,7 @@ import cohort
 from cohort import loop, session
 from cohort.errors import RecipeError, RewardError
 from cohort.observe.diagnosis.checks import diagnose
-from cohort.observe.early_stop import check_conditions, name_absent, why_stop
+from cohort.observe.early_stop import check_conditions, find_reason_to_stop, name_absent_metrics
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import load_recipe
 from cohort.recipe.materials import Materials
@@ -122,24 +122,24 @@ def test_a_condition_is_held_against_the_row_of_its_step(tmp_path):
     recipe = recipe_with("eval/pass@1 >= 0.9 and reward/success > 0.5 or loss/kl > 2", num_steps=20)
     folder = RunFolder(tmp_path)
     row = {"step": 7, "eval/held_out/pass@1": 0.9, "reward/success": 0.6, "loss/kl": 2.0}
-    assert why_stop(recipe, folder, row) == (
+    assert find_reason_to_stop(recipe, folder, row) == (
         "stopped early, at step 7 of 20: eval/held_out/pass@1 is 0.9 and reward/success is 0.6 "
         '(train.stop_when = "eval/pass@1 >= 0.9 and reward/success > 0.5 or loss/kl > 2")'
     )
-    assert why_stop(recipe, folder, row | {"reward/success": 0.5}) == ""
-    assert why_stop(recipe, folder, {"step": 7, "loss/kl": float("nan")}) == ""
-    assert "loss/kl is 3" in why_stop(recipe, folder, {"step": 7, "loss/kl": 3.0})
-    assert why_stop(recipe, folder, row | {"step": 20}) == "", "the last step ends the run anyway"
+    assert find_reason_to_stop(recipe, folder, row | {"reward/success": 0.5}) == ""
+    assert find_reason_to_stop(recipe, folder, {"step": 7, "loss/kl": float("nan")}) == ""
+    assert "loss/kl is 3" in find_reason_to_stop(recipe, folder, {"step": 7, "loss/kl": 3.0})
+    assert find_reason_to_stop(recipe, folder, row | {"step": 20}) == "", "the last step ends the run anyway"
 
 
 def test_a_metric_that_the_first_row_lacks_is_mentioned():
     """A name that only a function knows, or a choice that this run does not have, cannot be refused before."""
     recipe = recipe_with("loss/kl > 1 or reward/math_answer/typo > 1 or eval/pass@1 > 1")
-    assert list(name_absent(recipe, {"step": 1, "loss/kl": 0.0})) == [
+    assert list(name_absent_metrics(recipe, {"step": 1, "loss/kl": 0.0})) == [
         "train.stop_when: step 1 has no reward/math_answer/typo; as long as none has, that condition is not met"
     ]
-    assert list(name_absent(recipe, {"step": 2})) == []
-    assert ["eval/held_out/pass@1" in text for text in name_absent(recipe, {"step": 5})] == [True]
+    assert list(name_absent_metrics(recipe, {"step": 2})) == []
+    assert ["eval/held_out/pass@1" in text for text in name_absent_metrics(recipe, {"step": 5})] == [True]
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -166,7 +166,10 @@ def test_a_run_that_meets_its_condition_is_finished_early_and_whole(tmp_path, mo
     assert "optim/policy_version is 3" in (whole.folder / "report.html").read_text(encoding="utf-8")
     assert "stopped early" in repr(whole)
     assert session.resume(whole.folder).summary["steps"] == 3, "it is done"
-    assert RunFolder(whole.folder).ignored_edit(whole.summary) == f"It {reason}. A run that has stopped is not trained longer."
+    assert (
+        RunFolder(whole.folder).describe_ignored_edit(whole.summary)
+        == f"It {reason}. A run that has stopped is not trained longer."
+    )
 
     with monkeypatch.context() as patch:
         observe = loop.observe_step

@@ -95,13 +95,13 @@ def test_the_mlflow_monitor_is_made_by_a_recipe_and_told_everything(monkeypatch,
     """With a stand-in for the package: names that it takes, completions as a table, the end of the run."""
     import types
 
-    from cohort.observe.monitors import build_monitors, monitor_problems
+    from cohort.observe.monitors import build_monitors, find_monitor_problems
     from cohort.recipe.file import build_recipe
 
     monkeypatch.syspath_prepend(str(EXAMPLES))
     recipe = build_recipe({"monitors": {"also": ["mlflow_monitor:MlflowMonitor"], "console": False}})
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    assert monitor_problems(recipe) == [
+    assert find_monitor_problems(recipe) == [
         "monitors.also names mlflow_monitor:MlflowMonitor, but mlflow is not installed. Install it with `pip install mlflow`, or take "
         "it out of monitors.also."
     ]

@@ -15,7 +15,7 @@ from cohort.base.interrupts import handled
 from cohort.errors import CheckpointError, Interrupted, RunError
 from cohort.observe.early_stop import check_conditions
 from cohort.observe.outcome import RunResult, describe_failure
-from cohort.observe.run_folder import RunFolder, with_absolute_paths
+from cohort.observe.run_folder import RunFolder, make_paths_absolute
 from cohort.recipe.materials import Materials
 from cohort.recipe.own import resolve_recipe
 from cohort.recipe.rules import recipe_warnings, trusted_sources
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def start(recipe: Recipe, materials: Materials | None = None) -> RunResult:
-    recipe = with_absolute_paths(recipe)
+    recipe = make_paths_absolute(recipe)
     folder = RunFolder.create(recipe)
     try:
         return _execute(folder, recipe, materials)
@@ -82,7 +82,7 @@ class Session:
         self.started = time.monotonic()
         recipe = resolve_recipe(recipe)
         check_conditions(recipe)
-        folder.keep_own(recipe.algorithm)
+        folder.keep_own_functions(recipe.algorithm)
         self.folder, self.recipe, self.rewards = folder, recipe, rewards
         self.materials = materials or Materials()
         self.found = checkpoint.latest(folder.checkpoints) if checkpoint.listed(folder.checkpoints) else None

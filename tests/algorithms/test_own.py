@@ -332,7 +332,7 @@ def test_a_strangers_document_is_data_and_held_to_its_form(known, case):
 def test_a_damaged_document_is_said_by_the_run_folder_and_does_not_stop_the_report(known):
     made, _ = known
     run = RunFolder.create(build_recipe({"name": "run", "algorithm": made.model_dump()}))
-    run.keep_own(made)
+    run.keep_own_functions(made)
     run.unlock()
     assert run.recipe().algorithm.chosen.region.traits.needs_ratio is False
     assert "somebodys:powered (power 2, floor 0.5)" in report_of(run)
@@ -361,18 +361,18 @@ def test_what_a_function_says_of_itself_is_escaped_in_the_report(known):
 def test_another_source_is_refused_with_both_digests(known):
     made, document = known
     run = RunFolder.create(build_recipe({"name": "run", "algorithm": made.model_dump()}))
-    run.keep_own(made)
-    run.keep_own(made)  # as it was: nothing to say
+    run.keep_own_functions(made)
+    run.keep_own_functions(made)  # as it was: nothing to say
     other = set_in(document, "region", "digest", value="0" * 64)
     run.write_json(run.own_file, other)
     with pytest.raises(
         RunError, match=f"source of somebodys:powered .*then {'0' * 64}, now {made.own['region'].digest}.*restore"
     ):
-        run.keep_own(made)
+        run.keep_own_functions(made)
     run.own_file.unlink()
     run.metrics_file.write_text("{}\n")
     with pytest.raises(RunError, match=r"algorithm\.json is missing"):
-        run.keep_own(made)
+        run.keep_own_functions(made)
 
 
 def test_diagnosis_asks_the_document_whether_the_advantage_compares_groups(known):
@@ -382,7 +382,7 @@ def test_diagnosis_asks_the_document_whether_the_advantage_compares_groups(known
     keys = {finding.name for finding in diagnose(rows, recipe)}
     assert keys - {finding.name for finding in diagnose(rows, recipe, own=made.own)} == {"no_useful_groups"}
     run = RunFolder.create(build_recipe({"name": "run", "algorithm": made.model_dump()}))
-    run.keep_own(made)
+    run.keep_own_functions(made)
     assert ConsoleMonitor(run.root, recipe).own["advantage"].traits.compares_group is False
     assert ConsoleMonitor(run.root, {}).own == {}
 

@@ -117,13 +117,13 @@ def test_the_kl_can_be_watched_without_being_held(tmp_path, stale):
     plain = train_tiny(tmp_path, "plain", **common).folder
     watched = train_tiny(tmp_path, "watched", **common, **{"monitors.kl": True}).folder
     held = rows_of(train_tiny(tmp_path, "held", **common, **{"algorithm.kl_coef": 1e-12}).folder)
-    unwatched, rows = rows_of(plain), rows_of(watched)
-    assert all("loss/kl" not in row for row in unwatched)
+    drop_monitors, rows = rows_of(plain), rows_of(watched)
+    assert all("loss/kl" not in row for row in drop_monitors)
     assert rows[0]["loss/kl"] == 0.0 or stale  # the second pass has moved
     assert rows[-1]["loss/kl_per_completion"] > 1e-6
     assert rows[-1]["loss/kl_coef"] == 0.0
     assert "loss/kl_term" not in rows[-1]
-    for before, after in zip(unwatched, rows, strict=True):
+    for before, after in zip(drop_monitors, rows, strict=True):
         assert {name: after[name] for name in before if not timed(name)} == {
             name: value for name, value in before.items() if not timed(name)
         }

@@ -14,9 +14,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from cohort.errors import Interrupted, RecipeError
-from cohort.observe.monitors import MONITORS, JsonlMonitor, Monitor, Monitors, build_monitors, monitor_problems, read_rows
+from cohort.observe.monitors import MONITORS, JsonlMonitor, Monitor, Monitors, build_monitors, find_monitor_problems, read_rows
 from cohort.observe.monitors.base import METHODS, check_methods
-from cohort.observe.monitors.console import ConsoleMonitor, before_after_table, with_interval
+from cohort.observe.monitors.console import ConsoleMonitor, make_before_after_table, write_with_interval
 from cohort.observe.monitors.jsonl import append_line, truncate_after
 from cohort.recipe.file import build_recipe
 
@@ -394,15 +394,15 @@ def test_names_are_text_not_markup(tmp_path):
     assert "[red]set[/nope]" in out.getvalue()
     assert "kept [bold]as is" in out.getvalue()
     sides = {"before": {"pass@1": ONE}}
-    monitor.console.print(before_after_table({"sets": {"[x]": sides}}))
+    monitor.console.print(make_before_after_table({"sets": {"[x]": sides}}))
     assert "[x]" in out.getvalue()
 
 
 def test_small_words():
-    assert with_interval("pass@1", {"value": None, "reason": "none"}) == "–"
-    assert with_interval("pass@1", {"value": 0.5}) == "50.0 %"
-    assert with_interval("reward", {"value": -1.5, "low": -2, "high": -1}) == "-1.500 [-2.000, -1.000]"
-    assert before_after_table({}) is None
+    assert write_with_interval("pass@1", {"value": None, "reason": "none"}) == "–"
+    assert write_with_interval("pass@1", {"value": 0.5}) == "50.0 %"
+    assert write_with_interval("reward", {"value": -1.5, "low": -2, "high": -1}) == "-1.500 [-2.000, -1.000]"
+    assert make_before_after_table({}) is None
 
 
 # tensorboard, wandb, building ------------------------------------------------------------------------------------
@@ -619,12 +619,12 @@ def test_problems_are_told_without_starting_anything(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr(Named, "lacks", "the figment is not installed. Fetch it")
     monkeypatch.setattr(Named, "for_run", pytest.fail)
-    first, second, third = monitor_problems(asking(f"{__name__}:Named", "nothing", "console", wandb=True))
+    first, second, third = find_monitor_problems(asking(f"{__name__}:Named", "nothing", "console", wandb=True))
     assert first.startswith("monitors.wandb = true, but the wandb package is not installed. Install it with `pip install")
     assert first.endswith("or set monitors.wandb = false.")
     assert "the figment is not installed" in second
     assert "unknown monitor 'nothing'" in third
-    assert monitor_problems(asking("console")) == []
+    assert find_monitor_problems(asking("console")) == []
 
 
 def test_reading_a_recipe_or_a_run_imports_no_monitor(tmp_path, monkeypatch):

@@ -18,12 +18,12 @@ from cohort.observe.perf import (
     STAGES,
     TRAINABLE,
     Costs,
-    engine_metrics,
-    minibatch_tokens,
-    speed_metrics,
-    stage_times,
-    time_metrics,
-    where_time_went,
+    count_minibatch_tokens,
+    describe_times,
+    make_engine_metrics,
+    make_speed_metrics,
+    make_time_metrics,
+    measure_stages,
 )
 from cohort.training.drawing import merge_metrics
 from conftest import tiny_policy
@@ -167,7 +167,7 @@ def test_each_second_is_charged_to_the_stage_that_spent_it(tmp_path, monkeypatch
 
 def test_a_stage_without_a_row_in_the_table_is_refused():
     with pytest.raises(ValueError, match=r"unknown stages \['nap'\]"):
-        time_metrics({"rollout": 1.0, "nap": 2.0})
+        make_time_metrics({"rollout": 1.0, "nap": 2.0})
 
 
 # -- rates and shares --------------------------------------------------------------------------------------------------
@@ -175,7 +175,9 @@ def test_a_stage_without_a_row_in_the_table_is_refused():
 
 def test_rates_and_shares_by_hand():
     row = {"rollout/tokens": 1000, "loss/trained_tokens": 600.0, EXECUTED: 900.0, FORWARDED: 1200.0, TRAINABLE: 800.0}
-    speeds = speed_metrics(row, {"rollout": 2.0, "reward": 1.0, "prepare": 0.25, "pack": 0.25, "update": 4.0, "observe": 0.5})
+    speeds = make_speed_metrics(
+        row, {"rollout": 2.0, "reward": 1.0, "prepare": 0.25, "pack": 0.25, "update": 4.0, "observe": 0.5}
+    )
     assert speeds == {
         "perf/rollout_tokens_per_second": 500.0,
         "perf/tokens_per_second": 125.0,
@@ -187,9 +189,9 @@ def test_rates_and_shares_by_hand():
         "perf/host_share": 0.125,
         "perf/slowest_stage_share": 0.5,
     }
-    padded = speed_metrics(row | {EXECUTED: 1600.0}, {"update": 4.0})
+    padded = make_speed_metrics(row | {EXECUTED: 1600.0}, {"update": 4.0})
     assert (padded["perf/padding_share"], padded["perf/shared_share"]) == (0.25, 0.0)
-    assert speed_metrics({}, {"update": 1.0}) == {
+    assert make_speed_metrics({}, {"update": 1.0}) == {
         "perf/train_tokens_per_second": 0.0,
         "perf/host_share": 0.0,
         "perf/slowest_stage_share": 1.0,
@@ -198,7 +200,7 @@ def test_rates_and_shares_by_hand():
 
 def test_tokens_of_a_minibatch_are_passed_on():
     minibatch = SimpleNamespace(executed_tokens=90, forwarded_tokens=120, trained_tokens=80)
-    assert minibatch_tokens(minibatch) == {EXECUTED: 90.0, FORWARDED: 120.0, TRAINABLE: 80.0}
+    assert count_minibatch_tokens(minibatch) == {EXECUTED: 90.0, FORWARDED: 120.0, TRAINABLE: 80.0}
 
 
 QWEN = {
@@ -216,7 +218,7 @@ def test_utilisation_counts_the_body_on_every_token_and_the_head_on_scored_ones(
     work = 6 * (BODY * 163_840 + HEAD * 131_072)
     assert costs.utilisation(163_840, 131_072, 0.9) == pytest.approx(work / 0.9 / 989e12)
     row = {"loss/trained_tokens": 131_072.0, EXECUTED: 163_840.0, FORWARDED: 163_840.0}
-    assert speed_metrics(row, {"update": 0.9}, costs)["perf/update_mfu"] == pytest.approx(0.516, abs=1e-3)
+    assert make_speed_metrics(row, {"update": 0.9}, costs)["perf/update_mfu"] == pytest.approx(0.516, abs=1e-3)
     adapter = Costs.of(SimpleNamespace(**QWEN), "NVIDIA H200", frozen_base=True)
     assert adapter is not None
     assert adapter.utilisation(163_840, 131_072, 0.9) == pytest.approx(4 / 6 * work / 0.9 / 989e12)
@@ -232,13 +234,13 @@ def test_what_an_engine_counts_adds_up_over_rounds_or_is_averaged():
     rounds = []
     for prompts, steps, occupancy in ((3, 40, 0.9), (1, 20, 0.5)):
         engine = SimpleNamespace(last={"decode_steps": steps, "occupancy": occupancy, "prefills": 1})
-        rounds.append((prompts, engine_metrics(engine)))
+        rounds.append((prompts, make_engine_metrics(engine)))
     assert rounds[0][1] == {"perf/engine_decode_steps": 40.0, "perf/engine_occupancy": 0.9, "perf/engine_prefills": 1.0}
     merged = merge_metrics(rounds)
     assert merged == pytest.approx(
         {"perf/engine_decode_steps": 60.0, "perf/engine_occupancy": 0.8, "perf/engine_prefills": 2.0}
     )
-    assert engine_metrics(SimpleNamespace(name="hf")) == {}
+    assert make_engine_metrics(SimpleNamespace(name="hf")) == {}
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
@@ -247,10 +249,10 @@ def test_what_an_engine_counts_adds_up_over_rounds_or_is_averaged():
 def test_stage_times_are_medians_where_a_stage_ran_and_shares_of_everything():
     rows = [{"time/rollout": 1.0, "time/update": 1.0, "time/step": 2.0} for _ in range(3)]
     rows.append({"time/rollout": 2.0, "time/update": 1.0, "time/evaluate": 3.0, "time/step": 6.0})
-    found = {time.stage.name: (time.median, time.share, time.steps) for time in stage_times(rows)}
+    found = {time.stage.name: (time.median, time.share, time.steps) for time in measure_stages(rows)}
     assert found == {"rollout": (1.0, 5 / 12, 4), "update": (1.0, 4 / 12, 4), "evaluate": (3.0, 3 / 12, 1)}
-    assert stage_times([]) == []
-    assert stage_times([{"time/rollout": None, "time/step": "x"}]) == []
+    assert measure_stages([]) == []
+    assert measure_stages([{"time/rollout": None, "time/step": "x"}]) == []
 
 
 def test_where_the_time_went_is_one_line_without_the_first_step():
@@ -258,6 +260,6 @@ def test_where_the_time_went_is_one_line_without_the_first_step():
     row = {f"time/{stage}": value for stage, value in seconds.items()} | {"time/step": 100.0}
     slow = {"time/rollout": 9000.0, "time/step": 9000.0}
     line = "rollout 50 % · update 30 % · reward 10 % · optimizer 5.0 % · the rest 5.0 %"
-    assert where_time_went([slow, row, row, row]) == line
-    assert where_time_went([slow, row]) == line  # in a run of two steps too
-    assert where_time_went([]) == ""
+    assert describe_times([slow, row, row, row]) == line
+    assert describe_times([slow, row]) == line  # in a run of two steps too
+    assert describe_times([]) == ""

@@ -24,7 +24,7 @@ from cohort.errors import CohortError, EngineError, ModelError, PromptError, Rec
 from cohort.model.loading import pick_device
 from cohort.model.scratch import build_scratch
 from cohort.observe.monitors.console import ConsoleMonitor
-from cohort.observe.run_folder import RunFolder, checked_name, make_new
+from cohort.observe.run_folder import RunFolder, check_name, make_new_folder
 from cohort.recipe.file import build_recipe, leaf_fields, load_recipe
 from cohort.recipe.model import ModelConfig
 from cohort.recipe.refused import why_refused
@@ -205,7 +205,7 @@ def test_a_run_stays_inside_its_folder(tmp_path, name):
 
 def test_ordinary_names_are_taken_as_they_are():
     for name in ("second", "a.b", "..x", "größer 2", "x=1"):
-        assert checked_name(name) == name
+        assert check_name(name) == name
 
 
 def test_runs_of_one_second_have_folders_of_their_own(tmp_path, monkeypatch):
@@ -219,7 +219,7 @@ def test_runs_of_one_second_have_folders_of_their_own(tmp_path, monkeypatch):
     first = "column_addition-20260101-000000"
     assert names == [first, f"{first}-2", f"{first}-3"]
     with ThreadPoolExecutor(8) as pool:  # the kernel makes a folder once, whoever asks
-        made = list(pool.map(make_new, [tmp_path / "same"] * 40))
+        made = list(pool.map(make_new_folder, [tmp_path / "same"] * 40))
     assert len(set(made)) == 40
 
 

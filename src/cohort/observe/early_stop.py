@@ -16,7 +16,7 @@ from cohort.evaluation.evaluate import default_ks
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.diagnosis.history import PATIENCE
 from cohort.observe.metrics import AREAS, METRICS, find_metric
-from cohort.observe.run_folder import RunFolder, known_functions
+from cohort.observe.run_folder import RunFolder, read_known_functions
 from cohort.recipe.rules import OVERLONG_PART, reward_name
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import nearest
@@ -28,43 +28,43 @@ EARLY_STEPS, THEN_EVERY = 50, 10
 """Alarms are looked for after each of the early steps, and later after every tenth: as the console does."""
 
 
-def why_stop(recipe: Recipe, folder: RunFolder, row: Mapping[str, Any]) -> str:
+def find_reason_to_stop(recipe: Recipe, folder: RunFolder, row: Mapping[str, Any]) -> str:
     """Why the run ends with the step of this row; "" while it goes on."""
     step, last = row["step"], recipe.train.num_steps
     if step >= last:
         return ""
     for conditions in parse_conditions(recipe.train.stop_when):
-        resolved = [resolve(recipe, condition) for condition in conditions]
+        resolved = [resolve_set(recipe, condition) for condition in conditions]
         if all(condition.holds(row) for condition in resolved):
             seen = " and ".join(f"{condition.metric} is {row[condition.metric]:.4g}" for condition in resolved)
             return f'stopped early, at step {step} of {last}: {seen} (train.stop_when = "{recipe.train.stop_when}")'
     due = step <= EARLY_STEPS or step % THEN_EVERY == 0
     if recipe.train.on_alarm == "stop" and due and step >= PATIENCE:  # before, a few unlucky batches would end it
-        own, _ = known_functions(folder.root, recipe.model_dump())
+        own, _ = read_known_functions(folder.root, recipe.model_dump())
         for finding in diagnose(folder.metrics(), recipe, folder.evaluations(), own):
             if finding.level == "alarm":
                 return f'stopped early, at step {step} of {last}: {finding.what} (train.on_alarm = "stop")'
     return ""
 
 
-def name_absent(recipe: Recipe, row: Mapping[str, Any]) -> Iterator[str]:
+def name_absent_metrics(recipe: Recipe, row: Mapping[str, Any]) -> Iterator[str]:
     """Metrics of the conditions that the first row does not have which could: a condition on them may never be met."""
     first = {"eval": recipe.evaluation.every_steps}
-    named = {resolve(recipe, condition).metric for one in parse_conditions(recipe.train.stop_when) for condition in one}
+    named = {resolve_set(recipe, condition).metric for one in parse_conditions(recipe.train.stop_when) for condition in one}
     for metric in sorted(named):
         if row["step"] == first.get(metric.partition("/")[0], 1) and metric not in row:
             yield f"train.stop_when: step {row['step']} has no {metric}; as long as none has, that condition is not met"
 
 
-def resolve(recipe: Recipe, condition: Condition) -> Condition:
+def resolve_set(recipe: Recipe, condition: Condition) -> Condition:
     """eval/pass@1 is that of the first set, the one that is looked at on the way."""
     area, _, what = condition.metric.partition("/")
     if area != "eval" or "/" in what:
         return condition
-    return replace(condition, metric=f"eval/{first_set(recipe)}/{what}")
+    return replace(condition, metric=f"eval/{find_first_set(recipe)}/{what}")
 
 
-def first_set(recipe: Recipe) -> str:
+def find_first_set(recipe: Recipe) -> str:
     return next(iter(recipe.evaluation.sets), HELD_OUT)
 
 
@@ -72,12 +72,12 @@ def check_conditions(recipe: Recipe) -> None:
     """Refuse a condition that no step could ever meet, before anything is spent."""
     for conditions in parse_conditions(recipe.train.stop_when):
         for condition in conditions:
-            metric = resolve(recipe, condition).metric
-            if reason := why_never(recipe, metric) or why_no_share(metric, condition):
+            metric = resolve_set(recipe, condition).metric
+            if reason := explain_never_met(recipe, metric) or explain_no_share(metric, condition):
                 raise RecipeError(f"train.stop_when: {condition.metric}: {reason}")
 
 
-def why_no_share(metric: str, condition: Condition) -> str:
+def explain_no_share(metric: str, condition: Condition) -> str:
     """Why a share is held against what no share can be, usually per cent; "" for others and for possible ones."""
     row = find_metric(metric)
     if row is None or row.unit != "share" or (condition.limit <= 1 and (condition.sign, condition.limit) != (">", 1)):
@@ -87,10 +87,10 @@ def why_no_share(metric: str, condition: Condition) -> str:
     return f"it is a share, from 0 to 1, so {condition.sign} {condition.limit:g} is {met} met{percent}."
 
 
-def why_never(recipe: Recipe, metric: str) -> str:
+def explain_never_met(recipe: Recipe, metric: str) -> str:
     """Why no step has this metric, or none that a resumed run would have too; "" where nothing is known against it."""
     area, _, rest = metric.partition("/")
-    known = list(names_of(recipe))
+    known = list(list_metric_names(recipe))
     if find_metric(metric) is None or area not in AREAS:
         if metric in ("step", "steps"):
             return "the number of steps is no metric; the last step is train.num_steps."
@@ -101,42 +101,44 @@ def why_never(recipe: Recipe, metric: str) -> str:
     if area in ("time", "perf") or rest.endswith("seconds"):
         return "times differ from machine to machine, so a resumed run would stop elsewhere. Take a metric of the training."
     if area == "eval":
-        return why_never_evaluated(recipe, *rest.split("/", 1)) or ("" if metric in known else unknown(metric, known))
-    if area == "reward" and "/" in rest and rest.split("/")[0] not in (parts := part_names(recipe)):
+        return explain_never_evaluated(recipe, *rest.split("/", 1)) or (
+            "" if metric in known else describe_unknown(metric, known)
+        )
+    if area == "reward" and "/" in rest and rest.split("/")[0] not in (parts := list_part_names(recipe)):
         return f"the recipe has no part {rest.split('/')[0]!r}{nearest(rest.split('/')[0], parts) or '.'} Parts: {', '.join(parts)}."
     return ""
 
 
-def why_never_evaluated(recipe: Recipe, name: str, what: str) -> str:
+def explain_never_evaluated(recipe: Recipe, name: str, what: str) -> str:
     settings = recipe.evaluation
     if not settings.samples:
         return "evaluation.samples is 0, so nothing is evaluated. Set it to 8, say, or take a metric of the training."
     if not settings.every_steps:
         return "it is measured before and after the run alone. Set evaluation.every_steps to look at it on the way."
-    if name != first_set(recipe):
-        return f"on the way only the first set is evaluated, {first_set(recipe)!r}; write eval/{first_set(recipe)}/{what}."
+    if name != find_first_set(recipe):
+        return f"on the way only the first set is evaluated, {find_first_set(recipe)!r}; write eval/{find_first_set(recipe)}/{what}."
     return "greedy accuracy is measured before and after the run alone; take eval/pass@1." if what == "greedy" else ""
 
 
-def unknown(metric: str, known: list[str]) -> str:
+def describe_unknown(metric: str, known: list[str]) -> str:
     measured = ", ".join(name for name in known if name.startswith("eval/"))
     return f"evaluation does not measure it{nearest(metric, known) or '.'} It measures {measured}."
 
 
-def part_names(recipe: Recipe) -> list[str]:
+def list_part_names(recipe: Recipe) -> list[str]:
     learned = ["reward_model"] if recipe.reward_model.iterations else []
     overlong = [OVERLONG_PART] if recipe.algorithm.overlong_share else []
     return [*map(reward_name, recipe.rewards), *overlong, *learned]
 
 
-def names_of(recipe: Recipe) -> Iterator[str]:
+def list_metric_names(recipe: Recipe) -> Iterator[str]:
     """The names that metrics have in this run, those aside that only the run itself knows."""
     samples = recipe.evaluation.samples
     sizes = {"pass": default_ks(samples), "maj": sorted({samples, min(8, samples)}), "mean": (samples,)}
     for metric in METRICS:
-        names = [metric.name.replace("<set>", first_set(recipe))]
+        names = [metric.name.replace("<set>", find_first_set(recipe))]
         if "<part>" in metric.name:
-            names = [metric.name.replace("<part>", part) for part in part_names(recipe)]
+            names = [metric.name.replace("<part>", part) for part in list_part_names(recipe)]
         if found := re.search(r"(\w+)@<k>", metric.name):
             names = [name.replace("<k>", str(size)) for name in names for size in sizes[found[1]]]
         yield from (name for name in names if "<" not in name)

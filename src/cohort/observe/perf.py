@@ -1,7 +1,7 @@
 """Where the seconds and tokens of a step went: pure functions from laps and counts to `time/` and `perf/`. No torch.
 
     seconds = {"rollout": 1.3, "update": 0.9, ...}             # laps of a Stopwatch: they add up to the step
-    row |= time_metrics(seconds) | speed_metrics(row, seconds, costs)
+    row |= make_time_metrics(seconds) | make_speed_metrics(row, seconds, costs)
 
 The stages below are all there are, in the order in which a step goes through them. Diagnosis, report and console read this
 table, so a stage has one name and one description everywhere.
@@ -112,7 +112,7 @@ HOST = ("prepare", "pack", "observe")
 """Stages in which a GPU has nothing to do."""
 
 
-def time_metrics(seconds: Mapping[str, float]) -> dict[str, float]:
+def make_time_metrics(seconds: Mapping[str, float]) -> dict[str, float]:
     """Seconds of every stage that ran, in order; time/step is their sum."""
     unknown = seconds.keys() - STAGE_OF.keys()
     if unknown:
@@ -157,7 +157,7 @@ EXECUTED, FORWARDED, TRAINABLE = "tokens/executed", "tokens/forwarded", "tokens/
 """Counts of one optimizer step that add up over a step. They become shares and rates, and stand in no row themselves."""
 
 
-def minibatch_tokens(minibatch: Any) -> dict[str, float]:
+def count_minibatch_tokens(minibatch: Any) -> dict[str, float]:
     """Tokens of one minibatch: run through the model, of the rows that were run, and all that could have been trained on."""
     return {
         EXECUTED: float(minibatch.executed_tokens),
@@ -166,7 +166,7 @@ def minibatch_tokens(minibatch: Any) -> dict[str, float]:
     }
 
 
-def speed_metrics(row: Row, seconds: Mapping[str, float], costs: Costs | None = None) -> dict[str, float]:
+def make_speed_metrics(row: Row, seconds: Mapping[str, float], costs: Costs | None = None) -> dict[str, float]:
     """Rates and shares of one step, those that can be told."""
     speeds: dict[str, float] = {}
     step = sum(seconds.values())
@@ -193,7 +193,7 @@ def speed_metrics(row: Row, seconds: Mapping[str, float], costs: Costs | None = 
     return speeds
 
 
-def engine_metrics(engine: Any) -> dict[str, float]:
+def make_engine_metrics(engine: Any) -> dict[str, float]:
     """What the engine counted in its last call, where it counts anything (`engine.last`)."""
     return {f"perf/engine_{name}": float(value) for name, value in getattr(engine, "last", {}).items()}
 
@@ -212,7 +212,7 @@ class StageTime:
     steps: int
 
 
-def stage_times(rows: Sequence[Row]) -> list[StageTime]:
+def measure_stages(rows: Sequence[Row]) -> list[StageTime]:
     """Every stage that took time, in the order of a step. Shares are of sums, so that rare stages count for what they are."""
     laps = {stage: [value for row in rows if (value := seconds_of(row, stage.name))] for stage in STAGES}
     whole = sum(seconds_of(row, "step") or 0.0 for row in rows)
@@ -223,7 +223,7 @@ def stage_times(rows: Sequence[Row]) -> list[StageTime]:
     ]
 
 
-def warm(rows: Sequence[Row]) -> Sequence[Row]:
+def drop_first_step(rows: Sequence[Row]) -> Sequence[Row]:
     """Without the first step of a run, which imports, compiles and captures: it says nothing about the others."""
     return rows[1:] if len(rows) > 1 else rows
 
@@ -235,9 +235,9 @@ def seconds_of(row: Row, stage: str) -> float | None:
     return max(0.0, float(value))
 
 
-def where_time_went(rows: Sequence[Row], most: int = 4) -> str:
+def describe_times(rows: Sequence[Row], most: int = 4) -> str:
     """One line, the largest first: "rollout 52 % · update 34 % · reward 9.1 % · the rest 4.9 %"."""
-    times = sorted(stage_times(warm(rows)), key=lambda time: -time.share)
+    times = sorted(measure_stages(drop_first_step(rows)), key=lambda time: -time.share)
     named = [f"{time.stage.name} {write_percent(time.share)}" for time in times[:most]]
     rest = sum(time.share for time in times[most:])
     return " · ".join([*named, *([f"the rest {write_percent(rest)}"] if rest >= 0.001 else [])])

@@ -63,13 +63,13 @@ class RunFolder:
     @classmethod
     def create(cls, recipe: Recipe) -> RunFolder:
         """A new folder. A name that is taken is an error: a run is never overwritten."""
-        name = checked_name(recipe.name) if recipe.name else default_name(recipe)
+        name = check_name(recipe.name) if recipe.name else make_default_name(recipe)
         folder = cls(Path(recipe.runs_folder) / name)
         above = [path for path in folder.root.parents if not path.exists()]
         new = not (recipe.name and folder.root.exists())
         try:
             if not recipe.name:
-                folder = cls(make_new(folder.root))
+                folder = cls(make_new_folder(folder.root))
             elif folder.has_earned():
                 raise RunError(
                     f"{folder.root} exists. Resume it with `cohort resume {folder.root}`, or choose another name=..."
@@ -110,20 +110,22 @@ class RunFolder:
         import tomllib
 
         try:
-            recipe = self.with_base(build_recipe(bring_up_to_date(tomllib.loads(self.recipe_file.read_text(encoding="utf-8")))))
-            return recipe.model_copy(update={"algorithm": recipe.algorithm.resolved(self.own(recipe.algorithm))})
+            recipe = self.use_kept_base(
+                build_recipe(bring_up_to_date(tomllib.loads(self.recipe_file.read_text(encoding="utf-8"))))
+            )
+            return recipe.model_copy(update={"algorithm": recipe.algorithm.resolved(self.read_own_functions(recipe.algorithm))})
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise RunError(
                 f"{self.recipe_file} cannot be read ({problem}); restore it from the recipe the run was started with."
             ) from problem
 
-    def with_base(self, recipe: Recipe) -> Recipe:
+    def use_kept_base(self, recipe: Recipe) -> Recipe:
         """The recipe with the model that the run keeps itself, wherever the folder lies by now."""
         if not (self.base / MODEL_FILES[0]).is_file():
             return recipe
         return recipe.model_copy(update={"model": recipe.model.model_copy(update={"source": str(self.base.resolve())})})
 
-    def own(self, algorithm: AlgorithmConfig) -> Own:
+    def read_own_functions(self, algorithm: AlgorithmConfig) -> Own:
         """The facts of the user's functions that the algorithm names, as far as algorithm.json has them. It is only data."""
         words = algorithm.model_dump()
         if not named_own(words) or not self.own_file.is_file():
@@ -135,7 +137,7 @@ class RunFolder:
         except (OSError, ValueError, RecursionError) as problem:
             raise RunError(f"{self.own_file} cannot be used ({problem}); restore it as the run wrote it.") from problem
 
-    def keep_own(self, algorithm: AlgorithmConfig) -> None:
+    def keep_own_functions(self, algorithm: AlgorithmConfig) -> None:
         """Write down what is known of the user's functions, once they are resolved. Another source than before is refused."""
         if not algorithm.own:
             return
@@ -144,7 +146,7 @@ class RunFolder:
                 f"{self.own_file} is missing, so nobody knows whether the run was started with these functions. Restore it, or "
                 "start a new run."
             )
-        for kind, before in self.own(algorithm).items():
+        for kind, before in self.read_own_functions(algorithm).items():
             now = algorithm.own[kind]
             if before.digest != now.digest:
                 raise RunError(
@@ -192,7 +194,7 @@ class RunFolder:
 
     def rows_file(self, set_name: str = "") -> Path:
         """Where rows from Python are kept: the prompts, or an evaluation set."""
-        return self.root / (f"evaluate_on.{checked_name(set_name)}.jsonl" if set_name else "prompts.jsonl")
+        return self.root / (f"evaluate_on.{check_name(set_name)}.jsonl" if set_name else "prompts.jsonl")
 
     def keep_rows(self, rows: Sequence[Mapping[str, Any]], set_name: str = "") -> bool:
         """Write rows handed in from Python into the folder, so that a resume needs nothing else. False: JSON would change them."""
@@ -202,7 +204,7 @@ class RunFolder:
             self.write_text(self.rows_file(set_name), "".join(json.dumps(row) + "\n" for row in rows))
         return True
 
-    def kept_rows(self, recipe: Recipe, handed_in: Materials | None = None) -> Materials:
+    def read_kept_rows(self, recipe: Recipe, handed_in: Materials | None = None) -> Materials:
         """The rows that a run from Python keeps, but for those that are handed in again; none where the recipe names the source."""
         again = handed_in or Materials()
         sets = [name for name, config in recipe.evaluation.sets.items() if config.source == PYTHON_ROWS]
@@ -247,7 +249,7 @@ class RunFolder:
             return {}
         return summary if isinstance(summary, dict) else {}
 
-    def ignored_edit(self, summary: Mapping[str, Any]) -> str:
+    def describe_ignored_edit(self, summary: Mapping[str, Any]) -> str:
         """What to say of a finished run whose recipe.toml asks for other steps than it has made; "" if it does not."""
         try:
             asked = self.recipe().train.num_steps
@@ -267,13 +269,13 @@ class RunFolder:
         write_rollouts(self.rollouts_file(step), step, rollouts, advantages_N)
 
 
-def as_run(path: Path) -> RunFolder | None:
+def open_run_at(path: Path) -> RunFolder | None:
     """The run in that folder. One with a model's or an adapter's config is that, whatever else lies there."""
     is_run = (path / "recipe.toml").is_file() and not any((path / name).is_file() for name in MODEL_FILES)
     return RunFolder.open(path) if is_run else None
 
 
-def make_new(folder: Path) -> Path:
+def make_new_folder(folder: Path) -> Path:
     """Make a folder that nobody has: of this name, or with a number behind it. Two processes never get the same one."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
@@ -284,54 +286,56 @@ def make_new(folder: Path) -> Path:
     raise AssertionError("numbers do not end")
 
 
-def known_functions(root: Path, recipe: Mapping[str, Any]) -> tuple[Own, str]:
+def read_known_functions(root: Path, recipe: Mapping[str, Any]) -> tuple[Own, str]:
     """(facts of the user's functions in a run's recipe, why they cannot be used). For those who watch: it never fails."""
     try:
-        return RunFolder(root).own(AlgorithmConfig.model_validate(recipe.get("algorithm", {}))), ""
+        return RunFolder(root).read_own_functions(AlgorithmConfig.model_validate(recipe.get("algorithm", {}))), ""
     except ValueError:  # a recipe of another version
         return {}, ""
     except RunError as problem:
         return {}, str(problem)
 
 
-def with_absolute_paths(recipe: Recipe) -> Recipe:
+def make_paths_absolute(recipe: Recipe) -> Recipe:
     """Sources that are local files or folders, by their full path: a run can then be resumed from any folder.
 
     Of a chat template the text itself: an edit of its file would change what the policy is asked in the middle of a run.
     """
 
-    def absolute(source: str) -> str:
+    def resolve_source(source: str) -> str:
         return str(Path(source).resolve()) if source not in ("", "scratch") and Path(source).exists() else source
 
-    def moved(prompts: PromptsConfig) -> PromptsConfig:
+    def resolve_prompts(prompts: PromptsConfig) -> PromptsConfig:
         template = read_template(prompts.chat_template) if prompts.chat_template else ""
-        return prompts.model_copy(update={"source": absolute(prompts.source), "chat_template": template})
+        return prompts.model_copy(update={"source": resolve_source(prompts.source), "chat_template": template})
 
     cold, evaluation, lora = recipe.cold_start, recipe.evaluation, recipe.model.lora
     changes = {
         "model": recipe.model.model_copy(
             update={
-                "source": absolute(recipe.model.source),
-                "lora": lora.model_copy(update={"adapter": absolute(lora.adapter)}),
+                "source": resolve_source(recipe.model.source),
+                "lora": lora.model_copy(update={"adapter": resolve_source(lora.adapter)}),
             }
         ),
-        "prompts": moved(recipe.prompts),
-        "reward_model": recipe.reward_model.model_copy(update={"source": absolute(recipe.reward_model.source)}),
-        "teacher": recipe.teacher.model_copy(update={"source": absolute(recipe.teacher.source)}),
-        "cold_start": cold.model_copy(update={"source": cold.source if cold.source == "" else moved(cold.source)}),
-        "evaluation": evaluation.model_copy(update={"sets": {name: moved(one) for name, one in evaluation.sets.items()}}),
+        "prompts": resolve_prompts(recipe.prompts),
+        "reward_model": recipe.reward_model.model_copy(update={"source": resolve_source(recipe.reward_model.source)}),
+        "teacher": recipe.teacher.model_copy(update={"source": resolve_source(recipe.teacher.source)}),
+        "cold_start": cold.model_copy(update={"source": cold.source if cold.source == "" else resolve_prompts(cold.source)}),
+        "evaluation": evaluation.model_copy(
+            update={"sets": {name: resolve_prompts(one) for name, one in evaluation.sets.items()}}
+        ),
     }
     return recipe.model_copy(update=changes)
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     """A run is a folder of its own inside runs_folder: a name that points elsewhere would write over what lies there."""
     if name in (".", "..") or any(character in name for character in "/\\\0"):
         raise RunError(f"name: {name!r} is a path; give one word for the folder, and set runs_folder to where runs belong.")
     return name
 
 
-def default_name(recipe: Recipe) -> str:
+def make_default_name(recipe: Recipe) -> str:
     subject = recipe.prompts.source if recipe.model.source == "scratch" else recipe.model.source
     word = re.sub(r"[^A-Za-z0-9_.-]+", "-", subject.rsplit(":", 1)[-1].rstrip("/").rsplit("/", 1)[-1]).strip("-.")
     return f"{word or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -246,15 +246,15 @@ class _TokenLogprobs(torch.autograd.Function):
         tokens, vocabulary = hidden_MH.shape[0], weight_VH.shape[0]
         trains_head = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         # Of a trained head the gradients of a block stay; of a frozen one they are used up chunk by chunk.
-        kept_rows = 0 if work.entropy_gradient else min(tokens, work.sizes.block if trains_head else work.sizes.chunk)
-        kept_KV = hidden_MH.new_empty(kept_rows, vocabulary)
+        read_kept_rows = 0 if work.entropy_gradient else min(tokens, work.sizes.block if trains_head else work.sizes.chunk)
+        kept_KV = hidden_MH.new_empty(read_kept_rows, vocabulary)
         hidden_gradient_MH = None if trains_head or work.entropy_gradient else torch.empty_like(hidden_MH)
         scored = _empty(hidden_MH)
         for rows in _spans(0, tokens, work.sizes.chunk):
             gradient_CV = None
             if hidden_gradient_MH is not None:
                 gradient_CV = kept_KV[: rows.stop - rows.start]
-            elif rows.stop <= kept_rows:
+            elif rows.stop <= read_kept_rows:
                 gradient_CV = kept_KV[rows]
             _score_rows(scored, rows, hidden_MH, weight_VH, bias_V, token_ids_M, work, gradient_CV)
             if hidden_gradient_MH is not None:
@@ -268,7 +268,7 @@ class _TokenLogprobs(torch.autograd.Function):
         else:
             # Not among the saved tensors, which live until the backward is over: the backward takes this memory for the
             # blocks that it makes again. Made again too where a graph is walked twice.
-            ctx.kept_KV = kept_KV if kept_rows else None
+            ctx.kept_KV = kept_KV if read_kept_rows else None
             ctx.save_for_backward(hidden_MH, weight_VH, bias_V, token_ids_M, *scored)
         ctx.frozen = hidden_gradient_MH is not None
         return scored.logprobs_C, scored.entropy_C

@@ -23,16 +23,16 @@ def run_doctor(recipe: Recipe) -> bool:
         tempfile.TemporaryDirectory(prefix="cohort-doctor-") as scratch,
         RewardRunner.from_recipe(recipe.rewards, max_fault_share=recipe.train.max_fault_share) as rewards,
     ):
-        from cohort.observe.monitors import monitor_problems, unwatched
+        from cohort.observe.monitors import drop_monitors, find_monitor_problems
         from cohort.observe.run_folder import RunFolder
         from cohort.session import Session
         from cohort.training.own_trial import own_checks
         from cohort.training.preflight import Check, cheap_checks, trial_checks
 
-        session = Session(RunFolder(Path(scratch)), unwatched(recipe), rewards, None)
+        session = Session(RunFolder(Path(scratch)), drop_monitors(recipe), rewards, None)
         parts, _, encoded = session.assemble()
         checks = [Check("warning", "recipe", warning) for warning in recipe_warnings(session.recipe)]
-        checks += [Check("failure", "monitors", problem) for problem in monitor_problems(recipe)]
+        checks += [Check("failure", "monitors", problem) for problem in find_monitor_problems(recipe)]
         checks += cheap_checks(parts, encoded)
         # Rollouts would only run into what has failed already, and their error would hide the checks.
         if not any(check.level == "failure" for check in checks):

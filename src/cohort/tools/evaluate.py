@@ -18,7 +18,7 @@ from cohort.base.text import write_percent
 from cohort.data.rows import suggest_file
 from cohort.errors import CohortError, RunError
 from cohort.evaluation.estimators import FEW_PROBLEMS, Estimate
-from cohort.observe.run_folder import MODEL_FILES, RunFolder, as_run
+from cohort.observe.run_folder import MODEL_FILES, RunFolder, open_run_at
 from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
 from cohort.recipe.materials import Materials
 from cohort.recipe.schema import Recipe
@@ -100,20 +100,20 @@ def find_problems(first: str, recipe: str, overrides: Sequence[str]) -> Problems
 
     if recipe:
         path = Path(recipe)
-        return Problems(recipe, find_recipe(recipe, overrides), as_run(path if path.is_dir() else path.parent))
-    folder = as_run(Path(first))
+        return Problems(recipe, find_recipe(recipe, overrides), open_run_at(path if path.is_dir() else path.parent))
+    folder = open_run_at(Path(first))
     if folder is None:
         raise RunError(f"{first} is not a run folder. For a model, name the problems and rewards with --recipe RECIPE.")
-    return Problems(first, folder.with_base(load_recipe(folder.recipe_file, overrides)), folder)
+    return Problems(first, folder.use_kept_base(load_recipe(folder.recipe_file, overrides)), folder)
 
 
 def find_target(target: str, checkpoint: str, overrides: Sequence[str], problems: Problems) -> Target:
     """A run has a recipe of its own, of which the model counts here; a model is loaded as the problems' recipe says."""
-    folder = as_run(Path(target))
+    folder = open_run_at(Path(target))
     if folder is None:
         refuse_missing_model(target)
         return Target(target, target, None, problems.recipe, None)
-    return find_weights(folder, checkpoint, folder.with_base(load_recipe(folder.recipe_file, model_words(overrides))))
+    return find_weights(folder, checkpoint, folder.use_kept_base(load_recipe(folder.recipe_file, model_words(overrides))))
 
 
 def refuse_missing_model(target: str) -> None:
@@ -169,14 +169,14 @@ def refuse_unwritable(output: Path | None) -> None:
         raise RunError(f"--output {output}: cannot be written ({reason}); name a file in a folder that can.") from problem
 
 
-def kept_rows(recipe: Recipe, folder: RunFolder | None) -> Materials:
-    return Materials() if folder is None else folder.kept_rows(recipe)
+def read_kept_rows(recipe: Recipe, folder: RunFolder | None) -> Materials:
+    return Materials() if folder is None else folder.read_kept_rows(recipe)
 
 
 def load_problems(problems: Problems) -> Data:
     from cohort.training import build
 
-    data = build.load_data(problems.recipe, kept_rows(problems.recipe, problems.folder))
+    data = build.load_data(problems.recipe, read_kept_rows(problems.recipe, problems.folder))
     if not data.sets:
         raise RunError("the recipe has no evaluation: set evaluation.samples and evaluation.held_out or [evaluation.sets].")
     return data
@@ -244,7 +244,7 @@ def seen_in_training(console: Any, target: Target, problems: Problems, sets: Map
     if target.folder is None or target.recipe == problems.recipe:  # its own problems: held out, and checked when encoded
         return {}
     try:
-        own = build.load_data(target.recipe, kept_rows(target.recipe, target.folder))
+        own = build.load_data(target.recipe, read_kept_rows(target.recipe, target.folder))
     except (CohortError, OSError) as problem:
         say(console, f"note: whether {target.label} was trained on some of these problems is not known: {problem}")
         return {}

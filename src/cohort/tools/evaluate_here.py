@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.data.rows import load_rows
 from cohort.errors import RecipeError, RunError
-from cohort.observe.run_folder import as_run
+from cohort.observe.run_folder import open_run_at
 from cohort.recipe.file import OTHER_WORDS, is_section_value, load_recipe, resolve_undotted
 from cohort.recipe.materials import Materials
 from cohort.recipe.schema import EvaluationConfig
@@ -47,7 +47,7 @@ def evaluate_here(
 
     from cohort.rewards.base import RewardRunner
 
-    run = as_run(Path(source)) if source and materials.model is None else None
+    run = open_run_at(Path(source)) if source and materials.model is None else None
     if checkpoint and run is None:
         raise RunError(f"checkpoint: {source or 'the model'} is not a run folder, so it has no checkpoints; leave it out.")
     file = recipe or (run.recipe_file if run else None)
@@ -81,7 +81,7 @@ def evaluate_here(
             data = load_problems(problems)
         if run:
             own = load_recipe(run.recipe_file, values={key: value for key, value in words.items() if key.startswith("model")})
-            target = find_weights(run, checkpoint, run.with_base(own))
+            target = find_weights(run, checkpoint, run.use_kept_base(own))
         elif materials.model is not None:
             save_handed_in(*materials.model, Path(scratch) / "model")
             target = Target(type(materials.model[0]).__name__, str(Path(scratch) / "model"), None, resolved, None)

@@ -19,7 +19,7 @@ from cohort.recipe.schema import Recipe
 def keep_rows(recipe: Recipe, folder: RunFolder, given: Materials, say: Callable[[str], None]) -> Materials:
     """The materials with every row loaded: those handed in now, which are kept, and those that were kept before."""
     sets = recipe.evaluation.sets
-    kept = folder.kept_rows(recipe, given)
+    kept = folder.read_kept_rows(recipe, given)
     for name, rows in {"": given.rows, **given.sets}.items():
         if rows is None:
             continue

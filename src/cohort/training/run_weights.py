@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.base.interrupts import deferred
 from cohort.errors import CheckpointError, RunError
-from cohort.observe.run_folder import RunFolder, as_run
+from cohort.observe.run_folder import RunFolder, open_run_at
 from cohort.recipe.file import dump_recipe
 from cohort.recipe.materials import PYTHON_MODEL, Materials
 from cohort.recipe.schema import Recipe
@@ -104,7 +104,7 @@ def load_weights(target: Target) -> Policy:
 
     recipe, data = target.recipe, build.Data([], {}, None)
     if target.source == "scratch":  # made from nothing, its alphabet depends on its own rows
-        data = build.load_data(recipe, target.folder.kept_rows(recipe) if target.folder else Materials())
+        data = build.load_data(recipe, target.folder.read_kept_rows(recipe) if target.folder else Materials())
     policy = build.load_policy(recipe, data, None if target.starts else target.source)
     weights = MasterWeights(policy.model, build.compute_dtype(recipe))
     if target.checkpoint is not None:
@@ -179,7 +179,7 @@ def settle_models(recipe: Recipe, folder: RunFolder, handed_in: tuple[Any, Any] 
         raise RunError("the model was handed in from Python, and the run ended before it was kept: start it again.")
     for section, place in (("model", folder.base), ("teacher", folder.root / "teacher")):
         source = getattr(recipe, section).source
-        run = as_run(Path(source)) if source else None
+        run = open_run_at(Path(source)) if source else None
         if run is None:
             continue
         target = find_weights(run, "", run.recipe())

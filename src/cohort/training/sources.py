@@ -19,7 +19,7 @@ from torch import Tensor
 from cohort.base.stopwatch import Stopwatch
 from cohort.engine import sample_groups
 from cohort.engine.protocol import Engine
-from cohort.observe.perf import engine_metrics
+from cohort.observe.perf import make_engine_metrics
 from cohort.types import Completion, NoiseKey, Prompt, Sampling
 
 
@@ -52,7 +52,7 @@ class SampledSource:
 
     def metrics(self) -> dict[str, float]:
         """What the last call cost."""
-        return engine_metrics(self.engine)
+        return make_engine_metrics(self.engine)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from cohort.errors import RewardError
 from cohort.evaluation.evaluate import Evaluation, evaluate
 from cohort.model.critic import NoCritic
 from cohort.observe.diagnosis import signs
-from cohort.observe.early_stop import name_absent, why_stop
-from cohort.observe.perf import Costs, speed_metrics, time_metrics
+from cohort.observe.early_stop import find_reason_to_stop, name_absent_metrics
+from cohort.observe.perf import Costs, make_speed_metrics, make_time_metrics
 from cohort.observe.rollouts import rows_of
 from cohort.recipe.rules import reward_name
 from cohort.recipe.schema import Recipe
@@ -91,8 +91,8 @@ def observe_step(parts: TrainingParts, state: TrainState, watch: Stopwatch) -> N
     shown = recipe.monitors.show_every
     if shown and (step == 1 or step % shown == 0):
         parts.monitors.on_rollouts(step, rows_of(step, batch.rollouts, batch.advantages_N))
-    state.stops_because = why_stop(recipe, parts.folder, written)
-    for sentence in name_absent(recipe, written):
+    state.stops_because = find_reason_to_stop(recipe, parts.folder, written)
+    for sentence in name_absent_metrics(recipe, written):
         parts.monitors.on_message(f"warning: {sentence}")
     watch.lap("observe")
 
@@ -103,8 +103,8 @@ def measure_step(parts: TrainingParts, state: TrainState, row: Mapping[str, Any]
     for stage, more in watch.take().items():
         seconds[stage] = seconds.get(stage, 0.0) + more
     state.watch = watch
-    speeds = speed_metrics(row, seconds, find_costs(parts))
-    return time_metrics(seconds) | speeds | {"perf/peak_memory_gib": peak_memory_gib(parts.policy.device)}
+    speeds = make_speed_metrics(row, seconds, find_costs(parts))
+    return make_time_metrics(seconds) | speeds | {"perf/peak_memory_gib": peak_memory_gib(parts.policy.device)}
 
 
 def find_costs(parts: TrainingParts) -> Costs | None:

@@ -15,7 +15,7 @@ from cohort.model.optim import StepReport
 from cohort.model.packing import MicroBatch, Minibatch
 from cohort.model.policy import TokenScores
 from cohort.observe.metrics import find_reduction
-from cohort.observe.perf import minibatch_tokens
+from cohort.observe.perf import count_minibatch_tokens
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import TokenLoss, compares_pairs
 
@@ -86,7 +86,7 @@ class UpdateMeter:
             "optim/grad_norm": report.grad_norm if not report.skipped else 0.0,
             "optim/clipped": float(report.clipped),
             "optim/skipped": float(report.skipped),
-        } | minibatch_tokens(minibatch)
+        } | count_minibatch_tokens(minibatch)
         if not tokens:
             return row
         row["loss/entropy"] = sums["entropy"] / tokens

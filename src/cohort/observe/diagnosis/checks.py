@@ -25,7 +25,7 @@ from cohort.observe.diagnosis import hacking, held_out, methods, scores
 from cohort.observe.diagnosis.finding import TEXTS, Finding, write_finding
 from cohort.observe.diagnosis.history import PATIENCE, WINDOW, History, Row
 from cohort.observe.diagnosis.scores import compares_in_groups, count_unscored, scores_are_missing
-from cohort.observe.perf import StageTime, stage_times, warm
+from cohort.observe.perf import StageTime, drop_first_step, measure_stages
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Signal: rewards and groups
@@ -211,8 +211,8 @@ def weights_still(history: History) -> Finding | None:
 
 
 def slow_stage(history: History) -> Finding | None:
-    rows = warm(history.rows)[-2 * WINDOW :]
-    times = stage_times(rows)
+    rows = drop_first_step(history.rows)[-2 * WINDOW :]
+    times = measure_stages(rows)
     whole = sum(history.values("time/step", rows))
     excess = [time for time in times if time.share > time.stage.normal]
     if len(history.rows) < PATIENCE or whole < 1.0 or not excess:

@@ -25,12 +25,21 @@ from cohort.observe.monitors.jsonl import JsonlMonitor, read_rows
 from cohort.recipe.schema import MonitorsConfig, Recipe
 from cohort.recipe.section import nearest
 
-__all__ = ["MONITORS", "JsonlMonitor", "Monitor", "Monitors", "build_monitors", "monitor_problems", "read_rows", "unwatched"]
+__all__ = [
+    "MONITORS",
+    "JsonlMonitor",
+    "Monitor",
+    "Monitors",
+    "build_monitors",
+    "drop_monitors",
+    "find_monitor_problems",
+    "read_rows",
+]
 
 MONITORS = {
     "tensorboard": "cohort.observe.monitors.tensorboard:TensorboardMonitor",
-    "wandb": "cohort.observe.monitors.wandb:WandbMonitor",
-    "trackio": "cohort.observe.monitors.trackio:TrackioMonitor",
+    "wandb": "cohort.observe.monitors.trackers:WandbMonitor",
+    "trackio": "cohort.observe.monitors.trackers:TrackioMonitor",
     "console": "cohort.observe.monitors.console:ConsoleMonitor",
 }
 """Monitors that a recipe can name, and where they lie: nothing is imported before a run asks for it. (jsonl always watches.)"""
@@ -78,17 +87,17 @@ class Asked:
         return RecipeError(f"{self.asked}, but {reason}, or {self.off}.")
 
 
-def monitors_asked(settings: MonitorsConfig) -> Iterator[Asked]:
+def list_asked_monitors(settings: MonitorsConfig) -> Iterator[Asked]:
     """Those of the table in its order, each once, then the others in the recipe's."""
     for name, spec in MONITORS.items():
         if getattr(settings, name, False):
             yield Asked(spec, f"monitors.{name} = true", f"set monitors.{name} = false")
         elif name in settings.also:
-            yield asked_by_name(name, spec)
-    yield from (asked_by_name(name, name) for name in dict.fromkeys(settings.also) if name not in MONITORS)
+            yield ask_by_name(name, spec)
+    yield from (ask_by_name(name, name) for name in dict.fromkeys(settings.also) if name not in MONITORS)
 
 
-def asked_by_name(name: str, spec: str) -> Asked:
+def ask_by_name(name: str, spec: str) -> Asked:
     return Asked(spec, f"monitors.also names {name}", "take it out of monitors.also")
 
 
@@ -105,13 +114,13 @@ def build_monitors(
     if resume_step is not None:
         jsonl.truncate_after(resume_step)
     run = Watched(recipe, folder, resume_step)
-    return Monitors([jsonl, *(asked.build(run) for asked in monitors_asked(recipe.monitors)), *handed_in])
+    return Monitors([jsonl, *(asked.build(run) for asked in list_asked_monitors(recipe.monitors)), *handed_in])
 
 
-def monitor_problems(recipe: Recipe) -> list[str]:
+def find_monitor_problems(recipe: Recipe) -> list[str]:
     """Why monitors that the recipe asks for cannot work on this machine; nothing is started."""
     problems = []
-    for asked in monitors_asked(recipe.monitors):
+    for asked in list_asked_monitors(recipe.monitors):
         try:
             asked.load()
         except RecipeError as problem:
@@ -119,7 +128,7 @@ def monitor_problems(recipe: Recipe) -> list[str]:
     return problems
 
 
-def unwatched(recipe: Recipe) -> Recipe:
+def drop_monitors(recipe: Recipe) -> Recipe:
     """The recipe without the monitors that it asks for."""
     off = {name: False for name in MONITORS if name in MonitorsConfig.model_fields}
     return recipe.model_copy(update={"monitors": recipe.monitors.model_copy(update={**off, "also": []})})

@@ -96,7 +96,7 @@ def check_methods(monitor: Any, place: str) -> None:
         raise RecipeError(f"{place}: {kind} has none of the methods of a monitor. {called}")
 
 
-def not_installed(module: str, package: str) -> str:
+def explain_not_installed(module: str, package: str) -> str:
     """What `missing` says where a module cannot be imported that comes with an extra of the package's name."""
     try:
         importlib.import_module(module)
@@ -105,10 +105,10 @@ def not_installed(module: str, package: str) -> str:
     return ""
 
 
-def copied(value: Any) -> Any:
+def copy_rows(value: Any) -> Any:
     """A monitor that takes from its rows what it does not want takes it from nobody else."""
     if isinstance(value, list):
-        return [copied(one) for one in value]
+        return [copy_rows(one) for one in value]
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -151,11 +151,11 @@ class Monitors(Monitor):
         for monitor in self.monitors:
             try:
                 if call := getattr(monitor, method, None):
-                    call(*map(copied, arguments))
+                    call(*map(copy_rows, arguments))
             except Exception as problem:
-                self.note(monitor, method, problem)
+                self.note_failure(monitor, method, problem)
 
-    def note(self, monitor: Any, method: str, problem: Exception) -> None:
+    def note_failure(self, monitor: Any, method: str, problem: Exception) -> None:
         name = type(monitor).__name__
         self.failures[name] = self.failures.get(name, 0) + 1
         if self.failures[name] > 1:

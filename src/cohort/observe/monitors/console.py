@@ -28,8 +28,8 @@ from cohort.observe.look import best_and_worst, print_group, telling_group
 from cohort.observe.monitors.base import Monitor, Watched
 from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.monitors.width import WIDEST, EnduringConsole, line_width, make_console, print_wrapped
-from cohort.observe.perf import where_time_went
-from cohort.observe.run_folder import known_functions
+from cohort.observe.perf import describe_times
+from cohort.observe.run_folder import read_known_functions
 
 INTERVAL_S = 15.0
 """Seconds between two plain lines."""
@@ -61,7 +61,7 @@ class ConsoleMonitor(Monitor):
         evaluations: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.folder, self.recipe = Path(folder), recipe
-        self.own, _ = known_functions(self.folder, recipe)
+        self.own, _ = read_known_functions(self.folder, recipe)
         self.rows = list(rows)
         self.evaluations = list(evaluations)
         self.console = console or make_console(EnduringConsole)
@@ -95,13 +95,13 @@ class ConsoleMonitor(Monitor):
         self.progress.start()
 
     def on_progress(self, done: int, values: Mapping[str, float]) -> None:
-        self.show(done, [f"{name} {write_percent(v) if name == 'success' else f'{v:.3g}'}" for name, v in values.items()])
+        self.show_facts(done, [f"{name} {write_percent(v) if name == 'success' else f'{v:.3g}'}" for name, v in values.items()])
 
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         self.rows.append(row)
         step = int(row["step"])
         group_size = History((), self.recipe).setting("train.group_size")
-        self.show(step, training_facts(row, self.seconds_left(step), group_size))
+        self.show_facts(step, list_training_facts(row, self.estimate_seconds_left(step), group_size))
         # Early steps matter most and are cheap to look at; later a look at every tenth is enough.
         if len(self.rows) <= 50 or step % 10 == 0 or step == self.total:
             self.show_findings()
@@ -121,25 +121,25 @@ class ConsoleMonitor(Monitor):
         self.last_scoring = now
         line = "scoring " + ", ".join(f"{name} {judged}/{of}" for name, (judged, of, _) in list(self.scoring.items()))
         if self.progress is not None and self.task is not None:
-            self.progress.update(self.task, facts=self.fitted([line, *self.facts]))
+            self.progress.update(self.task, facts=self.fit_facts([line, *self.facts]))
         else:
             self.print_line(" · ".join(filter(None, (self.stage, line))))
             self.last_line = now
 
-    def show(self, done: int, facts: Sequence[str]) -> None:
+    def show_facts(self, done: int, facts: Sequence[str]) -> None:
         self.facts = facts
         if self.progress is not None and self.task is not None:
-            self.progress.update(self.task, completed=done, facts=self.fitted(facts))
+            self.progress.update(self.task, completed=done, facts=self.fit_facts(facts))
             return
         line = f"{self.stage} {done}/{self.total}" if self.total else f"{self.stage} {done}"
-        line = " · ".join(filter(None, [line, self.fitted(facts)]))
+        line = " · ".join(filter(None, [line, self.fit_facts(facts)]))
         if self.clock() - self.last_line >= self.interval_s or done == self.total:
             self.print_line(line)
             self.last_line, self.pending = self.clock(), ""
         else:
             self.pending = line
 
-    def fitted(self, facts: Sequence[str]) -> str:
+    def fit_facts(self, facts: Sequence[str]) -> str:
         """As many of the facts, the weightiest first, as there is room for beside the stage and its count."""
         room = line_width(self.console) - len(f"⠋ {self.stage} {self.total}/{self.total} · ")
         kept: list[str] = []
@@ -149,7 +149,7 @@ class ConsoleMonitor(Monitor):
             kept.append(fact)
         return " · ".join(kept)
 
-    def seconds_left(self, step: int) -> float | None:
+    def estimate_seconds_left(self, step: int) -> float | None:
         recent = [row["time/step"] for row in self.rows[-PACE_WINDOW:] if isinstance(row.get("time/step"), int | float)]
         return sum(recent) / len(recent) * max(0, self.total - step) if recent and self.total else None
 
@@ -176,7 +176,8 @@ class ConsoleMonitor(Monitor):
         for name, numbers in evaluation["sets"].items():
             # pass@1 with its interval; those of the others are in the table at the end.
             facts = [
-                f"{what} {(with_interval if what == 'pass@1' else value_of)(what, numbers[what])}" for what in headline(numbers)
+                f"{what} {(write_with_interval if what == 'pass@1' else write_value)(what, numbers[what])}"
+                for what in choose_headline(numbers)
             ]
             label = STAGE_LABELS.get(evaluation.get("label", ""), "evaluation")
             problems = f" ({numbers['problems']:.0f} problems)" if "problems" in numbers else ""
@@ -204,9 +205,9 @@ class ConsoleMonitor(Monitor):
         steps, seconds = summary.get("steps", 0), summary.get("seconds")
         took = f" in {write_duration(seconds)}" if isinstance(seconds, int | float) else ""
         self.print_line(f"{summary.get('status', 'finished')} after {steps} steps{took}")
-        if went := where_time_went(self.rows):
+        if went := describe_times(self.rows):
             self.print_line(f"time     {went}")
-        if table := before_after_table(summary.get("eval") or {}, line_width(self.console)):
+        if table := make_before_after_table(summary.get("eval") or {}, line_width(self.console)):
             self.console.print(table, width=line_width(self.console))
         for line in changes_in_words(summary.get("eval") or {}):
             self.print_line(line)
@@ -224,7 +225,7 @@ Writer = tuple[str, str, Callable[[float], str]]
 """(label, metric, how its value is written)."""
 
 
-def training_facts(row: Mapping[str, Any], left: float | None, group_size: int | None = None) -> list[str]:
+def list_training_facts(row: Mapping[str, Any], left: float | None, group_size: int | None = None) -> list[str]:
     """The numbers worth a glance, those that exist, the weightiest first. Missing scores are mentioned where there are any."""
     missing: Writer = ("unscored", "reward/unscored", lambda v: f"{v:.0f} of {count_judged(row, group_size):.0f}")
     unscored = (missing,) if row.get("reward/unscored") else ()
@@ -244,14 +245,14 @@ def training_facts(row: Mapping[str, Any], left: float | None, group_size: int |
     if "reward/mean" not in row and not unscored:  # nothing is sampled, so the loss is what there is to watch
         weighty = (("loss", "loss/total", lambda v: f"{v:.3f}"), *weighty)
     remaining = [f"{write_duration(left)} left"] if left else []
-    return [*written(row, weighty), *remaining, *written(row, more)]
+    return [*write_facts(row, weighty), *remaining, *write_facts(row, more)]
 
 
-def written(row: Mapping[str, Any], writers: Sequence[Writer]) -> list[str]:
+def write_facts(row: Mapping[str, Any], writers: Sequence[Writer]) -> list[str]:
     return [f"{label} {write(row[name])}".strip() for label, name, write in writers if isinstance(row.get(name), int | float)]
 
 
-def headline(numbers: Mapping[str, Any]) -> list[str]:
+def choose_headline(numbers: Mapping[str, Any]) -> list[str]:
     """pass@1, the largest pass@k, the largest maj@k and greedy: those that have a value."""
 
     def largest(kind: str) -> list[str]:
@@ -262,44 +263,44 @@ def headline(numbers: Mapping[str, Any]) -> list[str]:
     return [name for name in names if isinstance(numbers.get(name), Mapping) and numbers[name].get("value") is not None]
 
 
-def before_after_table(evaluated: Mapping[str, Any], width: int = WIDEST) -> Table | None:
+def make_before_after_table(evaluated: Mapping[str, Any], width: int = WIDEST) -> Table | None:
     """Per set: before, after, also of the reward. Where it does not fit it loses its intervals. None when there was no evaluation."""
     sets = evaluated.get("sets") or {"": {side: evaluated[side] for side in ("before", "after") if evaluated.get(side)}}
     heads = ("set", "", "before", "after", "change")
-    rows = table_rows(sets, with_interval)
+    rows = make_table_rows(sets, write_with_interval)
     if sum(max(map(cell_len, column)) + 2 for column in zip(heads, *rows, strict=True)) - 2 > width:
-        rows = table_rows(sets, value_of)
+        rows = make_table_rows(sets, write_value)
     return make_table(heads, rows, texts=2) if rows else None
 
 
-def table_rows(sets: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str]) -> list[tuple[str, ...]]:
+def make_table_rows(sets: Mapping[str, Any], write: Callable[[str, Mapping[str, Any]], str]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, sides in sets.items():
         before, after = sides.get("before") or {}, sides.get("after") or {}
-        for what in dict.fromkeys([*headline(before), *headline(after), REWARD]):
+        for what in dict.fromkeys([*choose_headline(before), *choose_headline(after), REWARD]):
             a, b = before.get(what) or {}, after.get(what) or {}
             if a.get("value") is not None or b.get("value") is not None:
-                rows.append((name, what, write(what, a), write(what, b), change_of(what, a, b)))
+                rows.append((name, what, write(what, a), write(what, b), write_change(what, a, b)))
     return rows
 
 
-def change_of(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def write_change(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     if before.get("value") is None or after.get("value") is None:
         return ""
     change = after["value"] - before["value"]
     return f"{change:+.3f}" if what == REWARD else f"{100 * change:+.1f}"
 
 
-def value_of(what: str, number: Mapping[str, Any]) -> str:
+def write_value(what: str, number: Mapping[str, Any]) -> str:
     """ "54.1 %", of a reward "0.541"; a dash where there is no value."""
     if not number or number.get("value") is None:
         return "–"
     return f"{number['value']:.3f}" if what == REWARD else f"{100 * number['value']:.1f} %"
 
 
-def with_interval(what: str, number: Mapping[str, Any]) -> str:
+def write_with_interval(what: str, number: Mapping[str, Any]) -> str:
     """ "54.1 % [51.0, 57.2]"."""
-    text = value_of(what, number)
+    text = write_value(what, number)
     if number.get("value") is None or number.get("low") is None or number.get("high") is None:
         return text
     bounds = (f"{value:.3f}" if what == REWARD else f"{100 * value:.1f}" for value in (number["low"], number["high"]))

@@ -37,7 +37,7 @@ class JsonlMonitor(Monitor):
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(strict(row), allow_nan=False, ensure_ascii=False)
+    line = json.dumps(make_strict(row), allow_nan=False, ensure_ascii=False)
     with path.open("ab+") as file:
         # After a crash the last line may be torn: end it, so that it spoils itself only.
         if file.tell() > 0:
@@ -49,18 +49,18 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def strict(value: Any) -> Any:
+def make_strict(value: Any) -> Any:
     """Plain JSON: NaN and infinity become null (no JSON parser but Python's reads them), numpy and torch scalars floats."""
     if isinstance(value, Mapping):
-        return {str(name): strict(inner) for name, inner in value.items()}
+        return {str(name): make_strict(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [strict(inner) for inner in value]
+        return [make_strict(inner) for inner in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
     if hasattr(value, "item"):
-        return strict(value.item())
+        return make_strict(value.item())
     raise TypeError(f"{type(value).__name__} is not a number or text")
 
 

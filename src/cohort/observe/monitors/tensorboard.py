@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cohort.observe.monitors.base import Monitor, Watched, not_installed
+from cohort.observe.monitors.base import Monitor, Watched, explain_not_installed
 
 
 class TensorboardMonitor(Monitor):
@@ -14,7 +14,7 @@ class TensorboardMonitor(Monitor):
 
     @classmethod
     def missing(cls) -> str:
-        return not_installed("torch.utils.tensorboard", "tensorboard")
+        return explain_not_installed("torch.utils.tensorboard", "tensorboard")
 
     @classmethod
     def for_run(cls, run: Watched) -> TensorboardMonitor:

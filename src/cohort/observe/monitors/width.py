@@ -43,13 +43,13 @@ def columns_are_set() -> bool:
 def print_wrapped(console: Console, text: Text) -> None:
     """A sentence on as many lines as it needs. A path or another long word stays in one piece, so that it can be copied."""
     room = max(20, line_width(console) - INDENT)
-    lines = [piece for line in text.split("\n", allow_blank=True) for piece in line.divide(breaks(line.plain, room))]
+    lines = [piece for line in text.split("\n", allow_blank=True) for piece in line.divide(find_breaks(line.plain, room))]
     for number, line in enumerate(lines):
         line.rstrip()
         console.print(Text(" " * INDENT if number else "").append_text(line), soft_wrap=True)
 
 
-def breaks(line: str, room: int) -> list[int]:
+def find_breaks(line: str, room: int) -> list[int]:
     """Where the pieces begin that a line is cut into, between words."""
     found, taken = [], cell_len(line) - cell_len(line.lstrip())
     for word in re.finditer(r"\S+\s*", line):
@@ -62,7 +62,7 @@ def breaks(line: str, room: int) -> list[int]:
 
 def laid_out(text: str, room: int) -> list[str]:
     """The lines of a text, each as wide as there is room: cut between words, and inside those that are wider."""
-    pieces = [line[a:b] for line in text.split("\n") for a, b in pairwise([0, *breaks(line, room), len(line)])]
+    pieces = [line[a:b] for line in text.split("\n") for a, b in pairwise([0, *find_breaks(line, room), len(line)])]
     return [
         part.rstrip() for piece in pieces for part in (chop_cells(piece, room) if cell_len(piece.rstrip()) > room else [piece])
     ]

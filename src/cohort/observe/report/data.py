@@ -18,7 +18,7 @@ from cohort.evaluation.estimators import PairedDifference
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.observe.changes import read_change
 from cohort.observe.monitors.jsonl import read_rows
-from cohort.observe.run_folder import known_functions
+from cohort.observe.run_folder import read_known_functions
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.versions import bring_up_to_date
 from cohort.recipe.words import describe, describe_own
@@ -115,7 +115,7 @@ class RunData:
 
 def load_run(folder: Path) -> RunData:
     recipe_text = read_text(folder / "recipe.toml")
-    own, own_problem = known_functions(folder, parse_recipe(recipe_text))
+    own, own_problem = read_known_functions(folder, parse_recipe(recipe_text))
     return RunData(
         folder=folder,
         recipe_text=recipe_text,

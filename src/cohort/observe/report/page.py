@@ -10,7 +10,7 @@ from typing import Any
 from cohort.evaluation.estimators import why_no_interval
 from cohort.observe.changes import change_style, describe_change, percent, spoken
 from cohort.observe.diagnosis.checks import diagnose
-from cohort.observe.perf import seconds_of, stage_times, warm
+from cohort.observe.perf import drop_first_step, measure_stages, seconds_of
 from cohort.observe.report.charts import COLOURS, Chart, Series, figure
 from cohort.observe.report.completions import completions
 from cohort.observe.report.data import RunData, as_dict, number
@@ -227,7 +227,7 @@ def charts_of(run: RunData) -> list[Chart]:
 
 def stage_series(run: RunData) -> tuple[Series, ...]:
     """The largest stages in the order of a step, and all others in one: more layers than colours cannot be told apart."""
-    times = stage_times(run.rows)
+    times = measure_stages(run.rows)
     shown = sorted(times, key=lambda time: -time.total)[: COLOURS - 1]
     series = [Series(time.stage.name, run.series(f"time/{time.stage.name}")) for time in times if time in shown]
     rest: dict[float, float] = {}
@@ -240,8 +240,8 @@ def stage_series(run: RunData) -> tuple[Series, ...]:
 
 def timing(run: RunData) -> str:
     """Which stage to look at: seconds of the median step and share of all seconds, stage by stage."""
-    rows = warm(run.rows)
-    times = stage_times(rows)
+    rows = drop_first_step(run.rows)
+    times = measure_stages(rows)
     if not times:
         return ""
     slowest = max(times, key=lambda time: time.share)

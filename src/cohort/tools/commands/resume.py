@@ -21,7 +21,7 @@ def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> int:
     result = resume_run(run)
     if result.status == "finished":
         typer.echo(f"{run} is finished: {result.folder / 'report.html'}")
-        if advice := RunFolder.open(run).ignored_edit(result.summary):
+        if advice := RunFolder.open(run).describe_ignored_edit(result.summary):
             typer.echo(advice)
     return EXIT_CODES[result.status]
 

@@ -24,8 +24,8 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
     from rich.text import Text
 
     from cohort.base.text import printable
-    from cohort.observe.monitors.jsonl import strict
-    from cohort.observe.run_folder import make_new
+    from cohort.observe.monitors.jsonl import make_strict
+    from cohort.observe.run_folder import make_new_folder
     from cohort.tools.compare.contenders import find_contenders
     from cohort.tools.compare.measure import measure
     from cohort.tools.compare.page import render
@@ -37,7 +37,7 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
         raise RecipeError(f"--jobs {jobs}: at least one run at a time, e.g. --jobs 2")
     numbers = parse_seeds(seeds)
     field = find_contenders(words, recipe)
-    target = output or make_new(Path("runs") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
+    target = output or make_new_folder(Path("runs") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
         plan = make_plan(field, numbers, target)
     except Exception:
@@ -54,7 +54,7 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
     with open_output(plan):
         outcome = execute(plan, jobs, say)
         comparison = measure(plan, outcome.failed, jobs)
-        write_whole(target / "compare.json", json.dumps(strict(comparison.to_json()), indent=2, allow_nan=False))
+        write_whole(target / "compare.json", json.dumps(make_strict(comparison.to_json()), indent=2, allow_nan=False))
         write_whole(target / "compare.html", render(comparison))
     if outcome.interrupted:
         again = ["cohort", "compare", *words, "--seeds", seeds, "--jobs", str(jobs), "--output", str(target)]

@@ -47,7 +47,7 @@ def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     recipe = folder.recipe()
     if not folder.has_model():
         raise RunError(f"{root} has no model/ yet")
-    data = build.load_data(recipe, folder.kept_rows(recipe))
+    data = build.load_data(recipe, folder.read_kept_rows(recipe))
     final = load(recipe, data, folder.model)
     sampling = replace(build.training_sampling(recipe, final), group_size=1)
     encoded = build.encode_data(recipe, data, final, sampling)

@@ -1,0 +1,106 @@
+"""Experiment trackers: Weights & Biases, and Trackio, which keeps its data on this machine or in a Space of the hub.
+
+Metrics and the recipe are sent; completions only where monitors.completions says so. A run of the service goes by the name of the
+run folder, so that a resumed run goes on in the same place.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cohort.errors import RecipeError
+from cohort.observe.monitors.base import Monitor, Watched, explain_not_installed
+from cohort.observe.monitors.tensorboard import evaluation_scalars
+
+ROWS_SENT = 64
+"""Completions of a table at most: whole groups from the first on; all of them are in rollouts/."""
+COLUMNS = ("step", "group", "prompt", "completion", "reward", "success", "extracted", "gold", "advantage", "end")
+
+
+class Tracker(Monitor):
+    """A service with runs, scalars and tables, all by the same calls. Subclasses name it and say how a run of it is started."""
+
+    package: str
+    title: str
+    advice: str
+    """What to look at where it cannot be started; the end of a sentence."""
+
+    @classmethod
+    def missing(cls) -> str:
+        return explain_not_installed(cls.package, cls.package)
+
+    @classmethod
+    def for_run(cls, run: Watched) -> Tracker:
+        settings = run.recipe.monitors
+        return cls(run.folder, settings.wandb_project, run.recipe.model_dump(), settings.completions)
+
+    def __init__(self, folder: str | Path, project: str, recipe: Mapping[str, Any], completions: bool = False) -> None:
+        self.service = importlib.import_module(self.package)
+        self.completions = completions
+        try:
+            self.run = self.start_run(Path(folder), project=project, config=dict(recipe), resume="allow")
+        except Exception as problem:  # at the start somebody is still watching: say it now rather than train unseen
+            raise RecipeError(f"{self.title} could not be started ({problem}). {self.advice}") from problem
+
+    def start_run(self, folder: Path, **settings: Any) -> Any:
+        """The run of the service, with `log` and `finish`."""
+        raise NotImplementedError
+
+    def on_metrics(self, row: Mapping[str, Any]) -> None:
+        self.log_numbers({name: value for name, value in row.items() if not name.startswith("eval/")}, int(row["step"]))
+
+    def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        self.log_numbers(evaluation_scalars(evaluation), int(evaluation["step"]))
+
+    def on_rollouts(self, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
+        if self.completions and rollouts:
+            columns, rows = make_completion_table(rollouts)
+            self.run.log({"completions": self.service.Table(columns=columns, data=rows)}, step=step)
+
+    def log_numbers(self, scalars: Mapping[str, Any], step: int) -> None:
+        numbers = {name: v for name, v in scalars.items() if name != "step" and isinstance(v, int | float)}
+        self.run.log(numbers, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class WandbMonitor(Tracker):
+    """Weights & Biases: one run per run folder, whose name is its id."""
+
+    package, title = "wandb", "Weights & Biases"
+    advice = "Log in with `wandb login`, set WANDB_MODE=offline"
+
+    def start_run(self, folder: Path, **settings: Any) -> Any:
+        name = folder.resolve().name
+        return self.service.init(name=name, id=name, dir=str(folder), **settings)
+
+    def on_finish(self, summary: Mapping[str, Any]) -> None:
+        self.run.summary.update({"status": summary.get("status"), "eval": summary.get("eval", {})})
+
+
+class TrackioMonitor(Tracker):
+    """Trackio: `trackio show` opens the dashboard; TRACKIO_SPACE_ID names a Space of the hub."""
+
+    package, title = "trackio", "Trackio"
+    advice = "Look at TRACKIO_SPACE_ID and TRACKIO_DIR"
+
+    def start_run(self, folder: Path, **settings: Any) -> Any:
+        return self.service.init(name=folder.resolve().name, embed=False, **settings)
+
+
+def make_completion_table(rollouts: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """(columns, rows) of the first groups of a step: text, rewards and verdicts, each part of the reward by its name."""
+    groups = list(dict.fromkeys(row.get("group") for row in rollouts))
+    shown: list[Mapping[str, Any]] = []
+    for group in groups:
+        members = [row for row in rollouts if row.get("group") == group]
+        if shown and len(shown) + len(members) > ROWS_SENT:
+            break
+        shown += members
+    parts = sorted({name for row in shown for name in row if name.startswith("reward/")})
+    columns = [*COLUMNS, *parts]
+    return columns, [[row.get(name) for name in columns] for row in shown]
