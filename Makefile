@@ -43,7 +43,6 @@ format: setup  ## Format the code
 	$(BIN)/ruff format .
 
 docs: setup  ## Write the generated pages and the picture of the house from the code
-	$(BIN)/python -m cohort.observe.metrics
 	$(BIN)/python docs/generators
 
 clean:  ## Remove the environment and caches; runs stay

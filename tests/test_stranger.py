@@ -251,8 +251,8 @@ def test_a_metric_is_a_line_where_it_arises_and_its_row(stranger):
     for step in (1, 2):
         shortest = min(len(rollout["completion_ids"]) for rollout in rollouts_of(run, step))
         assert f'"rollout/length_min": {shortest},' in written[step - 1]
-    (stranger.folder / "docs").mkdir()
-    stranger.run("-m", "cohort.observe.metrics")
+    shutil.copytree(DOCS / "generators", stranger.folder / "docs" / "generators")
+    stranger.run("docs/generators", "metrics.md")
     assert (
         "| `rollout/length_min` | tokens | shortest completion of the step |"
         in (stranger.folder / "docs/metrics.md").read_text()

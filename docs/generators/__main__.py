@@ -14,12 +14,14 @@ import api_page
 import choices_page
 import gym_page
 import house
+import metrics_page
 import recipe_page
 import rewards_page
 from pages import DOCS, read_page
 
 PAGES: dict[str, Callable[[], str]] = {
     "recipe.md": recipe_page.make_page,
+    "metrics.md": metrics_page.make_page,
     "choices.md": choices_page.make_page,
     "rewards.md": rewards_page.make_page,
     "gym-tasks.md": gym_page.make_page,

@@ -1,6 +1,6 @@
 """Every metric a run writes: unit, formula, healthy range, and what a bad value means. No torch.
 
-This table is the one place where metrics are explained: `docs/metrics.md` is written from it (`python -m cohort.observe.metrics`),
+This table is the one place where metrics are explained: `docs/metrics.md` is written from it (docs/generators/metrics_page.py),
 the report and the dashboard take their captions from it, and a test holds the file to it. Names are `<area>/<what>`,
 areas in data-flow order. `<part>` stands for a reward function's name, `<set>` for an evaluation set, `<logged>` for a
 number that a reward function logged, `<k>` for a number of completions.
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 AREAS = {
     "rollout": "What the policy wrote in this step, before anything was scored.",
@@ -226,44 +225,3 @@ def find_reduction(name: str) -> Callable[[Sequence[float]], float] | None:
     """How values of this name become one; None: by their mean, which who asks takes with its own weights."""
     metric = find_metric(name)
     return REDUCTIONS.get(metric.reduce) if metric else None
-
-
-def markdown() -> str:
-    """The text of docs/metrics.md."""
-    return "\n".join(markdown_lines()) + "\n"
-
-
-def markdown_lines() -> Iterator[str]:
-    yield "# Metrics"
-    yield ""
-    yield "<!-- Written by `python -m cohort.observe.metrics` from src/cohort/observe/metrics.py; edit there. -->"
-    yield ""
-    yield 'Every step appends one JSON object to `metrics.jsonl` in the run folder: `{"step": 12, "reward/mean": 0.41, ...}`.'
-    yield "A value that does not exist in a step is absent; a value that was not finite is `null`. Shares lie between 0 and 1."
-    yield "`evidence`, where a row has it, holds no number: it names rollouts for the [hacking alarms](hacking-alarms.md)."
-    yield ""
-    yield "Short of time? Watch five: `reward/success`, `advantage/useful_groups`, `rollout/truncated`, `loss/kl_per_completion`"
-    yield "and `eval/<set>/pass@1`. The loss is not among them: exactly on-policy it is 0 by construction."
-    for area, about in AREAS.items():
-        yield ""
-        yield f"## {area}/"
-        yield ""
-        yield about
-        yield ""
-        yield "| metric | unit | formula | healthy | a bad value means |"
-        yield "|---|---|---|---|---|"
-        for metric in METRICS:
-            if metric.area == area:
-                cells = (f"`{metric.name}`", metric.unit, metric.formula, metric.healthy, metric.bad)
-                yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def main() -> None:
-    """Write docs/metrics.md of the source tree this module lies in."""
-    target = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
-    target.write_text(markdown(), encoding="utf-8")
-    print(f"wrote {target}")
-
-
-if __name__ == "__main__":
-    main()
