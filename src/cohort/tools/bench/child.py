@@ -114,12 +114,13 @@ def synchronise_device(job: BenchJob) -> None:
         torch.cuda.synchronize()
 
 
-def time_work(job: BenchJob, work: Callable[[], Any]) -> tuple[float, Any]:
+def time_work(job: BenchJob, work: Callable[[], Any]) -> float:
+    """Seconds until the device has finished the work."""
     synchronise_device(job)
     started = time.perf_counter()
-    result = work()
+    work()
     synchronise_device(job)
-    return time.perf_counter() - started, result
+    return time.perf_counter() - started
 
 
 # -- rollouts ----------------------------------------------------------------------------------------------------------
@@ -134,46 +135,41 @@ def measure_rollout(job: BenchJob) -> dict[str, Any]:
         parts, _, encoded = running.assemble()
         prompts = encoded.train[: job.workload.prompts]
 
-        def ours(turn: int) -> Any:
-            return sample_groups(parts.engine, prompts, parts.sampling, NoiseKey(turn + 1, "train", 1))
+        def sample(turn: int) -> None:
+            groups = sample_groups(parts.engine, prompts, parts.sampling, NoiseKey(turn + 1, "train", 1))
+            check_planned_lengths(job, groups)
 
-        turns: dict[str, Callable[[int], Any]] = {"cohort": ours}
+        turns: dict[str, Callable[[int], Any]] = {"cohort": sample}
         if job.hf_generate:
             turns["hf_generate"] = make_hf_generate(job)
-        results: dict[str, dict[str, Any]] = {name: {"seconds": []} for name in turns}
-        held: dict[str, int] = {}
-        for turn in range(job.repeats + 1):
-            for name, work in turns.items():
-                with peak_memory(job.device) as peak:
-                    seconds, out = time_work(job, lambda work=work, turn=turn: work(turn))  # type: ignore[misc]
-                if name == "cohort":
-                    check_planned_lengths(job, out)
-                del out
-                if turn == 0:
-                    results[name]["first_seconds"] = seconds
-                else:
-                    results[name]["seconds"].append(seconds)
-                # Of the last turn, the warm one. What an engine keeps from turn to turn is its own growth too.
-                held.setdefault(name, peak.held)
-                results[name]["growth_bytes"] = peak.since(held[name])
+        results = take_turns(job, turns)
         results["cohort"]["engine"] = parts.engine.name
         # Without memory of its own to plan with, an engine takes all rows at once.
         results["cohort"]["slots"] = min(parts.engine.slots or job.workload.completions, job.workload.completions)
-    for result in results.values():
-        result["tokens"] = job.workload.tokens
     return results
 
 
 def measure_hf_generate(job: BenchJob) -> dict[str, Any]:
     """`generate` of transformers alone."""
-    generate = make_hf_generate(job)
-    seconds = []
+    return take_turns(job, {"hf_generate": make_hf_generate(job)})
+
+
+def take_turns(job: BenchJob, turns: dict[str, Callable[[int], Any]]) -> dict[str, dict[str, Any]]:
+    """Let the engines work in turn, one round to warm up and the measured ones: seconds, and memory of the last round."""
+    results: dict[str, dict[str, Any]] = {name: {"seconds": [], "tokens": job.workload.tokens} for name in turns}
+    held: dict[str, int] = {}
     for turn in range(job.repeats + 1):
-        with peak_memory(job.device) as peak:
-            seconds.append(time_work(job, lambda turn=turn: generate(turn))[0])  # type: ignore[misc]
-    first, *rest = seconds
-    growth = {"growth_bytes": peak.since(peak.held)}
-    return {"hf_generate": {"first_seconds": first, "seconds": rest, "tokens": job.workload.tokens, **growth}}
+        for name, work in turns.items():
+            with peak_memory(job.device) as peak:
+                seconds = time_work(job, lambda work=work, turn=turn: work(turn))  # type: ignore[misc]
+            if turn == 0:
+                results[name]["first_seconds"] = seconds
+            else:
+                results[name]["seconds"].append(seconds)
+            # What an engine keeps from turn to turn is its own growth too.
+            held.setdefault(name, peak.held)
+            results[name]["growth_bytes"] = peak.since(held[name])
+    return results
 
 
 def check_planned_lengths(job: BenchJob, groups: Sequence[Sequence[Any]]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cohort.base.table import make_table
 from cohort.errors import RecipeError
 from cohort.recipe.section import nearest
 from cohort.tools.bench import machine as machines
@@ -309,22 +310,13 @@ COLUMNS = ("stage", "engine", "seconds\n[least, most]", "tokens/s", "of the mach
 
 
 def print_table(document: dict[str, Any]) -> None:
+    """Every engine of every stage; a column that no row fills would only squeeze the others."""
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
     rows = make_table_rows(document)
-    table = Table(show_edge=False, pad_edge=False)
-    # A column that no row fills would only squeeze the others.
     shown = [number for number, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
-    for number in shown:
-        name = escape(COLUMNS[number])  # what stands in brackets is a style to rich
-        table.add_column(
-            name, justify="left" if number < 2 else "right", no_wrap=name.startswith(("stage", "seconds", "tokens"))
-        )
-    for cells in rows:
-        table.add_row(*(cells[number] for number in shown))
-    Console().print(table)
+    cells = [[row[number] for number in shown] for row in rows]
+    Console().print(make_table([COLUMNS[number] for number in shown], cells, texts=2))
 
 
 def make_table_rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
