@@ -352,10 +352,11 @@ def report_of(run: RunFolder) -> str:
 def test_what_a_function_says_of_itself_is_escaped_in_the_report(known):
     made, document = known
     run = RunFolder.create(build_recipe({"name": "run", "algorithm": made.model_dump()}))
-    run.write_json(run.own_file, set_in(document, "region", "sentence", value="<script>alert(1)</script>"))
+    run.write_json(run.own_file, set_in(document, "region", "sentence", value="<script>alert(1)</script>\x1b[2J\x07"))
     page = report_of(run)
-    assert "&lt;script&gt;alert(1)" in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J\\x07" in page  # nor does it steer a terminal that shows the page
     assert "<script>alert" not in page
+    assert "\x1b" not in page
 
 
 def test_another_source_is_refused_with_both_digests(known):

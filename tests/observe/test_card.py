@@ -9,12 +9,12 @@ import tomllib
 import yaml
 from test_report import make_run
 
-from cohort.observe.card import card, fenced, write_card
-from cohort.observe.report.data import load_run
+from cohort.observe.card import fence_text, render_card, write_card
+from cohort.observe.report.data import RunData
 
 
 def written(folder, adapter=False, checkpoint="", name=""):
-    return card(load_run(folder), adapter, "its final model", checkpoint, name)
+    return render_card(RunData(folder), adapter, "its final model", checkpoint, name)
 
 
 def head(text):
@@ -90,7 +90,7 @@ def test_text_of_the_run_stays_text_and_paths_and_keys_stay_home(tmp_path):
     assert 'source = "base"' in text
     assert 'api_key_env = "JUDGE_KEY"' in text
     assert "max_tokens = 7" in text
-    assert fenced("a ``` b").startswith("````toml\n")
+    assert fence_text("a ``` b").startswith("````toml\n")
 
 
 def test_front_matter_survives_any_name(tmp_path):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from cohort.evaluation.estimators import pass_at_k
 from cohort.evaluation.evaluate import Evaluation, summarize
-from cohort.observe.changes import changes_in_words
+from cohort.observe.changes import describe_changes
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.report import write_report
@@ -140,7 +140,7 @@ def test_two_problems_rise_nowhere(tmp_path):
         "pass@1 on test went from 68.8 % to 87.5 %: no clear change, nothing that the evaluation can tell from noise. A change of "
         "+18.8 points (paired over 2 problems, p = 1; 2 problems are too few for an interval; it takes 6)"
     )
-    assert changes_in_words(entry) == [f"{words}."]
+    assert list(describe_changes(entry)) == [f"{words}."]
     (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "steps": 9, "eval": entry}))
     (tmp_path / "evaluations.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (first, last)))
     page = write_report(tmp_path).read_text()
@@ -150,7 +150,7 @@ def test_two_problems_rise_nowhere(tmp_path):
     old = entry["change"]["test"]["pass@1"] | {"low": 0.01, "high": 0.4, "p_value": 0.5}  # as earlier versions stored it
     del old["verdict"], old["reason"]
     entry["change"]["test"]["pass@1"] = old
-    assert "no clear change" in changes_in_words(entry)[0]
+    assert "no clear change" in next(describe_changes(entry))
 
 
 def test_a_fall_without_an_interval_is_no_alarm():

@@ -8,14 +8,28 @@ from html.parser import HTMLParser
 
 import pytest
 
+from cohort.base.text import CONTROLS
 from cohort.errors import RunError
 from cohort.observe.report import write_report
-from cohort.observe.report.charts import COLOURS, Chart, Series, figure, smoothed, stack, thin, ticks
-from cohort.observe.report.data import load_run
-from cohort.observe.report.page import stage_series, timing
+from cohort.observe.report.charts import (
+    COLOURS,
+    Chart,
+    Series,
+    draw_chart,
+    find_ticks,
+    smooth_points,
+    stack_series,
+    thin_points,
+)
+from cohort.observe.report.curves import list_stage_series
+from cohort.observe.report.data import RunData
+from cohort.observe.report.frame import render_part, render_section
+from cohort.observe.report.page import show_timing
 from cohort.recipe.file import build_recipe, dump_recipe
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
+STEERING = "\x1b]0;title\x07\x1b[2J\u202e\ud800"
+"""Escapes of a terminal, a mark that turns the line round, half a surrogate pair."""
 
 
 def interval(value, half=0.03):
@@ -170,13 +184,13 @@ def timed_run(folder, stages):
         rows.append(row | {"time/step": sum(row[f"time/{stage}"] for stage in seconds), "perf/update_mfu": 0.41})
     folder.mkdir()
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load_run(folder)
+    return RunData(folder)
 
 
 def test_the_table_of_stages_gives_medians_and_shares(tmp_path):
     """10 steps of 2 s and 2 saves of 1 s, the first step left out: 22 s, of which rollout has 10."""
     run = timed_run(tmp_path / "run", {"rollout": 1.0, "reward": 0.25, "update": 0.7, "optimizer": 0.05})
-    words = Page(timing(run)).text
+    words = Page(render_section(show_timing, run)).text
     assert "45.5 % of the time of 10 steps went into sampling completions." in words
     for line in ("rollout 1.00 s 45.5 %", "reward 250 ms 11.4 %", "update 700 ms 31.8 %", "optimizer 50 ms 2.3 %"):
         assert line in words
@@ -190,11 +204,13 @@ def test_the_chart_of_stages_adds_up_to_the_step(tmp_path):
     """More stages than colours: the smallest go into one layer, and the highest layer is the time of the step."""
     names = ("rollout", "reward", "prepare", "old", "reference", "pack", "update", "optimizer", "observe")
     run = timed_run(tmp_path / "run", {name: 0.1 * (place + 1) for place, name in enumerate(names)})
-    series = stage_series(run)
+    series = list_stage_series(run)
     assert len(series) == COLOURS
     assert series[-1].label == "others"
     assert [one.label for one in series[:-1]] == ["prepare", "old", "reference", "pack", "update", "optimizer", "observe"]
-    assert [value for _, value in stack(series)[-1]] == pytest.approx([value for _, value in run.series("time/step")])
+    assert [value for _, value in stack_series(series)[-1]] == pytest.approx(
+        [value for _, value in run.find_series("time/step")]
+    )
 
 
 def test_model_output_is_text_and_never_markup(source):
@@ -205,6 +221,36 @@ def test_model_output_is_text_and_never_markup(source):
     assert EVIL.replace(" ", "") in page.text.replace(" ", "")  # shown, as text
     assert "<script>recipe()" in page.text
     assert "<hard>" in page.text
+
+
+@pytest.mark.parametrize(
+    "evil", [EVIL, "</script><script>alert(1)</script>", "]]><svg onload=alert(1)>", "{{ 7 * 7 }}", STEERING]
+)
+def test_strange_text_is_harmless_wherever_it_stands(tmp_path, evil):
+    """Names of sets and of reward parts (which go into the JSON of the charts), errors, recipes, completions, words of the model."""
+    folder = make_run(tmp_path / "run", steps=30)
+    numbers = {"held_out": make_numbers(0.5), evil: make_numbers(0.4) | {evil: interval(0.5)}}
+    write_lines(folder / "evaluations.jsonl", [{"step": 30, "label": label, "sets": numbers} for label in ("before", "after")])
+    write_lines(
+        folder / "metrics.jsonl",
+        [{"step": step, f"reward/{evil.replace('/', '')}/mean": 1, "reward/b/mean": 0} for step in range(9)],
+    )
+    said = [{"text": evil, "reward": 0.0, "success": False}]
+    write_lines(folder / "samples" / "after.jsonl", [{"set": evil, "prompt": evil, "answer": evil, "completions": said}])
+    failure = {"type": evil, "where": evil}
+    (folder / "summary.json").write_text(json.dumps({"status": "failed", "error": evil, "failure": failure, "stopped": evil}))
+    (folder / "recipe.toml").write_text(f"[model]\nsource = {json.dumps(evil)}\n".replace("\\ud800", ""))
+    source = write_report(folder).read_text(encoding="utf-8")
+    page = Page(source)
+    assert "could not be written" not in page.text
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert not [tag for tag, _ in page.tags if tag == "img"]
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert not CONTROLS.search(source)
+    assert "7 * 7" in source or "7 * 7" not in evil  # the text of a template is no template
+    charts = [json.loads(attributes["data-chart"]) for _, attributes in page.tags if "data-chart" in attributes]
+    labels = {series["label"] for chart in charts for series in chart["series"]}
+    assert evil.replace("/", "") in labels
 
 
 def test_the_file_is_self_contained_and_locked(source):
@@ -294,26 +340,26 @@ def test_not_a_folder(tmp_path):
 
 
 def test_ticks_are_round_and_inside():
-    assert ticks(0, 1, 5) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    assert ticks(1, 200, 6) == [50, 100, 150, 200]
-    assert ticks(0, 3.1e-4, 5) == pytest.approx([0, 1e-4, 2e-4, 3e-4])
+    assert find_ticks(0, 1, 5) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert find_ticks(1, 200, 6) == [50, 100, 150, 200]
+    assert find_ticks(0, 3.1e-4, 5) == pytest.approx([0, 1e-4, 2e-4, 3e-4])
 
 
 def test_thin_keeps_ends_and_means():
     points = [(float(i), float(i)) for i in range(10_001)]
-    few = thin(points)
+    few = thin_points(points)
     assert len(few) <= 401
     assert (few[0], few[-1]) == (points[0], points[-1])
     assert all(x == y for x, y in few)
-    assert thin(points[:50]) == points[:50]
+    assert thin_points(points[:50]) == points[:50]
 
 
 def test_smoothed_is_a_trailing_mean():
-    assert smoothed([(0, 1.0), (1, 3.0), (2, 5.0), (3, 7.0)], 2) == [(0, 1.0), (1, 2.0), (2, 4.0), (3, 6.0)]
+    assert smooth_points([(0, 1.0), (1, 3.0), (2, 5.0), (3, 7.0)], 2) == [(0, 1.0), (1, 2.0), (2, 4.0), (3, 6.0)]
 
 
 def test_stack_adds_up_and_fills_missing_steps_with_nothing():
-    layers = stack([Series("a", [(1, 2.0), (2, 3.0)]), Series("b", [(2, 4.0)])])
+    layers = stack_series([Series("a", [(1, 2.0), (2, 3.0)]), Series("b", [(2, 4.0)])])
     assert layers == [[(1, 2.0), (2, 3.0)], [(1, 2.0), (2, 7.0)]]
 
 
@@ -322,8 +368,8 @@ def test_two_identical_lines_become_one(source):
 
 
 def test_line_goes_where_the_values_are():
-    svg = figure(Chart("t", "c", (Series("a", [(0, 0.0), (10, 1.0)]),), share=True))
+    svg = render_part("figure", {"drawn": draw_chart(Chart("t", "c", (Series("a", [(0, 0.0), (10, 1.0)]),), share=True))})
     assert 'points="52.0,202.0 546.0,12.0"' in svg
-    single = figure(Chart("t", "c", (Series("a", [(5, 0.0)]),)))
+    single = render_part("figure", {"drawn": draw_chart(Chart("t", "c", (Series("a", [(5, 0.0)]),)))})
     assert "<circle" in single
     assert "nan" not in single

@@ -17,8 +17,9 @@ from cohort.cli import app
 from cohort.errors import RewardError, RunError
 from cohort.observe.outcome import describe_failure
 from cohort.observe.report import write_overlay, write_report
-from cohort.observe.report.data import load_run
-from cohort.observe.report.histograms import Side, edges_of, histograms, shares_of
+from cohort.observe.report.data import RunData
+from cohort.observe.report.frame import render_section
+from cohort.observe.report.histograms import Side, count_shares, draw_histograms, find_edges
 from cohort.observe.report.overlay import load_overlay
 
 NOTE = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
@@ -98,14 +99,14 @@ def test_bars_hold_every_value_once_and_are_few():
         [5.0, 5.0 + 1e-7, 5.0 + 3e-7] * 9,
     ):
         side = Side("a", values)
-        edges, _ = edges_of([side, Side("b", values[:1])])
-        shares = shares_of(side, edges)
+        edges, _ = find_edges([side, Side("b", values[:1])])
+        shares = count_shares(side, edges)
         assert sum(shares) == pytest.approx(1.0)
         assert edges[0] <= min(values) <= max(values) <= edges[-1] + 1e-9
         assert 1 <= len(shares) <= 60
-    edges, marks = edges_of([Side("a", [0.0, 1.0, 1.0, 1.0])])
+    edges, marks = find_edges([Side("a", [0.0, 1.0, 1.0, 1.0])])
     assert (edges, marks) == ([-0.5, 0.5, 1.5], [0.0, 1.0])
-    assert shares_of(Side("a", [0.0, 1.0, 1.0, 1.0]), edges) == [0.25, 0.75]
+    assert count_shares(Side("a", [0.0, 1.0, 1.0, 1.0]), edges) == [0.25, 0.75]
 
 
 def test_first_and_last_steps_stand_beside_each_other(tmp_path):
@@ -114,7 +115,7 @@ def test_first_and_last_steps_stand_beside_each_other(tmp_path):
         right = step > 15
         write_rollouts(folder, step, [float(right), float(right), None, float(not right)], [10 + step] * 4)
     (folder / "rollouts" / "step-000002.parquet").write_bytes(b"torn")
-    source = histograms(load_run(folder))
+    source = render_section(draw_histograms, RunData(folder))
     page = Page(source)
     labels = [attributes["aria-label"] for tag, attributes in page.tags if tag == "svg"]
     assert labels == [
@@ -125,7 +126,7 @@ def test_first_and_last_steps_stand_beside_each_other(tmp_path):
     assert "last 10: 66.7 % from 0.5 to 1.5" in page.text
     for step in range(2, 31):
         (folder / "rollouts" / f"step-{step:06d}.parquet").unlink()
-    assert histograms(load_run(folder)) == ""
+    assert draw_histograms(RunData(folder)) is None
 
 
 # -- several runs ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 import cohort
 from cohort.base.importing import load_function
 from cohort.errors import RecipeError, RunError
-from cohort.observe.report.data import load_run
+from cohort.observe.report.data import RunData
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.built_in import built_in, recipe_path
 from cohort.recipe.file import build_recipe, dump_recipe, load_recipe
@@ -84,7 +84,7 @@ def test_a_file_without_a_version_names_functions_as_version_0_did(old_file):
 def test_every_reader_of_a_run_folder_brings_the_recipe_up_to_date(old_file):
     recipe = load_recipe(old_file)
     assert RunFolder.open(old_file.parent).recipe() == recipe
-    assert load_run(old_file.parent).recipe["rewards"][1]["function"] == recipe.rewards[1].function
+    assert RunData(old_file.parent).recipe["rewards"][1]["function"] == recipe.rewards[1].function
 
 
 @pytest.mark.parametrize(("old", "new"), MOVED.items())
@@ -124,7 +124,7 @@ def test_a_version_from_the_future_is_refused_with_the_fix(old_file):
     for read in (load_recipe, lambda file: RunFolder.open(file.parent).recipe()):
         with pytest.raises(RecipeError, match=rf"version {VERSION + 1}, .* up to {VERSION}\. Update cohort"):
             read(old_file)
-    assert load_run(old_file.parent).recipe["version"] == VERSION + 1  # a report shows what it can
+    assert RunData(old_file.parent).recipe["version"] == VERSION + 1  # a report shows what it can
 
 
 @pytest.mark.parametrize("version", ["-1", "true", "1.0", '"1"'])

@@ -28,10 +28,10 @@ from cohort.tools.compare import parse_seeds, run_compare
 from cohort.tools.compare.contenders import find_contenders
 from cohort.tools.compare.divergence import document, ratio_of_sums
 from cohort.tools.compare.measure import against, measure
-from cohort.tools.compare.page import mean_curve, render
+from cohort.tools.compare.page import average_curves, render_comparison
 from cohort.tools.compare.plan import make_plan, open_output, plan_document
 from cohort.tools.compare.runner import child_environment, execute
-from cohort.tools.compare.table import compact, p_text, print_comparison
+from cohort.tools.compare.table import print_comparison, write_count, write_p
 from session_tools import COHORT, ONE_THREAD, summary_of, write_recipe
 
 
@@ -375,7 +375,7 @@ def test_seeds_with_different_problems_are_not_averaged(tmp_path, recipe):
     table = printed[: printed.index("note:")]
     assert "68.8" not in table
     assert re.search(r"^dr_grpo +– +– +\+31\.2 \[", table, re.MULTILINE)
-    page = render(comparison)
+    page = render_comparison(comparison)
     assert "Not all runs were evaluated on the same problems." in page
     assert words in page
     assert "68.8" not in page
@@ -410,7 +410,7 @@ def test_a_failed_contender_has_its_reason_and_the_others_their_numbers(tmp_path
     assert "dapo-seed-0: the verifier <lost> its dictionary" in printed
     assert re.search(r"^grpo +50\.0 \[45\.0, 55\.0\]", printed, re.MULTILINE)
     assert "all started at pass@1 12.5 %" in printed
-    page = render(comparison)
+    page = render_comparison(comparison)
     assert "the verifier &lt;lost&gt; its dictionary" in page
     assert "could not be written" not in page
 
@@ -482,20 +482,22 @@ def test_the_table_fits_100_columns_with_every_algorithm_and_wraps_nothing(tmp_p
 
 
 def test_numbers_are_written_short():
-    assert [compact(v) for v in (950, 12_345, 1_254_000, 45e6, 3.2e9)] == ["950", "12.3k", "1.25M", "45.0M", "3.20G"]
-    assert [p_text(p) for p in (0.0004, 0.0312, 0.5, 1.0)] == ["<.001", ".031", ".500", "1"]
+    assert [write_count(v) for v in (950, 12_345, 1_254_000, 45e6, 3.2e9)] == ["950", "12.3k", "1.25M", "45.0M", "3.20G"]
+    assert [write_p(p) for p in (0.0004, 0.0312, 0.5, 1.0)] == ["<.001", ".031", ".500", "1"]
 
 
 def test_the_page_is_self_contained_escaped_and_shows_each_contender_and_seed(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28], "gspo": [12, 13]})
-    page = render(measure(plan, {}))
+    page = render_comparison(measure(plan, {}))
     assert "could not be written" not in page
     assert "http://" not in page
     assert "https://" not in page
-    assert page.count('<circle class="dot" cx') == 6  # one per contender and seed; charts write "dot c0"
+    assert (
+        len(re.findall(r'<circle class="dot c\d"[^>]*><title>', page)) == 6
+    )  # one per contender and seed; those of charts say nothing
     assert "dr_grpo ended highest: 68.8 % pass@1" in page
     assert "+31.2 points against grpo (95 % interval" in page
-    for words in ("Training success", "Held-out pass@1", "What they differ in", "group_centered", "<b>68.8 %</b>"):
+    for words in ("Training success", "Held-out pass@1", "What they differ in", "group_centered", '<td class="strong">68.8 %'):
         assert words in page
     choices = page[page.index("What they differ in") :]
     assert "prompts_per_step" not in choices
@@ -506,15 +508,15 @@ def test_the_page_is_self_contained_escaped_and_shows_each_contender_and_seed(tm
 
 def test_lines_keep_their_contenders_colour_where_another_has_no_curve(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [8], "gspo": [12]}, ["grpo", "dapo", "gspo"])
-    page = render(measure(plan, {}))
+    page = render_comparison(measure(plan, {}))
     curves = page[page.index("Training success") : page.index("What they differ in")]
     assert set(re.findall(r'class="line (c\d)"', curves)) == {"c0", "c2"}
     assert re.findall(r'<i class="(c\d)"></i>(\w+)</span>', curves)[:2] == [("c0", "grpo"), ("c2", "gspo")]
 
 
-def test_a_mean_curve_uses_only_steps_that_all_seeds_have():
-    assert mean_curve([[(1, 0.0), (2, 1.0), (3, 1.0)], [(1, 1.0), (2, 0.0)], []]) == [(1, 0.5), (2, 0.5)]
-    assert mean_curve([[], []]) == []
+def test_a_average_curves_uses_only_steps_that_all_seeds_have():
+    assert average_curves([[(1, 0.0), (2, 1.0), (3, 1.0)], [(1, 1.0), (2, 0.0)], []]) == [(1, 0.5), (2, 0.5)]
+    assert average_curves([[], []]) == []
 
 
 # -- cohort algorithms -------------------------------------------------------------------------------------------------

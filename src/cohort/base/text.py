@@ -74,3 +74,12 @@ def write_duration(seconds: float) -> str:
 def write_rate(rate: float) -> str:
     """ "950 tok/s", "8.4k tok/s"."""
     return f"{rate / 1000:.1f}k tok/s" if rate >= 1000 else f"{rate:.0f} tok/s"
+
+
+def write_estimate(value: float | None, low: float | None, high: float | None, share: bool = True) -> tuple[str, str]:
+    """A value and its interval: ("54.1 %", "[50.2, 58.0]"), of what is no share ("0.541", ""); a dash where there is no value."""
+    if value is None:
+        return "–", ""
+    scale, digits = (100, 1) if share else (1, 3)
+    interval = "" if low is None or high is None else f"[{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
+    return f"{scale * value:.{digits}f}{' %' if share else ''}", interval

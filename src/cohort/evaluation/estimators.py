@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from cohort.base.text import write_estimate
+
 CHUNK = 2_000_000
 """Numbers held at once while resampling: bounds memory, changes no result."""
 
@@ -57,13 +59,7 @@ class Estimate:
 
     def written(self, share: bool = True) -> str:
         """`54.1 % [50.2, 58.0]`; a number that is no share stands as it is."""
-        if self.value is None:
-            return "-"
-        scale, digits = (100, 1) if share else (1, 3)
-        value = f"{scale * self.value:.{digits}f}{' %' if share else ''}"
-        if self.low is None or self.high is None:
-            return value
-        return f"{value} [{scale * self.low:.{digits}f}, {scale * self.high:.{digits}f}]"
+        return " ".join(filter(None, write_estimate(self.value, self.low, self.high, share)))
 
 
 @dataclass(frozen=True, slots=True)

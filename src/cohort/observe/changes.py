@@ -5,9 +5,10 @@ The report, the console and comparisons take their words from here, so that none
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cohort.base.text import write_percent
 from cohort.evaluation.estimators import UNCLEAR, PairedDifference
 
 
@@ -24,29 +25,47 @@ def describe_change(name: str, what: str, before: float, after: float, change: P
 
     The difference is that of the problems both have; the same as after - before where all are common.
     """
-    ends = f"from {percent(before)} to {percent(after)}"
+    ends = f"from {write_percent(before, 1)} to {write_percent(after, 1)}"
     points = f"{100 * (after - before if change is None else change.difference):+.1f} points"
+    subject = f"{what} on {name_set(name)}"
     if change is None:
-        return f"{what} on {spoken(name)} went {ends}.", f"A change of {points}; no problem can be paired, so it is not tested"
+        return f"{subject} went {ends}.", f"A change of {points}; no problem can be paired, so it is not tested"
     if change.verdict == UNCLEAR:
-        sentence = f"{what} on {spoken(name)} went {ends}: no clear change, nothing that the evaluation can tell from noise."
+        sentence = f"{subject} went {ends}: no clear change, nothing that the evaluation can tell from noise."
     else:
-        sentence = f"{what} on {spoken(name)} {change.verdict} {ends}."
+        sentence = f"{subject} {change.verdict} {ends}."
     return sentence, f"A change of {points} ({change.sureness})"
 
 
-def changes_in_words(evaluated: Mapping[str, Any]) -> list[str]:
+def describe_changes(evaluated: Mapping[str, Any]) -> Iterator[str]:
     """One line per set that was evaluated before and after: what became of pass@1, and how sure that is."""
-    lines = []
     for name, sides in (evaluated.get("sets") or {}).items():
-        before, after = (((sides.get(side) or {}).get("pass@1") or {}).get("value") for side in ("before", "after"))
+        before, after = find_ends(sides)
         if before is not None and after is not None:
             change = read_change(((evaluated.get("change") or {}).get(name) or {}).get("pass@1"))
-            lines.append("{} {}.".format(*describe_change(name, "pass@1", before, after, change)))
-    return lines
+            yield "{} {}.".format(*describe_change(name, "pass@1", before, after, change))
 
 
-def change_style(change: PairedDifference | None, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def describe_ends(evaluated: Mapping[str, Any] | None) -> str:
+    """ "pass@1 41.2 % -> 68.3 %" of the first set; "" where nothing was measured."""
+    values = find_ends(evaluated or {})
+    sides = ("not measured" if value is None else write_percent(value, 1) for value in values)
+    return "" if values == (None, None) else f"pass@1 {' -> '.join(sides)}"
+
+
+def find_ends(sides: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """The pass@1 before and after."""
+    before, after = (((sides.get(side) or {}).get("pass@1") or {}).get("value") for side in ("before", "after"))
+    return before, after
+
+
+def write_difference(change: PairedDifference) -> tuple[str, str]:
+    """A difference in points and its interval: ("+4.1", "[+2.0, +6.3]"); without one where there are too few problems."""
+    interval = "" if change.low is None or change.high is None else f"[{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+    return f"{100 * change.difference:+.1f}", interval
+
+
+def colour_change(change: PairedDifference | None, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """up or down, the colours of a change, where it is clear: by the paired test, or, untested, by intervals that do not meet."""
     if change is not None:
         return {"rose": "up", "fell": "down"}.get(change.verdict, "")
@@ -56,9 +75,6 @@ def change_style(change: PairedDifference | None, before: Mapping[str, Any], aft
     return "up" if later_low > high else "down" if later_high < low else ""
 
 
-def spoken(name: str) -> str:
+def name_set(name: str) -> str:
+    """A set of problems as a sentence calls it."""
     return "held-out problems" if name in ("held_out", "held-out", "held-out problems") else name
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cohort.errors import CohortError
+from cohort.observe.changes import describe_ends
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,19 +42,10 @@ def describe_result(folder: Path, status: str, summary: Mapping[str, Any]) -> st
         status,
         f"{steps} step{'' if steps == 1 else 's'}",
         "stopped early" if summary.get("stopped") else "",
-        describe_change(summary.get("eval") or {}),
+        describe_ends(summary.get("eval")),
         str(folder),
     ]
     return f"RunResult({', '.join(word for word in words if word)})"
-
-
-def describe_change(evaluation: Mapping[str, Any]) -> str:
-    """pass@1 before and after, of the first set; "" where nothing was measured."""
-    before, after = (((evaluation.get(label) or {}).get("pass@1") or {}).get("value") for label in ("before", "after"))
-    if before is None and after is None:
-        return ""
-    sides = ("not measured" if value is None else f"{100 * value:.1f} %" for value in (before, after))
-    return f"pass@1 {' -> '.join(sides)}"
 
 
 def describe_failure(problem: Exception) -> dict[str, Any]:

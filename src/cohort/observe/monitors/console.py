@@ -19,8 +19,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cohort.base.table import make_table
-from cohort.base.text import printable, write_duration, write_percent, write_rate
-from cohort.observe.changes import changes_in_words
+from cohort.base.text import printable, write_duration, write_estimate, write_percent, write_rate
+from cohort.observe.changes import describe_changes
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.diagnosis.finding import Finding
 from cohort.observe.diagnosis.history import History, count_judged
@@ -209,7 +209,7 @@ class ConsoleMonitor(Monitor):
             self.print_line(f"time     {went}")
         if table := make_before_after_table(summary.get("eval") or {}, line_width(self.console)):
             self.console.print(table, width=line_width(self.console))
-        for line in changes_in_words(summary.get("eval") or {}):
+        for line in describe_changes(summary.get("eval") or {}):
             self.print_line(line)
         self.show_findings()  # the final evaluation comes after the last step
         if summary.get("status") == "interrupted":
@@ -293,15 +293,10 @@ def write_change(what: str, before: Mapping[str, Any], after: Mapping[str, Any])
 
 def write_value(what: str, number: Mapping[str, Any]) -> str:
     """ "54.1 %", of a reward "0.541"; a dash where there is no value."""
-    if not number or number.get("value") is None:
-        return "–"
-    return f"{number['value']:.3f}" if what == REWARD else f"{100 * number['value']:.1f} %"
+    return write_estimate(number.get("value"), None, None, what != REWARD)[0]
 
 
 def write_with_interval(what: str, number: Mapping[str, Any]) -> str:
     """ "54.1 % [51.0, 57.2]"."""
-    text = write_value(what, number)
-    if number.get("value") is None or number.get("low") is None or number.get("high") is None:
-        return text
-    bounds = (f"{value:.3f}" if what == REWARD else f"{100 * value:.1f}" for value in (number["low"], number["high"]))
-    return f"{text} [{', '.join(bounds)}]"
+    value, low, high = (number.get(key) for key in ("value", "low", "high"))
+    return " ".join(filter(None, write_estimate(value, low, high, what != REWARD)))

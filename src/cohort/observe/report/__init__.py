@@ -11,14 +11,14 @@ hash, and no other resource stands behind the escaping.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from cohort.base.files import write_whole
 from cohort.errors import RunError
-from cohort.observe.report import overlay
-from cohort.observe.report.data import load_run
-from cohort.observe.report.page import render
+from cohort.observe.report.data import RunData
+from cohort.observe.report.overlay import load_overlay, render_overlay
+from cohort.observe.report.page import render_report
 
 __all__ = ["write_overlay", "write_report"]
 
@@ -28,16 +28,9 @@ def write_report(run_folder: str | Path) -> Path:
     folder = Path(run_folder)
     if not folder.is_dir():
         raise RunError(f"{folder} is not a run folder")
-    return write_page(folder / "report.html", render(load_run(folder)))
+    return write_whole(folder / "report.html", render_report(RunData(folder)))
 
 
 def write_overlay(run_folders: Sequence[Path], target: Path) -> Path:
     """Write one page of several runs and return its path."""
-    return write_page(target, overlay.render(overlay.load_overlay(run_folders)))
-
-
-def write_page(target: Path, page: str) -> Path:
-    temporary = target.with_name(f"{target.name}.tmp")
-    temporary.write_text(page, encoding="utf-8", errors="replace")
-    os.replace(temporary, target)
-    return target
+    return write_whole(target, render_overlay(load_overlay(run_folders)))

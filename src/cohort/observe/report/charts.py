@@ -1,12 +1,11 @@
-"""Line and stacked-area charts as SVG text. Colours are CSS classes, so that one drawing serves light and dark."""
+"""Line and stacked-area charts as marks of an SVG. Colours are CSS classes, so that one drawing serves light and dark."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
 WIDTH, HEIGHT = 560, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 28
@@ -20,6 +19,8 @@ COLOURS = 8
 """Classes c0 to c7 of the stylesheet."""
 
 Points = Sequence[tuple[float, float]]
+Mark = tuple[str, dict[str, object], str]
+"""An element of an SVG: its tag, its attributes, and the text in it (of a shape: what is told of it under the pointer)."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Series:
     intervals: Sequence[tuple[float, float]] = ()
     marks: bool = False
     """Draw a dot at every point: for values that exist at few steps."""
+    colour: int | None = None
+    """By its place in the chart unless it is named."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,23 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A drawing with what stands around it, as the template takes it."""
+
+    title: str
+    caption: str
+    label: str
+    """All that it shows, in words."""
+    marks: Sequence[Mark]
+    legend: Sequence[tuple[int, str]] = ()
+    hover: str = ""
+    """What the script needs to show values under the pointer."""
+    style: str = "chart"
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
+@dataclass(frozen=True)
 class Scale:
     """Data to pixels."""
 
@@ -57,45 +77,51 @@ class Scale:
     x1: float
     y0: float
     y1: float
+    left: float = LEFT
+    right: float = WIDTH - RIGHT
+    top: float = TOP
+    bottom: float = HEIGHT - BOTTOM
 
     def x(self, value: float) -> float:
-        return LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)
+        return self.left + (value - self.x0) / (self.x1 - self.x0) * (self.right - self.left)
 
     def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - (value - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
+        return self.bottom - (value - self.y0) / (self.y1 - self.y0) * (self.bottom - self.top)
 
     def place(self, points: Points) -> str:
         return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
 
 
-def figure(chart: Chart) -> str:
-    """The chart as an HTML figure with title, legend and caption; the hover script reads data-chart."""
+def make_mark(tag: str, style: str, text: str = "", **attributes: float | str) -> Mark:
+    """Numbers are pixels, and are written to a tenth; an underscore in a name is a dash."""
+    written = {
+        name.replace("_", "-"): f"{value:.1f}" if isinstance(value, float) else value for name, value in attributes.items()
+    }
+    return tag, {"class": style, **written}, text
+
+
+def draw_chart(chart: Chart) -> Figure:
+    """The chart with its legend; the hover script reads what is kept of its points."""
     # A line keeps its colour where another has nothing to show: in every chart of a page it stands for the same thing.
-    colours = [place for place, series in enumerate(chart.series) if series.points]
-    shown = tuple(chart.series[place] for place in colours)
-    layers = stack(shown) if chart.stacked else [thin(series.points) for series in shown]
-    scale = fit(chart, shown, layers)
-    body = axes(chart, scale)
-    body += (
-        areas(layers, scale)
-        if chart.stacked
-        else "".join(line(i, s, chart, scale) for i, s in zip(colours, shown, strict=True))
-    )
-    colours = list(range(len(shown))) if chart.stacked else colours
-    legend = "".join(
-        f'<span><i class="c{i % COLOURS}"></i>{escape(series.label)}</span>' for i, series in zip(colours, shown, strict=True)
-    )
-    described = f"{chart.title}: " + ", ".join(f"{s.label} ends at {written(s.points[-1][1], chart)}" for s in shown)
-    return (
-        f'<figure class="card chart" data-chart="{escape(hover_data(chart, shown, scale), quote=True)}">'
-        f'<figcaption><h3>{escape(chart.title)}</h3><div class="legend">{legend}</div></figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(described, quote=True)}">{body}'
-        '<line class="cursor" y1="12" y2="202"/></svg>'
-        f'<p class="caption">{escape(chart.caption)}</p></figure>'
-    )
+    places = [place for place, series in enumerate(chart.series) if series.points]
+    shown = tuple(chart.series[place] for place in places)
+    colours = [series.colour if series.colour is not None else place for place, series in zip(places, shown, strict=True)]
+    layers = stack_series(shown) if chart.stacked else [thin_points(series.points) for series in shown]
+    scale = fit_scale(chart, shown, layers)
+    marks = [*draw_grid(scale, [(tick, write_value(tick, chart.share)) for tick in find_ticks(scale.y0, scale.y1, 6)])]
+    steps = [(tick, f"{tick:.0f}") for tick in find_ticks(scale.x0, scale.x1, 6) if tick == int(tick)]
+    marks += [*draw_numbers(scale, steps), *(draw_areas(layers, scale) if chart.stacked else ())]
+    if chart.stacked:
+        colours = list(range(len(shown)))
+    else:
+        marks += [mark for colour, one in zip(colours, shown, strict=True) for mark in draw_line(colour, one, chart, scale)]
+    marks.append(make_mark("line", "cursor", y1=TOP, y2=HEIGHT - BOTTOM))
+    ends = ", ".join(f"{one.label} ends at {write_value(one.points[-1][1], chart.share)}" for one in shown)
+    legend = [(colour % COLOURS, one.label) for colour, one in zip(colours, shown, strict=True)]
+    return Figure(chart.title, chart.caption, f"{chart.title}: {ends}", marks, legend, dump_hover_data(chart, shown, scale))
 
 
-def fit(chart: Chart, shown: Sequence[Series], layers: Sequence[Points]) -> Scale:
+def fit_scale(chart: Chart, shown: Sequence[Series], layers: Sequence[Points]) -> Scale:
     xs = [x for points in layers for x, _ in points]
     ys = [y for points in layers for _, y in points] + [y for s in shown for pair in s.intervals for y in pair]
     x0, x1 = min(xs), max(xs)
@@ -110,51 +136,47 @@ def fit(chart: Chart, shown: Sequence[Series], layers: Sequence[Points]) -> Scal
     return Scale(x0, x1, y0 - (room if y0 < 0 else 0), y1 + room)
 
 
-def axes(chart: Chart, scale: Scale) -> str:
-    parts = []
-    for tick in ticks(scale.y0, scale.y1, 6):
+def draw_grid(scale: Scale, ticks: Iterable[tuple[float, str]]) -> Iterator[Mark]:
+    """Lines across the drawing, with their values at the left."""
+    for tick, text in ticks:
         y = scale.y(tick)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 3.5:.1f}" text-anchor="end">{written(tick, chart)}</text>')
-    for tick in ticks(scale.x0, scale.x1, 6):
-        if tick == int(tick):
-            x = scale.x(tick)
-            parts.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 9}" text-anchor="middle">{tick:.0f}</text>')
-    return "".join(parts)
+        yield make_mark("line", "grid", x1=scale.left, x2=scale.right, y1=y, y2=y)
+        yield make_mark("text", "tick", text, x=scale.left - 8, y=y + 3.5, text_anchor="end")
 
 
-def line(index: int, series: Series, chart: Chart, scale: Scale) -> str:
-    colour = f"c{index % COLOURS}"
-    parts = []
+def draw_numbers(scale: Scale, ticks: Iterable[tuple[float, str]]) -> Iterator[Mark]:
+    """Values below the drawing."""
+    for tick, text in ticks:
+        yield make_mark("text", "tick", text, x=scale.x(tick), y=scale.bottom + 19, text_anchor="middle")
+
+
+def draw_line(colour: int, series: Series, chart: Chart, scale: Scale) -> Iterator[Mark]:
+    style = f"c{colour % COLOURS}"
     if series.intervals:
         upper = [(x, high) for (x, _), (_, high) in zip(series.points, series.intervals, strict=True)]
         lower = [(x, low) for (x, _), (low, _) in zip(series.points, series.intervals, strict=True)]
-        parts.append(f'<polygon class="band {colour}" points="{scale.place(upper + lower[::-1])}"/>')
-        parts += [
-            f'<line class="whisker {colour}" x1="{scale.x(x):.1f}" x2="{scale.x(x):.1f}" y1="{scale.y(a):.1f}" y2="{scale.y(b):.1f}"/>'
-            for (x, a), (_, b) in zip(lower, upper, strict=True)
-        ]
-    points = thin(series.points)
+        yield make_mark("polygon", f"band {style}", points=scale.place(upper + lower[::-1]))
+        for (x, a), (_, b) in zip(lower, upper, strict=True):
+            yield make_mark("line", f"whisker {style}", x1=scale.x(x), x2=scale.x(x), y1=scale.y(a), y2=scale.y(b))
+    points = thin_points(series.points)
     if chart.smooth and not series.marks and len(points) >= 30:
-        parts.append(f'<polyline class="line raw {colour}" points="{scale.place(points)}"/>')
-        points = smoothed(points, max(3, len(points) // 25))
-    parts.append(f'<polyline class="line {colour}" points="{scale.place(points)}"/>')
+        yield make_mark("polyline", f"line raw {style}", points=scale.place(points))
+        points = smooth_points(points, max(3, len(points) // 25))
+    yield make_mark("polyline", f"line {style}", points=scale.place(points))
     if series.marks or len(points) == 1:
-        parts += [f'<circle class="dot {colour}" cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}" r="3.6"/>' for x, y in points]
-    return "".join(parts)
+        for x, y in points:
+            yield make_mark("circle", f"dot {style}", cx=scale.x(x), cy=scale.y(y), r=3.6)
 
 
-def areas(layers: Sequence[Points], scale: Scale) -> str:
+def draw_areas(layers: Sequence[Points], scale: Scale) -> Iterator[Mark]:
     """layers[i] is the running total up to series i; each area lies between two of them."""
-    parts = []
     floor: Points = [(x, 0.0) for x, _ in layers[0]] if layers else []
     for index, layer in enumerate(layers):
-        parts.append(f'<polygon class="area c{index % COLOURS}" points="{scale.place([*layer, *reversed(floor)])}"/>')
+        yield make_mark("polygon", f"area c{index % COLOURS}", points=scale.place([*layer, *reversed(floor)]))
         floor = layer
-    return "".join(parts)
 
 
-def stack(shown: Sequence[Series]) -> list[Points]:
+def stack_series(shown: Sequence[Series]) -> list[Points]:
     """Running totals over the union of steps; a stage that did not happen in a step took 0 there."""
     steps: list[float] = sorted({x for series in shown for x, _ in series.points})
     totals = dict.fromkeys(steps, 0.0)
@@ -162,11 +184,11 @@ def stack(shown: Sequence[Series]) -> list[Points]:
     for series in shown:
         for x, y in series.points:
             totals[x] += y
-        layers.append(thin([(x, totals[x]) for x in steps], MAX_AREA_POINTS))
+        layers.append(thin_points([(x, totals[x]) for x in steps], MAX_AREA_POINTS))
     return layers
 
 
-def thin(points: Points, limit: int = MAX_POINTS) -> Points:
+def thin_points(points: Points, limit: int = MAX_POINTS) -> Points:
     """At most `limit` points: means over buckets of equal size. The first and the last point stay as they are."""
     if len(points) <= limit:
         return list(points)
@@ -176,7 +198,7 @@ def thin(points: Points, limit: int = MAX_POINTS) -> Points:
     return [points[0], *means, points[-1]]
 
 
-def smoothed(points: Points, window: int) -> Points:
+def smooth_points(points: Points, window: int) -> Points:
     """Trailing mean: a point never shows what happened after it."""
     total, result = 0.0, []
     for i, (x, y) in enumerate(points):
@@ -185,7 +207,7 @@ def smoothed(points: Points, window: int) -> Points:
     return result
 
 
-def ticks(low: float, high: float, count: int) -> list[float]:
+def find_ticks(low: float, high: float, count: int) -> list[float]:
     """About `count` round numbers (1, 2 or 5 times a power of ten) inside [low, high]."""
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
@@ -194,27 +216,20 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def written(value: float, chart: Chart) -> str:
-    if chart.share:
-        return f"{100 * value:.0f} %" if abs(100 * value - round(100 * value)) < 1e-9 else f"{100 * value:.1f} %"
+def write_value(value: float, share: bool = False) -> str:
+    """A number beside an axis; a share as a percentage."""
+    if share:
+        return f"{100 * value:.0f} %" if abs(100 * value - round(100 * value)) < 1e-6 else f"{100 * value:.1f} %"
     size = abs(value)
     if size >= 10_000:
         return f"{value / 1000:.0f}k"
     return f"{value:.1e}".replace("e-0", "e-") if 0 < size < 0.001 else f"{value:.4g}"
 
 
-def hover_data(chart: Chart, shown: Sequence[Series], scale: Scale) -> str:
+def dump_hover_data(chart: Chart, shown: Sequence[Series], scale: Scale) -> str:
     """What the tooltip needs: the x range, and per series its thinned points."""
-    return json.dumps(
-        {
-            "x": [scale.x0, scale.x1],
-            "plot": [LEFT, WIDTH - RIGHT, WIDTH],
-            "share": chart.share,
-            "unit": chart.unit,
-            "series": [
-                {"label": s.label, "points": [[round(x, 1), float(f"{y:.5g}")] for x, y in thin(s.points)]} for s in shown
-            ],
-        },
-        separators=(",", ":"),
-        allow_nan=False,
-    )
+    series = [
+        {"label": one.label, "points": [[round(x, 1), float(f"{y:.5g}")] for x, y in thin_points(one.points)]} for one in shown
+    ]
+    values = {"x": [scale.x0, scale.x1], "plot": [LEFT, WIDTH - RIGHT, WIDTH], "share": chart.share, "unit": chart.unit}
+    return json.dumps(values | {"series": series}, separators=(",", ":"), allow_nan=False)

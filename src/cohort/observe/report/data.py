@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cohort.algorithms.named import Own
 from cohort.errors import RecipeError
 from cohort.evaluation.estimators import PairedDifference
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.observe.changes import read_change
 from cohort.observe.monitors.jsonl import read_rows
-from cohort.observe.run_folder import read_known_functions
+from cohort.observe.run_folder import RunFolder, read_known_functions
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.versions import bring_up_to_date
 from cohort.recipe.words import describe, describe_own
 
 
-@dataclass(frozen=True)
 class RunData:
-    """What the report is made from. Plain JSON values, checked where they are used."""
+    """What pages, cards and comparisons read of a run. Plain JSON values, checked where they are used."""
 
-    folder: Path
-    recipe_text: str
-    recipe: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
-    evaluations: Sequence[Mapping[str, Any]]
-    summary: Mapping[str, Any]
-    samples_before: Sequence[Mapping[str, Any]]
-    samples_after: Sequence[Mapping[str, Any]]
-    last_written: str
-    own: Own = field(default_factory=dict)
-    """What algorithm.json says of the user's functions."""
-    own_problem: str = ""
-    """Why it could not be used."""
+    def __init__(self, root: Path) -> None:
+        self.folder = folder = RunFolder(root)
+        self.recipe_text = read_text(folder.recipe_file)
+        self.recipe = parse_recipe(self.recipe_text)
+        self.own, self.own_problem = read_known_functions(root, self.recipe)
+        """What algorithm.json says of the user's functions, and why it could not be used."""
+        self.rows, self.evaluations = (
+            [row for row in rows if number(row.get("step")) is not None] for rows in (folder.metrics(), folder.evaluations())
+        )
+        self.summary = folder.read_summary()
+        self.samples_before, self.samples_after = (read_rows(folder.samples / f"{side}.jsonl") for side in ("before", "after"))
 
     @property
     def name(self) -> str:
-        return self.folder.resolve().name
+        return self.folder.root.resolve().name
+
+    @property
+    def place(self) -> str:
+        """The folder as it is typed where the run was made; no path of this machine."""
+        return f"{self.folder.root.resolve().parent.name}/{self.name}"
+
+    @property
+    def last_written(self) -> str:
+        """When the run last wrote a number. The report's own time of writing would say nothing about the run."""
+        folder = self.folder
+        files = (folder.metrics_file, folder.evaluations_file, folder.summary_file, folder.recipe_file)
+        times = [file.stat().st_mtime for file in files if file.exists()]
+        return datetime.fromtimestamp(max(times)).strftime("%d %B %Y, %H:%M").lstrip("0") if times else ""
 
     @property
     def status(self) -> str:
@@ -61,8 +68,12 @@ class RunData:
     def seconds(self) -> float | None:
         """From the summary; while there is none, the sum of the step times."""
         measured = number(self.summary.get("seconds"))
-        times = [t for _, t in self.series("time/step")]
+        times = [t for _, t in self.find_series("time/step")]
         return measured if measured is not None else (sum(times) if times else None)
+
+    def find_setting(self, section: str, key: str) -> Any:
+        """What the recipe says there; None where it says nothing."""
+        return as_dict(self.recipe.get(section)).get(key)
 
     def describe_algorithm(self) -> list[str]:
         """The algorithm in a sentence, and one for each of the user's functions in it; [] where the recipe is of another version."""
@@ -72,27 +83,29 @@ class RunData:
             return []
         return [describe(algorithm), *map(describe_own, self.own.values())]
 
-    def lines_below(self) -> list[str]:
-        """What stands under the name of the run."""
-        return [*self.describe_algorithm(), self.own_problem, str(self.summary.get("stopped", ""))]
-
-    def series(self, name: str) -> list[tuple[float, float]]:
+    def find_series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) wherever the metric is a finite number."""
         pairs = ((number(row.get("step")), number(row.get(name))) for row in self.rows)
         return [(step, value) for step, value in pairs if step is not None and value is not None]
 
-    def numbers(self, label: str) -> dict[str, dict[str, Any]]:
-        """Set -> numbers of the evaluation with this label, newest first choice; from summary.json where there is none."""
+    def find_last_values(self, name: str, most: int = 10) -> list[float]:
+        """The metric in the last steps that have it."""
+        return [value for _, value in self.find_series(name)][-most:]
+
+    def find_numbers(self, label: str, step: int | None = None) -> dict[str, dict[str, Any]]:
+        """Set -> numbers of the newest evaluation with this label, or at this step; from summary.json where there is none."""
         for evaluation in reversed(self.evaluations):
-            if evaluation.get("label") == label:
+            if evaluation.get("label") == label if step is None else evaluation.get("step") == step:
                 return {str(name): as_dict(values) for name, values in as_dict(evaluation.get("sets")).items()}
+        if step is not None:
+            return {}
         entry = as_dict(self.summary.get("eval"))
         sets = {str(name): as_dict(as_dict(sides).get(label)) for name, sides in as_dict(entry.get("sets")).items()}
         sets = {name: values for name, values in sets.items() if values}
         first = as_dict(entry.get(label))
         return sets or ({"held-out problems": first} if first else {})
 
-    def change(self, name: str, what: str = "pass@1") -> PairedDifference | None:
+    def find_change(self, name: str, what: str = "pass@1") -> PairedDifference | None:
         """Paired change of one number on one set; None where no problem has verdicts on both sides, or they were not kept."""
         return self.changes.get(name, {}).get(what)
 
@@ -103,39 +116,15 @@ class RunData:
         if stored:
             sets = {name: {what: read_change(one) for what, one in as_dict(found).items()} for name, found in stored.items()}
             return {name: {what: one for what, one in found.items() if one is not None} for name, found in sets.items()}
+        before, after = self.find_evaluation("before"), self.find_evaluation("after")
+        return compare(before, after).sets if before and after else {}
+
+    def find_evaluation(self, label: str) -> Evaluation | None:
+        """The newest evaluation with this label, problem by problem; None where there is none, or it is not one."""
         try:
-            before, after = (Evaluation.from_json(self.labelled(label)) for label in ("before", "after"))
-            return compare(before, after).sets
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return {}
-
-    def labelled(self, label: str) -> Mapping[str, Any]:
-        return next((e for e in reversed(self.evaluations) if e.get("label") == label), {})
-
-
-def load_run(folder: Path) -> RunData:
-    recipe_text = read_text(folder / "recipe.toml")
-    own, own_problem = read_known_functions(folder, parse_recipe(recipe_text))
-    return RunData(
-        folder=folder,
-        recipe_text=recipe_text,
-        recipe=parse_recipe(recipe_text),
-        rows=[row for row in read_rows(folder / "metrics.jsonl") if number(row.get("step")) is not None],
-        evaluations=[row for row in read_rows(folder / "evaluations.jsonl") if number(row.get("step")) is not None],
-        summary=parse_json(read_text(folder / "summary.json")),
-        samples_before=read_rows(folder / "samples" / "before.jsonl"),
-        samples_after=read_rows(folder / "samples" / "after.jsonl"),
-        last_written=newest(folder),
-        own=own,
-        own_problem=own_problem,
-    )
-
-
-def newest(folder: Path) -> str:
-    """When the run last wrote a number. The report's own time of writing would say nothing about the run."""
-    files = (folder / name for name in ("metrics.jsonl", "evaluations.jsonl", "summary.json", "recipe.toml"))
-    times = [file.stat().st_mtime for file in files if file.exists()]
-    return datetime.fromtimestamp(max(times)).strftime("%d %B %Y, %H:%M").lstrip("0") if times else ""
+            return Evaluation.from_json(next(row for row in reversed(self.evaluations) if row.get("label") == label))
+        except (StopIteration, KeyError, TypeError, ValueError, AttributeError):
+            return None
 
 
 def read_text(path: Path) -> str:
@@ -143,13 +132,6 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def parse_json(text: str) -> dict[str, Any]:
-    try:
-        return as_dict(json.loads(text))
-    except ValueError:
-        return {}
 
 
 def parse_recipe(text: str) -> dict[str, Any]:

@@ -1,36 +1,81 @@
-"""The frame of a page: one self-contained file that loads nothing, made of sections that cannot take each other down."""
+"""Pages from templates: one self-contained file that loads nothing, made of sections that cannot take each other down.
+
+A section is a function that names a macro of parts.html and gives its values; this is the one place that makes an environment.
+Whatever a template is given is escaped, and what would steer a terminal is written out: names, completions and files of strangers are
+text. Only what is `Markup` is taken as it is, and nothing that came from outside ever is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from html import escape
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
-from cohort.observe.report.style import CSS, SCRIPT, content_security_policy
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
+from cohort.base.text import shorten_text
+
+HERE = Path(__file__).resolve().parent
 Subject = TypeVar("Subject")
+Part = tuple[str, dict[str, Any]]
+"""A macro of parts.html, and the values it is given."""
 
 
-def frame(title: str, sections: Sequence[Callable[[Subject], str]], subject: Subject, more_css: str = "") -> str:
-    """The sections of `subject`, one below the other, as a whole page."""
-    body = "\n".join(safely(section, subject) for section in sections)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{content_security_policy()}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">'
-        f"<title>{text(title)}</title><style>{CSS}{more_css}</style></head>\n<body><main>\n{body}\n</main>"
-        f"<script>{SCRIPT}</script></body></html>\n"
+@dataclass(frozen=True)
+class Cell:
+    """What stands in one place of a table."""
+
+    text: str = ""
+    small: str = ""
+    """Beside the text."""
+    note: str = ""
+    """Below the text."""
+    style: str = ""
+    colour: int | None = None
+    """Of a square before the text."""
+    bar: float | None = None
+    """Width of a bar, in percent of the column."""
+    span: int = 1
+
+
+@cache
+def make_environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: value if isinstance(value, Markup) else shorten_text(str(value), 0),
     )
 
 
-def safely(section: Callable[[Subject], str], subject: Subject) -> str:
-    """A file of unexpected shape costs one section, never the page."""
+def render_page(title: str, sections: Sequence[Callable[[Subject], Part | None]], subject: Subject) -> str:
+    """The sections of `subject` one below the other, as a whole page."""
+    script = (HERE / "hover.js").read_text(encoding="utf-8")
+    frame = make_environment().get_template("frame.html")
+    return frame.render(
+        title=title,
+        css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii"),
+        sections=[render_section(section, subject) for section in sections],
+    )
+
+
+def render_section(section: Callable[[Subject], Part | None], subject: Subject) -> Markup:
+    """One section, or nothing where it gives no part. A file of unexpected form costs one section, never the page."""
     try:
-        return section(subject)
+        part = section(subject)
+        return Markup() if part is None else render_part(*part)
     except Exception as problem:
-        name = section.__name__.replace("_", " ")
-        return f'<p class="none">The section “{name}” could not be written: {text(type(problem).__name__)}: {text(problem)}</p>'
+        return render_part("lost", {"name": section.__name__.replace("_", " "), "problem": problem})
 
 
-def text(value: Any) -> str:
-    return escape(str(value), quote=True)
+def render_part(macro: str, values: Mapping[str, Any]) -> Markup:
+    return Markup(getattr(make_environment().get_template("parts.html").module, macro)(**values))

@@ -13,9 +13,9 @@ from statistics import median
 from typing import Any
 
 from cohort.errors import RunError
-from cohort.observe.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Chart, Scale, ticks, written
+from cohort.observe.report.charts import Figure, Scale, draw_grid, draw_numbers, find_ticks, make_mark, write_value
 from cohort.observe.report.data import RunData, number
-from cohort.observe.report.frame import text
+from cohort.observe.report.frame import Part
 from cohort.observe.rollouts import kept_steps, read_rollouts
 
 STEPS = 10
@@ -35,12 +35,10 @@ class Side:
     values: Sequence[float]
 
 
-def histograms(run: RunData) -> str:
-    """The section of a report; nothing where a run kept no completions of two steps."""
-    steps = kept_steps(run.folder / "rollouts")
+def draw_histograms(run: RunData) -> Part | None:
+    """The section of a report; None where a run kept no completions of two steps."""
+    steps = kept_steps(run.folder.rollouts)
     count = min(STEPS, len(steps) // 2)
-    if not count:
-        return ""
     sides = [
         (label, read_steps(run, part))
         for label, part in ((f"first {count} kept steps", steps[:count]), (f"last {count}", steps[-count:]))
@@ -54,8 +52,8 @@ def histograms(run: RunData) -> str:
             Side(label, [value for row in rows if (value := number(row.get(column))) is not None]) for label, rows in sides
         ]
         if all(side.values for side in found):
-            drawn.append(histogram(title, caption, found))
-    return f'<h2>Completions by reward and length</h2><div class="grid2">{"".join(drawn)}</div>' if drawn else ""
+            drawn.append(draw_histogram(title, caption, found))
+    return ("figures", {"title": "Completions by reward and length", "drawings": drawn}) if drawn else None
 
 
 def read_steps(run: RunData, steps: Sequence[int]) -> list[dict[str, Any]]:
@@ -63,7 +61,7 @@ def read_steps(run: RunData, steps: Sequence[int]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for step in steps:
         try:
-            rows += read_rollouts(run.folder / "rollouts" / f"step-{step:06d}.parquet")
+            rows += read_rollouts(run.folder.rollouts_file(step))
         except RunError:
             continue
     return rows
@@ -72,22 +70,22 @@ def read_steps(run: RunData, steps: Sequence[int]) -> list[dict[str, Any]]:
 # -- bins --------------------------------------------------------------------------------------------------------------
 
 
-def edges_of(sides: Sequence[Side]) -> tuple[list[float], list[float]]:
+def find_edges(sides: Sequence[Side]) -> tuple[list[float], list[float]]:
     """(round borders of the bars, what is written below them); one bar for each value where there are few of them."""
     values = sorted({value for side in sides for value in side.values})
     gap = min((b - a for a, b in pairwise(values)), default=1.0)
     if len(values) <= FEW and (values[-1] - values[0]) / gap <= BARS:
         count = round((values[-1] - values[0]) / gap)
         return [values[0] + (i - 0.5) * gap for i in range(count + 2)], values
-    round_ones = ticks(values[0], values[-1], BARS)
+    round_ones = find_ticks(values[0], values[-1], BARS)
     step = round_ones[1] - round_ones[0] if len(round_ones) > 1 else (values[-1] - values[0]) / BARS
     first = math.floor(values[0] / step) * step
     count = math.floor((values[-1] - first) / step + 1e-9) + 1
     edges = [first + i * step for i in range(count + 1)]
-    return edges, ticks(edges[0], edges[-1], 6)
+    return edges, find_ticks(edges[0], edges[-1], 6)
 
 
-def shares_of(side: Side, edges: Sequence[float]) -> list[float]:
+def count_shares(side: Side, edges: Sequence[float]) -> list[float]:
     """Share of the values between each two borders."""
     width, last = edges[1] - edges[0], len(edges) - 2
     counts = [0] * (last + 1)
@@ -99,50 +97,22 @@ def shares_of(side: Side, edges: Sequence[float]) -> list[float]:
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
 
-def histogram(title: str, caption: str, sides: Sequence[Side]) -> str:
-    """An SVG with a bar per side in every bin. Each bar says its range and share; the whole says the medians."""
-    edges, marks = edges_of(sides)
-    shares = [shares_of(side, edges) for side in sides]
+def draw_histogram(title: str, caption: str, sides: Sequence[Side]) -> Figure:
+    """A bar per side in every bin. Each bar says its range and share; the whole says the medians."""
+    edges, values = find_edges(sides)
+    shares = [count_shares(side, edges) for side in sides]
     top = next((top for top in (0.1, 0.25, 0.5, 1.0) if max(map(max, shares)) <= top), 1.0)
     scale = Scale(edges[0], edges[-1], 0.0, top)
-    slot = (scale.x(edges[1]) - scale.x(edges[0])) / len(sides)
-    bars = "".join(
-        bar(scale, edges, place, index, share, slot, sides[index].label)
-        for index, row in enumerate(shares)
-        for place, share in enumerate(row)
-        if share
-    )
-    legend = "".join(f'<span><i class="c{index}"></i>{text(side.label)}</span>' for index, side in enumerate(sides))
-    described = "; ".join(f"{side.label}: median {median(side.values):.4g} of {len(side.values)}" for side in sides)
-    return (
-        f'<figure class="card chart"><figcaption><h3>{text(title)}</h3><div class="legend">{legend}</div></figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(f"{title}, {described}")}">'
-        f"{rules(scale, top, marks)}{bars}</svg>"
-        f'<p class="caption">{text(caption)} {text(described[0].upper() + described[1:])}.</p></figure>'
-    )
-
-
-def rules(scale: Scale, top: float, marks: Sequence[float]) -> str:
-    """Shares at the left, values below."""
-    parts, chart, plain = [], Chart("", "", (), share=True), Chart("", "", ())
-    for tick in ticks(0.0, top, 5):
-        y = scale.y(tick)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 3.5:.1f}" text-anchor="end">{written(tick, chart)}</text>')
-    for tick in marks:
-        parts.append(
-            f'<text class="tick" x="{scale.x(tick):.1f}" y="{HEIGHT - 9}" text-anchor="middle">{written(tick, plain)}</text>'
-        )
-    return "".join(parts)
-
-
-def bar(scale: Scale, edges: Sequence[float], place: int, index: int, share: float, slot: float, label: str) -> str:
-    middle, y = (scale.x(edges[place]) + scale.x(edges[place + 1])) / 2, scale.y(share)
-    width = min(slot, WIDEST)
-    left = middle + (index - 1) * width
-    low, high = edges[place], edges[place + 1]
-    said = f"{label}: {100 * share:.1f} % from {low:.4g} to {high:.4g}"
-    return (
-        f'<rect class="area c{index}" x="{left + 0.5:.1f}" y="{y:.1f}" width="{max(1.0, width - 1):.1f}" '
-        f'height="{HEIGHT - BOTTOM - y:.1f}"><title>{text(said)}</title></rect>'
-    )
+    width = min((scale.x(edges[1]) - scale.x(edges[0])) / len(sides), WIDEST)
+    marks = [*draw_grid(scale, [(tick, write_value(tick, share=True)) for tick in find_ticks(0.0, top, 5)])]
+    marks += draw_numbers(scale, [(value, write_value(value)) for value in values])
+    for index, side in enumerate(sides):
+        for share, (low, high) in zip(shares[index], pairwise(edges), strict=True):
+            if share:
+                left, y = (scale.x(low) + scale.x(high)) / 2 + (index - 1) * width, scale.y(share)
+                place = {"x": left + 0.5, "y": y, "width": max(1.0, width - 1), "height": scale.bottom - y}
+                told = f"{side.label}: {100 * share:.1f} % from {low:.4g} to {high:.4g}"
+                marks.append(make_mark("rect", f"area c{index}", told, **place))
+    medians = "; ".join(f"{side.label}: median {median(side.values):.4g} of {len(side.values)}" for side in sides)
+    legend = [(index, side.label) for index, side in enumerate(sides)]
+    return Figure(title, f"{caption} {medians[0].upper()}{medians[1:]}.", f"{title}, {medians}", marks, legend)

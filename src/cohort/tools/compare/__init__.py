@@ -23,13 +23,14 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
     from rich.console import Console
     from rich.text import Text
 
+    from cohort.base.files import write_whole
     from cohort.base.text import printable
     from cohort.observe.monitors.jsonl import make_strict
     from cohort.observe.run_folder import make_new_folder
     from cohort.tools.compare.contenders import find_contenders
     from cohort.tools.compare.measure import measure
-    from cohort.tools.compare.page import render
-    from cohort.tools.compare.plan import make_plan, open_output, write_whole
+    from cohort.tools.compare.page import render_comparison
+    from cohort.tools.compare.plan import make_plan, open_output
     from cohort.tools.compare.runner import execute
     from cohort.tools.compare.table import WIDTH, print_comparison
 
@@ -55,7 +56,7 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
         outcome = execute(plan, jobs, say)
         comparison = measure(plan, outcome.failed, jobs)
         write_whole(target / "compare.json", json.dumps(make_strict(comparison.to_json()), indent=2, allow_nan=False))
-        write_whole(target / "compare.html", render(comparison))
+        write_whole(target / "compare.html", render_comparison(comparison))
     if outcome.interrupted:
         again = ["cohort", "compare", *words, "--seeds", seeds, "--jobs", str(jobs), "--output", str(target)]
         again += ["--recipe", recipe] if recipe else []

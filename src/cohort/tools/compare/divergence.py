@@ -12,7 +12,6 @@ Run as a process of its own: python -m cohort.tools.compare.divergence RUN TARGE
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cohort.base.files import write_whole
 from cohort.base.processes import begin_process
 from cohort.errors import CohortError, RunError
 from cohort.evaluation.estimators import Estimate, estimate, why_no_interval
@@ -126,9 +126,7 @@ def main(arguments: Sequence[str]) -> int:
     except (CohortError, ValueError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1
-    temporary = target.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, target)
+    write_whole(target, text)
     return 0
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from cohort.evaluation.estimators import PairedDifference, paired_test
 from cohort.evaluation.evaluate import Evaluation
-from cohort.observe.report.data import RunData, as_dict, load_run, number
+from cohort.observe.report.curves import list_held_out
+from cohort.observe.report.data import RunData, as_dict, number
 from cohort.recipe.choices import differing, in_use
 from cohort.recipe.schema import Recipe
 from cohort.tools.compare.contenders import BUDGET, Contender, flatten
@@ -197,7 +198,7 @@ def measure(plan: Plan, failed: Mapping[str, str], jobs: int = 1) -> Comparison:
 
 
 def measure_run(plan: Plan, planned: PlannedRun, failed: Mapping[str, str]) -> Measured:
-    run = load_run(plan.folder(planned.name))
+    run = RunData(plan.folder(planned.name))
     status = run.status if run.summary else "not run"
     reason = failed.get(planned.name, "")
     if not reason and status != "finished":
@@ -206,7 +207,7 @@ def measure_run(plan: Plan, planned: PlannedRun, failed: Mapping[str, str]) -> M
     if not reason and kl is None:
         reason = f"KL to the start was not measured: {failed.get(f'{planned.name} divergence', 'interrupted')}"
     memory = number(run.summary.get("peak_memory_gib"))
-    rewards = [value for _, value in run.series("reward/mean")][-LAST_STEPS:]
+    rewards = run.find_last_values("reward/mean", LAST_STEPS)
     labelled_tokens, fit_seconds = once_per_iteration(run, f"{FIT}/tokens"), once_per_iteration(run, f"{FIT}/seconds")
     return Measured(
         name=planned.name,
@@ -214,16 +215,16 @@ def measure_run(plan: Plan, planned: PlannedRun, failed: Mapping[str, str]) -> M
         status=status,
         reason=reason,
         sets=numbers_of(run, min(8, plan.base.evaluation.samples)),
-        sampled_tokens=int(sum(value for _, value in run.series("rollout/tokens")) + labelled_tokens),
-        trained_tokens=int(sum(value for _, value in run.series("loss/trained_tokens"))),
-        training_seconds=sum(value for _, value in run.series("time/step")) + fit_seconds,
+        sampled_tokens=int(sum(value for _, value in run.find_series("rollout/tokens")) + labelled_tokens),
+        trained_tokens=int(sum(value for _, value in run.find_series("loss/trained_tokens"))),
+        training_seconds=sum(value for _, value in run.find_series("time/step")) + fit_seconds,
         whole_seconds=number(run.summary.get("seconds")),
-        peak_memory_gib=memory or max((value for _, value in run.series("perf/peak_memory_gib")), default=None),
+        peak_memory_gib=memory or max((value for _, value in run.find_series("perf/peak_memory_gib")), default=None),
         last_reward=fmean(rewards) if rewards else None,
         kl=kl,
-        success_curve=run.series("reward/success"),
-        evaluation_curve=evaluation_curve(run),
-        after=stored_evaluation(run, "after") if status == "finished" else None,
+        success_curve=run.find_series("reward/success"),
+        evaluation_curve=next((series.points for series in list_held_out(run)), []),
+        after=run.find_evaluation("after") if status == "finished" else None,
     )
 
 
@@ -237,27 +238,9 @@ def numbers_of(run: RunData, votes: int) -> dict[str, dict[str, dict[str, Any]]]
     wanted = (*headline(votes), "length_mean", "truncated", "problems")
     sets: dict[str, dict[str, dict[str, Any]]] = {}
     for side in ("before", "after"):
-        for name, numbers in run.numbers(side).items():
+        for name, numbers in run.find_numbers(side).items():
             sets.setdefault(name, {})[side] = {what: numbers[what] for what in wanted if what in numbers}
     return sets
-
-
-def evaluation_curve(run: RunData) -> list[tuple[float, float]]:
-    """(step, pass@1) of the first set. Looks while training use the first problems of the set only."""
-    points: dict[float, float] = {}
-    for evaluation in run.evaluations:
-        first: Any = next(iter(as_dict(evaluation.get("sets")).values()), {})
-        step, value = number(evaluation.get("step")), number(as_dict(as_dict(first).get("pass@1")).get("value"))
-        if step is not None and value is not None:
-            points[step] = value
-    return sorted(points.items())
-
-
-def stored_evaluation(run: RunData, label: str) -> Evaluation | None:
-    try:
-        return Evaluation.from_json(run.labelled(label))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from cohort.base.files import write_whole
 from cohort.data.rows import names_function
 from cohort.errors import RecipeError, RunError
 from cohort.recipe.file import build_recipe, dump_recipe
@@ -182,9 +182,3 @@ def hold(output: Path) -> IO[str]:
         stream.close()
         raise RunError(f"--output {output} is in use by another comparison; wait for it or stop it") from None
     return stream
-
-
-def write_whole(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

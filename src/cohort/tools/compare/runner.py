@@ -21,8 +21,8 @@ from types import FrameType
 from typing import Any
 
 from cohort.base.processes import PARENT_VARIABLE
-from cohort.observe.changes import percent
-from cohort.observe.report.page import duration
+from cohort.base.text import write_duration
+from cohort.observe.changes import describe_ends
 from cohort.observe.run_folder import RunFolder
 from cohort.tools.compare.plan import Plan, PlannedRun
 
@@ -91,7 +91,7 @@ def jobs_of(plan: Plan, outcome: Outcome, say: Callable[[str], None]) -> Iterato
     unfinished: set[str] = set()
     for run in (*plan.starts, *plan.runs):
         if is_finished(plan.folder(run.name)):
-            say(f"{run.name}: finished before{result_of(plan, run)}")
+            say(f"{run.name}: finished before{describe_outcome(plan, run)}")
         elif run.label or run.name in needed:
             unfinished.add(run.name)
             yield train_job(plan, run, run.start if run.start in unfinished else "")
@@ -181,11 +181,11 @@ def ended(
     plan: Plan, child: Child, waiting: list[Job], outcome: Outcome, interrupted: bool, say: Callable[[str], None]
 ) -> list[Job]:
     """Say how a child ended; what needed it and cannot begin any more leaves the list."""
-    job, took = child.job, duration(time.monotonic() - child.started)
+    job, took = child.job, write_duration(time.monotonic() - child.started)
     run = next((run for run in (*plan.starts, *plan.runs) if run.name == job.name), None)
     good = child.process.returncode == 0 and (run is None or is_finished(plan.folder(run.name)))
     if good:
-        say(f"{job.name}: finished in {took}{result_of(plan, run) if run else ''}")
+        say(f"{job.name}: finished in {took}{describe_outcome(plan, run) if run else ''}")
         return waiting
     if interrupted:
         say(f"{job.name}: interrupted after {took}")
@@ -203,12 +203,10 @@ def ended(
     return left
 
 
-def result_of(plan: Plan, run: PlannedRun) -> str:
+def describe_outcome(plan: Plan, run: PlannedRun) -> str:
     """ ", pass@1 41.2 % -> 68.3 %", as far as it was measured."""
-    evaluated = RunFolder(plan.folder(run.name)).read_summary().get("eval") or {}
-    values = [((evaluated.get(side) or {}).get("pass@1") or {}).get("value") for side in ("before", "after")]
-    shown = [percent(value) for value in values if isinstance(value, float)]
-    return f", pass@1 {' -> '.join(shown)}" if len(shown) == 2 else ""
+    ends = describe_ends(RunFolder(plan.folder(run.name)).read_summary().get("eval"))
+    return f", {ends}" if ends else ""
 
 
 def why(plan: Plan, job: Job, run: PlannedRun | None, code: int) -> str:

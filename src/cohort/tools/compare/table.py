@@ -1,94 +1,118 @@
-"""The comparison on a terminal of 100 columns."""
+"""What is told of a contender, cell by cell, and the comparison on a terminal of 100 columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cohort.base.text import printable
+from cohort.base.table import make_table
+from cohort.base.text import printable, shorten_text, write_duration, write_percent
 from cohort.evaluation.estimators import PairedDifference
+from cohort.observe.changes import colour_change
 from cohort.observe.report.data import as_dict, number
-from cohort.tools.compare.measure import Comparison, Measured, Standing
+from cohort.observe.report.frame import Cell
+from cohort.observe.report.page import make_interval_cell
+from cohort.tools.compare.measure import Comparison, Standing
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH = 100
 LONGEST_LABEL = 20
+COLUMNS = ("before", "after", "against", "p", "majority", "kl", "length", "sampled", "time")
+"""Of the cells of a contender, those on the terminal; there the smaller numbers of a cell are told of these alone:"""
+WITH_SMALL = ("after", "against")
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    first = comparison.standings[0].label
-    several = len(comparison.seeds) > 1
-    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    spread = "after [min, max]" if several else "after [95 %]"
-    against, majority = f"vs {short(first, 12)} [95 %]", f"maj@{comparison.votes}"
-    heads = ["", "before", spread, against, "p", majority, "KL", "length", "tokens", "time"]
-    same = common_start(comparison)
-    if same is not None:  # one number says it; the column goes to longer names
-        heads.remove("before")
-    for place, head in enumerate(heads):
-        table.add_column(Text(head), justify="right" if place else "left", no_wrap=True)
-    for standing in comparison.standings:
-        cells = row_of(standing, comparison, several)
-        table.add_row(*(Text(cell) for place, cell in enumerate(cells) if place != 1 or same is None))
-    console.print(table)
-    for line in remarks(comparison):
+    first = shorten_text(comparison.standings[0].label, 12)
+    spread = "after [min, max]" if len(comparison.seeds) > 1 else "after [95 %]"
+    heads = ("before", spread, f"vs {first} [95 %]", "p", f"maj@{comparison.votes}", "KL", "length", "tokens", "time")
+    # One number says where all started; its column goes to longer names.
+    left_out = 0 if find_common_start(comparison) is None else 1
+    rows = [list_texts(standing, comparison)[left_out:] for standing in comparison.standings]
+    labels = [shorten_text(standing.label, LONGEST_LABEL) for standing in comparison.standings]
+    cells = [(label, *row) for label, row in zip(labels, rows, strict=True)]
+    console.print(make_table(("", *heads[left_out:]), cells, gap=1))
+    for line in describe_table(comparison):
         console.print(Text(printable(line)), soft_wrap=True)
 
 
-def row_of(standing: Standing, comparison: Comparison, several: bool) -> list[str]:
-    runs = standing.finished
-    label = short(standing.label, LONGEST_LABEL)
-    if not runs:
-        return [label, "", "failed, see below" if standing.runs[0].status != "interrupted" else "interrupted"]
-    paired = next(iter(standing.against_first.values()), None)
-    change = f"{100 * paired.difference:+.1f}{interval(paired)}" if paired else "–"
+def list_texts(standing: Standing, comparison: Comparison) -> list[str]:
+    """The cells of COLUMNS, as short as they can be: what is in per cent is said below the table."""
+    if not standing.finished:
+        return ["", "failed, see below" if standing.runs[0].status != "interrupted" else "interrupted"]
+    cells = list_cells(standing, comparison)
+    texts = [cells[name].text.removesuffix(" %") for name in COLUMNS]
+    texts[-1] = write_short_time(standing.mean([run.training_seconds for run in standing.finished]) or 0.0)
     return [
-        label,
-        share(as_dict(standing.over_seeds("before", "pass@1")).get("mean")),
-        after_text(standing, runs[0], several),
-        change,
-        p_text(paired.p_value) if paired else "",
-        share(as_dict(standing.over_seeds("after", f"maj@{comparison.votes}")).get("mean")),
-        plain(standing.kl, 2 if (standing.kl or 0.0) < 100 else 0),
-        plain(as_dict(standing.over_seeds("after", "length_mean")).get("mean"), 1),
-        compact(standing.mean([run.sampled_tokens for run in runs])),
-        short_time(standing.mean([run.training_seconds for run in runs]) or 0.0),
+        f"{text} {cells[name].small}".strip() if name in WITH_SMALL else text for name, text in zip(COLUMNS, texts, strict=True)
     ]
 
 
-def interval(paired: PairedDifference) -> str:
+def list_cells(standing: Standing, comparison: Comparison) -> dict[str, Cell]:
+    """Everything that is told of a contender with a result, for the table and the page."""
+    runs = standing.finished
+    paired = next(iter(standing.against_first.values()), None)
+    shorter, longer = (as_dict(standing.over_seeds(side, "length_mean")).get("mean") for side in ("before", "after"))
+    per_token = standing.mean([number(as_dict((run.kl or {}).get("per_token")).get("value")) for run in runs])
+    memory = max((run.peak_memory_gib for run in runs if run.peak_memory_gib is not None), default=None)
+    training, whole = (standing.mean([getattr(run, name) for run in runs]) for name in ("training_seconds", "whole_seconds"))
+    return {
+        "before": make_mean_cell(standing, "before", "pass@1"),
+        "after": make_after_cell(standing, len(comparison.seeds) > 1),
+        "against": make_paired_cell(paired),
+        "p": Cell(write_p(paired.p_value) if paired else ""),
+        "majority": make_mean_cell(standing, "after", f"maj@{comparison.votes}"),
+        "any": make_mean_cell(standing, "after", f"pass@{comparison.votes}"),
+        "kl": Cell(write_number(standing.kl, 2 if (standing.kl or 0.0) < 100 else 0), write_number(per_token, 3)),
+        "length": Cell(write_number(longer, 1), write_number(shorter, 1)),
+        "sampled": Cell(write_count(standing.mean([run.sampled_tokens for run in runs]))),
+        "trained": Cell(write_count(standing.mean([run.trained_tokens for run in runs]))),
+        "time": Cell(write_duration(training or 0.0), write_duration(whole or 0.0)),
+        "memory": Cell(f"{write_number(memory, 2)}{' GiB' if memory is not None else ''}"),
+        "reward": Cell(write_number(standing.mean([run.last_reward for run in runs]), 3)),
+    }
+
+
+def make_mean_cell(standing: Standing, side: str, what: str) -> Cell:
+    mean = standing.over_seeds(side, what)
+    return Cell(write_percent(mean["mean"], 1) if mean else "–")
+
+
+def make_after_cell(standing: Standing, several: bool) -> Cell:
+    """Mean over seeds with their range, or the one run with its interval."""
+    mean = standing.over_seeds("after", "pass@1")
+    if mean is None:
+        return Cell("–")
+    if several:
+        return Cell(write_percent(mean["mean"], 1), f"[{100 * mean['min']:.1f}, {100 * mean['max']:.1f}]", style="strong")
+    return make_interval_cell(as_dict(next(iter(standing.finished[0].sets.values()))["after"]["pass@1"]))
+
+
+def make_paired_cell(paired: PairedDifference | None) -> Cell:
+    if paired is None:
+        return Cell("–", style="none")
+    return Cell(f"{100 * paired.difference:+.1f}", write_interval(paired).strip(), style=colour_change(paired, {}, {}))
+
+
+def write_interval(paired: PairedDifference) -> str:
     """ " [1.2, 5.6]"; nothing where there are too few problems for one."""
     return "" if paired.low is None or paired.high is None else f" [{100 * paired.low:.1f}, {100 * paired.high:.1f}]"
 
 
-def common_start(comparison: Comparison) -> float | None:
+def find_common_start(comparison: Comparison) -> float | None:
     """Mean pass@1 before training where it is the same for all; None where it is not, or was not measured."""
     starts = [before["mean"] for s in comparison.standings if (before := s.over_seeds("before", "pass@1"))]
     return starts[0] if starts and max(starts) - min(starts) < 1e-9 else None
 
 
-def after_text(standing: Standing, only: Measured, several: bool) -> str:
-    """Mean over seeds with their range, or the one run with its interval."""
-    mean = standing.over_seeds("after", "pass@1")
-    if mean is None:
-        return "–"
-    if several:
-        return f"{share(mean['mean'])} [{share(mean['min'])}, {share(mean['max'])}]"
-    entry: Mapping[str, Any] = as_dict(next(iter(only.sets.values()))["after"]["pass@1"])
-    low, high = number(entry.get("low")), number(entry.get("high"))
-    return share(mean["mean"]) if low is None or high is None else f"{share(mean['mean'])} [{share(low)}, {share(high)}]"
-
-
-def remarks(comparison: Comparison) -> list[str]:
+def describe_table(comparison: Comparison) -> list[str]:
     """What the numbers are, and what has to be known about single contenders."""
     seeds = ", ".join(map(str, comparison.seeds))
     where = comparison.sets[0] if comparison.sets else "no evaluation"
-    same = common_start(comparison)
+    same = find_common_start(comparison)
     lines = [
         "",
         *([f"all started at pass@1 {100 * same:.1f} %"] if same is not None else []),
@@ -103,30 +127,22 @@ def remarks(comparison: Comparison) -> list[str]:
     return lines
 
 
-def short(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
-
-
-def share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}" if value < 0.9995 else "100"
-
-
-def short_time(seconds: float) -> str:
+def write_short_time(seconds: float) -> str:
     """At most six characters."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def plain(value: float | None, digits: int) -> str:
+def write_number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def p_text(p: float) -> str:
+def write_p(p: float) -> str:
     return "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0") if p < 0.9995 else "1"
 
 
-def compact(value: float | None) -> str:
+def write_count(value: float | None) -> str:
     """At most five characters: 950, 12.3k, 1.25M."""
     if value is None:
         return "–"
