@@ -71,7 +71,7 @@ def test_every_reward_names_the_column_that_no_row_has(function, column):
             runner.check_columns(prompts)
         with pytest.raises(RewardError, match=said):
             runner.score(prompts, [Completion((1,), (0.0,), "stop", "a")] * 3, step=1, num_steps=1)
-        assert runner.unusable(prompts) == {}
+        assert runner.find_unusable(prompts) == {}
         runner.check_columns([Prompt(0, "", {column: "1"}, (1,)), prompts[0]])  # one row has it: others may be faults
 
 
@@ -83,7 +83,7 @@ def test_a_look_ahead_that_needs_a_column_of_its_own_names_it():
     with RewardRunner([RewardPart("part", silent)]) as runner:
         runner.check_columns([Prompt(0, "", {}, (1,))])
         with pytest.raises(RewardError, match=r"rewards.0.function: `unusable` of 'part' needs the column 'solution'"):
-            runner.unusable([Prompt(0, "", {}, (1,))])
+            runner.find_unusable([Prompt(0, "", {}, (1,))])
 
 
 @pytest.mark.parametrize("reward", ["math_answer", "broken_rewards:substring"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from cohort.base.importing import load_function
 from cohort.data.rows import load_rows, render
 from cohort.recipe.built_in import DEMO, HERE, built_in, find_recipe
 from cohort.recipe.file import dump_recipe, load_recipe
 from cohort.recipe.rules import recipe_warnings
 from cohort.recipe.schema import PromptsConfig
 from cohort.rewards import built_in as built_in_reward
-from cohort.rewards.call import load_function
 from cohort.rewards.gym.rows import gym_verifier
 
 NAMES = sorted(path.parent.name for path in HERE.glob("*/recipe.toml"))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cohort.rewards.code.asserts import read_code
-from cohort.rewards.code.cases import CallCase, StdinCase, UnusableTests, read_tests
+from cohort.rewards.code.cases import read_tests
+from cohort.rewards.code.suite import CallCase, StdinCase, UnusableTests
 
 
 def scored(cell, **options):
@@ -168,46 +169,46 @@ def test_asserts_that_are_pairs(text, case) -> None:
 def test_asserts_that_stay_code(text) -> None:
     suite = scored([text])
     assert not suite.calls
-    assert [check.code for check in suite.checks] == [text]
-    assert suite.code.proxies == ("f",)
-    assert suite.code.setup == ""
+    assert list(suite.checks) == [text]
+    assert suite.proxies == {"f": "f"}
+    assert suite.setup == ""
 
 
 def test_calls_that_a_test_iterates_over() -> None:
     suite = scored(["assert sorted(f(1), key=abs) == [1, 2]", "assert f(2) < 3", "assert max(f(1)) == sum(g(1), 2)"])
-    assert [check.code for check in suite.checks] == [
+    assert list(suite.checks) == [
         "assert sorted(_iterated_f(1), key=abs) == [1, 2]",
         "assert f(2) < 3",
         "assert max(_iterated_f(1)) == sum(_iterated_g(1), 2)",
     ]
-    assert suite.code.proxies == ("f", "g")
-    assert suite.code.iterated == ("f", "g")
+    assert suite.proxies == {"f": "f", "g": "g"}
+    assert suite.iterated == ("f", "g")
     split = scored("def check(candidate):\n    assert list(candidate(1)) == [1]\n", entry_point="f")
-    assert [check.code for check in split.checks] == ["assert list(_iterated_candidate(1)) == [1]"]
-    assert split.code.iterated == ("candidate",)
+    assert list(split.checks) == ["assert list(_iterated_candidate(1)) == [1]"]
+    assert split.iterated == ("candidate",)
 
 
 def test_a_mixed_list_keeps_every_test() -> None:
     suite = scored(["assert f(1) == 2", {"call": "f", "args": [2], "expected": 3}, "assert abs(f(3) - 4) < 1"])
     assert suite.calls == (CallCase("f", (2,), {}, (3,)), CallCase("f", (1,), {}, (2,), "value"))
-    assert [check.code for check in suite.checks] == ["assert abs(f(3) - 4) < 1"]
+    assert list(suite.checks) == ["assert abs(f(3) - 4) < 1"]
     assert suite.total == 3
 
 
 def test_modules_that_the_program_would_have_imported() -> None:
     suite = scored(["assert math.isclose(f(1), 0.5)"])
-    assert suite.code.setup == "import math"
-    assert suite.code.proxies == ("f",)
+    assert suite.setup == "import math"
+    assert suite.proxies == {"f": "f"}
 
 
 def test_setup_runs_before_the_checks() -> None:
     suite = scored(
         {"tests": ["assert close(f(1), 2)", "assert f(1) == 2"], "setup": "def close(a, b):\n    return abs(a - b) < 1"}
     )
-    assert suite.code.setup == "def close(a, b):\n    return abs(a - b) < 1"
-    assert [check.code for check in suite.checks] == ["assert close(f(1), 2)"]
+    assert suite.setup == "def close(a, b):\n    return abs(a - b) < 1"
+    assert list(suite.checks) == ["assert close(f(1), 2)"]
     assert len(suite.calls) == 1
-    assert suite.code.proxies == ("f",)
+    assert suite.proxies == {"f": "f"}
 
 
 # Test texts with asserts that no program can change, and what is left of them: calls, and checks by a word in their code.
@@ -233,12 +234,12 @@ def test_an_assert_that_cannot_reach_the_program_is_no_test(texts, calls, checks
     suite = scored(texts)
     assert len(suite.calls) == calls
     assert len(suite.checks) == len(checks)
-    assert all(word in check.code for word, check in zip(checks, suite.checks, strict=True))
+    assert all(word in check for word, check in zip(checks, suite.checks, strict=True))
 
 
 def test_a_list_that_a_loop_fills_keeps_a_function_whole() -> None:
     text = "def check(candidate):\n    seen = []\n    for i in range(3):\n        seen.append(candidate(i))\n        assert seen[i] >= 0\n    assert len(seen) == 3\n"
-    assert [check.code for check in scored(text, entry_point="f").checks] == ["check(candidate)"]
+    assert list(scored(text, entry_point="f").checks) == ["check(candidate)"]
 
 
 def test_many_checks_are_read_in_time() -> None:
@@ -265,11 +266,20 @@ def test_arrays_are_lists() -> None:
     assert scored([{"call": "f", "args": [np.float64("nan")], "expected": 1}]).calls[0].function == "f"
 
 
+def test_arrays_of_arrays_of_arrays_keep_their_own_values() -> None:
+    nested = np.empty(4, dtype=object)
+    for number in range(4):
+        nested[number] = np.empty(2, dtype=object)
+        nested[number][:] = [np.array([number]), np.array([number, number])]
+    cell = [{"call": "f", "args": nested, "expected": 1}]
+    assert scored(cell).calls[0].args == tuple([[number], [number, number]] for number in range(4))
+
+
 def test_packages_allow_imports_of_test_code() -> None:
     text = "import numpy as np\nassert np.isclose(f(1), 2)"
     suite = scored(text, packages=True)
-    assert [check.code for check in suite.checks] == ["assert np.isclose(f(1), 2)"]
-    assert suite.code.setup == "import numpy as np"
+    assert list(suite.checks) == ["assert np.isclose(f(1), 2)"]
+    assert suite.setup == "import numpy as np"
 
 
 @pytest.mark.parametrize(
@@ -317,14 +327,14 @@ def test_check_of_a_candidate_is_split() -> None:
         CallCase("flip", ([1, 2],), {}, ([2, 1],), "value"),
         CallCase("flip", ([],), {}, ([],), "value"),
     )
-    assert [check.code for check in suite.checks] == [
+    assert list(suite.checks) == [
         "def _check_0():\n    numbers = list(range(5))\n    assert candidate(numbers) == [4, 3, 2, 1, 0]\n_check_0()",
         "def _check_1():\n    numbers = list(range(5))\n    assert abs(candidate([0.5])[0] - 0.5) < 1e-06\n_check_1()",
         "def _check_2():\n    numbers = list(range(5))\n    for size in range(3):\n"
         "        assert len(candidate([0] * size)) == size\n_check_2()",
     ]
-    assert set(suite.code.proxies) == {"flip", "candidate=flip"}
-    assert "METADATA" in suite.code.setup
+    assert suite.proxies == {"flip": "flip", "candidate": "flip"}
+    assert "METADATA" in suite.setup
     # named by the text itself
     assert scored(CHECK + "\ncheck(flip)\n").calls == suite.calls
     assert scored(CHECK, entry_point="Solution().flip").calls == suite.calls
@@ -334,12 +344,12 @@ def test_code_that_would_change_its_meaning_stays_whole() -> None:
     returning = "def check(candidate):\n    if candidate(0):\n        return\n    assert candidate(1) == 1\n"
     suite = scored(returning, entry_point="f")
     assert not suite.calls
-    assert [check.code for check in suite.checks] == ["check(candidate)"]
+    assert list(suite.checks) == ["check(candidate)"]
     handed_on = (
         "def check(candidate):\n    seen = 0\n    for i in range(3):\n        seen += candidate(i)\n        assert seen >= 0\n"
         "    assert seen == 3\n"
     )
-    assert [check.code for check in scored(handed_on, entry_point="f").checks] == ["check(candidate)"]
+    assert list(scored(handed_on, entry_point="f").checks) == ["check(candidate)"]
 
 
 def test_helpers_of_the_prompt_are_the_tests_own() -> None:
@@ -347,8 +357,8 @@ def test_helpers_of_the_prompt_are_the_tests_own() -> None:
     prefix = "def poly(xs, x):\n    return sum(c * x**i for i, c in enumerate(xs))\n\ndef find_zero(xs):\n    '''...'''\n"
     text = "def check(candidate):\n    assert abs(poly([1, 2], candidate([1, 2]))) < 1e-6\n"
     suite = scored(text, entry_point="find_zero", prefix=prefix)
-    assert set(suite.code.proxies) == {"find_zero", "candidate=find_zero"}
-    assert suite.code.setup.startswith("def poly(xs, x):")
+    assert suite.proxies == {"find_zero": "find_zero", "candidate": "find_zero"}
+    assert suite.setup.startswith("def poly(xs, x):")
 
 
 def test_a_test_file() -> None:
@@ -362,8 +372,8 @@ def test_a_test_file() -> None:
         CallCase("area", (0,), {}, (0,), "value"),
         CallCase("flip", ([1, 2],), {}, ([2, 1],), "value"),
     )
-    assert [check.code for check in suite.checks] == ["assert math.isclose(surface(1), math.pi)"]
-    assert set(suite.code.proxies) == {"flip", "surface=area"}
+    assert list(suite.checks) == ["assert math.isclose(surface(1), math.pi)"]
+    assert suite.proxies == {"flip": "flip", "surface": "area"}
     guarded = "def test_f():\n    assert f(1) == 2\nif __name__ == '__main__':\n    test_f()\n"
     assert scored(guarded).calls == (CallCase("f", (1,), {}, (2,), "value"),)
 
@@ -371,13 +381,13 @@ def test_a_test_file() -> None:
 def test_a_helper_that_asserts_is_a_check() -> None:
     text = "def same(a, b):\n    assert a == b\n\ndef check(candidate):\n    for x, y in [(1, 2), (2, 3)]:\n        same(candidate(x), y)\n"
     suite = scored(text, entry_point="f")
-    assert [check.code for check in suite.checks] == ["for x, y in [(1, 2), (2, 3)]:\n    same(candidate(x), y)"]
+    assert list(suite.checks) == ["for x, y in [(1, 2), (2, 3)]:\n    same(candidate(x), y)"]
 
 
 def test_lines_between_asserts_run_again_with_each_check_and_never_as_setup() -> None:
     code = read_code("base = 10\nresult = f(base)\nassert result == 11\nassert result > base\n")
     assert code.setup == "base = 10"
-    assert [check.code for check in code.checks] == [
+    assert list(code.checks) == [
         "result = f(base)\nassert result == 11",
         "result = f(base)\nassert result > base",
     ]

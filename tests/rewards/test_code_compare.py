@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cohort.rewards.code.compare import MAX_DEPTH, holds, plain_problem, same_output, same_value
+from cohort.rewards.code.compare import MAX_DEPTH, find_plain_problem, holds, same_output, same_value
 
 NAN = float("nan")
 
@@ -128,26 +128,26 @@ def test_depth_and_size_cost_what_the_expected_value_costs() -> None:
     for _ in range(200):
         key = (key,)
     assert not same_value({key}, {key})  # refused rather than hashed without end; the tests of a row may not hold it
-    assert "nested deeper" in plain_problem({key})
+    assert "nested deeper" in find_plain_problem({key})
     assert time.process_time() - started < 2
 
 
 def test_what_a_test_may_hold() -> None:
-    assert plain_problem([1, (2.0, {"a": {3}}), None, b"", frozenset({(1, 2)})]) == ""
-    assert "of type object" in plain_problem([object()])
-    assert "of type range" in plain_problem({"a": range(3)})
+    assert find_plain_problem([1, (2.0, {"a": {3}}), None, b"", frozenset({(1, 2)})]) == ""
+    assert "of type object" in find_plain_problem([object()])
+    assert "of type range" in find_plain_problem({"a": range(3)})
     cyclic: list = []
     cyclic.append(cyclic)
-    assert "contains itself" in plain_problem(cyclic)
+    assert "contains itself" in find_plain_problem(cyclic)
     shared: list = [0]
     for _ in range(60):
         shared = [shared, shared]  # 2**60 values in 60 lists
-    assert "more than" in plain_problem(shared)
+    assert "more than" in find_plain_problem(shared)
     deep: list = []
     for _ in range(MAX_DEPTH - 1):
         deep = [deep]
-    assert plain_problem(deep) == ""
-    assert "nested deeper" in plain_problem([[deep]])
+    assert find_plain_problem(deep) == ""
+    assert "nested deeper" in find_plain_problem([[deep]])
 
 
 PLAIN = st.recursive(

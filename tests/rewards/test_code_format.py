@@ -6,7 +6,14 @@ import time
 
 import pytest
 
-from cohort.rewards.code.format import Program, callable_name, defines, find_program, function_name, prefix_head
+from cohort.rewards.code.format import (
+    ProgramText,
+    defines_name,
+    find_callable_name,
+    find_prefix_head,
+    find_program,
+    strip_solution,
+)
 
 BODY = "def f():\n    return 1\n"
 OTHER = "def f():\n    return 2\n"
@@ -46,13 +53,13 @@ def text(completion: str, **options) -> str | None:
     ],
 )
 def test_the_block_that_is_taken(completion) -> None:
-    assert find_program(completion) == Program(BODY, fenced=True)
+    assert find_program(completion) == ProgramText(BODY, fenced=True)
 
 
 def test_without_a_fence_the_whole_answer_is_taken() -> None:
-    assert find_program(BODY) == Program(BODY, fenced=False)
-    assert find_program("<think>hm</think>" + BODY) == Program(BODY, fenced=False)
-    assert find_program("I do not know") == Program("I do not know", fenced=False)  # the jail will say that it is no Python
+    assert find_program(BODY) == ProgramText(BODY, fenced=False)
+    assert find_program("<think>hm</think>" + BODY) == ProgramText(BODY, fenced=False)
+    assert find_program("I do not know") == ProgramText("I do not know", fenced=False)  # the jail will say that it is no Python
 
 
 @pytest.mark.parametrize(
@@ -84,7 +91,7 @@ def test_a_thought_that_the_prompt_opened() -> None:
 
 def test_a_fence_that_the_prompt_opened() -> None:
     prompt = "Write f.\n```python\n"
-    assert find_program(BODY + "```\nThat is it.", prompt=prompt) == Program(BODY, fenced=True)
+    assert find_program(BODY + "```\nThat is it.", prompt=prompt) == ProgramText(BODY, fenced=True)
     assert text(BODY + "```\n", prompt=[{"role": "user", "content": "x"}, {"role": "assistant", "content": prompt}]) == BODY
     # not the assistant's own words, or closed again, or opened again by the completion
     assert text(BODY + "```\n", prompt=[{"role": "user", "content": prompt}]) != BODY
@@ -108,20 +115,20 @@ def test_a_completion_that_continues_the_prompt() -> None:
 
 
 def test_names() -> None:
-    assert defines("x = 1\ndef area(r): ...", "area")
-    assert defines("async def area(r): ...", "area")
-    assert defines("area = lambda r: r", "area")
-    assert defines("from shapes import area", "area")
-    assert defines("class area: ...", "area")
-    assert not defines("def area_of(r): ...", "area")
-    assert not defines("class A:\n    def area(self): ...", "area")
-    assert not defines("print(area(3))", "area")
-    assert prefix_head("def g(): ...\n", "f") == ""
-    assert function_name("Solution().two_sum") == "two_sum"
-    assert function_name("two_sum") == "two_sum"
-    assert callable_name("class Solution:\n    def f(self): ...", "f") == "Solution.f"
-    assert callable_name("class Solution:\n    def f(self): ...\ndef f(): ...", "f") == "f"
-    assert callable_name("x = 1", "f") == "f"
+    assert defines_name("x = 1\ndef area(r): ...", "area")
+    assert defines_name("async def area(r): ...", "area")
+    assert defines_name("area = lambda r: r", "area")
+    assert defines_name("from shapes import area", "area")
+    assert defines_name("class area: ...", "area")
+    assert not defines_name("def area_of(r): ...", "area")
+    assert not defines_name("class A:\n    def area(self): ...", "area")
+    assert not defines_name("print(area(3))", "area")
+    assert find_prefix_head("def g(): ...\n", "f") == ""
+    assert strip_solution("Solution().two_sum") == "two_sum"
+    assert strip_solution("two_sum") == "two_sum"
+    assert find_callable_name("class Solution:\n    def f(self): ...", "f") == "Solution.f"
+    assert find_callable_name("class Solution:\n    def f(self): ...\ndef f(): ...", "f") == "f"
+    assert find_callable_name("x = 1", "f") == "f"
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from cohort.errors import RewardError
 from cohort.model.chat import ChatCodec
 from cohort.model.scratch import build_tokenizer
 from cohort.rewards.base import RewardRunner
-from cohort.rewards.call import from_message, read_entry
 from cohort.rewards.contract import RewardPart, Scored
+from cohort.rewards.entries import from_message, read_entry
 from cohort.rewards.steps import Step, split_steps
 from cohort.training import step_rewards as process
 from cohort.training.step_rewards import find_cuts, step_token, token_steps
@@ -102,10 +102,10 @@ FAULTS = [
     ("[(57, 1.0)]", "position", "it gave a step reward at position 57, but the completion has 42 characters; a position is"),
     ("[(43, 1.0)]", "position", "at position 43, but the completion has 42 characters; .*, from 1 to 42"),
     ("[(0, 1.0)]", "position", "at position 0, but the completion has 42 characters; .*, from 1 to 42"),
-    ("[(3, 1.0), (-1, 1.0)]", "position", "at position -1, but the completion has 42 characters"),
-    ("[(5, 1.0), (5, 0.0)]", "position", "position 5 after one at position 5, .*42 characters; give the steps in the order"),
+    ("[(3, 1.0), (-1, 1.0)]", "position", "at position -1 after one at position 3, but the completion has 42 characters"),
+    ("[(5, 1.0), (5, 0.0)]", "position", "position 5 after one at position 5, .*42 characters; .* give the steps in the order"),
     ("[(5, 1.0), (4, 0.0)]", "position", "position 4 after one at position 5"),
-    ("[(3.0, 1.0)]", "position", r"position 3\.0 \(float\) of a completion with 42 characters; a position is an integer"),
+    ("[(3.0, 1.0)]", "position", r"position 3\.0 \(float\), but the completion has 42 characters; a position is an integer"),
     ("[(True, 1.0)]", "position", r"position True \(bool\)"),
     ("[(np.bool_(True), 1.0)]", "position", r"position (np\.)?True_? \(bool"),
     ("[('3', 1.0)]", "position", r"position '3' \(str\)"),
@@ -178,43 +178,34 @@ def test_positions_count_in_the_text_of_a_chat_completion(wrap):
 
 
 def reply(**changes):
-    good = {
-        "values": [0.5],
-        "steps": [[[2, 1.0], [5, 0.0]]],
-        "faults": [None],
-        "extras": {},
-        "metrics": {},
-        "dropped": 0,
-        "detail": "",
-    }
-    return {**good, **changes}
+    good = {"value": 0.5, "steps": [[2, 1.0], [5, 0.0]], "fault": None, "detail": "", "word": "", "extras": {}}
+    return {"entries": [good | changes], "metrics": {}, "dropped": 0}
 
 
 def test_what_a_worker_sends_is_checked_again():
-    answer = from_message(reply(values=[99.0]), [5])
+    answer = from_message(reply(value=99.0), [5])
     assert answer is not None
-    assert answer.steps == [((2, 1.0), (5, 0.0))]
-    assert answer.values == [0.5]  # the mean is taken here and not believed
+    assert answer.entries[0].steps == ((2, 1.0), (5, 0.0))
+    assert answer.entries[0].value == 0.5  # the mean is taken here and not believed
     for steps in (
-        [[[2, 1.0], [6, 0.0]]],  # beyond the text
-        [[[0, 1.0]]],
-        [[[2, 1.0], [2, 0.0]]],
-        [[[2.0, 1.0]]],
-        [[[True, 1.0]]],
-        [[[2, float("nan")]]],
-        [[[2, None]]],
-        [[[2]]],
-        [[2, 1.0]],
-        [[]],  # a worker has already made a step of it
-        ["ab"],
-        [{}],
-        [None, None],
-        None,
+        [[2, 1.0], [6, 0.0]],  # beyond the text
+        [[0, 1.0]],
+        [[2, 1.0], [2, 0.0]],
+        [[2.0, 1.0]],
+        [[True, 1.0]],
+        [[2, float("nan")]],
+        [[2, None]],
+        [[2]],
+        [2, 1.0],
+        [],  # a worker has already made a step of it
+        "ab",
+        {},
     ):
         assert from_message(reply(steps=steps), [5]) is None, steps
-    assert from_message(reply(faults=["position"]), [5]) is None  # a fault and steps at once
-    assert from_message(reply(steps=[None], values=[None], faults=["position"]), [5]) is not None
-    assert from_message(reply(steps=[[[0, 0.0]]]), [0]) is not None
+    assert from_message(reply(fault="position"), [5]) is None  # a fault and steps at once
+    assert from_message(reply(steps=None, fault="position"), [5]) is None  # and a value
+    assert from_message(reply(steps=None, value=None, fault="position"), [5]) is not None
+    assert from_message(reply(steps=[[0, 0.0]]), [0]) is not None
 
 
 def test_finite_steps_have_a_finite_mean_and_equal_steps_their_own_value():

@@ -13,7 +13,7 @@ import test_rewards_zoo as zoo
 from test_rewards_runner import completion, is_gone, prompt, rewards, score
 
 from cohort.errors import RewardError
-from cohort.rewards import base, terminal
+from cohort.rewards import singles, terminal
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
 
@@ -124,7 +124,7 @@ def test_a_completion_that_takes_too_much_memory_scores_zero_and_the_others_keep
 
 
 def test_a_function_that_never_has_enough_memory_stops_the_run_and_one_without_a_worker_has_no_limit(monkeypatch):
-    monkeypatch.setattr(base, "HOPELESS_LIMITS", 2)
+    monkeypatch.setattr(singles, "HOPELESS_LIMITS", 2)
     with pytest.raises(RewardError, match=r"'f' runs out of memory: 2 completions .* within memory_mb = 50 MB\."):
         score(zoo.needs_memory, ["x"] * 2, memory_mb=50)
     with pytest.raises(RewardError, match=r"rewards\.0\.memory_mb: 'f' runs in the trainer .* leave it out"):

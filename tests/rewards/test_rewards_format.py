@@ -177,5 +177,5 @@ def test_a_form_that_no_wrapping_has_is_named():
 def test_which_parts_ask_for_a_form():
     for function in (think_format, "think_format", "cohort.rewards.format:think_answer_format", "regex_format"):
         assert asks_for_form(function)
-    for function in (math_answer, "math_answer", "mine:think_format", "cohort.rewards.format:judge", only_boxed):
+    for function in (math_answer, "math_answer", "mine:think_format", "cohort.rewards.format:score_form", only_boxed):
         assert not asks_for_form(function)

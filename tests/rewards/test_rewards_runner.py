@@ -21,9 +21,10 @@ import test_rewards_zoo as zoo
 from cohort.base.threads import split
 from cohort.errors import RewardError
 from cohort.recipe.schema import RewardConfig
-from cohort.rewards.base import RewardRunner, spread
-from cohort.rewards.call import from_message
+from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart, Scored, importable_name
+from cohort.rewards.entries import from_message
+from cohort.rewards.singles import spread_rows
 from cohort.types import Completion, Prompt
 
 
@@ -697,22 +698,35 @@ def test_overrun_in_the_trainer_explains():
 
 
 def test_a_malformed_reply_is_never_a_score():
-    good = {"values": [1.0], "steps": [None], "faults": [None], "extras": {}, "metrics": {}, "dropped": 0, "detail": ""}
+    entry = {"value": 1.0, "steps": None, "fault": None, "detail": "", "word": "", "extras": {}}
+    good = {"entries": [entry], "metrics": {}, "dropped": 0}
     assert from_message(good, [5]) is not None
     for change in (
-        {"values": [float("nan")]},
-        {"values": ["1"]},
-        {"values": [True]},
-        {"values": [1.0, 1.0]},
-        {"steps": None},
+        {"value": float("nan")},
+        {"value": "1"},
+        {"value": True},
         {"steps": []},
-        {"faults": ["made up"]},
-        {"extras": {"a": []}},
+        {"fault": "made up"},
+        {"fault": "nan"},  # and a value
+        {"fault": "timeout"},
+        {"word": "Two Words"},
+        {"word": None},
+        {"extras": []},
+        {"more": 1},
+    ):
+        assert from_message({**good, "entries": [entry | change]}, [5]) is None
+    for change in (
+        {"entries": [entry, entry]},
+        {"entries": []},
+        {"entries": None},
+        {"entries": [1.0]},
         {"metrics": {"a": float("inf")}},
+        {"metrics": None},
         {"dropped": None},
     ):
         assert from_message({**good, **change}, [5]) is None
     assert from_message([1.0], [5]) is None
+    assert from_message({"kind": "made up", "detail": ""}, [5]) is None
 
 
 def test_closing_ends_the_workers_and_a_closed_runner_refuses():
@@ -786,9 +800,9 @@ def test_lists_of_different_length_are_refused_and_no_completions_is_fine():
 def test_split_and_spread():
     assert split(7, 3) == [[0, 1], [2, 3], [4, 5, 6]]
     assert split(2, 5) == [[0], [1]]
-    assert sorted(spread(list(range(100)))) == list(range(100))
-    assert spread(list(range(12)))[:6] == [0, 2, 4, 6, 8, 10]
-    assert spread(list(range(64)))[:8] == [0, 8, 16, 24, 32, 40, 48, 56]  # one of each group of eight
+    assert sorted(spread_rows(list(range(100)))) == list(range(100))
+    assert spread_rows(list(range(12)))[:6] == [0, 2, 4, 6, 8, 10]
+    assert spread_rows(list(range(64)))[:8] == [0, 8, 16, 24, 32, 40, 48, 56]  # one of each group of eight
 
 
 def test_a_slow_part_never_blocks_the_others(tmp_path, monkeypatch):

@@ -15,53 +15,41 @@ import asyncio
 import contextlib
 import functools
 import logging
-import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from cohort.base.importing import search_current_folder
 from cohort.base.threads import concurrently, split, with_limit
 from cohort.errors import CohortError, RewardError
-from cohort.rewards.call import (
-    LIMIT_KINDS,
-    Answered,
-    Failed,
-    Signature,
-    TrainerState,
-    call_reward,
-    extract_answers,
-    is_plain,
-    parameters,
-)
+from cohort.rewards.call import Signature, TrainerState, call_reward, extract_answers
 from cohort.rewards.contract import (
-    Batch,
+    PROMPTS,
     Bound,
     RewardPart,
     Scored,
+    ScoringBatch,
     Verdicts,
-    bind,
+    bind_function,
     check_args,
     check_columns,
     column_names,
-    missing_columns,
-    needs_column,
+    find_unusable_rows,
 )
+from cohort.rewards.entries import Answered, Entry, Failed, is_plain
 from cohort.rewards.pool import NOT_LOADED, Pool, Worker, load_problem
-from cohort.rewards.summing import faulty_rows, outcome_of, reward_metrics, with_answers, worst_blame
+from cohort.rewards.singles import Progress, Singles, spread_rows
+from cohort.rewards.summing import add_answers, find_faulty_rows, find_worst, measure_rewards, sum_parts
 from cohort.sandbox import JailUnavailable, find_tier
 from cohort.types import Completion, Outcome, Prompt
 
 if TYPE_CHECKING:
     from cohort.recipe.schema import RewardConfig
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-HOPELESS_LIMITS = 8
-"""So many single completions in the time limit, and none answered: the function hangs, not the completions."""
 ASYNC_SINGLES = 16
 """Single calls of an async function in the trainer that wait side by side."""
 
@@ -82,7 +70,7 @@ class RewardRunner:
         self.parts = tuple(parts)
         self.notes: list[str] = []
         """What the user should know of where functions run; each is also logged once."""
-        self._bound = [bind(part, f"rewards.{index}") for index, part in enumerate(parts)]
+        self._bound = [bind_function(part, f"rewards.{index}") for index, part in enumerate(parts)]
         self._outcome = next((i for i, part in enumerate(parts) if part.outcome), 0)
         self._workers, self._max_fault_share = workers, max_fault_share
         self._pool = Pool()
@@ -106,17 +94,7 @@ class RewardRunner:
         given = functions or {}
         return cls(
             [
-                RewardPart(
-                    name=reward_name(part),
-                    function=given.get(part.function, part.function),
-                    weight=part.weight,
-                    outcome=part.outcome,
-                    threshold=part.threshold,
-                    timeout_s=part.timeout_s,
-                    memory_mb=part.memory_mb,
-                    args=part.args,
-                    columns=part.columns,
-                )
+                RewardPart(**dict(part) | {"name": reward_name(part), "function": given.get(part.function, part.function)})
                 for part in parts
             ],
             workers=workers,
@@ -134,9 +112,6 @@ class RewardRunner:
         if self._started:
             return self
         self._started = True
-        for bound in self._bound:
-            if bound.function is not None and getattr(bound.function, "supervised", False):
-                bound.spec = None
         remote = [bound for bound in self._bound if bound.spec is not None]
         try:
             if remote:
@@ -145,7 +120,7 @@ class RewardRunner:
                 concurrently([functools.partial(self._warm_up, remote) for _ in range(self._workers)])
             for bound in self._bound:
                 if bound.spec is None:
-                    bound.signature = Signature.of(bound.here())
+                    bound.signature = Signature.of(bound.load_here())
                 check_args(bound)
             # A part holds at most `workers` of them, so with one more than all the others can hold, none ever waits.
             parts = sum(bound.spec is not None for bound in remote)
@@ -168,9 +143,9 @@ class RewardRunner:
         if spec is None:  # another worker has found that it must stay here
             return
         try:
-            bound.signature = Signature.from_message(worker.load(spec, bound.memory_mb))
+            bound.signature = Signature(**worker.load(spec, bound.memory_mb))
             if bound.signature.supervised:
-                bound.here()
+                bound.load_here()
                 bound.spec = None
         except NOT_LOADED as problem:
             if bound.function is None or spec.startswith("cohort.rewards."):
@@ -201,12 +176,12 @@ class RewardRunner:
     @property
     def has_answers(self) -> bool:
         """Whether the outcome part exposes the answer it compares: without it there is nothing to vote on."""
-        return self.start()._bound[self._outcome].shape.has_extract
+        return self.start()._bound[self._outcome].signature.has_extract
 
     @property
     def needs_jail(self) -> bool:
         """Whether a part hands model text to the jail of this machine."""
-        return any(bound.shape.jailed and not bound.args.get("backend") for bound in self.start()._bound)
+        return any(bound.signature.jailed and not bound.args.get("backend") for bound in self.start()._bound)
 
     @property
     def jail(self) -> str:
@@ -220,39 +195,10 @@ class RewardRunner:
         for bound in self.start()._bound:
             check_columns(bound, column_names(prompts))
 
-    def unusable(self, prompts: Sequence[Prompt]) -> dict[str, list[tuple[int, str]]]:
-        """By part: (number of the row, why it can never be scored), for parts that can tell beforehand.
-
-        Not for parts whose column no row has: `check_columns` says so once, and rows that nobody scores need none.
-        """
-        found: dict[str, list[tuple[int, str]]] = {}
-        for bound in self.start()._bound:
-            columns = bound.sees(column_names(prompts))
-            if not bound.shape.has_unusable or not prompts or missing_columns(bound.shape.required, columns, bound.args):
-                continue
-            check = bound.here().unusable  # type: ignore[attr-defined]
-            accepted, required, takes_any = parameters(check)
-            if missing := missing_columns(required, columns, bound.args):
-                raise RewardError(f"{bound.place}.function: `unusable` of {bound.name!r} {needs_column(missing[0], columns)}")
-            given = {name: value for name, value in bound.args.items() if takes_any or name in accepted}
-            asked = [name for name in (columns if takes_any else accepted) if name in columns and name not in given]
-            try:
-                reasons = list(check(**{name: [bound.read(prompt, name) for prompt in prompts] for name in asked}, **given))
-            except CohortError:
-                raise
-            except Exception as problem:
-                raise RewardError(
-                    f"{bound.place}.function: `unusable` of {bound.name!r} failed: {type(problem).__name__}: {problem}"
-                ) from problem
-            if len(reasons) != len(prompts):
-                raise RewardError(
-                    f"{bound.place}.function: `unusable` of {bound.name!r} gave {len(reasons)} entries for {len(prompts)} rows; "
-                    "give one per row, None where it can be scored."
-                )
-            problems = [(row, str(reason)) for row, reason in enumerate(reasons) if reason is not None]
-            if problems:
-                found[bound.name] = problems
-        return found
+    def find_unusable(self, prompts: Sequence[Prompt]) -> dict[str, list[tuple[int, str]]]:
+        """By part: (number of the row, why it can never be scored), for parts that can tell beforehand."""
+        found = {bound.name: find_unusable_rows(bound, prompts) for bound in self.start()._bound}
+        return {name: problems for name, problems in found.items() if problems}
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -270,24 +216,24 @@ class RewardRunner:
         self.start()
         if not completions:
             return Scored([], {})
-        batch = Batch.of(prompts, completions, TrainerState.at(step, num_steps))
+        batch = ScoringBatch.of(prompts, completions, TrainerState.at(step, num_steps))
         for bound in self._bound:
             check_columns(bound, batch.columns)
         self._pool.terminal.refill()
         verdicts = concurrently([functools.partial(self._run_part, bound, batch) for bound in self._bound])
+        by_row = zip(*(verdict.entries for verdict in verdicts), strict=True)
         outcomes = [
-            outcome_of(self._bound, self._outcome, row, length, verdicts)
-            for row, length in enumerate(batch.lengths(range(len(completions))))
+            sum_parts(self._bound, self._outcome, entries, len(text)) for entries, text in zip(by_row, batch.texts, strict=True)
         ]
         self._check_faults(outcomes, verdicts)
         answers, failed_extracts = self._extract(self._bound[self._outcome], batch, verdicts[self._outcome])
-        outcomes = with_answers(outcomes, answers)
-        return Scored(outcomes, reward_metrics(self._bound, outcomes, verdicts, failed_extracts))
+        outcomes = add_answers(outcomes, answers)
+        return Scored(outcomes, measure_rewards(self._bound, outcomes, verdicts, failed_extracts))
 
-    def _run_part(self, bound: Bound, batch: Batch) -> Verdicts:
+    def _run_part(self, bound: Bound, batch: ScoringBatch) -> Verdicts:
         """The whole batch first; where the call raised, hung or crashed, again completion by completion."""
         started, count = time.monotonic(), len(batch.texts)
-        batch, verdicts = batch.fed(bound.part.columns), Verdicts.empty(count)
+        batch, verdicts = batch.feed_columns(bound.part.columns), Verdicts([Entry()] * count)
         in_worker = self._fits_worker(bound, batch)
         judged = Progress(bound.name, count, self.on_progress)
 
@@ -295,28 +241,25 @@ class RewardRunner:
             if in_worker:
                 reply = self._call_in_worker(bound, batch, rows)
             else:
-                reply = self._call_here(bound, batch, rows, judged.one_more)
+                reply = self._call_here(bound, batch, rows, judged.count_one)
             if isinstance(reply, Answered):
-                judged.at_least(len(rows))
+                judged.count_call(len(rows))
             return reply
 
-        chunks = split(count, self._workers) if in_worker and bound.shape.per_completion else [list(range(count))]
+        chunks = split(count, self._workers) if in_worker and bound.signature.per_completion else [list(range(count))]
         retry: list[int] = []
         for rows, reply in zip(chunks, concurrently([functools.partial(call, rows) for rows in chunks]), strict=True):
-            if isinstance(reply, Answered):
+            if isinstance(reply, Answered) or reply.has_wrong_form:
                 verdicts.add(rows, reply)
-                bound.limits_in_a_row = 0
-            elif reply.wrong_form:
-                verdicts.add_failure(rows, reply)
                 bound.limits_in_a_row = 0
             else:
                 retry += rows
-                verdicts.details[count + rows[0]] = reply.detail  # shown only if no single call says more
+                verdicts.retry_detail = verdicts.retry_detail or reply.detail
                 self._note_retry(bound, reply)
         if retry:
             answered = len(retry) < count
-            side_by_side = self._workers if in_worker else ASYNC_SINGLES if bound.shape.is_async else 1
-            Singles(bound, call, verdicts, answered, self._max_fault_share * count).run(spread(retry), side_by_side)
+            side_by_side = self._workers if in_worker else ASYNC_SINGLES if bound.signature.is_async else 1
+            Singles(bound, call, verdicts, answered, self._max_fault_share * count).call_each(spread_rows(retry), side_by_side)
         verdicts.retried, verdicts.seconds = len(retry), time.monotonic() - started
         return verdicts
 
@@ -327,12 +270,12 @@ class RewardRunner:
             reason = (reply.detail.strip().splitlines() or [reply.kind])[-1]
             self._note(f"reward {bound.name!r}: a call for many completions failed and was repeated one by one ({reason}).")
 
-    def _fits_worker(self, bound: Bound, batch: Batch) -> bool:
+    def _fits_worker(self, bound: Bound, batch: ScoringBatch) -> bool:
         """Whether the call can be put into JSON without changing a value."""
         if bound.spec is None:
             return False
-        names = [name for name in bound.shape.asked(batch.columns, bound.part.args) if name in ("prompts", *batch.columns)]
-        foreign = [name for name in names if not all(map(is_plain, batch.values[name]))]
+        names = bound.signature.list_asked(batch.columns, bound.part.args)
+        foreign = [name for name in names if name in (PROMPTS, *batch.columns) and not all(map(is_plain, batch.values[name]))]
         foreign += [f"args.{name}" for name, value in bound.part.args.items() if not is_plain(value)]
         if foreign:
             self._note(
@@ -341,14 +284,14 @@ class RewardRunner:
             )
         return not foreign
 
-    def _call_in_worker(self, bound: Bound, batch: Batch, rows: Sequence[int]) -> Answered | Failed:
+    def _call_in_worker(self, bound: Bound, batch: ScoringBatch, rows: Sequence[int]) -> Answered | Failed:
         assert bound.spec is not None
-        names = bound.shape.asked(batch.columns, bound.part.args)
+        names = bound.signature.list_asked(batch.columns, bound.part.args)
         message = {
             "op": "call",
             "spec": bound.spec,
-            "arguments": {**batch.take(names, rows), **bound.part.args},
-            "lengths": batch.lengths(rows),
+            "arguments": {**batch.take_rows(names, rows), **bound.part.args},
+            "lengths": batch.take_lengths(rows),
             "state": asdict(batch.state),
             "names": names,
         }
@@ -360,20 +303,20 @@ class RewardRunner:
                     raise RewardError(
                         f"{bound.place}.function: a new worker could not import it. {load_problem(bound.spec, problem)}"
                     ) from None
-                reply = worker.call(message, batch.lengths(rows), bound.part.timeout_s)
+                reply = worker.call(message, batch.take_lengths(rows), bound.part.timeout_s)
             # One that was called before may be full of what others left there: a fresh one decides.
             if not (isinstance(reply, Failed) and reply.kind == "memory" and worker.calls > 1):
                 return reply
 
     def _call_here(
-        self, bound: Bound, batch: Batch, rows: Sequence[int], on_verdict: Callable[[], None] | None = None
+        self, bound: Bound, batch: ScoringBatch, rows: Sequence[int], on_verdict: Callable[[], None] | None = None
     ) -> Answered | Failed:
-        names = bound.shape.asked(batch.columns, bound.args)
-        arguments = {**batch.take(names, rows), **bound.args}
+        names = bound.signature.list_asked(batch.columns, bound.args)
+        arguments = {**batch.take_rows(names, rows), **bound.args}
         call = functools.partial(
-            call_reward, bound.here(), arguments, batch.lengths(rows), batch.state, names, self._await, on_verdict
+            call_reward, bound.load_here(), arguments, batch.take_lengths(rows), batch.state, names, self._await, on_verdict
         )
-        if bound.shape.supervised:
+        if bound.signature.supervised:
             try:
                 return call(let_through=(CohortError, JailUnavailable))
             except JailUnavailable as problem:
@@ -402,10 +345,10 @@ class RewardRunner:
 
     def _check_faults(self, outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts]) -> None:
         """The step may lose a share of its completions, whichever part loses them."""
-        lost, count = len(faulty_rows(outcomes, verdicts)), len(outcomes)
+        lost, count = len(find_faulty_rows(outcomes, verdicts)), len(outcomes)
         if lost <= self._max_fault_share * count:
             return
-        worst = worst_blame(self._bound, outcomes, verdicts)
+        worst = find_worst(self._bound, outcomes, verdicts)
         at_least = "at least " if any(verdict.stopped_early for verdict in verdicts) else ""
         together = "" if lost == len(worst.rows) else f", all parts together on {lost}"
         shown = f" The first:\n{worst.detail}" if worst.detail else ""
@@ -414,128 +357,38 @@ class RewardRunner:
             f"the {self._max_fault_share:.0%} a step may lose.{shown}"
         )
 
-    def _extract(self, bound: Bound, batch: Batch, verdicts: Verdicts) -> tuple[list[str | None], int]:
+    def _extract(self, bound: Bound, batch: ScoringBatch, verdicts: Verdicts) -> tuple[list[str | None], int]:
         """The compared answers, of completions the outcome part could read. Never at the cost of a score."""
         answers: list[str | None] = [None] * len(batch.texts)
-        rows = [row for row, fault in enumerate(verdicts.faults) if fault is None]
-        if not rows or not bound.shape.has_extract or not bound.extracts:
-            return answers, 0
+        failed = 0
+        rows = [row for row, entry in enumerate(verdicts.entries) if entry.fault is None]
+        if not rows or not bound.signature.has_extract or not bound.extracts:
+            return answers, failed
         in_worker = bound.spec is not None and all(map(is_plain, bound.part.args.values()))
         chunks = [[rows[i] for i in chunk] for chunk in split(len(rows), self._workers if in_worker else 1)]
-        extract = self._extract_in_worker if in_worker else self._extract_here
-        calls = [functools.partial(extract, bound, [batch.texts[row] for row in chunk]) for chunk in chunks]
-        failed = 0
-        for chunk, reply in zip(chunks, concurrently(calls), strict=True):
-            failed += len(chunk) if reply is None else reply[1]
-            for row, answer in zip(chunk, reply[0] if reply else [None] * len(chunk), strict=True):
+        texts = [[batch.texts[row] for row in chunk] for chunk in chunks]
+        replies = concurrently([functools.partial(self._extract_chunk, bound, chunk, in_worker) for chunk in texts])
+        for chunk, (found, missed) in zip(chunks, replies, strict=True):
+            failed += missed
+            for row, answer in zip(chunk, found, strict=True):
                 answers[row] = answer
         return answers, failed
 
-    def _extract_in_worker(self, bound: Bound, texts: list[str]) -> tuple[list[str | None], int] | None:
-        assert bound.spec is not None
-        message = {"op": "extract", "spec": bound.spec, "texts": texts, "args": dict(bound.part.args)}
-        with self._pool.borrow() as worker:
-            try:
-                worker.load(bound.spec, bound.memory_mb)
-                answers, failed = worker.ask(message, bound.part.timeout_s)
-            except (*NOT_LOADED, TypeError, ValueError):
-                return None
-        well_formed = isinstance(answers, list) and len(answers) == len(texts) and isinstance(failed, int)
-        if not well_formed or not all(answer is None or isinstance(answer, str) for answer in answers):
-            return None
-        return answers, failed
-
-    def _extract_here(self, bound: Bound, texts: list[str]) -> tuple[list[str | None], int] | None:
+    def _extract_chunk(self, bound: Bound, texts: list[str], in_worker: bool) -> tuple[list[str | None], int]:
+        """(answers, how many extractions failed), from one call: all of them where it gave nothing."""
+        args, limit_s = bound.part.args, bound.part.timeout_s
         try:
-            return with_limit(functools.partial(extract_answers, bound.here(), texts, bound.part.args), bound.part.timeout_s)
+            if not in_worker:
+                return with_limit(functools.partial(extract_answers, bound.load_here(), texts, args), limit_s)
+            assert bound.spec is not None
+            with self._pool.borrow() as worker:
+                worker.load(bound.spec, bound.memory_mb)
+                answers, failed = worker.ask({"op": "extract", "spec": bound.spec, "texts": texts, "args": dict(args)}, limit_s)
+            if len(answers) == len(texts) and all(isinstance(answer, str | None) for answer in answers):
+                return list(answers), int(failed)
         except TimeoutError:
             bound.extracts = False  # its thread is still running; a second one would not fare better
             self._note(f"reward {bound.name!r}: extract ran over the time limit and is not called again in this run.")
-            return None
-
-
-class Singles:
-    """Calls completion by completion, after a call of many gave nothing: one bad row is then one fault."""
-
-    def __init__(
-        self,
-        bound: Bound,
-        call: Callable[[Sequence[int]], Answered | Failed],
-        verdicts: Verdicts,
-        answered: bool,
-        max_faults: float,
-    ) -> None:
-        self._bound, self._call, self._verdicts, self._max_faults = bound, call, verdicts, max_faults
-        self._answered = answered
-        self._crashes = 0
-        self._lock = threading.Lock()
-        self._stop = False
-
-    def run(self, rows: Sequence[int], side_by_side: int) -> None:
-        todo = iter(rows)
-        concurrently([functools.partial(self._work, todo) for _ in range(min(side_by_side, len(rows)))])
-
-    def _work(self, todo: Iterable[int]) -> None:
-        while not self._stop:
-            with self._lock:
-                row = next(iter(todo), None)
-            if row is None:
-                return
-            try:
-                reply = self._call([row])
-            except BaseException:
-                self._stop = True  # the run ends with this: the other threads need not finish the rows
-                raise
-            with self._lock:
-                self._record(row, reply)
-
-    def _record(self, row: int, reply: Answered | Failed) -> None:
-        if isinstance(reply, Answered):
-            self._verdicts.add([row], reply)
-        else:
-            self._verdicts.add_failure([row], reply)
-        if isinstance(reply, Failed) and reply.kind in LIMIT_KINDS:
-            self._bound.limits_in_a_row += 1
-            if not self._answered and self._bound.limits_in_a_row >= HOPELESS_LIMITS:
-                self._stop = True
-                raise RewardError(self._bound.hopeless(reply.kind, HOPELESS_LIMITS))
-        else:
-            self._answered, self._bound.limits_in_a_row = True, 0
-        if isinstance(reply, Failed) and reply.kind == "crash":
-            # Each crash costs a new process: once the step cannot be saved, the rest of it is not tried.
-            self._crashes += 1
-            if self._crashes > self._max_faults:
-                self._stop = self._verdicts.stopped_early = True
-
-
-class Progress:
-    """How many completions of the step one part has judged; told to whoever watches."""
-
-    def __init__(self, name: str, total: int, tell: Callable[[str, int, int], None] | None) -> None:
-        self._name, self._total, self._tell = name, total, tell
-        self._done = self._certain = 0
-        self._lock = threading.Lock()
-
-    def one_more(self) -> None:
-        self._advance(self._done + 1)
-
-    def at_least(self, more: int) -> None:
-        """A whole call was answered, whether or not the function reported on its completions one by one."""
-        with self._lock:
-            self._certain += more
-        self._advance(max(self._done, self._certain))
-
-    def _advance(self, done: int) -> None:
-        with self._lock:
-            self._done = min(done, self._total)
-        if self._tell is not None:
-            with contextlib.suppress(Exception):  # whoever watches cannot stop the run
-                self._tell(self._name, self._done, self._total)
-
-
-def spread(rows: Sequence[int]) -> list[int]:
-    """The same rows, the first few from all over the batch: one group that hangs is not the whole function."""
-    stride = math.ceil(len(rows) / HOPELESS_LIMITS)
-    first = list(rows[::stride])
-    chosen = set(first)
-    return first + [row for row in rows if row not in chosen]
+        except (*NOT_LOADED, TypeError, ValueError):
+            pass
+        return [None] * len(texts), len(texts)

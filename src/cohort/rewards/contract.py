@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from cohort.base.importing import NotImportable, load_function
-from cohort.errors import RewardError
+from cohort.errors import CohortError, RewardError
 from cohort.recipe.section import nearest
 from cohort.rewards import BUILT_IN, built_in
-from cohort.rewards.call import LIMIT_KINDS, OFFERED, Answered, Failed, Signature, Steps, TrainerState
+from cohort.rewards.call import OFFERED, Signature, TrainerState, pick_accepted, read_parameters
+from cohort.rewards.entries import LIMIT_KINDS, Answered, Entry, Failed
 from cohort.rewards.pool import MEMORY_MB
 from cohort.types import Completion, Outcome, Prompt
 
@@ -23,8 +24,9 @@ PROMPTS = "prompts"
 """What is offered beside the columns and may feed a parameter of another name."""
 WALL_ARGUMENT = "wall_s"
 """The argument under which a supervised function is told the part's timeout_s."""
-PATTERN_ARGS = ("pattern",)
-"""Arguments of Cohort's own rewards that are regular expressions."""
+PATTERN_ARGUMENT = "pattern"
+"""The argument of Cohort's own rewards that is a regular expression."""
+NOT_LOADED_YET = Signature.of(lambda: None)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class RewardPart:
 
 @dataclass(frozen=True)
 class Scored:
+    """What the completions of a step are worth."""
+
     outcomes: list[Outcome]
     metrics: dict[str, float]
 
@@ -69,7 +73,8 @@ class Bound:
     """Where a worker imports it from; None: it runs in the trainer."""
     function: Callable[..., Any] | None
     """The function itself, where it was given or had to be imported here."""
-    signature: Signature | None = None
+    signature: Signature = NOT_LOADED_YET
+    """Read when the function has been imported, here or in a worker."""
     limits_in_a_row: int = 0
     """Single completions that ran into a limit since the function last answered at all."""
     extracts: bool = True
@@ -80,21 +85,16 @@ class Bound:
         return self.part.name
 
     @property
-    def shape(self) -> Signature:
-        assert self.signature is not None
-        return self.signature
-
-    @property
     def args(self) -> dict[str, Any]:
         """Arguments bound to the function."""
-        wall = {WALL_ARGUMENT: self.part.timeout_s} if self.shape.supervised and WALL_ARGUMENT in self.shape.accepted else {}
-        return {**self.part.args, **wall}
+        told = self.signature.supervised and WALL_ARGUMENT in self.signature.accepted
+        return {**self.part.args, **({WALL_ARGUMENT: self.part.timeout_s} if told else {})}
 
     @property
     def memory_mb(self) -> int:
         return self.part.memory_mb or MEMORY_MB
 
-    def hopeless(self, kind: str, tried: int) -> str:
+    def describe_hopeless(self, kind: str, tried: int) -> str:
         """What is said of a function that met a limit on every single completion."""
         limit = f"timeout_s = {self.part.timeout_s:g} s" if kind == "timeout" else f"memory_mb = {self.memory_mb:g} MB"
         verb, either = ("hangs", "never returns") if kind == "timeout" else ("runs out of memory", "never has enough")
@@ -103,16 +103,16 @@ class Bound:
             f"Either the function {either}, or the limit is too low for it."
         )
 
-    def sees(self, columns: Iterable[str]) -> tuple[str, ...]:
+    def list_columns(self, columns: Iterable[str]) -> tuple[str, ...]:
         """The names under which rows with these columns are offered to the function."""
         return tuple(dict.fromkeys([*columns, *self.part.columns]))
 
-    def read(self, prompt: Prompt, name: str) -> Any:
+    def read_column(self, prompt: Prompt, name: str) -> Any:
         """What the function is given of a row under this name."""
         column = self.part.columns.get(name, name)
         return prompt.content if column == PROMPTS else prompt.columns.get(column)
 
-    def here(self) -> Callable[..., Any]:
+    def load_here(self) -> Callable[..., Any]:
         """The function in this process."""
         if self.function is None:
             assert self.spec is not None
@@ -124,7 +124,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Batch:
+class ScoringBatch:
     """The arguments of one call for all completions of a step."""
 
     texts: list[str]
@@ -134,7 +134,7 @@ class Batch:
     state: TrainerState
 
     @classmethod
-    def of(cls, prompts: Sequence[Prompt], completions: Sequence[Completion], state: TrainerState) -> Batch:
+    def of(cls, prompts: Sequence[Prompt], completions: Sequence[Completion], state: TrainerState) -> ScoringBatch:
         texts = [completion.text for completion in completions]
         names = column_names(prompts)
         values: dict[str, list[Any]] = {
@@ -150,15 +150,15 @@ class Batch:
             values[name] = [prompt.columns.get(name) for prompt in prompts]
         return cls(texts, values, names, state)
 
-    def fed(self, columns: Mapping[str, str]) -> Batch:
+    def feed_columns(self, columns: Mapping[str, str]) -> ScoringBatch:
         """The batch with parameters that are fed from columns of other names."""
         more = {parameter: self.values[column] for parameter, column in columns.items()}
         return replace(self, values=self.values | more, columns=tuple(dict.fromkeys([*self.columns, *columns])))
 
-    def take(self, names: Iterable[str], rows: Sequence[int]) -> dict[str, list[Any]]:
+    def take_rows(self, names: Iterable[str], rows: Sequence[int]) -> dict[str, list[Any]]:
         return {name: [self.values[name][row] for row in rows] for name in names if name in self.values}
 
-    def lengths(self, rows: Iterable[int]) -> list[int]:
+    def take_lengths(self, rows: Iterable[int]) -> list[int]:
         """Characters of these completions: what the positions of step rewards are held against."""
         return [len(self.texts[row]) for row in rows]
 
@@ -167,70 +167,54 @@ class Batch:
 class Verdicts:
     """What one part said of every completion of the step."""
 
-    values: list[float | None]
-    faults: list[str | None]
-    extras: list[dict[str, Any]]
-    steps: list[Steps | None]
-    """Step rewards before weighting, of the completions for which the part gave a list of them."""
+    entries: list[Entry]
     logged: dict[str, list[float]] = field(default_factory=dict)
     dropped: int = 0
-    words: list[str] = field(default_factory=list)
-    """By row: what became of the completion in a word; empty where the function says nothing."""
-    details: dict[int, str] = field(default_factory=dict)
-    """By row: the first fault of a call, in words."""
+    retry_detail: str = ""
+    """Why a call of many was repeated one by one; shown only if no single call says more."""
     seconds: float = 0.0
     retried: int = 0
     """Completions that were called one by one."""
     stopped_early: bool = False
 
-    @classmethod
-    def empty(cls, count: int) -> Verdicts:
-        return cls([None] * count, [None] * count, [{} for _ in range(count)], [None] * count, words=[""] * count)
-
-    def add(self, rows: Sequence[int], reply: Answered) -> None:
-        for position, row in enumerate(rows):
-            self.values[row], self.steps[row] = reply.values[position], reply.steps[position]
-            self.faults[row] = reply.faults[position]
-            word = self.words[row] = reply.verdicts[position] if reply.verdicts else ""
-            if word in LIMIT_KINDS and self.faults[row] is None:
-                self.values[row], self.steps[row], self.faults[row] = 0.0, None, word
-            self.extras[row] = {column: values[position] for column, values in reply.extras.items()}
-        if reply.detail:
-            self.details[next(row for row, fault in zip(rows, reply.faults, strict=True) if fault)] = reply.detail
+    def add(self, rows: Sequence[int], reply: Answered | Failed) -> None:
+        """Take over the reply to a call for these rows that will not be repeated."""
+        if isinstance(reply, Failed):
+            for row in rows:
+                self.entries[row] = reply.entry
+            return
+        for row, entry in zip(rows, reply.entries, strict=True):
+            limited = entry.fault is None and entry.word in LIMIT_KINDS
+            self.entries[row] = replace(entry, value=0.0, steps=None, fault=entry.word) if limited else entry
         for name, value in reply.metrics.items():
             self.logged.setdefault(name, []).append(value)
         self.dropped += reply.dropped
 
-    def add_failure(self, rows: Sequence[int], reply: Failed) -> None:
-        """A call that will not be repeated gave nothing: at a limit that is a score of 0, else no score."""
-        limited = reply.kind in LIMIT_KINDS
-        for row in rows:
-            self.values[row], self.steps[row] = 0.0 if limited else None, None
-            self.faults[row] = reply.kind
-            self.words[row] = reply.kind if limited and reply.kind != "timeout" else ""
-        if not limited:
-            self.details[rows[0]] = reply.detail
-
     @property
     def broken(self) -> list[int]:
         """Rows on which the function itself was at fault."""
-        return [row for row, fault in enumerate(self.faults) if fault is not None and fault not in LIMIT_KINDS]
+        return [row for row, entry in enumerate(self.entries) if entry.is_broken]
+
+    @property
+    def detail(self) -> str:
+        """The first fault in words."""
+        return next((entry.detail for entry in self.entries if entry.is_broken and entry.detail), self.retry_detail)
 
     @property
     def timeouts(self) -> int:
-        return self.faults.count("timeout")
+        return sum(entry.fault == "timeout" for entry in self.entries)
 
 
-def bind(part: RewardPart, place: str) -> Bound:
+def bind_function(part: RewardPart, place: str) -> Bound:
     function = part.function
     if callable(function):
-        return Bound(part, place, importable_name(function), function)
+        return Bound(part, place, find_spec(function), function)
     if function in BUILT_IN or ":" not in function:
         try:
             found = built_in(function)
         except RewardError as problem:
             raise RewardError(f"{place}.function: {problem}") from None
-        return Bound(part, place, importable_name(found), found)
+        return Bound(part, place, find_spec(found), found)
     if function.startswith("python:"):
         raise RewardError(
             f"{place}.function: {function!r} stands for a Python function, which must be given again with the run. "
@@ -241,6 +225,11 @@ def bind(part: RewardPart, place: str) -> Bound:
     if not module or not name:
         raise RewardError(f'{place}.function: {function!r} is not of the form "package.module:function".')
     return Bound(part, place, function, None)
+
+
+def find_spec(function: Callable[..., Any]) -> str | None:
+    """Where a worker imports the function from; None where it runs in the trainer, as what limits itself does."""
+    return None if getattr(function, "supervised", False) else importable_name(function)
 
 
 def importable_name(function: Callable[..., Any]) -> str | None:
@@ -256,87 +245,103 @@ def importable_name(function: Callable[..., Any]) -> str | None:
 
 def check_args(bound: Bound) -> None:
     """Bound arguments the function would ignore, or that the runner passes itself, are mistakes of the recipe."""
-    shape, part = bound.shape, bound.part
-    if shape.supervised and WALL_ARGUMENT not in shape.accepted:
-        raise RewardError(
-            f"{bound.place}.function: {part.name!r} is supervised and has no argument {WALL_ARGUMENT!r}, under which it is told "
+    for mistake in find_mistakes(bound):
+        raise RewardError(f"{bound.place}.{mistake}")
+
+
+def find_mistakes(bound: Bound) -> Iterator[str]:
+    """What the recipe says of a part that its function cannot honour: "args: reward 'f' needs ..."."""
+    signature, part = bound.signature, bound.part
+    if signature.supervised and WALL_ARGUMENT not in signature.accepted:
+        yield (
+            f"function: {part.name!r} is supervised and has no argument {WALL_ARGUMENT!r}, under which it is told "
             "timeout_s, the seconds that one completion may take. Add it, and keep to it."
         )
     if part.memory_mb and bound.spec is None:
-        where = "set its own argument, args.memory_mb" if "memory_mb" in shape.accepted else "leave it out"
-        raise RewardError(
-            f"{bound.place}.memory_mb: {part.name!r} runs in the trainer and not in a worker of its own; {where}."
-        )
-    if problem := renaming_problem(shape, part.columns, part.args):
-        raise RewardError(f"{bound.place}.columns.{problem}")
-    if missing := missing_argument(bound):
-        raise RewardError(f"{bound.place}.args: reward {part.name!r} needs the argument {missing!r}.")
-    for name in part.args:
+        where = "set its own argument, args.memory_mb" if "memory_mb" in signature.accepted else "leave it out"
+        yield f"memory_mb: {part.name!r} runs in the trainer and not in a worker of its own; {where}."
+    if problem := find_renaming_problem(signature, part.columns, part.args):
+        yield f"columns.{problem}"
+    if signature.reads is not None:  # else a column may fill it
+        for name in missing_columns(signature.required, signature.reads, bound.args):
+            yield f"args: reward {part.name!r} needs the argument {name!r}."
+    home = bound.spec or str(getattr(bound.function, "__module__", ""))
+    for name, value in part.args.items():
         if name in OFFERED:
-            raise RewardError(f"{bound.place}.args.{name}: it is passed by the runner and cannot be set.")
-        if name == WALL_ARGUMENT and shape.supervised:
-            raise RewardError(f"{bound.place}.args.{name}: set {bound.place}.timeout_s, which is passed on under this name.")
-        strict = shape.reads is not None or not shape.takes_any
-        if strict and name not in shape.accepted:
-            hint = nearest(name, [known for known in shape.accepted if known not in OFFERED]) or "."
-            raise RewardError(f"{bound.place}.args: reward {part.name!r} has no argument {name!r}{hint}")
-        home = bound.spec or str(getattr(bound.function, "__module__", ""))
-        if name in PATTERN_ARGS and home.startswith("cohort."):
-            check_pattern(part.args[name], f"{bound.place}.args.{name}")
-
-
-def missing_argument(bound: Bound) -> str:
-    """A required parameter that no column can fill, since the function says which ones it reads; "" if there is none."""
-    shape = bound.shape
-    if shape.reads is None:
-        return ""
-    return next((name for name in shape.required if name not in (*OFFERED, *shape.reads, *bound.args)), "")
-
-
-def check_pattern(pattern: Any, place: str) -> None:
-    try:
-        re.compile(pattern)
-    except (re.error, TypeError, OverflowError, RecursionError) as problem:
-        raise RewardError(f"{place}: {pattern!r} is not a regular expression ({problem}).") from None
+            yield f"args.{name}: it is passed by the runner and cannot be set."
+        elif name == WALL_ARGUMENT and signature.supervised:
+            yield f"args.{name}: set {bound.place}.timeout_s, which is passed on under this name."
+        elif signature.is_strict and name not in signature.accepted:
+            hint = nearest(name, [known for known in signature.accepted if known not in OFFERED]) or "."
+            yield f"args: reward {part.name!r} has no argument {name!r}{hint}"
+        elif name == PATTERN_ARGUMENT and home.startswith("cohort."):
+            try:
+                re.compile(value)
+            except (re.error, TypeError, OverflowError, RecursionError) as problem:
+                yield f"args.{name}: {value!r} is not a regular expression ({problem})."
 
 
 def check_columns(bound: Bound, columns: Sequence[str]) -> None:
     """Rows with these columns can be scored: every column that each call needs is there, or bound as an argument."""
-    if problem := feeding_problem(bound.part.columns, columns):
+    if problem := find_feeding_problem(bound.part.columns, columns):
         raise RewardError(f"{bound.place}.columns.{problem}")
-    seen = bound.sees(columns)
-    if missing := missing_columns(bound.shape.required, seen, bound.args):
+    seen = bound.list_columns(columns)
+    for name in missing_columns(bound.signature.required, seen, bound.args):
         raise RewardError(
-            f"reward {bound.name!r} {needs_column(missing[0], columns)} To take it from a column of another name: "
-            f"{bound.place}.columns.{missing[0]}=COLUMN (the prompt itself is called {PROMPTS})."
+            f"reward {bound.name!r} {describe_missing(name, columns)} To take it from a column of another name: "
+            f"{bound.place}.columns.{name}=COLUMN (the prompt itself is called {PROMPTS})."
         )
-    if problem := argument_problem(bound.function, bound.part.args, seen):
+    if problem := find_argument_problem(bound.function, bound.part.args, seen):
         raise RewardError(f"{bound.place}.args: {problem}.")
 
 
-def renaming_problem(shape: Signature, columns: Mapping[str, str], args: Mapping[str, Any]) -> str:
+def find_unusable_rows(bound: Bound, prompts: Sequence[Prompt]) -> list[tuple[int, str]]:
+    """(number of the row, why it can never be scored), where the function can tell beforehand.
+
+    Not where no row has a column that it needs: `check_columns` says so once, and rows that nobody scores need none.
+    """
+    columns = bound.list_columns(column_names(prompts))
+    needs = missing_columns(bound.signature.required, columns, bound.args)
+    if not bound.signature.has_unusable or not prompts or needs:
+        return []
+    check = bound.load_here().unusable  # type: ignore[attr-defined]
+    subject = f"{bound.place}.function: `unusable` of {bound.name!r}"
+    for name in missing_columns(read_parameters(check)[1], columns, bound.args):
+        raise RewardError(f"{subject} {describe_missing(name, columns)}")
+    offered = {name: [bound.read_column(prompt, name) for prompt in prompts] for name in columns}
+    try:
+        reasons = list(check(**pick_accepted(check, offered | bound.args)))
+    except CohortError:
+        raise
+    except Exception as problem:
+        raise RewardError(f"{subject} failed: {type(problem).__name__}: {problem}") from problem
+    if len(reasons) != len(prompts):
+        raise RewardError(
+            f"{subject} gave {len(reasons)} entries for {len(prompts)} rows; give one per row, None where it can be scored."
+        )
+    return [(row, str(reason)) for row, reason in enumerate(reasons) if reason is not None]
+
+
+def find_renaming_problem(signature: Signature, columns: Mapping[str, str], args: Mapping[str, Any]) -> str:
     """Why a parameter cannot be fed from a column of another name: "answr: ..."; "" if all can."""
+    known = [one for one in (signature.accepted if signature.reads is None else signature.reads) if one not in OFFERED]
     for name in columns:
         if name in OFFERED:
             return f"{name}: it is passed by the runner and is no column."
         if name in args:
             return f"{name}: args sets it too; keep one of them."
-        known = [one for one in (shape.accepted if shape.reads is None else shape.reads) if one not in OFFERED]
-        if (shape.reads is not None or not shape.takes_any) and name not in known:
+        if signature.is_strict and name not in known:
             listed = f"It can read {', '.join(known)}." if known else "It reads no column."
             return f"{name}: the function does not read it{nearest(name, known) or '.'} {listed}"
     return ""
 
 
-def feeding_problem(renamed: Mapping[str, str], columns: Sequence[str]) -> str:
+def find_feeding_problem(renamed: Mapping[str, str], columns: Sequence[str]) -> str:
     """Which parameter is to be fed from a column that no row has; "" if there is none."""
     for name, column in renamed.items():
         if column not in (*columns, PROMPTS):
-            listed = ", ".join(columns) or "none beside the prompt"
-            return (
-                f"{name}: the rows have no column {column!r}{nearest(column, columns) or '.'} Columns: {listed} "
-                f"(the prompt itself is called {PROMPTS})."
-            )
+            known = list_known(column, columns)
+            return f"{name}: the rows have no column {column!r}{known} (the prompt itself is called {PROMPTS})."
     return ""
 
 
@@ -349,14 +354,17 @@ def missing_columns(required: Sequence[str], columns: Sequence[str], args: Mappi
     return [name for name in required if name not in OFFERED and name not in columns and name not in args]
 
 
-def needs_column(name: str, columns: Sequence[str]) -> str:
+def describe_missing(name: str, columns: Sequence[str]) -> str:
     """What is missing, as a sentence without its subject."""
-    hint = nearest(name, columns) or "."
-    listed = ", ".join(columns) or "none beside the prompt"
-    return f"needs the column {name!r}, which the rows do not have{hint} Columns: {listed}."
+    return f"needs the column {name!r}, which the rows do not have{list_known(name, columns)}."
 
 
-def argument_problem(function: Callable[..., Any] | None, args: Mapping[str, Any], columns: Sequence[str]) -> str:
+def list_known(name: str, columns: Sequence[str]) -> str:
+    """The end of a sentence about a column that is not there: the nearest one, and which there are."""
+    return f"{nearest(name, columns) or '.'} Columns: {', '.join(columns) or 'none beside the prompt'}"
+
+
+def find_argument_problem(function: Callable[..., Any] | None, args: Mapping[str, Any], columns: Sequence[str]) -> str:
     """Why no call with these arguments can succeed; "" if nothing is known.
 
     A function tells through `check_arguments(columns, **args)`, which raises ValueError.

@@ -39,7 +39,7 @@ def think_format(
     an opening tag. That is read from text prompts, and for chats from a column `prefilled` that a run adds when the
     template opens the block itself; prefilled = true or false decides it for all.
     """
-    return judge(completions, prompts, prefilled, is_thought_then_answer)
+    return score_form(completions, prompts, prefilled, is_thought_then_answer)
 
 
 def think_answer_format(
@@ -52,10 +52,10 @@ def think_answer_format(
 
     Where the prompt has opened the thought (see think_format), the completion starts inside it.
     """
-    return judge(completions, prompts, prefilled, is_thought_and_tagged_answer)
+    return score_form(completions, prompts, prefilled, is_thought_and_tagged_answer)
 
 
-def judge(
+def score_form(
     completions: Sequence[Any],
     prompts: Sequence[Any] | None,
     prefilled: bool | Sequence[bool] | None,
@@ -71,12 +71,14 @@ def judge(
 
 def opens_block(prompt: Any) -> bool:
     """Whether the prompt's own last words are an opening tag."""
-    if not isinstance(prompt, str):
-        last = prompt[-1] if prompt else {}
-        if last.get("role") != "assistant":
-            return False
-        prompt = text_of(prompt)
-    return bool(prompt.rstrip().endswith(OPEN))
+    return find_continued_text(prompt).rstrip().endswith(OPEN)
+
+
+def find_continued_text(prompt: Any) -> str:
+    """The text that the completion continues: a text prompt, or the assistant's message that a chat ends with; else none."""
+    if isinstance(prompt, str):
+        return prompt
+    return text_of(prompt) if prompt and prompt[-1].get("role") == "assistant" else ""
 
 
 def is_thought_then_answer(text: str, inside: bool) -> bool:

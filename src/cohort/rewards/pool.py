@@ -24,7 +24,7 @@ from typing import Any
 import cohort
 from cohort.base.processes import memory_below
 from cohort.errors import RewardError
-from cohort.rewards.call import Answered, Failed, from_message, shorten
+from cohort.rewards.entries import Answered, Failed, from_message, shorten
 from cohort.rewards.terminal import Terminal
 from cohort.rewards.worker import HEADER
 

@@ -10,64 +10,57 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cohort.base.text import writable
-from cohort.rewards.call import LARGEST, LIMIT_KINDS, Steps
 from cohort.rewards.contract import Bound, Verdicts
+from cohort.rewards.entries import LARGEST, Entry, Steps
 from cohort.types import Outcome
 
 SUM_FAULT = "sum:nan"
 """The parts can be used, and their weighted sum, or a weighted step, is no number or too large a one."""
 
 
-def outcome_of(bound: Sequence[Bound], decisive: int, row: int, length: int, verdicts: Sequence[Verdicts]) -> Outcome:
+def sum_parts(bound: Sequence[Bound], decisive: int, entries: Sequence[Entry], length: int) -> Outcome:
     """What all parts together say of one completion of `length` characters; `decisive` is the part that decides success."""
-    faults = [f"{one.name}:{v.faults[row]}" for one, v in zip(bound, verdicts, strict=True) if v.faults[row]]
+    parts = list(zip(bound, entries, strict=True))
+    faults = [f"{one.name}:{entry.fault}" for one, entry in parts if entry.fault]
     # A part of weight 0 is watched, not paid: its word does not make a score of what the others abstained on.
     pays = any(one.part.weight for one in bound)
     spoken = [
-        one.part.weight * value
-        for one, v in zip(bound, verdicts, strict=True)
-        if (value := v.values[row]) is not None and (one.part.weight or not pays)
+        one.part.weight * entry.value for one, entry in parts if entry.value is not None and (one.part.weight or not pays)
     ]
-    scored = bool(spoken) and all(v.faults[row] in (None, *LIMIT_KINDS) for v in verdicts)
+    scored = bool(spoken) and not any(entry.is_broken for entry in entries)
     reward = sum(spoken) if scored else None
-    steps = () if reward is None else merged_steps(bound, row, length, verdicts)
+    steps = merge_steps(bound, entries, length) if scored else ()
     if reward is not None and not all(abs(value) <= LARGEST for value in (reward, *(weighted for _, weighted in steps))):
         reward, steps, faults = None, (), [*faults, SUM_FAULT]
-    deciding = verdicts[decisive]
-    value = deciding.values[row]
-    if value is None:
-        success = None
-    else:  # running into the limit is never a success, even where the threshold is 0
-        success = deciding.faults[row] is None and value >= bound[decisive].part.threshold
+    deciding, threshold = entries[decisive], bound[decisive].part.threshold
     return Outcome(
-        parts={one.name: v.values[row] for one, v in zip(bound, verdicts, strict=True)},
+        parts={one.name: entry.value for one, entry in parts},
         reward=reward,
-        success=success,
+        # Running into the limit is never a success, even where the threshold is 0.
+        success=None if deciding.value is None else deciding.fault is None and deciding.value >= threshold,
         faults=tuple(faults),
-        extras=extras_of(bound, row, verdicts),
+        extras=merge_extras(bound, entries),
         steps=steps,
     )
 
 
-def with_answers(outcomes: Sequence[Outcome], answers: Sequence[str | None]) -> list[Outcome]:
-    """With what was extracted, as a file can hold it."""
+def add_answers(outcomes: Sequence[Outcome], answers: Sequence[str | None]) -> list[Outcome]:
+    """The outcomes with what was extracted, as a file can hold it."""
     return [replace(outcome, answer=writable(answer)) for outcome, answer in zip(outcomes, answers, strict=True)]
 
 
-def merged_steps(bound: Sequence[Bound], row: int, length: int, verdicts: Sequence[Verdicts]) -> Steps:
+def merge_steps(bound: Sequence[Bound], entries: Sequence[Entry], length: int) -> Steps:
     """Weighted step rewards of all parts by position, parts in the order of the recipe where positions are equal.
 
     A part that gave one number has judged the whole completion: it is one more step, at the end. Without a part that
     gave steps there is no process to supervise, and none are made up.
     """
-    if all(verdict.steps[row] is None for verdict in verdicts):
+    if all(entry.steps is None for entry in entries):
         return ()
     merged: list[tuple[int, float]] = []
-    for one, verdict in zip(bound, verdicts, strict=True):
-        value, steps = verdict.values[row], verdict.steps[row]
-        if steps is None:
-            steps = () if value is None else ((length, value),)
-        merged += [(position, one.part.weight * reward) for position, reward in steps]
+    for one, entry in zip(bound, entries, strict=True):
+        whole = () if entry.value is None else ((length, entry.value),)
+        merged += [(position, one.part.weight * reward) for position, reward in entry.steps or whole]
     return tuple(sorted(merged, key=lambda step: step[0]))
 
 
@@ -81,41 +74,41 @@ class Blame:
     detail: str
 
 
-def faulty_rows(outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts]) -> set[int]:
+def list_overflowed(outcomes: Sequence[Outcome]) -> list[int]:
+    return [row for row, outcome in enumerate(outcomes) if SUM_FAULT in outcome.faults]
+
+
+def find_faulty_rows(outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts]) -> set[int]:
     """Completions on which any part, or the sum, was at fault. One is lost once, however many parts failed on it."""
-    overflowed = {row for row, outcome in enumerate(outcomes) if SUM_FAULT in outcome.faults}
-    return overflowed.union(*(verdict.broken for verdict in verdicts))
+    return set(list_overflowed(outcomes)).union(*(verdict.broken for verdict in verdicts))
 
 
-def worst_blame(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts]) -> Blame:
+def find_worst(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts]) -> Blame:
     """Whoever failed on the most completions."""
     blames = []
     for one, verdict in zip(bound, verdicts, strict=True):
-        kinds = Counter(verdict.faults[row] for row in verdict.broken)
+        kinds = Counter(verdict.entries[row].fault for row in verdict.broken)
         listed = ", ".join(f"{kind} {number}" for kind, number in sorted(kinds.items(), key=str))
-        first = min(verdict.details, default=None)
-        blames.append(
-            Blame(f"reward {one.name!r}", verdict.broken, listed, verdict.details[first] if first is not None else "")
-        )
-    overflowed = [row for row, outcome in enumerate(outcomes) if SUM_FAULT in outcome.faults]
-    if overflowed:
+        blames.append(Blame(f"reward {one.name!r}", verdict.broken, listed, verdict.detail))
+    if overflowed := list_overflowed(outcomes):
         parts = ", ".join(f"{name} {value!r}" for name, value in outcomes[overflowed[0]].parts.items())
         detail = f"the weighted sum of {parts}, or one of its weighted steps, is not a number of at most {LARGEST:g}."
         blames.append(Blame("the sum of the rewards", overflowed, f"nan {len(overflowed)}", detail))
     return max(blames, key=lambda blame: len(blame.rows))
 
 
-def extras_of(bound: Sequence[Bound], row: int, verdicts: Sequence[Verdicts]) -> dict[str, Any]:
+def merge_extras(bound: Sequence[Bound], entries: Sequence[Entry]) -> dict[str, Any]:
+    """What all parts logged of one completion, as a file can hold it: a function may quote anything."""
     extras: dict[str, Any] = {}
-    for one, verdict in zip(bound, verdicts, strict=True):
-        if verdict.words[row]:
-            extras[f"{one.name}/verdict"] = verdict.words[row]
-        for column, value in verdict.extras[row].items():
+    for one, entry in zip(bound, entries, strict=True):
+        if entry.word:
+            extras[f"{one.name}/verdict"] = entry.word
+        for column, value in entry.extras.items():
             extras[f"{one.name}/{column}" if column in extras else column] = value
-    return dict(writable(extras))  # what a function logs may quote anything
+    return dict(writable(extras))
 
 
-def reward_metrics(
+def measure_rewards(
     bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts], failed_extracts: int
 ) -> dict[str, float]:
     """Means of nothing are left out. Standard deviations are those of the population, as in the advantages."""
@@ -125,29 +118,33 @@ def reward_metrics(
     if successes:
         metrics["reward/success"] = statistics.fmean(successes)
     metrics["reward/unscored"] = float(len(outcomes) - len(rewards))
-    metrics["reward/faults"] = float(sum(len(v.broken) for v in verdicts) + sum(SUM_FAULT in o.faults for o in outcomes))
+    metrics["reward/faults"] = float(sum(len(v.broken) for v in verdicts) + len(list_overflowed(outcomes)))
     metrics["reward/timeouts"] = float(sum(v.timeouts for v in verdicts))
     metrics["reward/failed_extracts"] = float(failed_extracts)
     for one, verdict in zip(bound, verdicts, strict=True):
-        area = f"reward/{one.name}"
-        own = {
-            **mean_and_std(area, [value for value in verdict.values if value is not None]),
-            f"{area}/none": float(sum(v is None and f is None for v, f in zip(verdict.values, verdict.faults, strict=True))),
-            f"{area}/faults": float(len(verdict.broken)),
-            f"{area}/timeouts": float(verdict.timeouts),
-            f"{area}/retried": float(verdict.retried),
-            f"{area}/seconds": verdict.seconds,
-        }
-        own |= {f"{area}/verdict/{word}": float(count) for word, count in sorted(Counter(filter(None, verdict.words)).items())}
-        counts = [len(steps) for steps in verdict.steps if steps is not None]
-        if counts:
-            own[f"{area}/steps"] = statistics.fmean(counts)
-        if verdict.dropped:
-            own[f"{area}/dropped_logs"] = float(verdict.dropped)
-        for name, values in verdict.logged.items():
-            key = f"{area}/{writable(name)}"
-            own[f"{key}_logged" if key in own else key] = statistics.fmean(values)
-        metrics.update(own)
+        metrics |= measure_part(f"reward/{one.name}", verdict)
+    return metrics
+
+
+def measure_part(area: str, verdict: Verdicts) -> dict[str, float]:
+    entries = verdict.entries
+    metrics = {
+        **mean_and_std(area, [entry.value for entry in entries if entry.value is not None]),
+        f"{area}/none": float(sum(entry.value is None and entry.fault is None for entry in entries)),
+        f"{area}/faults": float(len(verdict.broken)),
+        f"{area}/timeouts": float(verdict.timeouts),
+        f"{area}/retried": float(verdict.retried),
+        f"{area}/seconds": verdict.seconds,
+    }
+    words = Counter(entry.word for entry in entries if entry.word)
+    metrics |= {f"{area}/verdict/{word}": float(count) for word, count in sorted(words.items())}
+    if counts := [len(entry.steps) for entry in entries if entry.steps is not None]:
+        metrics[f"{area}/steps"] = statistics.fmean(counts)
+    if verdict.dropped:
+        metrics[f"{area}/dropped_logs"] = float(verdict.dropped)
+    for name, values in verdict.logged.items():
+        key = f"{area}/{writable(name)}"
+        metrics[f"{key}_logged" if key in metrics else key] = statistics.fmean(values)
     return metrics
 
 

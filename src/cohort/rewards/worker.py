@@ -26,15 +26,8 @@ from typing import Any, BinaryIO
 
 from cohort.base.importing import NotImportable, load_function
 from cohort.base.processes import children_of
-from cohort.rewards.call import (
-    Signature,
-    TrainerState,
-    call_reward,
-    extract_answers,
-    readable_traceback,
-    shorten,
-    to_message,
-)
+from cohort.rewards.call import Signature, TrainerState, call_reward, extract_answers, format_problem
+from cohort.rewards.entries import shorten, to_message
 
 HEADER = struct.Struct(">I")
 
@@ -83,7 +76,7 @@ class Desk:
         except NotImportable as problem:
             return {"error": str(problem)}
         except BaseException as problem:
-            return {"error": shorten(readable_traceback(problem))}
+            return {"error": shorten(format_problem(problem))}
 
 
 def take_path(path: list[str], variable: str | None) -> None:

@@ -142,7 +142,7 @@ def row_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
 def unusable_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
     """Rows whose gold answer or tests can never be used: each would cost its rollouts and teach nothing."""
     checks = []
-    for part, problems in parts.rewards.unusable(prompts).items():
+    for part, problems in parts.rewards.find_unusable(prompts).items():
         row, reason = problems[0]
         text = f"{len(problems)} of {len(prompts)} rows can never be scored by {part}; the first is row {row}: {reason}"
         allowed = parts.recipe.train.max_fault_share

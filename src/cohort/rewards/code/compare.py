@@ -11,7 +11,7 @@ from __future__ import annotations
 import cmath
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import chain
 from typing import Any, Literal
 
@@ -35,6 +35,8 @@ NUMBERS = (int, float, complex)
 SCALARS = (bool, int, float, complex, str, bytes)
 LISTS = (list, tuple)
 SETS = (set, frozenset)
+CONTAINERS = (*LISTS, *SETS, dict)
+PLAIN_TYPES = (*SCALARS, *CONTAINERS, type(None))
 DIGITS_AND_POINT = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?")
 MAX_NUMBER_CHARS = 400
 
@@ -51,7 +53,7 @@ class TooDeep(ValueError):
 def holds(rule: Rule, value: Any, expected: Any = None, tolerance: float = 0.0) -> bool:
     """Whether a returned plain value satisfies a test."""
     if rule in ("truthy", "falsy"):
-        return is_plain_type(value) and bool(value) is (rule == "truthy")
+        return type(value) in PLAIN_TYPES and bool(value) is (rule == "truthy")
     return same_value(value, expected, rule, tolerance)
 
 
@@ -62,36 +64,42 @@ def same_value(value: Any, expected: Any, rule: Rule = "strict", tolerance: floa
     while pending:
         left, right = pending.pop()
         visited += 1
-        if visited > MAX_NODES or not same_family(type(left), type(right), rule):
+        if visited > MAX_NODES or not are_comparable(type(left), type(right), rule):
             return False
-        if isinstance(right, LISTS):
-            if len(left) != len(right):
-                return False
-            pending.extend(zip(left, right, strict=True))
-        elif isinstance(right, SETS):
-            if not same_members(left, right, rule):
-                return False
-        elif isinstance(right, dict):
-            pairs = paired_values(left, right, rule)
+        if isinstance(right, CONTAINERS):
+            pairs = pair_parts(left, right, rule)
             if pairs is None:
                 return False
-            pending.extend(pairs)
+            pending += pairs
         elif not same_scalar(left, right, tolerance):
             return False
     return True
 
 
-def same_family(left: type, right: type, rule: Rule) -> bool:
+def pair_parts(left: Any, right: Any, rule: Rule) -> list[tuple[Any, Any]] | None:
+    """What two containers hold, side by side; None where they differ already. The members of sets are compared here."""
+    if len(left) != len(right):
+        return None
+    if isinstance(right, LISTS):
+        return list(zip(left, right, strict=True))
+    try:
+        found, wanted = ({make_key(key, rule): key for key in side} for side in (left, right))
+    except TooDeep:
+        return None
+    if found.keys() != wanted.keys():
+        return None
+    if isinstance(right, SETS):
+        return []
+    # Two keys of a dict that the rule calls equal would hide one of its values.
+    return [(left[found[key]], right[wanted[key]]) for key in wanted] if len(found) == len(left) else None
+
+
+def are_comparable(left: type, right: type, rule: Rule) -> bool:
     """Whether values of these types can be equal at all. What is no plain type equals nothing."""
-    if not (right in SCALARS or right in LISTS or right in SETS or right in (dict, type(None))):
-        return False
-    if left is right:
-        return True
-    if rule == "strict":
-        return False
-    if (left in NUMBERS and right in NUMBERS) or (left in SETS and right in SETS):
-        return True
-    return rule == "json" and left in LISTS and right in LISTS
+    if left is right or rule == "strict":
+        return left is right and right in PLAIN_TYPES
+    families = (NUMBERS, SETS, LISTS) if rule == "json" else (NUMBERS, SETS)
+    return any(left in family and right in family for family in families)
 
 
 def same_scalar(left: Any, right: Any, tolerance: float) -> bool:
@@ -105,31 +113,7 @@ def same_scalar(left: Any, right: Any, tolerance: float) -> bool:
         return False
 
 
-def same_members(left: Iterable[Any], right: Iterable[Any], rule: Rule) -> bool:
-    left, right = list(left), list(right)
-    if len(left) != len(right):
-        return False
-    try:
-        return {key_of(item, rule) for item in left} == {key_of(item, rule) for item in right}
-    except TooDeep:
-        return False
-
-
-def paired_values(left: dict[Any, Any], right: dict[Any, Any], rule: Rule) -> list[tuple[Any, Any]] | None:
-    """The values of equal keys side by side; None where the keys differ."""
-    if len(left) != len(right):
-        return None
-    try:
-        found = {key_of(key, rule): item for key, item in left.items()}
-        wanted = {key_of(key, rule): item for key, item in right.items()}
-    except TooDeep:
-        return None
-    if found.keys() != wanted.keys() or len(found) != len(left):
-        return None
-    return [(found[key], item) for key, item in wanted.items()]
-
-
-def key_of(item: Any, rule: Rule, depth: int = 0) -> Any:
+def make_key(item: Any, rule: Rule, depth: int = 0) -> Any:
     """A hashable stand-in for a key or member, equal for two of them exactly where the rule calls them equal."""
     if depth > MAX_KEY_DEPTH:
         raise TooDeep
@@ -138,48 +122,37 @@ def key_of(item: Any, rule: Rule, depth: int = 0) -> Any:
         name = kind.__name__ if rule == "strict" else "number"
         return (name, "nan") if item != item else (name, item)
     if kind is tuple:
-        return ("tuple", tuple(key_of(part, rule, depth + 1) for part in item))
+        return ("tuple", tuple(make_key(part, rule, depth + 1) for part in item))
     if kind is frozenset:
-        return ("frozenset", frozenset(key_of(part, rule, depth + 1) for part in item))
+        return ("frozenset", frozenset(make_key(part, rule, depth + 1) for part in item))
     if item is None or kind in SCALARS:
         return (kind.__name__, item)
     raise TooDeep
 
 
-def is_plain_type(value: Any) -> bool:
-    kind = type(value)
-    return value is None or kind in SCALARS or kind in LISTS or kind in SETS or kind is dict
-
-
-def plain_problem(value: Any) -> str:
+def find_plain_problem(value: Any) -> str:
     """Why a value of a test cannot be carried to the jail or compared; empty if it can."""
     level: list[Any] = [value]
-    visited = depth = 0
+    visited, depth = 1, 0
     while level:
-        visited += len(level)
         if depth > MAX_DEPTH:
             return f"it is nested deeper than {MAX_DEPTH}, or contains itself"
-        if visited > MAX_NODES:
-            return f"it holds more than {MAX_NODES} values"
-        below: list[Collection[Any]] = []
         for item in level:
-            if not is_plain_type(item):
+            if type(item) not in PLAIN_TYPES:
                 return (
                     f"a value of type {type(item).__name__} is not plain data (None, bool, int, float, complex, str, bytes, "
                     "list, tuple, set, frozenset, dict)"
                 )
-            if isinstance(item, dict):
-                below += [item.keys(), item.values()]
-            elif isinstance(item, LISTS + SETS):
-                below.append(item)
-        keys = [part for item in level if isinstance(item, (*SETS, dict)) for part in item]
         try:
-            for key in keys:
-                key_of(key, "strict")
+            for key in (part for item in level if isinstance(item, (*SETS, dict)) for part in item):
+                make_key(key, "strict")
         except TooDeep:
             return f"a key or a member of a set is nested deeper than {MAX_KEY_DEPTH}"
+        below: list[Collection[Any]] = [item for item in level if isinstance(item, CONTAINERS)]
+        below += [item.values() for item in level if isinstance(item, dict)]
         # Counted before it is copied: a structure that shares its parts can be exponentially longer than it looks.
-        if visited + sum(map(len, below)) > MAX_NODES:
+        visited += sum(map(len, below))
+        if visited > MAX_NODES:
             return f"it holds more than {MAX_NODES} values"
         level, depth = list(chain.from_iterable(below)), depth + 1
     return ""
@@ -196,15 +169,19 @@ def same_output(printed: str, expected: str, tolerance: float = 0.0) -> bool:
     With a tolerance, words that are both decimal numbers may differ by tolerance * max(1, |expected|), and the white
     space between words may differ too.
     """
-    left, right = lines_of(printed), lines_of(expected)
+    left, right = split_lines(printed), split_lines(expected)
     if left == right:
         return True
     if not tolerance or len(left) != len(right):
         return False
-    return all(same_words(one.split(), other.split(), tolerance) for one, other in zip(left, right, strict=True))
+    words = [(one.split(), other.split()) for one, other in zip(left, right, strict=True)]
+    return all(
+        len(one) == len(other) and all(same_word(*pair, tolerance) for pair in zip(one, other, strict=True))
+        for one, other in words
+    )
 
 
-def lines_of(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """Only \\n ends a line: what other characters Python calls line breaks is for the program to get right."""
     lines = [line.rstrip(" \t\r\f\v") for line in text.split("\n")]
     while lines and not lines[-1]:
@@ -212,18 +189,14 @@ def lines_of(text: str) -> list[str]:
     return lines
 
 
-def same_words(left: list[str], right: list[str], tolerance: float) -> bool:
-    return len(left) == len(right) and all(same_word(one, other, tolerance) for one, other in zip(left, right, strict=True))
-
-
 def same_word(left: str, right: str, tolerance: float) -> bool:
     if left == right:
         return True
-    found, wanted = number_in(left), number_in(right)
+    found, wanted = read_number(left), read_number(right)
     return found is not None and wanted is not None and abs(found - wanted) <= tolerance * max(1.0, abs(wanted))
 
 
-def number_in(word: str) -> float | None:
+def read_number(word: str) -> float | None:
     """A finite decimal number, or None: "nan", "inf" and "1_000" are words."""
     if len(word) > MAX_NUMBER_CHARS or not word.isascii() or not DIGITS_AND_POINT.fullmatch(word):
         return None

@@ -12,15 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cohort.rewards.format import CLOSE, OPEN, opens_block
-from cohort.rewards.text import text_of
+from cohort.rewards.format import CLOSE, OPEN, find_continued_text, opens_block
 
 TAGS = ("python", "python3", "py")
 """Words after an opening fence that mark a program."""
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramText:
     """The program text of a completion."""
 
     text: str
@@ -30,6 +29,8 @@ class Program:
 
 @dataclass(frozen=True)
 class Block:
+    """The lines between two fences, and the word after the first."""
+
     tag: str
     lines: tuple[str, ...]
 
@@ -53,25 +54,25 @@ def find_program(
     tags: Sequence[str] = TAGS,
     entry_point: str = "",
     prefix: str = "",
-) -> Program | None:
+) -> ProgramText | None:
     """The last block marked as Python, else the last without a mark, else the whole answer; None where there is no text.
 
     The thinking is not searched: a draft is no answer. `prefix` is the start of the program that the prompt gave away
     (HumanEval): a completion that does not define `entry_point` itself continues it; one that does gets what the prefix
     has before that definition, its imports and helpers.
     """
-    answer = after_thought(completion, inside_thought)
+    answer = drop_thought(completion, inside_thought)
     # A completion that opens a fence of its own has not gone on inside the prompt's.
-    goes_on = answer == completion and fence_of(answer.lstrip().partition("\n")[0]) is None
-    blocks, _ = fenced_blocks(answer, fence_left_open(prompt) if goes_on else None)
+    goes_on = answer == completion and read_fence(answer.lstrip().partition("\n")[0]) is None
+    blocks, _ = split_blocks(answer, find_open_fence(prompt) if goes_on else None)
     marked = [block for block in blocks if block.tag.lower() in tags] or [block for block in blocks if not block.tag]
     text = "\n".join(marked[-1].lines).removesuffix("\n") + "\n" if marked else answer
     if not text.strip() or (blocks and not marked):
         return None
-    return Program(with_prefix(text, entry_point, prefix), fenced=bool(marked))
+    return ProgramText(add_prefix(text, entry_point, prefix), fenced=bool(marked))
 
 
-def after_thought(completion: str, inside: bool = False) -> str:
+def drop_thought(completion: str, inside: bool = False) -> str:
     """What follows the last </think>; nothing, where the thinking was begun and never ended."""
     _, close, answer = completion.rpartition(CLOSE)
     if close:
@@ -79,9 +80,9 @@ def after_thought(completion: str, inside: bool = False) -> str:
     return "" if inside or completion.lstrip().startswith(OPEN) else completion
 
 
-def thinks(prompt: Any, prefilled: Any) -> bool:
+def starts_inside_thought(prompt: Any, prefilled: Any) -> bool:
     """Whether the completion starts inside a thought that the prompt, or its chat template, has opened."""
-    return bool(prefilled) if isinstance(prefilled, bool) else bool(prompt) and opens_block(prompt)
+    return prefilled if isinstance(prefilled, bool) else opens_block(prompt)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ def thinks(prompt: Any, prefilled: Any) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def fenced_blocks(text: str, start: Fence | None = None) -> tuple[list[Block], Fence | None]:
+def split_blocks(text: str, start: Fence | None = None) -> tuple[list[Block], Fence | None]:
     """The fenced blocks of a text that begins inside the fence `start`, if one is given, and the fence left open.
 
     A last block that nothing closes counts: a stop string may have taken its closing fence.
@@ -98,7 +99,7 @@ def fenced_blocks(text: str, start: Fence | None = None) -> tuple[list[Block], F
     inside, lines = start, list[str]()
     for line in text.split("\n"):
         line = line.removesuffix("\r")
-        fence = fence_of(line)
+        fence = read_fence(line)
         if inside is None:
             if fence is not None:
                 inside, lines = fence, []
@@ -113,7 +114,7 @@ def fenced_blocks(text: str, start: Fence | None = None) -> tuple[list[Block], F
     return blocks, inside
 
 
-def fence_of(line: str) -> Fence | None:
+def read_fence(line: str) -> Fence | None:
     """Read by hand: regular expressions for this backtrack, and a line of a hundred thousand marks is a completion too."""
     content = line.strip()
     mark = content[:1]
@@ -127,15 +128,9 @@ def fence_of(line: str) -> Fence | None:
     return Fence(mark * count, words[0] if words else "", len(line) - len(line.lstrip(" ")), bare=not words)
 
 
-def fence_left_open(prompt: Any) -> Fence | None:
-    """The fence that a prompt ends inside of: of a text, or of an assistant's message that the completion continues."""
-    if not prompt:
-        return None
-    if not isinstance(prompt, str):
-        if prompt[-1].get("role") != "assistant":
-            return None
-        prompt = text_of(prompt)
-    return fenced_blocks(prompt)[1]
+def find_open_fence(prompt: Any) -> Fence | None:
+    """The fence that the prompt ends inside of."""
+    return split_blocks(find_continued_text(prompt))[1]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -143,24 +138,24 @@ def fence_left_open(prompt: Any) -> Fence | None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def defines(text: str, name: str) -> bool:
+def defines_name(text: str, name: str) -> bool:
     """Whether a line of the text defines, assigns or imports the name at the top level."""
     word = re.escape(name)
     patterns = rf"(?:async[ \t]+)?def[ \t]+{word}\b|class[ \t]+{word}\b|{word}[ \t]*[=:]|(?:from|import)[ \t].*\b{word}\b"
     return re.search(rf"^(?:{patterns})", text, re.MULTILINE) is not None
 
 
-def with_prefix(text: str, entry_point: str, prefix: str) -> str:
+def add_prefix(text: str, entry_point: str, prefix: str) -> str:
     if not prefix:
         return text
-    if not entry_point or not defines(text, entry_point):
+    if not entry_point or not defines_name(text, entry_point):
         return prefix + text
-    head = prefix_head(prefix, entry_point)
+    head = find_prefix_head(prefix, entry_point)
     # Such an import has to be the first statement of a file.
     return text if re.search(r"^from[ \t]+__future__\b", text, re.MULTILINE) else head + text
 
 
-def prefix_head(prefix: str, entry_point: str) -> str:
+def find_prefix_head(prefix: str, entry_point: str) -> str:
     """What a prefix has before the definition of the entry point: imports and helpers."""
     found = list(re.finditer(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(entry_point)}\b", prefix, re.MULTILINE))
     return prefix[: found[-1].start()] if found else ""
@@ -171,11 +166,11 @@ def prefix_head(prefix: str, entry_point: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def function_name(entry_point: str) -> str:
+def strip_solution(entry_point: str) -> str:
     """Solution().two_sum is written as a method and called like a function."""
     return entry_point.removeprefix("Solution().").removeprefix("Solution.")
 
 
-def callable_name(text: str, function: str) -> str:
+def find_callable_name(text: str, function: str) -> str:
     """How the jail is asked for the function: as a method of a new Solution where the program has only that."""
-    return f"Solution.{function}" if not defines(text, function) and defines(text, "Solution") else function
+    return f"Solution.{function}" if not defines_name(text, function) and defines_name(text, "Solution") else function

@@ -15,16 +15,25 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from cohort.rewards.call import INFRASTRUCTURE, LIMIT_KINDS, shorten, shown
 from cohort.rewards.code.asserts import ITERATED
-from cohort.rewards.code.cases import CallCase, StdinCase, Suite, Tests, UnusableTests, read_tests
+from cohort.rewards.code.cases import read_tests
 from cohort.rewards.code.compare import holds, same_output
-from cohort.rewards.code.format import TAGS, Program, callable_name, find_program, function_name, thinks
+from cohort.rewards.code.format import (
+    TAGS,
+    ProgramText,
+    find_callable_name,
+    find_program,
+    starts_inside_thought,
+    strip_solution,
+)
+from cohort.rewards.code.suite import CallCase, StdinCase, Suite, Tests, UnusableTests
+from cohort.rewards.entries import INFRASTRUCTURE, LIMIT_KINDS, shorten, show_value
 from cohort.rewards.text import text_of
-from cohort.sandbox import Call, Limits, NotPlain, run_calls, run_checks, run_script
+from cohort.sandbox import Call, Limits, NotPlain, Run, run_calls, run_checks, run_script
 
 logger = logging.getLogger(__name__)
 
@@ -77,28 +86,28 @@ def code_tests(
         raise TypeError(f"packages: true or false is expected, got {packages!r}")
     limits = Limits(cpu_s=cpu_s, wall_s=wall_s, memory_mb=memory_mb)
     count = len(completions)
-    cells = rows_of("tests", tests, count)
-    starts = rows_of("prompts", prompts, count)
-    entries = [function_name(name) for name in texts_of("entry_point", entry_point, count)]
-    prefixes = texts_of("program_prefix", program_prefix, count)
-    inside = [thinks(*row) for row in zip(starts, rows_of("prefilled", prefilled, count), strict=True)]
+    cells = spread_column("tests", tests, count)
+    starts = spread_column("prompts", prompts, count)
+    entries = [strip_solution(name) for name in spread_texts("entry_point", entry_point, count)]
+    prefixes = spread_texts("program_prefix", program_prefix, count)
+    inside = [starts_inside_thought(*row) for row in zip(starts, spread_column("prefilled", prefilled, count), strict=True)]
     suites = read_rows(cells, entries, prefixes, packages)
-    jobs: list[Job | Judgement] = []
+    tasks: list[ProgramTask | Judgement] = []
     for row, suite in enumerate(suites):
         if isinstance(suite, str):
-            jobs.append(Judgement(None, INFRASTRUCTURE, f"tests: {suite}"))
+            tasks.append(Judgement(None, INFRASTRUCTURE, f"tests: {suite}"))
             continue
         program = find_program(
             text_of(completions[row]),
             prompt=starts[row],
             inside_thought=inside[row],
             tags=tags,
-            entry_point=entries[row] or name_in(suite),
+            entry_point=entries[row] or find_function(suite),
             prefix=prefixes[row],
         )
-        jobs.append(Job(program, suite) if program else Judgement.no_answer(suite))
-    judgements = judge_all(jobs, Terms(scoring, limits, packages, backend), log_verdict or warn)
-    report(judgements, log_extra, log_metric)
+        tasks.append(ProgramTask(program, suite) if program else Judgement.for_no_answer(suite))
+    judgements = judge_all(tasks, Terms(scoring, limits, packages, backend), log_verdict or warn_unscored)
+    log_judgements(judgements, log_extra, log_metric)
     return [judgement.score for judgement in judgements]
 
 
@@ -111,10 +120,10 @@ def unusable(
 ) -> list[str | None]:
     """Per row: None, or why its tests can never score a program."""
     count = len(tests)
-    entries = [function_name(name) for name in texts_of("entry_point", entry_point, count)]
-    prefixes = texts_of("program_prefix", program_prefix, count)
+    entries = [strip_solution(name) for name in spread_texts("entry_point", entry_point, count)]
+    prefixes = spread_texts("program_prefix", program_prefix, count)
     # All columns of the data come here, and one may be called packages.
-    read = read_rows(rows_of("tests", tests, count), entries, prefixes, packages is True)
+    read = read_rows(spread_column("tests", tests, count), entries, prefixes, packages is True)
     return [f"tests: {one}" if isinstance(one, str) else None for one in read]
 
 
@@ -123,22 +132,22 @@ def unusable(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def rows_of(name: str, column: Any, count: int) -> list[Any]:
+def spread_column(name: str, column: Any, count: int) -> list[Any]:
     """One value per completion. Only `tests` cannot be one value for all: a text would be one test cell per letter."""
     if name != "tests" and (column is None or isinstance(column, str | bool)):
         return [column] * count
     if isinstance(column, str | Mapping) or not hasattr(column, "__len__"):
-        raise TypeError(f"{name}: a list with one entry per completion is expected, got {shown(column)}")
+        raise TypeError(f"{name}: a list with one entry per completion is expected, got {show_value(column)}")
     if len(column) != count:
         raise ValueError(f"{name}: {len(column)} entries for {count} completions")
     return list(column)
 
 
-def texts_of(name: str, column: Any, count: int) -> list[str]:
+def spread_texts(name: str, column: Any, count: int) -> list[str]:
     texts = []
-    for row, value in enumerate(rows_of(name, column, count)):
+    for row, value in enumerate(spread_column(name, column, count)):
         if value is not None and not isinstance(value, str):
-            raise TypeError(f"{name}: text is expected in every row, got {shown(value)} in row {row}")
+            raise TypeError(f"{name}: text is expected in every row, got {show_value(value)} in row {row}")
         texts.append(value or "")
     return texts
 
@@ -158,7 +167,7 @@ def read_rows(cells: Sequence[Any], entries: Sequence[str], prefixes: Sequence[s
     return read
 
 
-def name_in(tests: Tests) -> str:
+def find_function(tests: Tests) -> str:
     """The function under test, where the tests call one directly."""
     return tests.scored.calls[0].function if tests.scored.calls else ""
 
@@ -176,8 +185,10 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Job:
-    program: Program
+class ProgramTask:
+    """One program and the tests that it has to pass."""
+
+    program: ProgramText
     tests: Tests
 
 
@@ -188,39 +199,41 @@ class Judgement:
     score: float | None
     verdict: str
     detail: str = ""
-    passed: int = 0
-    total: int = 0
-    visible_passed: int = 0
-    visible_total: int = 0
+    tests_passed: int | None = None
+    tests_total: int | None = None
+    """None: not scored."""
+    visible_passed: int | None = None
+    visible_total: int | None = None
+    """None: not scored, or the prompt shows no tests."""
 
     @classmethod
-    def no_answer(cls, tests: Tests) -> Judgement:
-        shown_total = tests.visible.total if tests.visible else 0
-        return cls(0.0, "no_answer", "no program was found", total=tests.scored.total, visible_total=shown_total)
+    def for_no_answer(cls, tests: Tests) -> Judgement:
+        seen = (0, tests.visible.total) if tests.visible else ()
+        return cls(0.0, "no_answer", "no program was found", 0, tests.scored.total, *seen)
 
 
-def judge_all(jobs: Sequence[Job | Judgement], terms: Terms, tell: Callable[..., None]) -> list[Judgement]:
+def judge_all(tasks: Sequence[ProgramTask | Judgement], terms: Terms, tell: Callable[..., None]) -> list[Judgement]:
     """Programs side by side, each distinct one once: the same text on the same tests deserves the same verdict.
 
     `tell` hears of every completion as soon as it is judged, from this thread alone.
     """
     judged: dict[int, Judgement] = {}
     rows: dict[tuple[str, int], list[int]] = {}
-    distinct: dict[tuple[str, int], Job] = {}
-    for row, job in enumerate(jobs):
-        if isinstance(job, Judgement):
-            judged[row] = job
-            tell(row, job.verdict, job.detail)
+    distinct: dict[tuple[str, int], ProgramTask] = {}
+    for row, task in enumerate(tasks):
+        if isinstance(task, Judgement):
+            judged[row] = task
+            tell(row, task.verdict, task.detail)
         else:
-            key = (job.program.text, id(job.tests))
-            distinct[key] = job
+            key = (task.program.text, id(task.tests))
+            distinct[key] = task
             rows.setdefault(key, []).append(row)
     if distinct:
         side_by_side = min(len(distinct), REMOTE_RUNS if terms.backend else min(os.cpu_count() or 1, REMOTE_RUNS))
         # Not as a context: that would wait for the programs that run, also on the way out of an interrupt.
         threads = ThreadPoolExecutor(side_by_side, thread_name_prefix="code tests")
         try:
-            futures = {threads.submit(judge, job, terms): rows[key] for key, job in distinct.items()}
+            futures = {threads.submit(judge_program, task, terms): rows[key] for key, task in distinct.items()}
             for future in as_completed(futures):
                 judgement = future.result()
                 for row in futures[future]:
@@ -229,34 +242,33 @@ def judge_all(jobs: Sequence[Job | Judgement], terms: Terms, tell: Callable[...,
         finally:
             terms.given_up.set()
             threads.shutdown(wait=False, cancel_futures=True)
-    return [judged[row] for row in range(len(jobs))]
+    return [judged[row] for row in range(len(tasks))]
 
 
-def warn(row: int, verdict: str, detail: str) -> None:
+def warn_unscored(row: int, verdict: str, detail: str) -> None:
     """Called without a runner, at least what could not be scored is said."""
     if verdict == INFRASTRUCTURE:
         logger.warning("code_tests: completion %d is not scored: %s", row, detail)
 
 
-def report(
+def log_judgements(
     judgements: Sequence[Judgement],
     log_extra: Callable[[str, list[Any]], None] | None,
     log_metric: Callable[[str, float], None] | None,
 ) -> None:
-    scored = [judgement for judgement in judgements if judgement.score is not None]
-    with_visible = [judgement for judgement in scored if judgement.visible_total]
-    if log_extra is not None:
-        log_extra("tests_passed", [one.passed if one.score is not None else None for one in judgements])
-        log_extra("tests_total", [one.total if one.score is not None else None for one in judgements])
-        if with_visible:
-            shown_passed = [one.visible_passed if one.score is not None and one.visible_total else None for one in judgements]
-            log_extra("visible_passed", shown_passed)
-            log_extra("visible_total", [one.visible_total or None for one in judgements])
+    """Counts of every completion beside the rollouts, and the shares as metrics; of visible tests where there are any."""
+    columns = {"pass_rate": ("tests_passed", "tests_total"), "visible_pass_rate": ("visible_passed", "visible_total")}
+    for metric, (passed, total) in columns.items():
+        counts = [(getattr(one, passed), getattr(one, total)) for one in judgements]
+        rates = [right / of for right, of in counts if of]
+        if log_extra is not None and (rates or metric == "pass_rate"):
+            log_extra(passed, [right for right, _ in counts])
+            log_extra(total, [of for _, of in counts])
+        if log_metric is not None and rates:
+            log_metric(metric, sum(rates) / len(rates))
+    scored = [one for one in judgements if one.score is not None]
     if log_metric is not None and scored:
-        log_metric("pass_rate", sum(one.passed / one.total for one in scored) / len(scored))
         log_metric("all_passed", sum(one.verdict == "right" for one in scored) / len(scored))
-    if log_metric is not None and with_visible:
-        log_metric("visible_pass_rate", sum(one.visible_passed / one.visible_total for one in with_visible) / len(with_visible))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -264,41 +276,44 @@ def report(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def judge(job: Job, terms: Terms) -> Judgement:
+def judge_program(task: ProgramTask, terms: Terms) -> Judgement:
     """Hidden tests decide what a program earns; one that fails a test of its own prompt earns nothing."""
-    trial, hidden, visible = Trial(job.program, terms), job.tests.scored, job.tests.visible
-    scored = trial.run(hidden, stop_early=terms.scoring == "all")
+    trial, hidden, visible = ProgramTrial(task.program, terms), task.tests.scored, task.tests.visible
+    scored = trial.run_suite(hidden, stop_early=terms.scoring == "all")
     if trial.broken:
         return Judgement(None, INFRASTRUCTURE, trial.broken)
     passed = scored.passed == hidden.total if terms.scoring == "all" else scored.passed / hidden.total
     # At a limit there is no partial credit: it would hang on the place of the test that did not end among the others.
     score = 0.0 if scored.limit else float(passed)
-    seen, seen_total = (trial.run(visible, stop_early=False), visible.total) if visible else (Tally(), 0)
+    seen = trial.run_suite(visible, stop_early=False) if visible else SuiteTally()
     if score and trial.broken:
         return Judgement(None, INFRASTRUCTURE, trial.broken)
     verdict, detail = scored.limit or seen.limit or scored.failure or seen.failure or ("right", "")
-    return Judgement(0.0 if seen.failure else score, verdict, detail, scored.passed, hidden.total, seen.passed, seen_total)
+    counts = (scored.passed, hidden.total, *((seen.passed, visible.total) if visible else ()))
+    return Judgement(0.0 if seen.failure else score, verdict, detail, *counts)
 
 
 @dataclass
-class Tally:
+class SuiteTally:
+    """How one program has fared on one suite so far."""
+
     passed: int = 0
     failure: tuple[str, str] | None = None
     """Verdict and detail of the first test that failed."""
     limit: tuple[str, str] | None = None
     """Of the first that ran into a limit."""
 
-    def fail(self, verdict: str, detail: str = "") -> None:
+    def add_failure(self, verdict: str, detail: str = "") -> None:
         failure = (verdict, shorten(detail[:MAX_DETAIL_CHARS]))
         self.failure = self.failure or failure
         if verdict in LIMIT_KINDS:
             self.limit = self.limit or failure
 
 
-class Trial:
+class ProgramTrial:
     """One program on its tests, within one allowance of CPU and wall time for all of them."""
 
-    def __init__(self, program: Program, terms: Terms) -> None:
+    def __init__(self, program: ProgramText, terms: Terms) -> None:
         self.program, self.terms = program, terms
         self.cpu_left, self.wall_left = terms.limits.cpu_s, terms.limits.wall_s
         self.ended: tuple[str, str] | None = None
@@ -306,17 +321,27 @@ class Trial:
         self.broken = ""
         """What failed on our side."""
 
-    def run(self, suite: Suite, stop_early: bool) -> Tally:
-        tally = Tally()
+    def run_suite(self, suite: Suite, stop_early: bool) -> SuiteTally:
+        tally = SuiteTally()
+        runs: list[Callable[[Limits, SuiteTally], None]] = [partial(self._run_script, case) for case in suite.scripts]
+        if suite.calls:
+            runs.insert(0, partial(self._run_calls, suite))
+        if suite.checks:
+            runs.append(partial(self._run_checks, suite))
         try:
-            for part in (self._calls, self._scripts, self._checks):
-                if not self.broken and not (stop_early and tally.failure):
-                    part(suite, tally, stop_early)
+            for run in runs:
+                if self.broken or (stop_early and tally.failure):
+                    break
+                limits = self._find_limits()
+                if limits is None:
+                    tally.add_failure(*self.ended or ("error", ""))
+                    break
+                run(limits, tally)
         except NotPlain as problem:  # of a test's arguments: what a program returns is part of a reply
             self.broken = f"tests: {problem}"
         return tally
 
-    def _allowance(self, output_chars: int = 0) -> Limits | None:
+    def _find_limits(self) -> Limits | None:
         """Limits for the next run; None where there is to be none."""
         if self.terms.given_up.is_set():
             self.broken = "given up"
@@ -325,14 +350,9 @@ class Trial:
             self.ended = ("timeout", "the tests before took all the time")
         if self.ended is not None:
             return None
-        return Limits(
-            cpu_s=self.cpu_left,
-            wall_s=self.wall_left + FREE_WALL_S,
-            memory_mb=self.terms.limits.memory_mb,
-            output_kb=max(self.terms.limits.output_kb, output_chars * 4 // 1024 + 1),
-        )
+        return replace(self.terms.limits, cpu_s=self.cpu_left, wall_s=self.wall_left + FREE_WALL_S)
 
-    def _account(self, run: Any) -> None:
+    def _charge_run(self, run: Run) -> None:
         """Pay for a run, and see whether it was the last."""
         self.cpu_left -= run.cpu_s
         self.wall_left -= max(0.0, run.wall_s - FREE_WALL_S)
@@ -341,113 +361,91 @@ class Trial:
         elif run.end in LIMIT_WORDS:
             self.ended = (LIMIT_WORDS[run.end], run.detail)
         elif run.end == "load":
-            self.ended = (self._not_python() if run.detail.startswith(NOT_PYTHON) else "error", run.detail)
+            self.ended = (self._name_error(run.detail), run.detail)
 
-    def _not_python(self) -> str:
+    def _name_error(self, detail: str) -> str:
+        """The verdict on a program that did not load: what is no Python was an attempt only where it was fenced."""
+        if not detail.startswith(NOT_PYTHON):
+            return "error"
         return "unparsed" if self.program.fenced else "no_answer"
 
-    def _calls(self, suite: Suite, tally: Tally, stop_early: bool) -> None:
-        if not suite.calls:
-            return
-        limits = self._allowance()
-        if limits is None:
-            tally.fail(*self.ended or ("error", ""))
-            return
-        calls = [Call(callable_name(self.program.text, case.function), case.args, case.kwargs) for case in suite.calls]
+    def _run_calls(self, suite: Suite, limits: Limits, tally: SuiteTally) -> None:
+        calls = [Call(find_callable_name(self.program.text, case.function), case.args, case.kwargs) for case in suite.calls]
         run = run_calls(self.program.text, calls, limits, self.terms.backend, self.terms.packages)
-        self._account(run)
+        self._charge_run(run)
         for case, reply in zip(suite.calls, run.replies, strict=True):
             if reply is None:
                 # An end that is none of the limits: the program has left, and its other tests have failed with it.
                 self.ended = self.ended or ("error", f"the program ended: {run.detail}")
-                tally.fail(*self.ended)
+                tally.add_failure(*self.ended)
             elif reply.raised == "NotPlain":
-                tally.fail("wrong", f"{called(case)} gave no plain value: {reply.detail}")
+                tally.add_failure("wrong", f"{show_call(case)} gave no plain value: {reply.detail}")
             elif reply.raised:
                 word = "memory" if reply.raised == "MemoryError" else "error"
-                tally.fail(word, f"{called(case)} raised {reply.raised}: {reply.detail}")
+                tally.add_failure(word, f"{show_call(case)} raised {reply.raised}: {reply.detail}")
             elif any(holds(case.rule, reply.value, accepted, case.tolerance) for accepted in case.accepted or (None,)):
                 tally.passed += 1
             else:
-                tally.fail("wrong", f"{called(case)} gave {shown(reply.value)}")
+                tally.add_failure("wrong", f"{show_call(case)} gave {show_value(reply.value)}")
 
-    def _scripts(self, suite: Suite, tally: Tally, stop_early: bool) -> None:
-        for case in suite.scripts:
-            if self.broken or (stop_early and tally.failure):
-                return
-            limits = self._allowance(len(case.output))
-            if limits is None:
-                tally.fail(*self.ended or ("error", ""))
-                return
-            self._script(case, limits, tally)
-
-    def _script(self, case: StdinCase, limits: Limits, tally: Tally) -> None:
+    def _run_script(self, case: StdinCase, limits: Limits, tally: SuiteTally) -> None:
+        limits = replace(limits, output_kb=max(limits.output_kb, len(case.output) * 4 // 1024 + 1))
         run = run_script(self.program.text, case.input, limits, self.terms.backend, self.terms.packages)
-        self._account(run)
+        self._charge_run(run)
         if self.ended is not None:
-            tally.fail(*self.ended)
+            tally.add_failure(*self.ended)
         elif run.status != 0:
             last = (run.stderr.strip().splitlines() or [run.detail])[-1]
-            if last.startswith(NOT_PYTHON):
-                self.ended = (self._not_python(), last)
-            tally.fail(self.ended[0] if self.ended else "error", last)
+            word = self._name_error(last)
+            if word != "error":
+                self.ended = (word, last)
+            tally.add_failure(word, last)
         elif same_output(run.stdout, case.output, case.tolerance):
             tally.passed += 1
         else:
-            tally.fail("wrong", f"it printed {shown(run.stdout)}")
+            tally.add_failure("wrong", f"it printed {show_value(run.stdout)}")
 
-    def _checks(self, suite: Suite, tally: Tally, stop_early: bool) -> None:
-        if not suite.checks:
-            return
-        limits = self._allowance()
-        if limits is None:
-            tally.fail(*self.ended or ("error", ""))
-            return
-        code = [check.code for check in suite.checks]
+    def _run_checks(self, suite: Suite, limits: Limits, tally: SuiteTally) -> None:
+        targets = {name: find_callable_name(self.program.text, target) for name, target in suite.proxies.items()}
+        proxies = [name if name == target else f"{name}={target}" for name, target in targets.items()]
         run = run_checks(
-            self.program.text + self._iterations(suite),
-            code,
-            self._proxies(suite),
-            suite.code.setup,
+            self.program.text + write_iterations(suite.iterated, targets),
+            suite.checks,
+            [*proxies, *(ITERATED + name for name in suite.iterated)],
+            suite.setup,
             limits,
             self.terms.backend,
             self.terms.packages,
         )
-        self._account(run)
+        self._charge_run(run)
         for result in run.checks:
             if result.passed is None:
                 self.broken = self.broken or f"tests: {result.detail}"
             elif result.passed:
                 tally.passed += 1
             elif self.ended is not None:
-                tally.fail(*self.ended)
+                tally.add_failure(*self.ended)
             else:
                 failed_assert = run.end == "finished" and result.detail.startswith("AssertionError")
-                tally.fail("wrong" if failed_assert else "error", (result.detail or run.detail).replace(ITERATED, ""))
-
-    def _proxies(self, suite: Suite) -> list[str]:
-        """The names of the checks' proxies, each with the function of this program it stands for."""
-        proxies = []
-        for proxy in suite.code.proxies:
-            name, _, target = proxy.partition("=")
-            target = callable_name(self.program.text, target or name)
-            proxies.append(name if name == target else f"{name}={target}")
-        return proxies + [ITERATED + name for name in suite.code.iterated]
-
-    def _iterations(self, suite: Suite) -> str:
-        """Functions after the program that give lists of what its functions' values hold, with no name it may have taken."""
-        targets = dict(proxy.partition("=")[::2] for proxy in self._proxies(suite))
-        text = ""
-        for name in suite.code.iterated:
-            first, _, method = (targets[name] or name).partition(".")
-            made = f"{first}().{method}" if method else first
-            # Where the program lacks the function it lacks this one as well, and the jail says so.
-            text += f"\nif {first!r} in globals():\n    {ITERATED}{name} = lambda *args, **kwargs: [*{made}(*args, **kwargs)]\n"
-        return text
+                detail = (result.detail or run.detail).replace(ITERATED, "")
+                tally.add_failure("wrong" if failed_assert else "error", detail)
 
 
-def called(case: CallCase) -> str:
-    arguments = [shown(value) for value in case.args] + [f"{name}={shown(value)}" for name, value in case.kwargs.items()]
+def write_iterations(names: Sequence[str], targets: Mapping[str, str]) -> str:
+    """Functions after the program that give lists of what its functions' values hold, with no name it may have taken."""
+    text = ""
+    for name in names:
+        first, _, method = targets[name].partition(".")
+        made = f"{first}().{method}" if method else first
+        # Where the program lacks the function it lacks this one as well, and the jail says so.
+        text += f"\nif {first!r} in globals():\n    {ITERATED}{name} = lambda *args, **kwargs: [*{made}(*args, **kwargs)]\n"
+    return text
+
+
+def show_call(case: CallCase) -> str:
+    arguments = [show_value(value) for value in case.args] + [
+        f"{name}={show_value(value)}" for name, value in case.kwargs.items()
+    ]
     return f"{case.function}({', '.join(arguments)})"
 
 

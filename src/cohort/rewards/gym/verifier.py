@@ -20,7 +20,8 @@ from typing import Any
 
 from cohort.base.threads import concurrently
 from cohort.errors import PromptError
-from cohort.rewards.call import Answered, TrainerState, from_message
+from cohort.rewards.call import TrainerState
+from cohort.rewards.entries import Answered, from_message
 from cohort.rewards.gym.catalogue import JAILED_TASKS, require_served
 from cohort.rewards.gym.extract import extract_answer, last_tagged
 from cohort.rewards.gym.golds import right_answer
@@ -245,7 +246,7 @@ def ask_plain(function: str, messages: Sequence[Any], wall_s: float) -> list[Ans
                 return Answer(problem="infrastructure", detail=str(problem))
         if not isinstance(reply, Answered):
             return Answer(problem="exception", detail=reply.detail if reply is not None else "the reply has no form")
-        return Answer(reply.extras["value"][0])
+        return Answer(reply.entries[0].extras["value"])
 
     answers: list[Answer] = []
     for start in range(0, len(messages), PLAIN_WORKERS):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cohort.rewards.call import Answered
+from cohort.rewards.entries import Answered
 from cohort.tools.audit import attacks
 from cohort.tools.audit.attacks import Case, Form
 from cohort.tools.audit.findings import (
@@ -191,7 +191,7 @@ class Questions:
         reply = self.bench.ask(
             probe, {"audited": self.bench.spec, "given": given}, [len(safe_text(c.completion)) for c in cases]
         )
-        if isinstance(reply, Answered) and any(value == 0.0 for value in reply.values):
+        if isinstance(reply, Answered) and any(entry.value == 0.0 for entry in reply.entries):
             shown = [Result(cases[0], None, "", "its arguments differ after the call")]
             self.findings.append(finding_of("impure", shown, self.rows))
 

@@ -12,8 +12,9 @@ from typing import Any
 from cohort.base.importing import search_current_folder
 from cohort.errors import RewardError
 from cohort.rewards import BUILT_IN
-from cohort.rewards.call import Answered, Failed, Signature, TrainerState, is_plain
-from cohort.rewards.contract import RESERVED, argument_problem, feeding_problem, renaming_problem
+from cohort.rewards.call import Signature, TrainerState
+from cohort.rewards.contract import RESERVED, find_argument_problem, find_feeding_problem, find_renaming_problem
+from cohort.rewards.entries import Answered, Failed, is_plain
 from cohort.rewards.pool import NOT_LOADED, Worker, load_problem
 from cohort.rewards.text import text_of
 from cohort.tools.audit.attacks import Case
@@ -111,7 +112,7 @@ class Bench:
 
     def _load(self) -> Signature:
         try:
-            return Signature.from_message(self.worker().load(self.spec))
+            return Signature(**self.worker().load(self.spec))
         except NOT_LOADED as problem:
             self.close()
             raise AuditError(f"reward: {load_problem(self.spec, problem)}") from None
@@ -120,7 +121,9 @@ class Bench:
         """The rows have every column that the function needs, and the function knows every argument."""
         from cohort.recipe.section import nearest
 
-        problem = renaming_problem(self.signature, self.rename, self.args) or feeding_problem(self.rename, self.columns)
+        problem = find_renaming_problem(self.signature, self.rename, self.args) or find_feeding_problem(
+            self.rename, self.columns
+        )
         if problem:
             raise AuditError(f"columns.{problem}")
         given = {*self.parameters(), *self.args}
@@ -132,13 +135,12 @@ class Bench:
                 f"{', '.join(self.columns) or 'none beside the prompt'}. Give rows that have it (--rows FILE), feed it from another "
                 f"column (--column {missing[0]}=COLUMN), or set it ({missing[0]}=VALUE)."
             )
-        strict = self.signature.reads is not None or not self.signature.takes_any
         for name in self.args:
-            if strict and name not in self.signature.accepted:
+            if self.signature.is_strict and name not in self.signature.accepted:
                 raise AuditError(
                     f"{name}: reward {self.spec} has no such argument{nearest(name, self.signature.accepted) or '.'}"
                 )
-        if problem := argument_problem(built_in_function(self.spec), self.args, [*self.columns, *self.rename]):
+        if problem := find_argument_problem(built_in_function(self.spec), self.args, [*self.columns, *self.rename]):
             raise AuditError(f"{problem}. Write arguments as name=value behind the reward.")
         for name in self.asked():
             column = self.rename.get(name, name)
@@ -154,7 +156,7 @@ class Bench:
         return [*RESERVED, *self.columns, *self.rename]
 
     def asked(self) -> list[str]:
-        names = self.signature.asked([*self.columns, *self.rename], self.args)
+        names = self.signature.list_asked([*self.columns, *self.rename], self.args)
         return [name for name in names if name not in ("prompt", "completion")]
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -220,11 +222,9 @@ class Bench:
             self.crashes += reply.kind == "crash"
             kind = "crash" if reply.kind == "memory" else reply.kind  # what it cost the worker
             return [Result(case, None, kind, reply.detail, seconds) for case in cases]
-        verdicts: Sequence[Any] = getattr(reply, "verdicts", None) or [""] * len(cases)
-        words = [word if isinstance(word, str) else (word or ("",))[0] for word in verdicts]
         return [
-            Result(case, value, fault or "", reply.detail if fault else "", seconds / len(cases), str(word or ""))
-            for case, value, fault, word in zip(cases, reply.values, reply.faults, words, strict=True)
+            Result(case, entry.value, entry.fault or "", entry.detail, seconds / len(cases), entry.word)
+            for case, entry in zip(cases, reply.entries, strict=True)
         ]
 
     def arguments(self, rows: Sequence[AuditRow], cases: Sequence[Case]) -> dict[str, list[Any]]:

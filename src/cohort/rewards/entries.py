@@ -1,0 +1,273 @@
+"""What a reward function says of each completion: read entry by entry, and carried from the worker to the trainer.
+
+Used on both sides, in the worker process and in the trainer. Imports nothing heavy: workers start with it.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from cohort.base.text import printable
+
+Steps = tuple[tuple[int, float], ...]
+"""What a process reward says of one completion: (characters up to and including the end of a step, reward), in order."""
+
+FAULT_KINDS = ("exception", "type", "length", "nan", "position", "crash", "infrastructure")
+"""Faults of the function, or of what it relies on: the completion is unscored."""
+LIMIT_KINDS = ("timeout", "memory", "output", "files")
+"""Limits that the completion ran into: its own doing, so it scores 0, is counted, and is never a success."""
+INFRASTRUCTURE = "infrastructure"
+VERDICT_WORD = re.compile(r"[a-z][a-z_]{0,29}")
+
+MAX_DETAIL_CHARS = 8000
+LARGEST = 1e18
+"""A reward beyond counts as infinite: variances and the errors of a critic square it, in float32, where 1e20 squared is infinite."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the function says of one completion, or why that cannot be used."""
+
+    value: float | None = None
+    """The reward; of step rewards, their mean. None: no opinion, or a fault."""
+    steps: Steps | None = None
+    """The step rewards where the function gave a list of them."""
+    fault: str | None = None
+    """One of FAULT_KINDS or LIMIT_KINDS; None where the value can be used."""
+    detail: str = ""
+    """The fault in words."""
+    word: str = ""
+    """What became of the completion ("wrong", "no_answer", "timeout", ...); empty where the function says nothing."""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """What the function logged of the completion, by column."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the function itself was at fault."""
+        return self.fault is not None and self.fault not in LIMIT_KINDS
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The function gave one entry per completion; single entries may still be faults."""
+
+    entries: list[Entry]
+    metrics: dict[str, float] = field(default_factory=dict)
+    dropped: int = 0
+    """Logged values that could not be used."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The call as a whole gave nothing: one of FAULT_KINDS, or "timeout"."""
+
+    kind: str
+    detail: str
+
+    @property
+    def has_wrong_form(self) -> bool:
+        """Whether the function came back with something that is no list of scores: a call for one completion could only hide it."""
+        return self.kind in ("type", "length")
+
+    @property
+    def entry(self) -> Entry:
+        """What a completion is left with if the call is not repeated: at a limit a score of 0, else none."""
+        if self.kind in LIMIT_KINDS:
+            return Entry(0.0, fault=self.kind, word="" if self.kind == "timeout" else self.kind)
+        return Entry(fault=self.kind, detail=self.detail)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+# ---------------------------------------------------------------------------------------------------------------------
+
+PAIRS = (
+    "return a finite float or None, or a list of (position, reward) pairs, one per step, where the position is the number "
+    "of characters up to and including the end of the step."
+)
+
+
+def read_entry(said: Any, length: int) -> Entry:
+    """One entry of the returned list, for a completion of `length` characters."""
+    if is_listed(said):
+        return read_steps(said, length)
+    value, fault = read_value(said)
+    if fault is None:
+        return Entry(value)
+    return Entry(
+        fault=fault,
+        detail=f"it returned {describe_value(said)} for a completion; return a finite float, at most {LARGEST:g}, or None.",
+    )
+
+
+def read_steps(said: Any, length: int) -> Entry:
+    """No pairs at all means that no step was found, which is the completion's doing: one step, at its end, worth 0.
+
+    Without that, a completion without steps would escape the mean that wrong steps lower.
+    """
+    size, low = count_noun(length, "character"), min(1, length)  # the end of an empty completion is position 0
+    steps: list[tuple[int, float]] = []
+    for pair in unpack_values(said):
+        items = unpack_values(pair) if is_listed(pair) else []
+        if len(items) != 2:
+            return Entry(fault="type", detail=f"it returned {describe_value(said)} for a completion of {size}; {PAIRS}")
+        position, last = read_integer(items[0]), steps[-1][0] if steps else low - 1
+        if position is None or not last < position <= length:
+            kind = f" ({type(items[0]).__name__})" if position is None else ""
+            order = f" after one at position {last}" if steps else ""
+            return Entry(
+                fault="position",
+                detail=f"it gave a step reward at position {show_value(items[0])}{kind}{order}, but the completion has {size}; a "
+                "position is an integer, the number of characters up to and including the end of the step, from "
+                f"{low} to {length}; give the steps in the order of the text, each position once.",
+            )
+        reward, fault = read_value(items[1])
+        if reward is None:
+            return Entry(
+                fault=fault or "type",
+                detail=f"it gave the reward {describe_value(items[1])} to the step at position {position} of a completion with "
+                f"{size}; the reward of a step is a finite number.",
+            )
+        steps.append((position, reward))
+    found = tuple(steps) or ((length, 0.0),)
+    # The one number a list of step rewards stands for: in sums, metrics and against the threshold.
+    return Entry(math.fsum(reward for _, reward in found) / len(found), found)
+
+
+def read_value(said: Any) -> tuple[float | None, str | None]:
+    """(value, fault kind). Numpy scalars and 0-d tensors are numbers; a string that looks like one is not."""
+    said = unpack_scalar(said)
+    if said is None:
+        return None, None
+    if not isinstance(said, numbers.Real):
+        return None, "type"
+    try:
+        value = float(said)
+    except OverflowError:
+        return None, "nan"
+    return (value, None) if abs(value) <= LARGEST else (None, "nan")  # NaN compares as false
+
+
+def read_integer(value: Any) -> int | None:
+    """An integer, a numpy one or an array of one included; True and 12.0 are none."""
+    value = unpack_scalar(value)
+    return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
+
+
+def unpack_scalar(value: Any) -> Any:
+    """The number inside of a 0-d array or tensor; anything else as it is."""
+    is_boxed = not isinstance(value, numbers.Real) and getattr(value, "shape", None) == () and hasattr(value, "item")
+    return value.item() if is_boxed else value
+
+
+def unpack_values(values: Any) -> list[Any]:
+    """A list; arrays and tensors are converted at once, since their single elements are slow to read."""
+    return values.tolist() if hasattr(values, "tolist") and getattr(values, "shape", ()) != () else list(values)
+
+
+def is_listed(value: Any) -> bool:
+    return isinstance(value, list | tuple) or (hasattr(value, "tolist") and getattr(value, "shape", ()) != ())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Messages
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def to_message(reply: Answered | Failed) -> dict[str, Any]:
+    return asdict(reply)
+
+
+def from_message(message: Any, lengths: Sequence[int]) -> Answered | Failed | None:
+    """A worker's reply on completions of these lengths, checked entry by entry. None: malformed.
+
+    The worker has handled model output, so it is not trusted: positions are held against the text again, and the mean
+    of step rewards is taken here.
+    """
+    try:
+        if message.get("kind") in FAULT_KINDS:
+            return Failed(message["kind"], shorten(str(message["detail"])))
+        entries = [reread_entry(length, **entry) for entry, length in zip(message["entries"], lengths, strict=True)]
+        if not all(map(is_finite_number, message["metrics"].values())) or not isinstance(message["dropped"], int):
+            return None
+        return Answered(entries, message["metrics"], message["dropped"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def reread_entry(length: int, *, value: Any, steps: Any, fault: Any, detail: Any, word: Any, extras: Any) -> Entry:
+    """One entry as a worker sends it; ValueError where no worker of ours sends such a thing."""
+    if fault in FAULT_KINDS and value is steps is None:
+        entry = Entry(fault=fault, detail=shorten(str(detail)))
+    else:
+        entry = read_entry(value if steps is None else steps, length)
+    well_formed = (
+        entry.fault == fault
+        and (value is None or is_finite_number(value))
+        and steps != []
+        and (word == "" or VERDICT_WORD.fullmatch(word))
+        and isinstance(extras, dict)
+    )
+    if not well_formed:
+        raise ValueError("malformed")
+    return replace(entry, word=word, extras=extras)
+
+
+def is_finite_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether JSON gives back exactly this value: no tuples, no integer keys, no arrays, no subclasses of str."""
+    kind = type(value)
+    if kind is int:
+        return bool(value.bit_length() < 10_000)
+    if kind in (str, float, bool) or value is None:
+        return True
+    if depth > 50:
+        return False
+    if kind is list:
+        return all(is_plain(item, depth + 1) for item in value)
+    return kind is dict and all(type(key) is str and is_plain(item, depth + 1) for key, item in value.items())
+
+
+def make_plain(value: Any) -> Any:
+    """A logged value as plain data; what JSON has no word for becomes its repr."""
+    if is_plain(value):
+        return value
+    number, _ = read_value(value)
+    return repr(value) if number is None else number
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Words
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def count_noun(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def describe_value(value: Any) -> str:
+    return f"{type(value).__name__} {show_value(value)}"
+
+
+def show_value(value: Any) -> str:
+    """Its repr, cut short. What refuses to be shown (an integer of many thousand digits) must not hide the fault."""
+    try:
+        text = repr(value)
+    except Exception:
+        return "(it cannot be shown)"
+    return text if len(text) <= 100 else text[:100] + "..."
+
+
+def shorten(text: str) -> str:
+    """Foreign text as it can be shown: not endless, and without control characters."""
+    text = printable(text)
+    half = MAX_DETAIL_CHARS // 2
+    return text if len(text) <= MAX_DETAIL_CHARS else f"{text[:half]}\n[...]\n{text[-half:]}"

@@ -1,0 +1,101 @@
+"""Calls of a reward completion by completion, after a call of many gave nothing; and how far a part has got."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from cohort.base.threads import concurrently
+from cohort.errors import RewardError
+from cohort.rewards.contract import Bound, Verdicts
+from cohort.rewards.entries import LIMIT_KINDS, Answered, Failed
+
+HOPELESS_LIMITS = 8
+"""So many single completions in the time limit, and none answered: the function hangs, not the completions."""
+
+
+class Singles:
+    """Calls completion by completion, after a call of many gave nothing: one bad row is then one fault."""
+
+    def __init__(
+        self,
+        bound: Bound,
+        call: Callable[[Sequence[int]], Answered | Failed],
+        verdicts: Verdicts,
+        answered: bool,
+        max_faults: float,
+    ) -> None:
+        self._bound, self._call, self._verdicts, self._max_faults = bound, call, verdicts, max_faults
+        self._answered = answered
+        self._crashes = 0
+        self._lock = threading.Lock()
+        self._stop = False
+
+    def call_each(self, rows: Sequence[int], side_by_side: int) -> None:
+        todo = iter(rows)
+        concurrently([functools.partial(self._call_next, todo) for _ in range(min(side_by_side, len(rows)))])
+
+    def _call_next(self, todo: Iterable[int]) -> None:
+        while not self._stop:
+            with self._lock:
+                row = next(iter(todo), None)
+            if row is None:
+                return
+            try:
+                reply = self._call([row])
+            except BaseException:
+                self._stop = True  # the run ends with this: the other threads need not finish the rows
+                raise
+            with self._lock:
+                self._record(row, reply)
+
+    def _record(self, row: int, reply: Answered | Failed) -> None:
+        self._verdicts.add([row], reply)
+        if isinstance(reply, Failed) and reply.kind in LIMIT_KINDS:
+            self._bound.limits_in_a_row += 1
+            if not self._answered and self._bound.limits_in_a_row >= HOPELESS_LIMITS:
+                self._stop = True
+                raise RewardError(self._bound.describe_hopeless(reply.kind, HOPELESS_LIMITS))
+        else:
+            self._answered, self._bound.limits_in_a_row = True, 0
+        if isinstance(reply, Failed) and reply.kind == "crash":
+            # Each crash costs a new process: once the step cannot be saved, the rest of it is not tried.
+            self._crashes += 1
+            if self._crashes > self._max_faults:
+                self._stop = self._verdicts.stopped_early = True
+
+
+class Progress:
+    """How many completions of the step one part has judged; told to whoever watches."""
+
+    def __init__(self, name: str, total: int, tell: Callable[[str, int, int], None] | None) -> None:
+        self._name, self._total, self._tell = name, total, tell
+        self._done = self._certain = 0
+        self._lock = threading.Lock()
+
+    def count_one(self) -> None:
+        self._advance(self._done + 1)
+
+    def count_call(self, more: int) -> None:
+        """A whole call was answered, whether or not the function reported on its completions one by one."""
+        with self._lock:
+            self._certain += more
+        self._advance(max(self._done, self._certain))
+
+    def _advance(self, done: int) -> None:
+        with self._lock:
+            self._done = min(done, self._total)
+        if self._tell is not None:
+            with contextlib.suppress(Exception):  # whoever watches cannot stop the run
+                self._tell(self._name, self._done, self._total)
+
+
+def spread_rows(rows: Sequence[int]) -> list[int]:
+    """The same rows, the first few from all over the batch: one group that hangs is not the whole function."""
+    stride = math.ceil(len(rows) / HOPELESS_LIMITS)
+    first = list(rows[::stride])
+    chosen = set(first)
+    return first + [row for row in rows if row not in chosen]
