@@ -720,7 +720,7 @@ def test_in_a_run() -> None:
     part = RewardPart("code", code_tests, threshold=1.0, timeout_s=3.0)
     with RewardRunner([part], workers=1, max_fault_share=0.5) as runner:
         scored = runner.score(prompts, completions, step=1, num_steps=1)
-        problems = runner.unusable(prompts)
+        problems = runner.find_unusable(prompts)
     assert [outcome.reward for outcome in scored.outcomes] == [1.0, 0.5, 0.0, 0.0, None]
     assert [outcome.success for outcome in scored.outcomes] == [True, False, False, False, None]
     assert [outcome.extras.get("tests_passed") for outcome in scored.outcomes] == [2, 1, 0, 0, None]

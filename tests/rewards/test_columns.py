@@ -51,9 +51,9 @@ def test_each_part_reads_its_own_columns_and_the_map_wins_over_a_column_of_the_n
 def test_rows_that_can_never_be_scored_are_found_in_the_column_that_is_read():
     rows = [*ROWS, Prompt(2, "three?", {"solution": "", "answer": "7"}, (1,))]
     with RewardRunner([RewardPart("math", "math_answer", columns={"answer": "solution"})], workers=1) as runner:
-        assert [row for row, _ in runner.unusable(rows)["math"]] == [2]
+        assert [row for row, _ in runner.find_unusable(rows)["math"]] == [2]
     with RewardRunner([RewardPart("math", "math_answer")], workers=1) as runner:
-        assert runner.unusable(rows) == {}
+        assert runner.find_unusable(rows) == {}
 
 
 def only_gold(completions, gold):

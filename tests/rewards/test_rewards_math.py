@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cohort.errors import RewardError
 from cohort.rewards import BUILT_IN, built_in, exact_match, math_answer, regex_format, think_format
-from cohort.rewards.learned.judging import shown as shown_to_the_judge
+from cohort.rewards.learned.questions import write_value as shown_to_the_judge
 from cohort.rewards.math.answer import Comparer
 from cohort.rewards.math.find import cell_text, find_answer, plain_gold
 from rewards_page import BEGIN, END, insert_list, make_page

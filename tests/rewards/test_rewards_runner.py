@@ -949,8 +949,8 @@ graded.unusable = lambda answer, strict=False: [None if a == "ok" else f"{a!r} i
 def test_rows_that_can_never_be_scored_are_named_before_the_run():
     prompts = [prompt(answer=answer) for answer in ("ok", "", "ok", "?")]
     with RewardRunner([RewardPart("f", graded), RewardPart("g", words)]) as runner:
-        assert runner.unusable(prompts) == {"f": [(1, "'' is no answer"), (3, "'?' is no answer")]}
-        assert runner.unusable([]) == {}
+        assert runner.find_unusable(prompts) == {"f": [(1, "'' is no answer"), (3, "'?' is no answer")]}
+        assert runner.find_unusable([]) == {}
     for bad, message in (
         (lambda answer: [None], "gave 1 entries for 4 rows"),
         (lambda answer: 1 / 0, "failed: ZeroDivisionError"),
@@ -961,4 +961,4 @@ def test_rows_that_can_never_be_scored_are_named_before_the_run():
 
         judged.unusable = bad
         with RewardRunner([RewardPart("f", judged)]) as runner, pytest.raises(RewardError, match=message):
-            runner.unusable(prompts)
+            runner.find_unusable(prompts)

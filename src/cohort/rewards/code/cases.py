@@ -88,7 +88,7 @@ def unpack_arrays(value: Any, depth: int = 0, seen: dict[int, tuple[Any, Any]] |
         # Beside the container itself: while it is kept here, no other can have its id. Its own unpacked form comes
         # when that is known, for it may contain itself.
         seen[id(value)] = value, value
-        items = [unpack_arrays(item, depth + 1, seen) for item in value]
+        items: Any = [unpack_arrays(item, depth + 1, seen) for item in value]
         if kind is dict:
             items = zip(items, [unpack_arrays(item, depth + 1, seen) for item in value.values()], strict=True)
         seen[id(value)] = value, kind(items)
