@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cohort.rewards.code.reward import LIMIT_WORDS, code_tests
+from cohort.rewards.code.reward import code_tests
+from cohort.rewards.code.trial import LIMIT_WORDS
 from cohort.sandbox import JailUnavailable, find_tier
 
 PAGE = (Path(__file__).parents[2] / "docs" / "code-rewards.md").read_text(encoding="utf-8")

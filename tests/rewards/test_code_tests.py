@@ -12,7 +12,7 @@ import pytest
 
 from cohort.data.benchmark_files import shape_row
 from cohort.rewards.base import RewardRunner
-from cohort.rewards.code import reward as code
+from cohort.rewards.code import reward, trial
 from cohort.rewards.code.reward import code_tests, unusable
 from cohort.rewards.contract import RewardPart
 from cohort.sandbox import CallsResult, CheckResult, ChecksResult, JailUnavailable, ScriptResult, find_tier
@@ -503,13 +503,13 @@ def runs(monkeypatch) -> list[str]:
     """The kinds of runs that took place, in order."""
     kinds: list[str] = []
     for name in ("run_calls", "run_script", "run_checks"):
-        real = getattr(code, name)
+        real = getattr(trial, name)
 
         def counted(*args: Any, name: str = name, real: Any = real) -> Any:
             kinds.append(name)
             return real(*args)
 
-        monkeypatch.setattr(code, name, counted)
+        monkeypatch.setattr(trial, name, counted)
     return kinds
 
 
@@ -627,7 +627,7 @@ def run_of(end: str, kind: type = CallsResult, **fields: Any) -> Any:
 
 
 def test_a_jail_that_fails_is_a_fault_and_never_a_score(monkeypatch) -> None:
-    monkeypatch.setattr(code, "run_calls", lambda program, calls, *_: run_of("infrastructure", replies=(None,) * len(calls)))
+    monkeypatch.setattr(trial, "run_calls", lambda program, calls, *_: run_of("infrastructure", replies=(None,) * len(calls)))
     scores, log = score(["def add(a, b): return a + b"], ADD)
     assert scores == [None]
     assert log.words == ["infrastructure"]
@@ -637,7 +637,7 @@ def test_a_jail_that_fails_is_a_fault_and_never_a_score(monkeypatch) -> None:
 
 def test_test_code_that_fails_by_itself_is_a_fault(monkeypatch) -> None:
     checks = (CheckResult(True), CheckResult(None, "NameError: helper"))
-    monkeypatch.setattr(code, "run_checks", lambda *_: run_of("finished", ChecksResult, checks=checks))
+    monkeypatch.setattr(trial, "run_checks", lambda *_: run_of("finished", ChecksResult, checks=checks))
     scores, log = score(["def f(x): return x"], ["assert f(1) < 2", "assert f(2) < 3"])
     assert scores == [None]
     assert log.details == {0: "tests: NameError: helper"}
@@ -647,7 +647,7 @@ def test_no_jail_is_an_error_and_nothing_runs(monkeypatch) -> None:
     def refuse(*_: Any) -> Any:
         raise JailUnavailable("there is no jail")
 
-    monkeypatch.setattr(code, "run_calls", refuse)
+    monkeypatch.setattr(trial, "run_calls", refuse)
     with pytest.raises(JailUnavailable):
         score(["def add(a, b): return a + b", "x = 1"], ADD)
 
@@ -673,8 +673,8 @@ def test_an_interrupt_does_not_wait_for_the_programs(monkeypatch) -> None:
     def interrupt(*_: Any) -> None:
         raise Interrupted
 
-    monkeypatch.setattr(code, "run_script", run)
-    monkeypatch.setattr(code.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(trial, "run_script", run)
+    monkeypatch.setattr(reward.os, "cpu_count", lambda: 1)
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with pytest.raises(Interrupted):
@@ -701,8 +701,8 @@ def test_equal_programs_run_once_and_different_ones_side_by_side(monkeypatch) ->
         together.wait()
         return run_of("exit", replies=(None,) * len(calls))
 
-    monkeypatch.setattr(code, "run_calls", run)
-    monkeypatch.setattr(code.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(trial, "run_calls", run)
+    monkeypatch.setattr(reward.os, "cpu_count", lambda: 2)
     scores, log = score(["a = 1", "b = 2", "a = 1", "a = 1"], ADD)
     assert sorted(ran) == ["a = 1\n", "b = 2\n"]
     assert scores == [0.0] * 4

@@ -14,33 +14,14 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any
 
-from cohort.rewards.code.compare import Rule
+from cohort.rewards.code import syntax
 from cohort.rewards.code.format import find_prefix_head
+from cohort.rewards.code.pairs import find_meant_test, read_pair
 from cohort.rewards.code.suite import CallCase, Suite, UnusableTests
-from cohort.rewards.code.syntax import (
-    DEFINITIONS,
-    FUNCTIONS,
-    can_fail,
-    find_asserting,
-    find_bound,
-    find_changed,
-    find_fed,
-    find_loaded,
-    find_position,
-    find_used,
-    is_call,
-    list_parameters,
-    pick_loaded,
-    reaches_program,
-    walk_all,
-    walk_at_once,
-    walk_uncaught,
-    write_code,
-)
+from cohort.rewards.code.syntax import DEFINITIONS, FUNCTIONS, find_bound, find_loaded, is_call, walk_all
 
 LEAVES_FUNCTION = (ast.Return, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.Await)
 PROGRAM_MODULE = "solution"
@@ -103,7 +84,7 @@ class CodeReader:
         self.prelude: list[ast.stmt] = []
         """Statements between the asserts that call the program: they run again with every later check."""
         self.functions = {one.name: one for one in self.statements if isinstance(one, ast.FunctionDef)}
-        self.asserting = find_asserting(everything)
+        self.asserting = syntax.find_asserting(everything)
         self._fed: dict[frozenset[str], set[str]] = {}
 
     def read(self) -> Suite:
@@ -134,7 +115,7 @@ class CodeReader:
         return Suite(
             calls=tuple(self.calls),
             checks=tuple(map(iterate.rewrite_code, self.checks)),
-            setup=iterate.rewrite_code(write_code(self.setup)),
+            setup=iterate.rewrite_code(syntax.write_code(self.setup)),
             proxies=proxies,
             iterated=tuple(sorted(iterate.iterated)),
         )
@@ -152,7 +133,7 @@ class CodeReader:
         for name, function in self.functions.items():
             if name in called or not (name == "check" or name.startswith("test_")):
                 continue
-            arguments = list_parameters(function)
+            arguments = syntax.list_parameters(function)
             if function.decorator_list or len(arguments) != (name == "check"):
                 raise UnusableTests(f"the test function {name} needs decorators or arguments that only a test runner supplies")
             if arguments and not self.entry_point:
@@ -167,7 +148,7 @@ class CodeReader:
         """The function of a line such as `check(add)` or `test_add()`, with what its arguments stand for."""
         match statement:
             case ast.Expr(ast.Call(ast.Name(name), args, [])) if name in self.functions and name in self.asserting:
-                parameters = list_parameters(self.functions[name])
+                parameters = syntax.list_parameters(self.functions[name])
                 given = [self.targets[one.id] for one in args if isinstance(one, ast.Name) and one.id in self.program]
                 if len(parameters) == len(given) == len(args):
                     return self.functions[name], dict(zip(parameters, given, strict=True))
@@ -188,14 +169,14 @@ class CodeReader:
 
     def _can_split(self, function: ast.FunctionDef) -> bool:
         """Whether every assert means the same when the asserts and loops before it have not run."""
-        if any(isinstance(node, LEAVES_FUNCTION) for node in walk_at_once(function.body)):
+        if any(isinstance(node, LEAVES_FUNCTION) for node in syntax.walk_at_once(function.body)):
             return False
         handed_on: set[str] = set()
         for statement in function.body:
-            if find_used(statement) & handed_on:
+            if syntax.find_used(statement) & handed_on:
                 return False
             if self._decides(statement):
-                handed_on |= find_bound([statement]) | find_changed(statement)
+                handed_on |= find_bound([statement]) | syntax.find_changed(statement)
         return any(map(self._decides, function.body))
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -204,8 +185,8 @@ class CodeReader:
 
     def _decides(self, statement: ast.stmt) -> bool:
         """Whether the statement can fail a test: it holds an assert, or calls a function that does."""
-        nodes = walk_uncaught([statement])
-        return not isinstance(statement, DEFINITIONS) and any(can_fail(node, self.asserting) for node in nodes)
+        nodes = syntax.walk_uncaught([statement])
+        return not isinstance(statement, DEFINITIONS) and any(syntax.can_fail(node, self.asserting) for node in nodes)
 
     def _read_statement(
         self, statement: ast.stmt, renamed: Mapping[str, str] = NO_NAMES, local: Sequence[ast.stmt] = ()
@@ -228,15 +209,15 @@ class CodeReader:
                 raise UnusableTests(f"the tests use {name} for two functions, {self.proxies[name]} and {target}")
         functions = frozenset(self.program.union(renamed))
         if functions not in self._fed:
-            self._fed[functions] = find_fed(self.everything, functions)
-        if not reaches_program(statements, functions, find_fed(local, functions, self._fed[functions])):
+            self._fed[functions] = syntax.find_fed(self.everything, functions)
+        if not syntax.reaches_program(statements, functions, syntax.find_fed(local, functions, self._fed[functions])):
             return  # it passes, or fails, whatever the program does: counting it would be a gift, or a tax
         if local:  # in a function, as they were: their variables must not be seen by the next check
             wrapper = ast.parse(f"def _check_{len(self.checks)}():\n    pass\n_check_{len(self.checks)}()").body
             assert isinstance(wrapper[0], ast.FunctionDef)
             wrapper[0].body = [*local, *statements]
             statements = wrapper
-        self.checks.append(write_code([*self.prelude, *statements]))
+        self.checks.append(syntax.write_code([*self.prelude, *statements]))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -308,7 +289,7 @@ def find_missing_modules(statements: Sequence[ast.stmt], free: set[str]) -> list
 
     Any other free name with an attribute is an object that the program would have to hand over, and it cannot.
     """
-    bases = pick_loaded(node.value for node in walk_all(statements) if isinstance(node, ast.Attribute)) & free
+    bases = syntax.pick_loaded(node.value for node in walk_all(statements) if isinstance(node, ast.Attribute)) & free
     for name in sorted(bases - sys.stdlib_module_names):
         raise UnusableTests(f"the tests use {name}.* and do not import {name}: put the import into the tests' setup")
     return sorted(bases)
@@ -321,16 +302,18 @@ def find_missing_modules(statements: Sequence[ast.stmt], free: set[str]) -> list
 
 def check_copies(statements: Sequence[ast.stmt], functions: set[str]) -> None:
     """A test that calls the program for what it does to an argument would see nothing of it: the program has a copy."""
-    nodes = list(walk_at_once(one for one in statements if not isinstance(one, DEFINITIONS)))
+    nodes = list(syntax.walk_at_once(one for one in statements if not isinstance(one, DEFINITIONS)))
     passed = {id(part) for call in nodes if is_call(call, functions) for part in walk_all([*call.args, *call.keywords])}
     asserted = {id(part) for node in nodes if isinstance(node, ast.Assert) for part in ast.walk(node)}
-    names = sorted((one for one in nodes if isinstance(one, ast.Name) and id(one) not in passed), key=find_position)
+    names = sorted((one for one in nodes if isinstance(one, ast.Name) and id(one) not in passed), key=syntax.find_position)
     for call in [node.value for node in nodes if isinstance(node, ast.Expr)]:
         if not is_call(call, functions):
             continue
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
         for argument in (one for one in given if isinstance(one, ast.Name)):
-            later = [one for one in names if one.id == argument.id and find_position(one) > find_position(argument)]
+            later = [
+                one for one in names if one.id == argument.id and syntax.find_position(one) > syntax.find_position(argument)
+            ]
             if any(id(one) in asserted for one in takewhile(lambda one: isinstance(one.ctx, ast.Load), later)):
                 called, name = call.func.id, argument.id
                 raise UnusableTests(
@@ -342,7 +325,7 @@ def check_copies(statements: Sequence[ast.stmt], functions: set[str]) -> None:
 def check_setup(statements: Sequence[ast.stmt], program: set[str]) -> None:
     """Setup that calls the program could be broken by it, and a broken setup is no fault of the program."""
     touching = {one.name for one in statements if isinstance(one, DEFINITIONS) and find_loaded([one]) & program}
-    for name in sorted(pick_loaded(walk_at_once(statements)) & (program | touching)):
+    for name in sorted(syntax.pick_loaded(syntax.walk_at_once(statements)) & (program | touching)):
         raise UnusableTests(f"the setup of the tests calls {name}, which needs the program: move that line into the tests")
 
 
@@ -380,64 +363,3 @@ def check_objects(statements: Sequence[ast.stmt], program: set[str]) -> None:
                     raise UnusableTests(
                         f"the tests pass an object of the program's own class {inner.func.id}; only plain values can be passed"
                     )
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Pairs
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def find_meant_test(test: ast.expr) -> ast.expr:
-    """`assert (f(x) == y, "message")` is always true in Python; its author meant the first half."""
-    match test:
-        case ast.Tuple([meant, ast.Constant() | ast.JoinedStr()]):
-            return meant
-    return test
-
-
-def read_pair(test: ast.expr, names: Mapping[str, str]) -> CallCase | None:
-    """The assertion as a call and its result, or None. `names` maps names in the test to functions of the program."""
-    try:
-        match test:
-            case ast.UnaryOp(ast.Not(), operand):
-                return read_call(operand, names, (), "falsy")
-            case ast.Call():
-                return read_call(test, names, (), "truthy")
-            case ast.Compare(left, [ast.Is()], [ast.Constant(None | True | False as value)]):
-                return read_call(left, names, (value,), "strict")
-            case ast.Compare(left, [ast.Eq()], [right]):
-                call, expected = (right, left) if is_call(right, names) else (left, right)
-                return read_call(call, names, (read_literal(expected),), "value")
-    except (ValueError, TypeError):  # a name, unhashable, set(5)
-        pass
-    return None
-
-
-def read_call(node: ast.expr, names: Mapping[str, str], accepted: tuple[Any, ...], rule: Rule) -> CallCase | None:
-    if not is_call(node, names) or any(keyword.arg is None for keyword in node.keywords):
-        return None
-    kwargs = {str(keyword.arg): read_literal(keyword.value) for keyword in node.keywords}
-    return CallCase(names[node.func.id], tuple(map(read_literal, node.args)), kwargs, accepted, rule)
-
-
-MADE_OF_ONE: dict[str, Callable[[Any], Any]] = {
-    "set": set, "frozenset": frozenset, "tuple": tuple, "list": list, "dict": dict, "float": float,
-}  # fmt: skip
-
-
-def read_literal(node: ast.expr | None) -> Any:
-    """The value of a literal, in which set([...]), tuple(...), float("inf") and the like may stand too; else ValueError."""
-    match node:
-        case ast.List(items):
-            return [read_literal(item) for item in items]
-        case ast.Tuple(items):
-            return tuple(read_literal(item) for item in items)
-        case ast.Set(items):
-            return {read_literal(item) for item in items}
-        case ast.Dict(keys, values):
-            return {read_literal(key): read_literal(item) for key, item in zip(keys, values, strict=True)}
-        case ast.Call(ast.Name(name), args, []) if name in MADE_OF_ONE and len(args) < 2:
-            return MADE_OF_ONE[name](*map(read_literal, args))
-        case None | ast.Constant(builtins.Ellipsis):
-            raise ValueError("no literal of a test")
-    return ast.literal_eval(node)
