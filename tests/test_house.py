@@ -37,8 +37,6 @@ LONG_FILES = {
     "cohort.ops.fused.kernels_train": 533,
     "cohort.ops.logprobs": 403,
     "cohort.rewards.learned.model": 532,
-    "cohort.rewards.math.symbolic": 477,
-    "cohort.rewards.math.tree": 592,
     "cohort.sandbox.jail": 503,
     "cohort.tools.audit.findings": 503,
     "cohort.tools.audit.programs": 453,

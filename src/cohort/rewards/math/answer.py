@@ -22,14 +22,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from cohort.rewards.math.compare import Quick, same
+from cohort.rewards.math.compare import ExactJudge, is_same
 from cohort.rewards.math.find import PatternTimeout, find_answer, gold_text, guess, plain_gold, shown
-from cohort.rewards.math.kinds import Group, Relation, Shape, Value
-from cohort.rewards.math.shapes import read
-from cohort.rewards.math.statements import leaves, value_of
+from cohort.rewards.math.kinds import Group, Reading, Relation, Value, find_value, list_leaves
+from cohort.rewards.math.readers import read_answer
 from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
-from cohort.rewards.math.tree import exact
-from cohort.rewards.math.words import plain_words
+from cohort.rewards.math.tree import find_exact
+from cohort.rewards.math.words import read_plain_words
 from cohort.rewards.text import as_rows, text_of, visible_text
 
 if TYPE_CHECKING:
@@ -130,13 +129,13 @@ def extract(completion: str, pattern: str = "") -> str | None:
     if len(found) > MAX_ANSWER_CHARS:
         return found
     text = normalise(found)
-    shape = read(found)
+    shape = read_answer(found)
     if isinstance(shape, Relation):
-        shape = value_of(shape, strict=False) or shape
+        shape = find_value(shape, strict=False) or shape
     if isinstance(shape, Group) and shape.grouped is not None:
         shape = shape.grouped
     readable = isinstance(shape, Value) and not shape.doubtful
-    number = exact(shape.node) if isinstance(shape, Value) and readable and shape.node is not None else None
+    number = find_exact(shape.node) if isinstance(shape, Value) and readable and shape.node is not None else None
     if number is None:
         return text or None
     return f"{number * 100}%" if text.endswith("%") else str(number)
@@ -177,18 +176,18 @@ def whole_text(completion: str, ignore_case: bool = False) -> str:
 
 
 @functools.lru_cache(maxsize=KEPT_GOLDS)
-def read_gold(gold: str) -> Shape:
-    return read(gold)
+def read_gold(gold: str) -> Reading:
+    return read_answer(gold)
 
 
 def refusal(gold: str) -> str:
-    return next((leaf.refused for leaf in leaves(read_gold(gold)) if leaf.refused), "")
+    return next((leaf.refused for leaf in list_leaves(read_gold(gold)) if leaf.refused), "")
 
 
 @functools.lru_cache(maxsize=KEPT_GOLDS)
 def gold_as_words(gold: str) -> str:
     """Of a gold that is no mathematics but can be an answer (June 20), the words it is compared by; "" for any other."""
-    return plain_words(gold) if refusal(gold) else ""
+    return read_plain_words(gold) if refusal(gold) else ""
 
 
 def gold_problem(gold: str) -> str:
@@ -197,7 +196,9 @@ def gold_problem(gold: str) -> str:
 
 
 def needs_worker(gold: str) -> bool:
-    return not gold_as_words(gold) and any(leaf.node is None or exact(leaf.node) is None for leaf in leaves(read_gold(gold)))
+    return not gold_as_words(gold) and any(
+        leaf.node is None or find_exact(leaf.node) is None for leaf in list_leaves(read_gold(gold))
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -236,13 +237,13 @@ class Comparer:
                 Verdict("right") if found.strip() == gold.strip() else Verdict("unparsed", "the answer is too long to be read")
             )
         if words := gold_as_words(gold):
-            return Verdict("right" if normalise(found) == normalise(gold) or plain_words(found) == words else "wrong")
+            return Verdict("right" if normalise(found) == normalise(gold) or read_plain_words(found) == words else "wrong")
         if not self.fast_path:
             return None
         if normalise(found) == normalise(gold):
             return Verdict("right")
-        judge = Quick(self.tolerance)
-        verdict = same(read(found), read_gold(gold), judge)
+        judge = ExactJudge(self.tolerance)
+        verdict = is_same(read_answer(found), read_gold(gold), judge)
         if verdict is None:
             return None
         if verdict:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from cohort.rewards.math.kinds import Value
-from cohort.rewards.math.shapes import MAX_ITEMS, read
+from cohort.rewards.math.readers import MAX_ITEMS, read_answer
 from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
-from cohort.rewards.math.tree import exact
+from cohort.rewards.math.tree import find_exact
 from cohort.rewards.text import boxes_in
 
 MAX_BETWEEN = 120
@@ -63,8 +63,8 @@ def are_equal(contents: list[str]) -> bool:
         return False
     if len({normalise(content) for content in contents}) == 1:
         return True
-    shapes = [shape for shape in map(read, contents) if isinstance(shape, Value) and shape.node is not None]
-    numbers = {(exact(shape.node), shape.unit) for shape in shapes if shape.node is not None and not shape.doubtful}
+    shapes = [shape for shape in map(read_answer, contents) if isinstance(shape, Value) and shape.node is not None]
+    numbers = {(find_exact(shape.node), shape.unit) for shape in shapes if shape.node is not None and not shape.doubtful}
     return len(numbers) == 1 and len(shapes) == len(contents) and all(number is not None for number, _ in numbers)
 
 

@@ -12,8 +12,8 @@ import re
 from typing import Any
 
 from cohort.rewards.math.boxes import final_boxed, gold_boxed
+from cohort.rewards.math.expressions import MAX_NUMBER_CHARS
 from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
-from cohort.rewards.math.tree import MAX_NUMBER_CHARS
 from cohort.rewards.math.units import HEDGES
 from cohort.rewards.text import last_tagged, outside_thinking
 

@@ -64,7 +64,7 @@ def compare(message: Mapping[str, Any]) -> dict[str, Any]:
     try:
         result = symbolic.compare(message)
         if message.get("raw"):
-            with symbolic.cpu_share(float(message.get("cpu_s", 0.0))):
+            with symbolic.share_cpu(float(message.get("cpu_s", 0.0))):
                 symbolic.math_verify.parse(str(message["raw"]), parsing_timeout=None)
     except symbolic.OutOfTime:
         result = {"verdict": "timeout", "detail": "Math-Verify alone"}

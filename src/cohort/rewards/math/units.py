@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 SCALES = {
     "dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
@@ -81,92 +82,84 @@ COUNTED = frozenset(
 """Plurals without an s."""
 LARGE = frozenset({"K", "k", "M", "B", "b", "T"})
 """Single letters behind a number that may multiply it: 5K."""
+NAMES = LETTER_UNITS | UNITS | {letter: letter for letter in LARGE}
 
 WORD = re.compile(r"[^\W\d_]+|\^|(?<=[^\W\d_])-\d|-?\d+|\S")
 TIMES = re.compile(r"\\?cdot(?![A-Za-z])|\\times|[{}*]|(?<=[^\W\d_])-(?=[^\W\d_])|(?<=[^\W\d_])\.(?=[^\W\d_])")
 """Between the units of a product, or nothing that is read."""
 LOOSE_POWER = re.compile(r"\^[ {]*(-?)[ ]*")
 POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3", "squared": "^2", "cubed": "^3"}
+EXPONENT, EXPONENT_OF = re.compile("-?[1-4]"), re.compile(r"\^\d$")
 MAX_WORDS = 4
 
 
-def unit_of(text: str, known: bool = False) -> str | None:
-    """One name for a unit ("sq. cm", "cm^2", "square centimeters"); None where it is none. known: only of the list UNITS."""
+def name_unit(text: str) -> str | None:
+    """One name for a unit ("sq. cm", "cm^2", "square centimeters"); None where it is none."""
     words = WORD.findall(TIMES.sub(" ", LOOSE_POWER.sub(r"^\1", text)).strip(" .-"))
     if not words:
         return ""
-    if known:
-        return one_name(words[0]) if len(words) == 1 and words[0] in UNITS else None
-    names: list[str] = []
-    below: list[bool] = []
+    if (terms := read_terms(words)) is None:
+        return None
+    above = [name for name, divides in terms if not divides]
+    if len(above) > 1 and all(EXPONENT_OF.sub("", name) in KNOWN for name in above):  # m N is N m; other words have an order
+        above.sort(key=lambda name: (name != "degree", name))
+    return " ".join(above) + "".join(sorted(f"/{name}" for name, divides in terms if divides))
+
+
+def read_terms(words: Sequence[str]) -> list[tuple[str, bool]] | None:
+    """The units of a product with their powers, and whether each divides; None where a word is no unit."""
+    terms: list[tuple[str, bool]] = []
     power, divides, grouped = "", False, False
     for place, word in enumerate(words):
         lowered = word.lower()
-        if word in ("^", "."):
-            continue
         if EXPONENT.fullmatch(word):
-            raised = place > 0 and words[place - 1] == "^"
-            if not names or not (raised or word in ("2", "3") or names[-1] in KNOWN):
+            if not terms or not (words[place - 1] == "^" or word in ("2", "3") or terms[-1][0] in KNOWN):
                 return None
-            if word.startswith("-"):
-                below[-1] = not below[-1]
-            names[-1] += f"^{word[-1]}" if word[-1] != "1" else ""
+            name, below = terms.pop()
+            terms.append((name if word[-1] == "1" else f"{name}^{word[-1]}", below != word.startswith("-")))
+        elif lowered in ("squared", "cubed") and terms:
+            name, below = terms.pop()
+            terms.append((name + POWERS[lowered], below))
+            power = ""
         elif lowered in POWERS:
             power = POWERS[lowered]
-            if lowered in ("squared", "cubed") and names:
-                names[-1], power = names[-1] + power, ""
         elif word == "/" or lowered == "per":
             divides = True
         elif word == "(" and divides:
             grouped = True
         elif word == ")" and grouped:
             divides = grouped = False
-        elif not word[0].isalpha() or changes_value(lowered, last=place == len(words) - 1):
-            return None
-        else:
-            names.append(one_name(word) + power)
-            below.append(divides)
+        elif word[0].isalpha() and not changes_value(lowered, is_last=place == len(words) - 1):
+            terms.append((name_word(word) + power, divides))
             power, divides = "", divides and grouped
-    if power or len(names) > MAX_WORDS or not names or divides:  # "5 squared" is 25
-        return None
-    above = [name for name, under in zip(names, below, strict=True) if not under]
-    if len(above) > 1 and all(EXPONENT_OF.sub("", name) in KNOWN for name in above):  # m N is N m; other words have an order
-        above.sort(key=lambda name: (name != "degree", name))
-    return " ".join(above) + "".join(sorted(f"/{name}" for name, under in zip(names, below, strict=True) if under))
+        elif word not in ("^", "."):
+            return None
+    return None if power or len(terms) > MAX_WORDS or not terms or divides else terms  # "5 squared" is 25
 
 
-EXPONENT, EXPONENT_OF = re.compile("-?[1-4]"), re.compile(r"\^\d$")
-
-
-def changes_value(word: str, last: bool) -> bool:
+def changes_value(word: str, is_last: bool) -> bool:
     """Whether a word behind a number may make another number of it: "5 doubled", "5 lakh"; but "5 coloured marbles" are 5."""
     if word != "points" and {word, word.removesuffix("s"), re.sub("ies$", "y", word)} & NO_UNITS:
         return True
     if re.match("[a-z]*ill(?:i?on|iard)", word) or word.endswith("ths"):  # in other languages too: 5 Millionen, 5 milliards
         return word not in ("months", "moths", "cloths", "paths", "baths", "myths", "lengths", "youths", "booths")
-    return last and word.endswith(("ed", "ly", "wise", "fold")) and word not in ENDING_ALIKE
+    return is_last and word.endswith(("ed", "ly", "wise", "fold")) and word not in ENDING_ALIKE
 
 
-def one_name(word: str) -> str:
-    if word in LARGE:
-        return word
-    if word in UNITS:
-        return UNITS[word]
-    if word in LETTER_UNITS:
-        return LETTER_UNITS[word]
-    name = word.lower()
-    name = UNITS.get(name, name)
+def name_word(word: str) -> str:
+    if word in NAMES:
+        return NAMES[word]
+    name = UNITS.get(word.lower(), word.lower())
     if name in KNOWN:
         return name
-    if name.endswith(("meter", "meters", "liter", "liters")):  # American spelling
-        name = re.sub(r"(met|lit)ers?$", r"\1re", name)
+    name = re.sub(r"(met|lit)ers?$", r"\1re", name)  # American spelling
     if len(name) > 3 and name.endswith("s") and not name.endswith("ss"):
         name = name[:-1]
     return UNITS.get(name, name)
 
 
 def is_doubtful(unit: str, written: str, few: bool) -> bool:
-    """Whether a unit as `unit_of` names it may say anything: more than one word that is in no list, or one that counts nothing.
+    """Whether a unit as `name_unit` names it may say anything: more than one word that is in no list, or one that counts nothing.
 
     What is counted is written with an s ("5 apples"), or is one at most (few: "1 apple", "1/2 pizza"): so "5 doppelt" is no 5.
     """
@@ -176,8 +169,5 @@ def is_doubtful(unit: str, written: str, few: bool) -> bool:
 
 
 def is_plural(name: str, written: str) -> bool:
-    return (
-        name in COUNTED
-        or name in ENDING_ALIKE
-        or (f"{name}s" in WORD.findall(written.lower()) and not name.endswith(("s", "u", "i", "ward")))
-    )
+    ends_in_s = f"{name}s" in WORD.findall(written.lower()) and not name.endswith(("s", "u", "i", "ward"))
+    return ends_in_s or name in COUNTED or name in ENDING_ALIKE
