@@ -7,9 +7,10 @@ written from them. A test holds the file to it.
 from __future__ import annotations
 
 import json
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
@@ -18,8 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from cohort.algorithms.presets import PRESETS
 from cohort.recipe.file import PREFERRED, leaf_fields
-from cohort.recipe.foreign import NO_WORD, OTHER_WORDS, UNCLEAR_WORDS
-from cohort.recipe.foreign_values import CONVERTED
+from cohort.recipe.foreign import explain_unclear, find_remark, read_tables
 from cohort.recipe.schema import Recipe, RewardConfig
 from cohort.recipe.versions import CHANGES, MOVED, VERSION
 from pages import format_row
@@ -68,7 +68,7 @@ brought up to date when they are read, and the file itself stays as it is. A ver
 What is typed on the command line or in Python is always of today.
 
 Version 1 names functions where they are now. Version 2 holds out at least 16 prompts, or a third of few rows (`evaluation.held_out_least`); older
-recipes without a named set hold out the share alone, as they did.
+recipes without a named set hold out the share alone, as they did. Version 3 has no `sampling.top_p` and `sampling.top_k`: in training nothing is cut.
 """
 
 
@@ -222,8 +222,8 @@ def undotted_lines() -> Iterator[str]:
     unclear = sorted({word for word in words if words.count(word) > 1 and word not in PREFERRED})
     yield "These need their section, because several have them: " + ", ".join(f"`{word}`" for word in unclear) + "."
     yield ""
-    for word, advice in UNCLEAR_WORDS.items():
-        yield f"- `{word}` is refused undotted: {advice}."
+    for word in read_tables()["unclear"]:
+        yield f"- `{word}` is refused undotted: {explain_unclear(word)}."
     yield ""
 
 
@@ -234,9 +234,17 @@ def other_word_lines() -> Iterator[str]:
     yield ""
     yield "| elsewhere | here | |"
     yield "|---|---|---|"
-    for word, ours in OTHER_WORDS.items():
-        yield format_row(f"`{word}`", f"`{ours}`", CONVERTED[word][1] if word in CONVERTED else "")
-    yield from (format_row(f"`{word}`", "–", said) for word, said in NO_WORD.items())
+    for ours, words in read_tables()["called"].items():
+        for remark, same in groupby(sorted(words, key=find_remark), find_remark):
+            yield format_row(", ".join(f"`{word}`" for word in same), f"`{ours}`", remark)
+    for pattern, instead in read_tables()["missing"].items():
+        if plain := list_plain_words(pattern):
+            yield format_row(", ".join(f"`{word}`" for word in plain), "–", instead.replace("{cut} ", ""))
+
+
+def list_plain_words(pattern: str) -> list[str]:
+    """The words that a pattern spells out."""
+    return [word for word in re.split(r"\|(?![^(]*\))", pattern) if word.isidentifier()]
 
 
 def version_lines() -> Iterator[str]:

@@ -16,7 +16,7 @@ from cohort.observe.monitors.base import check_methods
 from cohort.observe.outcome import RunResult
 from cohort.recipe.built_in import recipe_path
 from cohort.recipe.file import load_recipe
-from cohort.recipe.foreign import OTHER_WORDS
+from cohort.recipe.foreign import list_translated
 from cohort.recipe.materials import PYTHON_MODEL, PYTHON_ROWS, Materials
 from cohort.recipe.schema import Recipe
 from cohort.recipe.words import first_line
@@ -62,7 +62,7 @@ def train(
     if recipe is None and (prompts is None or rewards is None):
         missing = "prompts" if prompts is None else "rewards"
         path = {"prompts": "prompts.source", "rewards": "rewards"}[missing]
-        if meant := next((word for word in settings if OTHER_WORDS.get(word) == path), ""):
+        if meant := next((word for word in settings if list_translated().get(word) == path), ""):
             raise RecipeError(f"{meant}: here it is called {missing}; write cohort.train({missing}=...).")
         raise RecipeError(f"cohort.train needs {missing}=...; or give recipe=, a recipe that names them.")
     values: dict[str, Any] = {key: with_named_functions(key, value) for key, value in settings.items()}

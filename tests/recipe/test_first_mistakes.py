@@ -26,8 +26,8 @@ from cohort.model.scratch import build_scratch
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.run_folder import RunFolder, check_name, make_new_folder
 from cohort.recipe.file import build_recipe, leaf_fields, load_recipe
+from cohort.recipe.foreign import explain_missing
 from cohort.recipe.model import ModelConfig
-from cohort.recipe.refused import why_refused
 from cohort.recipe.schema import PromptsConfig, Recipe
 from cohort.rewards.base import RewardPart, RewardRunner
 from cohort.session import Session
@@ -487,14 +487,14 @@ def test_a_reference_cannot_come_in_the_middle_of_a_run(tmp_path):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["sampling.min_p=0.05", "min_p=0.05", "evaluation.min_p=0.1", "sampling.typical_p=0.9", "top_n_sigma=1"], "a cut would sample"),
+        (["sampling.min_p=0.05", "min_p=0.05", "evaluation.min_p=0.1", "sampling.typical_p=0.9", "top_n_sigma=1"], "this would sample from another one, so that every ratio is off by what it leaves out or moves. Change sampling.temperature"),
         (["sampling.top_p=0.9", "top_k=20", "sampling.top_k=20"], "top_"),
         (
             ["sampling.repetition_penalty=1.1", "frequency_penalty=1", "presence-penalty=1", "sampling.no_repeat_ngram_size=3"],
-            "a penalty would sample from another one",
+            "Punish repetition where it is learned from",
         ),
-        (["sampling.logit_bias={}", "min_new_tokens=3", "guided_decoding_regex=x"], "a constraint would sample"),
-        (["num_beams=4", "sampling.best_of=2"], "a search would sample"),
+        (["sampling.logit_bias={}", "min_new_tokens=3", "guided_decoding_regex=x"], "Say it in the prompt, or in a reward"),
+        (["num_beams=4", "sampling.best_of=2"], "A group is train.group_size samples"),
         (
             ["parallel.sequence=2", "sequence_parallel_size=2", "train.ulysses=2", "context_parallel=2", "ulysses_degree=4", "tp_size=2",
              "model.tensor_parallel_size=8", "train.fsdp=true", "deepspeed=x.json", "num_gpus=8"],
@@ -517,13 +517,13 @@ def test_words_of_other_tools_are_refused_with_the_reason(words, reason):
 def test_reasons_are_for_unknown_words_alone():
     """A misspelt word of ours is answered with ours, and no word of a recipe reads as another tool's."""
     for path, _ in leaf_fields(Recipe):
-        assert not why_refused(path.rpartition(".")[2]), path
+        assert not explain_missing(path.rpartition(".")[2]), path
     for word, ours in {
         "kl_penalty": "unknown",
         "temprature": "temperature",
         "max_completion_token": "max_completion_tokens",
     }.items():
-        assert not why_refused(word)
+        assert not explain_missing(word)
         with pytest.raises(RecipeError, match=ours):
             load_recipe(None, [f"sampling.{word}=1"])
 

@@ -7,9 +7,11 @@ import dataclasses
 import pytest
 
 from cohort.errors import RecipeError
-from cohort.recipe.file import as_override, build_recipe, load_recipe, parse_override
-from cohort.recipe.foreign import NO_WORD, OTHER_WORDS, why_no_word
-from cohort.recipe.foreign_values import ALGORITHMS, CONVERTED, ESTIMATORS, LOSSES, SCALES, SCHEDULES, in_our_words
+from cohort.recipe.file import as_override, load_recipe, parse_override
+from cohort.recipe.foreign import CONVERSIONS, convert_value, explain_missing, explain_unclear, list_translated, read_tables
+from recipe_page import list_plain_words
+
+MISSING = [word for pattern in read_tables()["missing"] for word in list_plain_words(pattern)]
 
 
 def message(*overrides: str, **values) -> str:
@@ -102,9 +104,11 @@ def test_a_value_that_cannot_be_told_is_not_made_up(word, said):
     assert "write" not in shown
 
 
-@pytest.mark.parametrize("word", [*sorted(NO_WORD), "vllm_mode", "hub_strategy"])
+@pytest.mark.parametrize(
+    "word", [*sorted(MISSING), "vllm_mode", "hub_strategy", "torch_compile_mode", "dataloader_num_workers"]
+)
 def test_words_without_a_counterpart_say_what_there_is_instead(word, tmp_path):
-    said = f"; there is no such word here: {why_no_word(word)}"
+    said = f"; there is no such word here: {explain_missing(word)}"
     assert said in message(f"{word}=1")
     (tmp_path / "r.toml").write_text(f"[train]\n{word} = 1\n", encoding="utf-8")
     with pytest.raises(RecipeError) as caught:
@@ -128,19 +132,21 @@ def test_all_words_of_another_tool_are_answered_at_once():
 
 
 def test_every_conversion_is_of_a_word_and_every_choice_exists():
-    assert CONVERTED.keys() <= OTHER_WORDS.keys()
-    assert not OTHER_WORDS.keys() & NO_WORD.keys()
-    for choices in LOSSES.values():
-        build_recipe({"algorithm": {path.rpartition(".")[2]: value for path, value in choices.items()}})
-    for field, table in (("advantage", SCALES), ("kl_estimator", ESTIMATORS), ("name", ALGORITHMS)):
-        for value in table.values():
-            corrected = {"kl_corrected": True} if value == "k1" else {}
-            build_recipe({"algorithm": {field: value, **corrected}})
-    for value in SCHEDULES.values():
-        build_recipe({"optimizer": {"schedule": value}})
-    for word in OTHER_WORDS:  # whatever the value is, nothing raises
+    tables, translated = read_tables(), list_translated()
+    known = {*translated, *translated.values()}
+    for words in (CONVERSIONS, tables["values"], tables["remarks"], tables["untold"]):
+        assert {*words} <= known
+    assert len(translated) == sum(map(len, tables["called"].values())), "a word stands twice"
+    assert not [word for word in translated if explain_missing(word) or explain_unclear(word)]
+    for word, values in tables["values"].items():
+        for theirs in values:
+            theirs = {"true": True, "false": False}.get(theirs, theirs)
+            ours = convert_value(next(each for each in translated if word in (each, translated[each])), theirs, {})
+            corrected = ["kl_corrected=true"] if "k1" in ours.values() else []
+            load_recipe(values=ours, overrides=corrected)
+    for word in translated:  # whatever the value is, nothing raises
         for value in (None, "x", -1, 0, 0.5, 1e308, float("nan"), [], ["a"], {}, True):
-            in_our_words(word, value, {"gradient_accumulation_steps": 0, "num_generations": "x", "num_steps": 1e308})
+            convert_value(word, value, {"gradient_accumulation_steps": 0, "num_generations": "x", "num_steps": 1e308})
 
 
 def test_every_word_of_trls_config_is_known_here_or_there():

@@ -14,7 +14,7 @@ from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe.built_in import recipe_path
 from cohort.recipe.file import build_recipe, dump_recipe, leaf_fields, load_recipe, walk
-from cohort.recipe.foreign import OTHER_WORDS
+from cohort.recipe.foreign import list_translated
 from cohort.recipe.rules import recipe_warnings
 from cohort.recipe.schema import Recipe
 
@@ -59,8 +59,10 @@ def message(*overrides: str, toml: str | None = None, folder: Path | None = None
         # what cannot learn
         ("group_size=1", ["train.group_size", "at least 2"]),
         ("temperature=0", ["sampling.temperature", "0.6 to 1.0"]),
-        ("sampling.top_p=0.9", ["sampling.top_p", "another one", "evaluation.top_p"]),
-        ("sampling.top_k=50", ["sampling.top_k", "another one", "evaluation.top_k"]),
+        ("sampling.top_p=0.9", ["'top_p' in [sampling]", "another one", "evaluation.top_p"]),
+        ("sampling.top_k=50", ["'top_k' in [sampling]", "another one", "evaluation.top_k"]),
+        ("top_p=0.9", ["top_p", "another one", "evaluation.top_p"]),
+        ("top_k=50", ["top_k", "another one", "evaluation.top_k"]),
         ("algorithm=dr_grp", ["algorithm", "'dr_grp'", "did you mean 'dr_grpo'", "known: cispo, dapo, dpo,"]),
         # rewards
         ('rewards=[{function="a",outcome=true},{function="b",outcome=true}]', ["rewards", "outcome", "more than one"]),
@@ -111,10 +113,10 @@ def test_a_part_that_the_overlong_penalty_would_overwrite_is_refused_where_parts
         build_recipe({"rewards": rewards, "algorithm": {"name": "gdpo", "overlong_share": 0.2}})
 
 
-@pytest.mark.parametrize("word", sorted(OTHER_WORDS))
+@pytest.mark.parametrize("word", sorted(list_translated()))
 def test_words_of_other_tools_are_answered_with_ours(word, tmp_path):
     """On the command line, from Python, and inside a section of a file; and the word we name exists."""
-    ours = OTHER_WORDS[word]
+    ours = list_translated()[word]
     assert f"here it is called {ours}" in message(f"{word}=1")
     assert f"here it is called {ours}" in message(values={word: 1})
     assert f"here it is called {ours}" in message(toml=f"[train]\n{word} = 1\n", folder=tmp_path)

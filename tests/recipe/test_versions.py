@@ -193,6 +193,18 @@ def test_rows_of_older_recipes_are_held_out_by_the_share_alone(old_file, version
     assert load_recipe(old_file) == Recipe()
 
 
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_cuts_that_older_recipes_switch_off_are_left_out_and_others_are_refused(old_file, version):
+    """Resolved recipes of every older run state them."""
+    first = f"version = {version}\n" if version else ""
+    old_file.write_text(f"{first}[sampling]\ntemperature = 0.9\ntop_p = 1.0\ntop_k = 0\n", encoding="utf-8")
+    assert load_recipe(old_file).sampling == load_recipe(overrides=["temperature=0.9"]).sampling
+    for cut in ("top_p = 0.9", "top_k = 20"):
+        old_file.write_text(f"{first}[sampling]\n{cut}\n", encoding="utf-8")
+        with pytest.raises(RecipeError, match=r"'top_.' in \[sampling\]: in training every token .* evaluation\.top_"):
+            load_recipe(old_file)
+
+
 def test_an_unreadable_recipe_of_a_run_still_says_so(old_file):
     old_file.write_text("rewards = [", encoding="utf-8")
     with pytest.raises(RunError, match="cannot be read"):

@@ -20,9 +20,7 @@ from pydantic import BaseModel, ValidationError
 from cohort.algorithms.presets import PRESETS
 from cohort.base.text import has_lone_surrogate, printable
 from cohort.errors import RecipeError
-from cohort.recipe.foreign import OTHER_WORDS, UNCLEAR_WORDS, why_no_word
-from cohort.recipe.foreign_values import in_our_words
-from cohort.recipe.refused import why_refused
+from cohort.recipe.foreign import convert_value, explain_missing, explain_unclear, find_remark, is_foreign, list_translated
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import nearest
 from cohort.recipe.versions import bring_up_to_date, refuse_moved_functions
@@ -188,8 +186,8 @@ def resolve_undotted(key: str, value: Any = UNKNOWN, words: Mapping[str, Any] = 
     """The path that an undotted word means. value, words: what it was given, and beside it, for the hint on an unknown one."""
     if key in PREFERRED:
         return PREFERRED[key]
-    if key in UNCLEAR_WORDS:
-        raise RecipeError(f"{key}: {UNCLEAR_WORDS[key]}")
+    if said := explain_unclear(key):
+        raise RecipeError(f"{key}: {said}")
     paths = [path for path, _ in leaf_fields(Recipe)]
     matches = [path for path in paths if path.rsplit(".", 1)[-1] == key]
     if len(matches) == 1:
@@ -223,29 +221,25 @@ def suggestion(
     dotted: bool = False,
 ) -> str:
     """The word that was probably meant: a neighbour's spelling, our word for another tool's, or the section it lives in."""
-    if word in OTHER_WORDS:
-        ours = OTHER_WORDS[word]
+    if ours := list_translated().get(word, ""):
         own = ours.rpartition(".")[2]  # [cold_start] has a learning_rate of its own
         if section and own in siblings and " and " not in ours and f"{section}.{own}" != ours:
             return f"; here it is called {section}.{own}"
-        return f"; here it is called {ours}{value_words(word, value, words, dotted)}"
-    if reason := why_refused(word):
-        return f": {reason}"
-    if said := why_no_word(word):
+        return f"; here it is called {ours}{write_value(word, value, words, dotted)}"
+    if said := explain_missing(word):
         return f"; there is no such word here: {said}"
+    if said := explain_unclear(word):
+        return f": {said}"
     homes = [path for path, _ in leaf_fields(Recipe) if path.rsplit(".", 1)[-1] == word]
     return nearest(word, siblings) or (f"; it belongs to {' or '.join(homes)}" if homes else "")
 
 
-def is_foreign(word: str) -> bool:
-    """Whether something is known of a word that is not ours."""
-    return word in OTHER_WORDS or word in UNCLEAR_WORDS or bool(why_refused(word) or why_no_word(word))
-
-
-def value_words(word: str, value: Any, words: Mapping[str, Any], dotted: bool) -> str:
+def write_value(word: str, value: Any, words: Mapping[str, Any], dotted: bool) -> str:
     """The value of another tool's word as it is written here, and what to know of it: ": write kl_coef=0.04"."""
-    ours, remark = in_our_words(word, value, words) if value is not UNKNOWN else (None, "")
-    written = " ".join(f"{path if dotted else undotted(path)}={toml_value(inner)}" for path, inner in (ours or {}).items())
+    if value is UNKNOWN:
+        return ""
+    ours, remark = convert_value(word, value, words), find_remark(word)
+    written = " ".join(f"{path if dotted else shorten_path(path)}={format_value(inner)}" for path, inner in ours.items())
     return (f": write {written}" if written else "") + (f" ({remark})" if remark else "")
 
 
@@ -263,7 +257,7 @@ def as_override(word: str, text: str) -> str:
         return str(problem) if is_foreign(word.rpartition(".")[2]) or ";" in str(problem) else ""
 
 
-def undotted(path: str) -> str:
+def shorten_path(path: str) -> str:
     """The shortest word for a path that the command line and Python take."""
     word = path.rpartition(".")[2]
     try:
@@ -272,7 +266,7 @@ def undotted(path: str) -> str:
         return path
 
 
-def toml_value(value: Any) -> str:
+def format_value(value: Any) -> str:
     """As it is typed: text without quotes, numbers without noise."""
     if isinstance(value, str):
         return value

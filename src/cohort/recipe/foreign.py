@@ -1,252 +1,151 @@
-"""The words of other tools (TRL, verl, OpenRLHF, transformers), and what they are called here.
+"""What is said of the words of other tools: our word, with the value converted, or what there is instead. The words: foreign.toml.
 
-Suggested, never accepted: one concept has one word. What becomes of their values is in recipe/foreign_values.py.
+A value is written in our words only where it means the same here. Where the other tool counts something else, the number is
+converted; where that depends on words that are not given, or on the data, the rule is said instead. The rules are those of TRL's
+GRPOConfig and GRPOTrainer, verl's and OpenRLHF's.
 """
 
 from __future__ import annotations
 
-CLIP = "algorithm.clip_low and algorithm.clip_high"
+import math
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path, PurePath
+from typing import Any
 
-OTHER_WORDS = {
-    "num_generations": "train.group_size",
-    "num_return_sequences": "train.group_size",
-    "rollout_n": "train.group_size",
-    "n_samples_per_prompt": "train.group_size",
-    "n": "train.group_size",
-    "G": "train.group_size",
-    "per_device_train_batch_size": "train.prompts_per_step",
-    "generation_batch_size": "train.prompts_per_step",
-    "train_batch_size": "train.prompts_per_step",
-    "rollout_batch_size": "train.prompts_per_step",
-    "gradient_accumulation_steps": "train.micro_batch_tokens",
-    "ppo_max_token_len_per_gpu": "train.micro_batch_tokens",
-    "train_max_tokens_per_gpu": "train.micro_batch_tokens",
-    "ppo_micro_batch_size": "train.micro_batch_tokens",
-    "ppo_micro_batch_size_per_gpu": "train.micro_batch_tokens",
-    "micro_train_batch_size": "train.micro_batch_tokens",
-    "gradient_checkpointing": "train.activation_checkpointing",
-    "enable_gradient_checkpointing": "train.activation_checkpointing",
-    "full_determinism": "train.deterministic",
-    "max_steps": "train.num_steps",
-    "steps": "train.num_steps",
-    "total_training_steps": "train.num_steps",
-    "num_epochs": "train.num_steps",
-    "num_train_epochs": "train.num_steps",
-    "total_epochs": "train.num_steps",
-    "num_episodes": "train.num_steps",
-    "num_iterations": "train.passes_per_step",
-    "ppo_epochs": "train.passes_per_step",
-    "max_epochs": "train.passes_per_step",
-    "steps_per_generation": "train.minibatches_per_step",
-    "ppo_mini_batch_size": "train.minibatches_per_step",
-    "beta": "algorithm.kl_coef",
-    "kl_beta": "algorithm.kl_coef",
-    "kl_weight": "algorithm.kl_coef",
-    "kl_loss_coef": "algorithm.kl_coef",
-    "init_kl_coef": "algorithm.kl_coef",
-    "kl_loss_type": "algorithm.kl_estimator",
-    "use_bias_correction_kl": "algorithm.kl_corrected",
-    "sync_ref_model": "algorithm.reference_every",
-    "ref_model_sync_steps": "algorithm.reference_every",
-    "ref_model_mixup_alpha": "algorithm.reference_decay",
-    "epsilon_low": "algorithm.clip_low",
-    "clip_ratio_low": "algorithm.clip_low",
-    "epsilon_high": "algorithm.clip_high",
-    "clip_ratio_high": "algorithm.clip_high",
-    "clip_range": CLIP,
-    "clip_ratio": CLIP,
-    "clip_eps": CLIP,
-    "clip_epsilon": CLIP,
-    "eps_clip": CLIP,
-    "eps_clip_low_high": CLIP,
-    "eps": CLIP,
-    "delta": "algorithm.dual_clip",
-    "clip_ratio_c": "algorithm.dual_clip",
-    "importance_sampling_level": "algorithm.region",
-    "loss_type": "algorithm.aggregation",
-    "loss_agg_mode": "algorithm.aggregation",
-    "sapo_temperature_pos": "algorithm.soft_up",
-    "sapo_temperature_neg": "algorithm.soft_down",
-    "multi_objective_aggregation": "algorithm.advantage",
-    "scale_rewards": "algorithm.advantage",
-    "normalize_std": "algorithm.advantage",
-    "norm_adv_by_std_in_grpo": "algorithm.advantage",
-    "adv_estimator": "algorithm.name",
-    "advantage_estimator": "algorithm.name",
-    "entropy_coeff": "algorithm.entropy_coef",
-    "entropy_loss_coef": "algorithm.entropy_coef",
-    "lambd": "algorithm.gae_lambda",
-    "mask_truncated_completions": "algorithm.mask_truncated",
-    "lr": "optimizer.learning_rate",
-    "actor_learning_rate": "optimizer.learning_rate",
-    "critic_learning_rate": "critic.learning_rate",
-    "lr_scheduler_type": "optimizer.schedule",
-    "lr_scheduler": "optimizer.schedule",
-    "warmup_ratio": "optimizer.warmup_steps",
-    "lr_warmup_ratio": "optimizer.warmup_steps",
-    "lr_warmup_steps_ratio": "optimizer.warmup_steps",
-    "lr_warmup_steps": "optimizer.warmup_steps",
-    "adam_beta1": "optimizer.beta1",
-    "adam_beta2": "optimizer.beta2",
-    "adam_epsilon": "optimizer.epsilon",
-    "grad_clip": "optimizer.max_grad_norm",
-    "max_norm": "optimizer.max_grad_norm",
-    "optim": "optimizer.state_bits",
-    "max_completion_length": "sampling.max_completion_tokens",
-    "max_response_length": "sampling.max_completion_tokens",
-    "generate_max_len": "sampling.max_completion_tokens",
-    "max_new_tokens": "sampling.max_completion_tokens",
-    "max_tokens": "sampling.max_completion_tokens",
-    "stop_strings": "sampling.stop",
-    "max_prompt_length": "prompts.max_prompt_tokens",
-    "prompt_max_len": "prompts.max_prompt_tokens",
-    "use_vllm": "sampling.engine",
-    "dataset": "prompts.source",
-    "dataset_name": "prompts.source",
-    "train_dataset": "prompts.source",
-    "train_files": "prompts.source",
-    "prompt_data": "prompts.source",
-    "dataset_train_split": "prompts.split",
-    "prompt_split": "prompts.split",
-    "prompt_key": "prompts.prompt_column",
-    "input_key": "prompts.prompt_column",
-    "dataset_text_field": "prompts.prompt_column",
-    "shuffle_dataset": "prompts.shuffle",
-    "system_prompt": "prompts.system",
-    "label_key": "rewards.N.columns",
-    "eval_dataset": "evaluation.sets",
-    "val_dataset": "evaluation.sets",
-    "val_files": "evaluation.sets",
-    "model_name_or_path": "model.source",
-    "model_name": "model.source",
-    "pretrain": "model.source",
-    "base_model": "model.source",
-    "model_revision": "model.revision",
-    "enable_thinking": "prompts.template_args.enable_thinking",
-    "thinking": "prompts.template_args.enable_thinking",
-    "chat_template_kwargs": "prompts.template_args",
-    "template_kwargs": "prompts.template_args",
-    "chat_template_path": "prompts.chat_template",
-    "tokenizer_chat_template": "prompts.chat_template",
-    "torch_dtype": "model.dtype",
-    "bf16": "model.dtype",
-    "use_cpu": "model.device",
-    "no_cuda": "model.device",
-    "use_liger_kernel": "model.kernels",
-    "peft_config": "model.lora.rank",
-    "use_peft": "model.lora.rank",
-    "lora_r": "model.lora.rank",
-    "lora_rank": "model.lora.rank",
-    "lora_alpha": "model.lora.alpha",
-    "lora_target_modules": "model.lora.targets",
-    "target_modules": "model.lora.targets",
-    "teacher_model_name_or_path": "teacher.source",
-    "reward_funcs": "rewards",
-    "reward_functions": "rewards",
-    "reward_weights": "rewards.N.weight",
-    "save_steps": "checkpoints.every_steps",
-    "save_freq": "checkpoints.every_steps",
-    "save_total_limit": "checkpoints.keep",
-    "max_ckpt_num": "checkpoints.keep",
-    "load_best_model_at_end": "checkpoints.best",
-    "eval_steps": "evaluation.every_steps",
-    "test_freq": "evaluation.every_steps",
-    "num_generations_eval": "evaluation.samples",
-    "eval_n_samples_per_prompt": "evaluation.samples",
-    "eval_temperature": "evaluation.temperature",
-    "output_dir": "runs_folder",
-    "save_path": "runs_folder",
-    "default_local_dir": "runs_folder",
-    "run_name": "name",
-    "wandb_run_name": "name",
-    "experiment_name": "name",
-    "project_name": "monitors.wandb_project",
-    "use_wandb": "monitors.wandb",
-    "use_tensorboard": "monitors.tensorboard",
-    "report_to": "monitors.also",
-    "logger": "monitors.also",
-    "disable_tqdm": "monitors.console",
-    "log_completions": "monitors.show_every",
-    "data_seed": "seed",
+Words = Mapping[str, Any]
+"""The other words that were given, by their last name: what a conversion may depend on."""
+
+
+@cache
+def read_tables() -> dict[str, Any]:
+    """The tables of foreign.toml."""
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+@cache
+def list_translated() -> dict[str, str]:
+    """What others call it -> our word."""
+    return {word: ours for ours, words in read_tables()["called"].items() for word in words}
+
+
+def explain_unclear(word: str) -> str:
+    """What to write for a word that one section has but that means something else to most people; "" for any other word."""
+    return str(read_tables()["unclear"].get(word, "")).replace("{cut}", read_tables()["cut"])
+
+
+def explain_missing(word: str) -> str:
+    """What there is in place of a word that other tools have and this one does not; "" where nothing is known of it."""
+    word, tables = word.lower().replace("-", "_"), read_tables()
+    found = (instead for pattern, instead in tables["missing"].items() if re.fullmatch(pattern, word))
+    return next(found, "").replace("{cut}", tables["cut"])
+
+
+def is_foreign(word: str) -> bool:
+    """Whether something is known of a word that is not ours."""
+    return word in list_translated() or bool(explain_unclear(word) or explain_missing(word))
+
+
+def find_remark(word: str) -> str:
+    """What to know of a word that has another name here."""
+    remarks = read_tables()["remarks"]
+    return remarks.get(word) or remarks.get(list_translated()[word], "")
+
+
+def convert_value(word: str, value: Any, beside: Words) -> dict[str, Any]:
+    """Our words with their values, for a word that has another name here; none where the value cannot be told."""
+    ours, tables = list_translated()[word], read_tables()
+    convert = CONVERSIONS.get(word) or CONVERSIONS.get(ours)
+    known = tables["values"].get(word) or tables["values"].get(ours)
+    try:
+        if word in tables["untold"]:
+            return {}
+        if convert:
+            found = convert(value, beside)
+        else:
+            found = known.get(str(value).lower().removeprefix("torch.")) if known else value
+    except (TypeError, ValueError, LookupError, ZeroDivisionError, OverflowError):
+        return {}
+    if found is None:
+        return {}
+    return found if isinstance(found, dict) and (convert or known) else {ours: found}
+
+
+# -- values that are counted otherwise ---------------------------------------------------------------------------------
+
+
+def find_number(words: Words, *names: str, default: float = 1) -> float:
+    """The first of these words that was given as a number."""
+    found = (words[name] for name in names if isinstance(words.get(name), int | float) and not isinstance(words[name], bool))
+    return next(found, default)
+
+
+def round_whole(value: float) -> int | None:
+    return round(value) if value >= 1 and abs(value - round(value)) < 1e-9 else None
+
+
+def count_prompts(completions: float, words: Words) -> int | None:
+    return round_whole(completions / find_number(words, "num_generations", "group_size", default=8))
+
+
+def count_updates(words: Words) -> float:
+    """Optimizer steps of one step: minibatches and passes, in TRL's words or in ours."""
+    cut = find_number(words, "steps_per_generation", default=0) / find_number(words, "gradient_accumulation_steps")
+    return max(1, cut or find_number(words, "minibatches_per_step")) * find_number(words, "num_iterations", "passes_per_step")
+
+
+def count_warmup(ratio: float, words: Words) -> int | None:
+    steps = find_number(words, "max_steps", default=0) or find_number(words, "num_steps", default=0) * count_updates(words)
+    return math.ceil(steps * ratio) if steps else None
+
+
+def split_clip(value: Any, words: Words) -> dict[str, Any]:
+    low, high = value if isinstance(value, list) and len(value) == 2 else (value, value)
+    return {"algorithm.clip_low": low, "algorithm.clip_high": high}
+
+
+def split_folder(value: Any, words: Words) -> dict[str, Any]:
+    path = PurePath(str(value))
+    return {"name": path.name} if str(path.parent) == "." else {"runs_folder": str(path.parent), "name": path.name}
+
+
+def name_trackers(value: Any, words: Words) -> dict[str, Any] | None:
+    names = value if isinstance(value, list) else [value]
+    known = names and all(name in ("tensorboard", "wandb") for name in names)
+    return {f"monitors.{name}": True for name in names} if known else None
+
+
+def follow_reference(alpha: float, words: Words) -> float | None:
+    return round(1 - alpha, 12) if 0 < alpha < 1 and find_number(words, "ref_model_sync_steps") == 1 else None
+
+
+CONVERSIONS: dict[str, Callable[[Any, Words], Any]] = {
+    "per_device_train_batch_size": lambda v, w: count_prompts(
+        v * find_number(w, "steps_per_generation", "gradient_accumulation_steps"), w
+    ),
+    "generation_batch_size": count_prompts,
+    "train_batch_size": lambda v, w: None if "rollout_batch_size" in w else v,
+    "max_steps": lambda v, w: round_whole(v / count_updates(w)),
+    "steps_per_generation": lambda v, w: round_whole(v / find_number(w, "gradient_accumulation_steps")),
+    "ppo_mini_batch_size": lambda v, w: round_whole(find_number(w, "train_batch_size", "prompts_per_step", default=0) / v),
+    "ref_model_sync_steps": lambda v, w: v if find_number(w, "ref_model_mixup_alpha") == 1 else None,
+    "ref_model_mixup_alpha": follow_reference,
+    "algorithm.clip_low and algorithm.clip_high": split_clip,
+    "epsilon_high": lambda v, w: {"algorithm.ratio_cap": v} if w.get("loss_type") == "cispo" else v,
+    "algorithm.dual_clip": lambda v, w: {"algorithm.region": "dual_clip", "algorithm.dual_clip": v},
+    "lr_warmup_steps": lambda v, w: v,
+    "optimizer.warmup_steps": count_warmup,
+    "optimizer.state_bits": lambda v, w: 8 if "8bit" in str(v) else None,
+    "sampling.stop": lambda v, w: v if isinstance(v, list) else [v],
+    "use_peft": lambda v, w: int(find_number(w, "lora_r", "lora_rank", default=16)) if v else None,
+    "model.lora.targets": lambda v, w: v if isinstance(v, list) else None,
+    "rewards": lambda v, w: f'[{{function="{v}"}}]' if isinstance(v, str) else None,
+    "rewards.N.weight": lambda v, w: {f"rewards.{n}.weight": x for n, x in enumerate(v)} if isinstance(v, list) else None,
+    "rewards.N.columns": lambda v, w: {"rewards.0.columns.answer": v},
+    "evaluation.sets": lambda v, w: {"evaluation.sets.test.source": v} if isinstance(v, str) else None,
+    "runs_folder": split_folder,
+    "monitors.also": name_trackers,
 }
-"""What others call it -> our word."""
-
-UNCLEAR_WORDS = {
-    "epsilon": "write algorithm.clip_low and algorithm.clip_high for the clip of the ratio, optimizer.epsilon for AdamW's",
-    "batch_size": "write train.prompts_per_step (with train.group_size) for training, cold_start.batch_size for demonstrations",
-    "kl": "write algorithm.kl_coef for its weight, monitors.kl = true to measure it where the weight is 0",
-    "clip": "write algorithm.clip_low and algorithm.clip_high for the clip of the ratio, critic.clip for PPO's value function",
-    "coef": "write teacher.coef for the weight of a teacher, algorithm.kl_coef for that of the KL, algorithm.entropy_coef for entropy",
-    "epochs": "write train.passes_per_step for passes over each batch, train.num_steps for the length of a run, "
-    "reward_model.epochs for the fit of a reward model",
-    "loss": "write algorithm.name, algorithm.region and algorithm.aggregation for the policy's, reward_model.loss for a reward model's",
-}
-"""Words that one section has but that mean something else to most people: refused undotted."""
-
-ONE_DEVICE = "a run is one process on one device (model.device)"
-CUT = "bending the distribution in training biases the ratio; [evaluation] has a temperature, top_p and top_k of its own"
-BY_ITSELF = "the engine chooses how much it samples side by side (sampling.slots)"
-NO_WORD = {
-    "logging_steps": "every step is written to metrics.jsonl and shown on the console; completions every monitors.show_every steps",
-    "logging_strategy": "every step is written to metrics.jsonl and shown on the console",
-    "logging_first_step": "every step is written to metrics.jsonl and shown on the console",
-    "logging_dir": "metrics.jsonl, and TensorBoard's events with monitors.tensorboard = true, are in the run folder (runs_folder, name)",
-    "num_completions_to_print": "the console shows one group every monitors.show_every steps; `cohort look RUN` shows any of them",
-    "save_strategy": "checkpoints.every_steps says when; the end and an interrupt are always saved",
-    "eval_strategy": "evaluation.every_steps says when; before and after training is always evaluated",
-    "evaluation_strategy": "evaluation.every_steps says when; before and after training is always evaluated",
-    "eval_on_start": "before and after training is always evaluated",
-    "do_train": "`cohort train` trains",
-    "do_eval": "evaluation.samples = 0 switches evaluation off",
-    "metric_for_best_model": "the best checkpoint is that of the best held-out reward (checkpoints.best)",
-    "resume_from_checkpoint": "go on with `cohort resume RUN`",
-    "overwrite_output_dir": "a run is never overwritten; choose another name",
-    "push_to_hub": "upload a run's model with `cohort export RUN --push OWNER/NAME`",
-    "hub_model_id": "upload a run's model with `cohort export RUN --push OWNER/NAME`",
-    "hub_token": "no token is kept in a recipe; huggingface_hub takes it from the environment",
-    "fp16": 'there is no float16: model.dtype is "bfloat16" or "float32", and the optimizer keeps float32',
-    "tf32": 'float32 is float32; for speed use model.dtype = "bfloat16"',
-    "torch_compile": "nothing is compiled by torch; model.kernels says which kernels are used",
-    "lora_dropout": "there is no dropout: the policy that samples must be the one that is scored",
-    "disable_dropout": "dropout is always off",
-    "ref_model": "the reference is the policy that the run started from; algorithm.kl_coef is its weight",
-    "processing_class": "the tokenizer comes with model.source",
-    "tokenizer": "the tokenizer comes with model.source",
-    "callbacks": "objects that watch are monitors: monitors.also, or cohort.train(monitors=[...])",
-    "remove_unused_columns": "every column of the rows goes to the rewards by name",
-    "per_device_eval_batch_size": BY_ITSELF,
-    "micro_rollout_batch_size": BY_ITSELF,
-    "gpu_memory_utilization": BY_ITSELF,
-    "dataloader_num_workers": "prompts are few and small: nothing is loaded by workers",
-    "group_by_length": "micro-batches hold no padding, so their order costs nothing",
-    "packing_samples": "micro-batches hold no padding",
-    "use_remove_padding": "micro-batches hold no padding",
-    "top_entropy_quantile": "not built in; algorithm.aggregation may be a function of your own",
-    "use_kl_loss": "algorithm.kl_in says where the KL acts, algorithm.kl_coef = 0 switches it off",
-    "use_kl_in_reward": 'algorithm.kl_in = "token_reward" or "completion_reward" puts the KL into the reward',
-    "generation_kwargs": CUT,
-    "attn_implementation": "the attention is chosen by the engine and the kernels (sampling.engine, model.kernels)",
-    "model_init_kwargs": "model.source, model.revision, model.dtype and model.device say how a model is loaded",
-    "apply_chat_template": "prompts that are messages are rendered with the chat template of the model, texts are not",
-    "use_adaptive_entropy": "algorithm.entropy_coef stays as it is",
-    "max_tool_calling_iterations": "a completion is one turn",
-    "tools": "a completion is one turn",
-    "local_rank": ONE_DEVICE,
-    "accelerator_config": ONE_DEVICE,
-    "ds3_gather_for_generation": ONE_DEVICE,
-}
-"""Words that have no counterpart, and what there is instead."""
-
-NO_WORD_PREFIXES = {
-    "vllm_": "completions are sampled by sampling.engine, in the trainer; there is no server to set up",
-    "hub_": NO_WORD["push_to_hub"],
-    "vespo_": "VESPO is not built in; algorithm.region may be a function of your own",
-    "torch_compile": NO_WORD["torch_compile"],
-    "use_transformers_": "completions are sampled by sampling.engine; local batches continuously",
-    "dataloader_": NO_WORD["dataloader_num_workers"],
-}
-
-
-def why_no_word(word: str) -> str:
-    """What there is in place of a word without a counterpart; "" where nothing is known of it."""
-    return NO_WORD.get(word) or next((said for prefix, said in NO_WORD_PREFIXES.items() if word.startswith(prefix)), "")
+"""Their word, or ours for all of theirs -> the value as ours has it, or our words with their values; None: it cannot be told."""

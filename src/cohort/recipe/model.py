@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from cohort.recipe.refused import why_no_device
+from cohort.recipe.devices import why_no_device
 from cohort.recipe.section import Section
 
 

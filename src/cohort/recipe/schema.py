@@ -17,7 +17,6 @@ from cohort.recipe.engines import ABOUT_ENGINES, AUTO, ENGINES
 from cohort.recipe.model import LoraConfig as LoraConfig
 from cohort.recipe.model import ModelConfig as ModelConfig
 from cohort.recipe.model import ScratchConfig as ScratchConfig
-from cohort.recipe.refused import CUT, CUTS_INSTEAD
 from cohort.recipe.rules import reward_name, why_choices_are_refused, why_too_large
 from cohort.recipe.section import Section, nearest
 from cohort.recipe.stopping import parse_conditions
@@ -146,8 +145,6 @@ class SamplingConfig(Section):
     cuda_graphs: bool = Field(
         True, description="Capture decode steps in CUDA graphs: a few seconds at the start, several times the speed after."
     )
-    top_p: float = Field(1.0, gt=0, le=1, description="Must stay 1 in training; see [evaluation] for evaluation.")
-    top_k: int = Field(0, ge=0, description="Must stay 0 in training; see [evaluation] for evaluation.")
 
     @field_validator("engine")
     @classmethod
@@ -352,8 +349,6 @@ class Recipe(Section):
             raise ValueError(
                 f"evaluation.temperature: {self.evaluation.temperature:g} divides the logits out of range. Use 0 for greedy completions."
             )
-        if self.sampling.top_p < 1.0 or self.sampling.top_k > 0:
-            raise ValueError(f"sampling.top_p / sampling.top_k: {CUT.format(what='a cut', instead=CUTS_INSTEAD)}.")
         others = {f"evaluation.sets.{name}": config for name, config in self.evaluation.sets.items()}
         others |= {"cold_start.source": self.cold_start.source} if self.cold_start.source else {}
         for place, config in others.items():

@@ -46,7 +46,17 @@ def keep_small_held_out_sets(tree: Tree) -> Tree:
     return tree
 
 
-CHANGES: tuple[Callable[[Tree], Tree], ...] = (name_moved_functions, keep_small_held_out_sets)
+def leave_out_cuts(tree: Tree) -> Tree:
+    """Version 2 to 3: `[sampling]` has no top_p and top_k, which could only be 1 and 0. Any other value is left, and refused."""
+    sampling = tree.get("sampling")
+    if isinstance(sampling, dict):
+        for word, off in (("top_p", 1.0), ("top_k", 0)):
+            if sampling.get(word) == off:
+                del sampling[word]
+    return tree
+
+
+CHANGES: tuple[Callable[[Tree], Tree], ...] = (name_moved_functions, keep_small_held_out_sets, leave_out_cuts)
 """CHANGES[n] makes a recipe of version n + 1 out of one of version n."""
 
 VERSION = len(CHANGES)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from cohort.data.rows import load_rows
 from cohort.errors import RecipeError, RunError
 from cohort.observe.run_folder import open_run_at
-from cohort.recipe.file import OTHER_WORDS, is_section_value, load_recipe, resolve_undotted
+from cohort.recipe.file import is_section_value, load_recipe, resolve_undotted
+from cohort.recipe.foreign import list_translated
 from cohort.recipe.materials import Materials
 from cohort.recipe.schema import EvaluationConfig
 from cohort.tools.evaluate import Problems, evaluate_target, load_problems, refuse_lost_rewards, refuse_missing_model, say
@@ -113,7 +114,7 @@ def evaluation_words(settings: Mapping[str, Any], rows_given: bool) -> dict[str,
 
 def refuse_other_word(key: str) -> None:
     """What others call a word of [evaluation]; in training the same word may mean another."""
-    ours = str(OTHER_WORDS.get(key, "")).partition(" ")[0].rpartition(".")[2]
+    ours = list_translated().get(key, "").partition(" ")[0].rpartition(".")[2]
     ours = "samples" if ours == "group_size" else ours
     if ours in EvaluationConfig.model_fields:
         raise RecipeError(f"{key}: cohort.evaluate calls it {ours}.")

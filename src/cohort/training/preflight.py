@@ -19,7 +19,7 @@ from cohort.model.experts import ASKED_FOR
 from cohort.model.packing import make_examples
 from cohort.model.rotary import positions_of
 from cohort.model.teacher import look_at_teacher
-from cohort.recipe.refused import why_refused
+from cohort.recipe.foreign import explain_missing
 from cohort.recipe.schema import Recipe
 from cohort.rewards.format import asks_for_form
 from cohort.rewards.math.find import cell_text
@@ -282,7 +282,7 @@ def sampling_check(parts: Parts) -> Check:
 def generation_words(parts: Parts) -> str:
     """What the model's own generation_config.json would cut, punish or forbid, which sampling in training never does."""
     asked = parts.policy.model.generation_config.to_diff_dict()
-    cuts = {name: value for name, value in asked.items() if name in ("top_p", "top_k", "temperature") or why_refused(name)}
+    cuts = {name: value for name, value in asked.items() if name in ("top_p", "top_k", "temperature") or explain_missing(name)}
     listed = ", ".join(f"{name} {value}" for name, value in cuts.items())
     return f"the checkpoint's generation_config is not used{f': {listed}' if listed else ''}"
 

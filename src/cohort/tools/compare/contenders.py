@@ -29,7 +29,7 @@ from cohort.recipe.file import (
     read_tree,
     resolve_undotted,
 )
-from cohort.recipe.foreign import OTHER_WORDS, UNCLEAR_WORDS
+from cohort.recipe.foreign import is_foreign
 from cohort.recipe.own import resolve_recipe
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import nearest
@@ -122,7 +122,7 @@ def is_recipe_key(key: str) -> bool:
     if "." in key:
         return key.partition(".")[0] in Recipe.model_fields
     names = {path.rsplit(".", 1)[-1] for path, _ in leaf_fields(Recipe)}
-    return key in names or any(key in known for known in (Recipe.model_fields, PREFERRED, OTHER_WORDS, UNCLEAR_WORDS))
+    return key in {*names, *Recipe.model_fields, *PREFERRED} or is_foreign(key)
 
 
 def is_contender(spec: str) -> bool:
