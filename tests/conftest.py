@@ -21,8 +21,7 @@ from cohort.model.packing import Example, pack
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.model import ScratchConfig
-from cohort.recipe.schema import Recipe
+from cohort.recipe.schema import Recipe, ScratchConfig
 from cohort.training.drawing import Collected
 from cohort.training.experience import Models, credit_tokens, make_batch
 from cohort.training.objective import compares_pairs, reads_logprobs, token_loss, weigh_tokens

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import cohort
 from cohort.errors import ModelError, PromptError, RecipeError, RunError
 from cohort.model.scratch import build_scratch
-from cohort.recipe.model import ScratchConfig
+from cohort.recipe.schema import ScratchConfig
 from cohort.types import NoiseKey, Prompt, Sampling
 from session_tools import differences, digit_share, rows_of
 

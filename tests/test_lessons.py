@@ -17,7 +17,7 @@ from cohort.errors import EngineError, InvariantError
 from cohort.model.critic import NoCritic
 from cohort.model.scratch import build_scratch
 from cohort.ops.attention import check_plain_causal
-from cohort.recipe.model import ScratchConfig
+from cohort.recipe.schema import ScratchConfig
 from cohort.training.drawing import Collected, as_groups
 from cohort.training.experience import Models
 from cohort.types import Completion, Outcome, Prompt

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import cohort
 from cohort.model.scratch import build_scratch
-from cohort.recipe.model import ScratchConfig
+from cohort.recipe.schema import ScratchConfig
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

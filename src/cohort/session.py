@@ -18,7 +18,7 @@ from cohort.observe.outcome import RunResult, describe_failure
 from cohort.observe.run_folder import RunFolder, make_paths_absolute
 from cohort.recipe.materials import Materials
 from cohort.recipe.own import resolve_recipe
-from cohort.recipe.rules import recipe_warnings, trusted_sources
+from cohort.recipe.rules import list_trusted_sources, recipe_warnings
 from cohort.recipe.schema import Recipe
 from cohort.recipe.words import describe, template_words
 from cohort.rewards.base import RewardRunner
@@ -143,7 +143,7 @@ class Session:
             iterations = recipe.reward_model.iterations
             learned = f"; the reward is a learned model's, fitted {iterations} times" if iterations else ""
             self.monitors.on_message(f"algorithm {describe(recipe.algorithm, recipe.teacher)}{learned}")
-        for source in trusted_sources(recipe):
+        for source in list_trusted_sources(recipe):
             self.monitors.on_message(
                 f"trust_remote_code: Python code that ships with {source} runs here, with your rights and outside of every jail"
             )
@@ -349,7 +349,7 @@ class Session:
             summary["seconds"] = round(parts.clock.read(), 2)
             summary["parameters"] = parts.policy.num_parameters
             summary["peak_memory_gib"] = round(peak_memory_gib(parts.policy.device), 4)
-            if trusted := trusted_sources(self.recipe):
+            if trusted := list_trusted_sources(self.recipe):
                 summary["trust_remote_code"] = trusted
             if jail := self.rewards.jail:
                 summary["jail"] = jail

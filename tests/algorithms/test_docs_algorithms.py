@@ -14,15 +14,15 @@ from typing import Any, get_args
 
 import pytest
 
-from cohort.algorithms import contradictions
+from cohort.algorithms.fitting import CONDITIONS, CONTRADICTIONS, OFF
 from cohort.algorithms.named import FIELDS, NAMED
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
-from cohort.recipe import rules
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.built_in import find_recipe, split_words
 from cohort.recipe.choices import COLUMNS, preset_choices, summary_row
 from cohort.recipe.file import load_recipe
+from cohort.recipe.rules import RULES
 from cohort.tools.compare.contenders import find_contenders
 from doc_examples import examples_of
 
@@ -213,6 +213,9 @@ def test_what_the_page_says_is_refused_is_and_its_way_out_is_not(refused, becaus
     load_recipe(overrides=instead.split())
 
 
+ABOUT_CHOICES = ("algorithm.", "reward_model.iterations", "teacher.", "train.group_size", "sampling.temperature")
+
+
 def test_no_rule_of_the_code_is_missing_on_the_page():
     reasons = []
     for refused, _, _ in COMBINATIONS:
@@ -220,22 +223,15 @@ def test_no_rule_of_the_code_is_missing_on_the_page():
             load_recipe(overrides=refused.split())
         except RecipeError as problem:
             reasons.append(str(problem))
-    found = [
-        rule
-        for file in (contradictions.__file__, rules.__file__)
-        for rule in ast.parse(Path(file).read_text(encoding="utf-8")).body
-        if isinstance(rule, ast.FunctionDef) and rule.name.startswith(("about_", "why_no_"))
+    switches = [condition.otherwise for condition in CONDITIONS if condition.refused and OFF.keys() & {*condition.choices}]
+    texts = [
+        *switches,
+        *(reason for _, reason in CONTRADICTIONS),
+        *(reason for _, reason in RULES if reason.startswith(ABOUT_CHOICES)),
     ]
-    returns = [
-        node.value
-        for rule in found
-        for node in ast.walk(rule)
-        if isinstance(node, ast.Return) and not (isinstance(node.value, ast.Constant) and node.value.value == "")
-    ]
-    assert len(returns) >= 25
-    for value in returns:
-        words = [node.value for node in ast.walk(value) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-        longest = max(words, key=len)
+    assert len(texts) >= 30
+    for text in texts:
+        longest = max(re.split(r"\{.*?\}", text), key=len)
         assert any(longest in reason for reason in reasons), longest
 
 

@@ -1,4 +1,4 @@
-"""algorithms/effects.py both ways, by computing: what it calls idle changes no bit of a step, what it does not call so changes some.
+"""algorithms/fitting.py both ways, by computing: what it calls idle changes no bit of a step, what it does not call so changes some.
 
 A step is made as the loop makes it: rewards with the overlong penalty, make_batch, and the loss and gradient of its
 second pass, under a policy that has moved since, so that ratios lie on both sides of every limit.
@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cohort.algorithms.effects import ALWAYS, CONDITIONS, idle
+from cohort.algorithms.fitting import ALWAYS, CONDITIONS, explain_idle
 from cohort.algorithms.named import FIELDS, NAMED, parameter_words
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import SAMPLED
@@ -249,7 +249,7 @@ def flips(choices: dict[str, Any], choice: str) -> Iterator[AlgorithmConfig]:
 def test_what_is_idle_changes_no_bit_and_what_is_not_changes_some(base):
     algorithm = AlgorithmConfig(**base)
     choices = algorithm.model_dump()
-    without, here = idle(choices), take_step(algorithm)
+    without, here = explain_idle(choices), take_step(algorithm)
     assert here.same(take_step(algorithm))
     for choice in AlgorithmConfig.model_fields:
         if choice in ("name", "args"):  # args are for functions of a user's own
@@ -264,9 +264,9 @@ def test_what_is_idle_changes_no_bit_and_what_is_not_changes_some(base):
 def test_a_teacher_pushes_tokens_down_beside_an_advantage_that_pushes_none():
     choices = {"name": "online_rft", "region": "clip"}
     algorithm, flipped = AlgorithmConfig(**choices), AlgorithmConfig(**choices, clip_low=0.05)
-    assert "clip_low" in idle(algorithm.model_dump())
+    assert "clip_low" in explain_idle(algorithm.model_dump())
     assert take_step(algorithm).same(take_step(flipped))
-    assert "clip_low" not in idle(algorithm.model_dump(), taught=True)
+    assert "clip_low" not in explain_idle(algorithm.model_dump(), taught=True)
     assert not take_step(algorithm, taught=True).same(take_step(flipped, taught=True))
     assert "without effect here: clip_low" in describe(flipped)
     assert "changed from the preset: region clip instead of none, clip_low 0.05" in describe(flipped, TeacherConfig(source="t"))
@@ -313,17 +313,19 @@ SWITCHES = {
 def test_what_may_not_be_switched_on_is_idle(base):
     choices = AlgorithmConfig(**base).model_dump()
     for choice in SWITCHES:
-        assert any(flips(choices, choice)) or choice in idle(choices), choice
+        assert any(flips(choices, choice)) or choice in explain_idle(choices), choice
 
 
 def test_who_has_a_reference_that_may_move_and_an_estimate_of_the_kl():
-    without = idle(AlgorithmConfig(name="dpo").model_dump())
+    without = explain_idle(AlgorithmConfig(name="dpo").model_dump())
     assert {"kl_estimator", "kl_in", "kl_corrected", "kl_target"} <= without.keys()
     assert not {"kl_coef", "reference_every", "reference_decay"} & without.keys()
-    assert idle(AlgorithmConfig(name="rloo").model_dump())["kl_corrected"] == "only a KL in the loss is corrected"
-    fixed = idle(AlgorithmConfig(name="rft", kl_coef=0.1).model_dump())
+    assert explain_idle(AlgorithmConfig(name="rloo").model_dump())["kl_corrected"] == "only a KL in the loss is corrected"
+    fixed = explain_idle(AlgorithmConfig(name="rft", kl_coef=0.1).model_dump())
     assert "kl_estimator" not in fixed
-    assert fixed["reference_every"] == fixed["reference_decay"] == "data 'start' is sampled from the reference, which stays"
+    assert (
+        fixed["reference_every"] == fixed["reference_decay"] == "data 'start' is sampled from the reference, which cannot move"
+    )
 
 
 def test_the_floor_acts_where_prompts_are_chosen_and_nowhere_else():
@@ -338,7 +340,7 @@ def test_the_floor_acts_where_prompts_are_chosen_and_nowhere_else():
             if isinstance(stream, InformativeChoice):
                 stream.record({index: (0 if index < 20 else 4, 8) for index in range(40)})
             drawn.append([prompt.index for prompt in stream.take(0, 40)])
-        assert (drawn[0] == drawn[1]) == ("choice_floor" in idle(algorithm.model_dump()))
+        assert (drawn[0] == drawn[1]) == ("choice_floor" in explain_idle(algorithm.model_dump()))
 
 
 def test_a_run_says_which_of_its_changes_have_no_effect():
@@ -350,7 +352,7 @@ def test_a_run_says_which_of_its_changes_have_no_effect():
     masked = describe(AlgorithmConfig(name="sft", mask_truncated=True))
     assert "cut completions masked" not in masked
     assert "changed" not in masked
-    assert "without effect here: mask_truncated (only sampled" in masked
+    assert "without effect here: mask_truncated (data 'demonstrations' is not sampled" in masked
     acting = describe(AlgorithmConfig(name="reinforce++", gamma=0.9, mask_truncated=True))
     assert "cut completions masked (changed from the preset: gamma 0.9 instead of 1.0, mask_truncated True" in acting
     assert "without effect" not in acting

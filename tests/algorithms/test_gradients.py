@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import conftest
-from cohort.algorithms.contradictions import contradiction
+from cohort.algorithms.fitting import find_contradiction
 from cohort.algorithms.named import NAMED
 from cohort.algorithms.presets import PRESETS
 from cohort.model.packing import Example, MicroBatch, pack
@@ -43,7 +43,7 @@ def policy_at(temperature: float = 1.0) -> Policy:
 
 
 def allowed(**choices: Any) -> bool:
-    return not contradiction(AlgorithmConfig().model_dump() | choices)
+    return not find_contradiction(AlgorithmConfig().model_dump() | choices)
 
 
 REGION_AND_AGGREGATION = [

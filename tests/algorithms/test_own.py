@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from cohort.algorithms.advantages import TokenCredit
-from cohort.algorithms.effects import idle
+from cohort.algorithms.fitting import explain_idle
 from cohort.algorithms.own import OWN_KINDS, own_document, parse_own, resolve_own
 from cohort.algorithms.regions import unbounded
 from cohort.algorithms.registry import READABLE, AdvantageTraits, BadChoice, Kind, RegionTraits, make_choice
@@ -201,7 +201,7 @@ def test_rules_for_built_in_choices_hold_for_a_users_function_once_it_is_known(m
     ):
         resolve(algorithm=own, train={"group_size": 1})
     resolve(algorithm={"advantage": "somebodys:raw"}, train={"group_size": 1})  # its decorator says that it compares nothing
-    with pytest.raises(RecipeError, match="zero_variance 'drop' takes groups of equals away"):
+    with pytest.raises(RecipeError, match=r'zero_variance "drop" does not fit: advantage .* learns from groups of equals too'):
         resolve(algorithm={"advantage": "somebodys:raw", "zero_variance": "drop"})
     with pytest.raises(RecipeError, match="data 'start' is never sampled again"):
         resolve(algorithm={"region": "somebodys:bare", "data": "start", "kl_coef": 0.0})
@@ -238,10 +238,10 @@ def test_the_page_lists_what_a_function_may_read():
 
 def test_a_word_that_a_users_function_names_has_an_effect(mine):
     made = algorithm(advantage="somebodys:centred", region="none", clip_low=0.1)
-    without = idle(made.model_dump(), made.own)
+    without = explain_idle(made.model_dump(), made.own)
     assert "clip_low" not in without  # region none reads no clip range; the advantage does
     assert "clip_high" in without
-    assert idle(made.model_dump()) == {}  # unresolved: nothing is said
+    assert explain_idle(made.model_dump()) == {}  # unresolved: nothing is said
 
 
 def test_an_algorithm_is_described_with_what_its_functions_are_told(mine):
@@ -273,7 +273,7 @@ def test_facts_come_back_from_the_document_as_they_were_without_the_function(kno
             then.name, then.digest, then.traits, then.reads, then.parameters, then.sentence
         )  # fmt: skip
     assert describe(read) == describe(made)
-    assert idle(read.model_dump(), read.own) == idle(made.model_dump(), made.own)
+    assert explain_idle(read.model_dump(), read.own) == explain_idle(made.model_dump(), made.own)
 
 
 def test_arguments_that_json_has_no_word_for_are_written_as_text(mine):

@@ -18,8 +18,7 @@ from cohort.model.loading import load_adapted, load_model
 from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
-from cohort.recipe.model import LoraConfig, ModelConfig
-from cohort.recipe.schema import OptimizerConfig
+from cohort.recipe.schema import LoraConfig, ModelConfig, OptimizerConfig
 from cohort.training.updates import mismatch_limit
 from cohort.types import NoiseKey, Outcome, Prompt, Rollout, Sampling
 from model_zoo import write_model

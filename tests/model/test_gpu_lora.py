@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from cohort.model import lora
 from cohort.model.policy import Policy
-from cohort.recipe.model import LoraConfig
+from cohort.recipe.schema import LoraConfig
 from session_tools import bits, rows_of, train_tiny
 from test_session import FAST
 

@@ -28,9 +28,8 @@ from cohort.model.policy import Policy
 from cohort.model.reference import Reference
 from cohort.recipe.file import load_recipe
 from cohort.recipe.materials import Materials
-from cohort.recipe.model import LoraConfig, ModelConfig
 from cohort.recipe.rules import recipe_warnings
-from cohort.recipe.schema import OptimizerConfig
+from cohort.recipe.schema import LoraConfig, ModelConfig, OptimizerConfig
 from cohort.training import build, checkpoint, training_parts
 from conftest import library_loss_and_gradients, ragged_examples, relative_difference, tiny_policy
 from session_tools import bits, digit_share, rows_of, summary_of, tiny, train_tiny, without_timing

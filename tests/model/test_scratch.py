@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cohort.data.tasks import load_task
 from cohort.errors import ModelError
 from cohort.model.scratch import build_scratch, build_tokenizer
-from cohort.recipe.model import ScratchConfig
+from cohort.recipe.schema import ScratchConfig
 
 SMALL = ScratchConfig(hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1, max_positions=64)
 ALPHABET = "0123456789+=>\n "

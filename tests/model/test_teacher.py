@@ -12,8 +12,7 @@ from cohort.model.digest import digest_weights, sample_weights
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.model.teacher import load_teacher, look_at_teacher
-from cohort.recipe.model import ScratchConfig
-from cohort.recipe.schema import TeacherConfig
+from cohort.recipe.schema import ScratchConfig, TeacherConfig
 
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from cohort.model.scratch import build_scratch
 from cohort.model.tokenizer import PROBES, ids_of, load_tokenizer
-from cohort.recipe.model import ScratchConfig
+from cohort.recipe.schema import ScratchConfig
 
 TEXT = "12 + 3 = 15"
 

@@ -25,8 +25,7 @@ from cohort.ops.adam8 import (
     rule_at,
     update_pieces,
 )
-from cohort.recipe.model import ScratchConfig
-from cohort.recipe.schema import OptimizerConfig
+from cohort.recipe.schema import OptimizerConfig, ScratchConfig
 
 BETA1, BETA2 = 0.9, 0.999
 

@@ -28,7 +28,7 @@ from cohort.ops.packed_attention import (
     padded_attention,
     segment_attention,
 )
-from cohort.recipe.model import ScratchConfig
+from cohort.recipe.schema import ScratchConfig
 from conftest import gradients, ragged_examples, relative_difference, tiny_policy
 
 ROWS = ((4, 5), (4, 1), (4, 7), (2, 3), (2, 6), (6, 2), (1, 1))

@@ -11,7 +11,7 @@ from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.ops.rounding import STEADY_ROWS, steady_rows
-from cohort.recipe.model import ScratchConfig
+from cohort.recipe.schema import ScratchConfig
 from cohort.types import NoiseKey, Outcome, Prompt, Rollout, Sampling
 
 SHAPES = [(128, 128), (128, 64), (128, 384), (384, 128), (128, 20), (256, 256), (64, 48), (32, 64)]

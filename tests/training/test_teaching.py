@@ -21,8 +21,7 @@ from cohort.model.scratch import build_scratch
 from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import load_recipe
-from cohort.recipe.model import ScratchConfig
-from cohort.recipe.schema import CriticConfig, OptimizerConfig, TeacherConfig
+from cohort.recipe.schema import CriticConfig, OptimizerConfig, ScratchConfig, TeacherConfig
 from cohort.tools.doctor import run_doctor
 from cohort.training import preflight
 from cohort.training.drawing import Collected

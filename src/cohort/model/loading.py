@@ -21,7 +21,7 @@ from cohort.model import four_bit, lora
 from cohort.model.folders import refuse_unfit_source
 from cohort.model.tokenizer import load_tokenizer
 from cohort.recipe.devices import why_no_device
-from cohort.recipe.model import ModelConfig
+from cohort.recipe.schema import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LOADING_PROBLEMS = (

@@ -34,7 +34,7 @@ from cohort.base.keyed import keyed_hash
 from cohort.errors import ModelError
 from cohort.model import four_bit
 from cohort.model.digest import digest_weights, is_whole, sampled_bytes
-from cohort.recipe.model import LoraConfig
+from cohort.recipe.schema import LoraConfig
 
 NAME = "default"
 """Of the one adapter in a tree of modules: the name that PEFT's own files and loaders take for granted."""

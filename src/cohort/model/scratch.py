@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from cohort.errors import ModelError
-from cohort.recipe.model import ScratchConfig
+from cohort.recipe.schema import ScratchConfig
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 """Three separate tokens. There is no BOS: every prompt has a first character, and position 0 tells itself."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PrivateAttr, create_model, field_validator, model_validator
 
-from cohort.algorithms.contradictions import contradiction
+from cohort.algorithms.fitting import find_contradiction
 from cohort.algorithms.named import FIELDS, NAMED, Chosen, Own, declared_words
 from cohort.algorithms.own import OWN_FUNCTION, OWN_KINDS, is_word, named_own
 from cohort.algorithms.presets import PRESETS
@@ -156,7 +156,7 @@ class AlgorithmWords(Section):
                 f"args ({', '.join(self.args)}) are parameters of functions of your own, and no choice names one. Built-in choices "
                 "are told by words of [algorithm]."
             )
-        reason = contradiction(self.model_dump())
+        reason = find_contradiction(self.model_dump())
         if reason:
             raise ValueError(reason)
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cohort.algorithms.effects import idle
+from cohort.algorithms.fitting import explain_idle
 from cohort.algorithms.named import Chosen, Own
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
@@ -30,7 +30,7 @@ def preset_choices(name: str) -> Choices:
 
 def in_use(choices: Mapping[str, Any], own: Own | None = None) -> Choices:
     """The choices that act: a clip range says nothing about an algorithm that clips nothing."""
-    without = idle(choices, own)
+    without = explain_idle(choices, own)
     return {choice: value for choice, value in choices.items() if choice not in without}
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cohort.algorithms.contradictions import contradiction
+from cohort.algorithms.fitting import find_contradiction
 from cohort.algorithms.own import named_own, resolve_own
 from cohort.errors import RecipeError
-from cohort.recipe.rules import why_choices_are_refused
+from cohort.recipe.rules import find_refusal
 from cohort.recipe.schema import Recipe
 
 
@@ -16,8 +16,8 @@ def resolve_recipe(recipe: Recipe) -> Recipe:
         return recipe
     own = resolve_own(words)
     resolved = recipe.model_copy(update={"algorithm": recipe.algorithm.resolved(own)})
-    if reason := contradiction(words, own):
+    if reason := find_contradiction(words, own):
         raise RecipeError(f"algorithm: {reason}")
-    if reason := why_choices_are_refused(resolved):
+    if reason := find_refusal(resolved):
         raise RecipeError(reason)
     return resolved

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cohort.algorithms.effects import LOWERED
+from cohort.algorithms.fitting import LOWERED
 from cohort.algorithms.registry import SAMPLED
 
 if TYPE_CHECKING:
@@ -35,16 +36,153 @@ SIZES: tuple[tuple[tuple[str, ...], int, str, int], ...] = (
 one of them takes at the very least (of a completion: ids, log-probs, outcome, and its place in the batch)."""
 
 
-def why_choices_are_refused(recipe: Recipe) -> str:
-    """What the facts of the choices forbid beside the rest of the recipe; asked again when a user's functions are resolved."""
-    algorithm = recipe.algorithm
-    if recipe.monitors.kl and (algorithm.data != "policy" or algorithm.chosen.region.traits.preference):
-        return (
-            "monitors.kl: the KL is measured on what the policy samples, and here it is not trained on that (algorithm.data "
-            f"{algorithm.data!r}, region {algorithm.region!r}). Leave it out."
-        )
-    rules = (why_nothing_is_learned, why_parts_are_mixed_up, why_no_reward_model, why_no_teacher, why_nobody_to_trust)
-    return next((reason for rule in rules if (reason := rule(recipe))), "")
+LEAST_TEMPERATURE = 1e-3
+"""Below it sampling is greedy but for ties, and the logits of a wide model leave the range of floats."""
+
+
+def reward_name(reward: RewardConfig) -> str:
+    return reward.name or reward.function.rsplit(":", 1)[-1].rsplit(".", 1)[-1]
+
+
+def list_trust(recipe: Recipe) -> dict[str, tuple[bool, str]]:
+    """Section -> (whether code that ships with its model may run, where that comes from; "" for nowhere)."""
+    model = "" if recipe.model.source == "scratch" else recipe.model.source
+    return {
+        "model": (recipe.model.trust_remote_code, model),
+        "teacher": (recipe.teacher.trust_remote_code, recipe.teacher.source),
+        "reward_model": (recipe.reward_model.trust_remote_code, recipe.reward_model.source),
+    }
+
+
+def list_trusted_sources(recipe: Recipe) -> list[str]:
+    """Models of which code runs in this process, by the word of the recipe and by name."""
+    return [f"{word}.source {source}" for word, (trusted, source) in list_trust(recipe).items() if trusted]
+
+
+def has_group_of_one(r: Recipe) -> bool:
+    """Whether a completion has nobody to be compared with by an advantage that compares; not while a user's is unknown."""
+    advantage = r.algorithm.chosen.advantage
+    alone = r.train.num_steps > 0 and r.algorithm.data in SAMPLED and r.train.group_size == 1
+    return alone and advantage.known and advantage.traits.compares_group
+
+
+def mixes_up_parts(r: Recipe) -> bool:
+    """Whether an advantage that reads parts would take the overlong penalty for one of the recipe."""
+    reads_parts = "parts_PG" in r.algorithm.chosen.advantage.reads
+    return bool(r.algorithm.overlong_share) and reads_parts and OVERLONG_PART in map(reward_name, r.rewards)
+
+
+def find_idle_teacher_word(r: Recipe) -> str:
+    fields = type(r.teacher).model_fields
+    changed = (word for word in ("revision", "coef") if getattr(r.teacher, word) != fields[word].default)
+    return "" if r.teacher.source else next(changed, "")
+
+
+def find_second_template(r: Recipe) -> str:
+    others = {f"evaluation.sets.{name}": config for name, config in r.evaluation.sets.items()}
+    others |= {"cold_start.source": r.cold_start.source} if r.cold_start.source else {}
+    return next((place for place, config in others.items() if config.chat_template), "")
+
+
+def find_shared_names(r: Recipe) -> str:
+    names = [reward_name(reward) for reward in r.rewards]
+    return ", ".join(names) if len(set(names)) < len(names) else ""
+
+
+RULES: tuple[tuple[Callable[[Recipe], Any], str], ...] = (
+    (
+        lambda r: not r.train.num_steps and not r.cold_start.num_steps,
+        "train.num_steps: 0 trains the cold start alone, but cold_start.num_steps is 0 too: nothing to do.",
+    ),
+    (
+        lambda r: r.train.num_steps and r.algorithm.data in SAMPLED and r.sampling.temperature < LEAST_TEMPERATURE,
+        "sampling.temperature: {r.sampling.temperature:g} makes every completion of a group the same, so every advantage is 0 and nothing "
+        "is learned. Use 0.6 to 1.0.",
+    ),
+    (
+        lambda r: 0 < r.evaluation.temperature < LEAST_TEMPERATURE,
+        "evaluation.temperature: {r.evaluation.temperature:g} divides the logits out of range. Use 0 for greedy completions.",
+    ),
+    (
+        find_second_template,
+        "{found}.chat_template: a policy is asked in one form. Set prompts.chat_template for the whole run.",
+    ),
+    (
+        lambda r: sum(reward.outcome for reward in r.rewards) > 1,
+        "rewards: outcome = true on more than one part; exactly one part decides success.",
+    ),
+    (find_shared_names, "rewards: two parts share a name ({found}); give each its own `name`."),
+    (lambda r: why_too_large(r), "{found}"),
+    (
+        lambda r: r.monitors.kl and (r.algorithm.data != "policy" or r.algorithm.chosen.region.traits.preference),
+        "monitors.kl: the KL is measured on what the policy samples, and here it is not trained on that (algorithm.data "
+        "{r.algorithm.data!r}, region {r.algorithm.region!r}). Leave it out.",
+    ),
+    (
+        has_group_of_one,
+        "train.group_size: with advantage {r.algorithm.advantage!r} the group is its own baseline, and a group of one always has "
+        "advantage 0. Use a group_size of at least 2 (8 is usual).",
+    ),
+    (
+        mixes_up_parts,
+        f"rewards: {OVERLONG_PART!r} is the part that algorithm.overlong_share adds, and advantage {{r.algorithm.advantage!r}} would "
+        "read it in place of yours; give yours another `name`, or set algorithm.overlong_share = 0.",
+    ),
+    (
+        lambda r: r.reward_model.iterations and r.algorithm.data != "policy",
+        "reward_model.iterations: algorithm.data {r.algorithm.data!r} is not sampled anew, so a reward model that is fitted "
+        "on the policy's completions has nothing to judge. Use data = 'policy', or iterations = 0.",
+    ),
+    (
+        lambda r: r.reward_model.iterations and not r.algorithm.chosen.advantage.reads_reward,
+        "reward_model.iterations: advantage {r.algorithm.advantage!r} reads step rewards, parts or success, never the learned "
+        "reward of a completion. Use a group advantage such as 'group_normalized', or iterations = 0.",
+    ),
+    (
+        lambda r: r.reward_model.iterations and r.algorithm.overlong_share,
+        "reward_model.iterations: a learned score has no scale, so the overlong penalty of 0 to 1 may drown it or drown "
+        "in it. Set algorithm.overlong_share = 0.",
+    ),
+    (
+        lambda r: r.reward_model.iterations > r.train.num_steps,
+        "reward_model.iterations: {r.reward_model.iterations} fits for train.num_steps = {r.train.num_steps} steps; some would train "
+        "nothing. Use at most one per step.",
+    ),
+    (
+        find_idle_teacher_word,
+        "teacher.{found}: there is no teacher. Set teacher.source to a folder or hub id, or leave {found} out.",
+    ),
+    (
+        lambda r: not r.teacher.source and r.algorithm.chosen.advantage.traits.needs_teacher and r.train.num_steps,
+        "algorithm.advantage: {r.algorithm.advantage!r} credits no completion, so without a teacher nothing is learned. Set "
+        "teacher.source to the folder or hub id of a model with the same tokenizer, or use an advantage that reads rewards.",
+    ),
+    (
+        lambda r: r.teacher.source and r.algorithm.data != "policy",
+        "teacher.source: a teacher judges what the policy samples, and data {r.algorithm.data!r} is not sampled from it. Use data = "
+        "'policy', or no teacher; its written completions are learned by data = 'demonstrations'.",
+    ),
+    (
+        lambda r: r.teacher.source and r.algorithm.chosen.region.traits.preference,
+        "teacher.source: region {r.algorithm.region!r} compares whole completions, and a teacher credits single tokens. Use region = "
+        "'clip' with an advantage that compares rewards, or no teacher.",
+    ),
+    (
+        lambda r: r.teacher.source and r.algorithm.chosen.region.traits.one_value,
+        "teacher.source: region {r.algorithm.region!r} gives a completion one value, which fits one advantage per completion, and a "
+        "teacher credits single tokens. Use region = 'clip'.",
+    ),
+    (
+        lambda r: next((word for word, (trusted, source) in list_trust(r).items() if trusted and not source), ""),
+        "{found}.trust_remote_code: there is no {found}.source whose code could run. Leave it out.",
+    ),
+)
+"""What the sections forbid each other: whether it is found in a recipe (or what is), and the reason with the way out."""
+
+
+def find_refusal(recipe: Recipe) -> str:
+    """Why a recipe makes no sense as a whole; "" when it does. Asked again when a user's functions are resolved."""
+    return next((reason.format(r=recipe, found=found) for finds, reason in RULES if (found := finds(recipe))), "")
 
 
 def why_too_large(recipe: Recipe) -> str:
@@ -70,30 +208,6 @@ def reach_value(recipe: Recipe, word: str) -> Any:
     return value
 
 
-def why_parts_are_mixed_up(recipe: Recipe) -> str:
-    """Why an advantage that reads parts would take the overlong penalty for one of the recipe; "" when it would not."""
-    names = [reward_name(reward) for reward in recipe.rewards]
-    reads_parts = "parts_PG" in recipe.algorithm.chosen.advantage.reads
-    if not (recipe.algorithm.overlong_share and reads_parts and OVERLONG_PART in names):
-        return ""
-    return (
-        f"rewards: {OVERLONG_PART!r} is the part that algorithm.overlong_share adds, and advantage {recipe.algorithm.advantage!r} would "
-        "read it in place of yours; give yours another `name`, or set algorithm.overlong_share = 0."
-    )
-
-
-def why_nothing_is_learned(recipe: Recipe) -> str:
-    """Why a group of one teaches nothing here; "" when it does, and while a user's advantage is not resolved."""
-    algorithm, advantage = recipe.algorithm, recipe.algorithm.chosen.advantage
-    alone = recipe.train.num_steps > 0 and algorithm.data in SAMPLED and recipe.train.group_size == 1
-    if not (alone and advantage.known and advantage.traits.compares_group):
-        return ""
-    return (
-        f"train.group_size: with advantage {advantage.name!r} the group is its own baseline, and a group of one always has "
-        "advantage 0. Use a group_size of at least 2 (8 is usual)."
-    )
-
-
 def gold_column(rewards: Sequence[RewardConfig]) -> str:
     """The column that holds the right answer: the one that `answer` is fed from, by the part that decides success if it says so."""
     parts = sorted(rewards, key=lambda part: not part.outcome)
@@ -109,73 +223,13 @@ def needs_reference(recipe: Recipe) -> bool:
     return measures_kl(recipe) or recipe.algorithm.data == "start"
 
 
-def why_no_reward_model(recipe: Recipe) -> str:
-    """Why these choices would never read a learned reward, or read it wrongly; "" when they do."""
-    algorithm, iterations = recipe.algorithm, recipe.reward_model.iterations
-    if not iterations:
-        return ""
-    if algorithm.data != "policy":
-        return (
-            f"reward_model.iterations: algorithm.data {algorithm.data!r} is not sampled anew, so a reward model that is fitted "
-            "on the policy's completions has nothing to judge. Use data = 'policy', or iterations = 0."
-        )
-    if not algorithm.chosen.advantage.reads_reward:
-        return (
-            f"reward_model.iterations: advantage {algorithm.advantage!r} reads step rewards, parts or success, never the learned "
-            "reward of a completion. Use a group advantage such as 'group_normalized', or iterations = 0."
-        )
-    if algorithm.overlong_share:
-        return (
-            "reward_model.iterations: a learned score has no scale, so the overlong penalty of 0 to 1 may drown it or drown "
-            "in it. Set algorithm.overlong_share = 0."
-        )
-    if iterations > recipe.train.num_steps:
-        return (
-            f"reward_model.iterations: {iterations} fits for train.num_steps = {recipe.train.num_steps} steps; some would train "
-            "nothing. Use at most one per step."
-        )
-    return ""
-
-
-def why_no_teacher(recipe: Recipe) -> str:
-    """Why a teacher would have nothing to say here, or why nobody would; "" when it makes sense."""
-    algorithm, teacher = recipe.algorithm, recipe.teacher
-    region = algorithm.chosen.region
-    if not teacher.source:
-        idle = [name for name in ("revision", "coef") if getattr(teacher, name) != type(teacher).model_fields[name].default]
-        if idle:
-            return f"teacher.{idle[0]}: there is no teacher. Set teacher.source to a folder or hub id, or leave {idle[0]} out."
-        if algorithm.chosen.advantage.traits.needs_teacher and recipe.train.num_steps:
-            return (
-                f"algorithm.advantage: {algorithm.advantage!r} credits no completion, so without a teacher nothing is learned. Set "
-                "teacher.source to the folder or hub id of a model with the same tokenizer, or use an advantage that reads rewards."
-            )
-        return ""
-    if algorithm.data != "policy":
-        return (
-            f"teacher.source: a teacher judges what the policy samples, and data {algorithm.data!r} is not sampled from it. Use data = "
-            "'policy', or no teacher; its written completions are learned by data = 'demonstrations'."
-        )
-    if region.traits.preference:
-        return (
-            f"teacher.source: region {region.name!r} compares whole completions, and a teacher credits single tokens. Use region = "
-            "'clip' with an advantage that compares rewards, or no teacher."
-        )
-    if region.traits.one_value:
-        return (
-            f"teacher.source: region {region.name!r} gives a completion one value, which fits one advantage per completion, and a "
-            "teacher credits single tokens. Use region = 'clip'."
-        )
-    return ""
-
-
 def leaves_stale(algorithm: AlgorithmConfig) -> bool:
     """Whether nothing corrects for completions of a policy some updates ago."""
     region = algorithm.chosen.region
     return region.known and not region.traits.needs_ratio and not region.traits.preference
 
 
-def unread_rewards(recipe: Recipe) -> list[str]:
+def list_unread_rewards(recipe: Recipe) -> list[str]:
     """Rewards with weight that the advantage does not see: all but the one that decides success, where it reads that alone."""
     advantage = recipe.algorithm.chosen.advantage
     if recipe.algorithm.data not in SAMPLED or not advantage.reads_success or LOWERED & {*advantage.reads}:
@@ -184,77 +238,59 @@ def unread_rewards(recipe: Recipe) -> list[str]:
     return [reward_name(reward) for reward in recipe.rewards if reward is not outcome and reward.weight]
 
 
-def reward_name(reward: RewardConfig) -> str:
-    return reward.name or reward.function.rsplit(":", 1)[-1].rsplit(".", 1)[-1]
+@dataclass(frozen=True)
+class Range:
+    """What a value is known to work in, for pretrained models, where it applies."""
+
+    path: str
+    low: float
+    high: float
+    why: str
+    applies: Callable[[Recipe], bool] = lambda recipe: True
 
 
-def trusted_sources(recipe: Recipe) -> list[str]:
-    """Models of which code runs in this process, by the word of the recipe and by name."""
-    return [f"{word}.source {source}" for word, (trusted, source) in trust(recipe).items() if trusted]
+def clips_tokens(recipe: Recipe) -> bool:
+    """Whether single tokens are clipped: a whole completion's ratio moves by far less."""
+    region = recipe.algorithm.chosen.region
+    return "clip_low" in region.parameters and not region.traits.one_value
 
 
-def trust(recipe: Recipe) -> dict[str, tuple[bool, str]]:
-    """Section -> (whether code that ships with its model may run, where that comes from; "" for nowhere)."""
-    model = "" if recipe.model.source == "scratch" else recipe.model.source
-    return {
-        "model": (recipe.model.trust_remote_code, model),
-        "teacher": (recipe.teacher.trust_remote_code, recipe.teacher.source),
-        "reward_model": (recipe.reward_model.trust_remote_code, recipe.reward_model.source),
-    }
-
-
-def why_nobody_to_trust(recipe: Recipe) -> str:
-    for word, (trusted, source) in trust(recipe).items():
-        if trusted and not source:
-            return f"{word}.trust_remote_code: there is no {word}.source whose code could run. Leave it out."
-    return ""
+LORA_RATE = "a rule of thumb: LoRA needs about ten times the rate of full training, 1e-5 to 1e-4 where that takes 1e-6 to 1e-5"
+RANGES = (
+    Range(
+        "train.group_size",
+        4,
+        64,
+        "small groups are often without signal, large ones cost rollouts",
+        lambda r: r.algorithm.chosen.advantage.traits.compares_group,
+    ),
+    Range("sampling.temperature", 0.6, 1.0, "too low and a group holds copies, too high and it holds noise"),
+    Range("algorithm.clip_low", 0.1, 0.3, "the trust region of PPO and GRPO is about 0.2", clips_tokens),
+    Range("algorithm.clip_high", 0.1, 0.3, "DAPO's clip-higher is 0.28", clips_tokens),
+    Range("algorithm.kl_coef", 0.0, 0.04, "more KL than DeepSeekMath used holds the policy at its start"),
+    Range("optimizer.learning_rate", 1e-5, 1e-3, LORA_RATE, lambda r: r.model.lora.rank > 0),
+    Range("optimizer.learning_rate", 1e-7, 1e-5, "full fine-tuning with RL works around 1e-6", lambda r: not r.model.lora.rank),
+)
 
 
 def recipe_warnings(recipe: Recipe) -> list[str]:
     """Values outside the ranges that are known to work. Ranges are for pretrained models; from scratch none apply."""
-    warnings = []
+    warnings: list[str] = []
+    if not recipe.train.num_steps:
+        return warnings
     stale = recipe.train.minibatches_per_step * recipe.train.passes_per_step > 1
-    if recipe.train.num_steps and stale and recipe.algorithm.data == "policy" and leaves_stale(recipe.algorithm):
+    if stale and recipe.algorithm.data == "policy" and leaves_stale(recipe.algorithm):
         warnings.append(
             f"algorithm.region = {recipe.algorithm.region} corrects nothing on stale data, and with several minibatches or passes all but the first "
             "are stale: set train.minibatches_per_step = train.passes_per_step = 1, or use region = clip"
         )
-    unread = unread_rewards(recipe)
-    if recipe.train.num_steps and unread:
+    if unread := list_unread_rewards(recipe):
         warnings.append(
             f"algorithm.advantage = {recipe.algorithm.advantage} reads success alone, so these rewards are measured and without effect: "
             f"{', '.join(unread)}. Give them weight = 0 to say so, or use an advantage that reads rewards, such as group_normalized"
         )
-    if recipe.model.source == "scratch" or recipe.train.num_steps == 0:
-        return warnings
-
-    def check(path: str, value: float, low: float, high: float, why: str) -> None:
-        if not low <= value <= high:
-            warnings.append(f"{path} = {value:g} is outside {low:g} to {high:g}: {why}")
-
-    if recipe.algorithm.chosen.advantage.traits.compares_group:
-        why = "small groups are often without signal, large ones cost rollouts"
-        check("train.group_size", recipe.train.group_size, 4, 64, why)
-    check(
-        "sampling.temperature",
-        recipe.sampling.temperature,
-        0.6,
-        1.0,
-        "too low and a group holds copies, too high and it holds noise",
-    )
-    region = recipe.algorithm.chosen.region
-    if "clip_low" in region.parameters and not region.traits.one_value:  # a whole completion's ratio moves by far less
-        check("algorithm.clip_low", recipe.algorithm.clip_low, 0.1, 0.3, "the trust region of PPO and GRPO is about 0.2")
-        check("algorithm.clip_high", recipe.algorithm.clip_high, 0.1, 0.3, "DAPO's clip-higher is 0.28")
-    check(
-        "algorithm.kl_coef", recipe.algorithm.kl_coef, 0.0, 0.04, "more KL than DeepSeekMath used holds the policy at its start"
-    )
-    if recipe.model.lora.rank:
-        why = (
-            "a rule of thumb: LoRA needs about ten times the rate of full training, 1e-5 to 1e-4 where that takes 1e-6 to 1e-5"
-        )
-        check("optimizer.learning_rate", recipe.optimizer.learning_rate, 1e-5, 1e-3, why)
-    else:
-        why = "full fine-tuning with RL works around 1e-6"
-        check("optimizer.learning_rate", recipe.optimizer.learning_rate, 1e-7, 1e-5, why)
+    for known in RANGES if recipe.model.source != "scratch" else ():
+        value = reach_value(recipe, known.path)
+        if known.applies(recipe) and not known.low <= value <= known.high:
+            warnings.append(f"{known.path} = {value:g} is outside {known.low:g} to {known.high:g}: {known.why}")
     return warnings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cohort.algorithms.effects import idle
+from cohort.algorithms.fitting import explain_idle
 from cohort.algorithms.registry import SAMPLED, Choice, Kind
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.choices import written
@@ -85,7 +85,7 @@ def kl_words(algorithm: AlgorithmConfig) -> str:
 
 def extra_words(algorithm: AlgorithmConfig) -> str:
     """What acts beside data, advantage, region, aggregation and KL."""
-    without = idle(algorithm.model_dump(), algorithm.own)
+    without = explain_idle(algorithm.model_dump(), algorithm.own)
     words = {
         "refill_rounds": f"dynamic sampling, {algorithm.refill_rounds} more rounds at most",
         "overlong_share": f"soft overlong penalty over the last {algorithm.overlong_share:.0%}",
@@ -106,7 +106,7 @@ def extra_words(algorithm: AlgorithmConfig) -> str:
 
 def changes(algorithm: AlgorithmConfig, taught: bool = False) -> str:
     """Choices that act and are not those of the preset: "kl_coef 0.005 instead of 0.04"."""
-    own, without = algorithm.model_dump(), idle(algorithm.model_dump(), algorithm.own, taught=taught)
+    own, without = algorithm.model_dump(), explain_idle(algorithm.model_dump(), algorithm.own, taught=taught)
     preset = differences(algorithm)
     if algorithm.chosen.known:  # said with the functions that take them
         preset.pop("args", None)
@@ -115,7 +115,7 @@ def changes(algorithm: AlgorithmConfig, taught: bool = False) -> str:
 
 def without_effect(algorithm: AlgorithmConfig, taught: bool = False) -> str:
     """Choices that are not those of the preset and change nothing, each with the reason; those with one reason together."""
-    without = idle(algorithm.model_dump(), algorithm.own, taught=taught)
+    without = explain_idle(algorithm.model_dump(), algorithm.own, taught=taught)
     by_reason: dict[str, list[str]] = {}
     for choice in differences(algorithm):
         if choice in without:

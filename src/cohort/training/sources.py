@@ -69,7 +69,7 @@ class WrittenSource:
         """Nobody samples."""
 
     def complete(self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch) -> list[list[Completion]]:
-        # Not sampled, so there are no sampling log-probs; nothing reads them (contradictions.py).
+        # Not sampled, so there are no sampling log-probs; nothing reads them (algorithms/fitting.py).
         return [
             [Completion(ids, (0.0,) * len(ids), "stop", self.decode(ids)) for ids in self.completions[prompt.index]]
             for prompt in prompts
