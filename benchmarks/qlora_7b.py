@@ -26,8 +26,7 @@ from cohort.model import lora
 from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.packing import make_examples, pack
 from cohort.model.policy import Policy
-from cohort.recipe.schema import LoraConfig
-from cohort.recipe.schema import OptimizerConfig
+from cohort.recipe.schema import LoraConfig, OptimizerConfig
 from cohort.tools.bench.shapes import SHAPES, BenchShape, make_random_model, make_tokenizer, write_folder
 from cohort.types import NoiseKey, Outcome, Prompt, Rollout, Sampling
 
