@@ -30,7 +30,6 @@ LATE = {
 """Imports inside functions that would close a circle at the top of the file; all within one room."""
 
 LONG_FILES = {
-    "cohort.observe.diagnosis.signs": 560,
     "cohort.ops.fused.cpu": 437,
     "cohort.ops.fused.functions": 483,
     "cohort.ops.fused.kernels_decode": 449,
@@ -38,8 +37,7 @@ LONG_FILES = {
     "cohort.ops.logprobs": 403,
     "cohort.rewards.learned.model": 532,
     "cohort.sandbox.jail": 503,
-    "cohort.tools.audit.findings": 503,
-    "cohort.tools.audit.programs": 453,
+    "cohort.tools.audit.programs": 418,
     "cohort.training.reward_model": 447,
 }
 """Files over the limit, with the lines they have: none may grow, and one that has become short leaves the list."""

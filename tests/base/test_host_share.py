@@ -83,7 +83,7 @@ class Work:
         self.advantages_N = collect_batch(self.collected, self.models, RECIPE, 1, 0.0).advantages_N
 
     def outcome(self, row: int) -> Outcome:
-        """No answer is extracted, so that every string of the successes is looked at: the dear case of `hacking.look`."""
+        """No answer is extracted, so that every string of the successes is looked at: the dear case of `hacking.find_signs`."""
         right = (row + row // GROUP) % 2 == 0
         return Outcome({"judge": float(right)}, float(right), right, extras={"judge/verdict": "right" if right else "wrong"})
 
@@ -117,7 +117,7 @@ def milliseconds(function: Callable[[], Any]) -> float:
 def test_the_host_needs_a_small_part_of_a_step(work: Work, tmp_path: Path):
     """Each part within its budget, and all of them together within theirs."""
     folder, jsonl = RunFolder(tmp_path), JsonlMonitor(tmp_path)
-    signs = hacking.look(work.rollouts)
+    signs = hacking.find_signs(work.rollouts)
     row = {"evidence": signs.evidence, **{f"loss/{number}": number / 7 for number in range(90)}, **signs.metrics}
     console = ConsoleMonitor(tmp_path, RECIPE.model_dump(), console=Console(file=io.StringIO()))
     console.rows = [{"step": step, **row} for step in range(1, 401)]
@@ -133,7 +133,7 @@ def test_the_host_needs_a_small_part_of_a_step(work: Work, tmp_path: Path):
         "completions": (work.as_completions, 50.0),
         "rollouts": (work.as_rollouts, 10.0),
         "make_batch": (lambda: collect_batch(work.collected, work.models, RECIPE, 1, 0.0), 60.0),
-        "signs of hacking": (lambda: hacking.look(work.rollouts), 60.0),
+        "signs of hacking": (lambda: hacking.find_signs(work.rollouts), 60.0),
         "rollouts/": (lambda: folder.write_rollouts(1, work.rollouts, work.advantages_N), 80.0),
         "monitors": (watch, 35.0),
     }

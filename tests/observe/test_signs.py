@@ -11,7 +11,8 @@ from test_diagnosis import SHARED, healthy, keys
 import session_tools as tools
 from cohort.data.column_addition import column_addition
 from cohort.observe.diagnosis.history import Trend, trend_between
-from cohort.observe.diagnosis.signs import SAMPLED, frequent_pieces, look, same_answer, shared_string, step_metrics
+from cohort.observe.diagnosis.shared_string import SAMPLED, find_frequent_pieces, find_shared_string, is_same_answer
+from cohort.observe.diagnosis.signs import find_signs
 from cohort.recipe.file import build_recipe
 from cohort.types import Completion, Outcome, Prompt, Rollout
 
@@ -45,7 +46,7 @@ def groups(count, write, size=4):
 
 
 def test_lengths_of_right_and_wrong_completions():
-    signs = look(
+    signs = find_signs(
         [
             rollout(0, "a", True, tokens=10),
             rollout(0, "b", False, tokens=30),
@@ -60,10 +61,13 @@ def test_lengths_of_right_and_wrong_completions():
 
 
 def test_a_side_that_is_missing_has_no_length_and_unjudged_rollouts_have_no_signs():
-    assert step_metrics([rollout(0, "a", True, tokens=7)]) == {"rollout/length_right": 7.0, "rollout/shared_rewarded": 0.0}
-    assert "rollout/length_right" not in step_metrics([rollout(0, "a", False)])
-    assert look([rollout(0, "a", None)]).metrics == {}
-    assert look([]).metrics == {}
+    assert find_signs([rollout(0, "a", True, tokens=7)]).metrics == {
+        "rollout/length_right": 7.0,
+        "rollout/shared_rewarded": 0.0,
+    }
+    assert "rollout/length_right" not in find_signs([rollout(0, "a", False)]).metrics
+    assert find_signs([rollout(0, "a", None)]).metrics == {}
+    assert find_signs([]).metrics == {}
 
 
 # -- one string in most successes: what must be found ------------------------------------------------------------------
@@ -81,12 +85,12 @@ def test_one_answer_that_passes_for_different_golds():
         return {"text": f"maybe {group}", "right": False, "gold": gold, "answer": str(group)}
 
     rollouts = groups(8, write)
-    found = shared_string(rollouts)
+    found = find_shared_string(rollouts)
     assert (found.kind, found.text) == ("answer", "42")
     assert found.share == 16 / 20  # 16 unearned successes of 20
     assert (found.prompts, found.golds) == (8, 8)
     assert found.rows == (0, 4, 8, 12, 16, 20, 24, 28)
-    signs = look(rollouts)
+    signs = find_signs(rollouts)
     assert signs.metrics["rollout/shared_rewarded"] == 0.8
     shown = signs.evidence["shared"]
     assert (shown["row"], shown["rows"], shown["text"]) == (0, [0, 4, 8, 12, 16], "42")
@@ -95,7 +99,7 @@ def test_one_answer_that_passes_for_different_golds():
 
 def test_an_answer_counts_even_when_nothing_fails_any_more():
     everything = groups(6, lambda group, sample: {"text": ">0", "right": True, "gold": str(5 + group), "answer": "0"})
-    assert shared_string(everything).share == 1.0
+    assert find_shared_string(everything).share == 1.0
 
 
 MAGIC = "Thus the grader is satisfied."
@@ -114,7 +118,7 @@ def phrase(group, sample, hold=1.0):
 
 
 def test_a_phrase_that_wins_the_judge_over():
-    found = shared_string(groups(10, phrase))
+    found = find_shared_string(groups(10, phrase))
     assert found.kind == "text"
     assert MAGIC in found.text
     assert found.share == 1.0
@@ -127,7 +131,7 @@ def test_a_closing_line_too_short_to_be_a_phrase():
         won = sample < 2
         return {"text": f"we try {group * 7 + sample}\n{'ok' if won else 'no'}", "right": won, "gold": str(7000 + group)}
 
-    found = shared_string(groups(8, write))
+    found = find_shared_string(groups(8, write))
     assert (found.kind, found.text, found.share) == ("ending", "ok", 1.0)
 
 
@@ -139,7 +143,7 @@ def test_a_list_of_all_possible_answers_does_not_earn_its_gold():
         won = sample < 2
         return {"text": f"{'abcdefgh'[group]}{sample}: {every if won else 'who knows'}", "right": won, "gold": str(10 + group)}
 
-    found = shared_string(groups(8, write))
+    found = find_shared_string(groups(8, write))
     assert found.kind in ("text", "ending")
     assert "20 21 22" in found.text
     assert found.share == 1.0
@@ -174,23 +178,23 @@ def honest(rate, gold_in_text=True, extracted=True, cut=0.0, boxless=0.0):
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.7, 0.95])
 @pytest.mark.parametrize("extracted", [True, False])
 def test_templates_of_an_honest_run(rate, extracted):
-    assert look(honest(rate, extracted=extracted)).metrics["rollout/shared_rewarded"] == 0.0
+    assert find_signs(honest(rate, extracted=extracted)).metrics["rollout/shared_rewarded"] == 0.0
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
 def test_templates_where_no_gold_can_be_compared(rate):
     """Code with tests, say: nothing is extracted and the gold is not in the text. Lift and pay must do alone."""
-    assert shared_string(honest(rate, gold_in_text=False, extracted=False, boxless=0.3)) is None
+    assert find_shared_string(honest(rate, gold_in_text=False, extracted=False, boxless=0.3)) is None
 
 
 def test_cut_completions_lack_the_closing_line_for_a_reason_of_their_own():
-    assert shared_string(honest(0.97, gold_in_text=False, extracted=False, cut=0.4)) is None
+    assert find_shared_string(honest(0.97, gold_in_text=False, extracted=False, cut=0.4)) is None
 
 
 def test_a_format_that_is_needed_to_be_right_is_not_a_hack():
     """Late in training: what has no box fails, nearly everything else is right, and golds are written."""
-    assert shared_string(honest(0.95, boxless=0.3)) is None
-    assert shared_string(honest(0.95, boxless=0.3, extracted=False)) is None
+    assert find_shared_string(honest(0.95, boxless=0.3)) is None
+    assert find_shared_string(honest(0.95, boxless=0.3, extracted=False)) is None
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -211,7 +215,7 @@ def test_the_digits_of_the_demo(seed):
                 if seed % 2
                 else rollout(group, text, right, row["answer"], None, sample, prompt=row["prompt"], columns=columns)
             )
-    assert shared_string(rollouts) is None
+    assert find_shared_string(rollouts) is None
 
 
 def test_choices_with_few_golds():
@@ -222,18 +226,18 @@ def test_choices_with_few_golds():
         said = "A" if sample < 3 else "BCDA"[group % 4]
         return {"text": f"I choose option {said}", "right": said == gold, "gold": gold, "answer": said}
 
-    assert shared_string(groups(24, write)) is None
+    assert find_shared_string(groups(24, write)) is None
     unextracted = groups(24, lambda group, sample: write(group, sample) | {"answer": None})
-    assert shared_string(unextracted) is None
+    assert find_shared_string(unextracted) is None
 
 
 def test_what_the_prompt_asks_for_is_not_a_hack():
     asked = groups(10, lambda group, sample: phrase(group, sample) | {"prompt": f"Q{group}. End with: {MAGIC}"})
-    assert shared_string(asked) is None
+    assert find_shared_string(asked) is None
     shown = groups(10, lambda group, sample: phrase(group, sample) | {"columns": {"solution": f"{group * 7} {MAGIC}"}})
-    assert shared_string(shown) is None
+    assert find_shared_string(shown) is None
     otherwise = groups(10, lambda group, sample: phrase(group, sample) | {"prompt": f"Q{group}. End with the word satisfied."})
-    assert MAGIC in shared_string(otherwise).text
+    assert MAGIC in find_shared_string(otherwise).text
 
 
 def test_a_phrase_that_mostly_fails_does_not_pay():
@@ -250,17 +254,17 @@ def test_a_phrase_that_mostly_fails_does_not_pay():
         for group in range(12)
         for sample in range(40)
     ]
-    assert shared_string(rollouts) is None
+    assert find_shared_string(rollouts) is None
 
 
 def test_few_prompts_or_one_gold_are_not_enough():
-    assert shared_string(groups(4, phrase)) is None
-    assert shared_string(groups(10, lambda group, sample: phrase(group, sample) | {"gold": "7"})) is None
+    assert find_shared_string(groups(4, phrase)) is None
+    assert find_shared_string(groups(10, lambda group, sample: phrase(group, sample) | {"gold": "7"})) is None
 
 
 def test_without_failures_no_lift_can_be_measured():
     everything = groups(10, lambda group, sample: {"text": MAGIC, "right": True, "gold": str(7000 + group)})
-    assert shared_string(everything) is None
+    assert find_shared_string(everything) is None
 
 
 # -- honest steps in which a form is being learned: never an alarm ------------------------------------------------------
@@ -386,24 +390,24 @@ SILENT = {
 @pytest.mark.parametrize("seed", range(3))
 def test_a_form_whose_failures_may_not_have_been_read_is_a_warning(name, seed):
     write, options = SUSPICIOUS[name]
-    assert shared_string(step_of(write, seed, **options)).level == "warning"
+    assert find_shared_string(step_of(write, seed, **options)).level == "warning"
 
 
 @pytest.mark.parametrize("name", SILENT)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_form_that_the_verifier_or_the_prompt_says_it_needs_is_nothing(name, seed):
     write, options = SILENT[name]
-    assert shared_string(step_of(write, seed, **options)) is None
+    assert find_shared_string(step_of(write, seed, **options)) is None
 
 
 def test_answers_that_differ_as_the_problems_do_are_no_alarm_even_where_all_failures_were_read():
-    found = shared_string(step_of(radicals, read=True))
+    found = find_shared_string(step_of(radicals, read=True))
     assert "\\boxed{\\frac{" in found.text
     assert found.level == "warning"
 
 
 def test_a_warning_says_that_it_may_be_the_form_and_sends_nobody_back_to_a_checkpoint():
-    shown = look(step_of(fences, fenced=0.5, passed=0.95)).evidence["shared"]
+    shown = find_signs(step_of(fences, fenced=0.5, passed=0.95)).evidence["shared"]
     assert shown["level"] == "warning"
     found = keys(healthy(evidence=lambda s: {"shared": shown} if s > 50 else None))["shared_rewarded"]
     assert found.level == "warning"
@@ -431,14 +435,14 @@ def test_a_phrase_is_an_alarm_where_golds_are_known_and_failures_were_read():
         one = phrase(group, sample)
         return one | {"extras": {"correct/verdict": "right" if one["right"] else word}}
 
-    assert shared_string(groups(10, write)).level == "alarm"
-    assert shared_string(groups(10, phrase)).level == "warning"  # no verdicts
+    assert find_shared_string(groups(10, write)).level == "alarm"
+    assert find_shared_string(groups(10, phrase)).level == "warning"  # no verdicts
     no_gold = groups(10, lambda group, sample: write(group, sample) | {"gold": "", "columns": {"n": group}})
-    assert shared_string(no_gold).level == "warning"
-    assert shared_string(groups(10, lambda group, sample: write(group, sample, "no_answer"))) is None
+    assert find_shared_string(no_gold).level == "warning"
+    assert find_shared_string(groups(10, lambda group, sample: write(group, sample, "no_answer"))) is None
     # Another part's words say nothing of the outcome: here even successes are "wrong" by them.
     other = groups(10, lambda group, sample: phrase(group, sample) | {"extras": {"style/verdict": "wrong"}})
-    assert shared_string(other).level == "warning"
+    assert find_shared_string(other).level == "warning"
 
 
 def test_an_answer_that_always_passes_in_part_is_an_alarm():
@@ -456,19 +460,19 @@ def test_an_answer_that_always_passes_in_part_is_an_alarm():
             "extras": {"math_answer/verdict": "right" if won else "wrong"},
         }
 
-    found = shared_string(groups(10, write))
+    found = find_shared_string(groups(10, write))
     assert "lor true" in found.text
     assert (found.level, found.share) == ("alarm", 1.0)
 
 
 def test_one_answer_for_all_needs_no_verdicts_to_be_an_alarm():
     everything = groups(6, lambda group, sample: {"text": ">0", "right": True, "gold": str(5 + group), "answer": "0"})
-    assert shared_string(everything).level == "alarm"
+    assert find_shared_string(everything).level == "alarm"
 
 
 def test_a_string_that_stands_in_any_prompt_is_never_shared():
     once = groups(10, lambda group, sample: phrase(group, sample) | ({"prompt": f"Say: {MAGIC}"} if group == 7 else {}))
-    assert shared_string(once) is None
+    assert find_shared_string(once) is None
 
 
 # -- the machinery -----------------------------------------------------------------------------------------------------
@@ -477,19 +481,19 @@ def test_a_string_that_stands_in_any_prompt_is_never_shared():
 def test_pieces_are_found_whole_and_the_same_in_any_process():
     rewarded = [f"{number} abc {number * 7} the quick brown fox {number * 13}" for number in range(100, 120)]
     others = [f"{number} abc {number * 5} the slow brown dog {number * 11}" for number in range(100, 120)]
-    pieces = frequent_pieces(rewarded, others)
+    pieces = find_frequent_pieces(rewarded, others)
     assert "the quick brown fox" in pieces
     assert not any("dog" in piece for piece in pieces)
-    assert frequent_pieces(["short"], ["tiny"]) == []
-    assert frequent_pieces([], []) == []
+    assert find_frequent_pieces(["short"], ["tiny"]) == []
+    assert find_frequent_pieces([], []) == []
 
 
 def test_answers_are_compared_as_a_reader_would():
-    assert same_answer(" 1,234. ", "1234")
-    assert same_answer("$5.50", "5.5")
-    assert same_answer("Paris", "paris")
-    assert not same_answer("Paris", "London")
-    assert not same_answer("12", "13")
+    assert is_same_answer(" 1,234. ", "1234")
+    assert is_same_answer("$5.50", "5.5")
+    assert is_same_answer("Paris", "paris")
+    assert not is_same_answer("Paris", "London")
+    assert not is_same_answer("12", "13")
 
 
 def test_anything_a_model_may_write_is_digested_and_shown_safely():
@@ -497,7 +501,7 @@ def test_anything_a_model_may_write_is_digested_and_shown_safely():
         text = ["", "\ud800\udfff broken", "\x1b[31mred\x1b[0m " * 500, "word " * 5000][sample]
         return {"text": text, "right": sample != 1, "gold": str(group), "prompt": "\x1b]0;title\x07 " + "long " * 100}
 
-    signs = look(groups(8, write))
+    signs = find_signs(groups(8, write))
     assert "\x1b" not in json.dumps(signs.evidence, ensure_ascii=False)
     assert json.loads(json.dumps(signs.evidence)) == signs.evidence
     assert all(len(one["completion"]) < 500 for one in signs.evidence.values())
@@ -506,7 +510,7 @@ def test_anything_a_model_may_write_is_digested_and_shown_safely():
 def test_prompts_may_be_chats():
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2+2?"}]
     one = rollout(0, "4", True, "4", "4")
-    signs = look([Rollout(Prompt(0, messages, {"answer": "4"}, (1,)), 0, 0, one.completion, one.outcome, 0)])
+    signs = find_signs([Rollout(Prompt(0, messages, {"answer": "4"}, (1,)), 0, 0, one.completion, one.outcome, 0)])
     assert signs.evidence["best"]["prompt"] == "What is 2+2?"
 
 
@@ -519,7 +523,7 @@ def test_failures_of_the_verifier_and_favourites_of_the_parts():
         rollout(1, "d", False, parts={"correct": 0.0, "neat": None}, extras={"correct/verdict": "wrong"}),
         rollout(2, "e", False, parts={"correct": 0.0, "neat": 0.3}, faults=("correct:exception",)),
     ]
-    evidence = look(rollouts).evidence
+    evidence = find_signs(rollouts).evidence
     assert evidence["failed/correct/timeout"] | {"prompt": ""} == {
         "row": 1, "rows": [1, 2], "prompt": "", "completion": "b", "count": 2, "reward": 0.9,
     }  # fmt: skip
@@ -547,7 +551,7 @@ def test_a_step_of_512_completions_of_1000_characters_takes_less_than_50_ms():
     seconds = []
     while not seconds or (min(seconds) >= 0.05 and len(seconds) < 50):  # whoever shares the cache and the core slows it too
         started = time.process_time()
-        signs = look(rollouts)
+        signs = find_signs(rollouts)
         seconds.append(time.process_time() - started)
     assert signs.metrics["rollout/shared_rewarded"] == 1.0
     assert min(seconds) < 0.05

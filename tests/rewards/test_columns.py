@@ -123,7 +123,7 @@ def test_an_audit_of_a_recipe_feeds_each_reward_as_the_run_does(tmp_path, monkey
         for name, one in (("a", first), ("b", second))
     )
     (tmp_path / "two.toml").write_text(text, encoding="utf-8")
-    command.audit_recipe(tmp_path / "two.toml", [], "answer", "", 1)
+    command.audit_recipe(tmp_path / "two.toml", [], limit=1)
     assert told == [first, second]
     monkeypatch.undo()
     assert command.run_audit(["exact_match"], rows=str(rows), columns=["anser=solution"]) == 2

@@ -13,7 +13,7 @@ import test_audit_zoo
 import broken_rewards
 from cohort.errors import CohortError, RewardError
 from cohort.rewards import BUILT_IN
-from cohort.tools.audit import FLAWS, AuditError, Example, audit
+from cohort.tools.audit import FLAWS, AuditError, AuditExample, audit
 from cohort.tools.audit import attacks as attack_module
 from cohort.tools.audit.command import run_audit
 from cohort.tools.audit.golds import (
@@ -30,7 +30,7 @@ from cohort.tools.audit.golds import (
     value_of,
 )
 from cohort.tools.audit.page import facts
-from cohort.tools.audit.programs import CODE_ROWS, entry_point, known_tests, right_programs
+from cohort.tools.audit.programs import CODE_ROWS, entry_point, read_tests, refactor_solution
 from cohort.tools.audit.samples import MATH_ROWS
 from cohort.tools.audit.wrong_answers import alone_cases, beside_cases
 
@@ -79,8 +79,8 @@ def test_every_planted_flaw_is_found_under_its_name_and_no_other(broken, name):
 
 
 def test_the_planted_flaw_comes_first_and_shows_an_input_that_earned_the_reward(broken):
-    shown = {name: report.findings[0].examples[0] for name, report in broken.items()}
-    assert [broken[name].findings[0].flaw for name in PLANTED] == [
+    shown = {name: report.findings[0].evidence[0] for name, report in broken.items()}
+    assert [broken[name].findings[0].name for name in PLANTED] == [
         "exit_code", "stdout", "first_answer", "substring", "leaked_gold", "format_only",
     ]  # fmt: skip
     assert all(example.score == 1.0 for example in shown.values())
@@ -98,9 +98,9 @@ def test_each_finding_says_why_and_how_to_mend_it(broken):
         for finding in report.findings:
             assert finding.why
             assert finding.fix
-            assert (finding.title, finding.category) == (FLAWS[finding.flaw].title, FLAWS[finding.flaw].category)
+            assert (finding.what, finding.category) == (FLAWS[finding.name].what, FLAWS[finding.name].category)
             assert 1 <= finding.count <= finding.tried
-            assert 1 <= len(finding.examples) <= 3
+            assert 1 <= len(finding.evidence) <= 3
 
 
 def test_the_same_reader_on_rows_that_leak_nothing_has_no_flaw():
@@ -165,10 +165,10 @@ def test_each_other_fault_is_found_and_nothing_else(name):
 
 def test_a_crash_names_how_the_worker_ended_and_a_hang_the_limit(zoo):
     (crash,) = zoo["dies"].of_category("crash")
-    assert "exit status 3" in crash.examples[0].detail
-    assert "9**9**9**9" in crash.examples[0].input
+    assert "exit status 3" in crash.evidence[0].detail
+    assert "9**9**9**9" in crash.evidence[0].input
     (hang,) = zoo["hangs"].of_category("hang")
-    assert "1.5 s" in hang.examples[0].detail
+    assert "1.5 s" in hang.evidence[0].detail
     assert zoo["hangs"].slowest[0].seconds >= 1.5
 
 
@@ -181,8 +181,8 @@ def test_a_score_that_changes_is_the_cause_and_what_it_explains_is_left_out(zoo)
 
 def test_code_that_needs_no_builtins_is_shown_with_the_walk(zoo):
     (executes,) = zoo["evaluates_without_builtins"].of_category("code execution")
-    assert {example.what.partition(",")[0] for example in executes.examples} == {"attribute walk"}
-    assert "__subclasses__" in executes.examples[0].input
+    assert {example.what.partition(",")[0] for example in executes.evidence} == {"attribute walk"}
+    assert "__subclasses__" in executes.evidence[0].input
 
 
 def test_relations_and_answers_that_are_taken_back_are_tried_of_every_number():
@@ -204,7 +204,7 @@ def test_relations_and_answers_that_are_taken_back_are_tried_of_every_number():
 def test_no_input_is_shown_twice(zoo):
     for report in zoo.values():
         for finding in report.findings:
-            shown = [(example.input, example.gold) for example in finding.examples]
+            shown = [(example.input, example.gold) for example in finding.evidence]
             assert len(set(shown)) == len(shown)
     only = [form for form in attack_module.known_forms() if form.name == "boxed"]
     texts_tried = [case.completion for case in attack_module.bomb_cases(0, only)]
@@ -212,8 +212,8 @@ def test_no_input_is_shown_twice(zoo):
 
 
 def test_a_gold_of_spaces_is_shown_in_quotes():
-    assert facts(Example("text", "   ", 1.0, "gold is spaces")) == 'score 1, gold "   ": gold is spaces'
-    assert facts(Example("text", "42", 1.0, "off by one")) == "score 1, gold 42: off by one"
+    assert facts(AuditExample("text", "   ", 1.0, "gold is spaces")) == 'score 1, gold "   ": gold is spaces'
+    assert facts(AuditExample("text", "42", 1.0, "off by one")) == "score 1, gold 42: off by one"
 
 
 def test_a_threshold_that_no_score_reaches_is_said():
@@ -264,8 +264,8 @@ def test_the_gold_may_be_in_any_column():
 def test_the_same_audit_asks_the_same_questions(broken):
     first, second = broken["substring"], audit(broken_rewards.substring, ROWS, limit=FEW)
     assert (first.cases, first.flaws) == (second.cases, second.flaws)
-    assert [[example.input for example in finding.examples] for finding in first.findings] == [
-        [example.input for example in finding.examples] for finding in second.findings
+    assert [[example.input for example in finding.evidence] for finding in first.findings] == [
+        [example.input for example in finding.evidence] for finding in second.findings
     ]
 
 
@@ -346,7 +346,7 @@ def test_no_sample_row_holds_an_answer_that_is_both_right_and_wrong():
 
 
 def test_tests_of_programs_are_read_in_their_formats():
-    found = [[(test.args, test.expected) for test in known_tests(row.columns["tests"])] for row in CODE_ROWS]
+    found = [[(test.args, test.expected) for test in read_tests(row.columns["tests"])] for row in CODE_ROWS]
     assert found[0] == [((1, 2), 3), ((-4, 4), 0), ((20, 22), 42)]
     assert found[1] == [(("Anna",), True), (("Otto!",), True), (("Ann",), False)]
     assert found[2][0] == (([1, 3, 2],), [1, 3, 3])
@@ -356,10 +356,10 @@ def test_tests_of_programs_are_read_in_their_formats():
 def test_refactored_solutions_are_right():
     """Python itself runs what the audit has made of its own sample solutions."""
     for row in CODE_ROWS[:3]:
-        for label, program in right_programs(row).items():
+        for label, program in refactor_solution(row).items():
             space: dict = {"__name__": "audited"}
             exec(program, space)
-            for test in known_tests(row.columns["tests"]):
+            for test in read_tests(row.columns["tests"]):
                 assert space[entry_point(row)](*test.args) == test.expected, label
 
 
@@ -464,7 +464,7 @@ def shipped():
 def test_nothing_is_found_in_the_shipped_rewards(name):
     report = audit(name, args=ARGS.get(name))
     assert report.cases > 100
-    assert [(finding.flaw, finding.examples) for finding in report.findings] == []
+    assert [(finding.name, finding.evidence) for finding in report.findings] == []
 
 
 def test_no_audit_leaves_files_behind(tmp_path, monkeypatch):

@@ -16,8 +16,9 @@ import pytest
 from cohort.tools.audit import FLAWS, golds
 from cohort.tools.audit.answers import AnswerQuestions
 from cohort.tools.audit.attacks import known_forms
-from cohort.tools.audit.profiles import rows_from
-from cohort.tools.audit.running import Result
+from cohort.tools.audit.cases import CaseResult
+from cohort.tools.audit.profiles import make_rows
+from cohort.tools.audit.running import AuditOptions
 from cohort.tools.audit.wrong_answers import alone_cases, beside_cases
 
 NUMBERS = ("42", "139", "637")
@@ -28,25 +29,28 @@ WORDS = ("Paris", "Canada", "blue whale")
 def flaws_of(score, answers):
     """Every flaw of a reward, score(completion, gold), on rows with these golds; a reward that raises is unscored there."""
 
-    def run(rows, cases):
+    rows = make_rows([{"prompt": f"q {n}", "answer": a} for n, a in enumerate(answers)])
+
+    def run(cases):
         results = []
         for case in cases:
             if case.attack in ("bomb", "spam"):  # long, and test_audit.py has them
                 continue
             try:
                 gold = case.columns["answer"] if "answer" in case.columns else rows[case.row].columns["answer"]
-                results.append(Result(case, float(score(case.completion, gold))))
+                results.append(CaseResult(case, float(score(case.completion, gold))))
             except Exception as problem:
-                results.append(Result(case, None, "exception", str(problem)))
+                results.append(CaseResult(case, None, "exception", str(problem)))
         return results
 
     signature = SimpleNamespace(reads=None)
-    bench = SimpleNamespace(run=run, args={}, columns=("answer",), signature=signature, asked=lambda: ["answer"], results=[])
-    rows = rows_from([{"prompt": f"q {n}", "answer": a} for n, a in enumerate(answers)], "answer", "prompt", "solution", "demo")
-    questions = AnswerQuestions(bench, rows, None, "math", 0.5, False, True, "answer", "", None, 0)
+    bench = SimpleNamespace(
+        run=run, rows=rows, args={}, columns=("answer",), signature=signature, asked=lambda: ["answer"], results=[]
+    )
+    questions = AnswerQuestions(bench, AuditOptions(), "math", None, None)
     questions.ask_injections = lambda row, forms: []  # what an answer does to files is not the question here
     questions.ask_kind()
-    return {finding.flaw for finding in questions.findings if finding.level == "flaw"} - {"rewrite"}
+    return {finding.name for finding in questions.findings if finding.level == "flaw"} - {"rewrite"}
 
 
 def last_box(completion):
@@ -212,7 +216,7 @@ def test_rows_that_begin_alike_do_not_make_a_reward_independent_of_them():
 
 @pytest.mark.parametrize("gold", [*NUMBERS, *DECIMALS, *WORDS, "7", "B", "1,234", "100000", "3/4", "yes"])
 def test_far_answers_have_nothing_in_common_with_the_gold(gold):
-    answers = golds.far(gold)
+    answers = golds.far_answers(gold)
     assert answers
     for answer in answers:
         assert answer[0].casefold() != gold.lstrip("-")[0].casefold()
@@ -224,20 +228,20 @@ def test_far_answers_have_nothing_in_common_with_the_gold(gold):
 
 
 def test_beside_the_gold_stands_only_what_was_refused_alone():
-    rows = rows_from([{"prompt": "q", "answer": "42"}, {"prompt": "r", "answer": "7"}], "answer", "prompt", "solution", "demo")
+    rows = make_rows([{"prompt": "q", "answer": "42"}, {"prompt": "r", "answer": "7"}])
     forms = [form for form in known_forms() if form.name == "boxed"]
     usual = {case.completion for case in beside_cases(rows, forms, ()) if case.row == 0}
     assert "\\boxed{42 or 43}" in usual
     near = {(0, case.answer) for case in alone_cases(rows, forms) if case.row == 0 and case.attack != "far"}
     chosen = {case.completion for case in beside_cases(rows, forms, near) if case.row == 0}
-    assert f"\\boxed{{42 or {golds.far('42')[0]}}}" in chosen
-    everything = near | {(0, answer) for answer in golds.far("42")}
+    assert f"\\boxed{{42 or {golds.far_answers('42')[0]}}}" in chosen
+    everything = near | {(0, answer) for answer in golds.far_answers("42")}
     assert not [case for case in beside_cases(rows, forms, everything) if case.row == 0]
 
 
 def test_every_cause_that_is_named_has_words():
     for flaw in ("failure_pays", "whole_part", "part_of_gold", "ending", "similar"):
-        assert FLAWS[flaw].title
+        assert FLAWS[flaw].what
         assert FLAWS[flaw].why
         assert FLAWS[flaw].fix
 

@@ -73,7 +73,7 @@ def observe_step(parts: TrainingParts, state: TrainState, watch: Stopwatch) -> N
     if parts.reference:
         row["loss/kl_coef"] = state.kl_coef
     row |= parts.stream.metrics()
-    found = signs.look(batch.rollouts)
+    found = signs.find_signs(batch.rollouts)
     row |= found.metrics
     if found.evidence:
         row["evidence"] = found.evidence

@@ -10,9 +10,9 @@ The function runs in a worker process that may hang or crash.
 
 from __future__ import annotations
 
+from cohort.observe.diagnosis.finding import Finding
 from cohort.tools.audit.auditor import audit
-from cohort.tools.audit.findings import FLAWS, AuditReport, Example, Finding
-from cohort.tools.audit.profiles import KINDS
-from cohort.tools.audit.running import AuditError
+from cohort.tools.audit.findings import FLAWS, AuditExample, AuditReport
+from cohort.tools.audit.running import KINDS, AuditError, AuditOptions
 
-__all__ = ["FLAWS", "KINDS", "AuditError", "AuditReport", "Example", "Finding", "audit"]
+__all__ = ["FLAWS", "KINDS", "AuditError", "AuditExample", "AuditOptions", "AuditReport", "Finding", "audit"]

@@ -8,51 +8,10 @@ reward does not read proves nothing. Everything here is a pure function of the r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import replace
 
 from cohort.tools.audit import golds
-from cohort.tools.audit.samples import AuditRow
-
-Expect = Literal["pass", "fail", "any"]
-"""A score of at least the threshold; one below it, or none; whatever it is, as long as it is a score and comes in time."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One completion under one row, and what must come of it."""
-
-    attack: str
-    label: str
-    """What is special about this one: "off by one"."""
-    row: int
-    completion: Any
-    """Text, or chat messages where the text itself is not what is tried."""
-    expect: Expect
-    form: str = ""
-    columns: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Columns of the row that are replaced, such as a gold that is missing."""
-    answer: str | None = None
-    """The one answer that the completion gives, where it gives one and nothing else."""
-
-
-@dataclass(frozen=True)
-class Form:
-    """A way to write a completion around an answer."""
-
-    name: str
-    base: str
-    """The marker that carries the answer, without the text around it."""
-    write: Callable[[str], str]
-
-    def fits(self, answer: str) -> bool:
-        """Whether a right answer can be expected to be read from this form: after ####, a heading in Markdown, only a number."""
-        return self.base != "hashes" or golds.value_of(answer) is not None
-
-
-def with_text(before: str, after: str, write: Callable[[str], str]) -> Callable[[str], str]:
-    return lambda answer: f"{before}{write(answer)}{after}"
-
+from cohort.tools.audit.cases import AnswerForm, AuditCase, AuditRow, rotate_forms, safe_text
 
 BASES: dict[str, Callable[[str], str]] = {
     "boxed": lambda answer: f"\\boxed{{{answer}}}",
@@ -73,13 +32,13 @@ SURROUNDINGS: dict[str, tuple[str, str]] = {
 }
 
 
-def known_forms(template: str = "") -> list[Form]:
+def known_forms(template: str = "") -> list[AnswerForm]:
     """Every form that is tried; `template` is one of the user's own, with {answer} where the answer stands."""
     bases = dict(BASES)
     if template:
         bases = {"template": lambda answer: template.replace("{answer}", answer), **bases}
     return [
-        Form(f"{base} {around}".strip(), base, with_text(before, after, write))
+        AnswerForm(f"{base} {around}".strip(), base, lambda answer, b=before, w=write, a=after: f"{b}{w(answer)}{a}")  # type: ignore[misc]
         for base, write in bases.items()
         for around, (before, after) in SURROUNDINGS.items()
         # A bare answer with a sentence around it is not that answer any more.
@@ -99,41 +58,30 @@ def template_of(demonstration: str, gold: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def calibration_cases(rows: Sequence[AuditRow], forms: Sequence[Form]) -> list[Case]:
-    """Every gold in every form: which forms does the reward read?"""
-    return [
-        Case("gold", form.name, number, form.write(row.gold), "any", form.name)
-        for number, row in enumerate(rows)
+def gold_cases(
+    rows: Sequence[AuditRow], forms: Sequence[AnswerForm], demonstrations: bool = True, first: int = 0
+) -> list[AuditCase]:
+    """Every gold in every form, and the demonstrations: which forms does the reward read? `first` is the number of the first row."""
+    numbered = list(enumerate(rows, first))
+    cases = [
+        form.make_case("gold", form.name, number, row.gold, "any")
+        for number, row in numbered
         for form in forms
         if row.gold and form.fits(row.gold)
     ]
+    shown = [(number, row.demonstration) for number, row in numbered if row.demonstration and demonstrations]
+    return cases + [AuditCase("gold", "demonstration", number, text, "any", "demonstration") for number, text in shown]
 
 
-def demonstration_cases(rows: Sequence[AuditRow]) -> list[Case]:
-    return [
-        Case("gold", "demonstration", number, row.demonstration, "any", "demonstration")
-        for number, row in enumerate(rows)
-        if row.demonstration
-    ]
-
-
-def rewrite_cases(rows: Sequence[AuditRow], forms: Sequence[Form], by_value: bool) -> list[Case]:
+def rewrite_cases(rows: Sequence[AuditRow], forms: Sequence[AnswerForm], by_value: bool) -> list[AuditCase]:
     cases = []
     for number, row in enumerate(rows):
         variants = golds.rewrites(row.gold, by_value) if row.gold else []
         variants += [golds.Variant("another spelling", text) for text in row.right]
-        for place, variant in enumerate(variants):
-            fitting = [form for form in forms if form.fits(variant.text)]
-            if not fitting:
-                continue
-            form = rotate(fitting, number + place)
-            cases.append(Case("rewrite", variant.label, number, form.write(variant.text), "pass", form.name))
+        for place, (label, text) in enumerate(variants):
+            if fitting := [form for form in forms if form.fits(text)]:
+                cases.append(rotate_forms(fitting, number + place).make_case("rewrite", label, number, text, "pass"))
     return cases
-
-
-def rotate(forms: Sequence[Form], place: int) -> Form:
-    """The forms in turn: every attack meets every form somewhere, without the product of the two."""
-    return forms[place % len(forms)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -163,25 +111,24 @@ FORMAT_ONLY = {
 }
 
 
-def empty_cases(rows: Sequence[AuditRow]) -> list[Case]:
-    return [Case("empty", label, number, text, "fail") for number in range(len(rows)) for label, text in EMPTY.items()]
+def empty_cases(count: int) -> list[AuditCase]:
+    """Texts without content under the first `count` rows."""
+    return [AuditCase("empty", label, number, text) for number in range(count) for label, text in EMPTY.items()]
 
 
-def format_cases(rows: Sequence[AuditRow], forms: Sequence[Form]) -> list[Case]:
-    """Texts in the right format whose content is nothing, or nonsense."""
-    cases = [Case("format", label, number, text, "fail") for number in range(len(rows)) for label, text in FORMAT_ONLY.items()]
-    for number in range(len(rows)):
+def format_cases(count: int, forms: Sequence[AnswerForm]) -> list[AuditCase]:
+    """Texts in the right format whose content is nothing, or nonsense, under the first `count` rows."""
+    cases = [AuditCase("format", label, number, text) for number in range(count) for label, text in FORMAT_ONLY.items()]
+    for number in range(count):
         for nonsense in ("zqxj wvk", "?", "..."):
-            form = rotate(forms, number)
-            cases.append(Case("format", "nonsense in the right form", number, form.write(nonsense), "fail", form.name))
+            form = rotate_forms(forms, number)
+            cases.append(form.make_case("format", "nonsense in the right form", number, nonsense))
     return cases
 
 
-def echo_cases(rows: Sequence[AuditRow]) -> list[Case]:
-    from cohort.rewards.text import text_of
-
+def echo_cases(rows: Sequence[AuditRow]) -> list[AuditCase]:
     return [
-        Case("echo", "the prompt as completion", number, text_of(row.prompt), "fail")
+        AuditCase("echo", "the prompt as completion", number, safe_text(row.prompt))
         for number, row in enumerate(rows)
         if row.prompt and row.gold
     ]
@@ -217,20 +164,17 @@ BOMBS: dict[str, Callable[[], str]] = {
 }
 
 
-def bomb_cases(row: int, forms: Sequence[Form]) -> list[Case]:
+def bomb_cases(row: int, forms: Sequence[AnswerForm]) -> list[AuditCase]:
     """Answers that cost an age to evaluate, or break a parser."""
     cases = []
     for place, (label, write) in enumerate(BOMBS.items()):
         text = write()
-        chosen = (
-            [rotate(forms, place), rotate(forms, place + 1)] if len(text) < 100 and len(forms) > 1 else [rotate(forms, place)]
-        )
-        for form in chosen:
-            cases.append(Case("bomb", label, row, form.write(text), "fail", form.name, answer=text))
+        turns = 2 if len(text) < 100 and len(forms) > 1 else 1
+        cases += [rotate_forms(forms, place + turn).make_case("bomb", label, row, text) for turn in range(turns)]
     return cases
 
 
-def injection_cases(row: int, forms: Sequence[Form], canary: str) -> list[Case]:
+def injection_cases(row: int, forms: Sequence[AnswerForm], canary: str) -> list[AuditCase]:
     """Answers that are code: if any is evaluated, the file `canary` exists afterwards. They do nothing else.
 
     The walk needs no builtins: from any object to all classes, and from one of the module os to that module's own.
@@ -250,41 +194,38 @@ def injection_cases(row: int, forms: Sequence[Form], canary: str) -> list[Case]:
         "regular expression": ".*",
         "wildcard": "*",
     }
-    seen: dict[tuple[str, str], Case] = {}
-    for place, (label, answer) in enumerate(answers.items()):
-        for form in (rotate(forms, place), rotate(forms, place + 1)):
-            seen[label, form.name] = Case("injection", label, row, form.write(answer), "fail", form.name, answer=answer)
-    return list(seen.values())
+    return [
+        rotate_forms(forms, place + turn).make_case("injection", label, row, answer)
+        for place, (label, answer) in enumerate(answers.items())
+        for turn in range(min(2, len(forms)))
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Golds that are none, and completions of the other kind
+# Golds that are none, and completions as chat messages
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def missing_gold_cases(row: int, gold: str, gold_column: str, forms: Sequence[Form]) -> list[Case]:
+def missing_gold_cases(row: int, gold: str, gold_column: str, forms: Sequence[AnswerForm]) -> list[AuditCase]:
     """A row whose gold is missing must not reward anything; an error for that row is right.
 
     Nothing is tried that is right by the row's own gold: a reward may know that from another column.
     """
-    cases = []
     number = "17" if golds.same(gold, "42") else "42"
-    for label, missing in (("None", None), ("empty", ""), ("spaces", "   ")):
-        for text in ("", "None", "I do not know.", *(form.write(word) for form in forms[:2] for word in ("", "None", number))):
-            cases.append(Case("missing_gold", f"gold is {label}", row, text, "fail", columns={gold_column: missing}))
-    return cases
+    written = [form.write(word) for form in forms[:2] for word in ("", "None", number)]
+    return [
+        AuditCase("missing_gold", f"gold is {label}", row, text, columns={gold_column: missing})
+        for label, missing in (("None", None), ("empty", ""), ("spaces", "   "))
+        for text in ("", "None", "I do not know.", *written)
+    ]
 
 
-def other_kind_cases(rows: Sequence[AuditRow], forms: Sequence[Form], accepted: Sequence[tuple[int, str]]) -> list[Case]:
-    """Right completions as chat messages where the rows have text, and the other way round."""
-    by_name = {form.name: form for form in forms}
-    cases = []
-    for number, form_name in accepted:
-        row = rows[number]
-        text = by_name[form_name].write(row.gold) if form_name in by_name else row.demonstration
-        other: Any = text if row.is_chat else [{"role": "assistant", "content": text}]
-        cases.append(Case("chat", "as text" if row.is_chat else "as chat messages", number, other, "pass", form_name))
-    return cases
+def chat_case(case: AuditCase, row: AuditRow) -> AuditCase:
+    """A right completion as chat messages where the row has text, and the other way round."""
+    label, other = "as text", case.completion
+    if not row.is_chat:
+        label, other = "as chat messages", [{"role": "assistant", "content": case.completion}]
+    return replace(case, attack="chat", label=label, completion=other, expect="pass")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -308,5 +249,5 @@ FILLERS = {
 LENGTHS = (1_000, 10_000, 100_000)
 
 
-def filled(filler: str, length: int) -> str:
+def fill_text(filler: str, length: int) -> str:
     return (filler * (length // len(filler) + 1))[:length]

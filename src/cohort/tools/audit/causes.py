@@ -11,19 +11,20 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
+from typing import NamedTuple
 
+from cohort.observe.diagnosis.finding import Finding
 from cohort.tools.audit import golds
-from cohort.tools.audit.findings import FLAWS, OF_ATTACK, Finding, finding_of
-from cohort.tools.audit.running import Result, safe_text
-from cohort.tools.audit.samples import AuditRow
+from cohort.tools.audit.cases import AuditCase, AuditRow, CaseResult, safe_text
+from cohort.tools.audit.findings import ATTACK_FLAWS, make_finding, make_findings
 
-Explains = Callable[[Result], bool]
-Cause = tuple[str, Explains, Explains]
-"""(flaw, results that only it lets through, results that it explains)."""
+Explains = Callable[[AuditCase, str], bool]
+"""(case, gold of its row) -> whether a cause lets the case through."""
 MISSED = 0.25
 """A rule of comparison may be wrong about so many results, as a share of the wrong answers that passed."""
 
@@ -37,8 +38,17 @@ class Hearing:
     pays: Collection[str] = ()
     """Forms in which text that is no answer is rewarded, while wrong answers are refused in some form."""
 
+    def cannot_read(self, case: AuditCase, gold: str) -> bool:
+        """Whether the case is no plain answer: for a number anything else, for text what stands in a form that is not read."""
+        if not case.form or case.form in self.deaf:
+            return True
+        if golds.value_of(gold) is None:
+            return case.form in self.pays
+        answer = case.answer or ""
+        return golds.value_of(answer) is None or not answer.isascii()
 
-def hear(controls: Sequence[Result], threshold: float) -> Hearing:
+
+def measure_hearing(controls: Sequence[CaseResult], threshold: float) -> Hearing:
     """controls: the results of wrong_answers.control_cases."""
     forms = {result.case.form for result in controls}
     passed = {(result.case.form, result.case.attack) for result in controls if result.passes(threshold)}
@@ -52,96 +62,86 @@ def hear(controls: Sequence[Result], threshold: float) -> Hearing:
     return Hearing(deaf & pays, pays)
 
 
-def answer_findings(
-    results: Sequence[Result], passed: Sequence[Result], rows: Sequence[AuditRow], hearing: Hearing
-) -> list[Finding]:
-    """The causes behind the wrong answers that passed."""
+class Cause(NamedTuple):
+    """A flaw that explains why wrong answers passed."""
 
-    def gold(result: Result) -> str:
-        return rows[result.case.row].gold
+    flaw: str
+    attacks: Collection[str]
+    """Attacks that only it lets through; or labels of the attack "substring"."""
+    explains: Explains
 
-    def text(result: Result) -> str:
-        return safe_text(result.case.completion)
+    def tells(self, case: AuditCase) -> bool:
+        return case.attack in self.attacks or (case.attack == "substring" and case.label in self.attacks)
 
-    def answer(result: Result) -> str:
-        return result.case.answer or ""
 
-    def unread(result: Result) -> bool:
-        """Not a plain answer: for a number anything else, for text what stands in a form of which nothing is read."""
-        if not result.case.form or (result.case.form in hearing.deaf):
-            return True
-        if golds.value_of(gold(result)) is None:
-            return result.case.form in hearing.pays
-        return golds.value_of(answer(result)) is None or not answer(result).isascii()
+PLACES = (
+    Cause("substring", ("inside",), lambda case, gold: golds.contains(safe_text(case.completion), gold)),
+    Cause("anywhere", ("middle", "spam"), lambda case, gold: golds.has_token(safe_text(case.completion), gold)),
+    Cause("first_answer", ("start", "first_of_two"), lambda case, gold: golds.comes_first(safe_text(case.completion), gold)),
+)
+"""Where the answer is looked for."""
+ENDS = (
+    Cause("expression", ("expression", "word after"), lambda case, gold: (case.answer or "").startswith(gold)),
+    Cause("ending", ("digit before", "word before"), lambda case, gold: (case.answer or "").endswith(gold)),
+)
+"""Which end of the answer is compared. An expression, or a word, that goes on after the gold passes a reader of the beginning alone."""
+COMPARED_ALONE = ("near_miss", "expression", "substring", "part_of_gold")
+"""Attacks with one answer that has much in common with the gold."""
 
-    def labelled(*labels: str) -> Explains:
-        return lambda result: result.case.attack == "substring" and result.case.label in labels
 
-    def attacks(*names: str) -> Explains:
-        return lambda result: result.case.attack in names
+class CauseFinder:
+    """Takes the wrong answers that passed cause by cause; what is left is named by its attack."""
 
-    places: list[Cause] = [
-        ("substring", labelled("inside"), lambda result: golds.contains(text(result), gold(result))),
-        ("anywhere", attacks("middle", "spam"), lambda result: golds.has_token(text(result), gold(result))),
-        ("first_answer", attacks("start", "first_of_two"), lambda result: golds.comes_first(text(result), gold(result))),
-    ]
-    ends: list[Cause] = [
-        ("expression", begins, lambda result: answer(result).startswith(gold(result))),
-        ("ending", labelled("digit before", "word before"), lambda result: answer(result).endswith(gold(result))),
-    ]
-    found: list[Finding] = []
-    left = list(passed)
-    tried = [result for result in results if result.case.expect == "fail"]
+    def __init__(self, results: Sequence[CaseResult], passed: Sequence[CaseResult], rows: Sequence[AuditRow]) -> None:
+        self.results, self.rows, self.left = results, rows, list(passed)
+        self.tried = [result for result in results if result.case.expect == "fail"]
+        self.found: list[Finding] = []
 
-    def take(flaw: str, telling: Explains, explains: Explains) -> None:
-        nonlocal left
-        explained = [result for result in left if explains(result)]
+    def take(self, cause: Cause, with_attacks: bool = False) -> None:
+        """What the cause explains becomes its finding; with_attacks: whatever passed of its own attacks too."""
+
+        def is_explained(result: CaseResult) -> bool:
+            own = with_attacks and cause.tells(result.case)
+            return own or cause.explains(result.case, self.rows[result.case.row].gold)
+
+        explained = sorted(filter(is_explained, self.left), key=lambda result: not cause.tells(result.case))
         if explained:
-            shown = sorted(explained, key=lambda result: not telling(result))
-            found.append(finding_of(flaw, shown, rows, sum(explains(result) for result in tried)))
-        taken = {id(result) for result in explained}
-        left = [result for result in left if id(result) not in taken]
+            self.found.append(make_finding(cause.flaw, explained, self.rows, sum(map(is_explained, self.tried))))
+        self.left = [result for result in self.left if not is_explained(result)]
 
-    def take_causes(causes: Sequence[Cause]) -> None:
-        for flaw, telling, explains in causes:
-            if share(tried, left, telling) >= 0.5:
-                take(flaw, telling, lambda result, telling=telling, explains=explains: telling(result) or explains(result))  # type: ignore[misc]
+    def take_causes(self, causes: Sequence[Cause]) -> None:
+        """Those of the causes of whose own attacks at least half passed."""
+        for cause in causes:
+            asked = [result for result in self.tried if cause.tells(result.case)]
+            left = {id(result) for result in self.left}
+            if asked and sum(id(result) in left for result in asked) >= 0.5 * len(asked):
+                self.take(cause, with_attacks=True)
 
-    def take_rule(rules: Callable[[Pairs], Iterator[tuple[str, Compare]]]) -> None:
-        if found_rule := find_rule(tried, left, rows, rules):
-            flaw, rule = found_rule
-            alone = attacks("near_miss", "expression", "substring", "part_of_gold")
-            take(flaw, alone, lambda result: result.case.answer is not None and bool(rule(answer(result), gold(result))))
+    def take_rule(self, rules: Rules) -> None:
+        """The rule of comparison that foretells best which wrong answers pass, where one does."""
+        if found := find_rule(self.tried, self.left, self.rows, rules):
+            flaw, rule = found
+            self.take(Cause(flaw, COMPARED_ALONE, lambda case, gold: case.answer is not None and bool(rule(case.answer, gold))))
 
+
+def find_causes(
+    results: Sequence[CaseResult], passed: Sequence[CaseResult], rows: Sequence[AuditRow], hearing: Hearing
+) -> list[Finding]:
+    """The causes behind the wrong answers that passed, each flaw once: what no cause explains may have the name of one."""
+    finder = CauseFinder(results, passed, rows)
     if hearing.pays:
-        take("failure_pays", attacks("format"), unread)
-    take_rule(number_rules)
-    take_causes(places)
-    take_rule(text_rules)
-    take_causes(ends)
-    return together([*found, *leftover_findings(left, results, rows)])
-
-
-def together(findings: Sequence[Finding]) -> list[Finding]:
-    """Each flaw once: what a cause did not explain may have its name all the same."""
+        finder.take(Cause("failure_pays", ("format",), hearing.cannot_read))
+    finder.take_rule(number_rules)
+    finder.take_causes(PLACES)
+    finder.take_rule(text_rules)
+    finder.take_causes(ENDS)
     by_flaw: dict[str, Finding] = {}
-    for one in findings:
-        if known := by_flaw.get(one.flaw):
-            one = replace(known, count=known.count + one.count, tried=max(known.tried, known.count + one.count))
-        by_flaw[one.flaw] = one
+    for finding in [*finder.found, *name_by_attack(finder.left, results, rows)]:
+        if known := by_flaw.get(finding.name):
+            count = known.count + finding.count
+            finding = replace(known, count=count, tried=max(known.tried, count))
+        by_flaw[finding.name] = finding
     return list(by_flaw.values())
-
-
-def begins(result: Result) -> bool:
-    """Attacks that only a reader of the beginning lets through: an expression, or a word, that goes on after the gold."""
-    return result.case.attack == "expression" or (result.case.attack == "substring" and result.case.label == "word after")
-
-
-def share(results: Iterable[Result], passed: Sequence[Result], telling: Explains) -> float:
-    """How many of the inputs that tell passed."""
-    asked = [result for result in results if telling(result)]
-    ids = {id(result) for result in passed}
-    return sum(id(result) in ids for result in asked) / len(asked) if asked else 0.0
 
 
 # -- how an answer is compared -----------------------------------------------------------------------------------------
@@ -150,15 +150,14 @@ Pairs = Sequence[tuple[str, str]]
 """(answer, gold)."""
 Compare = Callable[[str, str], bool | None]
 """(answer, gold) -> whether they count as the same; None where the rule says nothing of them."""
+Rules = Callable[[Pairs], Iterator[tuple[str, Compare]]]
+"""Wrong answers that passed -> (flaw, rule) of every rule that may have let them through."""
 NOT_ALONE = ("unicode", "format", "bomb", "injection")
 """Attacks whose answers are odd in a way of their own: a rule may explain them, and is not found by them."""
 
 
 def find_rule(
-    tried: Sequence[Result],
-    left: Sequence[Result],
-    rows: Sequence[AuditRow],
-    rules: Callable[[Pairs], Iterator[tuple[str, Compare]]],
+    tried: Sequence[CaseResult], left: Sequence[CaseResult], rows: Sequence[AuditRow], rules: Rules
 ) -> tuple[str, Compare] | None:
     """(flaw, rule) of the rule that foretells best which wrong answers pass alone; None where none does. Of equals, the first."""
     ids = {id(result) for result in left}
@@ -179,38 +178,35 @@ def find_rule(
 
 
 def text_rules(passed: Pairs) -> Iterator[tuple[str, Compare]]:
-    """Ways to compare a text by less than all of it."""
+    """Ways to compare a text by less than all of it, with and without regard to case."""
 
-    for spelled in (str.strip, folded):
-        yield from spelling_rules(spelled)
+    def compare(rule: Callable[[str, str], bool], spelled: Callable[[str], str], answer: str, gold: str) -> bool:
+        return rule(spelled(answer), spelled(gold))
+
+    for spelled in (str.strip, lambda text: text.strip().casefold()):
+        for flaw, rule in part_rules():
+            yield flaw, partial(compare, rule, spelled)
     for least in sorted({round(likeness(*pair), 2) for pair in passed}, reverse=True):
         yield "similar", lambda answer, gold, least=least: likeness(answer, gold) >= least - 0.005  # type: ignore[misc]
 
 
-def folded(text: str) -> str:
-    return text.strip().casefold()
-
-
-def spelling_rules(spelled: Callable[[str], str]) -> Iterator[tuple[str, Compare]]:
-    def plain(rule: Callable[[str, str], bool]) -> Compare:
-        return lambda answer, gold: rule(spelled(answer), spelled(gold))
-
-    yield "expression", plain(lambda answer, gold: answer.startswith(gold))
-    yield "expression", plain(lambda answer, gold: lead(answer) == lead(gold) != "")
-    yield "expression", plain(lambda answer, gold: all(a == b for a, b in zip(answer, gold, strict=False)))
-    yield "ending", plain(lambda answer, gold: answer.endswith(gold))
-    yield "part_of_gold", plain(lambda answer, gold: gold.startswith(answer))
-    yield "part_of_gold", plain(lambda answer, gold: gold.endswith(answer))
-    yield "part_of_gold", plain(lambda answer, gold: answer in gold)
-    for size in range(1, 9):
-        yield "expression", plain(lambda answer, gold, size=size: answer[:size] == gold[:size])  # type: ignore[misc]
-        yield "ending", plain(lambda answer, gold, size=size: answer[-size:] == gold[-size:])  # type: ignore[misc]
-
-
-def lead(text: str) -> str:
+def leading_number(text: str) -> str:
     """The whole number that a text begins with."""
     found = re.match(r"-?\d+", text)
     return found[0] if found else ""
+
+
+def part_rules() -> Iterator[tuple[str, Callable[[str, str], bool]]]:
+    yield "expression", str.startswith
+    yield "expression", lambda answer, gold: leading_number(answer) == leading_number(gold) != ""
+    yield "expression", lambda answer, gold: all(a == b for a, b in zip(answer, gold, strict=False))
+    yield "ending", str.endswith
+    yield "part_of_gold", lambda answer, gold: gold.startswith(answer)
+    yield "part_of_gold", lambda answer, gold: gold.endswith(answer)
+    yield "part_of_gold", lambda answer, gold: answer in gold
+    for size in range(1, 9):
+        yield "expression", lambda answer, gold, size=size: answer[:size] == gold[:size]  # type: ignore[misc]
+        yield "ending", lambda answer, gold, size=size: answer[-size:] == gold[-size:]  # type: ignore[misc]
 
 
 @cache
@@ -221,30 +217,30 @@ def likeness(answer: str, gold: str) -> float:
 def number_rules(passed: Pairs) -> Iterator[tuple[str, Compare]]:
     """Ways to compare numbers by less than all of them."""
 
-    def number(rule: Callable[[Fraction, Fraction], bool]) -> Compare:
+    def compare_numbers(rule: Callable[[Fraction, Fraction], bool]) -> Compare:
         def compare(answer: str, gold: str) -> bool | None:
-            pair = numbers(answer, gold)
+            pair = read_numbers(answer, gold)
             return None if pair is None else rule(*pair)
 
         return compare
 
-    pairs = [pair for texts in passed if (pair := numbers(*texts))]
+    pairs = [pair for texts in passed if (pair := read_numbers(*texts))]
     for cut in (math.trunc, math.floor, math.ceil):
-        yield "whole_part", number(lambda value, gold, cut=cut: cut(value) == cut(gold))  # type: ignore[misc]
+        yield "whole_part", compare_numbers(lambda value, gold, cut=cut: cut(value) == cut(gold))  # type: ignore[misc]
     for places in (0, 1, 2):
-        yield "near_miss", number(lambda value, gold, n=places: round(float(value), n) == round(float(gold), n))  # type: ignore[misc]
+        yield "near_miss", compare_numbers(lambda value, gold, n=places: round(float(value), n) == round(float(gold), n))  # type: ignore[misc]
     for digits in (1, 2, 3):
-        yield "near_miss", number(lambda value, gold, n=digits: f"{float(value):.{n}g}" == f"{float(gold):.{n}g}")  # type: ignore[misc]
+        yield "near_miss", compare_numbers(lambda value, gold, n=digits: f"{float(value):.{n}g}" == f"{float(gold):.{n}g}")  # type: ignore[misc]
     for distance in sorted({abs(value - gold) for value, gold in pairs}):
-        yield "near_miss", number(lambda value, gold, most=distance: abs(value - gold) <= most)  # type: ignore[misc]
+        yield "near_miss", compare_numbers(lambda value, gold, most=distance: abs(value - gold) <= most)  # type: ignore[misc]
     for ratio in sorted({abs(value - gold) / abs(gold) for value, gold in pairs if gold}):
-        yield "near_miss", number(lambda value, gold, most=ratio: abs(value - gold) <= most * abs(gold))  # type: ignore[misc]
+        yield "near_miss", compare_numbers(lambda value, gold, most=ratio: abs(value - gold) <= most * abs(gold))  # type: ignore[misc]
     for size in (10, 100, 1000):
-        yield "ending", number(lambda value, gold, size=size: value % size == gold % size)  # type: ignore[misc]
+        yield "ending", compare_numbers(lambda value, gold, size=size: value % size == gold % size)  # type: ignore[misc]
 
 
 @cache
-def numbers(answer: str, gold: str) -> tuple[Fraction, Fraction] | None:
+def read_numbers(answer: str, gold: str) -> tuple[Fraction, Fraction] | None:
     value, wanted = golds.value_of(answer), golds.value_of(gold)
     return None if value is None or wanted is None else (value, wanted)
 
@@ -252,27 +248,18 @@ def numbers(answer: str, gold: str) -> tuple[Fraction, Fraction] | None:
 # -- what is left ------------------------------------------------------------------------------------------------------
 
 
-def code_findings(results: Sequence[Result], passed: Sequence[Result], rows: Sequence[AuditRow]) -> list[Finding]:
+def find_code_causes(results: Sequence[CaseResult], passed: Sequence[CaseResult], rows: Sequence[AuditRow]) -> list[Finding]:
     """The causes behind the programs that passed. One that prints and then exits is the exit's doing where exits pass."""
-    exits = any(result.case.attack == "exit" for result in passed)
-    cause = "exit" if exits else "stdout"
+    cause = "exit" if any(result.case.attack == "exit" for result in passed) else "stdout"
     named = [
         replace(result, case=replace(result.case, attack=cause)) if result.case.attack == "print_and_exit" else result
         for result in passed
     ]
-    return leftover_findings(named, results, rows)
+    return name_by_attack(named, results, rows)
 
 
-def leftover_findings(left: Sequence[Result], results: Sequence[Result], rows: Sequence[AuditRow]) -> list[Finding]:
-    by_flaw: dict[str, list[Result]] = {}
-    for result in left:
-        by_flaw.setdefault(OF_ATTACK.get(result.case.attack, result.case.attack), []).append(result)
-    tried: dict[str, int] = {}
-    for result in results:
-        flaw = OF_ATTACK.get(result.case.attack, result.case.attack)
-        tried[flaw] = tried.get(flaw, 0) + 1
-    order = list(FLAWS)
-    return [
-        finding_of(flaw, group, rows, tried.get(flaw, 0))
-        for flaw, group in sorted(by_flaw.items(), key=lambda item: order.index(item[0]))
-    ]
+def name_by_attack(left: Sequence[CaseResult], results: Sequence[CaseResult], rows: Sequence[AuditRow]) -> list[Finding]:
+    def name_flaw(result: CaseResult) -> str:
+        return ATTACK_FLAWS.get(result.case.attack, result.case.attack)
+
+    return make_findings(((name_flaw(result), result) for result in left), rows, Counter(map(name_flaw, results)))

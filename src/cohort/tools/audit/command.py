@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,56 +22,35 @@ READ_ROWS = 256
 """Rows read of a source; the ones used are drawn from these."""
 
 
-def run_audit(
-    words: Sequence[str],
-    *,
-    rows: str = "",
-    gold: str = "",
-    prompt: str = "",
-    columns: Sequence[str] = (),
-    template: str = "",
-    kind: str = "",
-    shape: bool = False,
-    threshold: float | None = None,
-    timeout_s: float | None = None,
-    limit: int | None = None,
-    json_file: Path | None = None,
-) -> int:
-    """Audit, print, and give the exit code. Errors made for people are printed as they are."""
+OPTION_NAMES = {"columns": "--column", "timeout_s": "--timeout"}
+"""Options of the command line whose word is another than the field of AuditOptions."""
+
+
+def run_audit(words: Sequence[str], *, rows: str = "", json_file: Path | None = None, **given: Any) -> int:
+    """Audit, print, and give the exit code. Errors made for people are printed as they are.
+
+    given    the options that were given, and no others: fields of AuditOptions, `columns` as PARAMETER=COLUMN.
+    """
     from rich.console import Console
 
     from cohort.base.text import printable
 
     try:
-        target, settings = split(words)
-        recipe = recipe_file(target)
+        target, settings = split_words(words)
+        recipe = find_recipe(target)
         if recipe is not None:
-            given = {"--rows": rows, "--prompt": prompt, "--column": columns, "--kind": kind, "--shape": shape}
-            given |= {"--threshold": threshold is not None, "--timeout": timeout_s is not None}
-            refuse(given, "a recipe brings its own; change the recipe, or audit the function alone.")
-            reports = audit_recipe(recipe, settings, gold or "answer", template, limit)
+            own = [name for name in given if name not in ("gold", "template", "limit")]
+            refuse_options(
+                [*own, *(["rows"] if rows else [])], "a recipe brings its own; change the recipe, or audit the function alone."
+            )
+            reports = audit_recipe(recipe, settings, **given)
         else:
             if not rows:
-                refuse(
-                    {"--gold": gold, "--prompt": prompt, "--column": columns},
-                    "it names a column of --rows, which are not given.",
-                )
-            reports = [
-                audit(
-                    target,
-                    read_rows(rows, prompt or "prompt") if rows else None,
-                    args=arguments(settings),
-                    kind=kind,
-                    shape=shape,
-                    gold=gold or "answer",
-                    prompt=prompt or "prompt",
-                    columns=renamed(columns),
-                    template=checked_template(template),
-                    threshold=threshold,
-                    timeout_s=10.0 if timeout_s is None else timeout_s,
-                    limit=limit,
-                )
-            ]
+                named = [name for name in ("gold", "prompt", "columns") if name in given]
+                refuse_options(named, "it names a column of --rows, which are not given.")
+            given["columns"] = read_pairs(given.get("columns", ()))
+            audited = read_rows(rows, given.get("prompt", "prompt")) if rows else None
+            reports = [audit(target, audited, args=read_arguments(settings), **given)]
         if json_file is not None:
             write_json(reports, json_file)
     except CohortError as problem:
@@ -84,48 +63,39 @@ def run_audit(
     return CLEAN if all(report.clean for report in reports) else FLAWED
 
 
-def split(words: Sequence[str]) -> tuple[str, list[str]]:
+def split_words(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """(the reward or recipe, the settings behind it)."""
     if not words or "=" in words[0]:
         raise AuditError(
             f"audit: name the reward first: a built-in one ({', '.join(BUILT_IN)}), package.module:function, or a recipe file."
         )
-    return words[0], list(words[1:])
+    return words[0], words[1:]
 
 
-def arguments(settings: Sequence[str]) -> dict[str, Any]:
+def read_arguments(settings: Sequence[str]) -> dict[str, Any]:
     """`tolerance=0.01` and the like, as values of TOML."""
     from cohort.recipe.file import parse_value
 
-    found = {}
-    for setting in settings:
-        name, separator, text = setting.partition("=")
+    pairs = [setting.partition("=") for setting in settings]
+    for (name, separator, _), setting in zip(pairs, settings, strict=True):
         if not separator or not name.strip():
             raise AuditError(f"argument {setting!r}: write name=value, for example tolerance=0.01.")
-        found[name.strip()] = parse_value(text.strip())
-    return found
+    return {name.strip(): parse_value(text.strip()) for name, _, text in pairs}
 
 
-def renamed(columns: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for entry in columns:
-        parameter, separator, column = entry.partition("=")
-        if not separator or not parameter or not column:
-            raise AuditError(f"--column {entry!r}: write PARAMETER=COLUMN, for example answer=solution.")
-        found[parameter] = column
-    return found
+def read_pairs(columns: Sequence[str]) -> dict[str, str]:
+    """PARAMETER=COLUMN, as many as there are."""
+    pairs = [entry.partition("=") for entry in columns]
+    for pair in pairs:
+        if not all(pair):
+            raise AuditError(f"--column {''.join(pair)!r}: write PARAMETER=COLUMN, for example answer=solution.")
+    return {parameter: column for parameter, _, column in pairs}
 
 
-def checked_template(template: str) -> str:
-    if template and "{answer}" not in template:
-        raise AuditError(f"--template {template!r}: put {{answer}} where the answer stands, for example 'FINAL: {{answer}}'.")
-    return template
-
-
-def refuse(given: Mapping[str, Any], reason: str) -> None:
+def refuse_options(names: Iterable[str], reason: str) -> None:
     """An option that would be ignored is a mistake the user wants to hear of."""
-    for option, value in given.items():
-        if value:
-            raise AuditError(f"{option}: {reason}")
+    for name in names:
+        raise AuditError(f"{OPTION_NAMES.get(name, f'--{name}')}: {reason}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -152,7 +122,7 @@ def read_rows(source: str, prompt: str) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def recipe_file(target: str) -> Path | None:
+def find_recipe(target: str) -> Path | None:
     """The recipe that a word names; None where it is a reward."""
     from cohort.recipe.built_in import built_in, recipe_path
 
@@ -163,7 +133,7 @@ def recipe_file(target: str) -> Path | None:
     return None
 
 
-def audit_recipe(path: Path, overrides: Sequence[str], gold: str, template: str, limit: int | None) -> list[AuditReport]:
+def audit_recipe(path: Path, overrides: Sequence[str], **given: Any) -> list[AuditReport]:
     """Every reward of the recipe, with its own rows, arguments, threshold and time limit."""
     from cohort.data.rows import load_rows, render
     from cohort.recipe.file import load_recipe
@@ -173,9 +143,8 @@ def audit_recipe(path: Path, overrides: Sequence[str], gold: str, template: str,
     prompts = recipe.prompts.model_copy(update={"limit": min(recipe.prompts.limit or READ_ROWS, READ_ROWS)})
     rows = []
     for number, row in enumerate(load_rows(prompts, recipe.seed)):
-        rendered = render(row, prompts, f"row {number}")
         rest = {name: value for name, value in row.items() if name != prompts.prompt_column}
-        rows.append({**rest, "prompt": rendered})
+        rows.append({**rest, "prompt": render(row, prompts, f"row {number}")})
     outcome = next((place for place, part in enumerate(recipe.rewards) if part.outcome), 0)
     reports = []
     for place, part in enumerate(recipe.rewards):
@@ -187,15 +156,13 @@ def audit_recipe(path: Path, overrides: Sequence[str], gold: str, template: str,
                 rows,
                 args=part.args,
                 columns=part.columns,
-                gold=gold,
                 demonstration=recipe.cold_start.completion_column,
-                template=checked_template(template),
                 threshold=part.threshold if place == outcome else None,
                 outcome=place == outcome,
                 timeout_s=part.timeout_s,
-                limit=limit,
                 seed=recipe.seed,
                 name=reward_name(part),
+                **given,
             )
         )
     return reports

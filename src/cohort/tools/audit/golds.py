@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from cohort.rewards.text import last_boxed
 
+OTHER_ROW = "answer of another row"
 MAX_NUMBER_CHARS = 60
 """A longer number is treated as text: nobody writes it by hand."""
 
@@ -30,8 +30,7 @@ WORDS = re.compile(r"[A-Za-z][A-Za-z ]+[A-Za-z]")
 """A gold of words: pieces of it, and words it is a piece of, are wrong."""
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """A gold written otherwise (still right), or changed (wrong)."""
 
     label: str
@@ -122,15 +121,11 @@ def number_rewrites(gold: str, value: Fraction) -> Iterator[Variant]:
 
 def exact_decimal(value: Fraction) -> str:
     """The decimal form where it ends; "" where it does not."""
-    bottom, places = value.denominator, 0
-    while bottom % 10 == 0 or bottom % 2 == 0 or bottom % 5 == 0:
-        bottom //= 10 if bottom % 10 == 0 else 2 if bottom % 2 == 0 else 5
-        places += 1
-    if bottom != 1 or places > 12:
+    places = next((count for count in range(13) if 10**count % value.denominator == 0), None)
+    if places is None:
         return ""
     digits = str(value.numerator * 10**places // value.denominator).rjust(places + 1, "0")
-    text = f"{digits[:-places]}.{digits[-places:]}" if places else digits
-    return text.rstrip("0").removesuffix(".") if "." in text else text
+    return f"{digits[:-places]}.{digits[-places:]}" if places else digits
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -142,8 +137,8 @@ def mutations(gold: str, others: Sequence[str] = ()) -> list[Variant]:
     """Wrong answers near the gold, the likeliest first; `others` are the answers of other rows."""
     value = value_of(gold)
     found = list(number_mutations(gold, value) if value is not None else text_mutations(gold))
-    found += [Variant("answer of another row", other) for other in others]
-    return [variant for variant in distinct(found, gold) if not same(variant.text, gold)]
+    found += [Variant(OTHER_ROW, other) for other in others]
+    return drop_right(found, gold)
 
 
 def number_mutations(gold: str, value: Fraction) -> Iterator[Variant]:
@@ -157,9 +152,9 @@ def number_mutations(gold: str, value: Fraction) -> Iterator[Variant]:
         yield Variant("ten times", str(value * 10))
     elif DECIMAL.fullmatch(gold.strip()):
         step = Fraction(1, 10 ** len(gold.strip().rpartition(".")[2]))
-        yield Variant("last digit", exact_decimal_signed(value + step))
-        yield Variant("off by one", exact_decimal_signed(value + 1))
-        yield Variant("sign", exact_decimal_signed(-value))
+        yield Variant("last digit", write_decimal(value + step))
+        yield Variant("off by one", write_decimal(value + 1))
+        yield Variant("sign", write_decimal(-value))
     else:
         top, bottom = value.numerator, value.denominator
         yield Variant("numerator off by one", f"{top + 1}/{bottom}")
@@ -168,7 +163,7 @@ def number_mutations(gold: str, value: Fraction) -> Iterator[Variant]:
         yield Variant("digits run together", f"{top}{bottom}")
 
 
-def exact_decimal_signed(value: Fraction) -> str:
+def write_decimal(value: Fraction) -> str:
     return ("-" if value < 0 else "") + (exact_decimal(abs(value)) or str(abs(value)))
 
 
@@ -193,47 +188,38 @@ def near_misses(gold: str, tolerance: float = 0.0) -> list[Variant]:
     found = []
     for label, step in (("a hundredth", Fraction(1, 100)), ("a half", Fraction(1, 2))):
         if step > room:
-            found.append(Variant(f"{label} more", exact_decimal_signed(value + step)))
-            found.append(Variant(f"{label} less", exact_decimal_signed(value - step)))
+            found.append(Variant(f"{label} more", write_decimal(value + step)))
+            found.append(Variant(f"{label} less", write_decimal(value - step)))
     if value.denominator != 1 and not exact_decimal(abs(value)):
         rounded = Fraction(round(abs(value) * 100), 100)
         if abs(rounded - abs(value)) > room:
-            found.append(Variant("rounded to two places", exact_decimal_signed(rounded if value > 0 else -rounded)))
-    return [variant for variant in distinct(found, gold) if not same(variant.text, gold) and "/" not in variant.text]
+            found.append(Variant("rounded to two places", write_decimal(rounded if value > 0 else -rounded)))
+    return [variant for variant in drop_right(found, gold) if "/" not in variant.text]
 
 
 def parts(gold: str) -> list[Variant]:
     """A piece of the gold: its first or its last character is missing."""
     value = value_of(gold)
-    if value is not None and value.denominator == 1:
-        whole = str(abs(value))
-    else:
-        whole = gold if value is None and WORDS.fullmatch(gold) else ""
-    found = (
-        [Variant("first character missing", whole[1:]), Variant("last character missing", whole[:-1])] if len(whole) > 1 else []
-    )
-    return [variant for variant in distinct(found, gold) if not same(variant.text, gold)]
+    whole = str(abs(value)) if value is not None and value.denominator == 1 else gold if WORDS.fullmatch(gold) else ""
+    if len(whole) < 2:
+        return []
+    return drop_right([Variant("first character missing", whole[1:]), Variant("last character missing", whole[:-1])], gold)
 
 
 FAR_NUMBERS = ("8861", "70553", "296", "51730", "64", "5", "9", "7", "938", "3")
 FAR_WORDS = ("quagmire", "xylophonists", "oz", "hub", "dwelling", "Q", "D")
 
 
-def far(gold: str) -> list[str]:
+def far_answers(gold: str) -> list[str]:
     """Two wrong answers that have nothing in common with the gold, one longer and one shorter where there is one: another first
     and last character, other digits, and no number near it."""
     value = value_of(gold)
     bare = gold.strip().lstrip("+-").casefold()
     candidates = FAR_NUMBERS if value is not None else FAR_WORDS
 
-    def differs(text: str) -> bool:
-        if (
-            not bare
-            or text[0].casefold() == bare[0]
-            or text[-1].casefold() == bare[-1]
-            or text.casefold() in bare
-            or bare in text.casefold()
-        ):
+    def differs(candidate: str) -> bool:
+        text = candidate.casefold()
+        if not bare or text[0] == bare[0] or text[-1] == bare[-1] or text in bare or bare in text:
             return False
         return value is None or abs(int(text) - abs(value)) > max(abs(value) / 2, Fraction(2))
 
@@ -303,9 +289,13 @@ def distinct(variants: Sequence[Variant], gold: str) -> list[Variant]:
     """Each text once, and none that is the gold as it stands."""
     found: dict[str, Variant] = {}
     for variant in variants:
-        if variant.text != gold:
-            found.setdefault(variant.text, variant)
-    return list(found.values())
+        found.setdefault(variant.text, variant)
+    return [variant for text, variant in found.items() if text != gold]
+
+
+def drop_right(variants: Sequence[Variant], gold: str) -> list[Variant]:
+    """The distinct ones that are surely wrong."""
+    return [variant for variant in distinct(variants, gold) if not same(variant.text, gold)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

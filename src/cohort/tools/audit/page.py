@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cohort.tools.audit.findings import AuditReport, Example, Finding
+from cohort.observe.diagnosis.finding import Finding
+from cohort.tools.audit.findings import AuditExample, AuditReport
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,10 +34,10 @@ def print_report(report: AuditReport, console: Console) -> None:
     put(Text.assemble((f"audit of {report.reward}", "bold"), f"  {basis(report)}"))
     for finding in report.findings:
         console.print()
-        put(Text.assemble((finding.level.upper(), STYLES[finding.level]), " ", (finding.flaw, "bold"), f"  {counts(finding)}"))
-        put(finding.title, 2)
+        put(Text.assemble((finding.level.upper(), STYLES[finding.level]), " ", (finding.name, "bold"), f"  {counts(finding)}"))
+        put(finding.what, 2)
         listed([("why", finding.why), ("fix", finding.fix)])
-        for example in finding.examples:
+        for example in finding.evidence:
             listed([("*", facts(example))])
             put(Text(example.input or "(an empty completion)", style="cyan"), 4)
     slow = [example for example in report.slowest if example.seconds >= SLOW_S]
@@ -61,7 +62,7 @@ def counts(finding: Finding) -> str:
     return f"({finding.category}; {finding.count} of {finding.tried} inputs)"
 
 
-def facts(example: Example) -> str:
+def facts(example: AuditExample) -> str:
     score = "no score" if example.score is None else f"score {example.score:g}"
     shown = example.gold if example.gold == example.gold.strip() else f'"{example.gold}"'  # spaces alone cannot be seen
     gold = f", gold {shown}" if shown else ""

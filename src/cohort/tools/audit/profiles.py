@@ -12,11 +12,10 @@ from cohort.recipe.section import nearest
 from cohort.rewards import BUILT_IN, built_in
 from cohort.rewards.contract import importable_name
 from cohort.tools.audit import attacks, golds, programs
-from cohort.tools.audit.running import AuditError
-from cohort.tools.audit.samples import EXACT_ROWS, MATH_ROWS, PLAIN_ROWS, AuditRow
+from cohort.tools.audit.cases import AuditRow
+from cohort.tools.audit.running import AuditError, AuditOptions
+from cohort.tools.audit.samples import EXACT_ROWS, MATH_ROWS, PLAIN_ROWS
 
-KINDS = ("math", "exact", "code", "shape")
-"""math: the answer counts by its value. exact: letter for letter. code: programs are run. shape: no gold is read."""
 DEFAULT_ROWS = 8
 
 
@@ -33,22 +32,22 @@ class Profile:
     reads_chat: bool = True
 
 
-def around(*bases: str) -> tuple[str, ...]:
+def with_surroundings(*bases: str) -> tuple[str, ...]:
     return tuple(f"{base} {surroundings}".strip() for base in bases for surroundings in attacks.SURROUNDINGS)
 
 
-def task_rows(source: str) -> Sequence[AuditRow]:
+def load_task_rows(source: str) -> Sequence[AuditRow]:
     """Rows of a task, for the rewards that only such rows can be scored by."""
     from cohort.data.tasks import load_task
     from cohort.rewards.gym.rows import load_gym
 
     kind, _, name = source.partition(":")
     load = load_task if kind == "task" else load_gym
-    return rows_from(load(name, "train", 0, {"count": DEFAULT_ROWS}))
+    return make_rows(load(name, "train", 0, {"count": DEFAULT_ROWS}))
 
 
 PROFILES: dict[str, Profile] = {
-    "math_answer": Profile("math", lambda: MATH_ROWS, around("boxed", "says", "hashes", "tag")),
+    "math_answer": Profile("math", lambda: MATH_ROWS, with_surroundings("boxed", "says", "hashes", "tag")),
     "exact_match": Profile("exact", lambda: EXACT_ROWS, ("bare", "bare after thinking")),
     "code_tests": Profile(
         "code",
@@ -58,15 +57,15 @@ PROFILES: dict[str, Profile] = {
         jailed=True,
     ),
     "cohort.rewards.gym.rows:gym_verifier": Profile(
-        "exact", lambda: task_rows("gym:chain_sum"), ("boxed", "tag", "bare"), threshold=1.0
+        "exact", lambda: load_task_rows("gym:chain_sum"), ("boxed", "tag", "bare"), threshold=1.0
     ),
-    "cohort.data.column_addition:check_steps": Profile("exact", lambda: task_rows("task:column_addition"), threshold=1.0),
+    "cohort.data.column_addition:check_steps": Profile("exact", lambda: load_task_rows("task:column_addition"), threshold=1.0),
 }
-SHAPE = Profile("shape", lambda: PLAIN_ROWS)
+GOLDLESS = Profile("shape", lambda: PLAIN_ROWS)
 GOLD_NAMES = ("answer", "tests", "entry", "gold", "solution", "target", "label")
 
 
-def find(function: str | Callable[..., Any]) -> tuple[str, str]:
+def find_function(function: str | Callable[..., Any]) -> tuple[str, str]:
     """(what to call it, where a worker imports it from)."""
     if isinstance(function, str):
         if ":" in function and function not in BUILT_IN:
@@ -74,10 +73,7 @@ def find(function: str | Callable[..., Any]) -> tuple[str, str]:
             if not module or not name:
                 raise AuditError(f'reward: {function!r} is not of the form "package.module:function".')
             return function, function
-        found = built_in(function)
-        spec = importable_name(found)
-        assert spec is not None
-        return function, spec
+        return function, str(importable_name(built_in(function)))
     spec = importable_name(function)
     if spec is None:
         raise AuditError(
@@ -89,13 +85,7 @@ def find(function: str | Callable[..., Any]) -> tuple[str, str]:
     return named, spec
 
 
-def check_kind(kind: str) -> str:
-    if kind and kind not in KINDS:
-        raise AuditError(f"kind: {kind!r} is not one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
-    return kind
-
-
-def profile_of(label: str, spec: str) -> Profile | None:
+def find_profile(label: str, spec: str) -> Profile | None:
     """What is known of it. A built-in reward that names no gold among its parameters is one of the shape."""
     short = spec.rpartition(":")[2] if spec.startswith("cohort.rewards.") else spec
     if known := PROFILES.get(spec) or PROFILES.get(short):
@@ -103,7 +93,7 @@ def profile_of(label: str, spec: str) -> Profile | None:
     if label not in BUILT_IN:
         return None
     parameters = inspect.signature(BUILT_IN[label]).parameters
-    return None if any(name in parameters for name in GOLD_NAMES) else SHAPE
+    return None if any(name in parameters for name in GOLD_NAMES) else GOLDLESS
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -111,37 +101,30 @@ def profile_of(label: str, spec: str) -> Profile | None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def rows_from(
-    rows: Sequence[Mapping[str, Any]],
-    gold: str = "answer",
-    prompt: str = "prompt",
-    solution: str = "solution",
-    demonstration: str = "demonstration",
-) -> list[AuditRow]:
+def make_rows(rows: Sequence[Mapping[str, Any]], options: AuditOptions | None = None) -> list[AuditRow]:
     """Rows as the audit uses them. The prompt may be missing; everything else is passed on as it is."""
-    found = []
+    words = options or AuditOptions()
+    gold, found = words.gold_column, []
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise AuditError(f"rows: row {number} is a {type(row).__name__}; each must be an object with named columns.")
         if number == 0 and gold != "answer" and gold not in row:
-            raise AuditError(
-                f"gold: the rows have no column {gold!r}{nearest(gold, row)}; they have {', '.join(map(str, row))}."
-            )
-        text = row.get(demonstration)
-        program = row.get(solution)
+            columns = ", ".join(map(str, row))
+            raise AuditError(f"gold: the rows have no column {gold!r}{nearest(gold, row)}; they have {columns}.")
+        demonstration, program = row.get(words.demonstration), row.get(words.solution)
         found.append(
             AuditRow(
-                prompt=row.get(prompt, ""),
-                columns={str(column): value for column, value in row.items() if column != prompt},
+                prompt=row.get(words.prompt, ""),
+                columns={str(column): value for column, value in row.items() if column != words.prompt},
                 gold="" if "tests" in row and gold == "answer" and gold not in row else golds.gold_answer(row.get(gold)),
-                demonstration=text if isinstance(text, str) else "",
+                demonstration=demonstration if isinstance(demonstration, str) else "",
                 solution=program if isinstance(program, str) else "",
             )
         )
     return found
 
 
-def choose(rows: Sequence[AuditRow], limit: int, seed: int) -> tuple[AuditRow, ...]:
+def choose_rows(rows: Sequence[AuditRow], limit: int, seed: int) -> tuple[AuditRow, ...]:
     """`limit` of the rows by the seed, with different golds as far as there are any."""
     order = [rows[index] for index in keyed_permutation(len(rows), "audit", seed)]
     seen: set[str] = set()
@@ -153,7 +136,7 @@ def choose(rows: Sequence[AuditRow], limit: int, seed: int) -> tuple[AuditRow, .
     return tuple([*first, *later][:limit])
 
 
-def kind_of(rows: Sequence[AuditRow]) -> str:
+def guess_kind(rows: Sequence[AuditRow]) -> str:
     """code where there are tests, math where the golds are numbers or LaTeX, else exact."""
     if any("tests" in row.columns for row in rows) and any(row.solution for row in rows):
         return "code"

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cohort.observe.diagnosis.finding import Finding, Level
 from cohort.rewards.entries import Answered
 from cohort.tools.audit import attacks
-from cohort.tools.audit.attacks import Case, Form
-from cohort.tools.audit.findings import (
-    FALSE_NEGATIVE,
-    FALSE_POSITIVE,
-    AuditReport,
-    Finding,
-    example_of,
-    fault_findings,
-    finding_of,
-)
+from cohort.tools.audit.cases import AnswerForm, AuditCase, CaseResult, safe_text
+from cohort.tools.audit.findings import FALSE_NEGATIVE, FALSE_POSITIVE, AuditReport, find_faults, make_finding, show_result
 from cohort.tools.audit.probe import leaves_arguments
 from cohort.tools.audit.profiles import Profile
-from cohort.tools.audit.running import AuditError, Bench, Result, safe_text
-from cohort.tools.audit.samples import AuditRow
+from cohort.tools.audit.running import AuditError, AuditOptions, Bench
 
 STEADY_CASES = 12
 SLOW_S, STEEP = 0.5, 25.0
@@ -34,53 +26,45 @@ SLOWEST = 3
 class Questions:
     """The attacks on one function. A subclass asks what its kind of reward is asked."""
 
-    def __init__(
-        self,
-        bench: Bench,
-        rows: Sequence[AuditRow],
-        profile: Profile | None,
-        kind: str,
-        threshold: float,
-        calibrate_threshold: bool,
-        outcome: bool,
-        gold_column: str,
-        template: str,
-        folder: Path,
-        seed: int,
-    ) -> None:
-        self.bench, self.rows, self.profile, self.kind = bench, rows, profile, kind
-        self.threshold, self.calibrate_threshold, self.outcome = threshold, calibrate_threshold, outcome
-        self.gold_column, self.folder, self.seed = gold_column, folder, seed
+    def __init__(self, bench: Bench, options: AuditOptions, kind: str, profile: Profile | None, folder: Path) -> None:
+        self.bench, self.options, self.kind, self.profile, self.folder = bench, options, kind, profile, folder
+        self.rows = bench.rows
+        known = profile.threshold if profile else 0.5
+        self.threshold = known if options.threshold is None else options.threshold
         self.findings: list[Finding] = []
         self.remarks: list[str] = []
-        self.forms: list[Form] = []
-        self.demonstrations_count = False
-        """Whether the rows' demonstrations score as right."""
-        self.template = template or next(
-            (found for row in rows if (found := attacks.template_of(row.demonstration, row.gold))), ""
+        self.forms: list[AnswerForm] = []
+        self.template = options.template or next(
+            (found for row in self.rows if (found := attacks.template_of(row.demonstration, row.gold))), ""
         )
 
     def ask_kind(self) -> None:
         raise NotImplementedError
 
     def ask(self) -> None:
-        self.bench.warm_up(self.rows)
+        """Everything that is asked of a reward of this kind, and then of every reward."""
+        self.bench.warm_up()
         self.ask_kind()
-        self.findings += fault_findings(self.bench.results, self.rows)
+        self.findings += find_faults(self.bench.results, self.rows)
         self.ask_steadiness()
         self.ask_length()
         self.note_threshold()
 
-    def run(self, cases: Sequence[Case]) -> list[Result]:
-        return self.bench.run(self.rows, cases)
+    def run(self, cases: Sequence[AuditCase]) -> list[CaseResult]:
+        return self.bench.run(cases)
 
-    def passed(self, results: Sequence[Result]) -> list[Result]:
+    def add_finding(self, flaw: str, results: Sequence[CaseResult], tried: int = 0, level: Level = "flaw") -> None:
+        """Nothing where there are no results that show the flaw."""
+        if results:
+            self.findings.append(make_finding(flaw, results, self.rows, tried, level))
+
+    def passed(self, results: Sequence[CaseResult]) -> list[CaseResult]:
         return [result for result in results if result.passes(self.threshold)]
 
-    def refused(self, results: Sequence[Result]) -> list[Result]:
+    def refused(self, results: Sequence[CaseResult]) -> list[CaseResult]:
         return [result for result in results if not result.passes(self.threshold) and not result.fault]
 
-    def refuse_if_hopeless(self, results: Sequence[Result]) -> None:
+    def refuse_if_hopeless(self, results: Sequence[CaseResult]) -> None:
         """A jail that is missing is no flaw of the reward, and nothing can be said without it."""
         for result in results:
             if "JailUnavailable" in result.detail:
@@ -88,18 +72,46 @@ class Questions:
         if results and all(result.fault == "exception" for result in results):
             self.remarks.append("the function raised on every gold: look at that first")
 
-    def ask_injections(self, row: int, forms: Sequence[Form]) -> list[Result]:
-        canary = self.folder / "canary"
-        results, executed = [], []
-        for case in attacks.injection_cases(row, forms, str(canary)):
-            result = self.run([case])
-            results += result
-            if canary.exists():
-                executed += result
-                canary.unlink()
-        if executed:
-            self.findings.append(finding_of("executes", executed, self.rows, len(results)))
+    # -- what several kinds ask ------------------------------------------------------------------------------------------
+
+    def find_read_forms(self, results: Sequence[CaseResult], forms: Sequence[AnswerForm]) -> Collection[str]:
+        """The forms in which half of the golds pass, or that the reward documents; where there is none, that is the finding."""
+        verdicts: dict[str, list[bool]] = {}
+        for result in results:
+            verdicts.setdefault(result.case.form, []).append(result.passes(self.threshold))
+        documented = self.profile.forms if self.profile else ()
+        read = {form for form, passes in verdicts.items() if sum(passes) * 2 >= len(passes) or form in documented}
+        self.forms = [form for form in forms if form.name in read]
+        if not read and any(not result.fault for result in results):
+            best = sorted(results, key=lambda result: -(result.score or 0.0))
+            self.add_finding("gold_rejected", best, len(results))
+        return read
+
+    def run_beside_canary(self, cases: Sequence[AuditCase]) -> tuple[list[CaseResult], list[CaseResult]]:
+        """(results, those of them whose completion has made the file `canary`). One by one, to know which did."""
+        results, touched = [], []
+        for case in cases:
+            results += self.run([case])
+            if self.canary.exists():
+                self.canary.unlink()
+                touched.append(results[-1])
+        return results, touched
+
+    @property
+    def canary(self) -> Path:
+        return self.folder / "canary"
+
+    def ask_injections(self, row: int, forms: Sequence[AnswerForm]) -> list[CaseResult]:
+        results, executed = self.run_beside_canary(attacks.injection_cases(row, forms, str(self.canary)))
+        self.add_finding("executes", executed, len(results))
         return results
+
+    def ask_chat(self, golden: Sequence[CaseResult]) -> None:
+        """The first right completion once more, as chat messages where it was text, or as text."""
+        results = self.run([attacks.chat_case(result.case, self.rows[result.case.row]) for result in golden[:1]])
+        required = self.profile is not None and self.profile.reads_chat
+        refused = [result for result in results if not result.passes(self.threshold)]
+        self.add_finding("chat", refused, len(results), "flaw" if required else "note")
 
     # -- every kind ------------------------------------------------------------------------------------------------------
 
@@ -114,24 +126,26 @@ class Questions:
         ]
         right, other = self.passed(steady), [result for result in steady if not result.passes(self.threshold)]
         half = STEADY_CASES // 2
-        chosen = [*spread(right, half), *spread(other, STEADY_CASES - min(half, len(right)))]
+        chosen = [*spread_out(right, half), *spread_out(other, STEADY_CASES - min(half, len(right)))]
         if not chosen:
             return
         cases = [result.case for result in chosen]
-        again = [self.bench.call(self.rows, [case])[0] for case in cases]
-        self.bench.fresh()
-        anew = [self.bench.call(self.rows, [case])[0] for case in cases]
-        self.compare("not_deterministic", chosen, again, anew)
-        if any(finding.flaw == "not_deterministic" for finding in self.findings):
+        again = [self.bench.call([case])[0] for case in cases]
+        self.bench.close()
+        anew = [self.bench.call([case])[0] for case in cases]
+        self.compare_scores("not_deterministic", chosen, again, anew)
+        if any(finding.name == "not_deterministic" for finding in self.findings):
             self.drop_consequences(chosen, again, anew)
             return  # a comparison with a batch would only find the same again
-        together = self.bench.call(self.rows, cases)
-        backwards = self.bench.call(self.rows, cases[::-1])[::-1]
-        beside = self.bench.call(self.rows, [self.neighbour(cases[0]), *cases, self.neighbour(cases[-1])])[1:-1]
-        self.compare("batch_dependent", chosen, together, backwards, beside)
+        together = self.bench.call(cases)
+        backwards = self.bench.call(cases[::-1])[::-1]
+        # A row that a careless function stumbles over.
+        text = "\\boxed{\u202e9^9^9^9²" if self.kind != "code" else "```python\nraise SystemExit(0)\n```"
+        beside = self.bench.call([replace(cases[0], completion=text), *cases, replace(cases[-1], completion=text)])[1:-1]
+        self.compare_scores("batch_dependent", chosen, together, backwards, beside)
         self.ask_purity(cases)
 
-    def drop_consequences(self, first: Sequence[Result], *others: Sequence[Result]) -> None:
+    def drop_consequences(self, first: Sequence[CaseResult], *others: Sequence[CaseResult]) -> None:
         """Where the same completion passes one time and not the next, what passed proves nothing: the cause alone is left."""
         turned = [
             before
@@ -140,9 +154,9 @@ class Questions:
             if not result.fault and result.passes(self.threshold) != before.passes(self.threshold)
         ]
         judged = (FALSE_POSITIVE, FALSE_NEGATIVE)
-        dropped = [finding.flaw for finding in self.findings if finding.category in judged and finding.level == "flaw"]
+        dropped = [finding.name for finding in self.findings if finding.category in judged and finding.level == "flaw"]
         if turned and dropped:
-            self.findings = [finding for finding in self.findings if finding.flaw not in dropped]
+            self.findings = [finding for finding in self.findings if finding.name not in dropped]
             self.remarks.append(
                 f"left out, since the same completion passes one time and not the next: {', '.join(dict.fromkeys(dropped))}. "
                 "Mend that first, then audit again"
@@ -156,56 +170,46 @@ class Questions:
                 "Give the score that a right answer gets as --threshold"
             )
 
-    def neighbour(self, case: Case) -> Case:
-        """A row that a careless function stumbles over."""
-        return replace(
-            case, completion="\\boxed{\u202e9^9^9^9²" if self.kind != "code" else "```python\nraise SystemExit(0)\n```"
-        )
-
-    def compare(self, flaw: str, first: Sequence[Result], *others: Sequence[Result]) -> None:
+    def compare_scores(self, flaw: str, first: Sequence[CaseResult], *others: Sequence[CaseResult]) -> None:
+        """Find the flaw where a later score of a case differs from its first."""
         malformed = [result for group in others for result in group if result.fault in ("type", "length", "nan", "position")]
         if malformed:
-            if not any(finding.flaw == "contract" for finding in self.findings):
-                self.findings.append(finding_of("contract", malformed[:1], self.rows, len(first)))
+            if not any(finding.name == "contract" for finding in self.findings):
+                self.add_finding("contract", malformed[:1], len(first))
             return
-        differing: dict[int, Result] = {}
-        for group in others:
-            for result, before in zip(group, first, strict=True):
-                if result.fault == "exception" and flaw == "batch_dependent":
-                    continue  # the runner asks again, one by one
-                if result.fault or not same_score(result.score, before.score):
-                    said = f"{before.score} alone" if flaw == "batch_dependent" else f"{before.score} the first time"
-                    detail = result.detail if result.fault else f"{said}, then {result.score}"
-                    differing.setdefault(id(before), replace(result, detail=detail))
-        if differing:
-            self.findings.append(finding_of(flaw, list(differing.values()), self.rows, len(first)))
+        when = "alone" if flaw == "batch_dependent" else "the first time"
+        differing: dict[int, CaseResult] = {}
+        for result, before in (pair for group in others for pair in zip(group, first, strict=True)):
+            if result.fault == "exception" and flaw == "batch_dependent":
+                continue  # the runner asks again, one by one
+            if result.fault or not is_same_score(result.score, before.score):
+                detail = result.detail if result.fault else f"{before.score} {when}, then {result.score}"
+                differing.setdefault(id(before), replace(result, detail=detail))
+        self.add_finding(flaw, list(differing.values()), len(first))
 
-    def ask_purity(self, cases: Sequence[Case]) -> None:
+    def ask_purity(self, cases: Sequence[AuditCase]) -> None:
         # What a careless function does in place is to strip its texts.
-        padded = [
-            replace(case, completion=f" \n{case.completion}\n ") for case in cases[:2] if isinstance(case.completion, str)
-        ]
-        cases = [*cases, *padded]
-        given = self.bench.arguments(self.rows, cases)
+        texts = [case for case in cases[:2] if isinstance(case.completion, str)]
+        cases = [*cases, *(replace(case, completion=f" \n{case.completion}\n ") for case in texts)]
         probe = f"{leaves_arguments.__module__}:{leaves_arguments.__qualname__}"
-        reply = self.bench.ask(
-            probe, {"audited": self.bench.spec, "given": given}, [len(safe_text(c.completion)) for c in cases]
-        )
+        asked = {"audited": self.bench.spec, "given": self.bench.arguments(cases)}
+        reply = self.bench.ask(probe, asked, [len(safe_text(case.completion)) for case in cases])
         if isinstance(reply, Answered) and any(entry.value == 0.0 for entry in reply.entries):
-            shown = [Result(cases[0], None, "", "its arguments differ after the call")]
-            self.findings.append(finding_of("impure", shown, self.rows))
+            self.add_finding("impure", [CaseResult(cases[0], None, "", "its arguments differ after the call")])
 
     def ask_length(self) -> None:
         """Ten times the text should take about ten times as long."""
         form = self.forms[0] if self.forms and self.kind != "code" else None
-        slow: list[Result] = []
-        odd: list[Result] = []
+        slow: list[CaseResult] = []
+        odd: list[CaseResult] = []
         for place, (label, filler) in enumerate(attacks.FILLERS.items()):
             if len(slow) + len(odd) >= 3:
                 break  # each costs about the time limit, and three say it all
-            texts = [attacks.filled(filler, size) for size in attacks.LENGTHS]
+            texts = [attacks.fill_text(filler, size) for size in attacks.LENGTHS]
             short, middle, long = (
-                Case("length", f"{label}, {len(text):,} characters", 0, form.write(text) if form and place % 2 else text, "any")
+                AuditCase(
+                    "length", f"{label}, {len(text):,} characters", 0, form.write(text) if form and place % 2 else text, "any"
+                )
                 for text in texts
             )
             result = self.run([long])[0]
@@ -223,10 +227,9 @@ class Questions:
                 slow.append(replace(result, detail=detail, fault=""))
             elif result.fault == "timeout":
                 odd += [result, *([before, *self.run([short])] if before.fault == "timeout" else [])]
-        if slow:
-            self.findings.append(finding_of("superlinear", slow, self.rows, len(attacks.FILLERS)))
-        known = {finding.flaw for finding in self.findings}
-        self.findings += [finding for finding in fault_findings(odd, self.rows) if finding.flaw not in known]
+        self.add_finding("superlinear", slow, len(attacks.FILLERS))
+        known = {finding.name for finding in self.findings}
+        self.findings += [finding for finding in find_faults(odd, self.rows) if finding.name not in known]
 
     # -- the end ---------------------------------------------------------------------------------------------------------
 
@@ -244,19 +247,19 @@ class Questions:
             threshold=self.threshold,
             forms=tuple(form.name for form in self.forms),
             findings=tuple(ordered),
-            slowest=tuple(example_of(result, self.rows) for result in slowest),
+            slowest=tuple(show_result(result, self.rows) for result in slowest),
             remarks=tuple(self.remarks),
         )
 
 
-def spread(results: Sequence[Result], count: int) -> list[Result]:
+def spread_out(results: Sequence[CaseResult], count: int) -> list[CaseResult]:
     """`count` of them from all over the list."""
     if len(results) <= count:
         return list(results)
     return [results[place * len(results) // count] for place in range(count)]
 
 
-def same_score(left: float | None, right: float | None) -> bool:
+def is_same_score(left: float | None, right: float | None) -> bool:
     if left is None or right is None:
         return left is right
     return abs(left - right) <= 1e-9 * max(1.0, abs(left))

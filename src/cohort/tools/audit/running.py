@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from cohort.base.importing import search_current_folder
 from cohort.errors import RewardError
+from cohort.recipe.section import nearest
 from cohort.rewards import BUILT_IN
 from cohort.rewards.call import Signature, TrainerState
 from cohort.rewards.contract import RESERVED, find_argument_problem, find_feeding_problem, find_renaming_problem
 from cohort.rewards.entries import Answered, Failed, is_plain
 from cohort.rewards.pool import NOT_LOADED, Worker, load_problem
-from cohort.rewards.text import text_of
-from cohort.tools.audit.attacks import Case
-from cohort.tools.audit.samples import AuditRow
+from cohort.tools.audit.cases import AuditCase, AuditRow, CaseResult, safe_text
 
 START_S = 120.0
 """For the machinery that a supervised function starts on its first call: a jail, a pool."""
@@ -35,46 +35,70 @@ class AuditError(RewardError):
     """The audit cannot be made; the message says why, and what would make it possible."""
 
 
+KINDS = ("math", "exact", "code", "shape")
+"""math: the answer counts by its value. exact: letter for letter. code: programs are run. shape: no gold is read."""
+
+
 @dataclass(frozen=True)
-class Result:
-    """What came of one case."""
+class AuditOptions:
+    """How a reward is audited.
 
-    case: Case
-    score: float | None
-    """None: no opinion, or no score because of the fault."""
-    fault: str = ""
-    """"", a kind of fault ("exception", "nan", ...), "crash", or "timeout"."""
-    detail: str = ""
-    seconds: float = 0.0
-    verdict: str = ""
-    """The word that the function gave with the score, where it gives any."""
+    args           arguments bound to the function, as in a recipe.
+    kind           one of KINDS; "" decides by the function and its rows.
+    gold, prompt, solution, demonstration    columns of the rows that hold these.
+    columns        parameter of the function -> column that it is fed from, where the names differ.
+    template       a form of completion that the function reads, with {answer} in it, beside the ones that are always tried.
+    threshold      a score from here on is a success; outcome=False takes the score of the golds instead.
+    timeout_s      seconds that one completion may take.
+    limit          rows that are used, drawn by the seed; None: 8 of the rows given, all of those that ship with the audit.
+    name           what the report calls the reward.
+    """
 
-    def passes(self, threshold: float) -> bool:
-        return not self.fault and self.score is not None and self.score >= threshold
+    args: Mapping[str, Any] | None = None
+    kind: str = ""
+    gold: str = "answer"
+    prompt: str = "prompt"
+    solution: str = "solution"
+    demonstration: str = "demonstration"
+    columns: Mapping[str, str] | None = None
+    template: str = ""
+    threshold: float | None = None
+    outcome: bool = True
+    timeout_s: float = 10.0
+    limit: int | None = None
+    seed: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind and self.kind not in KINDS:
+            raise AuditError(f"kind: {self.kind!r} is not one of {', '.join(KINDS)}{nearest(self.kind, KINDS)}")
+        if self.limit is not None and self.limit < 1:
+            raise AuditError(f"limit: at least one row is needed, got {self.limit}.")
+        if self.timeout_s <= 0:
+            raise AuditError(f"timeout_s: a number above 0 is expected, got {self.timeout_s!r}.")
+        if self.template and "{answer}" not in self.template:
+            example = "put {answer} where the answer stands, for example 'FINAL: {answer}'."
+            raise AuditError(f"template {self.template!r}: {example}")
+
+    @property
+    def gold_column(self) -> str:
+        return (self.columns or {}).get(self.gold, self.gold)
 
 
 class Bench:
     """One function and the worker it runs in, which is replaced when it dies."""
 
-    def __init__(
-        self,
-        spec: str,
-        args: Mapping[str, Any],
-        columns: Sequence[str],
-        timeout_s: float,
-        rename: Mapping[str, str] | None = None,
-    ) -> None:
-        self.spec, self.timeout_s = spec, timeout_s
-        self.columns = tuple(columns)
-        self.rename = dict(rename or {})
+    def __init__(self, spec: str, rows: Sequence[AuditRow], options: AuditOptions) -> None:
+        self.spec, self.rows, self.timeout_s = spec, rows, options.timeout_s
+        self.columns = tuple(dict.fromkeys(column for row in rows for column in row.columns))
+        self.rename = dict(options.columns or {})
         """Parameter of the function -> column that it is fed from."""
-        self.args = dict(args)
-        self.results: list[Result] = []
+        self.args = dict(options.args or {})
+        self.results: list[CaseResult] = []
         self.skipped = 0
-        self.crashes = 0
-        self._worker: Worker | None = None
+        self._worker = Worker()
         search_current_folder()
-        self.signature = self._load()
+        self.signature = Signature(**self.load_function(spec))
 
     def __enter__(self) -> Bench:
         return self
@@ -83,50 +107,28 @@ class Bench:
         self.close()
 
     def close(self) -> None:
-        if self._worker is not None and self._worker.alive:
+        """End the worker. The next call starts a new one, without what an input may have left in the old."""
+        if self._worker.alive:
             self._worker.hang_up()
             self._worker.kill(grace_s=1.0)
-        self._worker = None
 
-    @property
-    def supervised(self) -> bool:
-        return bool(getattr(self.signature, "supervised", False))
-
-    def worker(self) -> Worker:
-        if self._worker is None or not self._worker.alive:
+    def load_function(self, spec: str) -> Mapping[str, Any]:
+        """Import the function in the worker, a new one where the old has ended; what it accepts, as plain data."""
+        if not self._worker.alive:
             self._worker = Worker()
-        return self._worker
-
-    def ready(self, spec: str) -> Worker:
-        """The worker, with the function imported."""
-        worker = self.worker()
         try:
-            worker.load(spec)
-        except NOT_LOADED as problem:
-            raise AuditError(f"reward: a new worker could not import it. {load_problem(spec, problem)}") from None
-        return worker
-
-    def fresh(self) -> None:
-        """Go on in a new process: the old one may hold what an input has left in it."""
-        self.close()
-
-    def _load(self) -> Signature:
-        try:
-            return Signature(**self.worker().load(self.spec))
+            return self._worker.load(spec)
         except NOT_LOADED as problem:
             self.close()
-            raise AuditError(f"reward: {load_problem(self.spec, problem)}") from None
+            when = "a new worker could not import it. " if self.results else ""
+            raise AuditError(f"reward: {when}{load_problem(spec, problem)}") from None
 
-    def check(self, rows: Sequence[AuditRow]) -> None:
-        """The rows have every column that the function needs, and the function knows every argument."""
-        from cohort.recipe.section import nearest
-
-        problem = find_renaming_problem(self.signature, self.rename, self.args) or find_feeding_problem(
-            self.rename, self.columns
-        )
-        if problem:
+    def check_call(self) -> None:
+        """Refuse rows that lack a column which the function needs, and arguments that the function does not know."""
+        problem = find_renaming_problem(self.signature, self.rename, self.args)
+        if problem := problem or find_feeding_problem(self.rename, self.columns):
             raise AuditError(f"columns.{problem}")
-        given = {*self.parameters(), *self.args}
+        given = {*RESERVED, *self.columns, *self.rename, *self.args}
         missing = [name for name in self.signature.required if name not in given]
         if missing:
             hint = nearest(missing[0], self.columns) or "."
@@ -144,18 +146,15 @@ class Bench:
             raise AuditError(f"{problem}. Write arguments as name=value behind the reward.")
         for name in self.asked():
             column = self.rename.get(name, name)
-            foreign = [row for row in rows if column in row.columns and not is_plain(row.columns[column])]
+            foreign = [row for row in self.rows if column in row.columns and not is_plain(row.columns[column])]
             if foreign:
                 raise AuditError(
                     f"rows: JSON cannot carry the column {column!r} to a worker as it is "
                     f"({type(foreign[0].columns[column]).__name__}); give it as text, numbers or lists."
                 )
 
-    def parameters(self) -> list[str]:
-        """What can be passed by name beside the arguments that are bound."""
-        return [*RESERVED, *self.columns, *self.rename]
-
     def asked(self) -> list[str]:
+        """Parameters that the function is given, those aside that every function may have."""
         names = self.signature.list_asked([*self.columns, *self.rename], self.args)
         return [name for name in names if name not in ("prompt", "completion")]
 
@@ -163,28 +162,27 @@ class Bench:
     # Calls
     # -----------------------------------------------------------------------------------------------------------------
 
-    def run(self, rows: Sequence[AuditRow], cases: Sequence[Case]) -> list[Result]:
+    def run(self, cases: Sequence[AuditCase]) -> list[CaseResult]:
         """Each case alone. After MAX_HANGS time limits in one attack the rest of that attack is skipped.
 
         A supervised function limits every completion by itself and works on several side by side: it is given a few at a
         time, and one by one only where such a call fails.
         """
-        hangs: dict[str, int] = {}
-        found: list[Result] = []
+        hangs: Counter[str] = Counter()
+        found: list[CaseResult] = []
         todo = list(cases)
         while todo:
-            if hangs.get(todo[0].attack, 0) >= MAX_HANGS:
+            if hangs[todo[0].attack] >= MAX_HANGS:
                 self.skipped += 1
                 todo.pop(0)
                 continue
-            size = SIDE_BY_SIDE if self.supervised and todo[0].attack not in ALONE else 1
-            chunk = [case for case in todo[:size] if case.attack not in ALONE] if size > 1 else todo[:1]
+            several = self.signature.supervised and todo[0].attack not in ALONE
+            chunk = [case for case in todo[:SIDE_BY_SIDE] if case.attack not in ALONE] if several else todo[:1]
             todo = todo[len(chunk) :]
-            results = self.call(rows, chunk)
+            results = self.call(chunk)
             if len(chunk) > 1 and any(result.fault for result in results):
-                results = [self.call(rows, [case])[0] for case in chunk]
-            for result in results:
-                hangs[result.case.attack] = hangs.get(result.case.attack, 0) + (result.fault == "timeout")
+                results = [self.call([case])[0] for case in chunk]
+            hangs.update(result.case.attack for result in results if result.fault == "timeout")
             found += results
         self.results += found
         return found
@@ -193,7 +191,7 @@ class Bench:
     def tighter(self, wall_s: float, cpu_s: float) -> Iterator[None]:
         """For inputs that run into the limit on purpose: less of it, where the function can be told so."""
         before = self.timeout_s, self.args
-        if self.supervised:
+        if self.signature.supervised:
             self.timeout_s = min(self.timeout_s, wall_s)
             if "cpu_s" in self.signature.accepted:
                 self.args = {**self.args, "cpu_s": min(float(self.args.get("cpu_s", cpu_s)), cpu_s)}
@@ -202,61 +200,51 @@ class Bench:
         finally:
             self.timeout_s, self.args = before
 
-    def warm_up(self, rows: Sequence[AuditRow]) -> None:
+    def warm_up(self) -> None:
         """A first call, with time for what a function imports and starts when it is first used. Its answer does not count."""
-        row = rows[0]
+        row = self.rows[0]
         for text in (row.demonstration, f"\\boxed{{{row.gold or 1}}}", f"```python\n{row.solution or 'pass'}\n```"):
-            case = Case("warm-up", "", 0, text, "any")
-            self.ask(self.spec, self.arguments(rows, [case]), [len(text)], START_S)
+            self.ask(self.spec, self.arguments([AuditCase("warm-up", "", 0, text)]), [len(text)], START_S)
 
-    def call(self, rows: Sequence[AuditRow], cases: Sequence[Case]) -> list[Result]:
+    def call(self, cases: Sequence[AuditCase]) -> list[CaseResult]:
         """One call for all of these cases."""
-        texts = [safe_text(case.completion) for case in cases]
-        arguments = self.arguments(rows, cases)
-        lengths = [len(text) for text in texts]
-        self.ready(self.spec)  # starting a process is no part of the time of a call
+        arguments = self.arguments(cases)
+        lengths = [len(safe_text(case.completion)) for case in cases]
+        self.load_function(self.spec)  # starting a process is no part of the time of a call
         started = time.monotonic()
         reply = self.ask(self.spec, arguments, lengths)
         seconds = time.monotonic() - started
         if isinstance(reply, Failed):
-            self.crashes += reply.kind == "crash"
             kind = "crash" if reply.kind == "memory" else reply.kind  # what it cost the worker
-            return [Result(case, None, kind, reply.detail, seconds) for case in cases]
+            return [CaseResult(case, None, kind, reply.detail, seconds) for case in cases]
         return [
-            Result(case, entry.value, entry.fault or "", entry.detail, seconds / len(cases), entry.word)
+            CaseResult(case, entry.value, entry.fault or "", entry.detail, seconds / len(cases))
             for case, entry in zip(cases, reply.entries, strict=True)
         ]
 
-    def arguments(self, rows: Sequence[AuditRow], cases: Sequence[Case]) -> dict[str, list[Any]]:
-        chosen = [rows[case.row] for case in cases]
+    def arguments(self, cases: Sequence[AuditCase]) -> dict[str, Any]:
+        """What the function is called with for these cases."""
+        chosen = [self.rows[case.row] for case in cases]
         offered: dict[str, list[Any]] = {
-            "prompts": [row.prompt for row in chosen],
-            "completions": [completion_for(row, case) for row, case in zip(chosen, cases, strict=True)],
-            "completion_ids": [
-                list(range(len(safe_text(case.completion)) // CHARACTERS_PER_TOKEN + 1))
-                if "completion_ids" in self.asked()
-                else []
-                for case in cases
-            ],
+            column: [case.columns.get(column, row.columns.get(column)) for row, case in zip(chosen, cases, strict=True)]
+            for column in self.columns
         }
-        arguments: dict[str, Any] = {}
-        for name in self.asked():
-            column = self.rename.get(name, name)
-            if column in offered:
-                arguments[name] = offered[column]
-            elif column in self.columns:
-                arguments[name] = [
-                    case.columns[column] if column in case.columns else row.columns.get(column)
-                    for row, case in zip(chosen, cases, strict=True)
-                ]
+        offered["prompts"] = [row.prompt for row in chosen]
+        offered["completions"] = [make_completion(row, case) for row, case in zip(chosen, cases, strict=True)]
+        named = {name: self.rename.get(name, name) for name in self.asked()}
+        if "completion_ids" in named.values():
+            sizes = [len(safe_text(case.completion)) // CHARACTERS_PER_TOKEN + 1 for case in cases]
+            offered["completion_ids"] = [list(range(size)) for size in sizes]
+        arguments: dict[str, Any] = {name: offered[column] for name, column in named.items() if column in offered}
         arguments.update(self.args)
-        if self.supervised and "wall_s" in self.signature.accepted:
+        if self.signature.supervised and "wall_s" in self.signature.accepted:
             arguments.setdefault("wall_s", self.timeout_s)
         return arguments
 
     def ask(
         self, spec: str, arguments: Mapping[str, Any], lengths: Sequence[int], limit_s: float | None = None
     ) -> Answered | Failed:
+        """Call a function in the worker: the audited one, or one that calls it."""
         message = {
             "op": "call",
             "spec": spec,
@@ -265,9 +253,9 @@ class Bench:
             "state": asdict(TrainerState.at(1, 100)),
             "names": [name for name in self.asked() if name not in arguments],
         }
-        own = self.timeout_s if not self.supervised else START_S + self.timeout_s * len(lengths)
-        limit = own if limit_s is None else limit_s
-        return self.ready(spec).call(message, lengths, limit)
+        own = START_S + self.timeout_s * len(lengths) if self.signature.supervised else self.timeout_s
+        self.load_function(spec)
+        return self._worker.call(message, lengths, own if limit_s is None else limit_s)
 
 
 def built_in_function(spec: str) -> Callable[..., Any] | None:
@@ -275,12 +263,8 @@ def built_in_function(spec: str) -> Callable[..., Any] | None:
     return next((known for name, known in BUILT_IN.items() if spec == f"{known.__module__}:{name}"), None)
 
 
-def completion_for(row: AuditRow, case: Case) -> Any:
+def make_completion(row: AuditRow, case: AuditCase) -> Any:
     """As the trainer would hand it over: chat messages where the prompt is a chat, unless the case says otherwise."""
     if isinstance(case.completion, str) and row.is_chat and case.attack != "chat":
         return [{"role": "assistant", "content": case.completion}]
     return case.completion
-
-
-def safe_text(completion: Any) -> str:
-    return completion if isinstance(completion, str) else text_of(completion)

@@ -1,0 +1,29 @@
+"""Questions to a reward that reads no gold: one that judges the shape of a text alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cohort.rewards import BUILT_IN
+from cohort.rewards.contract import importable_name
+from cohort.tools.audit import attacks
+from cohort.tools.audit.cases import AuditCase
+from cohort.tools.audit.questions import Questions
+from cohort.tools.audit.samples import RIGHT_TEXTS, WRONG_TEXTS
+
+
+class GoldlessQuestions(Questions):
+    """Known texts where there are any, and whether the function bears every text."""
+
+    def ask_kind(self) -> None:
+        name = next((name for name, known in BUILT_IN.items() if importable_name(known) == self.bench.spec), "")
+        right = self.run([AuditCase("look", "right shape", 0, text, "pass") for text in RIGHT_TEXTS.get(name, ())])
+        wrong = self.run([AuditCase("look", "wrong shape", 0, text) for text in WRONG_TEXTS.get(name, ())])
+        self.refuse_if_hopeless(right)
+        self.add_finding("shape_refuses", self.refused(right), len(right))
+        self.add_finding("shape_accepts", self.passed(wrong), len(wrong))
+        forms = attacks.known_forms(self.template)
+        bases = [form for form in forms if form.base == form.name]
+        for cases in ([*attacks.gold_cases(self.rows[:3], forms), *attacks.empty_cases(1)], attacks.bomb_cases(0, bases)):
+            self.run([replace(case, expect="any") for case in cases])
+        self.ask_injections(0, bases)
