@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cohort.algorithms.own import OWN_KINDS
+from cohort.algorithms.named import OWN_KINDS
 from cohort.data.rows import has_splits, suggest_file
 from cohort.errors import RecipeError
 from cohort.observe.monitors.base import check_methods

@@ -16,7 +16,7 @@ import torch
 
 from cohort.algorithms.advantages import TokenCredit
 from cohort.algorithms.fitting import explain_idle
-from cohort.algorithms.own import OWN_KINDS, own_document, parse_own, resolve_own
+from cohort.algorithms.named import OWN_KINDS
 from cohort.algorithms.regions import unbounded
 from cohort.algorithms.registry import READABLE, AdvantageTraits, BadChoice, Kind, RegionTraits, make_choice
 from cohort.errors import RecipeError, RunError
@@ -27,7 +27,7 @@ from cohort.observe.report import write_report
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import build_recipe, load_recipe
-from cohort.recipe.own import resolve_recipe
+from cohort.recipe.own import describe_own, parse_own, resolve_own, resolve_recipe
 from cohort.recipe.words import describe
 from cohort.training.credit import Credit, check_rows
 from cohort.training.objective import has_ratio, pushes_on_all_tokens, token_loss, weigh_tokens
@@ -172,14 +172,14 @@ REFUSED = {
     "missing": ({"region": "somebodys:powered"}, r"needs 'floor', which has no default: set algorithm\.args\.floor"),
     "unknown": ({"advantage": "somebodys:centred", "args": {"scaled": 1.0}}, r"args\.scaled: .* did you mean 'scale'\? Their parameters: scale\."),
     "a word": ({"advantage": "somebodys:centred", "args": {"clip_low": 0.1}}, r"it is a word of \[algorithm\]: set algorithm\.clip_low"),
-    "type": ({"advantage": "somebodys:centred", "args": {"scale": "two"}}, r"args\.scale: 'two', but the parameter is of type float"),
-    "no boolean": ({"aggregation": "somebodys:halves", "args": {"share": True}}, "of type float"),
-    "boolean": ({"aggregation": "somebodys:halves", "args": {"capped": 1}}, "of type bool"),
-    "text": ({"aggregation": "somebodys:halves", "args": {"word": 1}}, "of type str"),
-    "list": ({"aggregation": "somebodys:halves", "args": {"parts": 1}}, "of type tuple"),
-    "infinite": ({"advantage": "somebodys:centred", "args": {"scale": float("inf")}}, "not a finite number"),
-    "below": ({"region": "somebodys:powered", "args": {"floor": 1.0, "power": 0}}, r"args\.power: 0, but it must be > 0"),
-    "above": ({"region": "somebodys:powered", "args": {"floor": 1.0, "power": 5}}, "must be <= 4"),
+    "type": ({"advantage": "somebodys:centred", "args": {"scale": "two"}}, r"args\.scale: Input should be a valid number .*\(got 'two', its default is 1\.0"),
+    "no boolean": ({"aggregation": "somebodys:halves", "args": {"share": True}}, r"args\.share: Input should be a valid number .*got True"),
+    "boolean": ({"aggregation": "somebodys:halves", "args": {"capped": 1}}, r"args\.capped: Input should be a valid boolean .*got 1"),
+    "text": ({"aggregation": "somebodys:halves", "args": {"word": 1}}, r"args\.word: Input should be a valid string .*got 1"),
+    "list": ({"aggregation": "somebodys:halves", "args": {"parts": 1}}, r"args\.parts: Input should be a valid list .*got 1"),
+    "infinite": ({"advantage": "somebodys:centred", "args": {"scale": float("inf")}}, r"args\.scale: Input should be a finite number .*got inf"),
+    "below": ({"region": "somebodys:powered", "args": {"floor": 1.0, "power": 0}}, r"args\.power: Input should be greater than 0 \(got 0, its default is 2"),
+    "above": ({"region": "somebodys:powered", "args": {"floor": 1.0, "power": 5}}, "less than or equal to 4"),
 }  # fmt: skip
 
 
@@ -258,7 +258,7 @@ def test_an_algorithm_is_described_with_what_its_functions_are_told(mine):
 @pytest.fixture
 def known(mine):
     made = algorithm(advantage="somebodys:raw", region="somebodys:powered", args={"floor": 0.5})
-    return made, json.loads(json.dumps(own_document(made.own, made.args)))
+    return made, json.loads(json.dumps(describe_own(made.own, made.args)))
 
 
 def test_facts_come_back_from_the_document_as_they_were_without_the_function(known):
@@ -279,7 +279,7 @@ def test_facts_come_back_from_the_document_as_they_were_without_the_function(kno
 def test_arguments_that_json_has_no_word_for_are_written_as_text(mine):
     made = algorithm(aggregation="somebodys:halves", args={"parts": [1, 2]})
     later = {"parts": date(2026, 1, 2), "share": 0.25}
-    assert json.loads(json.dumps(own_document(made.own, later)))["aggregation"]["args"] == {
+    assert json.loads(json.dumps(describe_own(made.own, later)))["aggregation"]["args"] == {
         "share": 0.25,
         "parts": "2026-01-02",
     }
@@ -291,17 +291,17 @@ def test_an_entry_of_a_function_that_the_recipe_no_longer_names_is_not_used(know
 
 
 DAMAGED = {
-    "a list": (lambda d: [], "version"),
-    "from the future": (lambda d: d | {"version": 2}, "not of version 1"),
-    "unknown key": (lambda d: d | {"kl": {}}, "unknown key 'kl'"),
-    "no table": (lambda d: d | {"region": "x"}, "an entry has"),
-    "another key": (lambda d: set_in(d, "region", "code", value="import os"), "an entry has"),
+    "a list": (lambda d: [], "object"),
+    "from the future": (lambda d: d | {"version": 2}, "version: Input should be 1"),
+    "unknown key": (lambda d: d | {"kl": {}}, "kl: Extra inputs are not permitted"),
+    "no table": (lambda d: d | {"region": "x"}, "region: "),
+    "another key": (lambda d: set_in(d, "region", "code", value="import os"), "region.code: Extra inputs"),
     "function": (lambda d: set_in(d, "region", "function", value="os.system('x')"), "region.function"),
     "digest": (lambda d: set_in(d, "region", "digest", value="../../x"), "region.digest"),
     "sentence": (lambda d: set_in(d, "region", "sentence", value=[1]), "region.sentence"),
     "reads": (lambda d: set_in(d, "region", "reads", value=["__class__"]), "region.reads"),
     "reads no list": (lambda d: set_in(d, "region", "reads", value={"tokens": 1}), "region.reads"),
-    "unknown trait": (lambda d: set_in(d, "region", "traits", "magic", value=True), "unknown trait 'magic'"),
+    "unknown trait": (lambda d: set_in(d, "region", "traits", "magic", value=True), "region.traits.magic: "),
     "trait of another type": (lambda d: set_in(d, "region", "traits", "needs_ratio", value="no"), "region.traits.needs_ratio"),
     "fits no list": (lambda d: set_in(d, "advantage", "traits", "fits", value="policy"), "advantage.traits.fits"),
     "traits no table": (lambda d: set_in(d, "region", "traits", value=[]), "region.traits"),

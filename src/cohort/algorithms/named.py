@@ -5,6 +5,7 @@ A decorated function of the modules below is in the table; nothing else lists it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -17,7 +18,11 @@ HOMES: dict[Kind, ModuleType] = {"advantage": advantages, "region": regions, "ag
 FIELDS: dict[Kind, str] = {"advantage": "advantage", "region": "region", "aggregation": "aggregation", "kl": "kl_estimator"}
 """The word of [algorithm] that holds the name of a choice."""
 Own = Mapping[Kind, Choice]
-"""A user's functions by kind, once they are resolved (algorithms/own.py)."""
+"""A user's functions by kind, once they are resolved (recipe/own.py)."""
+OWN_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+"""package.module:function"""
+OWN_KINDS: tuple[Kind, ...] = ("advantage", "region", "aggregation")
+"""Choices that may be a user's function."""
 
 
 def collect_choices(kind: Kind) -> dict[str, Choice]:
@@ -38,6 +43,16 @@ def declared_words() -> list[Word]:
 def parameter_words() -> set[str]:
     """Words of [algorithm] that some built-in choice is told."""
     return {name for choices in NAMED.values() for choice in choices.values() for name in choice.parameters}
+
+
+def list_own(words: Mapping[str, Any]) -> dict[Kind, str]:
+    """Kind -> the user's function that the words of [algorithm] name for it."""
+    return {kind: words[FIELDS[kind]] for kind in OWN_KINDS if words[FIELDS[kind]] not in NAMED[kind]}
+
+
+def is_word(name: str, words: Mapping[str, Any]) -> bool:
+    """Whether a parameter is a word of [algorithm], which it is then told; anything else is one of [algorithm.args]."""
+    return name in words and name != "args"
 
 
 def find_named(kind: Kind, name: str, own: Own | None = None) -> Choice:

@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from cohort.algorithms.named import Own
-from cohort.algorithms.own import named_own, own_document, parse_own
+from cohort.algorithms.named import Own, list_own
 from cohort.algorithms.registry import BadChoice
 from cohort.base.interrupts import deferred
 from cohort.errors import CohortError, RunError
@@ -30,6 +29,7 @@ from cohort.observe.rollouts import write_rollouts
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.recipe.materials import PYTHON_ROWS, Materials
+from cohort.recipe.own import describe_own, parse_own
 from cohort.recipe.schema import PromptsConfig, Recipe
 from cohort.recipe.versions import bring_up_to_date
 from cohort.rewards.entries import is_plain
@@ -128,7 +128,7 @@ class RunFolder:
     def read_own_functions(self, algorithm: AlgorithmConfig) -> Own:
         """The facts of the user's functions that the algorithm names, as far as algorithm.json has them. It is only data."""
         words = algorithm.model_dump()
-        if not named_own(words) or not self.own_file.is_file():
+        if not list_own(words) or not self.own_file.is_file():
             return {}
         try:
             if self.own_file.stat().st_size > MAX_OWN_BYTES:
@@ -153,7 +153,7 @@ class RunFolder:
                     f"algorithm.{kind}: the source of {now.name} is not the one the run was started with (then {before.digest}, now "
                     f"{now.digest}). Going on would train with a mixture: restore the file, or start a new run."
                 )
-        self.write_json(self.own_file, own_document(algorithm.own, algorithm.args))
+        self.write_json(self.own_file, describe_own(algorithm.own, algorithm.args))
 
     def lock(self) -> None:
         """Hold the folder for this process. The kernel lets go when the process ends, however it ends."""

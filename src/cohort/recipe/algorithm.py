@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, PrivateAttr, create_model, field_validator, model_validator
 
 from cohort.algorithms.fitting import find_contradiction
-from cohort.algorithms.named import FIELDS, NAMED, Chosen, Own, declared_words
-from cohort.algorithms.own import OWN_FUNCTION, OWN_KINDS, is_word, named_own
+from cohort.algorithms.named import FIELDS, NAMED, OWN_FUNCTION, OWN_KINDS, Chosen, Own, declared_words, is_word, list_own
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import Choice, Kind
 from cohort.recipe.section import Section, nearest
@@ -151,7 +150,7 @@ class AlgorithmWords(Section):
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> AlgorithmWords:
-        if self.args and not named_own(self.model_dump()):
+        if self.args and not list_own(self.model_dump()):
             raise ValueError(
                 f"args ({', '.join(self.args)}) are parameters of functions of your own, and no choice names one. Built-in choices "
                 "are told by words of [algorithm]."
