@@ -8,8 +8,8 @@ import pytest
 
 import cohort.sandbox
 from cohort.rewards import math_answer
-from cohort.rewards.math.answer import Comparer, stopped_midway, unusable
-from cohort.rewards.math.find import find_answer, gold_text, guess
+from cohort.rewards.math.answer import Comparer, unusable, warn_without_jail, was_stopped_midway
+from cohort.rewards.math.find import find_answer, find_gold, guess_answer
 from cohort.rewards.text import outside_thinking, visible_text
 from cohort.sandbox import Answer, JailUnavailable, find_tier
 
@@ -122,13 +122,13 @@ def test_a_jail_that_fails_in_the_middle_of_a_run_scores_nobody(pool_of):
 
 
 def test_a_worker_that_was_stopped_midway_is_retired():
-    assert stopped_midway(Answer({"verdict": "timeout"}))
-    assert not stopped_midway(Answer({"verdict": "right"}))
-    assert not stopped_midway(Answer(problem="cpu"))
+    assert was_stopped_midway(Answer({"verdict": "timeout"}))
+    assert not was_stopped_midway(Answer({"verdict": "right"}))
+    assert not was_stopped_midway(Answer(problem="cpu"))
 
 
 def test_without_a_jail_text_and_numbers_are_compared_and_it_is_said_once(monkeypatch, caplog):
-    monkeypatch.setattr(Comparer, "warned", type(Comparer.warned)())
+    warn_without_jail.cache_clear()
 
     def no_jail():
         raise JailUnavailable("no bubblewrap")
@@ -198,13 +198,13 @@ def test_a_gold_the_workers_blame_is_blamed_only_if_it_fails_by_itself(pool_of):
 
 
 def test_a_gold_of_several_boxes_is_a_list_or_refused_and_never_silently_the_last():
-    assert gold_text(r"\boxed{1} and \boxed{2}") == "1; 2"
-    assert gold_text(r"$x = \boxed{1}$, $y = \boxed{2}$") == "x = 1; y = 2"
-    assert gold_text(r"\(\boxed{1}\boxed{2}\)") == "1; 2"
-    assert gold_text(r"\boxed{3} papers and \boxed{4} bins") == "3; 4"
-    assert gold_text(r"so \boxed{840}. Check. **Final answer** \boxed{840}") == "840"
-    assert gold_text(r"so \boxed{\frac{1}{2}}, which is \boxed{0.5}") == "0.5"
-    assert gold_text(r"so \fbox{3}") == "3"
+    assert find_gold(r"\boxed{1} and \boxed{2}") == "1; 2"
+    assert find_gold(r"$x = \boxed{1}$, $y = \boxed{2}$") == "x = 1; y = 2"
+    assert find_gold(r"\(\boxed{1}\boxed{2}\)") == "1; 2"
+    assert find_gold(r"\boxed{3} papers and \boxed{4} bins") == "3; 4"
+    assert find_gold(r"so \boxed{840}. Check. **Final answer** \boxed{840}") == "840"
+    assert find_gold(r"so \boxed{\frac{1}{2}}, which is \boxed{0.5}") == "0.5"
+    assert find_gold(r"so \fbox{3}") == "3"
     gold = r"first \boxed{3}, no, that is wrong: \boxed{4}"
     with pytest.raises(ValueError, match=r"several boxes that differ \('3', '4'\); keep the final answer alone in the column"):
         math_answer([r"\boxed{4}"], [gold])
@@ -258,11 +258,11 @@ def test_lenient_is_logged_beside_the_reward_and_never_changes_it():
 
 
 def test_guess_takes_the_last_formula_or_number():
-    assert guess("first 3, then $x^2$ and 7.5 apples") == "7.5"
-    assert guess("first 3, then $x^2$.") == "x^2"
-    assert guess(r"we get \[ \frac12 \]") == r"\frac12"
-    assert guess("in the end 45%") == "45%"
-    assert guess("nothing here") is None
+    assert guess_answer("first 3, then $x^2$ and 7.5 apples") == "7.5"
+    assert guess_answer("first 3, then $x^2$.") == "x^2"
+    assert guess_answer(r"we get \[ \frac12 \]") == r"\frac12"
+    assert guess_answer("in the end 45%") == "45%"
+    assert guess_answer("nothing here") is None
 
 
 def test_thinking_is_no_place_for_an_answer():

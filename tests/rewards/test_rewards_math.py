@@ -16,7 +16,7 @@ from cohort.errors import RewardError
 from cohort.rewards import BUILT_IN, built_in, exact_match, math_answer, regex_format, think_format
 from cohort.rewards.learned.questions import write_value as shown_to_the_judge
 from cohort.rewards.math.answer import Comparer
-from cohort.rewards.math.find import cell_text, find_answer, plain_gold
+from cohort.rewards.math.find import find_answer, write_cell, write_gold
 from rewards_page import BEGIN, END, insert_list, make_page
 
 extract = math_answer.extract
@@ -247,7 +247,7 @@ def test_unusable_gold_raises_and_is_shown(gold):
     ],
 )
 def test_a_number_counts_as_itself_whatever_holds_it(gold, text):
-    assert plain_gold(gold) == cell_text(gold) == text
+    assert write_gold(gold) == write_cell(gold) == text
     assert math_answer([rf"\boxed{{{text}}}", r"\boxed{99}"], [gold, gold]) == [1.0, 0.0]
     assert exact_match([text, "99"], [gold, gold]) == [1.0, 0.0]
     assert math_answer.unusable(answer=[gold]) == [None]
@@ -378,7 +378,7 @@ def test_long_texts_take_no_time(text):
 def test_a_hostile_number_takes_milliseconds():
     comparer = Comparer(Fraction(0), True, 10.0, 2.0)
     for number in ("1e999999999", "9" * 1_000_000, "1/" + "9" * 399, "9" * 400, "1e400", "1," * 150 + "000", "1 " * 199):
-        best = min(timed(comparer.here, number, "4") for _ in range(5))
+        best = min(timed(comparer.compare_here, number, "4") for _ in range(5))
         assert best < 0.01, number[:20]
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from cohort.errors import PromptError
 from cohort.recipe.section import nearest
-from cohort.rewards.math.boxes import joined_boxes, together
+from cohort.rewards.math.find import GOLD_JOINT, join_boxes, merge_contents
 
 Row = dict[str, Any]
 
@@ -87,8 +87,8 @@ def last_box(solution: str) -> str:
     start = boxes[-1].end()
     if solution[start : start + 1] == "{":
         content = braced(solution, start)
-        joined, _ = joined_boxes(solution, gold=True)
-        return together(joined) if content and len(joined) > 1 and joined[-1].endswith(content) else content
+        joined, _ = join_boxes(solution, GOLD_JOINT)
+        return merge_contents(joined) if content and len(joined) > 1 and joined[-1].endswith(content) else content
     line = MATH_ENDS.split(solution[start:], maxsplit=1)
     if len(line) == 2 and solution[start + len(line[0])] != "\n":
         return line[0].strip()

@@ -22,7 +22,7 @@ from cohort.model.teacher import look_at_teacher
 from cohort.recipe.foreign import explain_missing
 from cohort.recipe.schema import Recipe
 from cohort.rewards.format import asks_for_form
-from cohort.rewards.math.find import cell_text
+from cohort.rewards.math.find import write_cell
 from cohort.sandbox import JailUnavailable, find_tier
 from cohort.training.build import EncodedData
 from cohort.training.experience import rollout_metrics
@@ -192,7 +192,7 @@ def gold_forms(row: Prompt, column: str, thinking: bool = False) -> list[str]:
         return [str(row.columns[column])]
     if row.gold is None:
         return []
-    gold = cell_text(row.gold)
+    gold = write_cell(row.gold)
     wrapped = [f"\\boxed{{{gold}}}", f"#### {gold}", f"<answer>{gold}</answer>", gold]
     if not thinking:
         return [*wrapped, f"<think>so</think>\n\\boxed{{{gold}}}"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from cohort.errors import RewardError
 from cohort.rewards.learned.model import check_choice, without_special_tokens
-from cohort.rewards.math.find import cell_text
+from cohort.rewards.math.find import write_cell
 from cohort.rewards.text import text_of
 
 FORMATS = ("text", "json_object", "json_schema")
@@ -191,7 +191,7 @@ def fill_rubric(rubric: str, values: Mapping[str, str]) -> str:
 
 
 def write_value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=cell_text)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=write_cell)
 
 
 def write_prompt(prompt: Any) -> str:

@@ -16,23 +16,19 @@ import functools
 import logging
 import math
 import statistics
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cohort import sandbox
 from cohort.rewards.math.compare import ExactJudge, is_same
-from cohort.rewards.math.find import PatternTimeout, find_answer, gold_text, guess, plain_gold, shown
+from cohort.rewards.math.find import PatternTimeout, find_answer, find_gold, guess_answer, refuse_gold, show_gold, write_gold
 from cohort.rewards.math.kinds import Group, Reading, Relation, Value, find_value, list_leaves
 from cohort.rewards.math.readers import read_answer
 from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
-from cohort.rewards.math.tree import find_exact
 from cohort.rewards.math.words import read_plain_words
 from cohort.rewards.text import as_rows, text_of, visible_text
-
-if TYPE_CHECKING:
-    from cohort.sandbox import Answer
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +39,11 @@ SHARE = 0.5
 PROBLEMS = {"cpu": "timeout", "wall": "timeout", "memory": "memory", "output": "crash", "files": "crash", "crash": "crash"}
 """How a jailed worker ended, as a verdict."""
 KEPT_GOLDS = 4096
-
-
-def stopped_midway(answer: Answer) -> bool:
-    """A comparison that ran out of time may have left a table of the algebra system half built, for good."""
-    return isinstance(answer.value, dict) and answer.value.get("verdict") == "timeout"
+NO_JAIL = "there is no jail on this machine, so answers are compared as text and as numbers only; `cohort doctor` says what is missing"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MathVerdict:
     """right, wrong, no_answer, unparsed, timeout, memory, crash: the completion's doing. infrastructure: not."""
 
     word: str
@@ -84,58 +76,49 @@ def math_answer(
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance: a number from 0 up is expected, got {tolerance!r}")
-    golds = [gold_text(gold) for gold in as_rows(answer, completions)]
+    golds = [find_gold(gold) for gold in as_rows(answer, completions)]
     texts = [text_of(completion) for completion in completions]
+    found = [find_or_refuse(text, pattern) for text in texts]
+    guesses = [(guess_answer(text) if one == NO_ANSWER else None) or one for text, one in zip(texts, found, strict=True)]
     comparer = Comparer(Fraction(repr(float(tolerance))), fast_path, wall_s, cpu_s)
-    found = [found_in(text, pattern) for text in texts]
-    guesses = [
-        guess(text) if isinstance(one, Verdict) and one.word == "no_answer" else None
-        for text, one in zip(texts, found, strict=True)
-    ]
-    questions = [one if isinstance(one, str) else None for one in found]
-    judged = comparer.judge([*zip(questions, golds, strict=True), *zip(guesses, golds, strict=True)])
-    strict = [one if isinstance(one, Verdict) else judged[row] for row, one in enumerate(found)]
-    lenient = [
-        judged[len(golds) + row].score if guesses[row] is not None else verdict.score for row, verdict in enumerate(strict)
-    ]
+    verdicts = comparer.judge(list(zip(found + guesses, golds + golds, strict=True)))
+    scores = {"strict": [one.score for one in verdicts[: len(golds)]], "lenient": [one.score for one in verdicts[len(golds) :]]}
     if log_verdict is not None:
-        for row, verdict in enumerate(strict):
+        for row, verdict in enumerate(verdicts[: len(golds)]):
             log_verdict(row, verdict.word, verdict.detail)
     if log_extra is not None:
-        log_extra("lenient", lenient)
-    if log_metric is not None:
-        for name, scores in (("strict", [verdict.score for verdict in strict]), ("lenient", lenient)):
-            known = [score for score in scores if score is not None]
-            if known:
-                log_metric(name, statistics.fmean(known))
-    return [verdict.score for verdict in strict]
+        log_extra("lenient", scores["lenient"])
+    for name, column in scores.items():
+        known = [score for score in column if score is not None]
+        if log_metric is not None and known:
+            log_metric(name, statistics.fmean(known))
+    return scores["strict"]
 
 
-def found_in(text: str, pattern: str) -> str | Verdict:
+NO_ANSWER = MathVerdict("no_answer", "there is no marker with an answer")
+
+
+def find_or_refuse(text: str, pattern: str) -> str | MathVerdict:
     try:
         found = find_answer(text, pattern)
     except PatternTimeout as problem:
-        return Verdict("timeout", str(problem))
-    if found is None or (len(found) <= MAX_ANSWER_CHARS and not normalise(found)):
-        return Verdict("no_answer", "there is no marker with an answer")
-    return found
+        return MathVerdict("timeout", str(problem))
+    return NO_ANSWER if found is None or (len(found) <= MAX_ANSWER_CHARS and not normalise(found)) else found
 
 
 def extract(completion: str, pattern: str = "") -> str | None:
     """The answer that is compared, in one form for all spellings of a number ("0.50" and 1/2 are both "1/2")."""
-    found = found_in(completion, pattern)
-    if isinstance(found, Verdict):
+    found = find_or_refuse(completion, pattern)
+    if isinstance(found, MathVerdict):
         return None
     if len(found) > MAX_ANSWER_CHARS:
         return found
-    text = normalise(found)
-    shape = read_answer(found)
-    if isinstance(shape, Relation):
-        shape = find_value(shape, strict=False) or shape
-    if isinstance(shape, Group) and shape.grouped is not None:
-        shape = shape.grouped
-    readable = isinstance(shape, Value) and not shape.doubtful
-    number = find_exact(shape.node) if isinstance(shape, Value) and readable and shape.node is not None else None
+    text, reading = normalise(found), read_answer(found)
+    if isinstance(reading, Relation):
+        reading = find_value(reading, strict=False) or reading
+    if isinstance(reading, Group) and reading.grouped is not None:
+        reading = reading.grouped
+    number = reading.exact if isinstance(reading, Value) and not reading.doubtful else None
     if number is None:
         return text or None
     return f"{number * 100}%" if text.endswith("%") else str(number)
@@ -143,69 +126,54 @@ def extract(completion: str, pattern: str = "") -> str | None:
 
 def unusable(answer: Sequence[Any], wall_s: float = 10.0, cpu_s: float = 2.0, **columns: Any) -> list[str | None]:
     """Per row, why its gold answer can never be scored, or None: each is read, and evaluated in a worker, before the run."""
+    texts: dict[int, str] = {}
     reasons: list[str | None] = []
-    for gold in answer:
+    for row, gold in enumerate(answer):
         try:
-            problem = gold_problem(gold_text(gold))
-            reasons.append(f"unusable gold answer {shown(gold)}: {problem}" if problem else None)
+            texts[row] = find_gold(gold)
+            reasons.append(None)
         except ValueError as error:
             reasons.append(str(error))
-    open_rows = [row for row, reason in enumerate(reasons) if reason is None and needs_worker(gold_text(answer[row]))]
-    checks = Comparer(Fraction(0), True, wall_s, cpu_s).check_golds([gold_text(answer[row]) for row in open_rows])
-    for row, found in zip(open_rows, checks, strict=True):
-        reasons[row] = f"unusable gold answer {shown(answer[row])}: {found}" if found else None
+    problems = Comparer(Fraction(0), True, wall_s, cpu_s).check_golds(list(texts.values()))
+    for row, problem in zip(texts, problems, strict=True):
+        reasons[row] = str(refuse_gold(answer[row], problem)) if problem else None
     return reasons
 
 
 def exact_match(completions: Sequence[Any], answer: Sequence[Any], ignore_case: bool = False, **columns: Any) -> list[float]:
     """1.0 where the completion (outside <think>, outer spaces aside) is the row's `answer`, letter for letter."""
-    golds = [whole_text(plain_gold(gold), ignore_case) for gold in as_rows(answer, completions)]
-    return [
-        float(whole_text(text_of(completion), ignore_case) == gold) for completion, gold in zip(completions, golds, strict=True)
-    ]
+    golds = [read_whole(write_gold(gold), ignore_case) for gold in as_rows(answer, completions)]
+    texts = [read_whole(text_of(completion), ignore_case) for completion in completions]
+    return [float(text == gold) for text, gold in zip(texts, golds, strict=True)]
 
 
-def whole_text(completion: str, ignore_case: bool = False) -> str:
+def read_whole(completion: str, ignore_case: bool = False) -> str:
     text = visible_text(completion).strip()
     return text.casefold() if ignore_case else text
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Golds
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=KEPT_GOLDS)
-def read_gold(gold: str) -> Reading:
-    return read_answer(gold)
-
-
-def refusal(gold: str) -> str:
-    return next((leaf.refused for leaf in list_leaves(read_gold(gold)) if leaf.refused), "")
-
-
-@functools.lru_cache(maxsize=KEPT_GOLDS)
-def gold_as_words(gold: str) -> str:
-    """Of a gold that is no mathematics but can be an answer (June 20), the words it is compared by; "" for any other."""
-    return read_plain_words(gold) if refusal(gold) else ""
-
-
-def gold_problem(gold: str) -> str:
-    """Why no spelling but its own could ever match it; "" for nothing."""
-    return "" if gold_as_words(gold) else refusal(gold)
-
-
-def needs_worker(gold: str) -> bool:
-    return not gold_as_words(gold) and any(
-        leaf.node is None or find_exact(leaf.node) is None for leaf in list_leaves(read_gold(gold))
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparing
 # ---------------------------------------------------------------------------------------------------------------------
 
-Question = tuple[str | None, str]
+
+@dataclass(frozen=True)
+class Gold:
+    reading: Reading
+    words: str
+    """Of a gold that is no mathematics but can be an answer (June 20), the words it is compared by; "" for any other."""
+    problem: str
+    """Why no spelling but its own could ever match it; "" for nothing."""
+    needs_worker: bool
+
+
+@functools.lru_cache(maxsize=KEPT_GOLDS)
+def read_gold(text: str) -> Gold:
+    reading = read_answer(text)
+    leaves = list(list_leaves(reading))
+    refused = next((leaf.refused for leaf in leaves if leaf.refused), "")
+    words = read_plain_words(text) if refused else ""
+    return Gold(reading, words, "" if words else refused, not refused and any(leaf.exact is None for leaf in leaves))
 
 
 class Comparer:
@@ -213,115 +181,122 @@ class Comparer:
 
     checked: dict[str, str] = {}
     """Golds that a worker was asked about, and what is wrong with them ("" for nothing)."""
-    warned = threading.Event()
 
     def __init__(self, tolerance: Fraction, fast_path: bool, wall_s: float, cpu_s: float) -> None:
         self.tolerance, self.fast_path, self.wall_s, self.cpu_s = tolerance, fast_path, wall_s, cpu_s
 
-    def judge(self, questions: Sequence[Question]) -> list[Verdict]:
-        """One verdict per pair. Equal pairs, the rule in a group of completions, are compared once."""
-        verdicts: dict[Question, Verdict | None] = {}
-        for question in questions:
-            if question not in verdicts:
-                verdicts[question] = self.here(*question)
-        open_ones = [(found, gold) for (found, gold), verdict in verdicts.items() if verdict is None and found is not None]
-        verdicts.update(zip(open_ones, self.in_workers(open_ones), strict=True))
-        return [verdict for question in questions if (verdict := verdicts[question]) is not None]
+    def judge(self, questions: Sequence[tuple[str | MathVerdict, str]]) -> list[MathVerdict]:
+        """One verdict per pair; what has one already keeps it. Equal pairs, the rule in a group of completions, are compared once."""
+        verdicts: dict[tuple[str | MathVerdict, str], MathVerdict] = {}
+        remaining: list[tuple[str, str]] = []
+        for found, gold in dict.fromkeys(questions):
+            verdict = self.compare_here(found, gold) if isinstance(found, str) else found
+            if verdict is not None:
+                verdicts[found, gold] = verdict
+            elif isinstance(found, str):
+                remaining.append((found, gold))
+        verdicts |= zip(remaining, self.compare_in_workers(remaining), strict=True)
+        return [verdicts[question] for question in questions]
 
-    def here(self, found: str | None, gold: str) -> Verdict | None:
+    def compare_here(self, found: str, text: str) -> MathVerdict | None:
         """The verdict of exact and numeric matching; None where they cannot tell."""
-        if found is None:
-            return Verdict("no_answer")
         if len(found) > MAX_ANSWER_CHARS:
-            return (
-                Verdict("right") if found.strip() == gold.strip() else Verdict("unparsed", "the answer is too long to be read")
-            )
-        if words := gold_as_words(gold):
-            return Verdict("right" if normalise(found) == normalise(gold) or read_plain_words(found) == words else "wrong")
+            is_same_text = found.strip() == text.strip()
+            return MathVerdict("right") if is_same_text else MathVerdict("unparsed", "the answer is too long to be read")
+        gold = read_gold(text)
+        is_same_text = normalise(found) == normalise(text)
+        if gold.words:
+            return MathVerdict("right" if is_same_text or read_plain_words(found) == gold.words else "wrong")
         if not self.fast_path:
             return None
-        if normalise(found) == normalise(gold):
-            return Verdict("right")
         judge = ExactJudge(self.tolerance)
-        verdict = is_same(read_answer(found), read_gold(gold), judge)
-        if verdict is None:
+        decision = is_same_text or is_same(read_answer(found), gold.reading, judge)
+        if decision is None:
             return None
-        if verdict:
-            return Verdict("right")
-        if problem := gold_problem(gold):
-            return Verdict("infrastructure", f"the gold answer {shown(gold)} cannot be used: {problem}")
-        return Verdict("unparsed", judge.unread or judge.gold_unread) if judge.unread or judge.gold_unread else Verdict("wrong")
+        if decision:
+            return MathVerdict("right")
+        if gold.problem:
+            return blame_gold(text, gold.problem)
+        unread = judge.unread or judge.gold_unread
+        return MathVerdict("unparsed" if unread else "wrong", unread)
 
-    def in_workers(self, questions: Sequence[tuple[str, str]]) -> list[Verdict]:
-        messages = [
-            {"found": found, "gold": gold, "tolerance": str(self.tolerance), "cpu_s": SHARE * self.cpu_s}
-            for found, gold in questions
-        ]
-        answers = self.ask(messages)
+    def compare_in_workers(self, questions: Sequence[tuple[str, str]]) -> list[MathVerdict]:
+        answers = self.ask([{"found": found, "gold": gold, "tolerance": str(self.tolerance)} for found, gold in questions])
         if answers is None:
-            return [Verdict("unparsed", NO_JAIL)] * len(questions)
-        return [self.verdict_of(answer, gold) for answer, (_, gold) in zip(answers, questions, strict=True)]
+            return [MathVerdict("unparsed", NO_JAIL)] * len(questions)
+        return [self.read_verdict(answer, gold) for answer, (_, gold) in zip(answers, questions, strict=True)]
 
-    def ask(self, messages: Sequence[Any]) -> list[Answer] | None:
+    def ask(self, messages: Sequence[dict[str, Any]]) -> list[sandbox.Answer] | None:
         """None: there is no jail here, and without one no model text is given to a computer algebra system."""
         if not messages:
             return []
-        from cohort.sandbox import Answer, JailUnavailable, Limits, find_tier, shared_pool
-
-        limits = Limits(cpu_s=self.cpu_s, wall_s=self.wall_s, memory_mb=MEMORY_MB)
+        limits = sandbox.Limits(cpu_s=self.cpu_s, wall_s=self.wall_s, memory_mb=MEMORY_MB)
         try:
-            find_tier()
-        except JailUnavailable as problem:
-            if not self.warned.is_set():
-                self.warned.set()
-                logger.warning("math_answer: %s (%s)", NO_JAIL, problem)
+            sandbox.find_tier()
+        except sandbox.JailUnavailable as problem:
+            warn_without_jail(str(problem))
             return None
         try:
-            return shared_pool(ENTRY, limits=limits, retire_after=stopped_midway).ask_many(messages, limits)
-        except JailUnavailable as problem:  # this machine has a jail, which fails just now: no one's answer is worse for it
-            return [Answer(problem="infrastructure", detail=str(problem))] * len(messages)
+            pool = sandbox.shared_pool(ENTRY, limits=limits, retire_after=was_stopped_midway)
+            return pool.ask_many([{**message, "cpu_s": SHARE * self.cpu_s} for message in messages], limits)
+        except (
+            sandbox.JailUnavailable
+        ) as problem:  # this machine has a jail, which fails just now: no one's answer is worse for it
+            return [sandbox.Answer(problem="infrastructure", detail=str(problem))] * len(messages)
 
-    def verdict_of(self, answer: Answer, gold: str) -> Verdict:
+    def read_verdict(self, answer: sandbox.Answer, gold: str) -> MathVerdict:
         if answer.problem == "infrastructure":
-            return Verdict("infrastructure", answer.detail)
-        said = answer.value if isinstance(answer.value, dict) else {}
-        word, detail = str(said.get("verdict", "")), str(said.get("detail", ""))
+            return MathVerdict("infrastructure", answer.detail)
+        word, detail = read_said(answer, "verdict"), read_said(answer, "detail")
         if word in ("right", "wrong") and not answer.problem:
-            return Verdict(word)
+            return MathVerdict(word)
         if answer.problem:
             # An exception of the verifier on this text is the text's doing too: else a way out of being scored.
             word, detail = PROBLEMS.get(answer.problem, "unparsed"), answer.detail
         # Only what `unusable` says of the gold by itself excuses a row: else a completion could make itself unscored.
-        if word in ("gold", "timeout", "memory", "crash") and (problem := self.gold_alone(gold)):
-            return Verdict("infrastructure", f"the gold answer {shown(gold)} cannot be used: {problem}")
-        return Verdict(word if word in ("unparsed", "timeout", "memory", "crash") else "unparsed", detail)
-
-    def gold_alone(self, gold: str) -> str:
-        """What is wrong with the gold answer by itself, which is not the completion's doing; "" for nothing."""
-        return gold_problem(gold) or (self.check_golds([gold])[0] if needs_worker(gold) else "")
+        if word in ("gold", "timeout", "memory", "crash") and (problem := self.check_golds([gold])[0]):
+            return blame_gold(gold, problem)
+        return MathVerdict(word if word in ("unparsed", "timeout", "memory", "crash") else "unparsed", detail)
 
     def check_golds(self, golds: Sequence[str]) -> list[str]:
-        """What is wrong with each gold, evaluated by itself; "" for nothing, or where there is no jail to ask in."""
-        todo = [gold for gold in dict.fromkeys(golds) if gold not in self.checked]
-        answers = self.ask([{"gold": gold, "cpu_s": SHARE * self.cpu_s} for gold in todo])
+        """What is wrong with each gold by itself, which is not the completion's doing; "" for nothing, or without a jail to ask in."""
+        todo = [gold for gold in dict.fromkeys(golds) if gold not in self.checked and read_gold(gold).needs_worker]
+        answers = self.ask([{"gold": gold} for gold in todo])
         for gold, answer in zip(todo, answers or [], strict=False):
-            said = answer.value if isinstance(answer.value, dict) else {}
             if answer.problem == "infrastructure":
                 continue
-            problem = str(said.get("detail", "")) if not answer.problem else f"evaluating it ended with: {answer.problem}"
             if len(self.checked) >= KEPT_GOLDS:
                 self.checked.clear()
-            self.checked[gold] = problem
-        return [self.checked.get(gold, "") for gold in golds]
+            self.checked[gold] = (
+                f"evaluating it ended with: {answer.problem}" if answer.problem else read_said(answer, "detail")
+            )
+        return [read_gold(gold).problem or self.checked.get(gold, "") for gold in golds]
 
 
-NO_JAIL = "there is no jail on this machine, so answers are compared as text and as numbers only; `cohort doctor` says what is missing"
+def read_said(answer: sandbox.Answer, key: str) -> str:
+    return str(answer.value.get(key, "")) if isinstance(answer.value, dict) else ""
+
+
+def blame_gold(gold: str, problem: str) -> MathVerdict:
+    return MathVerdict("infrastructure", f"the gold answer {show_gold(gold)} cannot be used: {problem}")
+
+
+def was_stopped_midway(answer: sandbox.Answer) -> bool:
+    """A comparison that ran out of time may have left a table of the algebra system half built, for good."""
+    return read_said(answer, "verdict") == "timeout"
+
+
+@functools.cache
+def warn_without_jail(problem: str) -> None:
+    """Said once."""
+    logger.warning("math_answer: %s (%s)", NO_JAIL, problem)
+
 
 math_answer.extract = extract  # type: ignore[attr-defined]
 math_answer.unusable = unusable  # type: ignore[attr-defined]
 math_answer.reads = ("completions", "answer")  # type: ignore[attr-defined]
 math_answer.supervised = True  # type: ignore[attr-defined]
 math_answer.jailed = True  # type: ignore[attr-defined]
-exact_match.extract = whole_text  # type: ignore[attr-defined]
+exact_match.extract = read_whole  # type: ignore[attr-defined]
 exact_match.reads = ("completions", "answer")  # type: ignore[attr-defined]
 exact_match.per_completion = True  # type: ignore[attr-defined]

@@ -55,8 +55,8 @@ class ExactJudge:
             return self.compare_unread(found, gold)
         if found.node == gold.node:
             return True
-        numbers = find_exact(found.node), find_exact(gold.node)
-        return None if numbers[0] is None or numbers[1] is None else abs(numbers[0] - numbers[1]) <= tolerance
+        left, right = found.exact, gold.exact
+        return None if left is None or right is None else abs(left - right) <= tolerance
 
     def compare_unread(self, found: Value, gold: Value) -> Decision:
         if found.text == gold.text and found.unit == gold.unit:

@@ -1,8 +1,9 @@
 r"""Where a completion says its final answer, and the answer column as text. Linear in the text, nothing is evaluated.
 
 An answer is taken from a marker only: the last <answer>...</answer>, whose content is then all that is looked at; the last
-\boxed{}; a pattern of the recipe; or the last of "#### x" and "answer is x". Never from the thinking. `guess` is for the
-lenient score beside the reward, which also takes the last formula or number of the text.
+\boxed{}; a pattern of the recipe; or the last of "#### x" and "answer is x". Never from the thinking. `guess_answer` is for the
+lenient score beside the reward, which also takes the last formula or number of the text. Boxes that only a comma, "and" or "or"
+joins are one list, \boxed{1} and \boxed{2}; else the last one counts.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import math
 import re
 from typing import Any
 
-from cohort.rewards.math.boxes import final_boxed, gold_boxed
 from cohort.rewards.math.expressions import MAX_NUMBER_CHARS
+from cohort.rewards.math.kinds import Value
+from cohort.rewards.math.readers import MAX_ITEMS, read_answer
 from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
 from cohort.rewards.math.units import HEDGES
-from cohort.rewards.text import last_tagged, outside_thinking
+from cohort.rewards.text import boxes_in, last_tagged, outside_thinking
 
 PATTERN_LIMIT_S = 1.0
 """For one completion under a pattern of the recipe. Some patterns take for ever on some texts."""
@@ -72,6 +74,17 @@ WITHDRAWN = re.compile(
 """How the next sentence begins where it takes the answer back: 5. Wait, it is 6."""
 FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\(((?:[^\\]|\\(?!\)))+)\\\)|\\\[((?:[^\\]|\\(?!\]))+)\\\]")
 LAST_NUMBER = re.compile(r"[-−]?(?<![\w.])(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?[ ]?\\?%?")
+MAX_BETWEEN = 120
+SET_AS_TEXT = re.compile(r"\\(?:text|textrm|mbox|mathrm)\s?\{([^{}]*)\}")
+TYPOGRAPHY = re.compile(r"\\q?quad|\\[()\[\],;:!> \\]|[$~&*\s]")
+NAME = r"[A-Za-z](?:_\{?\w{1,3}\}?)?(?: ?\([A-Za-z]\))?"
+JOINT = re.compile(rf"(?:[,;]|(?:[,;] ?)?(?:and|or))(?: ?({NAME}) ?=)?")
+GOLD_JOINT = re.compile(rf"(?:(?:[a-z]{{1,15}} )?(?:[,;]|(?:[,;] ?)?(?:and|or)))?(?: ?({NAME}) ?=)?")
+"""A gold may also put boxes side by side, or a unit behind one."""
+NAMED = re.compile(rf"(?<![A-Za-z\\])({NAME})\s?=[\s$]*(?:\\[(\[])?\s*$")
+
+Marked = tuple[int, str | None]
+"""Where a marker stands (-1: nowhere), and the answer behind it."""
 
 
 class PatternTimeout(Exception):
@@ -82,46 +95,41 @@ def find_answer(completion: str, pattern: str = "") -> str | None:
     """The final answer as it is written, or None: without a marker there is no answer. Raises PatternTimeout."""
     text = outside_thinking(completion)
     tagged = last_tagged(text)
-    found = marked_answer(text, text, pattern) if tagged is None else tagged_answer(tagged, pattern)
+    found = find_marked(text, text, pattern) if tagged is None else find_in_tags(tagged, pattern)
     return found.strip() or None if found is not None else None
 
 
-def tagged_answer(content: str, pattern: str) -> str:
+def find_in_tags(content: str, pattern: str) -> str:
     """What stands at a marker inside the tags, else all that they hold: it is compared as a whole, like a box."""
-    found = marked_answer(content, f"<answer>{content}</answer>", pattern)  # a pattern may name the tags
+    found = find_marked(content, f"<answer>{content}</answer>", pattern)  # a pattern may name the tags
     return content if found is None else found
 
 
-def marked_answer(text: str, searched: str, pattern: str) -> str | None:
+def find_marked(text: str, searched: str, pattern: str) -> str | None:
     """What stands at the strongest marker of the text; the pattern is looked for in `searched`."""
-    found = final_boxed(BARE_BOX.sub(r"\\boxed{\1}", DOUBLED_BOX.sub(r"\\", text)))
+    found = find_boxed(BARE_BOX.sub(r"\\boxed{\1}", DOUBLED_BOX.sub(r"\\", text)))
     if found is None and pattern:
-        found = last_match(searched, pattern)
+        found = find_by_pattern(searched, pattern)
     if found is None:
         # Whichever marker comes last in the text: what is said later corrects what was said before.
-        _, found = max(after_hashes(text), after_answer_is(text), key=lambda marked: marked[0])
+        _, found = max(find_hashed(text), find_announced(text), key=lambda marked: marked[0])
     return found
 
 
-def last_match(text: str, pattern: str) -> str | None:
+def find_by_pattern(text: str, pattern: str) -> str | None:
     """The last match, its first group if it has one. Python's own re would hold every thread of the trainer meanwhile."""
     import regex
 
     compiled = regex.compile(pattern)
-    last = None
     try:
-        for match in compiled.finditer(text, timeout=PATTERN_LIMIT_S, concurrent=True):
-            last = match
+        matches = compiled.finditer(text, timeout=PATTERN_LIMIT_S, concurrent=True)
+        last = max(matches, key=lambda match: match.span(), default=None)
     except TimeoutError:
         raise PatternTimeout(f"the pattern took more than {PATTERN_LIMIT_S:g} s on this completion") from None
     return None if last is None else last.group(1 if compiled.groups else 0)
 
 
-Marked = tuple[int, str | None]
-"""Where a marker stands (-1: nowhere), and the answer behind it."""
-
-
-def after_hashes(text: str) -> Marked:
+def find_hashed(text: str) -> Marked:
     """GSM8K's "#### 42", the last one. Markdown's headings use the same mark, so the line must begin like an answer."""
     last: Marked = (-1, None)
     for match in HASHES.finditer(text):
@@ -131,27 +139,24 @@ def after_hashes(text: str) -> Marked:
     return last
 
 
-def after_answer_is(text: str) -> Marked:
+def find_announced(text: str) -> Marked:
     """The rest of the sentence after the last "answer is" or "answer:"; it may begin on a line of its own."""
-    last = None
-    for match in ANSWER_IS.finditer(text):
-        last = match
+    last = max(ANSWER_IS.finditer(text), key=lambda match: match.start(), default=None)
     if last is None:
         return -1, None
     rest = text[last.end() : last.end() + 2 * MAX_ANSWER_CHARS].lstrip(" \t:：,*_\n")
-    rest = rest[FILLERS.match(rest).end() :]  # type: ignore[union-attr]  # it matches nothing at least
+    rest = FILLERS.sub("", rest, count=1)
     for opening, closing in DISPLAYED:
         if rest.startswith(opening) and (end := rest.find(closing, len(opening))) > 0:
             return last.start(), rest[len(opening) : end]
-    line = rest.partition("\n")[0]
     ends = FULL_STOP if last["english"] is None else SENTENCE_END
-    said = ends.split(line, maxsplit=1)[0]
+    said = ends.split(rest.partition("\n")[0], maxsplit=1)[0]
     if not said or WITHDRAWN.match(rest, len(said)):
         return last.start(), rest if said else None
-    return last.start(), said_in(said)
+    return last.start(), find_said(said)
 
 
-def said_in(sentence: str) -> str:
+def find_said(sentence: str) -> str:
     """34 of "The largest n is 34". A second verb, or a word that takes something back, and the sentence stays as it is."""
     found = SAID_OF.fullmatch(sentence)
     if found is None or re.search(r"\b(?:is|are|or|equals)\b", found[2]) or {"or", *HEDGES} & set(found[1].lower().split()):
@@ -159,13 +164,13 @@ def said_in(sentence: str) -> str:
     return found[2]
 
 
-def guess(completion: str) -> str | None:
+def guess_answer(completion: str) -> str | None:
     """What a reader would take for the answer where no marker says so: the last formula, else the last number."""
     text = outside_thinking(completion)
     if not text.strip():
         text = completion
         tagged = last_tagged(text)
-        if (found := final_boxed(text) if tagged is None else tagged_answer(tagged, "")) is not None:
+        if (found := find_boxed(text) if tagged is None else find_in_tags(tagged, "")) is not None:
             return found.strip() or None
     text = text[-GUESS_CHARS:]
     formulas, numbers = list(FORMULA.finditer(text)), list(LAST_NUMBER.finditer(text))
@@ -175,37 +180,105 @@ def guess(completion: str) -> str | None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Boxes
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def join_boxes(text: str, joint: re.Pattern[str] = JOINT) -> tuple[list[str], list[str]]:
+    """(the last box and those joined with it, the boxes before these)."""
+    boxes = boxes_in(text)
+    first, names = len(boxes) - 1, list[str]()
+    while first > 0 and len(names) < MAX_ITEMS:
+        between = text[boxes[first - 1][2] + 1 : boxes[first][0]]
+        plain = " ".join(TYPOGRAPHY.sub(" ", SET_AS_TEXT.sub(r" \1 ", between[: MAX_BETWEEN + 1])).split())
+        if len(between) > MAX_BETWEEN or (found := joint.fullmatch(plain)) is None:
+            break
+        names.insert(0, found[1] or "")
+        first -= 1
+    contents = [text[start:end] for _, start, end in boxes]
+    before, last = contents[:first], contents[first:]
+    named = NAMED.search(text[max(0, boxes[first][0] - MAX_BETWEEN) : boxes[first][0]]) if names else None
+    if named and all(names):
+        last = [f"{name} = {content}" for name, content in zip([named[1], *names], last, strict=True)]
+    return last, before
+
+
+def find_boxed(text: str) -> str | None:
+    """What a completion boxes in the end: joined boxes as a list, one that is only repeated once; None without a box."""
+    last, _ = join_boxes(text)
+    return merge_contents(last) if last else None
+
+
+def find_gold_boxed(text: str) -> str | None:
+    """The answer of a gold with boxes, None without one. Different boxes that are no list leave open which is meant: ValueError."""
+    last, before = join_boxes(text, GOLD_JOINT)
+    unlike = [content for content in before if not any(are_equal([content, other]) for other in last)]
+    if unlike:
+        named = ", ".join(repr(content[:60]) for content in [*unlike[-2:], last[-1]])
+        raise ValueError(
+            f"it has several boxes that differ ({named}); keep the final answer alone in the column, or all in one box"
+        )
+    return merge_contents(last) if last else None
+
+
+def merge_contents(contents: list[str]) -> str:
+    return contents[-1] if are_equal(contents) else "; ".join(contents)
+
+
+def are_equal(contents: list[str]) -> bool:
+    """Whether all say the same, letter for letter or as numbers: 1/2 and 0.5."""
+    if len(contents) > MAX_ITEMS or any(len(content) > MAX_ANSWER_CHARS for content in contents):
+        return False
+    if len(set(map(normalise, contents))) == 1:
+        return True
+    values = [value for value in map(read_answer, contents) if isinstance(value, Value)]
+    numbers = {(value.exact, value.unit) for value in values if value.node is None or not value.doubtful}
+    return len(values) == len(contents) and len(numbers) == 1 and all(number is not None for number, _ in numbers)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Gold answers
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def plain_gold(gold: Any) -> str:
+def refuse_gold(gold: Any, problem: str) -> ValueError:
+    return ValueError(f"unusable gold answer {show_gold(gold)}: {problem}")
+
+
+def show_gold(gold: Any) -> str:
+    if isinstance(gold, int) and gold.bit_length() > 10_000:
+        return f"of {gold.bit_length()} bits"
+    text = repr(gold)
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+def write_gold(gold: Any) -> str:
     """A gold cell as text. Whatever cannot be an answer raises: it must never be equal to a completion."""
-    held = held_value(gold)
+    held = unwrap_number(gold)
     if isinstance(held, str):
         text = held
     elif isinstance(held, bool) or not hasattr(held, "__float__"):
-        raise ValueError(f"unusable gold answer {shown(gold)}: a string or a number is expected")
+        raise refuse_gold(gold, "a string or a number is expected")
     elif isinstance(held, int):
         text = str(held) if held.bit_length() < 3 * MAX_NUMBER_CHARS else ""
     elif not is_finite(held):
-        raise ValueError(f"unusable gold answer {shown(gold)}: it is not finite")
+        raise refuse_gold(gold, "it is not finite")
     else:
-        text = shortest_text(gold, held) if hasattr(gold, "new_tensor") else str(gold)
+        text = write_shortest(gold, held) if hasattr(gold, "new_tensor") else str(gold)
     if not text.strip():
-        raise ValueError(f"unusable gold answer {shown(gold)}: it is empty or too long")
+        raise refuse_gold(gold, "it is empty or too long")
     return text
 
 
-def cell_text(cell: Any) -> str:
+def write_cell(cell: Any) -> str:
     """A cell of any column as text: an answer as it is compared, anything else as Python writes it."""
     try:
-        return plain_gold(cell)
+        return write_gold(cell)
     except ValueError:
         return str(cell)
 
 
-def held_value(gold: Any) -> Any:
+def unwrap_number(gold: Any) -> Any:
     """The number in a tensor or array without dimensions, None for any other of them; everything else as it is.
 
     Known by their methods: importing torch would cost every worker seconds, and a tensor writes itself as "tensor(4)",
@@ -219,7 +292,7 @@ def held_value(gold: Any) -> Any:
         return None
 
 
-def shortest_text(tensor: Any, held: float) -> str:
+def write_shortest(tensor: Any, held: float) -> str:
     """The shortest decimal that the tensor's own type rounds to its value: 0.1 in float32 holds 0.10000000149011612."""
     if held.is_integer() and abs(held) < 2**53:  # written out: 123456792 is no 1.2345679e+08 to whoever reads it as text
         return str(int(held))
@@ -234,27 +307,19 @@ def is_finite(number: Any) -> bool:
         return False
 
 
-def gold_text(gold: Any) -> str:
+def find_gold(gold: Any) -> str:
     r"""The gold answer to compare with; a whole solution ending in <answer>x</answer>, "#### x" or \boxed{x} gives its x."""
-    text = plain_gold(gold)
-    tagged = last_tagged(text)
-    text = text if tagged is None else tagged
-    if "\\boxed" in text or "\\fbox" in text or "####" in text:
+    whole = write_gold(gold)
+    text = whole if (tagged := last_tagged(whole)) is None else tagged
+    found: str | None = text
+    if any(mark in text for mark in (r"\boxed", r"\fbox", "####")):
         try:
-            boxed = gold_boxed(DOUBLED_BOX.sub(r"\\", text))
+            boxed = find_gold_boxed(DOUBLED_BOX.sub(r"\\", text))
         except ValueError as problem:
-            raise ValueError(f"unusable gold answer {shown(gold)}: {problem}") from None
-        found = boxed if boxed is not None else after_hashes(text)[1]
-        if found is None:
-            raise ValueError(f"unusable gold answer {shown(gold)}: its final answer cannot be read")
-        text = found
-    if len(text) > MAX_ANSWER_CHARS or not normalise(text):
-        raise ValueError(f"unusable gold answer {shown(gold)}: it is empty or too long")
-    return text
-
-
-def shown(gold: Any) -> str:
-    if isinstance(gold, int) and gold.bit_length() > 10_000:
-        return f"of {gold.bit_length()} bits"
-    text = repr(gold)
-    return text if len(text) <= 200 else text[:200] + "..."
+            raise refuse_gold(gold, str(problem)) from None
+        found = boxed if boxed is not None else find_hashed(text)[1]
+    if found is None:
+        raise refuse_gold(gold, "its final answer cannot be read")
+    if len(found) > MAX_ANSWER_CHARS or not normalise(found):
+        raise refuse_gold(gold, "it is empty or too long")
+    return found

@@ -8,7 +8,6 @@ from fractions import Fraction
 from itertools import pairwise, starmap
 
 from cohort.rewards.math.kinds import EVERY_NUMBER, INFINITY, MINUS_INFINITY, Group, Reading, Relation, Value, find_name
-from cohort.rewards.math.tree import find_exact
 
 INEQUALITIES = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 """Each with its mirror image."""
@@ -23,7 +22,7 @@ def find_variable(relation: Relation) -> str:
 
 
 def find_number(reading: Reading) -> Fraction | None:
-    return find_exact(reading.node) if isinstance(reading, Value) and reading.node is not None and not reading.unit else None
+    return reading.exact if isinstance(reading, Value) and not reading.unit else None
 
 
 def make_interval(low: End | None, high: End | None) -> Group:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeGuard
 
-from cohort.rewards.math.tree import ANGLES, Node, list_symbols, walk
+from cohort.rewards.math.tree import ANGLES, Node, find_exact, list_symbols, walk
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,11 @@ class Value:
     refused: str = ""
     doubtful: bool = False
     """The unit is words that nobody can vouch for ("versus six"): they count only where the gold has them too."""
+
+    @property
+    def exact(self) -> Fraction | None:
+        """The rational number that it is, its unit aside."""
+        return None if self.node is None else find_exact(self.node)
 
 
 @dataclass(frozen=True)
