@@ -13,7 +13,7 @@ from cohort.algorithms.named import FIELDS, NAMED, parameter_words
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import READABLE, Choice, Kind
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.choices import in_use, preset_choices
+from cohort.recipe.words import list_used, read_preset
 from pages import format_row
 from recipe_page import allowed_words, default_words, type_words
 
@@ -67,7 +67,7 @@ def describe_traits(choice: Choice) -> str:
 
 def users_of(choice: Choice) -> list[str]:
     """Presets in which a choice acts."""
-    return [name for name in PRESETS if in_use(preset_choices(name)).get(FIELDS[choice.kind]) == choice.name]
+    return [name for name in PRESETS if list_used(read_preset(name)).get(FIELDS[choice.kind]) == choice.name]
 
 
 def make_page() -> str:

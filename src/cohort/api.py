@@ -19,7 +19,7 @@ from cohort.recipe.file import load_recipe
 from cohort.recipe.foreign import list_translated
 from cohort.recipe.materials import PYTHON_MODEL, PYTHON_ROWS, Materials
 from cohort.recipe.schema import Recipe
-from cohort.recipe.words import first_line
+from cohort.recipe.words import describe_start
 from cohort.rewards.contract import importable_name
 from cohort.session import resume as resume_session
 from cohort.session import start as start_session
@@ -80,7 +80,7 @@ def train(
         materials = replace(materials, rows=rows)
     resolved = load_recipe(None if recipe is None else recipe_path(recipe), values=values)
     if resolved.monitors.console:
-        print(first_line(resolved), flush=True)
+        print(describe_start(resolved), flush=True)
     if evaluate_on is not None:
         refuse_second_sets(settings, resolved)
         resolved, materials = with_sets(resolved, evaluate_on, materials)

@@ -20,7 +20,7 @@ from cohort.recipe.materials import Materials
 from cohort.recipe.own import resolve_recipe
 from cohort.recipe.rules import list_trusted_sources, recipe_warnings
 from cohort.recipe.schema import Recipe
-from cohort.recipe.words import describe, template_words
+from cohort.recipe.words import describe_algorithm, describe_template
 from cohort.rewards.base import RewardRunner
 
 if TYPE_CHECKING:
@@ -142,14 +142,14 @@ class Session:
         if recipe.train.num_steps:
             iterations = recipe.reward_model.iterations
             learned = f"; the reward is a learned model's, fitted {iterations} times" if iterations else ""
-            self.monitors.on_message(f"algorithm {describe(recipe.algorithm, recipe.teacher)}{learned}")
+            self.monitors.on_message(f"algorithm {describe_algorithm(recipe.algorithm, recipe.teacher)}{learned}")
         for source in list_trusted_sources(recipe):
             self.monitors.on_message(
                 f"trust_remote_code: Python code that ships with {source} runs here, with your rights and outside of every jail"
             )
         for warning in recipe_warnings(recipe):
             self.monitors.on_message(f"warning: {warning}")
-        if told := template_words(recipe.prompts):
+        if told := describe_template(recipe.prompts):
             self.monitors.on_message(told)
         self.materials = keep_rows(recipe, self.folder, self.materials, self.monitors.on_message)
         data = build.load_data(recipe, self.materials)

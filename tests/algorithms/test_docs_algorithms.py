@@ -20,9 +20,9 @@ from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.built_in import find_recipe, split_words
-from cohort.recipe.choices import COLUMNS, preset_choices, summary_row
 from cohort.recipe.file import load_recipe
 from cohort.recipe.rules import RULES
+from cohort.recipe.words import COLUMNS, list_cells
 from cohort.tools.compare.contenders import find_contenders
 from doc_examples import examples_of
 
@@ -158,13 +158,13 @@ def test_the_table_of_algorithms_is_that_of_the_code():
     [table] = tables(section("The named algorithms"))
     assert table[0] == ["name", *COLUMNS]
     on_page = {row[0].strip("`"): [cell.strip("`") for cell in row[1:]] for row in table[1:]}
-    assert on_page == {name: summary_row(preset_choices(name)) for name in PRESETS}
+    assert on_page == {name: list_cells(AlgorithmConfig(name=name)) for name in PRESETS}
     assert list(on_page) == list(PRESETS)
 
 
 def test_every_algorithm_has_a_section_with_its_paper():
     source = (SOURCE / "algorithms" / "presets.py").read_text(encoding="utf-8")
-    comments = re.findall(r'((?:    #.*\n)*)    "([\w+]+)": \{', source)
+    comments = re.findall(r'((?:    #.*\n)*)    "([\w+]+)": make_preset', source)
     assert [name for _, name in comments] == list(PRESETS)
     for comment, name in comments:
         text = section(f"`{name}`")

@@ -27,7 +27,7 @@ from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import CriticConfig, OptimizerConfig, Recipe, TeacherConfig
-from cohort.recipe.words import describe
+from cohort.recipe.words import describe_algorithm
 from cohort.rewards.contract import Scored
 from cohort.training.build import EncodedData, make_stream
 from cohort.training.drawing import Collected
@@ -268,8 +268,10 @@ def test_a_teacher_pushes_tokens_down_beside_an_advantage_that_pushes_none():
     assert take_step(algorithm).same(take_step(flipped))
     assert "clip_low" not in explain_idle(algorithm.model_dump(), taught=True)
     assert not take_step(algorithm, taught=True).same(take_step(flipped, taught=True))
-    assert "without effect here: clip_low" in describe(flipped)
-    assert "changed from the preset: region clip instead of none, clip_low 0.05" in describe(flipped, TeacherConfig(source="t"))
+    assert "without effect here: clip_low" in describe_algorithm(flipped)
+    assert "changed from the preset: region clip instead of none, clip_low 0.05" in describe_algorithm(
+        flipped, TeacherConfig(source="t")
+    )
 
 
 def test_the_batch_reaches_every_limit():
@@ -344,15 +346,15 @@ def test_the_floor_acts_where_prompts_are_chosen_and_nowhere_else():
 
 
 def test_a_run_says_which_of_its_changes_have_no_effect():
-    said = describe(AlgorithmConfig(name="cispo", clip_low=0.1, gamma=0.9, ratio_cap=4.0))
+    said = describe_algorithm(AlgorithmConfig(name="cispo", clip_low=0.1, gamma=0.9, ratio_cap=4.0))
     assert (
         "(changed from the preset: ratio_cap 4.0 instead of 5.0); without effect here: gamma (it is read by advantage " in said
     )
     assert said.endswith("clip_low (it is read by region 'clip', 'dual_clip', 'sequence_product' and 'sequence' alone)")
-    masked = describe(AlgorithmConfig(name="sft", mask_truncated=True))
+    masked = describe_algorithm(AlgorithmConfig(name="sft", mask_truncated=True))
     assert "cut completions masked" not in masked
     assert "changed" not in masked
     assert "without effect here: mask_truncated (data 'demonstrations' is not sampled" in masked
-    acting = describe(AlgorithmConfig(name="reinforce++", gamma=0.9, mask_truncated=True))
+    acting = describe_algorithm(AlgorithmConfig(name="reinforce++", gamma=0.9, mask_truncated=True))
     assert "cut completions masked (changed from the preset: gamma 0.9 instead of 1.0, mask_truncated True" in acting
     assert "without effect" not in acting

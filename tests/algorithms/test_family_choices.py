@@ -10,7 +10,7 @@ from cohort.errors import RecipeError
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import dump_recipe, load_recipe
 from cohort.recipe.schema import TeacherConfig
-from cohort.recipe.words import describe
+from cohort.recipe.words import describe_algorithm
 from session_tools import tiny
 
 TABLE = {
@@ -165,12 +165,12 @@ def test_a_group_of_one_is_refused_exactly_where_the_group_is_the_baseline(algor
 
 
 def test_one_word_is_said_in_full_and_with_its_changes():
-    said = describe(AlgorithmConfig(name="dapo", kl_coef=0.01))
+    said = describe_algorithm(AlgorithmConfig(name="dapo", kl_coef=0.01))
     for word in ("dapo", "samples of the policy", "group_normalized", "clip 0.2/0.28", "token_mean", "k3 0.01 in the loss"):
         assert word in said
     assert "dynamic sampling" in said
     assert "kl_coef 0.01 instead of 0.0" in said
-    assert "changed" not in describe(AlgorithmConfig(name="ppo"))
+    assert "changed" not in describe_algorithm(AlgorithmConfig(name="ppo"))
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_a_teacher_may_stand_beside_any_credit_of_what_the_policy_samples():
         assert (recipe.teacher.source, recipe.teacher.coef) == ("t", 0.5)
     assert load_recipe(overrides=["algorithm=opd", "teacher=t", "group_size=1"]).train.group_size == 1
     assert load_recipe(overrides=["algorithm=opd", "num_steps=0", "cold_start.num_steps=1"]).teacher.source == ""
-    said = describe(AlgorithmConfig(name="opd"), TeacherConfig(source="t", coef=0.5))
+    said = describe_algorithm(AlgorithmConfig(name="opd"), TeacherConfig(source="t", coef=0.5))
     assert (
         said
         == "opd: samples of the policy -> none -> region none -> token_mean; no KL; every token also by teacher t, coef 0.5"

@@ -27,8 +27,8 @@ from cohort.observe.report import write_report
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import build_recipe, load_recipe
-from cohort.recipe.own import describe_own, parse_own, resolve_own, resolve_recipe
-from cohort.recipe.words import describe
+from cohort.recipe.own import make_document, parse_own, resolve_own, resolve_recipe
+from cohort.recipe.words import describe_algorithm
 from cohort.training.credit import Credit, check_rows
 from cohort.training.objective import has_ratio, pushes_on_all_tokens, token_loss, weigh_tokens
 from conftest import library_loss_and_gradients, ragged_examples, rollout, tiny_policy
@@ -215,7 +215,7 @@ def test_rules_for_built_in_choices_hold_for_a_users_function_once_it_is_known(m
 
 def test_reading_a_recipe_and_a_run_folder_imports_nothing(mine):
     recipe = load_recipe(values={"advantage": "somebodys:centred", "algorithm.args": {"scale": 2.0}})
-    assert "somebodys:centred" in describe(recipe.algorithm)
+    assert "somebodys:centred" in describe_algorithm(recipe.algorithm)
     run = mine / "run"
     run.mkdir()
     (run / "recipe.toml").write_text('[algorithm]\nadvantage = "somebodys:centred"\n')
@@ -246,7 +246,7 @@ def test_a_word_that_a_users_function_names_has_an_effect(mine):
 
 def test_an_algorithm_is_described_with_what_its_functions_are_told(mine):
     given = {"advantage": "somebodys:centred", "region": "somebodys:powered", "args": {"floor": 0.5, "scale": 2.0}}
-    text = describe(algorithm(**given))
+    text = describe_algorithm(algorithm(**given))
     assert "-> somebodys:centred (scale 2, clip_low 0.2) -> somebodys:powered (power 2, floor 0.5) -> sequence_mean;" in text
     assert "advantage somebodys:centred instead of group_normalized" in text
     assert "args" not in text
@@ -258,7 +258,7 @@ def test_an_algorithm_is_described_with_what_its_functions_are_told(mine):
 @pytest.fixture
 def known(mine):
     made = algorithm(advantage="somebodys:raw", region="somebodys:powered", args={"floor": 0.5})
-    return made, json.loads(json.dumps(describe_own(made.own, made.args)))
+    return made, json.loads(json.dumps(make_document(made.own, made.args)))
 
 
 def test_facts_come_back_from_the_document_as_they_were_without_the_function(known):
@@ -272,14 +272,14 @@ def test_facts_come_back_from_the_document_as_they_were_without_the_function(kno
         assert (now.name, now.digest, now.traits, now.reads, now.parameters, now.sentence) == (
             then.name, then.digest, then.traits, then.reads, then.parameters, then.sentence
         )  # fmt: skip
-    assert describe(read) == describe(made)
+    assert describe_algorithm(read) == describe_algorithm(made)
     assert explain_idle(read.model_dump(), read.own) == explain_idle(made.model_dump(), made.own)
 
 
 def test_arguments_that_json_has_no_word_for_are_written_as_text(mine):
     made = algorithm(aggregation="somebodys:halves", args={"parts": [1, 2]})
     later = {"parts": date(2026, 1, 2), "share": 0.25}
-    assert json.loads(json.dumps(describe_own(made.own, later)))["aggregation"]["args"] == {
+    assert json.loads(json.dumps(make_document(made.own, later)))["aggregation"]["args"] == {
         "share": 0.25,
         "parts": "2026-01-02",
     }

@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from cohort.observe.run_folder import RunFolder
-from cohort.recipe.words import describe
+from cohort.recipe.words import describe_algorithm
 from session_tools import Trap, differences, fork_server, rows_of, summary_of, tree
 
 SOURCE = '''
@@ -116,7 +116,7 @@ def test_it_learns_with_these_functions_and_writes_down_what_they_are(world):
     assert document["region"]["args"] == {"floor": 0.25}
     assert document["region"]["sentence"] == "A trust region without an edge."
     assert document["advantage"]["traits"]["compares_group"] is True
-    told = describe(RunFolder(run).recipe().algorithm)
+    told = describe_algorithm(RunFolder(run).recipe().algorithm)
     assert "-> mine:median -> mine:soft (sharpness 10, floor 0.25) -> mine:roots;" in told
     assert told in (run / "report.html").read_text().replace("&gt;", ">")
 

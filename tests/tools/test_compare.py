@@ -22,8 +22,9 @@ from cohort.errors import CohortError, PromptError, RecipeError, RunError
 from cohort.evaluation.estimators import estimate
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.observe.run_folder import RunFolder
-from cohort.recipe.choices import differing, in_use, preset_choices, print_algorithms, summary_row
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.materials import Materials
+from cohort.recipe.words import find_differing, list_cells, list_used, print_algorithms, read_preset
 from cohort.tools.compare import parse_seeds, run_compare
 from cohort.tools.compare.contenders import find_contenders
 from cohort.tools.compare.divergence import document, ratio_of_sums
@@ -54,7 +55,7 @@ def test_an_algorithm_is_its_preset_in_the_base_recipe_and_the_bases_own_algorit
     assert field.base_name == "column_addition"
     assert by_label["grpo"].algorithm.kl_coef == 0.005  # the demo's own
     assert by_label["dr_grpo"].algorithm.kl_coef == 0.0  # the preset's, not the demo's
-    assert by_label["ppo"].algorithm.model_dump() == preset_choices("ppo")
+    assert by_label["ppo"].algorithm.model_dump() == read_preset("ppo")
     assert (by_label["loose"].algorithm.kl_coef, by_label["loose"].algorithm.clip_high) == (0.0, 0.3)
     assert {one.train.num_steps for one in by_label.values()} == {7}
     assert {one.optimizer.learning_rate for one in by_label.values()} == {3e-4}
@@ -416,20 +417,20 @@ def test_a_failed_contender_has_its_reason_and_the_others_their_numbers(tmp_path
 
 
 def test_differences_between_choices_leave_out_what_has_no_effect():
-    grpo, dr_grpo = in_use(preset_choices("grpo")), in_use(preset_choices("dr_grpo"))
-    assert differing([grpo, dr_grpo]) == ["name", "advantage", "kl_coef", "kl_estimator", "kl_in", "aggregation"]
-    assert differing([grpo, grpo | {"std_epsilon": 1e-4}]) == ["std_epsilon"]
-    assert "clip_low" not in in_use(preset_choices("rloo"))
-    assert "gae_lambda" in in_use(preset_choices("ppo"))
+    grpo, dr_grpo = list_used(read_preset("grpo")), list_used(read_preset("dr_grpo"))
+    assert find_differing([grpo, dr_grpo]) == ["name", "advantage", "kl_coef", "kl_estimator", "kl_in", "aggregation"]
+    assert find_differing([grpo, grpo | {"std_epsilon": 1e-4}]) == ["std_epsilon"]
+    assert "clip_low" not in list_used(read_preset("rloo"))
+    assert "gae_lambda" in list_used(read_preset("ppo"))
     assert "gae_lambda" not in grpo
-    assert "gamma" in in_use(preset_choices("reinforce++"))
-    assert {"reference_every", "reference_decay"} <= in_use(preset_choices("dpo")).keys()
+    assert "gamma" in list_used(read_preset("reinforce++"))
+    assert {"reference_every", "reference_decay"} <= list_used(read_preset("dpo")).keys()
     # Off and without use are the same: dpo has no mismatch weight and nothing to drop, which nobody needs to be told.
-    dpo = in_use(preset_choices("dpo"))
-    assert differing([grpo, dpo]) == [
+    dpo = list_used(read_preset("dpo"))
+    assert find_differing([grpo, dpo]) == [
         "name", "data", "advantage", "region", "clip_low", "clip_high", "kl_coef", "kl_estimator", "kl_in", "aggregation"
     ]  # fmt: skip
-    assert summary_row(preset_choices("online_rft") | {"region": "clip", "overlong_share": 0.3})[2::3] == ["clip 0.2", ""]
+    assert list_cells(AlgorithmConfig(name="online_rft", region="clip", overlong_share=0.3))[2::3] == ["clip 0.2/0.2", ""]
 
 
 # -- KL to the start ---------------------------------------------------------------------------------------------------
@@ -523,10 +524,12 @@ def test_a_average_curves_uses_only_steps_that_all_seeds_have():
 
 
 def test_the_table_of_algorithms_says_what_each_is_made_of(capsys):
-    assert summary_row(preset_choices("dapo")) == [
-        "policy", "group_normalized", "clip 0.2/0.28", "token_mean", "none", "dynamic sampling, overlong 0.2"
+    assert list_cells(AlgorithmConfig(name="dapo")) == [
+        "policy", "group_normalized", "clip 0.2/0.28", "token_mean", "no KL",
+        "dynamic sampling, 3 more rounds at most, soft overlong penalty over the last 20%",
     ]  # fmt: skip
-    assert summary_row(preset_choices("ppo"))[4:] == ["k1 per token, 0.01", "critic, lambda 0.95"]
+    assert list_cells(AlgorithmConfig(name="ppo"))[4:] == ["k1 0.01 in each token's reward", "critic, lambda 0.95"]
+    assert list_cells(AlgorithmConfig(name="opd"))[2::3] == ["none", "teacher"]
     print_algorithms([])
     printed = capsys.readouterr().out
     assert [line.split()[0] for line in printed.splitlines()] == ["algorithm", *PRESETS]

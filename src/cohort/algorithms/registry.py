@@ -164,7 +164,7 @@ class Choice:
     def reads_success(self) -> bool:
         return "success_PG" in self.reads
 
-    def shown(self, told: Mapping[str, Any]) -> dict[str, Any]:
+    def select_words(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """The words to name with it: not the KL's, which stands elsewhere, nor a switch of its own that is off."""
         switches = {word.name for word in self.words if not word.default}
         named = {name: told[name] for name in self.parameters if name != "kl_coef"}

@@ -29,7 +29,7 @@ from cohort.observe.rollouts import write_rollouts
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.recipe.materials import PYTHON_ROWS, Materials
-from cohort.recipe.own import describe_own, parse_own
+from cohort.recipe.own import make_document, parse_own
 from cohort.recipe.schema import PromptsConfig, Recipe
 from cohort.recipe.versions import bring_up_to_date
 from cohort.rewards.entries import is_plain
@@ -153,7 +153,7 @@ class RunFolder:
                     f"algorithm.{kind}: the source of {now.name} is not the one the run was started with (then {before.digest}, now "
                     f"{now.digest}). Going on would train with a mixture: restore the file, or start a new run."
                 )
-        self.write_json(self.own_file, describe_own(algorithm.own, algorithm.args))
+        self.write_json(self.own_file, make_document(algorithm.own, algorithm.args))
 
     def lock(self) -> None:
         """Hold the folder for this process. The kernel lets go when the process ends, however it ends."""

@@ -1,7 +1,7 @@
 """A user's functions among the choices, named "package.module:function". Imports no torch of its own.
 
 Reading a recipe imports none of them: the facts are unknown then, and rules wait. `resolve_recipe` imports them, where a run
-starts, and holds them to the rules of the others. `describe_own` is what algorithm.json of the run folder holds of them, and
+starts, and holds them to the rules of the others. `make_document` is what algorithm.json of the run folder holds of them, and
 `parse_own` gives the facts back without the functions. So reports, comparisons and whoever looks at a stranger's run know the
 traits and execute nothing.
 
@@ -174,7 +174,7 @@ Document = create_model("Document", __config__=ConfigDict(extra="forbid", strict
 """algorithm.json."""
 
 
-def describe_own(own: Own, args: Mapping[str, Any]) -> dict[str, Any]:
+def make_document(own: Own, args: Mapping[str, Any]) -> dict[str, Any]:
     """The facts as plain data, for algorithm.json."""
     return {"version": 1} | {kind: describe_entry(choice, args) for kind, choice in own.items()}
 

@@ -18,7 +18,7 @@ from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.run_folder import RunFolder, read_known_functions
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.versions import bring_up_to_date
-from cohort.recipe.words import describe, describe_own
+from cohort.recipe.words import describe_algorithm, describe_own
 
 
 class RunData:
@@ -81,7 +81,7 @@ class RunData:
             algorithm = AlgorithmConfig.model_validate(as_dict(self.recipe.get("algorithm"))).resolved(self.own)
         except ValueError:
             return []
-        return [describe(algorithm), *map(describe_own, self.own.values())]
+        return [describe_algorithm(algorithm), *map(describe_own, self.own.values())]
 
     def find_series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) wherever the metric is a finite number."""

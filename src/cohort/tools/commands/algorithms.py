@@ -13,6 +13,6 @@ def algorithms(
     ] = None,
 ) -> None:
     """List the algorithms and the choices they are made of."""
-    from cohort.recipe.choices import print_algorithms
+    from cohort.recipe.words import print_algorithms
 
     print_algorithms(names or [])

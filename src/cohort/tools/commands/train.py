@@ -24,12 +24,12 @@ def train(
     cohort train my.toml seed=1 name=second         a recipe of your own (all words: docs/recipe.md)
     """
     from cohort.recipe.built_in import find_recipe, split_words
-    from cohort.recipe.words import first_line
+    from cohort.recipe.words import describe_start
 
     name, overrides = split_words(words or [])
     recipe = find_recipe(name, overrides)
     if recipe.monitors.console:  # torch takes seconds to load, and a screen that stays empty looks like a fault
-        typer.echo(first_line(recipe))
+        typer.echo(describe_start(recipe))
 
     from cohort.session import start
 

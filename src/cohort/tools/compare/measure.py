@@ -13,8 +13,8 @@ from cohort.evaluation.estimators import PairedDifference, paired_test
 from cohort.evaluation.evaluate import Evaluation
 from cohort.observe.report.curves import list_held_out
 from cohort.observe.report.data import RunData, as_dict, number
-from cohort.recipe.choices import differing, in_use
 from cohort.recipe.schema import Recipe
+from cohort.recipe.words import find_differing, list_used
 from cohort.tools.compare.contenders import BUDGET, Contender, flatten
 from cohort.tools.compare.plan import VERSION, Plan, PlannedRun
 
@@ -154,7 +154,7 @@ class Comparison:
     def choices(self) -> dict[str, dict[str, Any]]:
         """Contender -> the choices in which contenders differ: those of [algorithm] by their own name, others with theirs."""
         rows = [settings_of(standing.contender.recipe) for standing in self.standings]
-        keys = differing(rows) if rows else []
+        keys = find_differing(rows) if rows else []
         return {
             standing.label: {key: row[key] for key in keys if key in row}
             for standing, row in zip(self.standings, rows, strict=True)
@@ -180,7 +180,7 @@ def headline(votes: int) -> tuple[str, str, str]:
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """What acts, by the names a person compares: the algorithm's choices undotted, other sections dotted."""
     rest = recipe.model_dump(exclude={"name", "runs_folder", "seed", "algorithm", "monitors", "checkpoints"})
-    return flatten(in_use(recipe.algorithm.model_dump(), recipe.algorithm.own)) | flatten(rest)
+    return flatten(list_used(recipe.algorithm.model_dump(), recipe.algorithm.own)) | flatten(rest)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

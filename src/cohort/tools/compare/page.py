@@ -14,7 +14,7 @@ from cohort.observe.report.curves import show_charts
 from cohort.observe.report.data import as_dict, number
 from cohort.observe.report.frame import Cell, Part, render_page
 from cohort.observe.report.page import make_card
-from cohort.recipe.choices import written as choice_text
+from cohort.recipe.words import format_value as choice_text
 from cohort.tools.compare.measure import Comparison, Measured, Standing
 from cohort.tools.compare.table import list_cells, write_interval
 
