@@ -265,7 +265,7 @@ def test_the_worst_comes_first_and_dicts_serve_as_recipes():
 def test_rows_with_holes_nulls_and_nonsense_are_tolerated():
     rows = [{}, {"step": 1, "reward/success": None}, {"step": 2, "loss/entropy": float("nan"), "eval/x/pass@1": None}] * 20
     diagnose(rows, {"train": 3})
-    assert History(rows).setting("train.group_size", 8) == 8
+    assert History(rows).read_setting("train.group_size", 8) == 8
 
 
 def test_right_answers_that_dpo_makes_unlikely_are_an_alarm():

@@ -10,7 +10,7 @@ from test_diagnosis import SHARED, healthy, keys
 
 import session_tools as tools
 from cohort.data.column_addition import column_addition
-from cohort.observe.diagnosis.history import Trend, trend_between
+from cohort.observe.diagnosis.history import Trend, measure_trend
 from cohort.observe.diagnosis.shared_string import SAMPLED, find_frequent_pieces, find_shared_string, is_same_answer
 from cohort.observe.diagnosis.signs import find_signs
 from cohort.recipe.file import build_recipe
@@ -561,11 +561,11 @@ def test_a_step_of_512_completions_of_1000_characters_takes_less_than_50_ms():
 
 
 def test_a_trend_by_hand():
-    trend = trend_between([1.0, 2.0, 3.0, 4.0, 5.0], [3.0, 4.0, 5.0, 6.0, 7.0])
+    trend = measure_trend([1.0, 2.0, 3.0, 4.0, 5.0], [3.0, 4.0, 5.0, 6.0, 7.0])
     assert (trend.start, trend.now, trend.change) == (3.0, 5.0, 2.0)
     assert trend.error == pytest.approx(1.0)  # sqrt(2.5/5 + 2.5/5)
     assert not trend.rises()  # two standard errors
-    assert trend_between([1.0] * 4, [2.0] * 9) is None
+    assert measure_trend([1.0] * 4, [2.0] * 9) is None
     assert Trend(0.0, 1.0, 0.3).rises(0.9)
     assert not Trend(0.0, 1.0, 0.3).rises(1.1)
     assert Trend(1.0, 0.0, 0.3).falls(0.9)

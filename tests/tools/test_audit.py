@@ -17,22 +17,22 @@ from cohort.tools.audit import FLAWS, AuditError, AuditExample, audit
 from cohort.tools.audit import attacks as attack_module
 from cohort.tools.audit.command import run_audit
 from cohort.tools.audit.golds import (
-    continued,
-    disguised,
-    gold_answer,
-    longer,
-    mutations,
-    near_misses,
-    parts,
-    related,
-    rewrites,
-    same,
-    value_of,
+    continue_gold,
+    cut_gold,
+    disguise_answers,
+    is_same_answer,
+    lengthen_gold,
+    make_near_misses,
+    mutate_gold,
+    read_gold,
+    read_number,
+    relate_to_gold,
+    rewrite_gold,
 )
-from cohort.tools.audit.page import facts
-from cohort.tools.audit.programs import CODE_ROWS, entry_point, read_tests, refactor_solution
+from cohort.tools.audit.page import describe_example
+from cohort.tools.audit.programs import CODE_ROWS, find_entry_point, read_tests, refactor_solution
 from cohort.tools.audit.samples import MATH_ROWS
-from cohort.tools.audit.wrong_answers import alone_cases, beside_cases
+from cohort.tools.audit.wrong_answers import make_alone_cases, make_beside_cases
 
 ROWS = broken_rewards.NUMBER_ROWS
 FEW = 3
@@ -186,9 +186,9 @@ def test_code_that_needs_no_builtins_is_shown_with_the_walk(zoo):
 
 
 def test_relations_and_answers_that_are_taken_back_are_tried_of_every_number():
-    rows = [row for row in MATH_ROWS if value_of(row.gold) is not None][:2]
-    says = [form for form in attack_module.known_forms() if form.name == "says"]
-    cases = [*alone_cases(rows, says), *beside_cases(rows, says, ())]
+    rows = [row for row in MATH_ROWS if read_number(row.gold) is not None][:2]
+    says = [form for form in attack_module.list_forms() if form.name == "says"]
+    cases = [*make_alone_cases(rows, says), *make_beside_cases(rows, says, ())]
     of_first = {case.completion: case.expect for case in cases if case.row == 0}
     for text in (
         "The answer is \\ne 42.",
@@ -198,7 +198,7 @@ def test_relations_and_answers_that_are_taken_back_are_tried_of_every_number():
         "The answer is 42. No, the answer is 43.",
     ):
         assert of_first[text] == "fail"
-    assert related("Paris") == []
+    assert relate_to_gold("Paris") == []
 
 
 def test_no_input_is_shown_twice(zoo):
@@ -206,14 +206,14 @@ def test_no_input_is_shown_twice(zoo):
         for finding in report.findings:
             shown = [(example.input, example.gold) for example in finding.evidence]
             assert len(set(shown)) == len(shown)
-    only = [form for form in attack_module.known_forms() if form.name == "boxed"]
-    texts_tried = [case.completion for case in attack_module.bomb_cases(0, only)]
+    only = [form for form in attack_module.list_forms() if form.name == "boxed"]
+    texts_tried = [case.completion for case in attack_module.make_bomb_cases(0, only)]
     assert len(set(texts_tried)) == len(texts_tried)
 
 
 def test_a_gold_of_spaces_is_shown_in_quotes():
-    assert facts(AuditExample("text", "   ", 1.0, "gold is spaces")) == 'score 1, gold "   ": gold is spaces'
-    assert facts(AuditExample("text", "42", 1.0, "off by one")) == "score 1, gold 42: off by one"
+    assert describe_example(AuditExample("text", "   ", 1.0, "gold is spaces")) == 'score 1, gold "   ": gold is spaces'
+    assert describe_example(AuditExample("text", "42", 1.0, "off by one")) == "score 1, gold 42: off by one"
 
 
 def test_a_threshold_that_no_score_reaches_is_said():
@@ -296,53 +296,53 @@ def test_what_cannot_be_audited_says_why(function, options, words):
 
 
 def test_rewrites_are_worth_the_same():
-    assert texts(rewrites("1234", by_value=True)) == ["  1234 ", "$1234$", "1234.0", "1,234", "1{,}234"]
-    assert texts(rewrites("0.5", by_value=True)) == [
+    assert texts(rewrite_gold("1234", by_value=True)) == ["  1234 ", "$1234$", "1234.0", "1,234", "1{,}234"]
+    assert texts(rewrite_gold("0.5", by_value=True)) == [
         "  0.5 ", "$0.5$", "1/2", "\\frac{1}{2}", "\\dfrac{1}{2}", "0.50",
     ]  # fmt: skip
-    assert "−7" in texts(rewrites("-7", by_value=True))
-    assert texts(rewrites("1/3", by_value=True)) == ["  1/3 ", "$1/3$", "\\frac{1}{3}", "\\dfrac{1}{3}"]
-    assert texts(rewrites("Paris", by_value=False)) == ["  Paris "]
+    assert "−7" in texts(rewrite_gold("-7", by_value=True))
+    assert texts(rewrite_gold("1/3", by_value=True)) == ["  1/3 ", "$1/3$", "\\frac{1}{3}", "\\dfrac{1}{3}"]
+    assert texts(rewrite_gold("Paris", by_value=False)) == ["  Paris "]
     for gold in ("42", "-7", "3.14", "3/4", "1,234", "-0.125"):
-        for variant in rewrites(gold, by_value=True):
+        for variant in rewrite_gold(gold, by_value=True):
             plain = variant.text.replace("$", "").replace("{,}", ",")
-            assert value_of(plain) == value_of(gold), variant
+            assert read_number(plain) == read_number(gold), variant
 
 
 def test_mutations_are_never_right():
-    assert texts(mutations("42", ["7", "42.0"])) == ["43", "41", "-42", "24", "420", "7"]
-    assert texts(mutations("3/4")) == ["4/4", "4/3", "-3/4", "34"]
-    assert texts(mutations("B")) == ["C"]
-    assert texts(near_misses("42")) == ["42.01", "41.99", "42.5", "41.5"]
-    assert texts(near_misses("42", tolerance=0.05)) == ["42.5", "41.5"]
-    assert texts(near_misses("1/3")) == ["0.33"]
-    assert texts(longer("42")) == ["142", "427", "3429"]
-    assert texts(longer("Paris")) == ["unParis", "Parislike", "unParislike"]
-    assert texts(parts("42")) == ["2", "4"]
-    assert texts(parts("Paris")) == ["aris", "Pari"]
-    assert parts("7") == parts("3.14") == parts("(3, 4)") == []
-    assert texts(continued("4"))[:2] == ["4\\sqrt{2}", "4^2"]
-    assert continued("0") == continued("1") == []  # 0 squared is 0
-    assert "4²" in texts(disguised("42", "43"))
-    assert "\u202e24\u202c" in texts(disguised("42", "43"))
+    assert texts(mutate_gold("42", ["7", "42.0"])) == ["43", "41", "-42", "24", "420", "7"]
+    assert texts(mutate_gold("3/4")) == ["4/4", "4/3", "-3/4", "34"]
+    assert texts(mutate_gold("B")) == ["C"]
+    assert texts(make_near_misses("42")) == ["42.01", "41.99", "42.5", "41.5"]
+    assert texts(make_near_misses("42", tolerance=0.05)) == ["42.5", "41.5"]
+    assert texts(make_near_misses("1/3")) == ["0.33"]
+    assert texts(lengthen_gold("42")) == ["142", "427", "3429"]
+    assert texts(lengthen_gold("Paris")) == ["unParis", "Parislike", "unParislike"]
+    assert texts(cut_gold("42")) == ["2", "4"]
+    assert texts(cut_gold("Paris")) == ["aris", "Pari"]
+    assert cut_gold("7") == cut_gold("3.14") == cut_gold("(3, 4)") == []
+    assert texts(continue_gold("4"))[:2] == ["4\\sqrt{2}", "4^2"]
+    assert continue_gold("0") == continue_gold("1") == []  # 0 squared is 0
+    assert "4²" in texts(disguise_answers("42", "43"))
+    assert "\u202e24\u202c" in texts(disguise_answers("42", "43"))
     for gold in ("0", "42", "-7", "11", "3.14", "3/4", "1,234", "Paris", "(3, 4)", "2\\sqrt{3}"):
-        wrong = [*mutations(gold), *near_misses(gold), *longer(gold), *parts(gold)]
+        wrong = [*mutate_gold(gold), *make_near_misses(gold), *lengthen_gold(gold), *cut_gold(gold)]
         assert wrong
-        assert not any(same(variant.text, gold) for variant in wrong)
+        assert not any(is_same_answer(variant.text, gold) for variant in wrong)
 
 
 def test_a_whole_solution_gives_its_answer():
-    assert gold_answer("48 + 24 = 72\n#### 72") == "72"
-    assert gold_answer("so \\boxed{\\frac{1}{2}}.") == "\\frac{1}{2}"
-    assert gold_answer(18) == "18"
-    assert gold_answer(None) == ""
+    assert read_gold("48 + 24 = 72\n#### 72") == "72"
+    assert read_gold("so \\boxed{\\frac{1}{2}}.") == "\\frac{1}{2}"
+    assert read_gold(18) == "18"
+    assert read_gold(None) == ""
 
 
 def test_no_sample_row_holds_an_answer_that_is_both_right_and_wrong():
     for row in MATH_ROWS:
         # `same` is blind to spaces, and "4 2" is not 42.
-        wrong = [text for text in (*row.wrong, *texts(mutations(row.gold))) if not re.search(r"\d \d", text)]
-        assert not [(a, b) for a in (row.gold, *row.right) for b in wrong if same(a, b)]
+        wrong = [text for text in (*row.wrong, *texts(mutate_gold(row.gold))) if not re.search(r"\d \d", text)]
+        assert not [(a, b) for a in (row.gold, *row.right) for b in wrong if is_same_answer(a, b)]
 
 
 def test_tests_of_programs_are_read_in_their_formats():
@@ -360,16 +360,16 @@ def test_refactored_solutions_are_right():
             space: dict = {"__name__": "audited"}
             exec(program, space)
             for test in read_tests(row.columns["tests"]):
-                assert space[entry_point(row)](*test.args) == test.expected, label
+                assert space[find_entry_point(row)](*test.args) == test.expected, label
 
 
 def test_forms_speak_the_answer():
-    written = {form.name: form.write("42") for form in attack_module.known_forms("FINAL: {answer}")}
+    written = {form.name: form.write("42") for form in attack_module.list_forms("FINAL: {answer}")}
     assert written["boxed"] == "\\boxed{42}"
     assert written["tag after thinking"].endswith("</think>\n<answer>42</answer>")
     assert written["template"] == "FINAL: 42"
     assert "bare after prose" not in written
-    assert attack_module.template_of("3+9=12\n>1112", "1112") == ">{answer}"
+    assert attack_module.find_template("3+9=12\n>1112", "1112") == ">{answer}"
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

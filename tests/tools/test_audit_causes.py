@@ -15,11 +15,11 @@ import pytest
 
 from cohort.tools.audit import FLAWS, golds
 from cohort.tools.audit.answers import AnswerQuestions
-from cohort.tools.audit.attacks import known_forms
+from cohort.tools.audit.attacks import list_forms
 from cohort.tools.audit.cases import CaseResult
 from cohort.tools.audit.profiles import make_rows
 from cohort.tools.audit.running import AuditOptions
-from cohort.tools.audit.wrong_answers import alone_cases, beside_cases
+from cohort.tools.audit.wrong_answers import make_alone_cases, make_beside_cases
 
 NUMBERS = ("42", "139", "637")
 DECIMALS = ("3.14", "12.75", "-7.5")
@@ -45,7 +45,7 @@ def flaws_of(score, answers):
 
     signature = SimpleNamespace(reads=None)
     bench = SimpleNamespace(
-        run=run, rows=rows, args={}, columns=("answer",), signature=signature, asked=lambda: ["answer"], results=[]
+        run=run, rows=rows, args={}, columns=("answer",), signature=signature, list_asked=lambda: ["answer"], results=[]
     )
     questions = AnswerQuestions(bench, AuditOptions(), "math", None, None)
     questions.ask_injections = lambda row, forms: []  # what an answer does to files is not the question here
@@ -216,27 +216,27 @@ def test_rows_that_begin_alike_do_not_make_a_reward_independent_of_them():
 
 @pytest.mark.parametrize("gold", [*NUMBERS, *DECIMALS, *WORDS, "7", "B", "1,234", "100000", "3/4", "yes"])
 def test_far_answers_have_nothing_in_common_with_the_gold(gold):
-    answers = golds.far_answers(gold)
+    answers = golds.choose_far_answers(gold)
     assert answers
     for answer in answers:
         assert answer[0].casefold() != gold.lstrip("-")[0].casefold()
         assert answer[-1].casefold() != gold[-1].casefold()
-        assert not golds.same(answer, gold)
-        assert not golds.contains(answer, gold)
-        assert not golds.contains(gold, answer)
+        assert not golds.is_same_answer(answer, gold)
+        assert not golds.contains_gold(answer, gold)
+        assert not golds.contains_gold(gold, answer)
     assert len(answers) == 1 or len(answers[0]) != len(answers[1])
 
 
 def test_beside_the_gold_stands_only_what_was_refused_alone():
     rows = make_rows([{"prompt": "q", "answer": "42"}, {"prompt": "r", "answer": "7"}])
-    forms = [form for form in known_forms() if form.name == "boxed"]
-    usual = {case.completion for case in beside_cases(rows, forms, ()) if case.row == 0}
+    forms = [form for form in list_forms() if form.name == "boxed"]
+    usual = {case.completion for case in make_beside_cases(rows, forms, ()) if case.row == 0}
     assert "\\boxed{42 or 43}" in usual
-    near = {(0, case.answer) for case in alone_cases(rows, forms) if case.row == 0 and case.attack != "far"}
-    chosen = {case.completion for case in beside_cases(rows, forms, near) if case.row == 0}
-    assert f"\\boxed{{42 or {golds.far_answers('42')[0]}}}" in chosen
-    everything = near | {(0, answer) for answer in golds.far_answers("42")}
-    assert not [case for case in beside_cases(rows, forms, everything) if case.row == 0]
+    near = {(0, case.answer) for case in make_alone_cases(rows, forms) if case.row == 0 and case.attack != "far"}
+    chosen = {case.completion for case in make_beside_cases(rows, forms, near) if case.row == 0}
+    assert f"\\boxed{{42 or {golds.choose_far_answers('42')[0]}}}" in chosen
+    everything = near | {(0, answer) for answer in golds.choose_far_answers("42")}
+    assert not [case for case in make_beside_cases(rows, forms, everything) if case.row == 0]
 
 
 def test_every_cause_that_is_named_has_words():

@@ -5,8 +5,9 @@ is silent: exit code 0, finite loss, plausible curves. Each check below looks fo
 metrics.jsonl and says what is seen, why it matters and what to do. The console prints each finding once, the report shows
 them all.
 
-A check is a function `(History) -> Finding | None`; its words are the row of its name in findings.toml. It looks at the first and the last few steps only, so that running all
-of them after every step costs nothing. Metrics that are absent trigger nothing.
+A check is a function `(History) -> Finding | None`; the words of `check_copies` are the row `copies` of findings.toml. It looks
+at the first and the last few steps only, so that running all of them after every step costs nothing. Metrics that are absent
+trigger nothing.
 """
 
 from __future__ import annotations
@@ -32,39 +33,44 @@ from cohort.observe.perf import StageTime, drop_first_step, measure_stages
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def loss_zero(history: History) -> Finding | None:
-    on_policy = history.setting("train.minibatches_per_step", 1) == 1 and history.setting("train.passes_per_step", 1) == 1
-    losses, norms = history.last("loss/policy"), history.last("optim/grad_norm")
+def check_loss_zero(history: History) -> Finding | None:
+    on_policy = (
+        history.read_setting("train.minibatches_per_step", 1) == 1 and history.read_setting("train.passes_per_step", 1) == 1
+    )
+    losses, norms = history.last_values("loss/policy"), history.last_values("optim/grad_norm")
     if not on_policy or not losses or not norms or max(map(abs, losses)) > 1e-5 or max(norms) == 0:
         return None
     return write_finding("loss_zero", "info", norm=norms[-1])
 
 
-def no_success(history: History) -> Finding | None:
-    success = history.last("reward/success")
+def check_no_success(history: History) -> Finding | None:
+    success = history.last_values("reward/success")
     if len(success) < PATIENCE or max(success) > 0:
         return None
     unscored, completions = count_unscored(history, history.rows[-WINDOW:])
     scored = f" of the {completions - unscored:.0f} that were scored" if completions > unscored else ""
-    reward = history.now("reward/mean")
+    reward = history.mean_now("reward/mean")
     shaped = f" The mean reward of {reward:.2f} comes from other parts." if reward else ""
     return write_finding("no_success", "alarm", scored=scored, steps=len(success), shaped=shaped)
 
 
-def no_useful_groups(history: History) -> Finding | None:
-    useful, success = history.now("advantage/useful_groups"), history.now("reward/success")
+def check_no_useful_groups(history: History) -> Finding | None:
+    useful, success = history.mean_now("advantage/useful_groups"), history.mean_now("reward/success")
     if useful is None or useful >= 0.15 or success == 0 or not compares_in_groups(history):
         return None
     if scores_are_missing(history):
         return None  # groups without scores are neither too easy nor too hard
-    right, wrong = sum(history.last("advantage/all_correct_groups")), sum(history.last("advantage/all_wrong_groups"))
-    larger = 2 * int(history.setting("train.group_size", 8))
+    right, wrong = (
+        sum(history.last_values("advantage/all_correct_groups")),
+        sum(history.last_values("advantage/all_wrong_groups")),
+    )
+    larger = 2 * int(history.read_setting("train.group_size", 8))
     return write_finding(
         "no_useful_groups",
         "alarm" if useful == 0 and wrong > right else "warning",
         variant=name_difficulty(right, wrong) if success is not None else "unjudged",
         useful=useful,
-        steps=len(history.last("advantage/useful_groups")),
+        steps=len(history.last_values("advantage/useful_groups")),
         counts=f"{right:.0f} groups were all right and {wrong:.0f} all wrong"
         if right or wrong
         else "the others had equal rewards",
@@ -81,8 +87,8 @@ def name_difficulty(right: float, wrong: float) -> str:
     return "easy" if right >= ONE_SIDED * (right + wrong) else "hard" if wrong >= ONE_SIDED * (right + wrong) else ""
 
 
-def reward_faults(history: History) -> Finding | None:
-    faults, rows = sum(history.last("reward/faults", 3)), history.rows[-3:]
+def check_reward_faults(history: History) -> Finding | None:
+    faults, rows = sum(history.last_values("reward/faults", 3)), history.rows[-3:]
     if faults <= 0:
         return None
     parts = sorted({name.split("/")[1] for row in rows for name in row if counts_part_faults(name) and row[name]})
@@ -94,8 +100,8 @@ def counts_part_faults(name: str) -> bool:
     return name.startswith("reward/") and name.endswith("/faults") and name.count("/") == 2
 
 
-def reward_timeouts(history: History) -> Finding | None:
-    timeouts, completions = sum(history.last("reward/timeouts")), history.count_completions(history.rows[-WINDOW:])
+def check_reward_timeouts(history: History) -> Finding | None:
+    timeouts, completions = sum(history.last_values("reward/timeouts")), history.count_completions(history.rows[-WINDOW:])
     if not completions or timeouts / completions < 0.05:
         return None
     return write_finding("reward_timeouts", "warning", share=timeouts / completions)
@@ -106,37 +112,37 @@ def reward_timeouts(history: History) -> Finding | None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def truncation(history: History) -> Finding | None:
-    share = history.now("rollout/truncated", 3, least=1) or 0.0
+def check_truncation(history: History) -> Finding | None:
+    share = history.mean_now("rollout/truncated", 3, least=1) or 0.0
     if share < 0.2:
         return None
-    limit = history.setting("sampling.max_completion_tokens")
+    limit = history.read_setting("sampling.max_completion_tokens")
     at = f"{limit} tokens" if limit else "the token limit"
     return write_finding("truncation", "alarm" if share >= 0.5 else "warning", share=share, limit=at)
 
 
-def copies(history: History) -> Finding | None:
-    distinct = history.now("rollout/distinct", PATIENCE)
-    group_size = history.setting("train.group_size", 8)
-    if distinct is None or distinct > 1.5 / group_size or group_size < 2 or (history.now("reward/success") or 0) > 0.9:
+def check_copies(history: History) -> Finding | None:
+    distinct = history.mean_now("rollout/distinct", PATIENCE)
+    group_size = history.read_setting("train.group_size", 8)
+    if distinct is None or distinct > 1.5 / group_size or group_size < 2 or (history.mean_now("reward/success") or 0) > 0.9:
         return None  # one completion has no copy, and a solved task with one right answer is meant to repeat itself
-    temperature = history.setting("sampling.temperature")
+    temperature = history.read_setting("sampling.temperature")
     at = f" at temperature {temperature:g}" if isinstance(temperature, int | float) else ""
     return write_finding("copies", "alarm", distinct=distinct * group_size, group_size=group_size, temperature=at)
 
 
-def length_explosion(history: History) -> Finding | None:
-    start, now = history.start("rollout/length_mean"), history.now("rollout/length_mean")
+def check_length_explosion(history: History) -> Finding | None:
+    start, now = history.mean_at_start("rollout/length_mean"), history.mean_now("rollout/length_mean")
     if not history.long_enough or not start or not now or now < 2.5 * start or now < start + 20:
         return None
-    before, after = history.start("reward/success"), history.now("reward/success")
+    before, after = history.mean_at_start("reward/success"), history.mean_now("reward/success")
     if before is None or after is None or after > before + 0.05:
         return None  # longer and better is what reasoning looks like
     return write_finding("length_explosion", "warning", start=start, now=now, success=after)
 
 
-def mismatch(history: History) -> Finding | None:
-    p95, largest = history.last("rollout/mismatch_p95", 3), history.last("rollout/mismatch_max", 3)
+def check_mismatch(history: History) -> Finding | None:
+    p95, largest = history.last_values("rollout/mismatch_p95", 3), history.last_values("rollout/mismatch_max", 3)
     worst = max(p95, default=0.0)
     if worst <= 0.1:
         return None
@@ -148,34 +154,34 @@ def mismatch(history: History) -> Finding | None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def kl_drift(history: History) -> Finding | None:
-    drift = history.now("loss/kl_per_completion", 5, least=1) or 0.0
+def check_kl_drift(history: History) -> Finding | None:
+    drift = history.mean_now("loss/kl_per_completion", 5, least=1) or 0.0
     if drift < 5:
         return None
     coefficient = history.quote_setting("algorithm.kl_coef")
     return write_finding("kl_drift", "alarm" if drift >= 10 else "warning", drift=drift, kl_coef=coefficient)
 
 
-def entropy_collapse(history: History) -> Finding | None:
-    start, now = history.start("loss/entropy"), history.now("loss/entropy")
+def check_entropy_collapse(history: History) -> Finding | None:
+    start, now = history.mean_at_start("loss/entropy"), history.mean_now("loss/entropy")
     if not history.long_enough or start is None or now is None or start < 0.02 or now > 0.1 * start:
         return None
-    success = history.now("reward/success")
+    success = history.mean_now("reward/success")
     if success is None or success > 0.9:
         return None  # nobody said what is right (demonstrations), or certain and right
     return write_finding("entropy_collapse", "warning", start=start, now=now, success=success)
 
 
-def no_gradient(history: History) -> Finding | None:
-    norms = history.last("optim/grad_norm", PATIENCE)
+def check_no_gradient(history: History) -> Finding | None:
+    norms = history.last_values("optim/grad_norm", PATIENCE)
     if len(norms) < PATIENCE or max(norms) > 0 or scores_are_missing(history):
         return None
-    useful = history.now("advantage/useful_groups", PATIENCE)
+    useful = history.mean_now("advantage/useful_groups", PATIENCE)
     return write_finding("no_gradient", "alarm", variant="lost" if useful else "", steps=len(norms), useful=useful)
 
 
-def skipped_steps(history: History) -> Finding | None:
-    policy, critic = sum(history.last("optim/skipped")), sum(history.last("critic/skipped"))
+def check_skipped_steps(history: History) -> Finding | None:
+    policy, critic = sum(history.last_values("optim/skipped")), sum(history.last_values("critic/skipped"))
     skipped = policy + critic
     if skipped <= 0:
         return None
@@ -191,29 +197,29 @@ def skipped_steps(history: History) -> Finding | None:
     )
 
 
-def clipping(history: History) -> Finding | None:
-    low, high = history.now("loss/clip_low", PATIENCE) or 0.0, history.now("loss/clip_high", PATIENCE) or 0.0
+def check_clipping(history: History) -> Finding | None:
+    low, high = history.mean_now("loss/clip_low", PATIENCE) or 0.0, history.mean_now("loss/clip_high", PATIENCE) or 0.0
     if low + high < 0.2:
         return None
     return write_finding("clipping", "warning", both=low + high, low=low, high=high)
 
 
-def weights_still(history: History) -> Finding | None:
-    changes = history.values("optim/weight_change", history.rows)
-    moved = history.last("optim/grad_norm")
+def check_weights_still(history: History) -> Finding | None:
+    changes = history.read_values("optim/weight_change", history.rows)
+    moved = history.last_values("optim/grad_norm")
     if not changes or max(changes) > 0 or not moved or max(moved) == 0:
         return None
-    rate = history.now("optim/learning_rate", PATIENCE) or history.setting("optimizer.learning_rate", 0.0)
+    rate = history.mean_now("optim/learning_rate", PATIENCE) or history.read_setting("optimizer.learning_rate", 0.0)
     return write_finding("weights_still", "alarm", norm=moved[-1], rate=rate)
 
 
 # -- Cost --------------------------------------------------------------------------------------------------------------
 
 
-def slow_stage(history: History) -> Finding | None:
+def check_slow_stage(history: History) -> Finding | None:
     rows = drop_first_step(history.rows)[-2 * WINDOW :]
     times = measure_stages(rows)
-    whole = sum(history.values("time/step", rows))
+    whole = sum(history.read_values("time/step", rows))
     excess = [time for time in times if time.share > time.stage.normal]
     if len(history.rows) < PATIENCE or whole < 1.0 or not excess:
         return None
@@ -235,10 +241,10 @@ def explain_stage(history: History, slowest: StageTime) -> str:
     rows, stage = history.rows[-2 * WINDOW :], slowest.stage.name
     if stage == "reward":
         names = {name for row in rows for name in row if name.startswith("reward/") and name.endswith("/seconds")}
-        seconds = {name.split("/")[1]: sum(history.values(name, rows)) for name in names if name.count("/") == 2}
+        seconds = {name.split("/")[1]: sum(history.read_values(name, rows)) for name in names if name.count("/") == 2}
         part = max(seconds, key=lambda name: seconds[name], default="")
         return f" {part} is the slowest part, at {seconds[part] / slowest.steps:.2g} s." if len(seconds) > 1 else ""
-    occupancy, mfu = history.now("perf/engine_occupancy"), history.now("perf/update_mfu")
+    occupancy, mfu = history.mean_now("perf/engine_occupancy"), history.mean_now("perf/update_mfu")
     if stage == "rollout" and occupancy is not None:
         return f" {write_percent(occupancy)} of the engine's slots were decoding."
     if stage == "update" and mfu is not None:
@@ -246,7 +252,7 @@ def explain_stage(history: History, slowest: StageTime) -> str:
     return ""
 
 
-def steps_missing(history: History) -> Finding | None:
+def check_steps_missing(history: History) -> Finding | None:
     steps = [int(row["step"]) for row in history.rows[-200:] if isinstance(row.get("step"), int | float)]
     gaps = [(a, b) for a, b in pairwise([0, *steps] if len(history.rows) <= 200 else steps) if b != a + 1]
     if not gaps:
@@ -257,8 +263,8 @@ def steps_missing(history: History) -> Finding | None:
 
 
 MODULES = ChainMap(globals(), vars(scores), vars(held_out), vars(hacking), vars(methods))
-CHECKS: tuple[Callable[[History], Finding | None], ...] = tuple(MODULES[name] for name in TEXTS)
-"""The function of each row of findings.toml."""
+CHECKS: tuple[Callable[[History], Finding | None], ...] = tuple(MODULES[f"check_{name}"] for name in TEXTS)
+"""The function of each row of findings.toml, in their order."""
 ORDER = {"alarm": 0, "warning": 1, "info": 2}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from cohort.base.text import printable, write_percent
 from cohort.observe.diagnosis.finding import Finding, write_finding
-from cohort.observe.diagnosis.history import FAILURE_WORDS, WINDOW, History, Trend, trend_between
+from cohort.observe.diagnosis.history import FAILURE_WORDS, WINDOW, History, Trend, measure_trend
 from cohort.observe.diagnosis.scores import read_parts
 from cohort.recipe.rules import OVERLONG_PART
 
@@ -32,13 +32,13 @@ SOLVED = 0.9
 # -- a part outruns the outcome ----------------------------------------------------------------------------------------
 
 
-def part_outruns_outcome(history: History) -> Finding | None:
+def check_part_outruns_outcome(history: History) -> Finding | None:
     """A part that is not the outcome rises while success stays, or falls."""
     outcome, weights = read_parts(history)
     if not outcome or not history.rows:
         return None
-    for first in dict.fromkeys((0, best_window(history, "reward/success"))):
-        success = history.trend("reward/success", first)
+    for first in dict.fromkeys((0, find_best_window(history, "reward/success"))):
+        success = history.find_trend("reward/success", first)
         if success is None:
             continue
         falls = success.falls(0.05)
@@ -46,7 +46,11 @@ def part_outruns_outcome(history: History) -> Finding | None:
         flat = first == 0 and success.change < max(2 * success.error, 0.02) and success.now < SOLVED
         if not falls and not flat:
             continue
-        risen = [(trend, name) for name in other_parts(history, outcome) if (trend := part_rise(history, name, weights, first))]
+        risen = [
+            (trend, name)
+            for name in list_other_parts(history, outcome)
+            if (trend := find_part_rise(history, name, weights, first))
+        ]
         if risen:
             trend, name = max(risen, key=lambda pair: abs(pair[0].change))
             return write_finding(
@@ -62,42 +66,44 @@ def part_outruns_outcome(history: History) -> Finding | None:
     return None
 
 
-def other_parts(history: History, outcome: str) -> list[str]:
+def list_other_parts(history: History, outcome: str) -> list[str]:
     names = {match[1] for name in history.rows[-1] if (match := re.fullmatch(r"reward/([^/]+)/mean", name))}
     return sorted(names - {outcome, *NOT_A_PART})
 
 
-def part_rise(history: History, name: str, weights: Mapping[str, float], first: int) -> Trend | None:
+def find_part_rise(history: History, name: str, weights: Mapping[str, float], first: int) -> Trend | None:
     """The change of a part in the direction that is paid for, where it is large enough to matter."""
-    trend, weight = history.trend(f"reward/{name}/mean", first), weights.get(name, 1.0)
+    trend, weight = history.find_trend(f"reward/{name}/mean", first), weights.get(name, 1.0)
     if trend is None or weight == 0:
         return None
-    spread, all_spread = history.start(f"reward/{name}/std"), history.start("reward/std")
+    spread, all_spread = history.mean_at_start(f"reward/{name}/std"), history.mean_at_start("reward/std")
     least = 0.25 * spread if spread else 0.05
     if all_spread:  # a part that hardly moves the reward cannot be what the policy follows
         least = max(least, 0.1 * all_spread / abs(weight))
     return trend if (trend.rises(least) if weight > 0 else trend.falls(least)) else None
 
 
-def best_window(history: History, name: str) -> int:
+def find_best_window(history: History, name: str) -> int:
     """First row of the window, one after the other from the start, in which the metric was largest."""
     starts = range(0, max(1, len(history.rows) - 2 * WINDOW + 1), WINDOW)
-    means = {first: fmean(values) for first in starts if (values := history.values(name, history.rows[first : first + WINDOW]))}
+    means = {
+        first: fmean(values) for first in starts if (values := history.read_values(name, history.rows[first : first + WINDOW]))
+    }
     return max(means, key=lambda first: means[first], default=0)
 
 
 # -- one string in most successes --------------------------------------------------------------------------------------
 
 
-def shared_rewarded(history: History) -> Finding | None:
+def check_shared_rewarded(history: History) -> Finding | None:
     """One string explains most successes of different problems, by the rule in observe/diagnosis/signs.py, in several steps."""
     found = [
         (step, one)
-        for step, one in history.evidence("shared")
+        for step, one in history.list_evidence("shared")
         if isinstance(one.get("share"), int | float) and one["share"] >= SHARED and isinstance(one.get("text"), str)
     ]
-    sure = latest_run([(step, one) for step, one in found if one.get("level") != "warning"])
-    together = sure or latest_run(found)
+    sure = find_latest_run([(step, one) for step, one in found if one.get("level") != "warning"])
+    together = sure or find_latest_run(found)
     if not together:
         return None
     step, one = together[-1]
@@ -120,7 +126,7 @@ def shared_rewarded(history: History) -> Finding | None:
     )
 
 
-def latest_run(found: Sequence[tuple[int, Mapping[str, Any]]]) -> list[tuple[int, Mapping[str, Any]]]:
+def find_latest_run(found: Sequence[tuple[int, Mapping[str, Any]]]) -> list[tuple[int, Mapping[str, Any]]]:
     """The newest string that was seen in SHARED_STEPS of WINDOW steps: all its sightings. Longer and shorter forms are one."""
     texts = dict.fromkeys(str(one["text"]) for _, one in reversed(found[-WINDOW * WINDOW :]))
     for text in texts:
@@ -134,10 +140,10 @@ def latest_run(found: Sequence[tuple[int, Mapping[str, Any]]]) -> list[tuple[int
 # -- length and failures -----------------------------------------------------------------------------------------------
 
 
-def wrong_grows(history: History) -> Finding | None:
+def check_wrong_grows(history: History) -> Finding | None:
     """Wrong completions become long, right ones do not."""
-    wrong, right = history.trend("rollout/length_wrong"), history.trend("rollout/length_right")
-    success = history.now("reward/success")
+    wrong, right = history.find_trend("rollout/length_wrong"), history.find_trend("rollout/length_right")
+    success = history.mean_now("reward/success")
     if wrong is None or right is None or success is None or success > SOLVED or min(wrong.start, right.start) <= 0:
         return None  # what few failures remain of a solved task are its hardest problems
     if not wrong.rises(max(20.0, wrong.start)) or right.now / right.start > 1 + (wrong.now / wrong.start - 1) / 3:
@@ -145,19 +151,19 @@ def wrong_grows(history: History) -> Finding | None:
     return write_finding("wrong_grows", "warning", evidence=quote_evidence(history, "wrong_long"), wrong=wrong, right=right)
 
 
-def failures_rise(history: History) -> Finding | None:
+def check_failures_rise(history: History) -> Finding | None:
     """The verifier gives up more and more often while the reward rises."""
-    reward = history.trend("reward/mean")
+    reward = history.find_trend("reward/mean")
     if reward is None or not reward.rises():
         return None
-    kinds = sorted({kind for row in (*history.rows[:WINDOW], *history.rows[-WINDOW:]) for kind in failures_in(row)})
-    trends = {kind: trend for kind in kinds if (trend := failure_trend(history, [kind])) is not None}
-    together = failure_trend(history, kinds)
+    kinds = sorted({kind for row in (*history.rows[:WINDOW], *history.rows[-WINDOW:]) for kind in count_failures(row)})
+    trends = {kind: trend for kind in kinds if (trend := measure_failure_trend(history, [kind])) is not None}
+    together = measure_failure_trend(history, kinds)
     if together is None or not together.rises(0.05):
         return None
     kind = max(trends, key=lambda one: trends[one].change)
     part, _, word = kind.partition("/")
-    paid = any(float(one.get("reward") or 0) > 0 for _, one in history.evidence(f"failed/{kind}")[-WINDOW:])
+    paid = any(float(one.get("reward") or 0) > 0 for _, one in history.list_evidence(f"failed/{kind}")[-WINDOW:])
     return write_finding(
         "failures_rise",
         "alarm" if paid else "warning",
@@ -170,7 +176,7 @@ def failures_rise(history: History) -> Finding | None:
     )
 
 
-def failures_in(row: Mapping[str, Any]) -> dict[str, float]:
+def count_failures(row: Mapping[str, Any]) -> dict[str, float]:
     """`part/word` -> completions, of one step. A time limit is a verdict, or was noticed by the runner, or both."""
     found: dict[str, float] = {}
     for name, value in row.items():
@@ -182,7 +188,7 @@ def failures_in(row: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def failure_trend(history: History, kinds: Iterable[str]) -> Trend | None:
+def measure_failure_trend(history: History, kinds: Iterable[str]) -> Trend | None:
     """Share of the completions of a step that ended so. A word that did not occur in a step is not in its row."""
     wanted = set(kinds)
     sides = []
@@ -191,9 +197,9 @@ def failure_trend(history: History, kinds: Iterable[str]) -> Trend | None:
         for row in rows:
             completions = history.count_completions([row])
             if completions:
-                shares.append(sum(count for kind, count in failures_in(row).items() if kind in wanted) / completions)
+                shares.append(sum(count for kind, count in count_failures(row).items() if kind in wanted) / completions)
         sides.append(shares)
-    return trend_between(*sides) if history.long_enough else None
+    return measure_trend(*sides) if history.long_enough else None
 
 
 # -- evidence ----------------------------------------------------------------------------------------------------------
@@ -202,13 +208,13 @@ def failure_trend(history: History, kinds: Iterable[str]) -> Trend | None:
 def quote_evidence(history: History, kind: str, steps: Iterable[int] | None = None) -> tuple[str, ...]:
     """The newest examples of a kind, one sentence each."""
     chosen = None if steps is None else set(steps)
-    found = [(step, one) for step, one in history.evidence(kind) if chosen is None or step in chosen]
+    found = [(step, one) for step, one in history.list_evidence(kind) if chosen is None or step in chosen]
     return tuple(quote_rollout(history, step, one) for step, one in reversed(found[-EXAMPLES:]))
 
 
 def quote_rollout(history: History, step: int, one: Mapping[str, Any]) -> str:
     """`rollouts/step-000012.parquet row 17: prompt -> completion`."""
-    every = history.setting("monitors.rollouts_every", 1)
+    every = history.read_setting("monitors.rollouts_every", 1)
     kept = isinstance(every, int) and every > 0 and step % every == 0
     rows = [row for row in one.get("rows") or () if isinstance(row, int)] or [one["row"]]
     numbers = f"row {rows[0]}" if len(rows) == 1 else f"rows {', '.join(map(str, rows))}"

@@ -25,26 +25,26 @@ class EvaluationPoint(NamedTuple):
     high: float
 
 
-def held_out_falls(history: History) -> Finding | None:
+def check_held_out_falls(history: History) -> Finding | None:
     """Held-out pass@1, or reward, below its best by more than chance allows, while the training reward rose."""
     for measure in ("pass@1", "reward"):
-        for name, points in held_out_points(history, measure).items():
+        for name, points in list_points(history, measure).items():
             best, last = max(points, key=lambda point: point.value), points[-1]
             if last.step <= best.step or not has_fallen(history, name, measure, best, last):
                 continue
             rewards = [mean_reward_near(history, point.step) for point in (best, last)]
             if rewards[0] is None or rewards[1] is None or rewards[1] <= rewards[0]:
                 continue
-            paid = held_out_rewards(history, name, best, last)
+            paid = find_held_out_rewards(history, name, best, last)
             variant = "reward" if measure == "reward" else "paid" if len(paid) == 2 and paid[1] >= paid[0] else ""
             evidence, facts = quote_evidence(history, "best"), {"name": name, "best": best, "last": last, "paid": paid}
             return write_finding("held_out_falls", "alarm", variant=variant, evidence=evidence, rewards=rewards, **facts)
     return None
 
 
-def held_out_rewards(history: History, name: str, *points: EvaluationPoint) -> list[float]:
+def find_held_out_rewards(history: History, name: str, *points: EvaluationPoint) -> list[float]:
     """The held-out rewards of these evaluations. One that does not fall with pass@1 rules memory out: new problems pay as well."""
-    rewards = {point.step: point.value for point in held_out_points(history, "reward").get(name, [])}
+    rewards = {point.step: point.value for point in list_points(history, "reward").get(name, [])}
     return [rewards[point.step] for point in points if point.step in rewards]
 
 
@@ -52,21 +52,21 @@ def has_fallen(history: History, name: str, measure: str, best: EvaluationPoint,
     """By the intervals; or, where the verdicts of both are there, problem by problem, which sees more."""
     if last.high < best.low:
         return True
-    differences = paired_differences(history, name, best.step, last.step) if measure == "pass@1" else []
+    differences = list_paired_differences(history, name, best.step, last.step) if measure == "pass@1" else []
     if len(differences) < 20:
         return False
     change, error = fmean(differences), stdev(differences) / math.sqrt(len(differences))
     return change <= -0.02 and change < -3 * error
 
 
-def paired_differences(history: History, name: str, best: int, last: int) -> list[float]:
+def list_paired_differences(history: History, name: str, best: int, last: int) -> list[float]:
     """Change of the success rate of every problem that both evaluations hold."""
-    sides = [verdicts_of(history, name, step=step) for step in (best, last)]
+    sides = [find_verdicts(history, name, step=step) for step in (best, last)]
     rates = [verdicts.success_rates() if verdicts else {} for verdicts in sides]
     return [rates[1][key] - rates[0][key] for key in rates[0] if key in rates[1]]
 
 
-def verdicts_of(history: History, name: str, **wanted: Any) -> ProblemVerdicts | None:
+def find_verdicts(history: History, name: str, **wanted: Any) -> ProblemVerdicts | None:
     """The verdicts on a set in the newest evaluation with this step or label; None where they are missing or not readable."""
     for evaluation in reversed(history.evaluations):
         sets = evaluation.get("per_problem")
@@ -78,7 +78,7 @@ def verdicts_of(history: History, name: str, **wanted: Any) -> ProblemVerdicts |
     return None
 
 
-def held_out_points(history: History, measure: str) -> dict[str, list[EvaluationPoint]]:
+def list_points(history: History, measure: str) -> dict[str, list[EvaluationPoint]]:
     """Set -> its evaluations in order. Evaluations carry intervals; pass@1 of a bare metric row gets +- 0.025."""
     points: dict[str, dict[int, EvaluationPoint]] = {}
     for row in history.rows if measure == "pass@1" else ():
@@ -101,14 +101,14 @@ def held_out_points(history: History, measure: str) -> dict[str, list[Evaluation
 def mean_reward_near(history: History, step: int) -> float | None:
     """Mean reward of the steps around one step."""
     near = [row for row in history.rows if abs(int(row.get("step", 0)) - max(step, 1)) < PATIENCE]
-    values = history.values("reward/mean", near)
+    values = history.read_values("reward/mean", near)
     return fmean(values) if values else None
 
 
 # -- pass@k against pass@1 ---------------------------------------------------------------------------------------------
 
 
-def pass_at_k_falls(history: History) -> Finding | None:
+def check_pass_at_k_falls(history: History) -> Finding | None:
     """Of many tries fewer problems are solved than before training, while a single try is right as often or more often.
 
     Before against after alone: looks on the way are many, and one of many tests of noise comes out.
@@ -117,20 +117,23 @@ def pass_at_k_falls(history: History) -> Finding | None:
     done = max((step for row in history.rows[-1:] if isinstance(step := row.get("step"), int)), default=0)
     sets = final.get("per_problem") if final.get("label") == "after" and int(final.get("step", 0)) >= done else None
     for name in sets if isinstance(sets, Mapping) else ():
-        before, after = verdicts_of(history, name, label="before"), verdicts_of(history, name, label="after")
+        before, after = find_verdicts(history, name, label="before"), find_verdicts(history, name, label="after")
         k = largest_k(before, after) if before and after else 0
         if before is None or after is None or not k:
             continue
         changes = compare_set(before, after, 0, RESAMPLES)
         one, many = changes["pass@1"], changes[f"pass@{k}"]
         if many.verdict == "fell" and one.verdict != "fell":
-            rates, variant = (means_of(before, after, 1), means_of(before, after, k)), "rose" if one.verdict == "rose" else ""
+            rates, variant = (
+                (mean_pass_rates(before, after, 1), mean_pass_rates(before, after, k)),
+                "rose" if one.verdict == "rose" else "",
+            )
             facts = {"name": name, "k": k, "sureness": many.sureness, "kl_coef": history.quote_setting("algorithm.kl_coef")}
             return write_finding("pass_at_k_falls", "warning", variant=variant, one=rates[0], many=rates[1], **facts)
     return None
 
 
-def means_of(before: ProblemVerdicts, after: ProblemVerdicts, k: int) -> tuple[float, float]:
+def mean_pass_rates(before: ProblemVerdicts, after: ProblemVerdicts, k: int) -> tuple[float, float]:
     """pass@k before and after, on the problems that have enough verdicts on both sides."""
     left, right = before.success_rates(k), after.success_rates(k)
     common = left.keys() & right.keys()

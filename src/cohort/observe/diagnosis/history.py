@@ -51,7 +51,7 @@ class History:
     own: Own = field(default_factory=dict)
     """What is known of the user's functions in the recipe."""
 
-    def setting(self, path: str, default: Any = None) -> Any:
+    def read_setting(self, path: str, default: Any = None) -> Any:
         """`train.group_size` of the recipe."""
         node: Any = self.recipe
         for name in path.split("."):
@@ -62,34 +62,34 @@ class History:
 
     def quote_setting(self, path: str) -> str:
         """` (now 0.04)`, to stand behind the name of a number of the recipe; "" where the recipe does not say it."""
-        value = self.setting(path)
+        value = self.read_setting(path)
         return f" (now {value:g})" if isinstance(value, int | float) else ""
 
     def count_completions(self, rows: Sequence[Row]) -> float:
         """Completions that were judged in these steps."""
-        return sum(count_judged(row, self.setting("train.group_size")) for row in rows)
+        return sum(count_judged(row, self.read_setting("train.group_size")) for row in rows)
 
-    def values(self, name: str, rows: Sequence[Row]) -> list[float]:
+    def read_values(self, name: str, rows: Sequence[Row]) -> list[float]:
         found = (row.get(name) for row in rows)
         return [float(v) for v in found if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
 
-    def last(self, name: str, count: int = WINDOW) -> list[float]:
-        return self.values(name, self.rows[-count:])
+    def last_values(self, name: str, count: int = WINDOW) -> list[float]:
+        return self.read_values(name, self.rows[-count:])
 
-    def now(self, name: str, count: int = WINDOW, least: int = PATIENCE) -> float | None:
+    def mean_now(self, name: str, count: int = WINDOW, least: int = PATIENCE) -> float | None:
         """Mean over the last steps; None where fewer than `least` of them have the metric."""
-        return mean(self.last(name, count), least)
+        return mean_or_none(self.last_values(name, count), least)
 
-    def start(self, name: str, count: int = WINDOW) -> float | None:
-        return mean(self.values(name, self.rows[:count]))
+    def mean_at_start(self, name: str, count: int = WINDOW) -> float | None:
+        return mean_or_none(self.read_values(name, self.rows[:count]))
 
-    def trend(self, name: str, first: int = 0) -> Trend | None:
+    def find_trend(self, name: str, first: int = 0) -> Trend | None:
         """From the window of steps that begins with row `first` to the last window; None where they overlap or are empty."""
         if first + 2 * WINDOW > len(self.rows):
             return None
-        return trend_between(self.values(name, self.rows[first : first + WINDOW]), self.last(name))
+        return measure_trend(self.read_values(name, self.rows[first : first + WINDOW]), self.last_values(name))
 
-    def evidence(self, kind: str) -> list[tuple[int, Mapping[str, Any]]]:
+    def list_evidence(self, kind: str) -> list[tuple[int, Mapping[str, Any]]]:
         """(step, example) of every step that has evidence of this kind; see signs.find_signs."""
         found = []
         for row in self.rows:
@@ -113,11 +113,11 @@ def count_judged(row: Row, group_size: Any) -> float:
     return float(kept) if isinstance(kept, int | float) else 0.0
 
 
-def mean(values: Sequence[float], least: int = PATIENCE) -> float | None:
+def mean_or_none(values: Sequence[float], least: int = PATIENCE) -> float | None:
     return sum(values) / len(values) if len(values) >= least else None
 
 
-def trend_between(start: Sequence[float], now: Sequence[float]) -> Trend | None:
+def measure_trend(start: Sequence[float], now: Sequence[float]) -> Trend | None:
     """None where either side has fewer than PATIENCE values."""
     if min(len(start), len(now)) < PATIENCE:
         return None

@@ -19,13 +19,13 @@ UNSCORED = 0.5
 not worth a word; from half on, most of the sampling is paid for in vain and every mean speaks of the smaller part."""
 
 
-def unscored(history: History) -> Finding | None:
+def check_unscored(history: History) -> Finding | None:
     """Most completions have no score at all, or most groups too few to compare."""
     if not scores_are_missing(history):
         return None
-    rows = recent_rows(history)
+    rows = choose_recent_rows(history)
     count, completions = count_unscored(history, rows)
-    nothing = count >= completions or (compares_in_groups(history) and history.now("advantage/useful_groups") == 0)
+    nothing = count >= completions or (compares_in_groups(history) and history.mean_now("advantage/useful_groups") == 0)
     lost = count_groups_without_scores(history, rows)
     return write_finding(
         "unscored",
@@ -40,11 +40,11 @@ def unscored(history: History) -> Finding | None:
     )
 
 
-def unjudged(history: History) -> Finding | None:
+def check_unjudged(history: History) -> Finding | None:
     """Other parts pay, and the part that decides success says nothing."""
     outcome, weights = read_parts(history)
     rows = history.rows[-WINDOW:]
-    abstained = history.values(f"reward/{outcome}/none", rows)
+    abstained = history.read_values(f"reward/{outcome}/none", rows)
     completions = history.count_completions(rows)
     if len(weights) < 2 or len(abstained) < PATIENCE or sum(abstained) < UNSCORED * completions or scores_are_missing(history):
         return None
@@ -54,7 +54,7 @@ def unjudged(history: History) -> Finding | None:
 
 def scores_are_missing(history: History) -> bool:
     """Whether so many completions are unscored that nothing about difficulty can be read from the rest."""
-    rows = recent_rows(history)
+    rows = choose_recent_rows(history)
     count, completions = count_unscored(history, rows)
     if not rows or not completions or count <= 0:
         return False
@@ -62,21 +62,21 @@ def scores_are_missing(history: History) -> bool:
     return count >= UNSCORED * completions or bool(groups and count_groups_without_scores(history, rows) >= UNSCORED * groups)
 
 
-def recent_rows(history: History) -> list[Row]:
+def choose_recent_rows(history: History) -> list[Row]:
     """The last steps; fewer than PATIENCE of them count only where nothing was scored: that is never the luck of a batch."""
-    rows = [row for row in history.rows[-WINDOW:] if history.values("reward/unscored", [row])]
+    rows = [row for row in history.rows[-WINDOW:] if history.read_values("reward/unscored", [row])]
     count, completions = count_unscored(history, rows)
     return rows if len(rows) >= PATIENCE or count >= completions else []
 
 
 def count_unscored(history: History, rows: Sequence[Row]) -> tuple[float, float]:
     """(unscored completions, completions that were to be scored)."""
-    return sum(history.values("reward/unscored", rows)), history.count_completions(rows)
+    return sum(history.read_values("reward/unscored", rows)), history.count_completions(rows)
 
 
 def count_groups(history: History, rows: Sequence[Row]) -> float:
-    group_size = history.setting("train.group_size")
-    kept = sum(history.values("rollout/completions", rows))
+    group_size = history.read_setting("train.group_size")
+    kept = sum(history.read_values("rollout/completions", rows))
     return kept / group_size if isinstance(group_size, int) and group_size > 0 else 0.0
 
 
@@ -87,7 +87,7 @@ def count_groups_without_scores(history: History, rows: Sequence[Row]) -> float:
     """
     lost = 0.0
     for row in rows if compares_in_groups(history) else ():
-        found = [history.values(f"advantage/{name}", [row]) for name in ("useful_groups", "zero_variance_groups")]
+        found = [history.read_values(f"advantage/{name}", [row]) for name in ("useful_groups", "zero_variance_groups")]
         if all(found):
             (useful,), (equal,) = found
             lost += count_groups(history, [row]) * (1 - useful) - equal
@@ -95,7 +95,7 @@ def count_groups_without_scores(history: History, rows: Sequence[Row]) -> float:
 
 
 def compares_in_groups(history: History) -> bool:
-    name = history.setting("algorithm.advantage", "group_normalized")
+    name = history.read_setting("algorithm.advantage", "group_normalized")
     return bool(find_named("advantage", name, history.own).traits.compares_group)
 
 
@@ -104,7 +104,7 @@ def name_silent_parts(history: History, rows: Sequence[Row]) -> str:
     said = []
     for name in sorted({name for row in rows for name in row if name.startswith("reward/") and name.count("/") == 2}):
         _, part, what = name.split("/")
-        count = sum(history.values(name, rows)) if what in ("none", "faults") else 0.0
+        count = sum(history.read_values(name, rows)) if what in ("none", "faults") else 0.0
         if count > 0:
             said.append(f"{part} {'returned None for' if what == 'none' else 'failed on'} {count:.0f}")
     return f" {', '.join(said)}." if said else ""
@@ -112,10 +112,10 @@ def name_silent_parts(history: History, rows: Sequence[Row]) -> str:
 
 def read_parts(history: History) -> tuple[str, dict[str, float]]:
     """(name of the outcome part, weight of every part) as the recipe says; ("", {}) where it does not."""
-    entries = history.setting("rewards")
+    entries = history.read_setting("rewards")
     if not isinstance(entries, Sequence) or isinstance(entries, str):
         return "", {}
-    named = [(part_name(entry), entry) for entry in entries if isinstance(entry, Mapping)]
+    named = [(name_part(entry), entry) for entry in entries if isinstance(entry, Mapping)]
     if not named:
         return "", {}
     outcome = next((name for name, entry in named if entry.get("outcome")), named[0][0])
@@ -123,5 +123,5 @@ def read_parts(history: History) -> tuple[str, dict[str, float]]:
     return outcome, {name: float(weight) for name, weight in weights.items() if isinstance(weight, int | float)}
 
 
-def part_name(entry: Mapping[str, Any]) -> str:
+def name_part(entry: Mapping[str, Any]) -> str:
     return str(entry.get("name") or str(entry.get("function", "")).rsplit(":", 1)[-1].rsplit(".", 1)[-1])

@@ -118,7 +118,7 @@ def find_shared_string(rollouts: Sequence[Rollout]) -> SharedString | None:
         lines = Counter(read_last_line(one.text) for one in suspects).most_common(2)
         pieces = find_frequent_pieces(sample_texts(suspects), sample_texts(failures))
         for kind, string in [*(("ending", line) for line, _ in lines), *(("text", piece) for piece in pieces)]:
-            if string and not stands_in_prompt(string, asked):
+            if string and not is_in_prompt(string, asked):
                 found.append(judge_string(kind, string, right, failures))
     passed = [shared for shared in found if shared]
     return max(passed, key=lambda one: (one.share, one.kind == "answer", one.level == "alarm", len(one.text)), default=None)
@@ -223,11 +223,11 @@ def judge_string(kind: str, string: str, right: Sequence[JudgedText], failures: 
     if sum(one.finished for one in holders) < PAYS * finished_with:
         return None
     looked_at = unearned[:ASKED]
-    if 2 * sum(stands_mostly_in(string, one.surroundings) for one in looked_at) >= len(looked_at):
+    if 2 * sum(is_mostly_in(string, one.surroundings) for one in looked_at) >= len(looked_at):
         return None
     known = all(one.gold is not None for one in unearned) and all(one.read for one in failures)
     # Where other answers were extracted, they differ as the problems do: only the form is shared.
-    beside = sum(one.answer is not None and not stands_mostly_in(string, one.answer) for one in unearned)
+    beside = sum(one.answer is not None and not is_mostly_in(string, one.answer) for one in unearned)
     level: Level = "alarm" if known and 2 * beside < len(unearned) else "warning"
     return make_shared(kind, string, unearned, len(right), failed_with / len(failures), level)
 
@@ -241,13 +241,13 @@ def is_lifted(holders: int, successes: int, failed_with: int, failures: int) -> 
     return holders / successes - failed_with / failures > ERRORS * error
 
 
-def stands_mostly_in(string: str, surroundings: str) -> bool:
+def is_mostly_in(string: str, surroundings: str) -> bool:
     """Whether most of the string stands there in one piece; what was grown around it does not make it another string."""
     length = max(1, -(-3 * len(string) // 5))
     return any(string[start : start + length] in surroundings for start in range(len(string) - length + 1))
 
 
-def stands_in_prompt(string: str, asked: str) -> bool:
+def is_in_prompt(string: str, asked: str) -> bool:
     """Whether the string, or its longest part between markers, stands in any prompt as it is."""
     longest = max(MARKER.split(string), key=len).strip()
     return next(find_places(longest or string, asked), None) is not None

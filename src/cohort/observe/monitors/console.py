@@ -100,7 +100,7 @@ class ConsoleMonitor(Monitor):
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         self.rows.append(row)
         step = int(row["step"])
-        group_size = History((), self.recipe).setting("train.group_size")
+        group_size = History((), self.recipe).read_setting("train.group_size")
         self.show_facts(step, list_training_facts(row, self.estimate_seconds_left(step), group_size))
         # Early steps matter most and are cheap to look at; later a look at every tenth is enough.
         if len(self.rows) <= 50 or step % 10 == 0 or step == self.total:

@@ -27,10 +27,10 @@ class AnswerQuestions(Questions):
             raise AuditError(
                 f"rows: no column {column!r} with a gold answer, and no demonstrations; name the column with --gold COLUMN."
             )
-        golden = self.ask_golds(attacks.known_forms(self.template))
+        golden = self.ask_golds(attacks.list_forms(self.template))
         forms = self.choose_forms()
         with_gold = [number for number, row in enumerate(self.rows) if row.gold]
-        wrong = self.run(wrong_answers.control_cases(self.rows, forms, with_gold[:CONTROL_ROWS]))
+        wrong = self.run(wrong_answers.make_control_cases(self.rows, forms, with_gold[:CONTROL_ROWS]))
         hearing = measure_hearing(wrong, self.threshold)
         # What is said in a form that is not read proves nothing.
         forms = [form for form in forms if form.name not in hearing.deaf]
@@ -38,19 +38,19 @@ class AnswerQuestions(Questions):
         if self.forms:
             # A form of the user's own may be as narrow as its pattern: there only the golds as they are must pass.
             known = [form for form in forms if form.base != "template"]
-            rewritten = self.run(attacks.rewrite_cases(self.rows, known, by_value=self.kind == "math"))
-            self.add_finding("rewrite", self.refused(rewritten), len(rewritten))
+            rewritten = self.run(attacks.make_rewrite_cases(self.rows, known, by_value=self.kind == "math"))
+            self.add_finding("rewrite", self.filter_refused(rewritten), len(rewritten))
         wrong += self.ask_wrong(forms, with_gold[0] if with_gold else 0)
-        echoes = self.run(attacks.echo_cases(self.rows))
+        echoes = self.run(attacks.make_echo_cases(self.rows))
         if not self.ignores_gold(wrong, golden, forms):
             leaked = self.find_leaks(echoes)
             wrong += [result for result in echoes if result not in leaked]
-            self.findings = find_causes(wrong, self.passed(wrong), self.rows, hearing) + self.findings
+            self.findings = find_causes(wrong, self.filter_passed(wrong), self.rows, hearing) + self.findings
         self.ask_chat(golden)
 
     def ask_golds(self, every: Sequence[AnswerForm]) -> list[CaseResult]:
         """Find the forms that are read; the golds of all rows must then be accepted in them. Returns the accepted results."""
-        results = self.run(attacks.gold_cases(self.rows[:CALIBRATION_ROWS], every))
+        results = self.run(attacks.make_gold_cases(self.rows[:CALIBRATION_ROWS], every))
         self.refuse_if_hopeless(results)
         if self.options.threshold is None and not self.options.outcome:
             scores = [result.score for result in results if result.score is not None]
@@ -58,15 +58,15 @@ class AnswerQuestions(Questions):
         read = self.find_read_forms(results, every)
         self.demonstrations_count = "demonstration" in read
         rest = self.rows[CALIBRATION_ROWS:]
-        results += self.run(attacks.gold_cases(rest, self.forms, self.demonstrations_count, CALIBRATION_ROWS))
+        results += self.run(attacks.make_gold_cases(rest, self.forms, self.demonstrations_count, CALIBRATION_ROWS))
         judged = [result for result in results if result.case.form in read]
-        self.add_finding("form", self.refused(judged), len(judged))
+        self.add_finding("form", self.filter_refused(judged), len(judged))
         self.note_surroundings(read, results)
-        return self.passed(judged)
+        return self.filter_passed(judged)
 
     def note_surroundings(self, read: Collection[str], results: Sequence[CaseResult]) -> None:
         """A marker that is read alone but not with text around it."""
-        bases = {form.name: form.base for form in attacks.known_forms(self.template)}
+        bases = {form.name: form.base for form in attacks.list_forms(self.template)}
         missing = [
             result
             for result in results
@@ -81,34 +81,34 @@ class AnswerQuestions(Questions):
         for form in self.forms:
             chosen.setdefault(form.base, form)
         usual = ("template", "boxed", "says", "bare")
-        return list(chosen.values()) or [form for form in attacks.known_forms(self.template) if form.name in usual]
+        return list(chosen.values()) or [form for form in attacks.list_forms(self.template) if form.name in usual]
 
     def ask_wrong(self, forms: Sequence[AnswerForm], first: int) -> list[CaseResult]:
         """Everything that must not pass. `first` is the first row with a gold."""
         tolerance = self.bench.args.get("tolerance", 0.0)
         room = tolerance if isinstance(tolerance, int | float) else 0.0
-        wrong = self.run(wrong_answers.alone_cases(self.rows, forms, room))
-        accepted = {(result.case.row, result.case.answer or "") for result in self.passed(wrong)}
-        wrong += self.run(wrong_answers.beside_cases(self.rows, forms, accepted))
+        wrong = self.run(wrong_answers.make_alone_cases(self.rows, forms, room))
+        accepted = {(result.case.row, result.case.answer or "") for result in self.filter_passed(wrong)}
+        wrong += self.run(wrong_answers.make_beside_cases(self.rows, forms, accepted))
         if self.demonstrations_count:
-            wrong += self.run(self.other_demonstrations())
+            wrong += self.run(self.make_other_demonstrations())
         count = min(3, len(self.rows))
-        wrong += self.run([*attacks.empty_cases(count), *attacks.format_cases(count, forms)])
-        wrong += self.run(attacks.bomb_cases(first, forms))
+        wrong += self.run([*attacks.make_empty_cases(count), *attacks.make_format_cases(count, forms)])
+        wrong += self.run(attacks.make_bomb_cases(first, forms))
         wrong += self.ask_injections(first, forms)
         column = self.options.gold_column
-        if column in self.bench.columns and (not self.bench.signature.reads or column in self.bench.asked()):
-            wrong += self.run(attacks.missing_gold_cases(first, self.rows[first].gold, column, forms))
+        if column in self.bench.columns and (not self.bench.signature.reads or column in self.bench.list_asked()):
+            wrong += self.run(attacks.make_missing_gold_cases(first, self.rows[first].gold, column, forms))
         return wrong
 
-    def other_demonstrations(self) -> list[AuditCase]:
+    def make_other_demonstrations(self) -> list[AuditCase]:
         """The demonstration of the row after: right there, wrong here."""
         return [
             AuditCase("other_row", "demonstration of another row", number, other.demonstration, "fail", "demonstration")
             for number, row in enumerate(self.rows)
             if (other := self.rows[(number + 1) % len(self.rows)]).demonstration
             and other.demonstration != row.demonstration
-            and not golds.same(other.gold, row.gold)
+            and not golds.is_same_answer(other.gold, row.gold)
         ]
 
     def ignores_gold(self, wrong: Sequence[CaseResult], golden: Sequence[CaseResult], forms: Sequence[AnswerForm]) -> bool:
@@ -118,9 +118,9 @@ class AnswerQuestions(Questions):
         if not tried:
             self.remarks.append("all rows have the same gold: whether the score depends on it could not be seen")
             return False
-        same = self.passed(others)
+        same = self.filter_passed(others)
         far = [result for result in wrong if result.case.attack == "far"]
-        if not golden or not others or len(same) < 0.95 * len(others) or 2 * len(self.passed(far)) < len(far):
+        if not golden or not others or len(same) < 0.95 * len(others) or 2 * len(self.filter_passed(far)) < len(far):
             return False  # few rows may have answers that look alike to a reward that compares a part of them
         flaw, shown = self.find_what_counts(same, forms)
         level: Level = "flaw" if self.options.outcome else "note"
@@ -142,8 +142,8 @@ class AnswerQuestions(Questions):
         if len({result.score for result in (*formed, *plain, *same)}.union(*by_length)) == 1:
             return "constant", [*same, *plain]
         if all(len(scores) == 1 for scores in by_length) and len(set().union(*by_length)) > 1:
-            return "length_only", [*self.passed([result for group in lengths for result in group]), *same]
-        if nonsense := self.passed(formed):
+            return "length_only", [*self.filter_passed([result for group in lengths for result in group]), *same]
+        if nonsense := self.filter_passed(formed):
             return "format_only", [*nonsense, *same]
         return "ignores_gold", list(same)
 

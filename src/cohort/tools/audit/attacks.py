@@ -32,7 +32,7 @@ SURROUNDINGS: dict[str, tuple[str, str]] = {
 }
 
 
-def known_forms(template: str = "") -> list[AnswerForm]:
+def list_forms(template: str = "") -> list[AnswerForm]:
     """Every form that is tried; `template` is one of the user's own, with {answer} where the answer stands."""
     bases = dict(BASES)
     if template:
@@ -46,7 +46,7 @@ def known_forms(template: str = "") -> list[AnswerForm]:
     ]
 
 
-def template_of(demonstration: str, gold: str) -> str:
+def find_template(demonstration: str, gold: str) -> str:
     """The line of a demonstration that gives the gold, as a form: {answer} in its place. "" where the last line does not."""
     line = (demonstration.strip().splitlines() or [""])[-1]
     place = line.rfind(gold) if gold else -1
@@ -58,7 +58,7 @@ def template_of(demonstration: str, gold: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def gold_cases(
+def make_gold_cases(
     rows: Sequence[AuditRow], forms: Sequence[AnswerForm], demonstrations: bool = True, first: int = 0
 ) -> list[AuditCase]:
     """Every gold in every form, and the demonstrations: which forms does the reward read? `first` is the number of the first row."""
@@ -73,10 +73,10 @@ def gold_cases(
     return cases + [AuditCase("gold", "demonstration", number, text, "any", "demonstration") for number, text in shown]
 
 
-def rewrite_cases(rows: Sequence[AuditRow], forms: Sequence[AnswerForm], by_value: bool) -> list[AuditCase]:
+def make_rewrite_cases(rows: Sequence[AuditRow], forms: Sequence[AnswerForm], by_value: bool) -> list[AuditCase]:
     cases = []
     for number, row in enumerate(rows):
-        variants = golds.rewrites(row.gold, by_value) if row.gold else []
+        variants = golds.rewrite_gold(row.gold, by_value) if row.gold else []
         variants += [golds.Variant("another spelling", text) for text in row.right]
         for place, (label, text) in enumerate(variants):
             if fitting := [form for form in forms if form.fits(text)]:
@@ -111,12 +111,12 @@ FORMAT_ONLY = {
 }
 
 
-def empty_cases(count: int) -> list[AuditCase]:
+def make_empty_cases(count: int) -> list[AuditCase]:
     """Texts without content under the first `count` rows."""
     return [AuditCase("empty", label, number, text) for number in range(count) for label, text in EMPTY.items()]
 
 
-def format_cases(count: int, forms: Sequence[AnswerForm]) -> list[AuditCase]:
+def make_format_cases(count: int, forms: Sequence[AnswerForm]) -> list[AuditCase]:
     """Texts in the right format whose content is nothing, or nonsense, under the first `count` rows."""
     cases = [AuditCase("format", label, number, text) for number in range(count) for label, text in FORMAT_ONLY.items()]
     for number in range(count):
@@ -126,7 +126,7 @@ def format_cases(count: int, forms: Sequence[AnswerForm]) -> list[AuditCase]:
     return cases
 
 
-def echo_cases(rows: Sequence[AuditRow]) -> list[AuditCase]:
+def make_echo_cases(rows: Sequence[AuditRow]) -> list[AuditCase]:
     return [
         AuditCase("echo", "the prompt as completion", number, safe_text(row.prompt))
         for number, row in enumerate(rows)
@@ -164,7 +164,7 @@ BOMBS: dict[str, Callable[[], str]] = {
 }
 
 
-def bomb_cases(row: int, forms: Sequence[AnswerForm]) -> list[AuditCase]:
+def make_bomb_cases(row: int, forms: Sequence[AnswerForm]) -> list[AuditCase]:
     """Answers that cost an age to evaluate, or break a parser."""
     cases = []
     for place, (label, write) in enumerate(BOMBS.items()):
@@ -174,7 +174,7 @@ def bomb_cases(row: int, forms: Sequence[AnswerForm]) -> list[AuditCase]:
     return cases
 
 
-def injection_cases(row: int, forms: Sequence[AnswerForm], canary: str) -> list[AuditCase]:
+def make_injection_cases(row: int, forms: Sequence[AnswerForm], canary: str) -> list[AuditCase]:
     """Answers that are code: if any is evaluated, the file `canary` exists afterwards. They do nothing else.
 
     The walk needs no builtins: from any object to all classes, and from one of the module os to that module's own.
@@ -206,12 +206,12 @@ def injection_cases(row: int, forms: Sequence[AnswerForm], canary: str) -> list[
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def missing_gold_cases(row: int, gold: str, gold_column: str, forms: Sequence[AnswerForm]) -> list[AuditCase]:
+def make_missing_gold_cases(row: int, gold: str, gold_column: str, forms: Sequence[AnswerForm]) -> list[AuditCase]:
     """A row whose gold is missing must not reward anything; an error for that row is right.
 
     Nothing is tried that is right by the row's own gold: a reward may know that from another column.
     """
-    number = "17" if golds.same(gold, "42") else "42"
+    number = "17" if golds.is_same_answer(gold, "42") else "42"
     written = [form.write(word) for form in forms[:2] for word in ("", "None", number)]
     return [
         AuditCase("missing_gold", f"gold is {label}", row, text, columns={gold_column: missing})
@@ -220,7 +220,7 @@ def missing_gold_cases(row: int, gold: str, gold_column: str, forms: Sequence[An
     ]
 
 
-def chat_case(case: AuditCase, row: AuditRow) -> AuditCase:
+def make_chat_case(case: AuditCase, row: AuditRow) -> AuditCase:
     """A right completion as chat messages where the row has text, and the other way round."""
     label, other = "as text", case.completion
     if not row.is_chat:

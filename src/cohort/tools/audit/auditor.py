@@ -61,8 +61,8 @@ def audit(
     with tempfile.TemporaryDirectory(prefix="cohort-audit-") as folder, Bench(spec, audited, words) as bench:
         bench.check_call()
         questions = QUESTIONS[kind](bench, words, kind, profile, Path(folder))
-        questions.ask()
-        return questions.report(words.name or label, time.monotonic() - started)
+        questions.ask_everything()
+        return questions.make_report(words.name or label, time.monotonic() - started)
 
 
 def gather_rows(

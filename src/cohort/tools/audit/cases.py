@@ -65,7 +65,7 @@ class AnswerForm:
 
     def fits(self, answer: str) -> bool:
         """Whether a right answer can be expected to be read from this form: after ####, a heading in Markdown, only a number."""
-        return self.base != "hashes" or golds.value_of(answer) is not None
+        return self.base != "hashes" or golds.read_number(answer) is not None
 
     def make_case(self, attack: str, label: str, row: int, answer: str, expect: Expect = "fail") -> AuditCase:
         return AuditCase(attack, label, row, self.write(answer), expect, self.name, answer)

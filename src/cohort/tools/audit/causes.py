@@ -42,14 +42,14 @@ class Hearing:
         """Whether the case is no plain answer: for a number anything else, for text what stands in a form that is not read."""
         if not case.form or case.form in self.deaf:
             return True
-        if golds.value_of(gold) is None:
+        if golds.read_number(gold) is None:
             return case.form in self.pays
         answer = case.answer or ""
-        return golds.value_of(answer) is None or not answer.isascii()
+        return golds.read_number(answer) is None or not answer.isascii()
 
 
 def measure_hearing(controls: Sequence[CaseResult], threshold: float) -> Hearing:
-    """controls: the results of wrong_answers.control_cases."""
+    """controls: the results of wrong_answers.make_control_cases."""
     forms = {result.case.form for result in controls}
     passed = {(result.case.form, result.case.attack) for result in controls if result.passes(threshold)}
     deaf = {form for form in forms if (form, "far") in passed}
@@ -70,14 +70,16 @@ class Cause(NamedTuple):
     """Attacks that only it lets through; or labels of the attack "substring"."""
     explains: Explains
 
-    def tells(self, case: AuditCase) -> bool:
+    def shows(self, case: AuditCase) -> bool:
         return case.attack in self.attacks or (case.attack == "substring" and case.label in self.attacks)
 
 
 PLACES = (
-    Cause("substring", ("inside",), lambda case, gold: golds.contains(safe_text(case.completion), gold)),
+    Cause("substring", ("inside",), lambda case, gold: golds.contains_gold(safe_text(case.completion), gold)),
     Cause("anywhere", ("middle", "spam"), lambda case, gold: golds.has_token(safe_text(case.completion), gold)),
-    Cause("first_answer", ("start", "first_of_two"), lambda case, gold: golds.comes_first(safe_text(case.completion), gold)),
+    Cause(
+        "first_answer", ("start", "first_of_two"), lambda case, gold: golds.is_first_answer(safe_text(case.completion), gold)
+    ),
 )
 """Where the answer is looked for."""
 ENDS = (
@@ -97,14 +99,14 @@ class CauseFinder:
         self.tried = [result for result in results if result.case.expect == "fail"]
         self.found: list[Finding] = []
 
-    def take(self, cause: Cause, with_attacks: bool = False) -> None:
+    def take_explained(self, cause: Cause, with_attacks: bool = False) -> None:
         """What the cause explains becomes its finding; with_attacks: whatever passed of its own attacks too."""
 
         def is_explained(result: CaseResult) -> bool:
-            own = with_attacks and cause.tells(result.case)
+            own = with_attacks and cause.shows(result.case)
             return own or cause.explains(result.case, self.rows[result.case.row].gold)
 
-        explained = sorted(filter(is_explained, self.left), key=lambda result: not cause.tells(result.case))
+        explained = sorted(filter(is_explained, self.left), key=lambda result: not cause.shows(result.case))
         if explained:
             self.found.append(make_finding(cause.flaw, explained, self.rows, sum(map(is_explained, self.tried))))
         self.left = [result for result in self.left if not is_explained(result)]
@@ -112,16 +114,18 @@ class CauseFinder:
     def take_causes(self, causes: Sequence[Cause]) -> None:
         """Those of the causes of whose own attacks at least half passed."""
         for cause in causes:
-            asked = [result for result in self.tried if cause.tells(result.case)]
+            asked = [result for result in self.tried if cause.shows(result.case)]
             left = {id(result) for result in self.left}
             if asked and sum(id(result) in left for result in asked) >= 0.5 * len(asked):
-                self.take(cause, with_attacks=True)
+                self.take_explained(cause, with_attacks=True)
 
     def take_rule(self, rules: Rules) -> None:
         """The rule of comparison that foretells best which wrong answers pass, where one does."""
         if found := find_rule(self.tried, self.left, self.rows, rules):
             flaw, rule = found
-            self.take(Cause(flaw, COMPARED_ALONE, lambda case, gold: case.answer is not None and bool(rule(case.answer, gold))))
+            self.take_explained(
+                Cause(flaw, COMPARED_ALONE, lambda case, gold: case.answer is not None and bool(rule(case.answer, gold)))
+            )
 
 
 def find_causes(
@@ -130,10 +134,10 @@ def find_causes(
     """The causes behind the wrong answers that passed, each flaw once: what no cause explains may have the name of one."""
     finder = CauseFinder(results, passed, rows)
     if hearing.pays:
-        finder.take(Cause("failure_pays", ("format",), hearing.cannot_read))
-    finder.take_rule(number_rules)
+        finder.take_explained(Cause("failure_pays", ("format",), hearing.cannot_read))
+    finder.take_rule(list_number_rules)
     finder.take_causes(PLACES)
-    finder.take_rule(text_rules)
+    finder.take_rule(list_text_rules)
     finder.take_causes(ENDS)
     by_flaw: dict[str, Finding] = {}
     for finding in [*finder.found, *name_by_attack(finder.left, results, rows)]:
@@ -177,28 +181,28 @@ def find_rule(
     return found
 
 
-def text_rules(passed: Pairs) -> Iterator[tuple[str, Compare]]:
+def list_text_rules(passed: Pairs) -> Iterator[tuple[str, Compare]]:
     """Ways to compare a text by less than all of it, with and without regard to case."""
 
     def compare(rule: Callable[[str, str], bool], spelled: Callable[[str], str], answer: str, gold: str) -> bool:
         return rule(spelled(answer), spelled(gold))
 
     for spelled in (str.strip, lambda text: text.strip().casefold()):
-        for flaw, rule in part_rules():
+        for flaw, rule in list_part_rules():
             yield flaw, partial(compare, rule, spelled)
-    for least in sorted({round(likeness(*pair), 2) for pair in passed}, reverse=True):
-        yield "similar", lambda answer, gold, least=least: likeness(answer, gold) >= least - 0.005  # type: ignore[misc]
+    for least in sorted({round(measure_likeness(*pair), 2) for pair in passed}, reverse=True):
+        yield "similar", lambda answer, gold, least=least: measure_likeness(answer, gold) >= least - 0.005  # type: ignore[misc]
 
 
-def leading_number(text: str) -> str:
+def read_leading_number(text: str) -> str:
     """The whole number that a text begins with."""
     found = re.match(r"-?\d+", text)
     return found[0] if found else ""
 
 
-def part_rules() -> Iterator[tuple[str, Callable[[str, str], bool]]]:
+def list_part_rules() -> Iterator[tuple[str, Callable[[str, str], bool]]]:
     yield "expression", str.startswith
-    yield "expression", lambda answer, gold: leading_number(answer) == leading_number(gold) != ""
+    yield "expression", lambda answer, gold: read_leading_number(answer) == read_leading_number(gold) != ""
     yield "expression", lambda answer, gold: all(a == b for a, b in zip(answer, gold, strict=False))
     yield "ending", str.endswith
     yield "part_of_gold", lambda answer, gold: gold.startswith(answer)
@@ -210,11 +214,11 @@ def part_rules() -> Iterator[tuple[str, Callable[[str, str], bool]]]:
 
 
 @cache
-def likeness(answer: str, gold: str) -> float:
+def measure_likeness(answer: str, gold: str) -> float:
     return difflib.SequenceMatcher(None, answer[:200].casefold(), gold[:200].casefold()).ratio()
 
 
-def number_rules(passed: Pairs) -> Iterator[tuple[str, Compare]]:
+def list_number_rules(passed: Pairs) -> Iterator[tuple[str, Compare]]:
     """Ways to compare numbers by less than all of them."""
 
     def compare_numbers(rule: Callable[[Fraction, Fraction], bool]) -> Compare:
@@ -241,7 +245,7 @@ def number_rules(passed: Pairs) -> Iterator[tuple[str, Compare]]:
 
 @cache
 def read_numbers(answer: str, gold: str) -> tuple[Fraction, Fraction] | None:
-    value, wanted = golds.value_of(answer), golds.value_of(gold)
+    value, wanted = golds.read_number(answer), golds.read_number(gold)
     return None if value is None or wanted is None else (value, wanted)
 
 

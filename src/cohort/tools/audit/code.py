@@ -23,11 +23,11 @@ class CodeQuestions(Questions):
         golden = self.ask_solutions()
         form = self.forms[0] if self.forms else programs.CODE_FORMS[0]
         jailed = self.profile is not None and self.profile.jailed
-        wrong = self.run(programs.wrong_program_cases(self.rows, form))
-        with self.bench.tighter(wall_s=ENDLESS_WALL_S, cpu_s=ENDLESS_CPU_S):
-            wrong += self.run(programs.endless_cases(self.rows, form, jailed))
-        wrong += self.run(programs.other_solution_cases(self.rows, form))
-        self.findings = find_code_causes(wrong, self.passed(wrong), self.rows) + self.findings
+        wrong = self.run(programs.make_wrong_program_cases(self.rows, form))
+        with self.bench.tighten_limits(wall_s=ENDLESS_WALL_S, cpu_s=ENDLESS_CPU_S):
+            wrong += self.run(programs.make_endless_cases(self.rows, form, jailed))
+        wrong += self.run(programs.make_other_solution_cases(self.rows, form))
+        self.findings = find_code_causes(wrong, self.filter_passed(wrong), self.rows) + self.findings
         self.ask_escapes(form)
         if not jailed:
             self.remarks.append(
@@ -37,23 +37,23 @@ class CodeQuestions(Questions):
 
     def ask_solutions(self) -> list[CaseResult]:
         """Find the forms that programs are read from; solutions must pass in them, refactored ones too. Returns what passed."""
-        results = self.run(programs.solution_cases(self.rows))
+        results = self.run(programs.make_solution_cases(self.rows))
         self.refuse_if_hopeless(results)
         read = self.find_read_forms(results, programs.CODE_FORMS)
         judged = [result for result in results if result.case.form in read]
-        golden = self.passed(judged)
+        golden = self.filter_passed(judged)
         if self.forms:
-            judged += self.run(programs.refactored_cases(self.rows, self.forms[0]))
-        self.add_finding("code_rejected", self.refused(judged), len(judged))
+            judged += self.run(programs.make_refactored_cases(self.rows, self.forms[0]))
+        self.add_finding("code_rejected", self.filter_refused(judged), len(judged))
         return golden
 
     def ask_escapes(self, form: AnswerForm) -> None:
         """Programs that write or read a file outside of any jail."""
         secret, token = self.folder / "secret", "the audit's own secret"
         secret.write_text(token)
-        cases = programs.escape_cases(self.rows, form, str(self.canary), str(secret), token)
+        cases = programs.make_escape_cases(self.rows, form, str(self.canary), str(secret), token)
         results, wrote = self.run_beside_canary(cases)
         escaped = [replace(result, detail="the file was written") for result in wrote]
-        read = [result for result in self.passed(results) if result not in wrote]
+        read = [result for result in self.filter_passed(results) if result not in wrote]
         escaped += [replace(result, detail="right only because it could read the file") for result in read]
         self.add_finding("unjailed", escaped, len(cases))

@@ -20,10 +20,13 @@ class GoldlessQuestions(Questions):
         right = self.run([AuditCase("look", "right shape", 0, text, "pass") for text in RIGHT_TEXTS.get(name, ())])
         wrong = self.run([AuditCase("look", "wrong shape", 0, text) for text in WRONG_TEXTS.get(name, ())])
         self.refuse_if_hopeless(right)
-        self.add_finding("shape_refuses", self.refused(right), len(right))
-        self.add_finding("shape_accepts", self.passed(wrong), len(wrong))
-        forms = attacks.known_forms(self.template)
+        self.add_finding("shape_refuses", self.filter_refused(right), len(right))
+        self.add_finding("shape_accepts", self.filter_passed(wrong), len(wrong))
+        forms = attacks.list_forms(self.template)
         bases = [form for form in forms if form.base == form.name]
-        for cases in ([*attacks.gold_cases(self.rows[:3], forms), *attacks.empty_cases(1)], attacks.bomb_cases(0, bases)):
+        for cases in (
+            [*attacks.make_gold_cases(self.rows[:3], forms), *attacks.make_empty_cases(1)],
+            attacks.make_bomb_cases(0, bases),
+        ):
             self.run([replace(case, expect="any") for case in cases])
         self.ask_injections(0, bases)

@@ -1,7 +1,7 @@
 r"""What is known of a gold answer: other spellings of the same answer, and answers near it that are wrong.
 
-    rewrites("1/2", by_value=True)   ->  \frac{1}{2}, 0.5, ...      must be accepted
-    mutations("42")                  ->  43, -42, 24, 42.5, ...     must not be accepted
+    rewrite_gold("1/2", by_value=True)   ->  \frac{1}{2}, 0.5, ...      must be accepted
+    mutate_gold("42")                    ->  43, -42, 24, 42.5, ...     must not be accepted
 
 Numbers are exact fractions, so that no rewrite is only nearly right and no mutation right by accident. What is not a
 number is rewritten in its spacing alone. Independent of the rewards on purpose: an auditor that shares the parser of
@@ -38,7 +38,7 @@ class Variant(NamedTuple):
     text: str
 
 
-def gold_answer(cell: Any) -> str:
+def read_gold(cell: Any) -> str:
     r"""The answer in a gold cell; a whole solution that ends in "#### x" or \boxed{x} gives its x."""
     if isinstance(cell, list | tuple) and cell:
         cell = cell[0]
@@ -51,7 +51,7 @@ def gold_answer(cell: Any) -> str:
     return (text if boxed is None else boxed).strip()
 
 
-def value_of(text: str) -> Fraction | None:
+def read_number(text: str) -> Fraction | None:
     """The number that a text is, exactly; None where it is none, or not surely one."""
     text = text.strip().replace("−", "-")
     if not text or len(text) > MAX_NUMBER_CHARS:
@@ -67,15 +67,15 @@ def value_of(text: str) -> Fraction | None:
     return None
 
 
-def same(left: str, right: str) -> bool:
+def is_same_answer(left: str, right: str) -> bool:
     """Whether two answers are surely the same: by value, or as text with spaces, case and dollar signs aside."""
-    first, second = value_of(left), value_of(right)
+    first, second = read_number(left), read_number(right)
     if first is not None and second is not None:
         return first == second
-    return squeezed(left) == squeezed(right)
+    return squeeze_text(left) == squeeze_text(right)
 
 
-def squeezed(text: str) -> str:
+def squeeze_text(text: str) -> str:
     return re.sub(r"[\s$]+", "", text).casefold()
 
 
@@ -88,18 +88,18 @@ def is_integer(text: str) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def rewrites(gold: str, by_value: bool) -> list[Variant]:
+def rewrite_gold(gold: str, by_value: bool) -> list[Variant]:
     """Spellings of the same answer. by_value: numbers count by what they are worth, and typography does not count."""
     found = [Variant("spaces around it", f"  {gold} ")]
     if by_value:
-        value = value_of(gold)
+        value = read_number(gold)
         found.append(Variant("dollar signs", f"${gold}$"))
         if value is not None:
-            found += number_rewrites(gold, value)
-    return distinct(found, gold)
+            found += rewrite_number(gold, value)
+    return drop_repeats(found, gold)
 
 
-def number_rewrites(gold: str, value: Fraction) -> Iterator[Variant]:
+def rewrite_number(gold: str, value: Fraction) -> Iterator[Variant]:
     sign, size = ("-" if value < 0 else ""), abs(value)
     top, bottom = size.numerator, size.denominator
     if bottom == 1:
@@ -112,14 +112,14 @@ def number_rewrites(gold: str, value: Fraction) -> Iterator[Variant]:
         yield Variant("fraction", f"{sign}{top}/{bottom}")
         yield Variant("LaTeX fraction", f"{sign}\\frac{{{top}}}{{{bottom}}}")
         yield Variant("LaTeX display fraction", f"{sign}\\dfrac{{{top}}}{{{bottom}}}")
-        if decimals := exact_decimal(size):
+        if decimals := write_exact_decimal(size):
             yield Variant("decimal", f"{sign}{decimals}")
             yield Variant("trailing zero", f"{sign}{decimals}0")
     if sign:
         yield Variant("typographic minus", f"−{gold.lstrip('-−')}")
 
 
-def exact_decimal(value: Fraction) -> str:
+def write_exact_decimal(value: Fraction) -> str:
     """The decimal form where it ends; "" where it does not."""
     places = next((count for count in range(13) if 10**count % value.denominator == 0), None)
     if places is None:
@@ -133,15 +133,15 @@ def exact_decimal(value: Fraction) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def mutations(gold: str, others: Sequence[str] = ()) -> list[Variant]:
+def mutate_gold(gold: str, others: Sequence[str] = ()) -> list[Variant]:
     """Wrong answers near the gold, the likeliest first; `others` are the answers of other rows."""
-    value = value_of(gold)
-    found = list(number_mutations(gold, value) if value is not None else text_mutations(gold))
+    value = read_number(gold)
+    found = list(mutate_number(gold, value) if value is not None else mutate_text(gold))
     found += [Variant(OTHER_ROW, other) for other in others]
     return drop_right(found, gold)
 
 
-def number_mutations(gold: str, value: Fraction) -> Iterator[Variant]:
+def mutate_number(gold: str, value: Fraction) -> Iterator[Variant]:
     if value.denominator == 1:
         yield Variant("off by one", str(value + 1))
         yield Variant("off by one", str(value - 1))
@@ -152,9 +152,9 @@ def number_mutations(gold: str, value: Fraction) -> Iterator[Variant]:
         yield Variant("ten times", str(value * 10))
     elif DECIMAL.fullmatch(gold.strip()):
         step = Fraction(1, 10 ** len(gold.strip().rpartition(".")[2]))
-        yield Variant("last digit", write_decimal(value + step))
-        yield Variant("off by one", write_decimal(value + 1))
-        yield Variant("sign", write_decimal(-value))
+        yield Variant("last digit", write_signed_decimal(value + step))
+        yield Variant("off by one", write_signed_decimal(value + 1))
+        yield Variant("sign", write_signed_decimal(-value))
     else:
         top, bottom = value.numerator, value.denominator
         yield Variant("numerator off by one", f"{top + 1}/{bottom}")
@@ -163,11 +163,11 @@ def number_mutations(gold: str, value: Fraction) -> Iterator[Variant]:
         yield Variant("digits run together", f"{top}{bottom}")
 
 
-def write_decimal(value: Fraction) -> str:
-    return ("-" if value < 0 else "") + (exact_decimal(abs(value)) or str(abs(value)))
+def write_signed_decimal(value: Fraction) -> str:
+    return ("-" if value < 0 else "") + (write_exact_decimal(abs(value)) or str(abs(value)))
 
 
-def text_mutations(gold: str) -> Iterator[Variant]:
+def mutate_text(gold: str) -> Iterator[Variant]:
     if len(gold) == 1:
         yield Variant("next letter", chr(ord(gold) + 1))
     else:
@@ -179,27 +179,27 @@ def text_mutations(gold: str) -> Iterator[Variant]:
         yield Variant("a digit changed", gold[: digit.start()] + changed + gold[digit.end() :])
 
 
-def near_misses(gold: str, tolerance: float = 0.0) -> list[Variant]:
+def make_near_misses(gold: str, tolerance: float = 0.0) -> list[Variant]:
     """Numbers close to the gold, but further away than `tolerance`."""
-    value = value_of(gold)
+    value = read_number(gold)
     if value is None:
         return []
     room = 4 * Fraction(repr(float(tolerance)))
     found = []
     for label, step in (("a hundredth", Fraction(1, 100)), ("a half", Fraction(1, 2))):
         if step > room:
-            found.append(Variant(f"{label} more", write_decimal(value + step)))
-            found.append(Variant(f"{label} less", write_decimal(value - step)))
-    if value.denominator != 1 and not exact_decimal(abs(value)):
+            found.append(Variant(f"{label} more", write_signed_decimal(value + step)))
+            found.append(Variant(f"{label} less", write_signed_decimal(value - step)))
+    if value.denominator != 1 and not write_exact_decimal(abs(value)):
         rounded = Fraction(round(abs(value) * 100), 100)
         if abs(rounded - abs(value)) > room:
-            found.append(Variant("rounded to two places", write_decimal(rounded if value > 0 else -rounded)))
+            found.append(Variant("rounded to two places", write_signed_decimal(rounded if value > 0 else -rounded)))
     return [variant for variant in drop_right(found, gold) if "/" not in variant.text]
 
 
-def parts(gold: str) -> list[Variant]:
+def cut_gold(gold: str) -> list[Variant]:
     """A piece of the gold: its first or its last character is missing."""
-    value = value_of(gold)
+    value = read_number(gold)
     whole = str(abs(value)) if value is not None and value.denominator == 1 else gold if WORDS.fullmatch(gold) else ""
     if len(whole) < 2:
         return []
@@ -210,10 +210,10 @@ FAR_NUMBERS = ("8861", "70553", "296", "51730", "64", "5", "9", "7", "938", "3")
 FAR_WORDS = ("quagmire", "xylophonists", "oz", "hub", "dwelling", "Q", "D")
 
 
-def far_answers(gold: str) -> list[str]:
+def choose_far_answers(gold: str) -> list[str]:
     """Two wrong answers that have nothing in common with the gold, one longer and one shorter where there is one: another first
     and last character, other digits, and no number near it."""
-    value = value_of(gold)
+    value = read_number(gold)
     bare = gold.strip().lstrip("+-").casefold()
     candidates = FAR_NUMBERS if value is not None else FAR_WORDS
 
@@ -228,9 +228,9 @@ def far_answers(gold: str) -> list[str]:
     return [*longer_[:1], *(shorter or [t for t in fitting if t not in longer_[:1]])[:1]]
 
 
-def continued(gold: str) -> list[Variant]:
+def continue_gold(gold: str) -> list[Variant]:
     """The gold as the beginning of an expression that is worth something else."""
-    value = value_of(gold)
+    value = read_number(gold)
     if value is None or abs(value) <= 1:
         return []
     return [
@@ -242,9 +242,9 @@ def continued(gold: str) -> list[Variant]:
     ]
 
 
-def related(gold: str) -> list[Variant]:
+def relate_to_gold(gold: str) -> list[Variant]:
     """A relation to the gold: every number but it, or all on one side of it."""
-    if value_of(gold) is None:
+    if read_number(gold) is None:
         return []
     return [
         Variant("not equal", f"\\ne {gold}"),
@@ -254,7 +254,7 @@ def related(gold: str) -> list[Variant]:
     ]
 
 
-def longer(gold: str) -> list[Variant]:
+def lengthen_gold(gold: str) -> list[Variant]:
     """The gold as a part of a longer number or word."""
     if is_integer(gold):
         digits = gold.strip().lstrip("+-").replace(",", "")
@@ -264,7 +264,7 @@ def longer(gold: str) -> list[Variant]:
     return []
 
 
-def disguised(gold: str, wrong: str) -> list[Variant]:
+def disguise_answers(gold: str, wrong: str) -> list[Variant]:
     """Wrong answers in characters that look like others, that cannot be seen, or that turn the line round."""
     found: list[Variant] = []
     if is_integer(wrong):
@@ -285,7 +285,7 @@ def disguised(gold: str, wrong: str) -> list[Variant]:
     return found
 
 
-def distinct(variants: Sequence[Variant], gold: str) -> list[Variant]:
+def drop_repeats(variants: Sequence[Variant], gold: str) -> list[Variant]:
     """Each text once, and none that is the gold as it stands."""
     found: dict[str, Variant] = {}
     for variant in variants:
@@ -295,7 +295,7 @@ def distinct(variants: Sequence[Variant], gold: str) -> list[Variant]:
 
 def drop_right(variants: Sequence[Variant], gold: str) -> list[Variant]:
     """The distinct ones that are surely wrong."""
-    return [variant for variant in distinct(variants, gold) if not same(variant.text, gold)]
+    return [variant for variant in drop_repeats(variants, gold) if not is_same_answer(variant.text, gold)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def drop_right(variants: Sequence[Variant], gold: str) -> list[Variant]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def contains(text: str, gold: str) -> bool:
+def contains_gold(text: str, gold: str) -> bool:
     return bool(gold) and gold.casefold() in text.casefold()
 
 
@@ -312,17 +312,21 @@ def has_token(text: str, gold: str) -> bool:
     return bool(gold) and bool(re.search(rf"(?<![\w.])(?<!\d,){re.escape(gold)}(?!\w|[.,]\d)", text, re.IGNORECASE))
 
 
-def comes_first(text: str, gold: str) -> bool:
+def is_first_answer(text: str, gold: str) -> bool:
     """Whether the first number of the text, as a careless reader sees it, is the gold; for other golds, whether it occurs."""
-    if value_of(gold) is None:
-        return contains(text, gold)
+    if read_number(gold) is None:
+        return contains_gold(text, gold)
     first = re.search(r"-?\d[\d,]*(?:\.\d+)?", text)
     loose = re.search(r"\d+", text)
     whole = gold.strip().lstrip("+-")
-    return bool((first and same(first[0].rstrip(","), gold)) or (loose and loose[0] == whole) or text.lstrip().startswith(gold))
+    return bool(
+        (first and is_same_answer(first[0].rstrip(","), gold))
+        or (loose and loose[0] == whole)
+        or text.lstrip().startswith(gold)
+    )
 
 
-def rearranged(gold: str) -> list[Variant]:
+def rearrange_gold(gold: str) -> list[Variant]:
     """Of a gold in words: its letters and its words in another order, and as many letters that are others."""
     words = gold.split()
     if not words or not all(word.isalpha() and word.isascii() and len(word) > 2 for word in words):
@@ -333,4 +337,4 @@ def rearranged(gold: str) -> list[Variant]:
         ("as long as the gold", others),
         ("words in another order", " ".join(words[::-1])),
     ]
-    return [Variant(label, text) for label, text in made if not same(text, gold)]
+    return [Variant(label, text) for label, text in made if not is_same_answer(text, gold)]

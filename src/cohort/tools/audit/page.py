@@ -21,48 +21,52 @@ def print_report(report: AuditReport, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    def put(text: str | Text, indent: int = 0) -> None:
+    def print_text(text: str | Text, indent: int = 0) -> None:
         console.print(Padding(text if isinstance(text, Text) else Text(text), (0, 0, 0, indent)))
 
-    def listed(pairs: Sequence[tuple[str, str]]) -> None:
+    def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
         """A mark, and beside it a text that wraps in a column of its own."""
         grid = Table.grid(padding=(0, 1))
         for mark, text in pairs:
             grid.add_row(Text(mark, style="dim"), Text(text))
         console.print(Padding(grid, (0, 0, 0, 2)))
 
-    put(Text.assemble((f"audit of {report.reward}", "bold"), f"  {basis(report)}"))
+    print_text(Text.assemble((f"audit of {report.reward}", "bold"), f"  {describe_basis(report)}"))
     for finding in report.findings:
         console.print()
-        put(Text.assemble((finding.level.upper(), STYLES[finding.level]), " ", (finding.name, "bold"), f"  {counts(finding)}"))
-        put(finding.what, 2)
-        listed([("why", finding.why), ("fix", finding.fix)])
+        print_text(
+            Text.assemble(
+                (finding.level.upper(), STYLES[finding.level]), " ", (finding.name, "bold"), f"  {describe_counts(finding)}"
+            )
+        )
+        print_text(finding.what, 2)
+        print_pairs([("why", finding.why), ("fix", finding.fix)])
         for example in finding.evidence:
-            listed([("*", facts(example))])
-            put(Text(example.input or "(an empty completion)", style="cyan"), 4)
+            print_pairs([("*", describe_example(example))])
+            print_text(Text(example.input or "(an empty completion)", style="cyan"), 4)
     slow = [example for example in report.slowest if example.seconds >= SLOW_S]
     if slow:
         console.print()
-        put(Text("slowest inputs", "bold"))
+        print_text(Text("slowest inputs", "bold"))
         for example in slow:
-            listed([(f"{example.seconds:6.2f} s", example.what)])
+            print_pairs([(f"{example.seconds:6.2f} s", example.what)])
     for remark in report.remarks:
         console.print()
-        listed([("remark", remark)])
+        print_pairs([("remark", remark)])
     console.print()
-    put(Text(summary(report), STYLES["flaw"] if report.flaws else "bold green"))
+    print_text(Text(write_summary(report), STYLES["flaw"] if report.flaws else "bold green"))
 
 
-def basis(report: AuditReport) -> str:
+def describe_basis(report: AuditReport) -> str:
     skipped = f", {report.skipped} skipped after time limits" if report.skipped else ""
     return f"({report.kind}; {report.rows} rows, {report.cases} completions{skipped}, success from {report.threshold:g})"
 
 
-def counts(finding: Finding) -> str:
+def describe_counts(finding: Finding) -> str:
     return f"({finding.category}; {finding.count} of {finding.tried} inputs)"
 
 
-def facts(example: AuditExample) -> str:
+def describe_example(example: AuditExample) -> str:
     score = "no score" if example.score is None else f"score {example.score:g}"
     shown = example.gold if example.gold == example.gold.strip() else f'"{example.gold}"'  # spaces alone cannot be seen
     gold = f", gold {shown}" if shown else ""
@@ -70,7 +74,7 @@ def facts(example: AuditExample) -> str:
     return f"{score}{gold}: {example.what}{detail}"
 
 
-def summary(report: AuditReport) -> str:
+def write_summary(report: AuditReport) -> str:
     notes = f"{len(report.notes)} note{'s' * (len(report.notes) != 1)}"
     if report.clean:
         also = f", {notes}" if report.notes else ""

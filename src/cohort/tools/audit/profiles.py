@@ -32,7 +32,7 @@ class Profile:
     reads_chat: bool = True
 
 
-def with_surroundings(*bases: str) -> tuple[str, ...]:
+def name_surrounded_forms(*bases: str) -> tuple[str, ...]:
     return tuple(f"{base} {surroundings}".strip() for base in bases for surroundings in attacks.SURROUNDINGS)
 
 
@@ -47,7 +47,7 @@ def load_task_rows(source: str) -> Sequence[AuditRow]:
 
 
 PROFILES: dict[str, Profile] = {
-    "math_answer": Profile("math", lambda: MATH_ROWS, with_surroundings("boxed", "says", "hashes", "tag")),
+    "math_answer": Profile("math", lambda: MATH_ROWS, name_surrounded_forms("boxed", "says", "hashes", "tag")),
     "exact_match": Profile("exact", lambda: EXACT_ROWS, ("bare", "bare after thinking")),
     "code_tests": Profile(
         "code",
@@ -116,7 +116,7 @@ def make_rows(rows: Sequence[Mapping[str, Any]], options: AuditOptions | None = 
             AuditRow(
                 prompt=row.get(words.prompt, ""),
                 columns={str(column): value for column, value in row.items() if column != words.prompt},
-                gold="" if "tests" in row and gold == "answer" and gold not in row else golds.gold_answer(row.get(gold)),
+                gold="" if "tests" in row and gold == "answer" and gold not in row else golds.read_gold(row.get(gold)),
                 demonstration=demonstration if isinstance(demonstration, str) else "",
                 solution=program if isinstance(program, str) else "",
             )
@@ -140,5 +140,5 @@ def guess_kind(rows: Sequence[AuditRow]) -> str:
     """code where there are tests, math where the golds are numbers or LaTeX, else exact."""
     if any("tests" in row.columns for row in rows) and any(row.solution for row in rows):
         return "code"
-    numeric = [golds.value_of(row.gold) is not None or "\\" in row.gold or "$" in row.gold for row in rows if row.gold]
+    numeric = [golds.read_number(row.gold) is not None or "\\" in row.gold or "$" in row.gold for row in rows if row.gold]
     return "math" if numeric and sum(numeric) * 2 >= len(numeric) else "exact"

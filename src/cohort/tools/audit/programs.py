@@ -69,7 +69,7 @@ def read_asserts(code: str) -> Iterator[KnownTest]:
                 continue
 
 
-def entry_point(row: AuditRow) -> str:
+def find_entry_point(row: AuditRow) -> str:
     """The function that the tests call: the last one that the solution defines; "" for a program of standard input."""
     named = row.columns.get("entry_point")
     if isinstance(named, str) and named:
@@ -111,7 +111,7 @@ CODE_FORMS: tuple[AnswerForm, ...] = (
 
 def refactor_solution(row: AuditRow) -> dict[str, str]:
     """The solution, and programs that do the same, by what was done to each."""
-    solution, name = row.solution, entry_point(row)
+    solution, name = row.solution, find_entry_point(row)
     programs = {"as it is": solution, "without comments": ast.unparse(ast.parse(solution)) + "\n"}
     if not name:
         return programs | {"in a function": f"def main():\n{textwrap.indent(solution, '    ')}\nmain()\n"}
@@ -265,7 +265,7 @@ NO_PROGRAM = {
 
 def write_program(template: str, row: AuditRow) -> str:
     """A program of the tables, with its blanks filled for the row: a function that the tests call, or standard input."""
-    name, tests = entry_point(row), list(read_tests(row.columns.get("tests")))
+    name, tests = find_entry_point(row), list(read_tests(row.columns.get("tests")))
     blanks = {"name": "f", "call": "f()", "stub": "", "fails": "raise ValueError\n", "knows_first": "pass\n"}
     if name:
         defines = DEFINES.format(name=name)
@@ -280,7 +280,7 @@ def write_program(template: str, row: AuditRow) -> str:
     return template.format(**blanks, solution=row.solution)
 
 
-def solution_cases(rows: Sequence[AuditRow]) -> list[AuditCase]:
+def make_solution_cases(rows: Sequence[AuditRow]) -> list[AuditCase]:
     """Every solution in every form: which forms does the reward read?"""
     return [
         form.make_case("gold", form.name, number, row.solution, "any")
@@ -290,7 +290,7 @@ def solution_cases(rows: Sequence[AuditRow]) -> list[AuditCase]:
     ]
 
 
-def refactored_cases(rows: Sequence[AuditRow], form: AnswerForm) -> list[AuditCase]:
+def make_refactored_cases(rows: Sequence[AuditRow], form: AnswerForm) -> list[AuditCase]:
     return [
         form.make_case("rewrite", label, number, program, "pass")
         for number, row in enumerate(rows)
@@ -299,17 +299,17 @@ def refactored_cases(rows: Sequence[AuditRow], form: AnswerForm) -> list[AuditCa
     ]
 
 
-def attacked_rows(rows: Sequence[AuditRow]) -> list[int]:
+def choose_attacked_rows(rows: Sequence[AuditRow]) -> list[int]:
     """The first row whose tests call a function, and the first that reads standard input."""
     found: dict[bool, int] = {}
     for number, row in enumerate(rows):
-        found.setdefault(bool(entry_point(row)), number)
+        found.setdefault(bool(find_entry_point(row)), number)
     return sorted(found.values())
 
 
-def endless_cases(rows: Sequence[AuditRow], form: AnswerForm, jailed: bool) -> list[AuditCase]:
+def make_endless_cases(rows: Sequence[AuditRow], form: AnswerForm, jailed: bool) -> list[AuditCase]:
     """Programs that run into a limit. On one row, for each costs the limit."""
-    number = attacked_rows(rows)[0]
+    number = choose_attacked_rows(rows)[0]
     return [
         form.make_case(attack, label, number, write_program(template, rows[number]))
         for attack, templates in (("sleep", SLEEPS), ("resources", JAILED if jailed else {}))
@@ -317,11 +317,11 @@ def endless_cases(rows: Sequence[AuditRow], form: AnswerForm, jailed: bool) -> l
     ]
 
 
-def wrong_program_cases(rows: Sequence[AuditRow], form: AnswerForm) -> list[AuditCase]:
+def make_wrong_program_cases(rows: Sequence[AuditRow], form: AnswerForm) -> list[AuditCase]:
     """Every attack on the first row with a function and on the first that reads standard input."""
     cases: list[AuditCase] = []
-    for number in attacked_rows(rows):
-        row, name = rows[number], entry_point(rows[number])
+    for number in choose_attacked_rows(rows):
+        row, name = rows[number], find_entry_point(rows[number])
         groups = {attack: found for attack, found in WRONG_PROGRAMS.items() if name or attack not in NEEDS_FUNCTION}
         if len(list(read_tests(row.columns.get("tests")))) < 2:
             groups.pop("visible")  # one test is all there is to know
@@ -337,10 +337,10 @@ def wrong_program_cases(rows: Sequence[AuditRow], form: AnswerForm) -> list[Audi
     return cases
 
 
-def escape_cases(rows: Sequence[AuditRow], form: AnswerForm, canary: str, secret: str, token: str) -> list[AuditCase]:
+def make_escape_cases(rows: Sequence[AuditRow], form: AnswerForm, canary: str, secret: str, token: str) -> list[AuditCase]:
     """A program that touches a file outside, and one that is right only if it could read a file outside."""
-    number = attacked_rows(rows)[0]
-    row, name = rows[number], entry_point(rows[number])
+    number = choose_attacked_rows(rows)[0]
+    row, name = rows[number], find_entry_point(rows[number])
     cases = [form.make_case("escape", "writes a file", number, f"open({canary!r}, 'w').close()\n")]
     if row.solution and name:
         text = READS_SECRET.format(secret=secret, token=token, solution=row.solution, name=name)
@@ -348,7 +348,7 @@ def escape_cases(rows: Sequence[AuditRow], form: AnswerForm, canary: str, secret
     return cases
 
 
-def other_solution_cases(rows: Sequence[AuditRow], form: AnswerForm) -> list[AuditCase]:
+def make_other_solution_cases(rows: Sequence[AuditRow], form: AnswerForm) -> list[AuditCase]:
     """The solution of another row."""
     return [
         form.make_case("other_row", "solution of another row", number, rows[number - 1].solution)

@@ -35,13 +35,13 @@ class Questions:
         self.remarks: list[str] = []
         self.forms: list[AnswerForm] = []
         self.template = options.template or next(
-            (found for row in self.rows if (found := attacks.template_of(row.demonstration, row.gold))), ""
+            (found for row in self.rows if (found := attacks.find_template(row.demonstration, row.gold))), ""
         )
 
     def ask_kind(self) -> None:
         raise NotImplementedError
 
-    def ask(self) -> None:
+    def ask_everything(self) -> None:
         """Everything that is asked of a reward of this kind, and then of every reward."""
         self.bench.warm_up()
         self.ask_kind()
@@ -58,10 +58,10 @@ class Questions:
         if results:
             self.findings.append(make_finding(flaw, results, self.rows, tried, level))
 
-    def passed(self, results: Sequence[CaseResult]) -> list[CaseResult]:
+    def filter_passed(self, results: Sequence[CaseResult]) -> list[CaseResult]:
         return [result for result in results if result.passes(self.threshold)]
 
-    def refused(self, results: Sequence[CaseResult]) -> list[CaseResult]:
+    def filter_refused(self, results: Sequence[CaseResult]) -> list[CaseResult]:
         return [result for result in results if not result.passes(self.threshold) and not result.fault]
 
     def refuse_if_hopeless(self, results: Sequence[CaseResult]) -> None:
@@ -102,13 +102,13 @@ class Questions:
         return self.folder / "canary"
 
     def ask_injections(self, row: int, forms: Sequence[AnswerForm]) -> list[CaseResult]:
-        results, executed = self.run_beside_canary(attacks.injection_cases(row, forms, str(self.canary)))
+        results, executed = self.run_beside_canary(attacks.make_injection_cases(row, forms, str(self.canary)))
         self.add_finding("executes", executed, len(results))
         return results
 
     def ask_chat(self, golden: Sequence[CaseResult]) -> None:
         """The first right completion once more, as chat messages where it was text, or as text."""
-        results = self.run([attacks.chat_case(result.case, self.rows[result.case.row]) for result in golden[:1]])
+        results = self.run([attacks.make_chat_case(result.case, self.rows[result.case.row]) for result in golden[:1]])
         required = self.profile is not None and self.profile.reads_chat
         refused = [result for result in results if not result.passes(self.threshold)]
         self.add_finding("chat", refused, len(results), "flaw" if required else "note")
@@ -124,9 +124,9 @@ class Questions:
             and result.case.attack not in ("chat", "missing_gold", "sleep", "resources", "escape", "injection")
             if len(safe_text(result.case.completion)) < 5_000
         ]
-        right, other = self.passed(steady), [result for result in steady if not result.passes(self.threshold)]
+        right, other = self.filter_passed(steady), [result for result in steady if not result.passes(self.threshold)]
         half = STEADY_CASES // 2
-        chosen = [*spread_out(right, half), *spread_out(other, STEADY_CASES - min(half, len(right)))]
+        chosen = [*pick_spread(right, half), *pick_spread(other, STEADY_CASES - min(half, len(right)))]
         if not chosen:
             return
         cases = [result.case for result in chosen]
@@ -192,8 +192,8 @@ class Questions:
         texts = [case for case in cases[:2] if isinstance(case.completion, str)]
         cases = [*cases, *(replace(case, completion=f" \n{case.completion}\n ") for case in texts)]
         probe = f"{leaves_arguments.__module__}:{leaves_arguments.__qualname__}"
-        asked = {"audited": self.bench.spec, "given": self.bench.arguments(cases)}
-        reply = self.bench.ask(probe, asked, [len(safe_text(case.completion)) for case in cases])
+        asked = {"audited": self.bench.spec, "given": self.bench.make_arguments(cases)}
+        reply = self.bench.call_worker(probe, asked, [len(safe_text(case.completion)) for case in cases])
         if isinstance(reply, Answered) and any(entry.value == 0.0 for entry in reply.entries):
             self.add_finding("impure", [CaseResult(cases[0], None, "", "its arguments differ after the call")])
 
@@ -233,7 +233,7 @@ class Questions:
 
     # -- the end ---------------------------------------------------------------------------------------------------------
 
-    def report(self, name: str, seconds: float) -> AuditReport:
+    def make_report(self, name: str, seconds: float) -> AuditReport:
         results = self.bench.results
         slowest = sorted(results, key=lambda result: -result.seconds)[:SLOWEST]
         ordered = [finding for level in ("flaw", "note") for finding in self.findings if finding.level == level]
@@ -252,7 +252,7 @@ class Questions:
         )
 
 
-def spread_out(results: Sequence[CaseResult], count: int) -> list[CaseResult]:
+def pick_spread(results: Sequence[CaseResult], count: int) -> list[CaseResult]:
     """`count` of them from all over the list."""
     if len(results) <= count:
         return list(results)

@@ -144,7 +144,7 @@ class Bench:
                 )
         if problem := find_argument_problem(built_in_function(self.spec), self.args, [*self.columns, *self.rename]):
             raise AuditError(f"{problem}. Write arguments as name=value behind the reward.")
-        for name in self.asked():
+        for name in self.list_asked():
             column = self.rename.get(name, name)
             foreign = [row for row in self.rows if column in row.columns and not is_plain(row.columns[column])]
             if foreign:
@@ -153,7 +153,7 @@ class Bench:
                     f"({type(foreign[0].columns[column]).__name__}); give it as text, numbers or lists."
                 )
 
-    def asked(self) -> list[str]:
+    def list_asked(self) -> list[str]:
         """Parameters that the function is given, those aside that every function may have."""
         names = self.signature.list_asked([*self.columns, *self.rename], self.args)
         return [name for name in names if name not in ("prompt", "completion")]
@@ -188,7 +188,7 @@ class Bench:
         return found
 
     @contextlib.contextmanager
-    def tighter(self, wall_s: float, cpu_s: float) -> Iterator[None]:
+    def tighten_limits(self, wall_s: float, cpu_s: float) -> Iterator[None]:
         """For inputs that run into the limit on purpose: less of it, where the function can be told so."""
         before = self.timeout_s, self.args
         if self.signature.supervised:
@@ -204,15 +204,15 @@ class Bench:
         """A first call, with time for what a function imports and starts when it is first used. Its answer does not count."""
         row = self.rows[0]
         for text in (row.demonstration, f"\\boxed{{{row.gold or 1}}}", f"```python\n{row.solution or 'pass'}\n```"):
-            self.ask(self.spec, self.arguments([AuditCase("warm-up", "", 0, text)]), [len(text)], START_S)
+            self.call_worker(self.spec, self.make_arguments([AuditCase("warm-up", "", 0, text)]), [len(text)], START_S)
 
     def call(self, cases: Sequence[AuditCase]) -> list[CaseResult]:
         """One call for all of these cases."""
-        arguments = self.arguments(cases)
+        arguments = self.make_arguments(cases)
         lengths = [len(safe_text(case.completion)) for case in cases]
         self.load_function(self.spec)  # starting a process is no part of the time of a call
         started = time.monotonic()
-        reply = self.ask(self.spec, arguments, lengths)
+        reply = self.call_worker(self.spec, arguments, lengths)
         seconds = time.monotonic() - started
         if isinstance(reply, Failed):
             kind = "crash" if reply.kind == "memory" else reply.kind  # what it cost the worker
@@ -222,7 +222,7 @@ class Bench:
             for case, entry in zip(cases, reply.entries, strict=True)
         ]
 
-    def arguments(self, cases: Sequence[AuditCase]) -> dict[str, Any]:
+    def make_arguments(self, cases: Sequence[AuditCase]) -> dict[str, Any]:
         """What the function is called with for these cases."""
         chosen = [self.rows[case.row] for case in cases]
         offered: dict[str, list[Any]] = {
@@ -231,7 +231,7 @@ class Bench:
         }
         offered["prompts"] = [row.prompt for row in chosen]
         offered["completions"] = [make_completion(row, case) for row, case in zip(chosen, cases, strict=True)]
-        named = {name: self.rename.get(name, name) for name in self.asked()}
+        named = {name: self.rename.get(name, name) for name in self.list_asked()}
         if "completion_ids" in named.values():
             sizes = [len(safe_text(case.completion)) // CHARACTERS_PER_TOKEN + 1 for case in cases]
             offered["completion_ids"] = [list(range(size)) for size in sizes]
@@ -241,7 +241,7 @@ class Bench:
             arguments.setdefault("wall_s", self.timeout_s)
         return arguments
 
-    def ask(
+    def call_worker(
         self, spec: str, arguments: Mapping[str, Any], lengths: Sequence[int], limit_s: float | None = None
     ) -> Answered | Failed:
         """Call a function in the worker: the audited one, or one that calls it."""
@@ -251,7 +251,7 @@ class Bench:
             "arguments": dict(arguments),
             "lengths": list(lengths),
             "state": asdict(TrainerState.at(1, 100)),
-            "names": [name for name in self.asked() if name not in arguments],
+            "names": [name for name in self.list_asked() if name not in arguments],
         }
         own = START_S + self.timeout_s * len(lengths) if self.signature.supervised else self.timeout_s
         self.load_function(spec)
