@@ -22,7 +22,6 @@ from reasoning_gym.factory import DATASETS
 
 from cohort.errors import PromptError
 from cohort.rewards.gym import catalogue as gym_list
-from cohort.rewards.gym import rows as gym
 from cohort.rewards.gym.catalogue import FIXED_HASH_TASKS, JAILED_TASKS, REFUSED_TASKS, SAFE_TASKS, SERVED_TASKS
 from cohort.rewards.gym.golds import WITHOUT_ANSWER, right_answer, undone
 from cohort.rewards.gym.guards import GUARDS
@@ -336,7 +335,7 @@ def test_rows_with_a_fixed_hash_are_the_same_with_and_without_a_jail(monkeypatch
     def no_pool(*_: object, **__: object) -> None:
         raise JailUnavailable("there is no jail for untrusted code here")
 
-    monkeypatch.setattr(gym, "shared_pool", no_pool)
+    monkeypatch.setattr("cohort.rewards.gym.verifier.shared_pool", no_pool)
     assert load_gym("isomorphic_strings", "train", 0, {"count": 1}) == jailed
 
 

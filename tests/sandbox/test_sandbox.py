@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from cohort.base.workers import ProcessEnded
 from cohort.sandbox import Call, JailUnavailable, Limits, NotPlain, find_tier, run_calls, run_checks, run_script, tiers
 from cohort.sandbox import values as plain
-from cohort.sandbox.jail import Ended, Jail
+from cohort.sandbox.jail import Jail
 from cohort.sandbox.program import read_reply
 from cohort.sandbox.seccomp import ARCHITECTURES, NUMBERS, build_filter
 from cohort.sandbox.workers import WorkerPool, package_folders, shared_pool
@@ -315,11 +316,11 @@ def test_nothing_is_sent_into_a_jail_before_its_clock_is_known(tier, monkeypatch
     known = []
 
     def ask(self, request, ask=Jail.ask_raw):
-        known.append(self._pid)
+        known.append(self._watch.pid)
         return ask(self, request)
 
     monkeypatch.setattr(Jail, "ask_raw", ask)
-    with Jail("script", "import sys\nsys.exit(0)\n", Limits()) as jail, pytest.raises(Ended) as ended:
+    with Jail("script", "import sys\nsys.exit(0)\n", Limits()) as jail, pytest.raises(ProcessEnded) as ended:
         jail.wait()
     assert ended.value.kind == "exit"
     assert len(known) == 1
@@ -331,10 +332,9 @@ def test_a_reply_in_time_counts_however_late_the_host_looks(tier):
 
     def ask_and_be_late(jail: Jail) -> None:
         jail.tell(("f", (), {}))
-        jail._turn()
-        replies = next(descriptor for descriptor, name in jail._open.items() if name == "replies")
-        assert select.select([replies], [], [], 60)[0]
-        jail._deadline = time.monotonic() - 1
+        jail._take_turn()
+        assert select.select([jail._pipes["replies"]], [], [], 60)[0]
+        jail._watch.deadline = time.monotonic() - 1
 
     limits = Limits(wall_s=60)
     with Jail("calls", "def f(): return 1", limits) as jail:
@@ -343,7 +343,7 @@ def test_a_reply_in_time_counts_however_late_the_host_looks(tier):
         assert jail.hear()[0] == "value"
         jail.charge(limits)
         ask_and_be_late(jail)
-        with pytest.raises(Ended) as ended:  # a reply that nobody waits for keeps nothing alive
+        with pytest.raises(ProcessEnded) as ended:  # a reply that nobody waits for keeps nothing alive
             jail.wait()
         assert ended.value.kind == "wall"
 
@@ -364,11 +364,11 @@ def test_what_a_program_does_at_once_is_its_own_doing(end, tier, monkeypatch):
     if (tier, end) == ("bubblewrap", "files"):
         pytest.skip("a file system of its own has no limit on depth")
 
-    def read_late(self, descriptor, serve=Jail._serve):
-        late = self._open[descriptor] == "replies"
-        serve(self, descriptor)
-        if late:
+    def read_late(self, name, serve=Jail._serve):
+        open_still = serve(self, name)
+        if name == "replies":
             time.sleep(0.1)
+        return open_still
 
     monkeypatch.setattr(Jail, "_serve", read_late)
     assert run_calls(AT_ONCE[end], [Call("f")], Limits(threads=32)).end == end
@@ -662,12 +662,12 @@ def test_an_idle_worker_that_died_is_nobodys_failure(worker_module):
     pool = WorkerPool(worker_module, Limits(), size=1)
     try:
         assert pool.ask(["echo", 1]).value == 1
-        worker = pool._idle.queue[0]
-        worker._process.kill()
+        worker = pool._places[0].worker
+        worker._process._popen.kill()
         deadline = time.monotonic() + 20
-        while not worker.ended and time.monotonic() < deadline:
+        while worker.alive and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert worker.ended
+        assert not worker.alive
         assert pool.ask(["echo", 2]).value == 2
     finally:
         pool.close()
@@ -723,7 +723,9 @@ def test_descriptors_survive_a_machine_that_is_out_of_them(monkeypatch):
     monkeypatch.setattr(os, "pipe", scarce)
     assert run_calls("def f(): return 1", [Call("f")]).end == "infrastructure"
     monkeypatch.setattr(os, "pipe", real)
-    monkeypatch.setattr("cohort.sandbox.jail.spawn", lambda job: (_ for _ in ()).throw(BlockingIOError(11, "no processes")))
+    monkeypatch.setattr(
+        "cohort.sandbox.spawn.start_process", lambda *_: (_ for _ in ()).throw(BlockingIOError(11, "no processes"))
+    )
     assert run_calls("def f(): return 1", [Call("f")]).end == "infrastructure"
     assert open_descriptors() == before
 

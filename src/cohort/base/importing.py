@@ -9,10 +9,16 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 MAX_REASON_CHARS = 400
+
+
+def package_folder() -> Path:
+    """The folder that this package was imported from: what another process needs on its path."""
+    return Path(__file__).resolve().parents[2]
 
 
 class NotImportable(Exception):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.base.importing import search_current_folder
 from cohort.base.threads import concurrently, split, with_limit
+from cohort.base.workers import ProcessEnded
 from cohort.errors import CohortError, RewardError
 from cohort.rewards.call import Signature, TrainerState, call_reward, extract_answers
 from cohort.rewards.contract import (
@@ -39,7 +40,7 @@ from cohort.rewards.contract import (
     find_unusable_rows,
 )
 from cohort.rewards.entries import Answered, Entry, Failed, is_plain
-from cohort.rewards.pool import NOT_LOADED, Pool, Worker, load_problem
+from cohort.rewards.pool import HelperPool, LoadFailed, Worker
 from cohort.rewards.singles import Progress, Singles, spread_rows
 from cohort.rewards.summing import add_answers, find_faulty_rows, find_worst, measure_rewards, sum_parts
 from cohort.sandbox import JailUnavailable, find_tier
@@ -73,7 +74,7 @@ class RewardRunner:
         self._bound = [bind_function(part, f"rewards.{index}") for index, part in enumerate(parts)]
         self._outcome = next((i for i, part in enumerate(parts) if part.outcome), 0)
         self._workers, self._max_fault_share = workers, max_fault_share
-        self._pool = Pool()
+        self._pool = HelperPool()
         self._started = self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_lock = threading.Lock()
@@ -147,13 +148,12 @@ class RewardRunner:
             if bound.signature.supervised:
                 bound.load_here()
                 bound.spec = None
-        except NOT_LOADED as problem:
+        except LoadFailed as problem:
             if bound.function is None or spec.startswith("cohort.rewards."):
-                raise RewardError(f"{bound.place}.function: {load_problem(spec, problem)}") from None
+                raise RewardError(f"{bound.place}.function: {problem}") from None
             bound.spec = None
             self._note(
-                f"reward {bound.name!r} runs in the trainer, for a worker {load_problem(spec, problem)} "
-                "Over its time limit it stops the run."
+                f"reward {bound.name!r} runs in the trainer, for a worker {problem} Over its time limit it stops the run."
             )
 
     def close(self) -> None:
@@ -299,10 +299,8 @@ class RewardRunner:
             with self._pool.borrow() as worker:
                 try:
                     worker.load(bound.spec, bound.memory_mb)
-                except NOT_LOADED as problem:
-                    raise RewardError(
-                        f"{bound.place}.function: a new worker could not import it. {load_problem(bound.spec, problem)}"
-                    ) from None
+                except LoadFailed as problem:
+                    raise RewardError(f"{bound.place}.function: a new worker could not import it. {problem}") from None
                 reply = worker.call(message, batch.take_lengths(rows), bound.part.timeout_s)
             # One that was called before may be full of what others left there: a fresh one decides.
             if not (isinstance(reply, Failed) and reply.kind == "memory" and worker.calls > 1):
@@ -389,6 +387,6 @@ class RewardRunner:
         except TimeoutError:
             bound.extracts = False  # its thread is still running; a second one would not fare better
             self._note(f"reward {bound.name!r}: extract ran over the time limit and is not called again in this run.")
-        except (*NOT_LOADED, TypeError, ValueError):
+        except (LoadFailed, ProcessEnded, TypeError, ValueError):
             pass
         return [None] * len(texts), len(texts)

@@ -17,7 +17,6 @@ import os
 import resource
 import select
 import signal
-import struct
 import sys
 import threading
 import time
@@ -26,10 +25,9 @@ from typing import Any, BinaryIO
 
 from cohort.base.importing import NotImportable, load_function
 from cohort.base.processes import children_of
+from cohort.base.workers import HEADER_BYTES, frame_message
 from cohort.rewards.call import Signature, TrainerState, call_reward, extract_answers, format_problem
 from cohort.rewards.entries import shorten, to_message
-
-HEADER = struct.Struct(">I")
 
 
 def main() -> None:
@@ -41,8 +39,7 @@ def main() -> None:
         reply = desk.handle(message)
         with contextlib.suppress(Exception):  # the function may have closed or replaced it
             sys.stdout.flush()
-        body = json.dumps(reply).encode()
-        replies.write(HEADER.pack(len(body)) + body)
+        replies.write(frame_message(json.dumps(reply).encode()))
         replies.flush()
 
 
@@ -60,6 +57,11 @@ class Desk:
         if message["op"] == "load":
             return self.load(message["spec"])
         function = self.functions[message["spec"]]
+        if message["op"] == "ask":
+            try:
+                return {"value": function(message["message"])}
+            except BaseException as problem:
+                return {"raised": shorten(format_problem(problem))}
         if message["op"] == "extract":
             return extract_answers(function, message["texts"], message["args"])
         state = TrainerState(**message["state"])
@@ -99,12 +101,10 @@ def claim_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def read_message(requests: BinaryIO) -> dict[str, Any] | None:
-    header = requests.read(HEADER.size)
-    if len(header) < HEADER.size:
-        return None
-    (length,) = HEADER.unpack(header)
+    """The next request, or None when the trainer hangs up."""
+    length = int.from_bytes(requests.read(HEADER_BYTES), "big")
     body = requests.read(length)
-    return json.loads(body) if len(body) == length else None
+    return json.loads(body) if body and len(body) == length else None
 
 
 def die_with_parent(lifeline: int) -> None:

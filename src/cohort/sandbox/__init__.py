@@ -8,6 +8,7 @@ it alone knows. How a run ended is part of the result, never an exception, but f
 Needs the standard library alone.
 """
 
+from cohort.base.workers import Answer
 from cohort.sandbox.limits import ENDS, JailUnavailable, Limits
 from cohort.sandbox.program import (
     Call,
@@ -23,7 +24,7 @@ from cohort.sandbox.program import (
 )
 from cohort.sandbox.tiers import find_tier
 from cohort.sandbox.values import NotPlain
-from cohort.sandbox.workers import Answer, WorkerPool, shared_pool
+from cohort.sandbox.workers import WorkerPool, shared_pool
 
 __all__ = [
     "ENDS",

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cohort.sandbox.jail import Ended, Jail
+from cohort.base.workers import ProcessEnded
+from cohort.sandbox.jail import Jail
 from cohort.sandbox.limits import Limits
 from cohort.sandbox.values import NotPlain, rebuild, tagged
 
@@ -116,7 +117,7 @@ def run_script(program: str, stdin: str, limits: Limits = DEFAULTS, backend: str
     def talk(jail: Jail) -> str:
         try:
             jail.wait()
-        except Ended as ended:
+        except ProcessEnded as ended:
             status[0] = ended.status
             raise
         raise AssertionError
@@ -159,7 +160,7 @@ def run_checks(
         with Jail("checks", setup, own, extra={"proxies": aliases}, packages=installed_packages(packages)) as alone:
             try:
                 return alone.hear()[0] == "loaded" and alone.ask_raw(check)[0] == "call"
-            except Ended:  # at a limit, by itself
+            except ProcessEnded:  # at a limit, by itself
                 return False
 
     # The tests are loaded first, at their own expense: a program that leaves them no time must not have them to blame.
@@ -172,7 +173,7 @@ def run_checks(
         if not problem:
             tests.charge(own)
             run = supervised("calls", program, limits, talk, packages)
-    except Ended as ended:
+    except ProcessEnded as ended:
         problem = f"the test code ended: {ended}"
         if ended.kind == "infrastructure":
             return ChecksResult(**nothing_ran(ended), checks=(CheckResult(None, ended.detail),) * len(checks))
@@ -180,13 +181,15 @@ def run_checks(
         if tests is not None:
             tests.close()
     if problem:
-        return ChecksResult(**nothing_ran(Ended("finished", problem)), checks=(CheckResult(None, problem),) * len(checks))
+        return ChecksResult(
+            **nothing_ran(ProcessEnded("finished", problem)), checks=(CheckResult(None, problem),) * len(checks)
+        )
     missing = "the program ended before" if run["end"] != "infrastructure" else "the jail failed before"
     results += [CheckResult(False, missing)] * (len(checks) - len(results))
     return ChecksResult(**run, checks=tuple(results))
 
 
-def nothing_ran(ended: Ended) -> dict[str, Any]:
+def nothing_ran(ended: ProcessEnded) -> dict[str, Any]:
     """The fields of Run where the program was never looked at."""
     nothing = {"stdout": "", "stderr": "", "truncated": False, "cpu_s": 0.0, "wall_s": 0.0, "peak_mb": 0.0, "jail": ""}
     return {"end": ended.kind, "detail": ended.detail, **nothing}
@@ -195,7 +198,7 @@ def nothing_ran(ended: Ended) -> dict[str, Any]:
 def run_tests(
     program: Jail, tests: Jail, checks: Sequence[str], results: list[CheckResult], reaches_program: Callable[[str], bool]
 ) -> None:
-    """Relay calls from the test code to the program. Raises Ended of the *program*; what ends the tests is a result.
+    """Relay calls from the test code to the program. Raises ProcessEnded of the *program*; what ends the tests is a result.
 
     A check that fails before it has asked is at fault itself, unless values of the program stand in the variables that it
     reads, from a check before: then it is tried alone.
@@ -218,8 +221,8 @@ def run_tests(
             if passed is None and asked_before and reaches_program(check):
                 passed = False
             results.append(CheckResult(passed, ": ".join(str(part) for part in said[1:3] if part)[:MAX_DETAIL_CHARS]))
-    except Ended as problem:
-        if program.ended:
+    except ProcessEnded as problem:
+        if not program.alive:
             results.append(CheckResult(False, f"the program ended: {problem}"))
             raise
         if problem.kind == "infrastructure":
@@ -271,7 +274,7 @@ def supervised(
         began = time.monotonic()
         end = talk(jail)
         jail.close()
-    except Ended as ended:
+    except ProcessEnded as ended:
         end, detail = ended.kind, ended.detail
     finally:
         if jail is not None:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from cohort.base.workers import ProcessEnded
 from cohort.sandbox import seccomp
 from cohort.sandbox.limits import MAX_FILES, JailUnavailable, Limits
 
@@ -85,7 +86,7 @@ _known: dict[Tier, str] = {}
 
 def problem_of(tier: Tier) -> str:
     """Tried on a program that does nothing, in the very jail that programs would get. A passing trouble is not remembered."""
-    from cohort.sandbox.jail import Ended, Jail
+    from cohort.sandbox.jail import Jail
 
     if tier not in _known:
         try:
@@ -93,7 +94,7 @@ def problem_of(tier: Tier) -> str:
                 _known[tier] = ""
         except JailUnavailable as problem:
             _known[tier] = f"{tier.name} is refused here ({problem})"
-        except Ended as ended:
+        except ProcessEnded as ended:
             if ended.kind != "infrastructure" or "(exit)" in ended.detail:
                 _known[tier] = f"{tier.name} is refused here ({ended.detail})"
             return f"{tier.name} does not start ({ended.detail})"

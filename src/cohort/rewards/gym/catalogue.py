@@ -174,11 +174,3 @@ def require_served(name: str) -> None:
             f"prompts.source: gym task {name!r} is not served on this machine: its modules can run text as code "
             f"({JAILED_TASKS[name]}), so its answers are scored in a jail only, and {problem}"
         ) from problem
-
-
-def has_jail() -> bool:
-    try:
-        find_tier()
-    except JailUnavailable:
-        return False
-    return True

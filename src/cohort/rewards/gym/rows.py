@@ -14,37 +14,30 @@ Left out are rows whose right answer is the empty text, which would pay for sile
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-import cohort
 from cohort.base.keyed import keyed_hash, keyed_share
 from cohort.errors import PromptError
 from cohort.recipe.section import nearest
-from cohort.rewards.gym.catalogue import FIXED_HASH_TASKS, JAILED_TASKS, has_jail, require_served
+from cohort.rewards.gym.catalogue import FIXED_HASH_TASKS, JAILED_TASKS, require_served
 from cohort.rewards.gym.catalogue import REFUSED_TASKS as REFUSED_TASKS
 from cohort.rewards.gym.catalogue import SAFE_TASKS as SAFE_TASKS
 from cohort.rewards.gym.catalogue import SERVED_TASKS as SERVED_TASKS
 from cohort.rewards.gym.extract import extract_answer as extract_answer
 from cohort.rewards.gym.golds import right_answer
 from cohort.rewards.gym.guards import Refused, admit
+from cohort.rewards.gym.verifier import ask_workers
 from cohort.rewards.gym.verifier import gym_verifier as gym_verifier
-from cohort.sandbox import Answer, JailUnavailable, Limits, shared_pool
+from cohort.sandbox import Limits
 
 HELD_OUT_SHARE = 0.2
 DEFAULT_COUNTS = {"train": 1000, "held_out": 200}
 CHUNK = 256
 """Entries generated from one derived seed. reasoning-gym seeds entry i with seed + i, so neighbouring seeds overlap."""
 SLICE = 2
-"""Of them, so many at a time where a jailed worker makes them: some take seconds each."""
-UNJAILED_SLICE = 64
-"""And where a new process does, which takes seconds to start."""
+"""Of them, so many at a time where a worker makes them: some take seconds each."""
 TRIES_PER_ROW = 20
 """Entries generated per row wanted before a split counts as exhausted."""
 ENTRIES = "cohort.rewards.gym.worker:entries"
@@ -138,9 +131,8 @@ def entries(name: str, split: str, seed: int, settings: Mapping[str, Any]) -> It
         chosen = {**settings, "size": CHUNK, "seed": derived}
         dataset = create_dataset(name, chosen)  # here in any case: what is wrong with the settings is said in words
         if name in FIXED_HASH_TASKS:
-            step = SLICE if has_jail() else UNJAILED_SLICE
-            for start in range(0, CHUNK, step):
-                yield from entries_elsewhere({"task": name, "settings": chosen, "start": start, "stop": start + step})
+            for start in range(0, CHUNK, SLICE):
+                yield from make_entries_elsewhere({"task": name, "settings": chosen, "start": start, "stop": start + SLICE})
         else:
             from cohort.rewards.gym.worker import plain_entry
 
@@ -149,36 +141,14 @@ def entries(name: str, split: str, seed: int, settings: Mapping[str, Any]) -> It
         chunk += 1
 
 
-def entries_elsewhere(message: dict[str, Any]) -> list[dict[str, Any] | None]:
-    """Entries made with PYTHONHASHSEED=0, which a running process cannot choose: in a jailed worker or a new process."""
-    try:
-        answer = shared_pool(ENTRIES, ENTRIES_LIMITS, size=1).ask(message)
-    except JailUnavailable as problem:
-        if message["task"] in JAILED_TASKS:
-            raise PromptError(
-                f"prompts.source: gym task {message['task']} makes its problems in a jail, and {problem}"
-            ) from problem
-        answer = entries_in_new_process(message)
+def make_entries_elsewhere(message: dict[str, Any]) -> list[dict[str, Any] | None]:
+    """Entries made with PYTHONHASHSEED=0, which a running process cannot choose: in a worker."""
+    task = message["task"]
+    refusal = f"prompts.source: gym task {task} makes its problems in a jail"
+    [answer] = ask_workers(ENTRIES, [message], ENTRIES_LIMITS, ENTRIES_LIMITS.wall_s, refusal, task in JAILED_TASKS)
     if answer.problem or not isinstance(answer.value, list):
-        raise PromptError(
-            f"prompts.source: gym task {message['task']} could not make its problems ({answer.problem}: {answer.detail})"
-        )
+        raise PromptError(f"prompts.source: gym task {task} could not make its problems ({answer.problem}: {answer.detail})")
     return answer.value
-
-
-def entries_in_new_process(message: dict[str, Any]) -> Answer:
-    package = str(Path(cohort.__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    ended = subprocess.run(
-        [sys.executable, "-P", "-m", "cohort.rewards.gym.worker"],
-        input=json.dumps(message),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": path},
-    )
-    if ended.returncode:
-        return Answer(problem="crash", detail=ended.stderr.strip()[-500:])
-    return Answer(json.loads(ended.stdout))
 
 
 def registry() -> dict[str, Any]:

@@ -8,25 +8,22 @@ killed at the time limit; the others are refused.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cohort.base.threads import concurrently
+from cohort.base.workers import keep_pool
 from cohort.errors import PromptError
-from cohort.rewards.call import TrainerState
-from cohort.rewards.entries import Answered, from_message
 from cohort.rewards.gym.catalogue import JAILED_TASKS, require_served
 from cohort.rewards.gym.extract import extract_answer, last_tagged
 from cohort.rewards.gym.golds import right_answer
 from cohort.rewards.gym.guards import Refused, admit
-from cohort.rewards.pool import LoadFailed, Pool, WorkerDied, WorkerFull, WorkerTimeout
+from cohort.rewards.pool import HelperPool
 from cohort.rewards.text import text_of
 from cohort.sandbox import Answer, JailUnavailable, Limits, shared_pool
 
@@ -131,7 +128,8 @@ def find_answers(texts: Sequence[str], pattern: str, wall_s: float) -> list[str 
     re.compile(pattern)
     answers: list[str | Verdict] = [extract_answer(text) for text in texts]
     untagged = [row for row, text in enumerate(texts) if last_tagged(text) is None]
-    found = ask(FIND, [{"completion": texts[row], "pattern": pattern} for row in untagged], wall_s, must_be_jailed=False)
+    messages = [{"completion": texts[row], "pattern": pattern} for row in untagged]
+    found = ask_workers(FIND, messages, LIMITS, wall_s, "", must_be_jailed=False)
     for row, answer in zip(untagged, found, strict=True):
         answers[row] = str(answer.value) if not answer.problem else failure(answer)
     return answers
@@ -161,7 +159,9 @@ def judge(
             detail = f"entry: not an entry of gym task {name} ({type(problem).__name__}: {problem})"
             verdicts[row] = Verdict(None, "infrastructure", detail)
     must_be_jailed = any(message["task"] in JAILED_TASKS for message in messages.values())
-    for row, reply in zip(messages, ask(SCORE, list(messages.values()), wall_s, must_be_jailed), strict=True):
+    only_jailed = "gym tasks whose modules can run text are scored in a jail only"
+    replies = ask_workers(SCORE, list(messages.values()), LIMITS, wall_s, only_jailed, must_be_jailed)
+    for row, reply in zip(messages, replies, strict=True):
         verdicts[row] = verdict_of(reply)
     return [verdict for verdict in verdicts if verdict is not None]
 
@@ -193,63 +193,22 @@ def failure(reply: Answer) -> Verdict:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def ask(function: str, messages: Sequence[Any], wall_s: float, must_be_jailed: bool) -> list[Answer]:
-    if not messages:
-        return []
-    limits = replace(LIMITS, wall_s=wall_s)
+def ask_workers(
+    entry: str, messages: Sequence[Any], limits: Limits, wall_s: float, refusal: str, must_be_jailed: bool
+) -> list[Answer]:
+    """Answers of jailed workers, or, where the machine has no jail and none must be, of ordinary ones."""
     try:
-        return shared_pool(function, LIMITS).ask_many(messages, limits)
+        return shared_pool(entry, limits).ask_many(messages, replace(limits, wall_s=wall_s))
     except JailUnavailable as problem:
         if must_be_jailed:
-            raise PromptError(f"gym tasks whose modules can run text are scored in a jail only, and {problem}") from problem
+            raise PromptError(f"{refusal}, and {problem}") from problem
         note_plain(str(problem))
-        return ask_plain(function.partition(":")[2], messages, wall_s)
+    # The order of sets must not decide a row or a verdict: in a jail the hash seed is fixed as well.
+    pool = keep_pool(entry, lambda: HelperPool(PLAIN_WORKERS, entry, {"PYTHONHASHSEED": "0"}))
+    return pool.ask_many(messages, replace(limits, wall_s=wall_s))
 
 
 @functools.cache
 def note_plain(problem: str) -> None:
     """Said once."""
-    logger.warning("gym verifiers run in ordinary worker processes, under the time limit alone: %s", problem)
-
-
-@functools.cache
-def plain_pool() -> Pool:
-    pool = Pool()
-    pool.grow(PLAIN_WORKERS)
-    atexit.register(pool.close)
-    return pool
-
-
-def ask_plain(function: str, messages: Sequence[Any], wall_s: float) -> list[Answer]:
-    pool, spec = plain_pool(), "cohort.rewards.gym.worker:in_plain_worker"
-
-    def one(message: Any) -> Answer:
-        request = {
-            "op": "call",
-            "spec": spec,
-            "arguments": {"completions": [""], "message": [{"function": function, "message": message}]},
-            "lengths": [0],
-            "state": asdict(TrainerState.at(1, 1)),
-            "names": ["log_extra"],
-        }
-        with pool.borrow() as worker:
-            try:
-                worker.load(spec)
-                reply = from_message(worker.ask(request, wall_s), [0])
-            except WorkerTimeout:
-                return Answer(problem="wall", detail=f"no answer within {wall_s:g} s")
-            except WorkerFull as problem:
-                return Answer(problem="memory", detail=str(problem))
-            except WorkerDied as problem:
-                return Answer(problem="crash", detail=str(problem))
-            except LoadFailed as problem:
-                return Answer(problem="infrastructure", detail=str(problem))
-        if not isinstance(reply, Answered):
-            return Answer(problem="exception", detail=reply.detail if reply is not None else "the reply has no form")
-        return Answer(reply.entries[0].extras["value"])
-
-    answers: list[Answer] = []
-    for start in range(0, len(messages), PLAIN_WORKERS):
-        part = messages[start : start + PLAIN_WORKERS]
-        answers += concurrently([functools.partial(one, message) for message in part])
-    return answers
+    logger.warning("gym tasks are worked on in ordinary processes, under the time limit alone: %s", problem)

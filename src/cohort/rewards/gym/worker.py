@@ -12,15 +12,12 @@ import functools
 import io
 import json
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
 import reasoning_gym  # noqa: F401  (registers the tasks)
 from reasoning_gym.factory import DATASETS
-
-from cohort.rewards.gym.extract import find
 
 ALWAYS = {"codeio": {"input_prediction_probability": 1.0}}
 """Settings that are not the user's. The package's name is the wrong way round: with 1.0 it asks for outputs alone. Of an
@@ -118,22 +115,3 @@ def codeio_entry(dataset: Any, index: int) -> dict[str, Any] | None:
     if first != second or not entry["metadata"]["input_data"] or entry["metadata"]["output_data"] is None:
         return None
     return dict(entry)
-
-
-def in_plain_worker(
-    completions: list[Any], message: list[Any], log_extra: Callable[[str, list[Any]], None], **columns: Any
-) -> list[float]:
-    """`score` and `find` in the shape of a reward function, for the ordinary worker processes of cohort.rewards."""
-    functions: dict[str, Callable[[Any], Any]] = {"score": score, "find": find}
-    log_extra("value", [functions[one["function"]](one["message"]) for one in message])
-    return [0.0] * len(completions)
-
-
-def main() -> None:
-    """`python -m cohort.rewards.gym.worker`: entries for the message on standard input, where there is no jail."""
-    reply = entries(json.load(sys.stdin))
-    json.dump(reply, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,7 @@ from cohort.rewards import BUILT_IN
 from cohort.rewards.call import Signature, TrainerState
 from cohort.rewards.contract import RESERVED, find_argument_problem, find_feeding_problem, find_renaming_problem
 from cohort.rewards.entries import Answered, Failed, is_plain
-from cohort.rewards.pool import NOT_LOADED, Worker, load_problem
+from cohort.rewards.pool import LoadFailed, Worker
 from cohort.tools.audit.cases import AuditCase, AuditRow, CaseResult, safe_text
 
 START_S = 120.0
@@ -108,20 +108,19 @@ class Bench:
 
     def close(self) -> None:
         """End the worker. The next call starts a new one, without what an input may have left in the old."""
-        if self._worker.alive:
-            self._worker.hang_up()
-            self._worker.kill(grace_s=1.0)
+        self._worker.close()
 
     def load_function(self, spec: str) -> Mapping[str, Any]:
         """Import the function in the worker, a new one where the old has ended; what it accepts, as plain data."""
         if not self._worker.alive:
+            self._worker.close()
             self._worker = Worker()
         try:
             return self._worker.load(spec)
-        except NOT_LOADED as problem:
+        except LoadFailed as problem:
             self.close()
             when = "a new worker could not import it. " if self.results else ""
-            raise AuditError(f"reward: {when}{load_problem(spec, problem)}") from None
+            raise AuditError(f"reward: {when}{problem}") from None
 
     def check_call(self) -> None:
         """Refuse rows that lack a column which the function needs, and arguments that the function does not know."""
