@@ -56,7 +56,7 @@ def test_a_plain_value_comes_back_with_its_types(value, tier):
 
 
 def through_text(value):
-    return plain.rebuild(json.loads(json.dumps(plain.tagged(value, 0))))
+    return plain.rebuild(json.loads(json.dumps(plain.tag_value(value))))
 
 
 def same(a, b):
@@ -504,7 +504,7 @@ def descendants(pid):
 
 
 def test_no_jail_means_nothing_is_run(monkeypatch):
-    monkeypatch.setattr(tiers, "bubblewrap_problem", lambda: "bubblewrap is not installed")
+    monkeypatch.setattr(tiers.shutil, "which", lambda program: None)
     monkeypatch.setattr(tiers, "landlock_version", lambda: 0)
     monkeypatch.delenv("COHORT_JAIL", raising=False)
     with pytest.raises(JailUnavailable, match=r"bubblewrap is not installed.*no Landlock"):

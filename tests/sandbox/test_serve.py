@@ -17,8 +17,8 @@ from dataclasses import asdict, fields, replace
 
 import pytest
 
-from cohort.sandbox import Call, Limits, run_calls, run_checks, run_script, serve
-from cohort.sandbox.remote import FILE_VARIABLE, TOKEN_VARIABLE, sent_reply
+from cohort.sandbox import Call, Limits, Reply, run_calls, run_checks, run_script, serve
+from cohort.sandbox.remote import FILE_VARIABLE, TOKEN_VARIABLE
 from cohort.sandbox.serve import CEILING, Server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the jail is Linux's")
@@ -198,7 +198,7 @@ def test_an_answer_too_large_to_be_sent_is_the_programs_doing(server, backend, m
     assert (result.end, result.replies) == ("output", (None, None))
     checks = run_checks("def f(): raise ValueError('x' * 3000)", ["assert f()"] * 3, ["f"], backend=backend)
     assert (checks.end, [check.passed for check in checks.checks]) == ("output", [False] * 3)
-    assert sent_reply({"value": ["s", ["l"]], "raised": "", "detail": "", "base": ""}).raised == "NotPlain"
+    assert Reply.read(["s", ["l"]]).raised == "NotPlain"
 
 
 def job(**fields):

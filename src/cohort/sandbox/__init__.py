@@ -10,18 +10,8 @@ Needs the standard library alone.
 
 from cohort.base.workers import Answer
 from cohort.sandbox.limits import ENDS, JailUnavailable, Limits
-from cohort.sandbox.program import (
-    Call,
-    CallsResult,
-    CheckResult,
-    ChecksResult,
-    Reply,
-    Run,
-    ScriptResult,
-    run_calls,
-    run_checks,
-    run_script,
-)
+from cohort.sandbox.program import run_calls, run_checks, run_script
+from cohort.sandbox.results import Call, CallsResult, CheckResult, ChecksResult, Reply, Run, ScriptResult
 from cohort.sandbox.tiers import find_tier
 from cohort.sandbox.values import NotPlain
 from cohort.sandbox.workers import WorkerPool, shared_pool

@@ -26,6 +26,8 @@ MAX_DEPTH = 100
 MAX_NODES = 300_000
 SMALL_INT = 2**53
 HEADER_BYTES = 4
+"""As in base/workers.py, which this text cannot import: it must stand alone. For the same reason it writes values itself
+(values.py writes and reads them for the host), and frames its messages."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -35,29 +37,18 @@ HEADER_BYTES = 4
 
 class Pipe:
     def __init__(self, requests: int, replies: int) -> None:
-        self.requests, self.replies = requests, replies
+        self.requests, self.replies = os.fdopen(requests, "rb"), os.fdopen(replies, "wb")
 
     def read(self) -> Any:
         """The next request, or None when the host hangs up."""
-        header = self.exactly(HEADER_BYTES)
-        body = header and self.exactly(int.from_bytes(header, "big"))
-        return marshal.loads(body) if body else None
-
-    def exactly(self, size: int) -> bytes | None:
-        pieces = []
-        while size:
-            piece = os.read(self.requests, min(size, 1 << 20))
-            if not piece:
-                return None
-            pieces.append(piece)
-            size -= len(piece)
-        return b"".join(pieces)
+        size = int.from_bytes(self.requests.read(HEADER_BYTES), "big")
+        body = self.requests.read(size)
+        return marshal.loads(body) if body and len(body) == size else None
 
     def write(self, text: str) -> None:
         body = text.encode("ascii")
-        view = memoryview(len(body).to_bytes(HEADER_BYTES, "big") + body)
-        while view:
-            view = view[os.write(self.replies, view) :]
+        self.replies.write(len(body).to_bytes(HEADER_BYTES, "big") + body)
+        self.replies.flush()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -70,10 +61,10 @@ class NotPlain(Exception):
 
 
 def encode(value: Any) -> str:
-    return encoded(value, 0, [MAX_NODES])
+    return encode_value(value, 0, [MAX_NODES])
 
 
-def encoded(value: Any, depth: int, left: list[int]) -> str:
+def encode_value(value: Any, depth: int, left: list[int]) -> str:
     """Text of a plain value. Subclasses are written as the built-in they extend: the host compares values, not objects."""
     left[0] -= 1
     if depth > MAX_DEPTH or left[0] < 0:
@@ -96,19 +87,19 @@ def encoded(value: Any, depth: int, left: list[int]) -> str:
         return '["b", "' + bytes.hex(value) + '"]'
     if isinstance(value, dict):
         parts = [part for pair in dict.items(value) for part in pair]
-        return listed("d", parts, depth, left)
+        return encode_items("d", parts, depth, left)
     bases: tuple[tuple[type, str], ...] = ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "z"))
     for base, tag in bases:
         if isinstance(value, base):
-            return listed(tag, base.__iter__(value), depth, left)  # type: ignore[attr-defined]
+            return encode_items(tag, base.__iter__(value), depth, left)  # type: ignore[attr-defined]
     raise NotPlain("a value of type " + kind.__name__ + " is not plain")
 
 
-def listed(tag: str, items: Iterable[Any], depth: int, left: list[int]) -> str:
-    return "[" + ", ".join(['"' + tag + '"', *(encoded(item, depth + 1, left) for item in items)]) + "]"
+def encode_items(tag: str, items: Iterable[Any], depth: int, left: list[int]) -> str:
+    return "[" + ", ".join(['"' + tag + '"', *(encode_value(item, depth + 1, left) for item in items)]) + "]"
 
 
-def told(problem: BaseException) -> str:
+def tell_error(problem: BaseException) -> str:
     """(class name, message, nearest built-in class) of an exception, as JSON text; its __str__ may be hostile."""
     try:
         message = str(problem)[:2000]
@@ -127,71 +118,66 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 2
 SIGKILL = 9
 
 
-def must(result: int, what: str) -> int:
+def require(result: int, what: str) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), what + ": " + os.strerror(ctypes.get_errno()))
     return result
 
 
 def confine(setup: dict[str, Any]) -> None:
-    """Every step must succeed: a jail with a hole is no jail, and the host runs nothing in it."""
+    """Every step must succeed: a jail with a hole is no jail, and the host runs nothing in it.
+
+    "unsafe" is asked for in so many words where there is no jail: then the limits that the system has, and nothing else.
+    """
     os.umask(0o077)
-    if setup["unsafe"]:
-        relax(setup)
-        return
     # While the user may still enter every folder.
     open_folders = hold_folders(setup) if setup["hold_folders"] else {}
     ruleset = landlock_ruleset(setup["landlock"]) if setup["landlock"] else None
     if setup["tmpfs"]:
         # Mounted here and not by bubblewrap, which cannot limit the number of files.
         options = setup["tmpfs"].encode()
-        must(LIBC.mount(b"tmpfs", setup["scratch"].encode(), b"tmpfs", 2 | 4 | 8, options), "mount")  # nosuid, nodev, noexec
+        require(LIBC.mount(b"tmpfs", setup["scratch"].encode(), b"tmpfs", 2 | 4 | 8, options), "mount")  # nosuid, nodev, noexec
     for limit, value in setup["limits"].items():
-        resource.setrlimit(getattr(resource, limit), (value, value))
+        try:
+            resource.setrlimit(getattr(resource, limit), (value, value))
+        except (AttributeError, OSError, ValueError):
+            if not setup["unsafe"]:
+                raise
+    if not setup["unsafe"]:
+        give_up_rights(setup, ruleset)
+    os.chdir(setup["scratch"])
+    sys.path += setup["path"]
+    reroute_imports(open_folders)
+    if not setup["unsafe"]:
+        install_filter(setup["filter"])
+
+
+def give_up_rights(setup: dict[str, Any], ruleset: int | None) -> None:
     if setup["user"] is not None:
         os.setgroups([])
         os.setresgid(setup["user"], setup["user"], setup["user"])
         os.setresuid(setup["user"], setup["user"], setup["user"])
-    drop_capabilities()
+    no_capabilities = ctypes.byref((ctypes.c_uint32 * 6)())
+    require(LIBC.capset(ctypes.byref((ctypes.c_uint32 * 2)(0x20080522, 0)), no_capabilities), "capset")
     # Changing the user had ended that: paths through /proc/self need it, and the host, which looks at its open files.
-    must(LIBC.prctl(PR_SET_DUMPABLE, int(setup["looked_at"]), 0, 0, 0), "dumpable")
-    must(LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "dying with the parent")
+    require(LIBC.prctl(PR_SET_DUMPABLE, int(setup["looked_at"]), 0, 0, 0), "dumpable")
+    require(LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "dying with the parent")
     if setup["parent"] is not None and os.getppid() != setup["parent"]:
         raise OSError("the parent has ended")
-    must(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    require(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     if ruleset is not None:
-        must(LIBC.syscall(RESTRICT_SELF, ruleset, 0), "landlock")
+        require(LIBC.syscall(RESTRICT_SELF, ruleset, 0), "landlock")
         os.close(ruleset)
-    os.chdir(setup["scratch"])
-    sys.path += setup["path"]
-    reroute(open_folders)
-    filtered(setup["filter"])
 
 
-def relax(setup: dict[str, Any]) -> None:
-    """Asked for in so many words where there is no jail: the limits that any system has, and nothing else."""
-    for limit, value in setup["limits"].items():
-        try:  # noqa: SIM105  (contextlib is one more import for every run)
-            resource.setrlimit(getattr(resource, limit), (value, value))
-        except (AttributeError, OSError, ValueError):
-            pass
-    os.chdir(setup["scratch"])
-    sys.path.extend(setup["path"])
-
-
-def drop_capabilities() -> None:
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    must(LIBC.capset(ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)())), "capset")
-
-
-def filtered(code: bytes) -> None:
+def install_filter(code: bytes) -> None:
     program = ctypes.create_string_buffer(code, len(code))
 
     class Program(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
     given = Program(len(code) // 8, ctypes.cast(program, ctypes.c_void_p))
-    must(LIBC.prctl(PR_SET_SECCOMP, 2, ctypes.byref(given), 0, 0), "seccomp")
+    require(LIBC.prctl(PR_SET_SECCOMP, 2, ctypes.byref(given), 0, 0), "seccomp")
 
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
@@ -200,7 +186,7 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 def landlock_ruleset(rules: dict[str, Any]) -> int:
     """All rights are handled, hence refused, except below the folders named here."""
     handled = ctypes.create_string_buffer(rules["handled"])
-    ruleset = must(LIBC.syscall(CREATE_RULESET, handled, len(rules["handled"]), 0), "landlock ruleset")
+    ruleset = require(LIBC.syscall(CREATE_RULESET, handled, len(rules["handled"]), 0), "landlock ruleset")
     for path, rights in rules["allowed"]:
         try:
             where = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -209,7 +195,7 @@ def landlock_ruleset(rules: dict[str, Any]) -> int:
         rule = ctypes.create_string_buffer(
             rights.to_bytes(8, sys.byteorder) + where.to_bytes(4, sys.byteorder, signed=True), 12
         )
-        must(LIBC.syscall(ADD_RULE, ruleset, 1, rule, 0), "landlock rule for " + path)
+        require(LIBC.syscall(ADD_RULE, ruleset, 1, rule, 0), "landlock rule for " + path)
         os.close(where)
     return ruleset
 
@@ -227,7 +213,7 @@ def hold_folders(setup: dict[str, Any]) -> dict[str, int]:
     return folders
 
 
-def reroute(open_folders: dict[str, int]) -> None:
+def reroute_imports(open_folders: dict[str, int]) -> None:
     moved = {folder: f"/proc/self/fd/{where}" for folder, where in open_folders.items() if not os.access(folder, os.R_OK)}
     if not moved:
         return
@@ -249,42 +235,49 @@ def new_module(name: str) -> Any:
     return module
 
 
+def load(pipe: Pipe, job: Callable[[], Any]) -> bool:
+    """Whether what is to be loaded could be; the host is told."""
+    try:
+        job()
+    except BaseException as problem:
+        pipe.write('["load", ' + tell_error(problem) + "]")
+        return False
+    pipe.write('["loaded"]')
+    return True
+
+
 def answer_calls(pipe: Pipe, setup: dict[str, Any]) -> None:
     """Load the program as a module, then call its functions as the host asks."""
     module = new_module("program")
-    try:
-        exec(compile(setup["program"], "program.py", "exec"), module.__dict__)
-    except BaseException as problem:
-        pipe.write('["load", ' + told(problem) + "]")
+    if not load(pipe, lambda: exec(compile(setup["program"], "program.py", "exec"), module.__dict__)):
         return
-    pipe.write('["loaded"]')
     while (request := pipe.read()) is not None:
         pipe.write(reply_to(module, *request))
-        flush()
+        flush_output()
 
 
 def reply_to(module: Any, name: str, args: Any, kwargs: Any) -> str:
     try:
-        value = found(module, name)(*args, **kwargs)
+        value = find_function(module, name)(*args, **kwargs)
         if hasattr(type(value), "__await__"):
             import asyncio
 
-            value = asyncio.run(awaited(value))
+            value = asyncio.run(await_value(value))
     except BaseException as problem:
-        return '["raised", ' + told(problem) + "]"
+        return '["raised", ' + tell_error(problem) + "]"
     try:
         return '["value", ' + encode(value) + "]"
     except NotPlain as problem:
-        return '["raised", ' + told(problem) + "]"
+        return '["raised", ' + tell_error(problem) + "]"
     except BaseException as problem:
         return '["raised", "NotPlain", ' + quoted("the value cannot be read: " + type(problem).__name__) + ', "Exception"]'
 
 
-async def awaited(value: Any) -> Any:
+async def await_value(value: Any) -> Any:
     return await value
 
 
-def found(module: Any, name: str) -> Any:
+def find_function(module: Any, name: str) -> Any:
     """The function of that name; of "Solution.solve", the method of a new Solution."""
     first, *rest = name.split(".")
     if first not in module.__dict__:
@@ -295,7 +288,7 @@ def found(module: Any, name: str) -> Any:
     return target
 
 
-def flush() -> None:
+def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:  # noqa: SIM105
             stream.flush()
@@ -309,8 +302,8 @@ def run_script(pipe: Pipe, setup: dict[str, Any]) -> None:
     main.__dict__.update(__file__="program.py", __builtins__=__builtins__)
     vars(__builtins__).update(exit=sys.exit, quit=sys.exit)  # what `site` would have added, and contest programs end with
     sys.argv[:] = ["program.py"]
-    os.close(pipe.requests)
-    os.close(pipe.replies)
+    pipe.requests.close()
+    pipe.replies.close()
     exec(compile(setup["program"], "program.py", "exec"), main.__dict__)
 
 
@@ -335,45 +328,41 @@ def make_checks(pipe: Pipe, setup: dict[str, Any]) -> None:
 
         return call
 
-    try:
+    def prepare() -> None:
         exec(compile(setup["program"], "tests.py", "exec"), namespace)
-    except BaseException as problem:
-        pipe.write('["load", ' + told(problem) + "]")
+        namespace.update({alias: proxy(name) for alias, name in setup["proxies"].items()})
+
+    if not load(pipe, prepare):
         return
-    namespace.update({alias: proxy(name) for alias, name in setup["proxies"].items()})
-    pipe.write('["loaded"]')
     while (check := pipe.read()) is not None:
         calls[0] = 0
         try:
             exec(compile(check, "check.py", "exec"), namespace)
             passed, said = "true", '"", "", ""'
         except AssertionError as problem:
-            passed, said = "false", told(problem)
+            passed, said = "false", tell_error(problem)
         except BaseException as problem:
             # Before the candidate was asked (with arguments that can be passed on) the test itself is at fault.
-            passed, said = ("false" if calls[0] else "null"), told(problem)
+            passed, said = ("false" if calls[0] else "null"), tell_error(problem)
         pipe.write('["check", ' + passed + ", " + said + "]")
 
 
-def serve(pipe: Pipe, setup: dict[str, Any]) -> None:
+def serve_messages(pipe: Pipe, setup: dict[str, Any]) -> None:
     """A long-lived worker: one function of an installed module, one JSON message at a time."""
     import importlib
     import json
 
     module, _, name = setup["program"].partition(":")
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except BaseException as problem:
-        pipe.write('["load", ' + told(problem) + "]")
+    functions: list[Callable[..., Any]] = []
+    if not load(pipe, lambda: functions.append(getattr(importlib.import_module(module), name))):
         return
-    pipe.write('["loaded"]')
     while (request := pipe.read()) is not None:
         try:
-            reply = '["value", ' + json.dumps(function(json.loads(request))) + "]"
+            reply = '["value", ' + json.dumps(functions[0](json.loads(request))) + "]"
         except BaseException as problem:
-            reply = '["raised", ' + told(problem) + "]"
+            reply = '["raised", ' + tell_error(problem) + "]"
         pipe.write(reply)
-        flush()
+        flush_output()
 
 
 def main() -> None:
@@ -383,9 +372,9 @@ def main() -> None:
     try:
         confine(setup)
     except BaseException as problem:
-        pipe.write('["refused", ' + told(problem) + "]")
+        pipe.write('["refused", ' + tell_error(problem) + "]")
         os._exit(1)
-    jobs = {"calls": answer_calls, "script": run_script, "checks": make_checks, "worker": serve}
+    jobs = {"calls": answer_calls, "script": run_script, "checks": make_checks, "worker": serve_messages}
     pipe.write('["ready"]')
     pipe.read()  # the word to begin: until then nothing of the program has run, and the host knows it
     jobs[setup["job"]](pipe, setup)

@@ -2,82 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from cohort.base.workers import ProcessEnded
 from cohort.sandbox.jail import Jail
 from cohort.sandbox.limits import Limits
-from cohort.sandbox.values import NotPlain, rebuild, tagged
+from cohort.sandbox.results import MAX_DETAIL_CHARS, Call, CallsResult, CheckResult, ChecksResult, Reply, ScriptResult
+from cohort.sandbox.values import NotPlain, rebuild, tag_value
 
-MAX_DETAIL_CHARS = 2000
 DEFAULTS = Limits()
-
-
-@dataclass(frozen=True)
-class Call:
-    """A function of the program and plain arguments; "Solution.solve" is a method of a new Solution."""
-
-    function: str
-    args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What one call gave, in values that the host has built itself."""
-
-    value: Any = None
-    raised: str = ""
-    """Class name of the exception; empty: it returned. "NotPlain": what it returned cannot be carried over."""
-    detail: str = ""
-    base: str = ""
-    """The nearest built-in class of the exception: ValueError for a program's own class that extends it."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What every run reports."""
-
-    end: str
-    detail: str
-    stdout: str
-    stderr: str
-    truncated: bool
-    """Some of the output was thrown away."""
-    cpu_s: float
-    wall_s: float
-    peak_mb: float
-    jail: str
-    """The tier it ran in."""
-
-
-@dataclass(frozen=True)
-class CallsResult(Run):
-    replies: tuple[Reply | None, ...] = ()
-    """One per call; None: never answered."""
-
-
-@dataclass(frozen=True)
-class ScriptResult(Run):
-    status: int | None = None
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    passed: bool | None
-    """None: the test code itself is at fault."""
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class ChecksResult(Run):
-    checks: tuple[CheckResult, ...] = ()
 
 
 def run_calls(
@@ -87,47 +25,45 @@ def run_calls(
 
     packages: what is installed beside the trainer (numpy, ...) can be imported too; else the standard library alone.
     """
-    requests = [(call.function, *plain_arguments(call.args, call.kwargs)) for call in calls]
+    tagged = [[call.function, tag_value(list(call.args)), tag_value(dict(call.kwargs))] for call in calls]
     if backend:
-        from cohort.sandbox.remote import remote_calls
+        from cohort.sandbox.remote import run_remotely
 
-        return remote_calls(backend, program, calls, limits, packages)
+        return run_remotely(
+            CallsResult, backend, limits, len(calls), job="calls", program=program, calls=tagged, packages=packages
+        )
     replies: list[Reply | None] = [None] * len(calls)
 
-    def talk(jail: Jail) -> str:
-        word, *said = jail.hear()
-        if word == "load":
-            return memory_or("load", said)
-        for index, request in enumerate(requests):
-            replies[index] = read_reply(jail.ask_raw(request))
-        return "finished"
+    def talk(jail: Jail) -> None:
+        hear_loaded(jail)
+        for index, call in enumerate(calls):
+            replies[index] = ask_program(jail, call.function, call.args, call.kwargs)
 
-    run = supervised("calls", program, limits, talk, packages)
-    return CallsResult(**run, replies=tuple(replies))
+    return CallsResult(**supervise("calls", program, limits, talk, packages), replies=tuple(replies))
 
 
 def run_script(program: str, stdin: str, limits: Limits = DEFAULTS, backend: str = "", packages: bool = False) -> ScriptResult:
     """Run the program as __main__ in a fresh jail, with this text on standard input."""
     if backend:
-        from cohort.sandbox.remote import remote_script
+        from cohort.sandbox.remote import run_remotely
 
-        return remote_script(backend, program, stdin, limits, packages)
-    status: list[int | None] = [None]
+        return run_remotely(ScriptResult, backend, limits, job="script", program=program, stdin=stdin, packages=packages)
+    status: int | None = None
 
-    def talk(jail: Jail) -> str:
+    def talk(jail: Jail) -> None:
+        nonlocal status
         try:
             jail.wait()
         except ProcessEnded as ended:
-            status[0] = ended.status
+            status = ended.status
             raise
-        raise AssertionError
 
-    run = supervised("script", program, limits, talk, packages, stdin=stdin.encode("utf-8", errors="surrogatepass"))
-    if run["end"] == "exit" and status[0] == 0:
+    run = supervise("script", program, limits, talk, packages, stdin=stdin.encode("utf-8", errors="surrogatepass"))
+    if run["end"] == "exit" and status == 0:
         run["end"] = "finished"
     if run["end"] == "exit" and "MemoryError" in run["stderr"].rsplit("\n", 2)[-2:][0]:
         run["end"] = "memory"
-    return ScriptResult(**run, status=status[0])
+    return ScriptResult(**run, status=status)
 
 
 def run_checks(
@@ -140,24 +76,24 @@ def run_checks(
     packages: bool = False,
 ) -> ChecksResult:
     """Run trusted test code in a jail of its own; the names in `proxies` ("f", or "candidate=f") call the jailed program."""
-    aliases = {name.partition("=")[0]: name.rpartition("=")[2] for name in proxies}
     if backend:
-        from cohort.sandbox.remote import remote_checks
+        from cohort.sandbox.remote import run_remotely
 
-        return remote_checks(backend, program, checks, proxies, setup, limits, packages)
+        asked = {"job": "checks", "checks": list(checks), "proxies": list(proxies), "setup": setup}
+        return run_remotely(ChecksResult, backend, limits, len(checks), program=program, packages=packages, **asked)
+    aliases = {name.partition("=")[0]: name.rpartition("=")[2] for name in proxies}
     results: list[CheckResult] = []
 
-    def talk(jail: Jail) -> str:
-        word, *said = jail.hear()
-        if word == "load":
-            return memory_or("load", said)
-        assert tests is not None
+    def start_tests() -> Jail:
+        return Jail("checks", setup, own, extra={"proxies": aliases}, packages=installed_packages(packages))
+
+    def talk(jail: Jail) -> None:
+        hear_loaded(jail)
         run_tests(jail, tests, checks, results, reaches_program)
-        return "finished"
 
     def reaches_program(check: str) -> bool:
         """Whether a check asks the program where nothing has been before it, least of all a value of the program's."""
-        with Jail("checks", setup, own, extra={"proxies": aliases}, packages=installed_packages(packages)) as alone:
+        with start_tests() as alone:
             try:
                 return alone.hear()[0] == "loaded" and alone.ask_raw(check)[0] == "call"
             except ProcessEnded:  # at a limit, by itself
@@ -165,34 +101,22 @@ def run_checks(
 
     # The tests are loaded first, at their own expense: a program that leaves them no time must not have them to blame.
     own = replace(limits, cpu_s=limits.cpu_s + DEFAULTS.cpu_s, wall_s=2 * limits.wall_s + DEFAULTS.wall_s)
-    tests: Jail | None = None
     try:
-        tests = Jail("checks", setup, own, extra={"proxies": aliases}, packages=installed_packages(packages))
-        word, *said = tests.hear()
-        problem = "" if word == "loaded" else f"the test code does not load: {': '.join(map(str, said[:2]))}"
-        if not problem:
-            tests.charge(own)
-            run = supervised("calls", program, limits, talk, packages)
+        with start_tests() as tests:
+            word, *said = tests.hear()
+            problem = "" if word == "loaded" else f"the test code does not load: {': '.join(map(str, said[:2]))}"
+            if not problem:
+                tests.charge(own)
+                run = supervise("calls", program, limits, talk, packages)
     except ProcessEnded as ended:
         problem = f"the test code ended: {ended}"
         if ended.kind == "infrastructure":
-            return ChecksResult(**nothing_ran(ended), checks=(CheckResult(None, ended.detail),) * len(checks))
-    finally:
-        if tests is not None:
-            tests.close()
+            return ChecksResult("infrastructure", ended.detail, checks=(CheckResult(None, ended.detail),) * len(checks))
     if problem:
-        return ChecksResult(
-            **nothing_ran(ProcessEnded("finished", problem)), checks=(CheckResult(None, problem),) * len(checks)
-        )
+        return ChecksResult("finished", problem, checks=(CheckResult(None, problem),) * len(checks))
     missing = "the program ended before" if run["end"] != "infrastructure" else "the jail failed before"
     results += [CheckResult(False, missing)] * (len(checks) - len(results))
     return ChecksResult(**run, checks=tuple(results))
-
-
-def nothing_ran(ended: ProcessEnded) -> dict[str, Any]:
-    """The fields of Run where the program was never looked at."""
-    nothing = {"stdout": "", "stderr": "", "truncated": False, "cpu_s": 0.0, "wall_s": 0.0, "peak_mb": 0.0, "jail": ""}
-    return {"end": ended.kind, "detail": ended.detail, **nothing}
 
 
 def run_tests(
@@ -211,7 +135,7 @@ def run_tests(
             word, *said = tests.ask_raw(check)
             while word == "call":
                 asked = True
-                answer, lacks = relay(program, said)
+                answer, lacks = relay_call(program, *said)
                 missing = missing or lacks
                 word, *said = tests.ask_raw(answer)
             if missing:  # test code that waits for an exception would take this one for it
@@ -232,14 +156,13 @@ def run_tests(
         results.append(CheckResult(False if blamed else None, f"the test code ended: {problem}"))
 
 
-def relay(program: Jail, said: list[Any]) -> tuple[tuple[str, Any, str], str]:
+def relay_call(program: Jail, name: Any, arguments: Any) -> tuple[tuple[str, Any, str], str]:
     """One call on behalf of the test code, answered in the form boot.py expects; and what the program lacks for it."""
-    name, arguments = said
     try:
         args, kwargs = rebuild(arguments)
     except (NotPlain, ValueError, TypeError) as problem:
         return ("raised", "TypeError", str(problem)), ""
-    reply = read_reply(program.ask_raw((str(name), tuple(args), kwargs)))
+    reply = ask_program(program, str(name), args, kwargs)
     if not reply.raised:
         return ("value", reply.value, ""), ""
     return ("raised", reply.base, reply.detail), f"{reply.raised}: {reply.detail}" if is_missing(str(name), reply) else ""
@@ -259,61 +182,52 @@ def installed_packages(wanted: bool) -> list[str]:
     return [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")] if wanted else []
 
 
-def supervised(
+def supervise(
     job: str,
     program: str,
     limits: Limits,
-    talk: Callable[[Jail], str],
+    talk: Callable[[Jail], None],
     packages: bool = False,
     stdin: bytes | None = None,
 ) -> dict[str, Any]:
-    """The fields of Run, of a program that `talk` deals with."""
-    detail, began, jail = "", time.monotonic(), None
+    """The fields of Run, of a program that `talk` deals with until it has all its answers or raises ProcessEnded."""
+    end, detail, began, jail = "finished", "", time.monotonic(), None
     try:
-        jail = Jail(job, program, limits, stdin=stdin, packages=installed_packages(packages))
-        began = time.monotonic()
-        end = talk(jail)
-        jail.close()
+        with Jail(job, program, limits, stdin=stdin, packages=installed_packages(packages)) as jail:
+            began = time.monotonic()
+            talk(jail)
     except ProcessEnded as ended:
         end, detail = ended.kind, ended.detail
-    finally:
-        if jail is not None:
-            jail.close()
-    if "|" in end:
-        end, _, detail = end.partition("|")
+    run = {"end": end, "detail": detail, "wall_s": time.monotonic() - began}
+    if jail is None:
+        return run
     return {
-        "end": end,
-        "detail": detail,
-        "stdout": jail.stdout.text() if jail else "",
-        "stderr": jail.stderr.text() if jail else "",
-        "truncated": bool(jail and (jail.stdout.truncated or jail.stderr.truncated)),
-        "cpu_s": jail.cpu_s if jail else 0.0,
-        "wall_s": time.monotonic() - began,
-        "peak_mb": jail.peak_mb if jail else 0.0,
-        "jail": jail.tier.name if jail else "",
+        **run,
+        "stdout": jail.stdout.text(),
+        "stderr": jail.stderr.text(),
+        "truncated": jail.stdout.truncated or jail.stderr.truncated,
+        "cpu_s": jail.cpu_s,
+        "peak_mb": jail.peak_mb,
+        "jail": jail.tier.name,
     }
 
 
-def plain_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments exactly as a program will see them; NotPlain if they cannot be passed."""
-    tagged([list(args), dict(kwargs)], 0)
-    json.dumps(list(kwargs))
-    return tuple(args), dict(kwargs)
+def hear_loaded(jail: Jail) -> None:
+    """Wait until the program is loaded; raises ProcessEnded where that failed."""
+    word, *said = jail.hear()
+    if word == "load":
+        name, message = (str(part) for part in [*said, "", ""][:2])
+        raise ProcessEnded("memory" if name == "MemoryError" else "load", f"{name}: {message}"[:MAX_DETAIL_CHARS])
+
+
+def ask_program(jail: Jail, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reply:
+    return read_reply(jail.ask_raw((function, tuple(args), dict(kwargs))))
 
 
 def read_reply(said: list[Any]) -> Reply:
     """The program may have written anything; what is not a reply is one that raised."""
     if said[0] == "value" and len(said) == 2:
-        try:
-            return Reply(value=rebuild(said[1]))
-        except NotPlain as problem:
-            return Reply(raised="NotPlain", detail=str(problem), base="Exception")
+        return Reply.read(said[1])
     if said[0] == "raised" and len(said) == 4:
-        name, detail, base = (str(part)[:MAX_DETAIL_CHARS] for part in said[1:])
-        return Reply(raised=name or "Exception", detail=detail, base=base)
+        return Reply.read(None, said[1] or "Exception", *said[2:])
     return Reply(raised="NotPlain", detail="not a reply", base="Exception")
-
-
-def memory_or(end: str, said: list[Any]) -> str:
-    name, message = (str(part) for part in [*said, "", ""][:2])
-    return f"{'memory' if name == 'MemoryError' else end}|{name}: {message}"[:MAX_DETAIL_CHARS]

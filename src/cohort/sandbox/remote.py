@@ -10,15 +10,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from cohort.base.http import FAILURES, HEADER_WORD, Endpoint, post_and_wait
 from cohort.sandbox.limits import ENDS, FLOOD_BYTES, Limits
-from cohort.sandbox.values import NotPlain, rebuild, tagged
+from cohort.sandbox.results import CallsResult, CheckResult, ChecksResult, Reply, Run, ScriptResult
 
-if TYPE_CHECKING:
-    from cohort.sandbox.program import Call, CallsResult, ChecksResult, Reply, ScriptResult
+R = TypeVar("R", bound=Run)
 
 TOKEN_VARIABLE = "COHORT_SANDBOX_TOKEN"
 """Sent as a bearer token where it is set. Never written anywhere."""
@@ -42,57 +41,31 @@ def read_token() -> str:
     return token
 
 
-def remote_calls(backend: str, program: str, calls: Sequence[Call], limits: Limits, packages: bool) -> CallsResult:
-    from cohort.sandbox.program import CallsResult
-
-    asked = [[call.function, tagged(list(call.args), 0), tagged(dict(call.kwargs), 0)] for call in calls]
-    document, problem = ask(backend, {"job": "calls", "program": program, "calls": asked, "packages": packages}, limits)
-    replies: list[Reply | None] = []
+def run_remotely(kind: type[R], backend: str, limits: Limits, count: int = 0, **request: Any) -> R:
+    """The result of a run over there. `count`: so many replies or checks must come back, or nothing is known of any."""
+    document, problem = ask(backend, request, limits)
+    fields: dict[str, Any] = {}
     try:
-        for reply in document.get("replies") or []:
-            replies.append(None if reply is None else sent_reply(reply))
-    except (KeyError, TypeError) as unreadable:
+        if kind is CallsResult:
+            fields["replies"] = tuple(None if one is None else Reply.read(**one) for one in document.get("replies") or [])
+        elif kind is ChecksResult:
+            fields["checks"] = tuple(read_check(**one) for one in document.get("checks") or [])
+    except TypeError as unreadable:
         problem = f"a reply that makes no sense ({unreadable})"
-    if not problem and len(replies) != len(calls):
-        problem = f"{len(replies)} replies for {len(calls)} calls"
-    return CallsResult(**fields_of(document, problem), replies=(None,) * len(calls) if problem else tuple(replies))
+    for name, items in fields.items():
+        if not problem and len(items) != count:
+            problem = f"{len(items)} {name} for the {count} that were asked for"
+        if problem:
+            fields[name] = (None if kind is CallsResult else CheckResult(False, problem),) * count
+    if kind is ScriptResult and isinstance(document.get("status"), int):
+        fields["status"] = document["status"]
+    return kind(**read_fields(document, problem), **fields)
 
 
-def sent_reply(reply: Mapping[str, Any]) -> Reply:
-    """One reply as it was sent. A value that cannot be rebuilt is the program's doing here as it is without a network."""
-    from cohort.sandbox.program import Reply
-
-    try:
-        return Reply(rebuild(reply["value"]), str(reply["raised"]), str(reply["detail"]), str(reply["base"]))
-    except NotPlain as problem:
-        return Reply(raised="NotPlain", detail=str(problem), base="Exception")
-
-
-def remote_script(backend: str, program: str, stdin: str, limits: Limits, packages: bool) -> ScriptResult:
-    from cohort.sandbox.program import ScriptResult
-
-    document, problem = ask(backend, {"job": "script", "program": program, "stdin": stdin, "packages": packages}, limits)
-    status = document.get("status")
-    return ScriptResult(**fields_of(document, problem), status=status if isinstance(status, int) else None)
-
-
-def remote_checks(
-    backend: str, program: str, checks: Sequence[str], proxies: Sequence[str], setup: str, limits: Limits, packages: bool
-) -> ChecksResult:
-    from cohort.sandbox.program import CheckResult, ChecksResult
-
-    asked = {"job": "checks", "program": program, "checks": list(checks), "proxies": list(proxies), "setup": setup}
-    document, problem = ask(backend, {**asked, "packages": packages}, limits)
-    results = [
-        CheckResult(check.get("passed"), str(check.get("detail", "")))
-        for check in document.get("checks") or []
-        if isinstance(check, dict) and check.get("passed") in (True, False, None)
-    ]
-    if not problem and len(results) != len(checks):
-        problem = f"{len(results)} results for {len(checks)} checks"
-    return ChecksResult(
-        **fields_of(document, problem), checks=(CheckResult(False, problem),) * len(checks) if problem else tuple(results)
-    )
+def read_check(passed: Any, detail: Any) -> CheckResult:
+    if not isinstance(passed, bool | None):
+        raise TypeError("a check that is neither right nor wrong")
+    return CheckResult(passed, str(detail))
 
 
 def ask(backend: str, document: Mapping[str, Any], limits: Limits) -> tuple[dict[str, Any], str]:
@@ -114,27 +87,16 @@ def ask(backend: str, document: Mapping[str, Any], limits: Limits) -> tuple[dict
     return (answer, "") if isinstance(answer, dict) else ({}, f"{server.host} answered no object")
 
 
-def fields_of(document: Mapping[str, Any], problem: str) -> dict[str, Any]:
+def read_fields(document: Mapping[str, Any], problem: str) -> dict[str, Any]:
     """The fields of Run, whatever the other side has left out."""
+    readers: dict[str, Callable[[Any], Any]] = {"str": str, "bool": bool, "float": read_number}
+    fields = {field.name: readers[str(field.type)](document.get(field.name, "")) for field in dataclasses.fields(Run)}
+    if not problem and fields["end"] not in ENDS:
+        problem = f"an end called {fields['end'][:50]!r}"
+    if problem:
+        fields |= {"end": "infrastructure", "detail": problem}
+    return {**fields, "jail": fields["jail"] or "remote"}
 
-    def text(name: str) -> str:
-        return str(document.get(name, ""))
 
-    def number(name: str) -> float:
-        value = document.get(name, 0.0)
-        return float(value) if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**53) else 0.0
-
-    end = text("end")
-    if not problem and end not in ENDS:
-        problem = f"an end called {end[:50]!r}"
-    return {
-        "end": "infrastructure" if problem else end,
-        "detail": problem or text("detail"),
-        "stdout": text("stdout"),
-        "stderr": text("stderr"),
-        "truncated": bool(document.get("truncated")),
-        "cpu_s": number("cpu_s"),
-        "wall_s": number("wall_s"),
-        "peak_mb": number("peak_mb"),
-        "jail": text("jail") or "remote",
-    }
+def read_number(value: Any) -> float:
+    return float(value) if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**53) else 0.0

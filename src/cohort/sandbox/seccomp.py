@@ -15,6 +15,9 @@ import platform
 import struct
 from collections.abc import Iterable
 
+Instruction = tuple[int, int, int, int]
+Code = list[Instruction]
+
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 # Numbers of the calls on x86_64 and aarch64; None: the architecture does not have it.
@@ -59,11 +62,6 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "fallocate": (285, 47),
 }  # fmt: skip
 
-CHECKED = (
-    "clone", "clone3", "kill", "tgkill", "prlimit64", "prctl", "socketpair", "fcntl", "ioctl", "arch_prctl", "open", "openat",
-    "openat2", "close_range", "fallocate",
-)  # fmt: skip
-"""Calls that are refused or not by their arguments; all the others on the list are refused outright."""
 FOREIGN = (
     "inotify_init", "inotify_init1", "inotify_add_watch", "setxattr", "lsetxattr", "removexattr", "lremovexattr", "setxattrat",
     "removexattrat", "file_setattr", "truncate", "chown", "lchown", "fchownat", "fchown", "fsetxattr",
@@ -104,7 +102,7 @@ def argument(index: int) -> int:
     return 16 + 8 * index
 
 
-def supported() -> bool:
+def is_supported() -> bool:
     return platform.machine() in ARCHITECTURES
 
 
@@ -118,7 +116,29 @@ def build_filter(own_pid: int, own_files: bool, own_user: bool, machine: str = "
     numbers = {name: number for name, both in NUMBERS.items() if (number := both[column]) is not None}
     pretended = {*(() if own_files else TIMES), *(() if own_files or own_user else MODES)}
     harmless = {*MODES, *TIMES, *(FOREIGN if own_files else ())} - pretended
-    spared = {*CHECKED, *harmless}
+    allowed = [(RETURN, 0, 0, ALLOW)]
+    # Calls that are refused or not by their arguments; all the others that have a number are refused outright.
+    checked: dict[str, Code] = {
+        "clone3": [refuse(errno.ENOSYS)],
+        "openat2": [refuse(errno.ENOSYS)],  # its flags, too, lie behind a pointer
+        # Gigabytes in one call, before anyone has looked.
+        "fallocate": allowed if own_files else [refuse(errno.EOPNOTSUPP)],
+        "openat": allowed if own_files else check_opening(2),
+        "open": allowed if own_files else check_opening(1),
+        # Every thread shares the table of open files: the host counts what the process holds open.
+        "close_range": only_without_bits(2, OWN_TABLE),
+        "clone": only_with_bits(0, CLONE_THREAD, CLONE_FILES),
+        "kill": only(0, [own_pid]),
+        "tgkill": only(0, [own_pid]),
+        "prlimit64": only(0, [0, own_pid]),
+        "prctl": only(0, PR_NAMES),
+        "socketpair": only(0, [AF_UNIX]),
+        "fcntl": all_but(1, FCNTL_REFUSED),
+        "ioctl": only(1, IOCTL_ALLOWED, errno.ENOTTY),
+        "arch_prctl": all_but(
+            0, [ARCH_CPUID]
+        ),  # the C library sets thread-local storage with it; turning off cpuid is not for us
+    }
     code = [
         (LOAD, 0, 0, ARCHITECTURE),
         (JUMP_EQUAL, 1, 0, ARCHITECTURES[machine]),
@@ -128,61 +148,39 @@ def build_filter(own_pid: int, own_files: bool, own_user: bool, machine: str = "
         (RETURN, 0, 0, KILL),
     ]
     for name, number in numbers.items():
-        if name not in spared:
+        if name not in checked and name not in harmless:
             code += [(JUMP_EQUAL, 0, 1, number), refuse(0 if name in pretended else errno.EPERM)]
-    code += checked(numbers["clone3"], [refuse(errno.ENOSYS)])
-    code += checked(numbers["openat2"], [refuse(errno.ENOSYS)])  # its flags, too, lie behind a pointer
-    if not own_files:
-        # Gigabytes in one call, before anyone has looked.
-        code += checked(numbers["fallocate"], [refuse(errno.EOPNOTSUPP)])
-        code += checked(numbers["openat"], opening(2))
-        if "open" in numbers:
-            code += checked(numbers["open"], opening(1))
-    # Every thread shares the table of open files: the host counts what the process holds open.
-    code += checked(numbers["close_range"], only_without_bits(2, OWN_TABLE))
-    code += checked(numbers["clone"], only_with_bits(0, CLONE_THREAD, CLONE_FILES))
-    code += checked(numbers["kill"], only(0, [own_pid]))
-    code += checked(numbers["tgkill"], only(0, [own_pid]))
-    code += checked(numbers["prlimit64"], only(0, [0, own_pid]))
-    code += checked(numbers["prctl"], only(0, PR_NAMES))
-    code += checked(numbers["socketpair"], only(0, [AF_UNIX]))
-    code += checked(numbers["fcntl"], all_but(1, FCNTL_REFUSED))
-    code += checked(numbers["ioctl"], only(1, IOCTL_ALLOWED, errno.ENOTTY))
-    if "arch_prctl" in numbers:  # the C library sets thread-local storage with it; turning off cpuid is not for us
-        code += checked(numbers["arch_prctl"], all_but(0, [ARCH_CPUID]))
+    for name, rest in checked.items():
+        if name in numbers:  # `rest` ends in a return
+            code += [(JUMP_EQUAL, 0, len(rest), numbers[name]), *rest]
     code.append((RETURN, 0, 0, ALLOW))
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
 
 
-def refuse(reason: int = errno.EPERM) -> tuple[int, int, int, int]:
+def refuse(reason: int = errno.EPERM) -> Instruction:
     return (RETURN, 0, 0, ERROR | reason)
 
 
-def checked(number: int, rest: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """`rest` for the call of that number; it must end in a return."""
-    return [(JUMP_EQUAL, 0, len(rest), number), *rest]
-
-
-def only(index: int, values: Iterable[int], reason: int = errno.EPERM) -> list[tuple[int, int, int, int]]:
+def only(index: int, values: Iterable[int], reason: int = errno.EPERM) -> Code:
     tests = [step for value in values for step in ((JUMP_EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW))]
     return [(LOAD, 0, 0, argument(index)), *tests, refuse(reason)]
 
 
-def all_but(index: int, values: Iterable[int]) -> list[tuple[int, int, int, int]]:
+def all_but(index: int, values: Iterable[int]) -> Code:
     tests = [step for value in values for step in ((JUMP_EQUAL, 0, 1, value), refuse())]
     return [(LOAD, 0, 0, argument(index)), *tests, (RETURN, 0, 0, ALLOW)]
 
 
-def only_with_bits(index: int, first: int, second: int) -> list[tuple[int, int, int, int]]:
+def only_with_bits(index: int, first: int, second: int) -> Code:
     tests = [(JUMP_BITS, 0, 2, first), (JUMP_BITS, 0, 1, second)]
     return [(LOAD, 0, 0, argument(index)), *tests, (RETURN, 0, 0, ALLOW), refuse()]
 
 
-def only_without_bits(index: int, bits: int) -> list[tuple[int, int, int, int]]:
+def only_without_bits(index: int, bits: int) -> Code:
     return [(LOAD, 0, 0, argument(index)), (JUMP_BITS, 0, 1, bits), refuse(errno.EOPNOTSUPP), (RETURN, 0, 0, ALLOW)]
 
 
-def opening(index: int) -> list[tuple[int, int, int, int]]:
+def check_opening(index: int) -> Code:
     """No unnamed file; and none emptied without the right to write, which Landlock before version 3 lets through."""
     return [
         (LOAD, 0, 0, argument(index)),

@@ -19,16 +19,17 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from cohort.base.processes import begin_process
 from cohort.sandbox.limits import FLOOD_BYTES, JailUnavailable, Limits
-from cohort.sandbox.program import Call, run_calls, run_checks, run_script
+from cohort.sandbox.program import run_calls, run_checks, run_script
 from cohort.sandbox.remote import FILE_VARIABLE, MAX_BODY_BYTES, TOKEN_VARIABLE, read_token
+from cohort.sandbox.results import Call, CallsResult, ChecksResult, Run
 from cohort.sandbox.tiers import find_tier
-from cohort.sandbox.values import NotPlain, rebuild, tagged
+from cohort.sandbox.values import rebuild, tag_value
 
 CEILING = Limits(cpu_s=120.0, wall_s=120.0, memory_mb=4096, output_kb=FLOOD_BYTES // 1024)
 """The most that a client may ask for, field by field, unless the command line says otherwise."""
@@ -42,6 +43,8 @@ JOBS: dict[str, dict[str, type]] = {
     "checks": {"checks": list, "proxies": list, "setup": str},
 }
 """What each job has beside its `program`, `limits` and `packages`."""
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError)
+"""What a request that makes no sense raises, somewhere."""
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -88,16 +91,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, result)  # without a slot: a client may take its time to read
         except (ConnectionError, TimeoutError):
             raise
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-            MemoryError,
-            NotPlain,
-        ) as problem:
+        except UNREADABLE as problem:
             self.answer(400, {"error": f"{type(problem).__name__}: {problem}"})
         except (JailUnavailable, OSError) as problem:
             self.answer(503, {"error": str(problem)})
@@ -223,23 +217,17 @@ def run(document: dict[str, Any], ceiling: Limits = CEILING) -> dict[str, Any]:
     for name, most in dataclasses.asdict(ceiling).items():
         if getattr(limits, name) > most:
             raise ValueError(f"limits.{name}: at most {most:g} here, got {getattr(limits, name):g}")
-    packages = document.get("packages", False)
+    fields = {name: document[name] for name in JOBS[document["job"]]}
     if document["job"] == "calls":
-        calls = [Call(name, rebuild(args), rebuild(kwargs)) for name, args, kwargs in document["calls"]]
-        result = run_calls(program, calls, limits, packages=packages)
-        replies = [
-            None if reply is None else {**dataclasses.asdict(reply), "value": tagged(reply.value, 0)}
-            for reply in result.replies
-        ]
-        return {**plain_fields(result, "replies"), "replies": replies}
-    if document["job"] == "script":
-        return plain_fields(run_script(program, document["stdin"], limits, packages=packages), "")
-    checks = run_checks(program, document["checks"], document["proxies"], document["setup"], limits, packages=packages)
-    return {**plain_fields(checks, "checks"), "checks": [dataclasses.asdict(check) for check in checks.checks]}
-
-
-def plain_fields(result: Any, but: str) -> dict[str, Any]:
-    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result) if field.name != but}
+        fields["calls"] = [Call(name, rebuild(args), rebuild(kwargs)) for name, args, kwargs in document["calls"]]
+    runs: dict[str, Callable[..., Run]] = {"calls": run_calls, "script": run_script, "checks": run_checks}
+    result = runs[document["job"]](program, **fields, limits=limits, packages=document.get("packages", False))
+    answer = dict(vars(result))
+    if isinstance(result, CallsResult):
+        answer["replies"] = [reply and {**vars(reply), "value": tag_value(reply.value)} for reply in result.replies]
+    if isinstance(result, ChecksResult):
+        answer["checks"] = [vars(check) for check in result.checks]
+    return answer
 
 
 def main(words: Sequence[str] | None = None) -> None:

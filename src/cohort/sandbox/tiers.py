@@ -65,27 +65,12 @@ def landlock_version() -> int:
     return max(int(version), 0)
 
 
-def bubblewrap_problem() -> str:
-    """Why bubblewrap cannot be used, empty if it can."""
-    program = shutil.which("bwrap")
-    if program is None:
-        return "bubblewrap is not installed (Debian and Ubuntu: apt install bubblewrap)"
-    return problem_of(Tier("bubblewrap", bubblewrap=program))
-
-
-def landlock_problem() -> str:
-    version = landlock_version()
-    if not version:
-        return "the kernel has no Landlock, or it is switched off (Linux 5.13 or newer, lsm=...,landlock)"
-    return problem_of(Tier("landlock", landlock_version=version))
-
-
 _known: dict[Tier, str] = {}
 """What was found out about the jails of this machine."""
 
 
-def problem_of(tier: Tier) -> str:
-    """Tried on a program that does nothing, in the very jail that programs would get. A passing trouble is not remembered."""
+def find_problem(tier: Tier) -> str:
+    """Why a jail cannot be used, empty if it can. Tried on a program that does nothing, in the very jail that programs would get. A passing trouble is not remembered."""
     from cohort.sandbox.jail import Jail
 
     if tier not in _known:
@@ -108,21 +93,25 @@ def find_tier(name: str = "") -> Tier:
         raise JailUnavailable(f"{VARIABLE}: {name!r} is no jail; it can be {', '.join(TIERS)}, or unset for the strongest.")
     if name == "unsafe":
         return Tier("unsafe")
-    if sys.platform != "linux" or not seccomp.supported():
+    if sys.platform != "linux" or not seccomp.is_supported():
         raise JailUnavailable(
             f"untrusted code runs only on Linux on {' or '.join(seccomp.ARCHITECTURES)}: system calls are filtered by the kernel. "
             'Score programs on such a machine with backend = "http://host:port" (python -m cohort.sandbox.serve).'
         )
+    program, version = shutil.which("bwrap"), landlock_version()
+    offers: dict[str, Tier | str] = {
+        "bubblewrap": Tier("bubblewrap", bubblewrap=program)
+        if program
+        else "bubblewrap is not installed (Debian and Ubuntu: apt install bubblewrap)",
+        "landlock": Tier("landlock", landlock_version=version)
+        if version
+        else "the kernel has no Landlock, or it is switched off (Linux 5.13 or newer, lsm=...,landlock)",
+    }
     missing = []
-    if name != "landlock":
-        problem = bubblewrap_problem()
-        if not problem:
-            return Tier("bubblewrap", bubblewrap=str(shutil.which("bwrap")))
-        missing.append(problem)
-    if name != "bubblewrap":
-        problem = landlock_problem()
-        if not problem:
-            return Tier("landlock", landlock_version=landlock_version())
+    for offer in [offers[name]] if name else offers.values():
+        problem = offer if isinstance(offer, str) else find_problem(offer)
+        if isinstance(offer, Tier) and not problem:
+            return offer
         missing.append(problem)
     raise JailUnavailable(f"there is no jail for untrusted code here: {'; '.join(missing)}.")
 

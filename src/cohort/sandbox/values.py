@@ -7,11 +7,11 @@ object with an `__eq__` of its own never leaves the jail. The writing half of th
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
-MAX_DEPTH = 100
-MAX_NODES = 300_000
-SMALL_INT = 2**53
+from cohort.sandbox.boot import MAX_DEPTH, MAX_NODES, SMALL_INT
+
 MAX_COLLISIONS = 32
 """Keys of one set or dict with the same hash. Honest ones hardly ever share it; with many, each is compared with all."""
 BUILD_LIMIT_S = 0.3
@@ -33,7 +33,8 @@ def rebuild(node: Any) -> Any:
         raise NotPlain(f"not a plain value ({type(problem).__name__})") from None
 
 
-def tagged(value: Any, depth: int) -> Any:
+def tag_value(value: Any, depth: int = 0) -> Any:
+    """The value as JSON can hold it: the inverse of `rebuild`. Exact types alone: what extends a built-in is not plain here."""
     if depth > MAX_DEPTH:
         raise NotPlain(f"nested deeper than {MAX_DEPTH}")
     kind = type(value)
@@ -48,9 +49,9 @@ def tagged(value: Any, depth: int) -> Any:
     if kind is bytes:
         return ["b", value.hex()]
     if kind is dict:
-        return ["d", *(tagged(part, depth + 1) for pair in value.items() for part in pair)]
+        return ["d", *(tag_value(part, depth + 1) for pair in value.items() for part in pair)]
     if kind in TAGS:
-        return [TAGS[kind], *(tagged(item, depth + 1) for item in value)]
+        return [TAGS[kind], *(tag_value(item, depth + 1) for item in value)]
     raise NotPlain(f"a value of type {kind.__name__} is not plain: {PLAIN_TYPES}")
 
 
@@ -75,40 +76,35 @@ class Builder:
         if tag in ("l", "t"):
             return COLLECTIONS[tag](self.build(item, depth + 1) for item in items)
         if tag in ("s", "z"):
-            members: set[Any] = set()
-            hashes: dict[int, int] = {}
-            for item in items:
-                member = self.build(item, depth + 1)
-                self._count(member, hashes)
-                members.add(member)
-            return COLLECTIONS[tag](members)
+            return COLLECTIONS[tag](self._build_keys(items, depth))
         if tag == "d" and len(items) % 2 == 0:
-            pairs: dict[Any, Any] = {}
-            hashes = {}
-            for name, value in zip(items[::2], items[1::2], strict=True):
-                key = self.build(name, depth + 1)
-                self._count(key, hashes)
-                pairs[key] = self.build(value, depth + 1)
-            return pairs
-        return scalar(tag, items)
+            keys = self._build_keys(items[::2], depth)
+            return {key: self.build(value, depth + 1) for key, value in zip(keys, items[1::2], strict=True)}
+        return read_scalar(tag, items)
 
-    def _count(self, key: Any, hashes: dict[int, int]) -> None:
-        code = hash(key)
-        hashes[code] = hashes.get(code, 0) + 1
-        if hashes[code] > MAX_COLLISIONS:
-            raise NotPlain("its keys are made to collide")
-        if len(hashes) % 64 == 0 and time.thread_time() > self._deadline:
-            raise NotPlain("it takes too long to rebuild")
+    def _build_keys(self, nodes: list[Any], depth: int) -> Iterator[Any]:
+        hashes: dict[int, int] = {}
+        for node in nodes:
+            key = self.build(node, depth + 1)
+            code = hash(key)
+            hashes[code] = hashes.get(code, 0) + 1
+            if hashes[code] > MAX_COLLISIONS:
+                raise NotPlain("its keys are made to collide")
+            if len(hashes) % 64 == 0 and time.thread_time() > self._deadline:
+                raise NotPlain("it takes too long to rebuild")
+            yield key
 
 
-def scalar(tag: str, items: list[Any]) -> Any:
-    if all(isinstance(item, str) for item in items):
-        if tag == "i" and len(items) == 1:
-            return int(items[0], 16)
-        if tag == "f" and len(items) == 1:
-            return float.fromhex(items[0])
-        if tag == "c" and len(items) == 2:
-            return complex(float.fromhex(items[0]), float.fromhex(items[1]))
-        if tag == "b" and len(items) == 1:
-            return bytes.fromhex(items[0])
-    raise NotPlain("malformed")
+SCALARS: dict[str, Callable[..., Any]] = {
+    "i": lambda digits: int(digits, 16),
+    "f": float.fromhex,
+    "c": lambda real, imaginary: complex(float.fromhex(real), float.fromhex(imaginary)),
+    "b": bytes.fromhex,
+}
+"""What is written as text, by its tag. Another number of texts is a TypeError, and no value."""
+
+
+def read_scalar(tag: str, items: list[Any]) -> Any:
+    if tag not in SCALARS or not all(isinstance(item, str) for item in items):
+        raise NotPlain("malformed")
+    return SCALARS[tag](*items)
