@@ -18,13 +18,12 @@ IMPORTS = house.find_imports(MODULES)
 MAX_AT_THE_TOP = 10
 MAX_LINES = 400
 
-FOR_THE_PATH = {"cohort.rewards.gym.rows", "cohort.rewards.pool", "cohort.sandbox.workers", "cohort.tools.bench.peers"}
+FOR_THE_PATH = {"cohort.tools.bench.peers"}
 """Modules that import the package itself, to tell a child process where it lies; it has no room and imports nothing."""
 
 LATE = {
     "cohort.ops.adam8 -> cohort.ops.fused.kernels_adam8",  # the fast twin reads the slow one's tables
     "cohort.ops.logprobs -> cohort.ops.fused.kernels_head",  # the same
-    "cohort.sandbox.program -> cohort.sandbox.remote",  # a remote machine runs programs too
     "cohort.sandbox.tiers -> cohort.sandbox.jail",  # a tier is probed by running a jail in it
 }
 """Imports inside functions that would close a circle at the top of the file; all within one room."""
@@ -36,7 +35,6 @@ LONG_FILES = {
     "cohort.ops.fused.kernels_train": 533,
     "cohort.ops.logprobs": 403,
     "cohort.rewards.learned.model": 532,
-    "cohort.sandbox.jail": 503,
     "cohort.tools.audit.programs": 418,
     "cohort.training.reward_model": 447,
 }
