@@ -56,7 +56,7 @@ def load_recipe(
     given = [parse_override(override) for override in overrides]
     words = {key.rpartition(".")[2]: value for key, value in [*given, *(values or {}).items()]}
     problems = []
-    for key, value in [*sorted(given, key=turn), *sorted((values or {}).items(), key=turn)]:
+    for key, value in [*sorted(given, key=order_word), *sorted((values or {}).items(), key=order_word)]:
         try:
             assign(tree, key, os.fspath(value) if isinstance(value, os.PathLike) else value, words)
         except RecipeError as problem:
@@ -95,8 +95,8 @@ def build_recipe(tree: Mapping[str, Any]) -> Recipe:
     except ValidationError as problem:
         # A union reports each of its branches; the literal one says nothing that the other does not.
         errors = [error for error in problem.errors() if not str(error["loc"][-1:]).startswith('("literal[')]
-        words = dict(leaves_of(tree))
-        raise RecipeError("\n".join(explain(error, words) for error in errors or problem.errors())) from None
+        words = dict(list_leaves(tree))
+        raise RecipeError("\n".join(explain_error(error, words) for error in errors or problem.errors())) from None
 
 
 def refuse_unwritable(node: Any, path: str) -> None:
@@ -154,7 +154,7 @@ def assign(tree: dict[str, Any], key: str, value: Any, words: Mapping[str, Any] 
         node[names[-1]] = copy.deepcopy(value)  # the next word may reach into it, and it is the caller's
 
 
-def turn(word: tuple[str, Any]) -> int:
+def order_word(word: tuple[str, Any]) -> int:
     """When a word is applied: a name of an algorithm first, for the choices beside it are meant to change the one it names."""
     key, value = word
     if key not in ("algorithm", "algorithm.name"):
@@ -195,9 +195,9 @@ def resolve_undotted(key: str, value: Any = UNKNOWN, words: Mapping[str, Any] = 
     if matches:
         raise RecipeError(f"{key}: several sections have it; write one of {', '.join(matches)}")
     if key in Recipe.model_fields:
-        raise RecipeError(f"{key}: it is a section; write {key}.KEY=value with one of {', '.join(section_fields((key,)))}")
+        raise RecipeError(f"{key}: it is a section; write {key}.KEY=value with one of {', '.join(list_keys((key,)))}")
     known = [*(path.rsplit(".", 1)[-1] for path in paths), *Recipe.model_fields]
-    raise RecipeError(f"unknown recipe key {key!r}{suggestion(key, known, value=value, words=words)}")
+    raise RecipeError(f"unknown recipe key {key!r}{suggest_word(key, known, value=value, words=words)}")
 
 
 def leaf_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, Any]]:
@@ -212,7 +212,7 @@ def leaf_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, A
     return leaves
 
 
-def suggestion(
+def suggest_word(
     word: str,
     siblings: Sequence[str],
     section: str = "",
@@ -247,9 +247,7 @@ def as_override(word: str, text: str) -> str:
     """`word=text`, where a recipe has the word; else what is known of it, and "" where nothing is."""
     try:
         if "." in word and walk(word.split("."))[0] is None:
-            raise RecipeError(
-                explain({"loc": word.split("."), "type": "extra_forbidden", "input": parse_value(text), "msg": ""})
-            )
+            raise RecipeError(explain_unknown(word.split("."), parse_value(text)))
         if "." not in word:
             resolve_undotted(word, parse_value(text))
         return f"{word}={text}"
@@ -273,13 +271,19 @@ def format_value(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else json.dumps(value, default=str)
 
 
-def leaves_of(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def list_leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """(last name, value) of everything in a tree of tables."""
     if isinstance(node, Mapping):
         for name, inner in node.items():
-            yield from leaves_of(inner, (*path, str(name)))
+            yield from list_leaves(inner, (*path, str(name)))
     elif path:
         yield path[-1], node
+
+
+def pick_section(annotation: Any) -> type[BaseModel] | None:
+    """The section that an annotation is, or that is one of its branches."""
+    options = [annotation, *get_args(annotation)]
+    return next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
 
 
 def walk(path: Iterable[Any]) -> tuple[Any, Any]:
@@ -287,8 +291,7 @@ def walk(path: Iterable[Any]) -> tuple[Any, Any]:
     annotation: Any = Recipe
     field: Any = None
     for part in path:
-        options = [annotation, *get_args(annotation)]
-        section = next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
+        section = pick_section(annotation)
         if get_origin(annotation) in (list, dict):
             annotation, field = get_args(annotation)[-1], None
         elif section is not None and part == section.__name__:
@@ -301,46 +304,63 @@ def walk(path: Iterable[Any]) -> tuple[Any, Any]:
     return annotation, field
 
 
-def section_fields(path: Iterable[Any]) -> list[str]:
-    annotation, _ = walk(path)
-    options = [annotation, *get_args(annotation)]
-    return next(
-        (list(option.model_fields) for option in options if isinstance(option, type) and issubclass(option, BaseModel)), []
-    )
+def list_keys(path: Iterable[Any]) -> list[str]:
+    """The keys of the section at a path; none where there is no section."""
+    section = pick_section(walk(path)[0])
+    return list(section.model_fields) if section else []
 
 
-def explain(error: Mapping[str, Any], words: Mapping[str, Any] = NO_WORDS) -> str:
+def explain_error(error: Mapping[str, Any], words: Mapping[str, Any] = NO_WORDS) -> str:
     """One pydantic error in words: the field, what is wrong, and the fix where it is known."""
     location, kind, given = error["loc"], error["type"], error["input"]
-    shown = [str(part) for part in location if not (isinstance(part, str) and part.endswith("Config"))]
-    path, parent, key = ".".join(shown), ".".join(shown[:-1]), shown[-1] if shown else ""
     if kind == "extra_forbidden":
-        siblings, where = section_fields(location[:-1]), f" in [{parent}]" if parent else ""
-        if isinstance(given, Mapping):  # perhaps a section of another tool: each word that is known
-            known = [(name, value) for name, value in leaves_of(given) if is_foreign(name)]
-            said = ", ".join(f"{name!r}{suggestion(name, siblings, parent, value, words)}" for name, value in known)
-            hint = nearest(key, siblings) if said else suggestion(key, siblings, parent)
-            return f"unknown recipe key {key!r}{where}{hint}{f': {said}' if said else ''}"
-        return f"unknown recipe key {key!r}{where}{suggestion(key, siblings, parent, given, words, dotted=True)}"
-    message = str(error["msg"]).removeprefix("Value error, ")
+        return explain_unknown(location, given, words)
+    path, message = ".".join(list_parts(location)), str(error["msg"]).removeprefix("Value error, ")
     if not path:
         return message
-    if kind in ("model_type", "dict_type") and key.isdigit():
-        message = f'each entry is a table, for example {{ function = "{given}" }}'
-    elif kind in ("model_type", "dict_type"):
-        message = f"it is a section; write {path}.KEY=value with one of {', '.join(section_fields(location)) or 'its keys'}"
-    elif path == "rewards" and kind == "list_type":
-        message = f'it is a list of tables; write [[rewards]] in the recipe, or rewards=[{{function="{given}"}}]'
-    elif path == "rewards" and kind == "too_short":
-        message = 'at least 1 reward is needed, for example rewards=[{function="math_answer"}]'
-    elif kind == "string_type" and not isinstance(given, Mapping | list):
-        message += f""", write it in quotes: {path}='"{given}"'"""
-    elif kind == "literal_error" and isinstance(given, str):
-        message += nearest(given, [str(choice) for choice in get_args(walk(location)[0])])
     got = "" if isinstance(given, Mapping) else f" (got {given!r})"
     _, field = walk(location)
     about = f". {field.description}" if field is not None and field.description and kind != "value_error" else ""
-    return f"{path}: {message}{got}{about}"
+    return f"{path}: {mend_value(kind, path, location, given) or message}{add_hint(kind, path, location, given)}{got}{about}"
+
+
+def mend_value(kind: str, path: str, location: Sequence[Any], given: Any) -> str:
+    """What to write in place of a value of another form; "" where pydantic's own words say it."""
+    if kind in ("model_type", "dict_type") and path.rpartition(".")[2].isdigit():
+        return f'each entry is a table, for example {{ function = "{given}" }}'
+    if kind in ("model_type", "dict_type"):
+        return f"it is a section; write {path}.KEY=value with one of {', '.join(list_keys(location)) or 'its keys'}"
+    rewards = {
+        "list_type": f'it is a list of tables; write [[rewards]] in the recipe, or rewards=[{{function="{given}"}}]',
+        "too_short": 'at least 1 reward is needed, for example rewards=[{function="math_answer"}]',
+    }
+    return rewards.get(kind, "") if path == "rewards" else ""
+
+
+def add_hint(kind: str, path: str, location: Sequence[Any], given: Any) -> str:
+    """What is said after pydantic's own words: quotes that are missing, or the choice that was meant."""
+    if kind == "string_type" and not isinstance(given, Mapping | list):
+        return f""", write it in quotes: {path}='"{given}"'"""
+    if kind == "literal_error" and isinstance(given, str):
+        return nearest(given, [str(choice) for choice in get_args(walk(location)[0])])
+    return ""
+
+
+def explain_unknown(location: Sequence[Any], given: Any, words: Mapping[str, Any] = NO_WORDS) -> str:
+    """Of a key that no section has: what was probably meant."""
+    *parents, key = list_parts(location)
+    siblings, parent = list_keys(location[:-1]), ".".join(parents)
+    hint = suggest_word(key, siblings, parent, UNKNOWN if isinstance(given, Mapping) else given, words, dotted=True)
+    if isinstance(given, Mapping):  # perhaps a section of another tool: each word that is known
+        known = [(name, value) for name, value in list_leaves(given) if is_foreign(name)]
+        if said := ", ".join(f"{name!r}{suggest_word(name, siblings, parent, value, words)}" for name, value in known):
+            hint = f"{nearest(key, siblings)}: {said}"
+    return f"unknown recipe key {key!r}{f' in [{parent}]' if parent else ''}{hint}"
+
+
+def list_parts(location: Sequence[Any]) -> list[str]:
+    """The keys of a path as the recipe has them: without the branch of a union, which pydantic names."""
+    return [str(part) for part in location if not (isinstance(part, str) and part.endswith("Config"))]
 
 
 def dump_recipe(recipe: Recipe) -> str:
