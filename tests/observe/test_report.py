@@ -368,8 +368,8 @@ def test_two_identical_lines_become_one(source):
 
 
 def test_line_goes_where_the_values_are():
-    svg = render_part("figure", {"drawn": draw_chart(Chart("t", "c", (Series("a", [(0, 0.0), (10, 1.0)]),), share=True))})
+    svg = render_part("figure", draw_chart(Chart("t", "c", (Series("a", [(0, 0.0), (10, 1.0)]),), share=True)))
     assert 'points="52.0,202.0 546.0,12.0"' in svg
-    single = render_part("figure", {"drawn": draw_chart(Chart("t", "c", (Series("a", [(5, 0.0)]),)))})
+    single = render_part("figure", draw_chart(Chart("t", "c", (Series("a", [(5, 0.0)]),))))
     assert "<circle" in single
     assert "nan" not in single

@@ -14,7 +14,7 @@ from cohort.observe.report.frame import Part
 def show_charts(title: str, charts: Sequence[Chart]) -> Part | None:
     """A section of those charts that have something to show."""
     drawings = [draw_chart(chart) for chart in charts if not chart.empty]
-    return ("figures", {"title": title, "drawings": drawings}) if drawings else None
+    return ("figures", title, drawings) if drawings else None
 
 
 def list_charts(run: RunData) -> list[Chart]:

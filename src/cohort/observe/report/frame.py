@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,8 +22,10 @@ from cohort.base.text import shorten_text
 
 HERE = Path(__file__).resolve().parent
 Subject = TypeVar("Subject")
-Part = tuple[str, dict[str, Any]]
+Part = tuple[Any, ...]
 """A macro of parts.html, and the values it is given."""
+Section = str | Callable[[Subject], Part | None]
+"""A macro that is given what the page is about, or a function that names one with its values; None leaves the section out."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def make_environment() -> Environment:
     )
 
 
-def render_page(title: str, sections: Sequence[Callable[[Subject], Part | None]], subject: Subject) -> str:
+def render_page(title: str, sections: Sequence[Section[Subject]], subject: Subject) -> str:
     """The sections of `subject` one below the other, as a whole page."""
     script = (HERE / "hover.js").read_text(encoding="utf-8")
     frame = make_environment().get_template("frame.html")
@@ -68,14 +70,15 @@ def render_page(title: str, sections: Sequence[Callable[[Subject], Part | None]]
     )
 
 
-def render_section(section: Callable[[Subject], Part | None], subject: Subject) -> Markup:
-    """One section, or nothing where it gives no part. A file of unexpected form costs one section, never the page."""
+def render_section(section: Section[Subject], subject: Subject) -> Markup:
+    """One section. A file of unexpected form costs one section, never the page."""
     try:
-        part = section(subject)
+        part = (section, subject) if isinstance(section, str) else section(subject)
         return Markup() if part is None else render_part(*part)
     except Exception as problem:
-        return render_part("lost", {"name": section.__name__.replace("_", " "), "problem": problem})
+        name = section if isinstance(section, str) else section.__name__
+        return render_part("lost", name.replace("_", " "), problem)
 
 
-def render_part(macro: str, values: Mapping[str, Any]) -> Markup:
-    return Markup(getattr(make_environment().get_template("parts.html").module, macro)(**values))
+def render_part(macro: str, *values: Any) -> Markup:
+    return Markup(getattr(make_environment().get_template("parts.html").module, macro)(*values))

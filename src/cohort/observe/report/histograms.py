@@ -53,7 +53,7 @@ def draw_histograms(run: RunData) -> Part | None:
         ]
         if all(side.values for side in found):
             drawn.append(draw_histogram(title, caption, found))
-    return ("figures", {"title": "Completions by reward and length", "drawings": drawn}) if drawn else None
+    return ("figures", "Completions by reward and length", drawn) if drawn else None
 
 
 def read_steps(run: RunData, steps: Sequence[int]) -> list[dict[str, Any]]:

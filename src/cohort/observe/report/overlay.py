@@ -61,11 +61,9 @@ def render_overlay(overlay: Overlay) -> str:
 
 
 def show_runs(overlay: Overlay) -> Part:
-    return "runs", {
-        "sentence": f"{len(overlay.runs)} runs, side by side.",
-        "detail": "Their recipes and problems may differ; a difference counts only where it was measured on the same problems.",
-        "lines": [(name, run.status, describe_facts(run)) for name, run in overlay.pairs],
-    }
+    detail = "Their recipes and problems may differ; a difference counts only where it was measured on the same problems."
+    lines = [(name, run.status, describe_facts(run)) for name, run in overlay.pairs]
+    return "runs", f"{len(overlay.runs)} runs, side by side.", detail, lines
 
 
 def describe_facts(run: RunData) -> str:
@@ -93,13 +91,12 @@ def show_ends(overlay: Overlay) -> Part:
                 ends = compare_measure(run, name, "pass@1", as_dict(a.get("pass@1")), as_dict(b.get("pass@1")))
                 rows.append([Cell(overlay.names[index], count, style="run", colour=index), *ends[1:], first])
     if not rows:
-        return "findings", {"cards": [], "otherwise": "None of these runs was evaluated."}
+        return "findings", "", [], "None of these runs was evaluated."
     caption = (
         "Brackets hold 95 % intervals over problems. Against the first: after training, in points, paired on the problems that both "
         "answered."
     )
-    heads = [Cell("run"), Cell("before"), Cell("after"), Cell("change"), Cell("against the first")]
-    return "table", {"title": "pass@1 before and after", "heads": heads, "rows": rows, "caption": caption}
+    return "table", "pass@1 before and after", ("run", "before", "after", "change", "against the first"), rows, caption
 
 
 def compare_runs(first: RunData, other: RunData, name: str) -> Cell:
@@ -145,4 +142,4 @@ def show_curves(overlay: Overlay) -> Part | None:
 
 def show_failures(overlay: Overlay) -> Part | None:
     cards = [card | {"name": name} for name, run in overlay.pairs if (card := describe_failed_run(run))]
-    return ("findings", {"title": "What failed", "cards": cards}) if cards else None
+    return ("findings", "What failed", cards) if cards else None

@@ -31,8 +31,8 @@ def render_report(run: RunData) -> str:
         draw_histograms,
         show_timing,
         show_completions,
-        show_recipe,
-        show_next_steps,
+        "recipe",
+        "next_steps",
     )
     return render_page(f"{run.name} · Cohort report", sections, run)
 
@@ -45,13 +45,7 @@ def show_header(run: RunData) -> Part:
     sentence, detail = describe_run(run)
     details = [detail, *run.describe_algorithm(), run.own_problem, run.summary.get("stopped")]
     words = [run.find_setting("algorithm", "name"), run.find_setting("model", "source"), run.last_written]
-    return "header", {
-        "sentence": sentence,
-        "details": filter(None, details),
-        "name": run.name,
-        "status": run.status,
-        "words": filter(None, words),
-    }
+    return "header", sentence, filter(None, details), run.name, run.status, filter(None, words)
 
 
 def describe_run(run: RunData) -> tuple[str, str]:
@@ -99,7 +93,7 @@ def describe_progress(run: RunData, lead: str) -> str:
 def show_failure(run: RunData) -> Part | None:
     """Why a failed run ended: the kind of error, its words, where it arose, and what to do."""
     card = describe_failed_run(run)
-    return ("findings", {"cards": [card], "style": "failed"}) if card else None
+    return ("findings", "", [card], "", "", "failed") if card else None
 
 
 def describe_failed_run(run: RunData) -> dict[str, Any] | None:
@@ -137,7 +131,7 @@ def show_facts(run: RunData) -> Part:
         if values := run.find_last_values(name):
             boxes.append((label, write(fmean(values))))
     caption = "From training success on: means of the last 10 steps." if len(run.rows) > 10 else ""
-    return "facts", {"boxes": boxes, "caption": caption}
+    return "facts", boxes, caption
 
 
 def write_exactly(share: float) -> str:
@@ -160,8 +154,7 @@ def show_ends(run: RunData) -> Part | None:
         "Brackets hold 95 % intervals, bootstrapped over problems; a change has a colour where it is clear. pass@k: at least one of k "
         "completions is right; maj@k: the answer most of k agree on is right; greedy: one completion at temperature 0."
     )
-    heads = [Cell("measure"), Cell("before"), Cell("after"), Cell("change")]
-    return ("table", {"title": "Before and after", "heads": heads, "rows": rows, "caption": caption}) if rows else None
+    return ("table", "Before and after", ("measure", "before", "after", "change"), rows, caption) if rows else None
 
 
 def list_measures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
@@ -194,7 +187,7 @@ def show_findings(run: RunData) -> Part:
         for f in found
     ]
     line = "Nothing looks wrong in the numbers." if len(run.rows) >= 5 else "Too few steps to judge."
-    return "findings", {"title": "Diagnosis", "cards": cards, "otherwise": "" if cards else line}
+    return "findings", "Diagnosis", cards, "" if cards else line
 
 
 # -- plots -------------------------------------------------------------------------------------------------------------
@@ -213,21 +206,17 @@ def show_timing(run: RunData) -> Part | None:
     slowest = max(times, key=lambda time: time.share)
     steps = [seconds for row in rows if (seconds := seconds_of(row, "step")) is not None]
     sentence = f"{write_exactly(slowest.share)} of the time of {len(steps)} steps went into {slowest.stage.subject}."
-    lines = []
+    lines: list[list[str | Cell]] = []
     for time in times:
         rarely = f" (in {time.steps} of {len(steps)} steps)" if time.steps < 0.9 * len(steps) else ""
         bar = Cell(style="bar", bar=100 * time.share / slowest.share)
         does = Cell(f"{time.stage.does}{rarely}", style="does")
-        lines.append([Cell(time.stage.name), Cell(write_seconds(time.median)), Cell(write_exactly(time.share)), bar, does])
-    lines.append([Cell("step"), Cell(write_seconds(median(steps))), Cell(), Cell(style="bar"), Cell()])
+        lines.append([time.stage.name, write_seconds(time.median), write_exactly(time.share), bar, does])
+    lines.append(["step", write_seconds(median(steps)), "", Cell(style="bar"), ""])
     first = ", the first step left out" if len(rows) < len(run.rows) else ""
-    return "table", {
-        "title": "Where the time goes",
-        "lead": f"{sentence} {slowest.stage.fix}",
-        "heads": [Cell("stage"), Cell("median"), Cell("share"), Cell(style="bar"), Cell()],
-        "rows": lines,
-        "caption": f"Medians over the steps that went through a stage; shares of all seconds{first}. {describe_rates(run)}",
-    }
+    caption = f"Medians over the steps that went through a stage; shares of all seconds{first}. {describe_rates(run)}"
+    heads = ["stage", "median", "share", Cell(style="bar"), ""]
+    return "table", "Where the time goes", heads, lines, caption, f"{sentence} {slowest.stage.fix}"
 
 
 def write_seconds(seconds: float) -> str:
@@ -274,7 +263,7 @@ def show_completions(run: RunData) -> Part | None:
         gold = f" · expected answer: {answer}" if answer is not None else ""
         sides = [describe_side(side, found.get(side)) for side in ("before", "after")]
         cards.append({"meta": f"{name}{gold}", "prompt": prompt, "sides": sides})
-    return ("problems", {"title": "The same problems, before and after", "cards": cards}) if cards else None
+    return ("problems", "The same problems, before and after", cards) if cards else None
 
 
 def describe_side(title: str, row: Mapping[str, Any] | None) -> tuple[str, list[tuple[str, str, str]] | None]:
@@ -302,26 +291,3 @@ def write_prompt(prompt: Any) -> str:
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         return "\n\n".join(f"{as_dict(m).get('role', '?')}: {as_dict(m).get('content', '')}" for m in prompt)
     return "" if prompt is None else str(prompt)
-
-
-# -- what comes next ---------------------------------------------------------------------------------------------------
-
-
-def show_recipe(run: RunData) -> Part | None:
-    return ("recipe", {"text": run.recipe_text}) if run.recipe_text else None
-
-
-def show_next_steps(run: RunData) -> Part:
-    finished = run.status == "finished"
-    steps = [
-        *([] if finished else [("Go on where it stopped", f"cohort resume {run.place}")]),
-        ("Measure it again", f"cohort evaluate {run.place}"),
-        *([("Use the model", f'AutoModelForCausalLM.from_pretrained("{run.place}/model")')] if finished else []),
-        *([("Publish it, or another checkpoint", f"cohort export {run.place} OUT --checkpoint best")] if finished else []),
-        ("Write this page again", f"cohort report {run.place}"),
-    ]
-    caption = (
-        "metrics.jsonl holds every number on this page, rollouts/ every completion with its reward and advantage; docs/metrics.md "
-        "explains each metric."
-    )
-    return "commands", {"title": "Next", "steps": steps, "caption": caption}

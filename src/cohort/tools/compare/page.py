@@ -47,8 +47,7 @@ def show_header(comparison: Comparison) -> Part:
         f"seed{'s' if len(comparison.seeds) > 1 else ''} {', '.join(map(str, comparison.seeds))}",
         f"{budget['train.num_steps']} steps of {budget['train.prompts_per_step']} prompts × {budget['train.group_size']} completions",
     ]
-    name = f"{len(comparison.standings)} contenders"
-    return "header", {"sentence": sentence, "details": [detail], "name": name, "words": words}
+    return "header", sentence, [detail], f"{len(comparison.standings)} contenders", "", words
 
 
 def describe_comparison(comparison: Comparison) -> tuple[str, str]:
@@ -79,46 +78,41 @@ def describe_comparison(comparison: Comparison) -> tuple[str, str]:
 
 def show_results(comparison: Comparison) -> Part:
     votes, several = comparison.votes, len(comparison.seeds) > 1
-    heads = [
-        Cell("contender"),
-        Cell("pass@1 before"),
-        Cell("pass@1 after", " [min, max]" if several else " [95 %]"),
-        Cell(f"against {comparison.standings[0].label}", " [95 %]"),
-        *map(Cell, ("p", f"maj@{votes}", f"pass@{votes}")),
-    ]
+    columns: dict[str, str | Cell] = {
+        "before": "pass@1 before",
+        "after": Cell("pass@1 after", " [min, max]" if several else " [95 %]"),
+        "against": Cell(f"against {comparison.standings[0].label}", " [95 %]"),
+        "p": "p",
+        "majority": f"maj@{votes}",
+        "any": f"pass@{votes}",
+    }
     means = "Means over seeds; the brackets after pass@1 hold the least and the greatest seed. " if several else ""
     where = name_set(comparison.sets[0]) if comparison.sets else "no evaluation"
-    return "table", {
-        "title": "Results",
-        "heads": heads,
-        "rows": list_rows(comparison, ("before", "after", "against", "p", "majority", "any")),
-        "caption": f"On {where}. {means}Differences, their 95 % intervals and p-values are over problems, paired; they say nothing "
-        "about other seeds.",
-    }
+    caption = "Differences, their 95 % intervals and p-values are over problems, paired; they say nothing about other seeds."
+    return make_table("Results", comparison, columns, f"On {where}. {means}{caption}")
 
 
 def show_costs(comparison: Comparison) -> Part:
-    heads = [
-        Cell("contender"),
-        Cell("KL", " per token"),
-        Cell("length", " before"),
-        *map(Cell, ("sampled tokens", "trained tokens")),
-        Cell("training", " whole run"),
-        *map(Cell, ("memory", "last reward")),
-    ]
-    busy = f" Times were taken with {comparison.jobs} runs at a time." if comparison.jobs > 1 else ""
-    return "table", {
-        "title": "Distance and cost",
-        "heads": heads,
-        "rows": list_rows(comparison, ("kl", "length", "sampled", "trained", "time", "memory", "reward")),
-        "caption": "KL(policy || start) in nats per completion, measured after training in the same way for all: the final policy "
-        "answers held-out prompts, both models score what it wrote. Length: tokens per held-out completion. Last reward: training "
-        f"reward, mean of the last 10 steps. A shared cold start is in nobody's time.{busy}",
+    columns: dict[str, str | Cell] = {
+        "kl": Cell("KL", " per token"),
+        "length": Cell("length", " before"),
+        "sampled": "sampled tokens",
+        "trained": "trained tokens",
+        "time": Cell("training", " whole run"),
+        "memory": "memory",
+        "reward": "last reward",
     }
+    busy = f" Times were taken with {comparison.jobs} runs at a time." if comparison.jobs > 1 else ""
+    caption = (
+        "KL(policy || start) in nats per completion, measured after training in the same way for all: the final policy answers "
+        "held-out prompts, both models score what it wrote. Length: tokens per held-out completion. Last reward: training reward, "
+        f"mean of the last 10 steps. A shared cold start is in nobody's time.{busy}"
+    )
+    return make_table("Distance and cost", comparison, columns, caption)
 
 
-def list_rows(comparison: Comparison, columns: Sequence[str]) -> list[list[Cell]]:
-    """One row per contender; one without a result says why, across all columns."""
+def make_table(title: str, comparison: Comparison, columns: Mapping[str, str | Cell], caption: str) -> Part:
+    """One row per contender with the cells of these columns; one without a result says why, across all of them."""
     rows = []
     for place, standing in enumerate(comparison.standings):
         if standing.finished:
@@ -128,7 +122,7 @@ def list_rows(comparison: Comparison, columns: Sequence[str]) -> list[list[Cell]
             reasons = "; ".join(dict.fromkeys(run.reason for run in standing.runs if run.reason))
             cells = [Cell(reasons, style="why", span=len(columns))]
         rows.append([Cell(standing.label, colour=choose_colour(place)), *cells])
-    return rows
+    return "table", title, ["contender", *columns.values()], rows, caption
 
 
 # -- plots -------------------------------------------------------------------------------------------------------------
@@ -162,7 +156,7 @@ def show_dots(comparison: Comparison) -> Part | None:
     caption += "The dashed line is where all of them started." if same_start else ""
     label, title = f"pass@1 after training: {ends}", f"pass@1 on {name_set(comparison.sets[0])}"
     drawn = Figure(title, caption, label, marks, style="dots", width=WIDTH, height=height)
-    return "figures", {"title": "After training", "drawings": [drawn], "style": ""}
+    return "figures", "After training", [drawn], ""
 
 
 def draw_dots(place: int, standing: Standing, y: float, scale: Scale) -> list[Mark]:
@@ -252,7 +246,7 @@ def show_choices(comparison: Comparison) -> Part | None:
     if len(keys) <= len(rows):
         table = [list(column) for column in zip(*table, strict=True)]
     caption = "Everything else in the recipe is the same. Grey: as the first contender; –: not used."
-    return "table", {"title": "What they differ in", "heads": table[0], "rows": table[1:], "caption": caption}
+    return "table", "What they differ in", table[0], table[1:], caption
 
 
 def compare_choice(row: Mapping[str, Any], first: Mapping[str, Any], key: str) -> Cell:
@@ -272,20 +266,16 @@ def show_other_sets(comparison: Comparison) -> Part | None:
             change = f"{100 * paired.difference:+.1f}{write_interval(paired)}" if paired else ""
             cells.append(Cell(write_percent(mean["mean"], 1) if mean else "–", change, style=colour_change(paired, {}, {})))
         rows.append([Cell(standing.label, colour=choose_colour(place)), *cells])
-    return "table", {
-        "title": "Other sets",
-        "heads": [Cell("pass@1 after"), *map(Cell, names)],
-        "rows": rows,
-        "caption": f"Small: difference to {comparison.standings[0].label} with its 95 % interval.",
-    }
+    caption = f"Small: difference to {comparison.standings[0].label} with its 95 % interval."
+    return "table", "Other sets", ["pass@1 after", *names], rows, caption
 
 
 def show_notes(comparison: Comparison) -> Part:
     notes = [*comparison.unlike.values()]
     notes += [f"{s.label} {s.contender.note}." for s in comparison.standings if s.contender.note]
     notes += [f"{', '.join(names)}: {reason}" for reason, names in comparison.failures.items()]
-    return "findings", {
-        "title": "To be known" if notes else "",
-        "cards": [make_card("warning", lines=[("", note)]) for note in notes],
-        "caption": "compare.json holds every number of this page; each run has a report.html of its own in its folder beside this page.",
-    }
+    cards = [make_card("warning", lines=[("", note)]) for note in notes]
+    caption = (
+        "compare.json holds every number of this page; each run has a report.html of its own in its folder beside this page."
+    )
+    return "findings", "To be known" if notes else "", cards, "", caption
