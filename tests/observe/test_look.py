@@ -14,9 +14,9 @@ from rich.console import Console
 
 import cohort
 from cohort.errors import RunError
-from cohort.observe.look import best_and_worst, print_group, shorten_lines, telling_group
+from cohort.observe.look import find_telling_group, pick_best_and_worst, print_group, shorten_lines
 from cohort.observe.monitors.console import ConsoleMonitor
-from cohort.observe.rollouts import MAX_CELL, kept_steps, read_rollouts, rows_of
+from cohort.observe.rollouts import MAX_CELL, list_kept_steps, list_rows, read_rollouts
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import load_recipe
 from cohort.tools.look import run_look
@@ -54,8 +54,8 @@ def run(tmp_path) -> RunFolder:
 
 def printed(width=80, rollouts=GROUPS, most=320) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
-    group = telling_group(rows_of(7, rollouts, [0.0] * len(rollouts)))
-    print_group(console, group, best_and_worst(group), most)
+    group = find_telling_group(list_rows(7, rollouts, [0.0] * len(rollouts)))
+    print_group(console, group, pick_best_and_worst(group), most)
     return console.file.getvalue().splitlines()
 
 
@@ -80,7 +80,7 @@ def test_the_files_hold_the_columns_of_the_row_by_name_and_what_was_extracted(tm
     assert row["long"] == "é" * MAX_CELL + " … (5000 characters, cut here)"
     assert row["length"] == 2
     assert [row["level"] for row in read_rollouts(folder.rollouts_file(2))] == ["3", "many"]
-    assert rows_of(1, [first], [0.0]) == read_rollouts(folder.rollouts_file(1))  # those who watch see what is kept
+    assert list_rows(1, [first], [0.0]) == read_rollouts(folder.rollouts_file(1))  # those who watch see what is kept
 
 
 def test_long_columns_do_not_make_the_files_long(tmp_path):
@@ -178,7 +178,7 @@ def look(capsys, run, *, step=None, wrong=False, group=None, full=False, as_json
 
 
 def test_look_shows_the_last_step_that_was_kept_or_the_one_that_is_named(run, capsys):
-    assert kept_steps(run.rollouts) == [2, 4]
+    assert list_kept_steps(run.rollouts) == [2, 4]
     assert look(capsys, run).startswith("step 4, group 0: 0 of 2 right")
     shown = look(capsys, run, step=2)
     assert shown.count("step 2, group") == 2

@@ -4,7 +4,9 @@ import json
 import math
 import random
 import re
+import tomllib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -334,6 +336,15 @@ def test_files_of_an_unexpected_shape_cost_a_section_at_most(tmp_path):
 def test_not_a_folder(tmp_path):
     with pytest.raises(RunError, match="not a run folder"):
         write_report(tmp_path / "nothing")
+
+
+def test_a_wheel_holds_what_the_pages_are_made_of():
+    root = Path(__file__).parents[2]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["cohort"]
+    package = root / "src" / "cohort"
+    files = [file for file in (package / "observe" / "report").iterdir() if file.is_file() and file.suffix != ".py"]
+    assert {file.suffix for file in files} == {".html", ".j2", ".css", ".js"}
+    assert [file for file in files if not any(file.relative_to(package).match(pattern) for pattern in patterns)] == []
 
 
 # Charts ----------------------------------------------------------------------------------------------------------

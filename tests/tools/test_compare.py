@@ -27,11 +27,12 @@ from cohort.recipe.materials import Materials
 from cohort.recipe.words import find_differing, list_cells, list_used, print_algorithms, read_preset
 from cohort.tools.compare import parse_seeds, run_compare
 from cohort.tools.compare.contenders import find_contenders
-from cohort.tools.compare.divergence import document, ratio_of_sums
-from cohort.tools.compare.measure import against, measure
+from cohort.tools.compare.divergence import estimate_ratio
+from cohort.tools.compare.divergence import make_document as make_divergence_document
+from cohort.tools.compare.measure import compare_standings, measure_plan
 from cohort.tools.compare.page import average_curves, render_comparison
-from cohort.tools.compare.plan import make_plan, open_output, plan_document
-from cohort.tools.compare.runner import child_environment, execute
+from cohort.tools.compare.plan import make_document, make_plan, open_output
+from cohort.tools.compare.runner import make_environment, run_plan
 from cohort.tools.compare.table import print_comparison, write_count, write_p
 from session_tools import COHORT, ONE_THREAD, summary_of, write_recipe
 
@@ -76,7 +77,7 @@ def test_contenders_may_name_functions_of_ones_own_with_their_arguments(tmp_path
     base = str(write_recipe(tmp_path / "a.toml", **{"algorithm.advantage": "contending:middle", "algorithm.args.share": 0.25}))
     words = ["grpo", "own=grpo:advantage=contending:middle,args.share=0.75", "dr_grpo"]
     plan = plan_of(tmp_path, words, base)
-    assert measure(plan, {}).choices() == {
+    assert measure_plan(plan, {}).list_choices() == {
         "grpo": {"name": "grpo", "advantage": "contending:middle", "kl_coef": 0.02, "kl_estimator": "k3", "kl_in": "loss",
                  "aggregation": "sequence_mean", "args.share": 0.25},
         "own": {"name": "grpo", "advantage": "contending:middle", "kl_coef": 0.02, "kl_estimator": "k3", "kl_in": "loss",
@@ -84,7 +85,7 @@ def test_contenders_may_name_functions_of_ones_own_with_their_arguments(tmp_path
         "dr_grpo": {"name": "dr_grpo", "advantage": "group_centered", "kl_coef": 0.0, "aggregation": "constant"},
     }  # fmt: skip
     digest = hashlib.sha256(source.encode()).hexdigest()
-    documents = plan_document(plan)["contenders"]
+    documents = make_document(plan)["contenders"]
     assert documents["own"]["source"] == {"advantage": digest}
     assert "source" not in documents["dr_grpo"]
     with pytest.raises(RecipeError, match=r"contender bad: algorithm\.advantage: cannot import contending:mddle"):
@@ -151,7 +152,7 @@ def test_one_cold_start_per_seed_is_shared_and_everything_else_of_the_recipe_is_
     assert (start.seed, start.train.num_steps, start.cold_start.num_steps) == (3, 0, 24)
     assert (run.seed, run.train.num_steps, run.cold_start.num_steps) == (3, 5, 0)
     assert run.model.source == str(tmp_path / "out" / "start-seed-3" / "model")
-    kept = plan.contenders[1].recipe.model_dump(exclude={"model": {"source"}, "cold_start": {"num_steps"}})
+    kept = plan.field.contenders[1].recipe.model_dump(exclude={"model": {"source"}, "cold_start": {"num_steps"}})
     mine = run.model_dump(exclude={"model": {"source"}, "cold_start": {"num_steps"}})
     assert {key for key in kept if kept[key] != mine[key]} == {"name", "runs_folder", "seed", "evaluation"}
     assert {key for key in kept["evaluation"] if kept["evaluation"][key] != mine["evaluation"][key]} == {"problems_seed"}
@@ -299,13 +300,13 @@ def fabricated_plan(
 
 
 def test_every_number_of_a_run_is_read_from_its_files(tmp_path, recipe):
-    comparison = measure(fabricated_plan(tmp_path, recipe, {"grpo": [16], "dr_grpo": [20]}), {})
+    comparison = measure_plan(fabricated_plan(tmp_path, recipe, {"grpo": [16], "dr_grpo": [20]}), {})
     run = comparison.standings[1].runs[0]
-    assert run.number("before", "pass@1") == 4 / 32
-    assert run.number("after", "pass@1") == 20 / 32
-    assert run.number("after", "maj@4") == 20 / 40
-    assert run.number("after", "pass@4") == 20 / 33
-    assert (run.number("before", "length_mean"), run.number("after", "length_mean")) == (10.0, 8.0)
+    assert run.find_number("before", "pass@1") == 4 / 32
+    assert run.find_number("after", "pass@1") == 20 / 32
+    assert run.find_number("after", "maj@4") == 20 / 40
+    assert run.find_number("after", "pass@4") == 20 / 33
+    assert (run.find_number("before", "length_mean"), run.find_number("after", "length_mean")) == (10.0, 8.0)
     assert run.sampled_tokens == sum(100 + step for step in range(1, 13))
     assert run.trained_tokens == 600
     assert (run.training_seconds, run.whole_seconds) == (6.0, 11.0)
@@ -321,7 +322,7 @@ def test_the_summarys_peak_memory_is_preferred(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [16]})
     file = plan.folder("grpo-seed-0") / "summary.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"peak_memory_gib": 2.5}))
-    assert measure(plan, {}).standings[0].runs[0].peak_memory_gib == 2.5
+    assert measure_plan(plan, {}).standings[0].runs[0].peak_memory_gib == 2.5
 
 
 def test_a_reward_model_costs_its_labels_and_fits_once_per_iteration(tmp_path, recipe):
@@ -335,21 +336,24 @@ def test_a_reward_model_costs_its_labels_and_fits_once_per_iteration(tmp_path, r
         tokens, seconds = fits[iteration]
         row |= {"reward_model/iteration": iteration, "reward_model/tokens": tokens, "reward_model/seconds": seconds}
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    learned, plain = (standing.runs[0] for standing in measure(plan, {}).standings)
+    learned, plain = (standing.runs[0] for standing in measure_plan(plan, {}).standings)
     assert learned.sampled_tokens == plain.sampled_tokens + 2700
     assert learned.training_seconds == plain.training_seconds + 9.0
     assert learned.trained_tokens == plain.trained_tokens
 
 
 def test_over_seeds_and_paired_with_the_first(tmp_path, recipe):
-    comparison = measure(fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28]}), {})
+    comparison = measure_plan(fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28]}), {})
     first, second = comparison.standings
-    assert second.over_seeds("after", "pass@1") == {"mean": 22 / 32, "min": 16 / 32, "max": 28 / 32, "seeds": 2}
+    assert second.summarise_seeds("after", "pass@1") == {"mean": 22 / 32, "min": 16 / 32, "max": 28 / 32, "seeds": 2}
     assert first.against_first == {}
     # Seed 0: problems 2 and 3 gained 1 each of 8; seed 1: problems 4, 5 and 6. Averaged over seeds, five gained a half.
     paired = second.against_first["held_out"]
     assert (paired.problems, paired.difference) == (8, 2.5 / 8)
-    assert paired.difference == second.over_seeds("after", "pass@1")["mean"] - first.over_seeds("after", "pass@1")["mean"]
+    assert (
+        paired.difference
+        == second.summarise_seeds("after", "pass@1")["mean"] - first.summarise_seeds("after", "pass@1")["mean"]
+    )
     assert paired.p_value == pytest.approx(2 / 2**5)
     assert second.kl == 2.0
     document_ = comparison.to_json()
@@ -361,9 +365,9 @@ def test_over_seeds_and_paired_with_the_first(tmp_path, recipe):
 
 def test_seeds_with_different_problems_are_not_averaged(tmp_path, recipe):
     """Means over seeds of different problems and a difference over problems once stood in one row, and contradicted each other."""
-    comparison = measure(fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28]}, own=True), {})
+    comparison = measure_plan(fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28]}, own=True), {})
     first, second = comparison.standings
-    assert first.over_seeds("after", "pass@1") is second.over_seeds("before", "pass@1") is None
+    assert first.summarise_seeds("after", "pass@1") is second.summarise_seeds("before", "pass@1") is None
     words = (
         "held_out: not all runs were evaluated on the same problems (0 are in all), so no mean is taken. 8 problems: grpo-seed-0 25.0 %, "
         "dr_grpo-seed-0 50.0 %; 8 problems: grpo-seed-1 50.0 %, dr_grpo-seed-1 87.5 %"
@@ -387,24 +391,24 @@ def test_with_one_seed_the_pairing_is_that_of_cohort_evaluate(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [9], "dr_grpo": [22]})
     a, b = (Evaluation.from_json(json.loads((plan.folder(n) / "evaluations.jsonl").read_text().splitlines()[-1]))
             for n in ("grpo-seed-0", "dr_grpo-seed-0"))  # fmt: skip
-    mine = measure(plan, {}).standings[1].against_first["held_out"]
+    mine = measure_plan(plan, {}).standings[1].against_first["held_out"]
     assert mine == compare(a, b).sets["held_out"]["pass@1"]
 
 
 def test_a_problem_that_seeds_share_is_one_problem(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [8], "dr_grpo": [16]})
-    runs = [measure(plan, {}).standings[place].runs[0] for place in (0, 1)]
+    runs = [measure_plan(plan, {}).standings[place].runs[0] for place in (0, 1)]
     from dataclasses import replace
 
     again = [replace(run, seed=1) for run in runs]
-    once = against([runs[0]], [runs[1]])["held_out"]
-    twice = against([runs[0], again[0]], [runs[1], again[1]])["held_out"]
+    once = compare_standings([runs[0]], [runs[1]])["held_out"]
+    twice = compare_standings([runs[0], again[0]], [runs[1], again[1]])["held_out"]
     assert twice == once
 
 
 def test_a_failed_contender_has_its_reason_and_the_others_their_numbers(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [16]}, ["grpo", "dapo"])
-    comparison = measure(plan, {"dapo-seed-0": "the verifier <lost> its dictionary"})
+    comparison = measure_plan(plan, {"dapo-seed-0": "the verifier <lost> its dictionary"})
     assert comparison.failures == {"the verifier <lost> its dictionary": ["dapo-seed-0"]}
     printed = printed_table(comparison)
     assert "failed, see below" in printed
@@ -436,22 +440,22 @@ def test_differences_between_choices_leave_out_what_has_no_effect():
 # -- KL to the start ---------------------------------------------------------------------------------------------------
 
 
-def test_kl_per_completion_is_the_mean_of_sums_and_per_token_the_ratio_of_sums():
+def test_kl_per_completion_is_the_mean_of_sums_and_per_token_the_estimate_ratio():
     sums, lengths = [0.5, 1.5, 4.0], [1, 2, 5]
-    written = document(sums, lengths, "held_out", 0)
+    written = make_divergence_document(sums, lengths, "held_out", 0)
     assert written["per_completion"] == estimate(sums, 1000, 0, proportion=False).to_json()
     assert written["per_completion"]["value"] == pytest.approx(2.0)
     assert written["per_token"]["value"] == pytest.approx(6.0 / 8)
     assert (written["completions"], written["tokens"]) == (3, 8)
-    even = ratio_of_sums([2.0] * 6, [4] * 6, 100, 0)
+    even = estimate_ratio([2.0] * 6, [4] * 6, 100, 0)
     assert (even.value, even.low, even.high) == (0.5, 0.5, 0.5)
-    assert ratio_of_sums([], [], 10, 0).value is None
+    assert estimate_ratio([], [], 10, 0).value is None
 
 
 def test_the_bootstrap_of_the_ratio_is_as_wide_as_theory_says():
     """Lengths all 1: the ratio is a mean, and its interval 1.96 standard errors to each side."""
     values = [math.sin(7 * i) for i in range(400)]
-    spread = ratio_of_sums(values, [1] * 400, 4000, 0)
+    spread = estimate_ratio(values, [1] * 400, 4000, 0)
     error = (fmean(v * v for v in values) - fmean(values) ** 2) ** 0.5 / 20
     assert spread.high - spread.low == pytest.approx(2 * 1.96 * error, rel=0.06)
 
@@ -468,7 +472,7 @@ def printed_table(comparison) -> str:
 def test_the_table_fits_100_columns_with_every_algorithm_and_wraps_nothing(tmp_path, recipe):
     names = [name for name in PRESETS if name not in ("dpo", "sft", "opd")]  # which need rows or a teacher of their own
     plan = fabricated_plan(tmp_path, recipe, {name: [32 - place, 30] for place, name in enumerate(names)})
-    printed = printed_table(measure(plan, {}))
+    printed = printed_table(measure_plan(plan, {}))
     rows = printed.splitlines()
     table = rows[: len(names) + 1]
     assert all(len(row) <= 100 for row in table)
@@ -489,7 +493,7 @@ def test_numbers_are_written_short():
 
 def test_the_page_is_self_contained_escaped_and_shows_each_contender_and_seed(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28], "gspo": [12, 13]})
-    page = render_comparison(measure(plan, {}))
+    page = render_comparison(measure_plan(plan, {}))
     assert "could not be written" not in page
     assert "http://" not in page
     assert "https://" not in page
@@ -509,7 +513,7 @@ def test_the_page_is_self_contained_escaped_and_shows_each_contender_and_seed(tm
 
 def test_lines_keep_their_contenders_colour_where_another_has_no_curve(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [8], "gspo": [12]}, ["grpo", "dapo", "gspo"])
-    page = render_comparison(measure(plan, {}))
+    page = render_comparison(measure_plan(plan, {}))
     curves = page[page.index("Training success") : page.index("What they differ in")]
     assert set(re.findall(r'class="line (c\d)"', curves)) == {"c0", "c2"}
     assert re.findall(r'<i class="(c\d)"></i>(\w+)</span>', curves)[:2] == [("c0", "grpo"), ("c2", "gspo")]
@@ -589,7 +593,7 @@ def test_one_failure_does_not_stop_the_others_and_finished_runs_are_not_run_agai
     open_output(plan).close()
     stub(f"OUT = {str(plan.output)!r}\n{WORKS}")
     said: list[str] = []
-    outcome = execute(plan, 1, said.append)
+    outcome = run_plan(plan, 1, said.append)
     assert outcome.failed.keys() == {"dapo-seed-0"}
     assert outcome.failed["dapo-seed-0"].startswith("the verifier lost its dictionary (its output is in ")
     assert not outcome.interrupted
@@ -601,7 +605,7 @@ def test_one_failure_does_not_stop_the_others_and_finished_runs_are_not_run_agai
     (plan.output / "order.txt").unlink()
     (plan.folder("dapo-seed-0") / "metrics.jsonl").touch()  # it had begun: it goes on instead of starting anew
     said.clear()
-    execute(plan, 1, said.append)
+    run_plan(plan, 1, said.append)
     assert [line.split()[1:3] for line in (plan.output / "order.txt").read_text().splitlines()] == [["resume", "dapo-seed-0"]]
     assert "grpo-seed-0: finished before, pass@1 25.0 % -> 50.0 %" in said
 
@@ -610,7 +614,7 @@ def test_a_failed_start_fails_every_contender_of_its_seed_and_measures_none(tmp_
     plan = plan_of(tmp_path, ["grpo", "dr_grpo"], recipe)
     open_output(plan).close()
     stub("print('error: no disk'); sys.exit(1)")
-    outcome = execute(plan, 2, lambda text: None)
+    outcome = run_plan(plan, 2, lambda text: None)
     assert outcome.failed.keys() == {"start-seed-0", "grpo-seed-0", "dr_grpo-seed-0"}
     assert outcome.failed["grpo-seed-0"].startswith("start-seed-0 failed: no disk")
 
@@ -618,9 +622,9 @@ def test_a_failed_start_fails_every_contender_of_its_seed_and_measures_none(tmp_
 def test_several_jobs_share_the_cores(monkeypatch):
     monkeypatch.setattr("cohort.tools.compare.runner.os.cpu_count", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert child_environment(3)["OMP_NUM_THREADS"] == "2"
-    assert child_environment(100)["OMP_NUM_THREADS"] == "1"
-    assert child_environment(1)["OMP_NUM_THREADS"] == "5"
+    assert make_environment(3)["OMP_NUM_THREADS"] == "2"
+    assert make_environment(100)["OMP_NUM_THREADS"] == "1"
+    assert make_environment(1)["OMP_NUM_THREADS"] == "5"
 
 
 def test_a_signal_is_passed_on_once_and_nothing_new_begins(tmp_path, recipe, stub):
@@ -647,7 +651,7 @@ sys.exit(130)
         ["/bin/sh", "-c", f"while [ ! -e '{out}/began' ]; do sleep 0.05; done; kill -{signal.SIGTERM.value} {pid}"]
     )
     said: list[str] = []
-    outcome = execute(plan, 1, said.append)
+    outcome = run_plan(plan, 1, said.append)
     waiter.wait()
     assert outcome.interrupted
     assert not outcome.failed

@@ -13,7 +13,7 @@ import cohort
 from cohort.data.prompts import split_held_out
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.recipe.schema import Recipe
-from cohort.tools.evaluate import Result, Target, model_words, print_comparison, refuse_unwritable
+from cohort.tools.evaluate import Target, TargetResult, print_comparison, refuse_unwritable, select_model_words
 from session_tools import fork_server, rows_of, summary_of, tree, write_recipe
 
 
@@ -192,17 +192,17 @@ def test_only_overrides_of_the_model_reach_another_run():
         "evaluation={samples=2}",
         "model={dtype='auto'}",
     ]
-    assert model_words(words) == [words[0], words[1], words[5]]
+    assert select_model_words(words) == [words[0], words[1], words[5]]
 
 
-def result_of(label: str, keys: list[str], success: list[str]) -> Result:
+def result_of(label: str, keys: list[str], success: list[str]) -> TargetResult:
     verdicts = {"problem": keys, "success": success, "greedy": ""}
     document = {"step": 0, "sets": {"held_out": {}}, "per_problem": {"held_out": verdicts}}
-    return Result(Target(label, label, None, Recipe(), None), Evaluation.from_json(document))
+    return TargetResult(Target(label, label, None, Recipe(), None), Evaluation.from_json(document))
 
 
 def test_paired_lines_do_not_wrap_and_nothing_in_common_is_said():
-    def printed(other: Result) -> list[str]:
+    def printed(other: TargetResult) -> list[str]:
         console = Console(file=io.StringIO(), width=40, highlight=False)
         print_comparison(console, first, other, compare(first.evaluation, other.evaluation))
         return console.file.getvalue().splitlines()

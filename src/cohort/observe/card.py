@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from cohort.evaluation.estimators import UNCLEAR
 from cohort.observe.changes import write_difference
-from cohort.observe.report.data import RunData, as_dict, number
+from cohort.observe.report.data import RunData, as_dict, as_number
 from cohort.observe.report.frame import make_environment
 from cohort.observe.report.page import list_measures, make_interval_cell
 
@@ -87,7 +87,7 @@ def list_rows(run: RunData, checkpoint: str, before: Numbers, after: Numbers) ->
     """The sets before training and at these weights, with the intervals."""
     for name in dict.fromkeys([*before, *after]):
         a, b = before.get(name, {}), after.get(name, {})
-        problems = number((b or a).get("problems"))
+        problems = as_number((b or a).get("problems"))
         for what in list_measures(a, b):
             found = [make_interval_cell(as_dict(side.get(what)), what != "reward") for side in (a, b)]
             sides = [f"{cell.text} {cell.small}".strip() for cell in found]

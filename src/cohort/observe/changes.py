@@ -46,7 +46,7 @@ def describe_changes(evaluated: Mapping[str, Any]) -> Iterator[str]:
             yield "{} {}.".format(*describe_change(name, "pass@1", before, after, change))
 
 
-def describe_ends(evaluated: Mapping[str, Any] | None) -> str:
+def describe_before_and_after(evaluated: Mapping[str, Any] | None) -> str:
     """ "pass@1 41.2 % -> 68.3 %" of the first set; "" where nothing was measured."""
     values = find_ends(evaluated or {})
     sides = ("not measured" if value is None else write_percent(value, 1) for value in values)

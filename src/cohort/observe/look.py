@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cohort.base.text import printable, shorten_text
 from cohort.observe.monitors.width import INDENT, laid_out, line_width, print_wrapped
-from cohort.observe.rollouts import parts_of
+from cohort.observe.rollouts import find_parts
 
 Row = Mapping[str, Any]
 
@@ -29,20 +29,20 @@ LABEL = 9
 """Columns for the names before the texts."""
 
 
-def groups_of(rows: Sequence[Row]) -> dict[int, list[Row]]:
+def group_rows(rows: Sequence[Row]) -> dict[int, list[Row]]:
     groups: dict[int, list[Row]] = {}
     for row in rows:
         groups.setdefault(int(row["group"]), []).append(row)
     return groups
 
 
-def telling_group(rows: Sequence[Row]) -> list[Row]:
+def find_telling_group(rows: Sequence[Row]) -> list[Row]:
     """The first group whose rewards differ, for it is the one that teaches; without any, the first."""
-    groups = list(groups_of(rows).values())
+    groups = list(group_rows(rows).values())
     return next((group for group in groups if len({row["reward"] for row in group} - {None}) > 1), groups[0] if groups else [])
 
 
-def best_and_worst(group: Sequence[Row]) -> list[tuple[str, Row]]:
+def pick_best_and_worst(group: Sequence[Row]) -> list[tuple[str, Row]]:
     """Labelled. A group whose rewards are all the same shows one, and another text if there is one."""
     scored = [row for row in group if row["reward"] is not None]
     if len({row["reward"] for row in scored}) > 1:
@@ -54,12 +54,12 @@ def best_and_worst(group: Sequence[Row]) -> list[tuple[str, Row]]:
 def print_group(console: Console, group: Sequence[Row], chosen: Sequence[tuple[str, Row]], most: int = BRIEF) -> None:
     """A title, what was asked and expected, and the chosen completions of a group. most: characters of a text; 0 is all of it."""
     first = group[0]
-    print_wrapped(console, Text(title(group), style="bold"))
-    print_entry(console, "prompt", shorten_lines(asked(first["prompt"]), most))
-    for name, value in expected(first):
+    print_wrapped(console, Text(describe_group(group), style="bold"))
+    print_entry(console, "prompt", shorten_lines(write_question(first["prompt"]), most))
+    for name, value in find_expected(first):
         print_entry(console, shorten_lines(name, LABEL - 1), shorten_lines(value, most))
     for label, row in chosen:
-        print_entry(console, label, facts(row), "bold cyan")
+        print_entry(console, label, describe_completion(row), "bold cyan")
         print_entry(console, "", shorten_lines(row["completion"], most) or "(nothing)")
 
 
@@ -69,7 +69,7 @@ def print_entry(console: Console, label: str, text: str, style: str = "") -> Non
         console.print(Text.assemble(before, (line, style)) if line else "", soft_wrap=True)
 
 
-def asked(prompt: str) -> str:
+def write_question(prompt: str) -> str:
     """A prompt as a person reads it: of chat messages who says what, instead of JSON."""
     if not prompt.startswith("[{"):
         return prompt
@@ -79,7 +79,7 @@ def asked(prompt: str) -> str:
         return prompt
 
 
-def title(group: Sequence[Row]) -> str:
+def describe_group(group: Sequence[Row]) -> str:
     """ "step 12, group 3: 2 of 8 right, mean reward 0.25"."""
     rewards = [row["reward"] for row in group if row["reward"] is not None]
     judged = [row["success"] for row in group if row["success"] is not None]
@@ -89,7 +89,7 @@ def title(group: Sequence[Row]) -> str:
     return f"step {group[0]['step']}, group {group[0]['group']}: {', '.join(facts)}"
 
 
-def expected(row: Row) -> list[tuple[str, str]]:
+def find_expected(row: Row) -> list[tuple[str, str]]:
     """The gold answer; where the row has none, those of its columns that are short enough to be one."""
     if row.get("gold") is not None:
         return [("gold", str(row["gold"]))]
@@ -99,9 +99,9 @@ def expected(row: Row) -> list[tuple[str, str]]:
     return [(name, value) for name, value in found if len(value) <= SHORT_COLUMN][:3]
 
 
-def facts(row: Row) -> str:
+def describe_completion(row: Row) -> str:
     """ "reward 1 · math_answer 1 · think_format 0 · extracted 46 · 33 tokens, cut"."""
-    parts = parts_of(row)
+    parts = find_parts(row)
     alone = len(parts) == 1 and next(iter(parts.values())) == row["reward"]
     words = ["no score" if row["reward"] is None else f"reward {row['reward']:.3g}"]
     words += [f"{name} {'none' if value is None else f'{value:.3g}'}" for name, value in parts.items() if not alone]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cohort.errors import CohortError
-from cohort.observe.changes import describe_ends
+from cohort.observe.changes import describe_before_and_after
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +42,7 @@ def describe_result(folder: Path, status: str, summary: Mapping[str, Any]) -> st
         status,
         f"{steps} step{'' if steps == 1 else 's'}",
         "stopped early" if summary.get("stopped") else "",
-        describe_ends(summary.get("eval")),
+        describe_before_and_after(summary.get("eval")),
         str(folder),
     ]
     return f"RunResult({', '.join(word for word in words if word)})"

@@ -19,10 +19,10 @@ MOST_SHOWN = 8
 
 def find_losses(folder: RunFolder, recipe: Recipe, done: int) -> Iterator[str]:
     """A sentence for each kind of record that the first `done` steps should have left and that is not there, or not whole."""
-    if lacking := [step for step in range(1, done + 1) if step not in steps_of(folder.metrics())]:
+    if lacking := [step for step in range(1, done + 1) if step not in list_steps(folder.metrics())]:
         yield f"metrics.jsonl has no row of {name_steps(lacking)}: charts and findings leave them out"
     every = recipe.evaluation.every_steps if recipe.evaluation.samples else 0
-    measured = steps_of(row for row in folder.evaluations() if row.get("label") == "during")
+    measured = list_steps(row for row in folder.evaluations() if row.get("label") == "during")
     last = min(done, recipe.train.num_steps - 1)
     if every and (lacking := [step for step in range(every, last + 1, every) if step not in measured]):
         yield f"evaluations.jsonl has no evaluation of {name_steps(lacking)}: the report leaves them out"
@@ -34,7 +34,7 @@ def find_losses(folder: RunFolder, recipe: Recipe, done: int) -> Iterator[str]:
         yield "samples/before.jsonl is lost or damaged: the report lacks completions from before the training"
 
 
-def steps_of(rows: Iterable[Mapping[str, Any]]) -> set[Any]:
+def list_steps(rows: Iterable[Mapping[str, Any]]) -> set[Any]:
     return {row.get("step") for row in rows}
 
 

@@ -25,13 +25,13 @@ TOKENS = ("prompt_ids", "completion_ids", "sampling_logprobs")
 FILE_NAME = re.compile(r"step-(\d+)\.parquet")
 
 
-def rows_of(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[float]) -> list[dict[str, Any]]:
+def list_rows(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[float]) -> list[dict[str, Any]]:
     """One plain row per completion, as read_rollouts gives them."""
-    columns = columns_of(step, rollouts, advantages_N)
+    columns = list_columns(step, rollouts, advantages_N)
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def columns_of(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[float]) -> dict[str, list[Any]]:
+def list_columns(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[float]) -> dict[str, list[Any]]:
     """Everything of a step but tokens, by column."""
     outcomes = [rollout.outcome for rollout in rollouts]
     columns: dict[str, list[Any]] = {
@@ -40,14 +40,14 @@ def columns_of(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[fl
         "sample": [rollout.sample for rollout in rollouts],
         "policy_version": [rollout.policy_version for rollout in rollouts],
         "prompt_index": [rollout.prompt.index for rollout in rollouts],
-        "prompt": [as_text(rollout.prompt.content) for rollout in rollouts],
+        "prompt": [write_content(rollout.prompt.content) for rollout in rollouts],
         "completion": [rollout.completion.text for rollout in rollouts],
         "end": [rollout.completion.end for rollout in rollouts],
         "length": [rollout.completion.length for rollout in rollouts],
         "reward": [outcome.reward for outcome in outcomes],
         "success": [outcome.success for outcome in outcomes],
         "extracted": [outcome.answer for outcome in outcomes],
-        "gold": by_prompt(rollouts, lambda prompt: cell(prompt.gold)),
+        "gold": read_by_prompt(rollouts, lambda prompt: write_cell(prompt.gold)),
         "advantage": list(advantages_N),
         "faults": [list(outcome.faults) for outcome in outcomes],
         "steps": [json.dumps(outcome.steps) for outcome in outcomes],
@@ -58,11 +58,11 @@ def columns_of(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[fl
     taken = {*columns, *TOKENS, "row"}  # `cohort look` numbers the rows
     for name in dict.fromkeys(name for rollout in rollouts for name in rollout.prompt.columns):
         shown = f"row/{name}" if name in taken or name.startswith("reward/") else name
-        columns[shown] = row_column(rollouts, name)
+        columns[shown] = read_row_column(rollouts, name)
     return columns
 
 
-def by_prompt(rollouts: Iterable[Rollout], read: Any) -> list[Any]:
+def read_by_prompt(rollouts: Iterable[Rollout], read: Any) -> list[Any]:
     """A value per completion that is worked out once for all completions of a prompt."""
     known: dict[int, Any] = {}
     return [
@@ -71,20 +71,20 @@ def by_prompt(rollouts: Iterable[Rollout], read: Any) -> list[Any]:
     ]
 
 
-def row_column(rollouts: Sequence[Rollout], name: str) -> list[Any]:
+def read_row_column(rollouts: Sequence[Rollout], name: str) -> list[Any]:
     """A column of the data: numbers stay numbers where all of them are, everything else is text."""
 
     def read(prompt: Prompt) -> Any:
         return prompt.columns.get(name)
 
-    values = by_prompt(rollouts, read)
+    values = read_by_prompt(rollouts, read)
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool} or kinds == {float} or (kinds == {int} and all(v is None or abs(v) < 1 << 63 for v in values)):
         return values
-    return by_prompt(rollouts, lambda prompt: cell(read(prompt)))
+    return read_by_prompt(rollouts, lambda prompt: write_cell(read(prompt)))
 
 
-def cell(value: Any) -> str | None:
+def write_cell(value: Any) -> str | None:
     """A value of the data as text, cut where it is long."""
     if value is None:
         return None
@@ -97,7 +97,7 @@ def cell(value: Any) -> str | None:
     return text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair can be in JSON and in no file
 
 
-def as_text(content: Any) -> str:
+def write_content(content: Any) -> str:
     return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
 
@@ -113,11 +113,11 @@ def write_rollouts(file: Path, step: int, rollouts: Sequence[Rollout], advantage
     kinds |= {"faults": pa.list_(pa.string())}
     columns = {
         name: pa.array(values, kinds.get(name) or (pa.float64() if name.startswith("reward/") else None))
-        for name, values in columns_of(step, rollouts, advantages_N).items()
+        for name, values in list_columns(step, rollouts, advantages_N).items()
     }
-    columns["prompt_ids"] = lists_of([rollout.prompt.token_ids for rollout in rollouts], "int32")
-    columns["completion_ids"] = lists_of([rollout.completion.token_ids for rollout in rollouts], "int32")
-    columns["sampling_logprobs"] = lists_of([rollout.completion.sampling_logprobs for rollout in rollouts], "float32")
+    columns["prompt_ids"] = make_list_column([rollout.prompt.token_ids for rollout in rollouts], "int32")
+    columns["completion_ids"] = make_list_column([rollout.completion.token_ids for rollout in rollouts], "int32")
+    columns["sampling_logprobs"] = make_list_column([rollout.completion.sampling_logprobs for rollout in rollouts], "float32")
     # Hardly two log-probs are alike: a dictionary of them makes the file larger and takes most of the writing.
     with_dictionary = [path for name in columns if name != "sampling_logprobs" for path in (name, f"{name}.list.element")]
     table = pa.table(columns)
@@ -127,7 +127,7 @@ def write_rollouts(file: Path, step: int, rollouts: Sequence[Rollout], advantage
         file.with_suffix(".tmp").replace(file)
 
 
-def lists_of(rows: Sequence[Sequence[float]], dtype: str) -> Any:
+def make_list_column(rows: Sequence[Sequence[float]], dtype: str) -> Any:
     """A parquet column with one list of numbers per row, made from one flat vector instead of an object per number."""
     import numpy as np
     import pyarrow as pa
@@ -137,7 +137,7 @@ def lists_of(rows: Sequence[Sequence[float]], dtype: str) -> Any:
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(values))
 
 
-def kept_steps(folder: Path) -> list[int]:
+def list_kept_steps(folder: Path) -> list[int]:
     """The steps whose completions a run's rollouts/ holds, in order."""
     found = [FILE_NAME.fullmatch(file.name) for file in folder.glob("step-*.parquet")]
     return sorted(int(match.group(1)) for match in found if match)
@@ -161,6 +161,6 @@ def read_rollouts(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def parts_of(row: Mapping[str, Any]) -> dict[str, float | None]:
+def find_parts(row: Mapping[str, Any]) -> dict[str, float | None]:
     """The parts of the reward by name."""
     return {name.removeprefix("reward/"): value for name, value in row.items() if name.startswith("reward/")}

@@ -8,7 +8,6 @@ runs/<name>/  recipe.toml · metrics.jsonl · evaluations.jsonl · rollouts/ · 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -21,7 +20,7 @@ from typing import IO, Any
 
 from cohort.algorithms.named import Own, list_own
 from cohort.algorithms.registry import BadChoice
-from cohort.base.interrupts import deferred
+from cohort.base.files import lock_file, read_object, write_whole
 from cohort.errors import CohortError, RunError
 from cohort.model.chat import read_template
 from cohort.observe.monitors.jsonl import read_rows
@@ -79,7 +78,7 @@ class RunFolder:
             folder.lock()
             folder.made = [folder.root, *above] if new else []
             folder.own_file.unlink(missing_ok=True)  # left by a start that failed at once
-            folder.write_text(folder.recipe_file, dump_recipe(recipe))
+            write_whole(folder.recipe_file, dump_recipe(recipe))
         except OSError as problem:
             raise RunError(
                 f"runs_folder: cannot make {folder.root} ({problem.strerror}); set runs_folder to one that can be written."
@@ -157,16 +156,13 @@ class RunFolder:
 
     def lock(self) -> None:
         """Hold the folder for this process. The kernel lets go when the process ends, however it ends."""
-        stream = (self.root / "run.lock").open("a+")
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            stream.seek(0)
-            owner = stream.read().strip() or "unknown"
-            stream.close()
+        file = self.root / "run.lock"
+        stream = lock_file(file)
+        if stream is None:
+            owner = file.read_text(encoding="utf-8").strip() or "unknown"
             raise RunError(
                 f"{self.root} is in use by process {owner}. Two processes on one run would corrupt it; wait for it or stop it."
-            ) from None
+            )
         stream.truncate(0)
         stream.write(str(os.getpid()))
         stream.flush()
@@ -181,16 +177,8 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
-    def write_text(self, path: Path, text: str) -> None:
-        """Replace a file in one move, so that a reader never sees half of it."""
-        with deferred():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
-
     def write_json(self, path: Path, document: Mapping[str, Any]) -> None:
-        self.write_text(path, json.dumps(document, indent=2))
+        write_whole(path, json.dumps(document, indent=2))
 
     def rows_file(self, set_name: str = "") -> Path:
         """Where rows from Python are kept: the prompts, or an evaluation set."""
@@ -201,7 +189,7 @@ class RunFolder:
         if not all(is_plain(dict(row)) for row in rows):
             return False
         if not self.rows_file(set_name).is_file():
-            self.write_text(self.rows_file(set_name), "".join(json.dumps(row) + "\n" for row in rows))
+            write_whole(self.rows_file(set_name), "".join(json.dumps(row) + "\n" for row in rows))
         return True
 
     def read_kept_rows(self, recipe: Recipe, handed_in: Materials | None = None) -> Materials:
@@ -240,14 +228,10 @@ class RunFolder:
     def keep_baseline(self, document: Mapping[str, Any]) -> None:
         """Put the evaluation before training back to where it belongs, before all others."""
         others = [row for row in self.evaluations() if row.get("label") != "before"]
-        self.write_text(self.evaluations_file, "".join(json.dumps(row) + "\n" for row in (document, *others)))
+        write_whole(self.evaluations_file, "".join(json.dumps(row) + "\n" for row in (document, *others)))
 
     def read_summary(self) -> dict[str, Any]:
-        try:
-            summary = json.loads(self.summary_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return summary if isinstance(summary, dict) else {}
+        return read_object(self.summary_file)
 
     def describe_ignored_edit(self, summary: Mapping[str, Any]) -> str:
         """What to say of a finished run whose recipe.toml asks for other steps than it has made; "" if it does not."""

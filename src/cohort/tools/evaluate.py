@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cohort.base.text import write_percent
+from cohort.base.text import printable, write_estimate, write_percent
 from cohort.data.rows import suggest_file
 from cohort.errors import CohortError, RunError
 from cohort.evaluation.estimators import FEW_PROBLEMS, Estimate
+from cohort.observe.changes import write_difference
 from cohort.observe.run_folder import MODEL_FILES, RunFolder, open_run_at
 from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
 from cohort.recipe.materials import Materials
@@ -46,7 +47,7 @@ class Problems:
 
 
 @dataclass(frozen=True)
-class Result:
+class TargetResult:
     target: Target
     evaluation: Evaluation
     seen: Mapping[str, int] = field(default_factory=dict)
@@ -66,11 +67,10 @@ def run_evaluation(targets: Sequence[str], recipe: str, checkpoint: str, overrid
     refuse_unwritable(output)
     console = Console(highlight=False)
     if len(found) > 1:
-        say(
-            console,
-            f"all targets are evaluated on the problems of {problems.label}, with its rewards, evaluation settings and seed; "
-            "each with its own model",
+        shared = (
+            f"all targets are evaluated on the problems of {problems.label}, with its rewards, evaluation settings and seed"
         )
+        say(console, f"{shared}; each with its own model")
     results = evaluate_targets(console, found, problems)
     comparisons: dict[str, Any] = {}
     for result in results[1:]:
@@ -107,13 +107,17 @@ def find_problems(first: str, recipe: str, overrides: Sequence[str]) -> Problems
     return Problems(first, folder.use_kept_base(load_recipe(folder.recipe_file, overrides)), folder)
 
 
-def find_target(target: str, checkpoint: str, overrides: Sequence[str], problems: Problems) -> Target:
+def find_target(
+    target: str, checkpoint: str, overrides: Sequence[str], problems: Problems, values: Mapping[str, Any] | None = None
+) -> Target:
     """A run has a recipe of its own, of which the model counts here; a model is loaded as the problems' recipe says."""
     folder = open_run_at(Path(target))
     if folder is None:
         refuse_missing_model(target)
         return Target(target, target, None, problems.recipe, None)
-    return find_weights(folder, checkpoint, folder.use_kept_base(load_recipe(folder.recipe_file, model_words(overrides))))
+    return find_weights(
+        folder, checkpoint, folder.use_kept_base(load_recipe(folder.recipe_file, select_model_words(overrides), values))
+    )
 
 
 def refuse_missing_model(target: str) -> None:
@@ -132,7 +136,7 @@ def refuse_missing_model(target: str) -> None:
         raise RunError(f"{target}: no such folder{hint} Name a run, a model folder or a hub id (owner/name).")
 
 
-def model_words(overrides: Sequence[str]) -> list[str]:
+def select_model_words(overrides: Sequence[str]) -> list[str]:
     """The overrides that concern the model; the others were meant for the problems and may not fit another recipe."""
 
     def section(override: str) -> str:
@@ -185,7 +189,7 @@ def load_problems(problems: Problems) -> Data:
 # -- evaluating --------------------------------------------------------------------------------------------------------
 
 
-def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems) -> list[Result]:
+def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems) -> list[TargetResult]:
     """One after another, each printed as soon as it is there."""
     from cohort.rewards.base import RewardRunner
 
@@ -201,7 +205,7 @@ def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems
     return results
 
 
-def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RewardRunner) -> Result:
+def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RewardRunner) -> TargetResult:
     """Load, sample, score. Of the target's own recipe the model alone counts."""
     from cohort.evaluation.evaluate import evaluate
     from cohort.training import build
@@ -218,7 +222,7 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
         if encoded.reports[name].too_long:
             say(console, f"warning: {name}: {encoded.reports[name]}")
     policy.hold_lengths(build.longest_sequence(recipe, encoded, sampling))
-    seen = seen_in_training(console, target, problems, sets)
+    seen = count_seen_problems(console, target, problems, sets)
     engine, _ = build.make_engine(recipe, policy)
     evaluation = evaluate(
         engine,
@@ -232,10 +236,12 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
         label=target.label,
     )
     engine.close()
-    return Result(target, evaluation, seen)
+    return TargetResult(target, evaluation, seen)
 
 
-def seen_in_training(console: Any, target: Target, problems: Problems, sets: Mapping[str, Sequence[Prompt]]) -> dict[str, int]:
+def count_seen_problems(
+    console: Any, target: Target, problems: Problems, sets: Mapping[str, Sequence[Prompt]]
+) -> dict[str, int]:
     """How many problems of each set a run was trained on: what one run holds out, another with its own split may train on."""
     from cohort.data.prompts import content_key
     from cohort.data.rows import render
@@ -253,11 +259,8 @@ def seen_in_training(console: Any, target: Target, problems: Problems, sets: Map
     seen = {name: sum(content_key(prompt.content) in trained for prompt in prompts) for name, prompts in sets.items()}
     seen = {name: count for name, count in seen.items() if count}
     for name, count in seen.items():
-        say(
-            console,
-            f"warning: {target.label} was trained on {count} of the {len(sets[name])} problems of {name}; "
-            "on those its score is memory, not skill",
-        )
+        overlap = f"{target.label} was trained on {count} of the {len(sets[name])} problems of {name}"
+        say(console, f"warning: {overlap}; on those its score is memory, not skill")
     return seen
 
 
@@ -266,18 +269,15 @@ def seen_in_training(console: Any, target: Target, problems: Problems, sets: Map
 
 def say(console: Any, text: str) -> None:
     """One line stays one line, however narrow the log is."""
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(printable(text), markup=False, soft_wrap=True)
 
 
-def print_comparison(console: Any, first: Result, other: Result, comparison: Comparison) -> None:
+def print_comparison(console: Any, first: TargetResult, other: TargetResult, comparison: Comparison) -> None:
     pair = f"{other.target.label} against {first.target.label}"
     for name in first.evaluation.sets:
         for what, paired in comparison.sets.get(name, {}).items():
-            say(
-                console,
-                f"{name} {what}: {pair} {100 * paired.difference:+.1f} points ({paired.sureness}): "
-                f"{DIFFERENCES.get(paired.verdict, 'no clear difference')}",
-            )
+            verdict = DIFFERENCES.get(paired.verdict, "no clear difference")
+            say(console, f"{name} {what}: {pair} {write_difference(paired)[0]} points ({paired.sureness}): {verdict}")
         if name not in comparison.sets:
             say(console, f"{name}: {pair}: no problem with a verdict on both sides, so nothing to compare")
 
@@ -287,7 +287,7 @@ def print_table(console: Any, target: Target, result: Evaluation) -> None:
 
     for name, estimates in result.sets.items():
         counts = result.counts[name]
-        rows = [(what, *estimate_cells(what, estimate)) for what, estimate in estimates.items()]
+        rows = [(what, *write_cells(what, estimate)) for what, estimate in estimates.items()]
         rows.append(("truncated", write_percent(counts["truncated"], 1), ""))
         rows.append(("mean length", f"{counts['length_mean']:.1f}", "tokens"))
         title = f"{target.label} on {name}: {counts['problems']:.0f} problems"
@@ -296,12 +296,8 @@ def print_table(console: Any, target: Target, result: Evaluation) -> None:
             say(console, f"note: {name} has fewer than {FEW_PROBLEMS} problems, so few differences will be clear")
 
 
-def estimate_cells(what: str, estimate: Estimate) -> tuple[str, str]:
+def write_cells(what: str, estimate: Estimate) -> tuple[str, str]:
     """(value, interval), or why there is none."""
-    if estimate.value is None:
-        return "-", estimate.reason
-    scale, digits, unit = (1, 3, "") if what == "reward" else (100, 1, " %")  # a reward is no share: shaping takes it anywhere
-    value = f"{scale * estimate.value:.{digits}f}{unit}"
-    if estimate.low is None or estimate.high is None:
-        return value, estimate.reason
-    return value, f"{scale * estimate.low:.{digits}f} to {scale * estimate.high:.{digits}f}"
+    # A reward is no share: shaping takes it anywhere.
+    value, interval = write_estimate(estimate.value, estimate.low, estimate.high, share=what != "reward")
+    return value, interval.strip("[]").replace(", ", " to ") or estimate.reason

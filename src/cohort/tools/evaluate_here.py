@@ -15,9 +15,9 @@ from cohort.recipe.file import is_section_value, load_recipe, resolve_undotted
 from cohort.recipe.foreign import list_translated
 from cohort.recipe.materials import Materials
 from cohort.recipe.schema import EvaluationConfig
-from cohort.tools.evaluate import Problems, evaluate_target, load_problems, refuse_lost_rewards, refuse_missing_model, say
+from cohort.tools.evaluate import Problems, evaluate_target, find_target, load_problems, refuse_lost_rewards, say
 from cohort.training.handed_in import save_handed_in
-from cohort.training.run_weights import Target, find_weights
+from cohort.training.run_weights import Target
 
 if TYPE_CHECKING:
     from cohort.evaluation.evaluate import Evaluation
@@ -56,7 +56,7 @@ def evaluate_here(
         if file is None and key not in values:
             raise RecipeError(f"cohort.evaluate needs {word}=...; or recipe=, or a run as model, which name them.")
     given = "prompts.source" in values
-    words = evaluation_words(settings, given)
+    words = name_settings(settings, given)
     if given:  # the run's or recipe's own source, and what belonged to it, is replaced; how a row becomes a prompt stays
         values |= {"prompts.args": {}, "prompts.limit": 0, "prompts.split": "train", "evaluation.sets": {}}
     resolved = load_recipe(file, values=values | words)
@@ -80,21 +80,18 @@ def evaluate_here(
                 problems = replace(problems, recipe=resolved.model_copy(update={"evaluation": whole}))
         else:
             data = load_problems(problems)
-        if run:
-            own = load_recipe(run.recipe_file, values={key: value for key, value in words.items() if key.startswith("model")})
-            target = find_weights(run, checkpoint, run.use_kept_base(own))
-        elif materials.model is not None:
+        if materials.model is not None:
             save_handed_in(*materials.model, Path(scratch) / "model")
             target = Target(type(materials.model[0]).__name__, str(Path(scratch) / "model"), None, resolved, None)
         else:
-            refuse_missing_model(source)
-            target = Target(source, source, None, resolved, None)
+            own = {key: value for key, value in words.items() if key.startswith("model")}
+            target = find_target(source, checkpoint, [], problems, own)
         if target.words:
             say(console, f"evaluating {target.label}: {target.words}")
         return evaluate_target(console, target, problems, data, rewards).evaluation
 
 
-def evaluation_words(settings: Mapping[str, Any], rows_given: bool) -> dict[str, Any]:
+def name_settings(settings: Mapping[str, Any], rows_given: bool) -> dict[str, Any]:
     """Settings by their whole name, those of [evaluation] first. One that an evaluation does not read is refused."""
     words: dict[str, Any] = {}
     for key, value in settings.items():

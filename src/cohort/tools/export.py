@@ -36,7 +36,7 @@ def run_export(run: Path, out: Path | None, checkpoint: str, adapter: bool, push
             [f"{run}: {words}{', the adapter alone' if adapter else ''}, written to {place}"] if out else [f"{run}: {words}"]
         )
         if hub:
-            lines.append(upload(hub, place, push, folder.root.resolve().name))
+            lines.append(upload_folder(hub, place, push, folder.root.resolve().name))
     return lines
 
 
@@ -59,24 +59,24 @@ def open_hub(repo: str, public: bool) -> Any:
             "--push: no token of the hub is here. Log in with `hf auth login`, or set HF_TOKEN to one that may write."
         )
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
-    asked(
+    ask_hub(
         hub, lambda: hub.create_repo(repo, private=not public, exist_ok=True), f"--push {repo}: the repository cannot be made"
     )
-    info = asked(hub, lambda: hub.model_info(repo), f"--push {repo}: the repository cannot be read")
+    info = ask_hub(hub, lambda: hub.model_info(repo), f"--push {repo}: the repository cannot be read")
     if not public and info.private is False:
         raise RunError(f"--push {repo}: it exists and is public. Say --public, or name another repository.")
     return hub
 
 
-def upload(hub: Any, folder: Path, repo: str, name: str) -> str:
+def upload_folder(hub: Any, folder: Path, repo: str, name: str) -> str:
     message = f"Weights of the run {name}"
-    asked(
+    ask_hub(
         hub, lambda: hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=message), f"--push {repo}: not uploaded"
     )
     return f"pushed to {hub.endpoint}/{repo}"
 
 
-def asked(hub: Any, call: Any, failed: str) -> Any:
+def ask_hub(hub: Any, call: Any, failed: str) -> Any:
     """What the hub answers; what goes wrong in words, and never with the token in them."""
     try:
         return call()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from rich.console import Console
@@ -11,9 +12,9 @@ from rich.text import Text
 
 from cohort.base.text import printable
 from cohort.errors import CohortError, RunError
-from cohort.observe.look import BRIEF, Row, best_and_worst, groups_of, print_group
+from cohort.observe.look import BRIEF, Row, group_rows, pick_best_and_worst, print_group
 from cohort.observe.monitors.width import make_console, print_wrapped
-from cohort.observe.rollouts import kept_steps, read_rollouts
+from cohort.observe.rollouts import list_kept_steps, read_rollouts
 from cohort.observe.run_folder import RunFolder
 
 GROUPS = 3
@@ -26,7 +27,7 @@ def run_look(root: Path, step: int | None, wrong: bool, group: int | None, full:
     folder, console = RunFolder.open(root), make_console()
     rows = read_step(folder, step, console)
     if group is not None:
-        known = groups_of(rows)
+        known = group_rows(rows)
         if group not in known:
             raise RunError(f"--group {group}: step {rows[0]['step']} has groups {min(known)} to {max(known)}.")
         rows = known[group]
@@ -39,14 +40,14 @@ def run_look(root: Path, step: int | None, wrong: bool, group: int | None, full:
         for row in chosen:
             print(json.dumps(row, default=str))
         return
-    show(console, rows, chosen if wrong else None, group is not None, 0 if full else BRIEF)
+    show_groups(console, rows, chosen if wrong else None, group is not None, 0 if full else BRIEF)
 
 
-def show(console: Console, rows: Sequence[Row], wrong: Sequence[Row] | None, whole: bool, most: int) -> None:
+def show_groups(console: Console, rows: Sequence[Row], wrong: Sequence[Row] | None, whole: bool, most: int) -> None:
     """whole: every completion of the one group there is; else the best and worst, or a wrong one, of several."""
-    groups = groups_of(rows)
+    groups = group_rows(rows)
     if wrong is not None:
-        picked = groups_of(wrong if whole else spread(wrong, WRONG))
+        picked = group_rows(wrong if whole else spread_rows(wrong, WRONG))
         for number, members in picked.items():
             print_group(console, groups[number], [(f"row {row['row']}", row) for row in members], most)
         left_out = len(wrong) - sum(map(len, picked.values()))
@@ -55,7 +56,7 @@ def show(console: Console, rows: Sequence[Row], wrong: Sequence[Row] | None, who
         return
     shown = list(groups.values()) if whole else list(groups.values())[:GROUPS]
     for members in shown:
-        labelled = [(f"row {row['row']}", row) for row in members] if whole else best_and_worst(members)
+        labelled = [(f"row {row['row']}", row) for row in members] if whole else pick_best_and_worst(members)
         print_group(console, members, labelled, most)
     if len(shown) < len(groups):
         first, last = min(groups), max(groups)
@@ -63,26 +64,21 @@ def show(console: Console, rows: Sequence[Row], wrong: Sequence[Row] | None, who
         print_wrapped(console, Text(f"{len(shown)} of {len(groups)} groups; {others}"))
 
 
-def spread(rows: Sequence[Row], most: int) -> list[Row]:
+def spread_rows(rows: Sequence[Row], most: int) -> list[Row]:
     """The first of every group, then the second ones, and so on; in the order of the rows."""
-    turns = [row for members in zip_longest_groups(rows) for row in members]
+    turns = [row for turn in zip_longest(*group_rows(rows).values()) for row in turn if row is not None]
     return sorted(turns[:most], key=lambda row: int(row["row"]))
-
-
-def zip_longest_groups(rows: Sequence[Row]) -> list[list[Row]]:
-    groups = list(groups_of(rows).values())
-    return [[group[turn] for group in groups if turn < len(group)] for turn in range(max(map(len, groups), default=0))]
 
 
 def read_step(folder: RunFolder, step: int | None, console: Console) -> list[Row]:
     """The completions of a step, with the number of their row in the file. A damaged file is said; the one before it may do."""
-    kept = kept_steps(folder.rollouts)
+    kept = list_kept_steps(folder.rollouts)
     if not kept:
-        raise RunError(f"{folder.root}: no completions are kept{why_none(folder)}")
+        raise RunError(f"{folder.root}: no completions are kept{explain_missing(folder, None, kept)}")
     if step is not None and step not in kept:
         near = sorted(kept, key=lambda other: abs(other - step))[:3]
         raise RunError(
-            f"--step {step}: its completions are not kept{why_not(folder, step, kept)} Kept: {ranges(kept)}; the nearest "
+            f"--step {step}: its completions are not kept{explain_missing(folder, step, kept)} Kept: {describe_steps(kept)}; the nearest "
             f"{'is' if len(near) == 1 else 'are'} {', '.join(map(str, sorted(near)))}."
         )
     candidates = [step] if step is not None else kept[::-1]
@@ -99,25 +95,20 @@ def read_step(folder: RunFolder, step: int | None, console: Console) -> list[Row
     raise RunError(f"{folder.rollouts}: no completions are in the files; nothing was sampled.")
 
 
-def why_none(folder: RunFolder) -> str:
-    try:
-        every = folder.recipe().monitors.rollouts_every
-    except CohortError:
-        return "."
-    return ": monitors.rollouts_every is 0." if not every else ": no step is finished yet."
-
-
-def why_not(folder: RunFolder, step: int, kept: Sequence[int]) -> str:
-    if step < 1:
+def explain_missing(folder: RunFolder, step: int | None, kept: Sequence[int]) -> str:
+    """Why there are no completions of a step, or (None) of any, as far as the run says."""
+    if step is not None and step < 1:
         return ": steps count from 1."
-    if step > kept[-1]:
+    if step is not None and step > kept[-1]:
         return f": the run has kept {kept[-1]} as its last step so far."
     try:
         every = folder.recipe().monitors.rollouts_every
     except CohortError:
         return "."
-    return f": monitors.rollouts_every is {every}." if every > 1 else "."
+    if step is None and every:
+        return ": no step is finished yet."
+    return f": monitors.rollouts_every is {every}." if every != 1 else "."
 
 
-def ranges(steps: Sequence[int]) -> str:
+def describe_steps(steps: Sequence[int]) -> str:
     return str(steps[0]) if len(steps) == 1 else f"{len(steps)} steps from {steps[0]} to {steps[-1]}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cohort.base.files import write_whole
 from cohort.base.interrupts import deferred
 from cohort.errors import CheckpointError, RunError
 from cohort.observe.run_folder import RunFolder, open_run_at
@@ -190,7 +191,7 @@ def settle_models(recipe: Recipe, folder: RunFolder, handed_in: tuple[Any, Any] 
         merged = ", its adapter merged" if run.recipe().model.lora.rank else ""
         said.append(f"{section}: {source} is a run; taking {target.words}{merged}")
     if said and folder.recipe_file.is_file():
-        folder.write_text(folder.recipe_file, dump_recipe(recipe))
+        write_whole(folder.recipe_file, dump_recipe(recipe))
     return recipe, said
 
 

@@ -20,7 +20,7 @@ from cohort.model.critic import NoCritic
 from cohort.observe.diagnosis import signs
 from cohort.observe.early_stop import find_reason_to_stop, name_absent_metrics
 from cohort.observe.perf import Costs, make_speed_metrics, make_time_metrics
-from cohort.observe.rollouts import rows_of
+from cohort.observe.rollouts import list_rows
 from cohort.recipe.rules import reward_name
 from cohort.recipe.schema import Recipe
 from cohort.training import checkpoint
@@ -90,7 +90,7 @@ def observe_step(parts: TrainingParts, state: TrainState, watch: Stopwatch) -> N
     parts.monitors.on_metrics(written | measure_step(parts, state, row, watch))
     shown = recipe.monitors.show_every
     if shown and (step == 1 or step % shown == 0):
-        parts.monitors.on_rollouts(step, rows_of(step, batch.rollouts, batch.advantages_N))
+        parts.monitors.on_rollouts(step, list_rows(step, batch.rollouts, batch.advantages_N))
     state.stops_because = find_reason_to_stop(recipe, parts.folder, written)
     for sentence in name_absent_metrics(recipe, written):
         parts.monitors.on_message(f"warning: {sentence}")

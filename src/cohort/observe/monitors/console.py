@@ -24,7 +24,7 @@ from cohort.observe.changes import describe_changes
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.diagnosis.finding import Finding
 from cohort.observe.diagnosis.history import History, count_judged
-from cohort.observe.look import best_and_worst, print_group, telling_group
+from cohort.observe.look import find_telling_group, pick_best_and_worst, print_group
 from cohort.observe.monitors.base import Monitor, Watched
 from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.monitors.width import WIDEST, EnduringConsole, line_width, make_console, print_wrapped
@@ -168,8 +168,8 @@ class ConsoleMonitor(Monitor):
         self.print_line(text)
 
     def on_rollouts(self, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
-        if group := telling_group(rollouts):
-            print_group(self.console, group, best_and_worst(group))
+        if group := find_telling_group(rollouts):
+            print_group(self.console, group, pick_best_and_worst(group))
 
     def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         self.evaluations.append(evaluation)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cohort.observe.perf import measure_stages
 from cohort.observe.report.charts import COLOURS, Chart, Series, draw_chart
-from cohort.observe.report.data import RunData, as_dict, number
+from cohort.observe.report.data import RunData, as_dict, as_number
 from cohort.observe.report.frame import Part
 
 
@@ -69,7 +69,7 @@ def describe_problems(run: RunData) -> str:
     counts: dict[str, set[float]] = {}
     for evaluation in run.evaluations:
         for name, numbers in as_dict(evaluation.get("sets")).items():
-            counts.setdefault(str(name), set()).add(number(as_dict(numbers).get("problems")) or 0.0)
+            counts.setdefault(str(name), set()).add(as_number(as_dict(numbers).get("problems")) or 0.0)
     if any(len(found) > 1 for found in counts.values()):
         return "Same sampling noise at every evaluation; those while training use fewer of the problems"
     return "Same problems and same sampling noise at every evaluation"
@@ -81,15 +81,15 @@ def list_held_out(run: RunData) -> tuple[Series, ...]:
     for row in run.rows:
         for name in row:
             match = re.fullmatch(r"eval/(.+)/pass@1", name)
-            step, value = number(row.get("step")), number(row.get(name))
+            step, value = as_number(row.get("step")), as_number(row.get(name))
             if match and step is not None and value is not None:
                 points.setdefault(match[1], {})[step] = (value, None, None)
     for evaluation in run.evaluations:
         for name, numbers in as_dict(evaluation.get("sets")).items():
             one = as_dict(as_dict(numbers).get("pass@1"))
-            step, value = number(evaluation.get("step")), number(one.get("value"))
+            step, value = as_number(evaluation.get("step")), as_number(one.get("value"))
             if step is not None and value is not None:
-                points.setdefault(str(name), {})[step] = (value, number(one.get("low")), number(one.get("high")))
+                points.setdefault(str(name), {})[step] = (value, as_number(one.get("low")), as_number(one.get("high")))
     series = []
     for name, found in points.items():
         ordered = sorted(found.items())

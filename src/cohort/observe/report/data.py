@@ -31,7 +31,7 @@ class RunData:
         self.own, self.own_problem = read_known_functions(root, self.recipe)
         """What algorithm.json says of the user's functions, and why it could not be used."""
         self.rows, self.evaluations = (
-            [row for row in rows if number(row.get("step")) is not None] for rows in (folder.metrics(), folder.evaluations())
+            [row for row in rows if as_number(row.get("step")) is not None] for rows in (folder.metrics(), folder.evaluations())
         )
         self.summary = folder.read_summary()
         self.samples_before, self.samples_after = (read_rows(folder.samples / f"{side}.jsonl") for side in ("before", "after"))
@@ -61,13 +61,13 @@ class RunData:
 
     @property
     def steps(self) -> int:
-        last = number(self.rows[-1].get("step")) if self.rows else None
-        return int(number(self.summary.get("steps")) or last or 0)
+        last = as_number(self.rows[-1].get("step")) if self.rows else None
+        return int(as_number(self.summary.get("steps")) or last or 0)
 
     @property
     def seconds(self) -> float | None:
         """From the summary; while there is none, the sum of the step times."""
-        measured = number(self.summary.get("seconds"))
+        measured = as_number(self.summary.get("seconds"))
         times = [t for _, t in self.find_series("time/step")]
         return measured if measured is not None else (sum(times) if times else None)
 
@@ -85,7 +85,7 @@ class RunData:
 
     def find_series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) wherever the metric is a finite number."""
-        pairs = ((number(row.get("step")), number(row.get(name))) for row in self.rows)
+        pairs = ((as_number(row.get("step")), as_number(row.get(name))) for row in self.rows)
         return [(step, value) for step, value in pairs if step is not None and value is not None]
 
     def find_last_values(self, name: str, most: int = 10) -> list[float]:
@@ -149,7 +149,7 @@ def as_dict(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
     """A finite number, or None for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None

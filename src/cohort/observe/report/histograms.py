@@ -14,9 +14,9 @@ from typing import Any
 
 from cohort.errors import RunError
 from cohort.observe.report.charts import Figure, Scale, draw_grid, draw_numbers, find_ticks, make_mark, write_value
-from cohort.observe.report.data import RunData, number
+from cohort.observe.report.data import RunData, as_number
 from cohort.observe.report.frame import Part
-from cohort.observe.rollouts import kept_steps, read_rollouts
+from cohort.observe.rollouts import list_kept_steps, read_rollouts
 
 STEPS = 10
 """Steps on each side at most; a run of fewer than twice as many is cut in halves."""
@@ -37,7 +37,7 @@ class Side:
 
 def draw_histograms(run: RunData) -> Part | None:
     """The section of a report; None where a run kept no completions of two steps."""
-    steps = kept_steps(run.folder.rollouts)
+    steps = list_kept_steps(run.folder.rollouts)
     count = min(STEPS, len(steps) // 2)
     sides = [
         (label, read_steps(run, part))
@@ -49,7 +49,7 @@ def draw_histograms(run: RunData) -> Part | None:
         ("Lengths", "Tokens of single completions. A bar at the right end is the limit that cuts them.", "length"),
     ):
         found = [
-            Side(label, [value for row in rows if (value := number(row.get(column))) is not None]) for label, rows in sides
+            Side(label, [value for row in rows if (value := as_number(row.get(column))) is not None]) for label, rows in sides
         ]
         if all(side.values for side in found):
             drawn.append(draw_histogram(title, caption, found))

@@ -17,7 +17,7 @@ from cohort.evaluation.evaluate import compare
 from cohort.observe.changes import name_set, write_difference
 from cohort.observe.report.charts import COLOURS, Chart, Series
 from cohort.observe.report.curves import list_held_out, show_charts
-from cohort.observe.report.data import RunData, as_dict, number
+from cohort.observe.report.data import RunData, as_dict, as_number
 from cohort.observe.report.frame import Cell, Part, render_page
 from cohort.observe.report.page import compare_measure, describe_failed_run
 
@@ -56,7 +56,7 @@ def load_overlay(folders: Sequence[Path]) -> Overlay:
 
 
 def render_overlay(overlay: Overlay) -> str:
-    sections = (show_runs, show_ends, show_curves, show_failures)
+    sections = (show_runs, show_before_and_after, show_curves, show_failures)
     return render_page(f"{' · '.join(overlay.names)} · Cohort runs", sections, overlay)
 
 
@@ -76,7 +76,7 @@ def describe_facts(run: RunData) -> str:
 # -- before and after --------------------------------------------------------------------------------------------------
 
 
-def show_ends(overlay: Overlay) -> Part:
+def show_before_and_after(overlay: Overlay) -> Part:
     """pass@1 of every run on every set, before and after, and against the first run where the problems are the same."""
     numbers = [(run.find_numbers("before"), run.find_numbers("after")) for run in overlay.runs]
     rows = []
@@ -85,7 +85,7 @@ def show_ends(overlay: Overlay) -> Part:
         for index, (run, (before, after)) in enumerate(zip(overlay.runs, numbers, strict=True)):
             a, b = before.get(name, {}), after.get(name, {})
             if a or b:
-                problems = number((b or a).get("problems"))
+                problems = as_number((b or a).get("problems"))
                 count = f"{problems:.0f} problems" if problems else ""
                 first = compare_runs(overlay.runs[0], run, name) if index else Cell()
                 ends = compare_measure(run, name, "pass@1", as_dict(a.get("pass@1")), as_dict(b.get("pass@1")))

@@ -12,7 +12,7 @@ from cohort.observe.changes import colour_change, describe_change, name_set
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.perf import drop_first_step, measure_stages, seconds_of
 from cohort.observe.report.curves import list_charts, show_charts
-from cohort.observe.report.data import RunData, as_dict, number
+from cohort.observe.report.data import RunData, as_dict, as_number
 from cohort.observe.report.frame import Cell, Part, render_page
 from cohort.observe.report.histograms import draw_histograms
 
@@ -25,7 +25,7 @@ def render_report(run: RunData) -> str:
         show_header,
         show_failure,
         show_facts,
-        show_ends,
+        show_before_and_after,
         show_findings,
         show_curves,
         draw_histograms,
@@ -75,7 +75,7 @@ def describe_latest(run: RunData, name: str) -> str:
     """The newest look while training, with its number of problems: it may be a part of the set."""
     for evaluation in reversed(run.evaluations):
         numbers = as_dict(as_dict(evaluation.get("sets")).get(name))
-        value, problems = find_value(numbers, "pass@1"), number(numbers.get("problems"))
+        value, problems = find_value(numbers, "pass@1"), as_number(numbers.get("problems"))
         if evaluation.get("label") == "during" and value is not None:
             count = f", on {problems:.0f} problems" if problems else ""
             return f" (at step {evaluation['step']}: {write_percent(value, 1)}{count})"
@@ -141,12 +141,12 @@ def write_exactly(share: float) -> str:
 # -- before and after --------------------------------------------------------------------------------------------------
 
 
-def show_ends(run: RunData) -> Part | None:
+def show_before_and_after(run: RunData) -> Part | None:
     before, after = run.find_numbers("before"), run.find_numbers("after")
     rows = []
     for name in dict.fromkeys([*before, *after]):
         a, b = before.get(name, {}), after.get(name, {})
-        problems = number((b or a).get("problems"))
+        problems = as_number((b or a).get("problems"))
         count = why_no_interval(int(problems)) or f"{problems:.0f} problems" if problems else ""
         rows.append([Cell(name, count, style="set", span=4)])
         rows += [compare_measure(run, name, what, as_dict(a.get(what)), as_dict(b.get(what))) for what in list_measures(a, b)]
@@ -165,7 +165,7 @@ def list_measures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 def compare_measure(run: RunData, name: str, what: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Cell]:
     share = what != "reward"
-    left, right = number(a.get("value")), number(b.get("value"))
+    left, right = as_number(a.get("value")), as_number(b.get("value"))
     reason = str(a.get("reason") or b.get("reason") or "") if left is None and right is None else ""
     change = Cell()
     if left is not None and right is not None:
@@ -176,7 +176,7 @@ def compare_measure(run: RunData, name: str, what: str, a: Mapping[str, Any], b:
 
 def make_interval_cell(entry: Mapping[str, Any], share: bool = True) -> Cell:
     """An estimate with its interval beside it."""
-    value, low, high = (number(entry.get(key)) for key in ("value", "low", "high"))
+    value, low, high = (as_number(entry.get(key)) for key in ("value", "low", "high"))
     return Cell(*write_estimate(value, low, high, share), style="none" if value is None else "")
 
 
@@ -245,7 +245,7 @@ def describe_rates(run: RunData) -> str:
 
 
 def find_value(numbers: Mapping[str, Any] | None, what: str) -> float | None:
-    return number(as_dict((numbers or {}).get(what)).get("value"))
+    return as_number(as_dict((numbers or {}).get(what)).get("value"))
 
 
 # -- completions -------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def describe_side(title: str, row: Mapping[str, Any] | None) -> tuple[str, list[
 
 def describe_completion(one: Mapping[str, Any]) -> tuple[str, str, str]:
     """(style, verdict and reward, text)."""
-    success, reward = one.get("success"), number(one.get("reward"))
+    success, reward = one.get("success"), as_number(one.get("reward"))
     style, word = ("right", "✓ right") if success is True else ("wrong", "✗ wrong") if success is False else ("", "no verdict")
     scored = f" · reward {reward:g}" if reward is not None else ""
     return style, f"{word}{scored}", str(one.get("text", "")) or "(empty)"

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from cohort.tools.commands.options import Checkpoint
+
 
 def evaluate(
     targets: Annotated[
@@ -14,12 +16,7 @@ def evaluate(
         typer.Argument(metavar="RUN_OR_MODEL...", help="Run folders, model folders or hub ids; several are compared in pairs."),
     ],
     recipe: Annotated[str, typer.Option(help="Recipe that names prompts and rewards; a run brings its own.")] = "",
-    checkpoint: Annotated[
-        str,
-        typer.Option(
-            help="For runs: final, last, best, start, or a step such as 100. By default final; last where there is no model yet."
-        ),
-    ] = "",
+    checkpoint: Checkpoint = "",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override of the recipe, key=value; may be repeated.")] = None,
     output: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
 ) -> None:

@@ -7,16 +7,13 @@ from typing import Annotated
 
 import typer
 
+from cohort.tools.commands.options import Checkpoint
+
 
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder, finished or not.")],
     out: Annotated[Path | None, typer.Argument(help="The model folder to write; with --push it may be left out.")] = None,
-    checkpoint: Annotated[
-        str,
-        typer.Option(
-            help="final, last, best, start, or a step such as 100. By default final; last where there is no model yet."
-        ),
-    ] = "",
+    checkpoint: Checkpoint = "",
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Of a LoRA run: the adapter alone, and not merged weights.")
     ] = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -13,6 +13,12 @@ RECIPE_WORDS = ("train", "doctor", "compare", "bench")
 RECIPE_OPTIONS = ("config", "config_file", "config_path", "config_name", "recipe", "recipe_file", "yaml", "c")
 """What other tools call the option that names the file."""
 UsageError: Any = typer.BadParameter.__base__
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        help="Of a run: final, last, best, start, or a step such as 100. By default final; last where there is no model yet."
+    ),
+]
 
 
 class Command(TyperCommand):

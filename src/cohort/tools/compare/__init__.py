@@ -20,19 +20,19 @@ __all__ = ["run_compare"]
 
 def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output: Path | None) -> str:
     """Run, measure, print and write. Gives back how it ended: finished, failed or interrupted."""
-    from rich.console import Console
     from rich.text import Text
 
     from cohort.base.files import write_whole
     from cohort.base.text import printable
     from cohort.observe.monitors.jsonl import make_strict
+    from cohort.observe.monitors.width import make_console
     from cohort.observe.run_folder import make_new_folder
     from cohort.tools.compare.contenders import find_contenders
-    from cohort.tools.compare.measure import measure
+    from cohort.tools.compare.measure import measure_plan
     from cohort.tools.compare.page import render_comparison
     from cohort.tools.compare.plan import make_plan, open_output
-    from cohort.tools.compare.runner import execute
-    from cohort.tools.compare.table import WIDTH, print_comparison
+    from cohort.tools.compare.runner import run_plan
+    from cohort.tools.compare.table import print_comparison
 
     if jobs < 1:
         raise RecipeError(f"--jobs {jobs}: at least one run at a time, e.g. --jobs 2")
@@ -45,16 +45,14 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
         if output is None:
             target.rmdir()
         raise
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
+    console = make_console()
 
     def say(text: str) -> None:
         console.print(Text(f"{time.strftime('%H:%M:%S')}  {printable(text)}"), soft_wrap=True)
 
     with open_output(plan):
-        outcome = execute(plan, jobs, say)
-        comparison = measure(plan, outcome.failed, jobs)
+        outcome = run_plan(plan, jobs, say)
+        comparison = measure_plan(plan, outcome.failed, jobs)
         write_whole(target / "compare.json", json.dumps(make_strict(comparison.to_json()), indent=2, allow_nan=False))
         write_whole(target / "compare.html", render_comparison(comparison))
     if outcome.interrupted:

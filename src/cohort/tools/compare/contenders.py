@@ -82,8 +82,8 @@ def find_contenders(words: Sequence[str], recipe: str) -> Field:
         raise RecipeError("name at least one contender: an algorithm (cohort algorithms) or a recipe, e.g. grpo dr_grpo")
     recipes_only = all(is_recipe(spec) for _, spec in specs)
     base_name = recipe or (specs[0][1] if recipes_only else DEMO)
-    base_tree = tree_of(base_name)
-    base = build(base_tree, overrides, {}, f"recipe {base_name}")
+    base_tree = read_recipe_tree(base_name)
+    base = build_contender_recipe(base_tree, overrides, {}, f"recipe {base_name}")
     if base.train.num_steps == 0:
         raise RecipeError("train.num_steps: 0 trains no contender; give the steps that each of them gets, e.g. num_steps=60")
     contenders = tuple(make_contender(label, spec, base_tree, base, overrides) for label, spec in specs)
@@ -106,13 +106,13 @@ def sort_words(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
             refuse_not_for_all(key, value)
             overrides.append(word)
         elif is_contender(value):
-            specs.append((checked_label(key), value))
+            specs.append((check_label(key), value))
         else:
             known = [path for path, _ in leaf_fields(Recipe)]
             close = nearest(key, [*known, *(path.rsplit(".", 1)[-1] for path in known)])
             raise RecipeError(
                 f"{word!r}: {key!r} is no recipe key{close}, and {value!r} is no contender to be called {key!r}"
-                f"{nearest(value.partition(':')[0], contender_names())}"
+                f"{nearest(value.partition(':')[0], list_contender_names())}"
             )
     return specs, overrides
 
@@ -138,7 +138,7 @@ def is_recipe(spec: str) -> bool:
         return False
 
 
-def contender_names() -> list[str]:
+def list_contender_names() -> list[str]:
     return [*PRESETS, *built_in()]
 
 
@@ -149,7 +149,7 @@ def refuse_not_for_all(key: str, value: str) -> None:
         raise RecipeError(f"{key}: a comparison sets it itself; {NOT_FOR_ALL[path]}")
 
 
-def checked_label(label: str) -> str:
+def check_label(label: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", label):
         raise RecipeError(f"label {label!r}: it names folders; use letters, digits and _ . + -")
     return label
@@ -175,23 +175,25 @@ def make_contender(label: str, spec: str, base_tree: Mapping[str, Any], base: Re
     name, colon, own_words = spec.partition(":")
     if name in PRESETS:
         label = label or spec
-        own = own_choices(label, own_words) if colon else {}
-        return Contender(label, spec, build(with_algorithm(base_tree, name), overrides, own, f"contender {label}"), True)
+        own = parse_choices(label, own_words) if colon else {}
+        return Contender(
+            label, spec, build_contender_recipe(set_algorithm(base_tree, name), overrides, own, f"contender {label}"), True
+        )
     if not is_recipe(spec):
         if colon and is_recipe(name):
             raise RecipeError(f"contender {spec!r}: choices after a colon are for algorithms; put them into {name}")
         raise RecipeError(
             f"contender {spec!r}: neither an algorithm ({', '.join(PRESETS)}) nor a recipe (a file, or one of "
-            f"{', '.join(built_in())}){nearest(name, contender_names())}"
+            f"{', '.join(built_in())}){nearest(name, list_contender_names())}"
         )
     path = recipe_path(spec)
     label = label or (path.parent.name if path.name == "recipe.toml" else path.stem)
-    recipe = build(tree_of(spec), overrides, {}, f"contender {label}")
+    recipe = build_contender_recipe(read_recipe_tree(spec), overrides, {}, f"contender {label}")
     refuse_other_budget(label, recipe, base)
     return Contender(label, spec, recipe, *compare_with_base(recipe, base))
 
 
-def own_choices(label: str, words: str) -> dict[str, Any]:
+def parse_choices(label: str, words: str) -> dict[str, Any]:
     """`key=value,key=value` behind the colon of an algorithm."""
     choices: dict[str, Any] = {}
     for word in words.split(","):
@@ -210,20 +212,20 @@ def own_choices(label: str, words: str) -> dict[str, Any]:
     return choices
 
 
-def tree_of(recipe: str) -> dict[str, Any]:
+def read_recipe_tree(recipe: str) -> dict[str, Any]:
     path = recipe_path(recipe)
     load_recipe(path)  # says in words what is wrong with the file
     return read_tree(path)
 
 
-def with_algorithm(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
+def set_algorithm(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The tree as `algorithm=NAME` on the command line would leave it."""
     changed = copy.deepcopy(dict(tree))
     assign(changed, "algorithm.name", name)
     return changed
 
 
-def build(tree: Mapping[str, Any], overrides: Sequence[str], own: Mapping[str, Any], who: str) -> Recipe:
+def build_contender_recipe(tree: Mapping[str, Any], overrides: Sequence[str], own: Mapping[str, Any], who: str) -> Recipe:
     """The tree with the words for all, then a contender's own, which are the more particular ones."""
     changed = copy.deepcopy(dict(tree))
     for override in overrides:
@@ -243,7 +245,7 @@ def refuse_other_budget(label: str, recipe: Recipe, base: Recipe) -> None:
         inside = any(path == word or path.startswith(f"{word}.") for word in BUDGET)
         if inside and mine.get(path) != theirs.get(path):
             raise RecipeError(
-                f"contender {label!r}: {path} is {shown(mine.get(path))}, and {shown(theirs.get(path))} in the base recipe. All "
+                f"contender {label!r}: {path} is {write_setting(mine.get(path))}, and {write_setting(theirs.get(path))} in the base recipe. All "
                 f"contenders have the same budget: give the value for all ({path}=...), or name the base with --recipe"
             )
 
@@ -270,5 +272,5 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def shown(value: Any) -> str:
+def write_setting(value: Any) -> str:
     return "not set" if value is None else repr(value)

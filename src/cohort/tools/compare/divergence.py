@@ -27,11 +27,9 @@ from cohort.evaluation.estimators import Estimate, estimate, why_no_interval
 from cohort.observe.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from cohort.model.packing import Example
     from cohort.model.policy import Policy
     from cohort.recipe.schema import Recipe
     from cohort.training.build import Data
-    from cohort.types import Prompt
 
 PROMPTS = 256
 RESAMPLES = 1000
@@ -40,15 +38,16 @@ RESAMPLES = 1000
 def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     """The document of OUTPUT/divergence/RUN.json. One model is in memory at a time."""
     from cohort.engine import sample_groups
+    from cohort.model.packing import make_examples
     from cohort.training import build
-    from cohort.types import NoiseKey
+    from cohort.types import NoiseKey, Outcome, Rollout
 
     folder = RunFolder.open(root)
     recipe = folder.recipe()
     if not folder.has_model():
         raise RunError(f"{root} has no model/ yet")
     data = build.load_data(recipe, folder.read_kept_rows(recipe))
-    final = load(recipe, data, folder.model)
+    final = load_model(recipe, data, folder.model)
     sampling = replace(build.training_sampling(recipe, final), group_size=1)
     encoded = build.encode_data(recipe, data, final, sampling)
     longest = build.longest_sequence(recipe, encoded, sampling)
@@ -57,40 +56,43 @@ def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     problems = problems[:prompts]
     engine, _ = build.make_engine(recipe, final)
     groups = sample_groups(engine, problems, sampling, NoiseKey(recipe.seed, "evaluate", step=0))
-    examples = as_examples(problems, [group[0] for group in groups])
+    scored = Outcome({}, 0.0, None)  # what is left unscored would be in no example
+    pairs = enumerate(zip(problems, groups, strict=True))
+    examples = make_examples([Rollout(prompt, place, 0, group[0], scored, 0) for place, (prompt, group) in pairs])
     final_logprobs = final.score_examples(examples, recipe.train.micro_batch_tokens)
     engine.close()
     del engine, final
-    start = load(recipe, data, folder.start if folder.start.is_dir() else None)
+    start = load_model(recipe, data, folder.start if folder.start.is_dir() else None)
     start.hold_lengths(longest)
     start_logprobs = start.score_examples(examples, recipe.train.micro_batch_tokens)
     sums_N = [float((a.double() - b.double()).sum()) for a, b in zip(final_logprobs, start_logprobs, strict=True)]
-    return document(sums_N, [example.trained_tokens for example in examples], name, recipe.seed)
+    return make_document(sums_N, [example.trained_tokens for example in examples], name, recipe.seed)
 
 
-def document(sums_N: Sequence[float], lengths_N: Sequence[int], name: str, seed: int) -> dict[str, Any]:
+def make_document(sums_N: Sequence[float], lengths_N: Sequence[int], name: str, seed: int) -> dict[str, Any]:
     return {
         "per_completion": estimate(sums_N, RESAMPLES, seed, proportion=False).to_json(),
-        "per_token": ratio_of_sums(sums_N, lengths_N, RESAMPLES, seed).to_json(),
+        "per_token": estimate_ratio(sums_N, lengths_N, RESAMPLES, seed).to_json(),
         "set": name,
         "completions": len(sums_N),
         "tokens": sum(lengths_N),
     }
 
 
-def ratio_of_sums(tops_N: Sequence[float], bottoms_N: Sequence[int], resamples: int, seed: int) -> Estimate:
+def estimate_ratio(tops_N: Sequence[float], bottoms_N: Sequence[int], resamples: int, seed: int) -> Estimate:
     """sum(tops) / sum(bottoms) with a bootstrap over completions, top and bottom drawn together."""
     tops, bottoms = np.asarray(tops_N, dtype=np.float64), np.asarray(bottoms_N, dtype=np.float64)
     if not bottoms.sum():
         return Estimate(None, None, None, "no completion has a token")
+    ratio = float(tops.sum() / bottoms.sum())
     if reason := why_no_interval(tops.size):
-        return Estimate(float(tops.sum() / bottoms.sum()), None, None, reason)
+        return Estimate(ratio, None, None, reason)
     drawn = np.random.default_rng(seed).integers(tops.size, size=(resamples, tops.size))
     low, high = np.quantile(tops[drawn].sum(1) / bottoms[drawn].sum(1).clip(1), [0.025, 0.975])
-    return Estimate(float(tops.sum() / bottoms.sum()), float(low), float(high))
+    return Estimate(ratio, float(low), float(high))
 
 
-def load(recipe: Recipe, data: Data, source: Path | None) -> Policy:
+def load_model(recipe: Recipe, data: Data, source: Path | None) -> Policy:
     """In the dtype in which the run computed; None: where the recipe starts."""
     from cohort.model.optim import cast_parameters
     from cohort.training import build
@@ -98,25 +100,6 @@ def load(recipe: Recipe, data: Data, source: Path | None) -> Policy:
     policy = build.load_policy(recipe, data, source)
     cast_parameters(policy.model.requires_grad_(False), build.compute_dtype(recipe))
     return policy
-
-
-def as_examples(prompts: Sequence[Prompt], completions: Sequence[Any]) -> list[Example]:
-    import torch
-
-    from cohort.model.packing import Example
-
-    return [
-        Example(
-            rollout=index,
-            group=index,
-            prompt_ids=prompt.token_ids,
-            completion_ids=completion.token_ids,
-            loss_mask_T=torch.tensor(completion.mask, dtype=torch.bool),
-            advantages_T=torch.ones(len(completion.token_ids), dtype=torch.float32),
-            sampling_logprobs_T=torch.tensor(completion.sampling_logprobs, dtype=torch.float32),
-        )
-        for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
-    ]
 
 
 def main(arguments: Sequence[str]) -> int:

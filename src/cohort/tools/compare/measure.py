@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from cohort.base.files import read_object
+from cohort.base.text import write_estimate
 from cohort.evaluation.estimators import PairedDifference, paired_test
 from cohort.evaluation.evaluate import Evaluation
 from cohort.observe.report.curves import list_held_out
-from cohort.observe.report.data import RunData, as_dict, number
+from cohort.observe.report.data import RunData, as_dict, as_number
 from cohort.recipe.schema import Recipe
 from cohort.recipe.words import find_differing, list_used
-from cohort.tools.compare.contenders import BUDGET, Contender, flatten
+from cohort.tools.compare.contenders import BUDGET, Contender, Field, flatten
 from cohort.tools.compare.plan import VERSION, Plan, PlannedRun
 
 LAST_STEPS = 10
@@ -55,11 +55,14 @@ class Measured:
     def finished(self) -> bool:
         return self.status == "finished"
 
-    def number(self, side: str, what: str, name: str = "") -> float | None:
+    def find_number(self, side: str, what: str, name: str = "") -> float | None:
         """The value of one number of a set (the first one unless named)."""
         numbers = self.sets.get(name or next(iter(self.sets), ""), {}).get(side, {})
         entry = numbers.get(what)
-        return number(as_dict(entry).get("value")) if isinstance(entry, Mapping) else number(entry)
+        return as_number(as_dict(entry).get("value")) if isinstance(entry, Mapping) else as_number(entry)
+
+    def find_kl(self, per: str) -> float | None:
+        return as_number(as_dict((self.kl or {}).get(per)).get("value"))
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "after"}
@@ -84,22 +87,23 @@ class Standing:
     def finished(self) -> list[Measured]:
         return [run for run in self.runs if run.finished]
 
-    def over_seeds(self, side: str, what: str, name: str = "") -> dict[str, float] | None:
+    def summarise_seeds(self, side: str, what: str, name: str = "") -> dict[str, float] | None:
         if (name or next((name for run in self.runs for name in run.sets), "")) in self.unlike:
             return None
-        values = [value for run in self.finished if (value := run.number(side, what, name)) is not None]
+        values = [value for run in self.finished if (value := run.find_number(side, what, name)) is not None]
         return {"mean": fmean(values), "min": min(values), "max": max(values), "seeds": len(values)} if values else None
 
-    def mean(self, values: Sequence[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
+    def average(self, read: Callable[[Measured], float | None]) -> float | None:
+        """The mean over those finished runs that have the number."""
+        known = [value for run in self.finished if (value := read(run)) is not None]
         return fmean(known) if known else None
 
     @property
     def kl(self) -> float | None:
-        return self.mean([number(as_dict((run.kl or {}).get("per_completion")).get("value")) for run in self.finished])
+        return self.average(lambda run: run.find_kl("per_completion"))
 
     def to_json(self, votes: int, names: Sequence[str]) -> dict[str, Any]:
-        numbers = headline(votes)
+        numbers = list_headline_measures(votes)
         return {
             "label": self.label,
             "word": self.contender.word,
@@ -107,7 +111,7 @@ class Standing:
             "algorithm": self.contender.recipe.algorithm.model_dump(),
             "runs": [run.to_json() for run in self.runs],
             "over_seeds": {
-                name: {side: {what: self.over_seeds(side, what, name) for what in numbers} for side in ("before", "after")}
+                name: {side: {what: self.summarise_seeds(side, what, name) for what in numbers} for side in ("before", "after")}
                 for name in names
             },
             "kl_per_completion": self.kl,
@@ -116,21 +120,20 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Contest:
     """Everything that is printed, plotted and written."""
 
-    base_name: str
-    base: Recipe
+    field: Field
     seeds: tuple[int, ...]
     jobs: int
     standings: tuple[Standing, ...]
-    unlike: Mapping[str, str] = field(default_factory=dict)
+    unlike: Mapping[str, str]
     """Set -> in words, how the runs were evaluated on different problems of it."""
 
     @property
     def votes(self) -> int:
         """k of maj@k and pass@k: 8, or all samples where there are fewer."""
-        return min(8, self.base.evaluation.samples)
+        return min(8, self.field.base.evaluation.samples)
 
     @property
     def sets(self) -> list[str]:
@@ -148,12 +151,12 @@ class Comparison:
 
     @property
     def budget(self) -> dict[str, Any]:
-        flat = flatten(self.base.model_dump())
+        flat = flatten(self.field.base.model_dump())
         return {word: flat[word] for word in BUDGET if word in flat}
 
-    def choices(self) -> dict[str, dict[str, Any]]:
+    def list_choices(self) -> dict[str, dict[str, Any]]:
         """Contender -> the choices in which contenders differ: those of [algorithm] by their own name, others with theirs."""
-        rows = [settings_of(standing.contender.recipe) for standing in self.standings]
+        rows = [list_settings(standing.contender.recipe) for standing in self.standings]
         keys = find_differing(rows) if rows else []
         return {
             standing.label: {key: row[key] for key in keys if key in row}
@@ -163,21 +166,21 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         return {
             "version": VERSION,
-            "base": self.base_name,
+            "base": self.field.base_name,
             "seeds": list(self.seeds),
             "jobs": self.jobs,
             "budget": self.budget,
-            "choices": self.choices(),
+            "choices": self.list_choices(),
             "different_problems": dict(self.unlike),
             "contenders": [standing.to_json(self.votes, self.sets) for standing in self.standings],
         }
 
 
-def headline(votes: int) -> tuple[str, str, str]:
+def list_headline_measures(votes: int) -> tuple[str, str, str]:
     return ("pass@1", f"maj@{votes}", f"pass@{votes}")
 
 
-def settings_of(recipe: Recipe) -> dict[str, Any]:
+def list_settings(recipe: Recipe) -> dict[str, Any]:
     """What acts, by the names a person compares: the algorithm's choices undotted, other sections dotted."""
     rest = recipe.model_dump(exclude={"name", "runs_folder", "seed", "algorithm", "monitors", "checkpoints"})
     return flatten(list_used(recipe.algorithm.model_dump(), recipe.algorithm.own)) | flatten(rest)
@@ -186,15 +189,15 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def measure(plan: Plan, failed: Mapping[str, str], jobs: int = 1) -> Comparison:
+def measure_plan(plan: Plan, failed: Mapping[str, str], jobs: int = 1) -> Contest:
     runs = {run.name: measure_run(plan, run, failed) for run in plan.runs}
-    first = [runs[run.name] for run in plan.runs_of(plan.contenders[0].label)]
-    unlike = different_problems(list(runs.values()))
+    first = [runs[run.name] for run in plan.list_runs(plan.field.contenders[0].label)]
+    unlike = find_different_problems(list(runs.values()))
     standings = []
-    for place, contender in enumerate(plan.contenders):
-        mine = tuple(runs[run.name] for run in plan.runs_of(contender.label))
-        standings.append(Standing(contender, mine, against(first, mine) if place else {}, frozenset(unlike)))
-    return Comparison(plan.base_name, plan.base, plan.seeds, jobs, tuple(standings), unlike)
+    for place, contender in enumerate(plan.field.contenders):
+        mine = tuple(runs[run.name] for run in plan.list_runs(contender.label))
+        standings.append(Standing(contender, mine, compare_standings(first, mine) if place else {}, frozenset(unlike)))
+    return Contest(plan.field, plan.seeds, jobs, tuple(standings), unlike)
 
 
 def measure_run(plan: Plan, planned: PlannedRun, failed: Mapping[str, str]) -> Measured:
@@ -203,22 +206,22 @@ def measure_run(plan: Plan, planned: PlannedRun, failed: Mapping[str, str]) -> M
     reason = failed.get(planned.name, "")
     if not reason and status != "finished":
         reason = str(run.summary.get("error") or status)
-    kl = read_json(plan.divergence_file(planned.name)) if status == "finished" else None
+    kl = (read_object(plan.divergence_file(planned.name)) or None) if status == "finished" else None
     if not reason and kl is None:
         reason = f"KL to the start was not measured: {failed.get(f'{planned.name} divergence', 'interrupted')}"
-    memory = number(run.summary.get("peak_memory_gib"))
+    memory = as_number(run.summary.get("peak_memory_gib"))
     rewards = run.find_last_values("reward/mean", LAST_STEPS)
-    labelled_tokens, fit_seconds = once_per_iteration(run, f"{FIT}/tokens"), once_per_iteration(run, f"{FIT}/seconds")
+    labelled_tokens, fit_seconds = sum_iterations(run, f"{FIT}/tokens"), sum_iterations(run, f"{FIT}/seconds")
     return Measured(
         name=planned.name,
         seed=planned.seed,
         status=status,
         reason=reason,
-        sets=numbers_of(run, min(8, plan.base.evaluation.samples)),
+        sets=list_numbers(run, min(8, plan.field.base.evaluation.samples)),
         sampled_tokens=int(sum(value for _, value in run.find_series("rollout/tokens")) + labelled_tokens),
         trained_tokens=int(sum(value for _, value in run.find_series("loss/trained_tokens"))),
         training_seconds=sum(value for _, value in run.find_series("time/step")) + fit_seconds,
-        whole_seconds=number(run.summary.get("seconds")),
+        whole_seconds=as_number(run.summary.get("seconds")),
         peak_memory_gib=memory or max((value for _, value in run.find_series("perf/peak_memory_gib")), default=None),
         last_reward=fmean(rewards) if rewards else None,
         kl=kl,
@@ -228,14 +231,14 @@ def measure_run(plan: Plan, planned: PlannedRun, failed: Mapping[str, str]) -> M
     )
 
 
-def once_per_iteration(run: RunData, name: str) -> float:
+def sum_iterations(run: RunData, name: str) -> float:
     """Sum over iterations of a metric that stands with the same value in the row of every step of its iteration."""
-    values = {row.get(f"{FIT}/iteration"): value for row in run.rows if (value := number(row.get(name))) is not None}
+    values = {row.get(f"{FIT}/iteration"): value for row in run.rows if (value := as_number(row.get(name))) is not None}
     return sum(values.values())
 
 
-def numbers_of(run: RunData, votes: int) -> dict[str, dict[str, dict[str, Any]]]:
-    wanted = (*headline(votes), "length_mean", "truncated", "problems")
+def list_numbers(run: RunData, votes: int) -> dict[str, dict[str, dict[str, Any]]]:
+    wanted = (*list_headline_measures(votes), "length_mean", "truncated", "problems")
     sets: dict[str, dict[str, dict[str, Any]]] = {}
     for side in ("before", "after"):
         for name, numbers in run.find_numbers(side).items():
@@ -243,14 +246,7 @@ def numbers_of(run: RunData, votes: int) -> dict[str, dict[str, dict[str, Any]]]
     return sets
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def different_problems(runs: Sequence[Measured]) -> dict[str, str]:
+def find_different_problems(runs: Sequence[Measured]) -> dict[str, str]:
     """Set -> what differs, for every set of which not all finished runs hold the same problems; known by their content."""
     found: dict[str, dict[frozenset[str], list[Measured]]] = {}
     for run in runs:
@@ -259,10 +255,7 @@ def different_problems(runs: Sequence[Measured]) -> dict[str, str]:
     words = {}
     for name, groups in found.items():
         if len(groups) > 1:
-            told = "; ".join(
-                f"{len(problems)} problems: " + ", ".join(f"{run.name} {after_words(run, name)}" for run in members)
-                for problems, members in groups.items()
-            )
+            told = "; ".join(describe_members(name, len(problems), members) for problems, members in groups.items())
             common = len(frozenset.intersection(*groups))
             words[name] = (
                 f"{name}: not all runs were evaluated on the same problems ({common} are in all), so no mean is taken. {told}"
@@ -270,15 +263,16 @@ def different_problems(runs: Sequence[Measured]) -> dict[str, str]:
     return words
 
 
-def after_words(run: Measured, name: str) -> str:
-    value = run.number("after", "pass@1", name)
-    return "–" if value is None else f"{100 * value:.1f} %"
+def describe_members(name: str, problems: int, members: Sequence[Measured]) -> str:
+    """The runs that were evaluated on the same problems, with what each of them reached."""
+    ends = ((run.name, write_estimate(run.find_number("after", "pass@1", name), None, None)[0]) for run in members)
+    return f"{problems} problems: " + ", ".join(f"{run} {value}" for run, value in ends)
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------
 
 
-def against(first: Sequence[Measured], other: Sequence[Measured]) -> dict[str, PairedDifference]:
+def compare_standings(first: Sequence[Measured], other: Sequence[Measured]) -> dict[str, PairedDifference]:
     """Set -> after pass@1 of `other` minus that of `first`, on the problems that both met under the same seed.
 
     A problem that several seeds share is one problem: its success is averaged over them first. The interval is about other

@@ -11,11 +11,11 @@ from cohort.evaluation.estimators import UNCLEAR
 from cohort.observe.changes import colour_change, name_set
 from cohort.observe.report.charts import Chart, Figure, Mark, Points, Scale, Series, find_ticks, make_mark, write_value
 from cohort.observe.report.curves import show_charts
-from cohort.observe.report.data import as_dict, number
+from cohort.observe.report.data import as_dict, as_number
 from cohort.observe.report.frame import Cell, Part, render_page
 from cohort.observe.report.page import make_card
 from cohort.recipe.words import format_value as choice_text
-from cohort.tools.compare.measure import Comparison, Measured, Standing
+from cohort.tools.compare.measure import Contest, Measured, Standing
 from cohort.tools.compare.table import list_cells, write_interval
 
 COLOURS = 6
@@ -25,7 +25,7 @@ CHARACTER = 10.5
 """Room for a character of a name, on a phone too."""
 
 
-def render_comparison(comparison: Comparison) -> str:
+def render_comparison(comparison: Contest) -> str:
     sections = (show_header, show_dots, show_results, show_costs, show_curves, show_choices, show_other_sets, show_notes)
     names = " · ".join(standing.label for standing in comparison.standings)
     return render_page(f"{names} · Cohort comparison", sections, comparison)
@@ -39,20 +39,20 @@ def choose_colour(place: int) -> int:
 # -- the top -----------------------------------------------------------------------------------------------------------
 
 
-def show_header(comparison: Comparison) -> Part:
+def show_header(comparison: Contest) -> Part:
     sentence, detail = describe_comparison(comparison)
     budget = comparison.budget
     words = [
-        f"recipe {comparison.base_name}",
+        f"recipe {comparison.field.base_name}",
         f"seed{'s' if len(comparison.seeds) > 1 else ''} {', '.join(map(str, comparison.seeds))}",
         f"{budget['train.num_steps']} steps of {budget['train.prompts_per_step']} prompts × {budget['train.group_size']} completions",
     ]
     return "header", sentence, [detail], f"{len(comparison.standings)} contenders", "", words
 
 
-def describe_comparison(comparison: Comparison) -> tuple[str, str]:
+def describe_comparison(comparison: Contest) -> tuple[str, str]:
     """One sentence anybody understands, and one that says how sure it is."""
-    scored = [(after["mean"], s) for s in comparison.standings if (after := s.over_seeds("after", "pass@1"))]
+    scored = [(after["mean"], s) for s in comparison.standings if (after := s.summarise_seeds("after", "pass@1"))]
     if not scored and any(standing.finished for standing in comparison.standings) and comparison.unlike:
         return "Not all runs were evaluated on the same problems.", "So no mean is taken and nothing is ranked; see below."
     if not scored:
@@ -76,7 +76,7 @@ def describe_comparison(comparison: Comparison) -> tuple[str, str]:
 # -- the tables --------------------------------------------------------------------------------------------------------
 
 
-def show_results(comparison: Comparison) -> Part:
+def show_results(comparison: Contest) -> Part:
     votes, several = comparison.votes, len(comparison.seeds) > 1
     columns: dict[str, str | Cell] = {
         "before": "pass@1 before",
@@ -92,7 +92,7 @@ def show_results(comparison: Comparison) -> Part:
     return make_table("Results", comparison, columns, f"On {where}. {means}{caption}")
 
 
-def show_costs(comparison: Comparison) -> Part:
+def show_costs(comparison: Contest) -> Part:
     columns: dict[str, str | Cell] = {
         "kl": Cell("KL", " per token"),
         "length": Cell("length", " before"),
@@ -111,7 +111,7 @@ def show_costs(comparison: Comparison) -> Part:
     return make_table("Distance and cost", comparison, columns, caption)
 
 
-def make_table(title: str, comparison: Comparison, columns: Mapping[str, str | Cell], caption: str) -> Part:
+def make_table(title: str, comparison: Contest, columns: Mapping[str, str | Cell], caption: str) -> Part:
     """One row per contender with the cells of these columns; one without a result says why, across all of them."""
     rows = []
     for place, standing in enumerate(comparison.standings):
@@ -128,12 +128,12 @@ def make_table(title: str, comparison: Comparison, columns: Mapping[str, str | C
 # -- plots -------------------------------------------------------------------------------------------------------------
 
 
-def show_dots(comparison: Comparison) -> Part | None:
+def show_dots(comparison: Contest) -> Part | None:
     """After pass@1: one dot with its interval per seed, a bar at the mean, a dashed line where the shared start stood."""
-    shown = [(place, s) for place, s in enumerate(comparison.standings) if s.over_seeds("after", "pass@1")]
+    shown = [(place, s) for place, s in enumerate(comparison.standings) if s.summarise_seeds("after", "pass@1")]
     if not shown:
         return None
-    starts = [v for _, s in shown for run in s.finished if (v := run.number("before", "pass@1")) is not None]
+    starts = [v for _, s in shown for run in s.finished if (v := run.find_number("before", "pass@1")) is not None]
     low, high, same_start = find_span(shown, starts)
     seeds = len(comparison.seeds)
     row = max(ROW, SEED_GAP * seeds + 16)
@@ -150,7 +150,7 @@ def show_dots(comparison: Comparison) -> Part | None:
         marks.append(make_mark("line", "start", x1=x, x2=x, y1=TOP, y2=height - BOTTOM))
     for line, (place, standing) in enumerate(shown):
         marks += draw_dots(place, standing, TOP + row * (line + 0.5), scale)
-    ends = ", ".join(f"{s.label} {write_percent(mean_after(s), 1)}" for _, s in shown)
+    ends = ", ".join(f"{s.label} {write_percent(average_after(s), 1)}" for _, s in shown)
     many = "One dot per seed with its 95 % interval over problems; the bar is the mean."
     caption = f"{many if seeds > 1 else '95 % intervals over problems.'} "
     caption += "The dashed line is where all of them started." if same_start else ""
@@ -173,19 +173,19 @@ def draw_dots(place: int, standing: Standing, y: float, scale: Scale) -> list[Ma
             marks.append(make_mark("line", f"whisker {style}", told, x1=scale.x(low), x2=scale.x(high), y1=line, y2=line))
         marks.append(make_mark("circle", f"dot {style}", told, cx=scale.x(value), cy=line, r=4.6))
     if len(runs) > 1:
-        middle, half = scale.x(mean_after(standing)), (len(runs) - 1) / 2 * SEED_GAP + 8
+        middle, half = scale.x(average_after(standing)), (len(runs) - 1) / 2 * SEED_GAP + 8
         marks.append(make_mark("line", f"mean {style}", x1=middle, x2=middle, y1=y - half, y2=y + half))
     return marks
 
 
-def mean_after(standing: Standing) -> float:
-    return float(as_dict(standing.over_seeds("after", "pass@1"))["mean"])
+def average_after(standing: Standing) -> float:
+    return float(as_dict(standing.summarise_seeds("after", "pass@1"))["mean"])
 
 
 def read_after(run: Measured) -> tuple[float | None, float | None, float | None]:
     """pass@1 after training on the first set, with its interval."""
     entry = as_dict(as_dict(as_dict(next(iter(run.sets.values()), {})).get("after")).get("pass@1"))
-    value, low, high = (number(entry.get(key)) for key in ("value", "low", "high"))
+    value, low, high = (as_number(entry.get(key)) for key in ("value", "low", "high"))
     return value, low, high
 
 
@@ -203,7 +203,7 @@ def find_span(shown: Sequence[tuple[int, Standing]], starts: Sequence[float]) ->
     return max(0.0, low - room), min(1.0, high + room), draw
 
 
-def show_curves(comparison: Comparison) -> Part | None:
+def show_curves(comparison: Contest) -> Part | None:
     """Means over seeds. At most six lines per chart; the first contender is in each, to compare with."""
     places = list(range(1, len(comparison.standings)))
     groups = [[0, *places[i : i + COLOURS - 1]] for i in range(0, len(places), COLOURS - 1)] or [[0]]
@@ -233,9 +233,9 @@ def average_curves(runs: Sequence[Points]) -> list[tuple[float, float]]:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def show_choices(comparison: Comparison) -> Part | None:
+def show_choices(comparison: Contest) -> Part | None:
     """What the contenders differ in, and only that. The longer side goes down the page."""
-    rows = comparison.choices()
+    rows = comparison.list_choices()
     keys = [key for key in dict.fromkeys(key for row in rows.values() for key in row) if key != "name"]
     if not keys:
         return None
@@ -254,7 +254,7 @@ def compare_choice(row: Mapping[str, Any], first: Mapping[str, Any], key: str) -
     return Cell(choice_text(row[key]) if key in row else "–", style="same" if same else "")
 
 
-def show_other_sets(comparison: Comparison) -> Part | None:
+def show_other_sets(comparison: Contest) -> Part | None:
     names = comparison.sets[1:]
     if not names:
         return None
@@ -262,7 +262,7 @@ def show_other_sets(comparison: Comparison) -> Part | None:
     for place, standing in enumerate(comparison.standings):
         cells = []
         for name in names:
-            mean, paired = standing.over_seeds("after", "pass@1", name), standing.against_first.get(name)
+            mean, paired = standing.summarise_seeds("after", "pass@1", name), standing.against_first.get(name)
             change = f"{100 * paired.difference:+.1f}{write_interval(paired)}" if paired else ""
             cells.append(Cell(write_percent(mean["mean"], 1) if mean else "–", change, style=colour_change(paired, {}, {})))
         rows.append([Cell(standing.label, colour=choose_colour(place)), *cells])
@@ -270,7 +270,7 @@ def show_other_sets(comparison: Comparison) -> Part | None:
     return "table", "Other sets", ["pass@1 after", *names], rows, caption
 
 
-def show_notes(comparison: Comparison) -> Part:
+def show_notes(comparison: Contest) -> Part:
     notes = [*comparison.unlike.values()]
     notes += [f"{s.label} {s.contender.note}." for s in comparison.standings if s.contender.note]
     notes += [f"{', '.join(names)}: {reason}" for reason, names in comparison.failures.items()]

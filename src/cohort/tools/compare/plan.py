@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from cohort.base.files import write_whole
+from cohort.base.files import lock_file, write_whole
 from cohort.data.rows import names_function
 from cohort.errors import RecipeError, RunError
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.recipe.schema import EvaluationConfig, Recipe
 from cohort.recipe.versions import bring_up_to_date
 from cohort.tools.compare.columns import refuse_missing_columns
-from cohort.tools.compare.contenders import Contender, Field, flatten, shown
+from cohort.tools.compare.contenders import Contender, Field, flatten, write_setting
 
 VERSION = 1
 
@@ -35,16 +34,14 @@ class PlannedRun:
 @dataclass(frozen=True)
 class Plan:
     output: Path
-    base_name: str
-    base: Recipe
-    contenders: tuple[Contender, ...]
+    field: Field
     seeds: tuple[int, ...]
     starts: tuple[PlannedRun, ...]
     """The shared cold starts, one per seed; none where the base has no cold start."""
     runs: tuple[PlannedRun, ...]
     """Seed by seed, so that every contender has its first number early."""
 
-    def runs_of(self, label: str) -> list[PlannedRun]:
+    def list_runs(self, label: str) -> list[PlannedRun]:
         return [run for run in self.runs if run.label == label]
 
     def folder(self, name: str) -> Path:
@@ -64,23 +61,23 @@ def make_plan(field: Field, seeds: Sequence[int], output: Path) -> Plan:
     base, starts, runs = field.base, [], []
     for contender in field.contenders:
         refuse_missing_columns(contender, seeds[0])
-    evaluation = on_the_same_problems(base.evaluation, seeds[0])
+    evaluation = fix_problems(base.evaluation, seeds[0])
     shared = base.cold_start.num_steps > 0 and any(contender.shares_start for contender in field.contenders)
     for seed in seeds:
         start = f"start-seed-{seed}" if shared else ""
         if start:
             train = base.train.model_copy(update={"num_steps": 0})
-            starts.append(PlannedRun(start, "", seed, named(base, output, start, seed, train=train, evaluation=evaluation)))
+            starts.append(PlannedRun(start, "", seed, name_run(base, output, start, seed, train=train, evaluation=evaluation)))
         for contender in field.contenders:
             from_start = start if contender.shares_start else ""
-            recipe = starting_from(contender.recipe, output / start / "model") if from_start else contender.recipe
+            recipe = start_from(contender.recipe, output / start / "model") if from_start else contender.recipe
             name = f"{contender.slug}-seed-{seed}"
-            planned = named(recipe, output, name, seed, evaluation=evaluation)
+            planned = name_run(recipe, output, name, seed, evaluation=evaluation)
             runs.append(PlannedRun(name, contender.label, seed, planned, from_start))
-    return Plan(output, field.base_name, base, field.contenders, tuple(seeds), tuple(starts), tuple(runs))
+    return Plan(output, field, tuple(seeds), tuple(starts), tuple(runs))
 
 
-def on_the_same_problems(evaluation: EvaluationConfig, seed: int) -> EvaluationConfig:
+def fix_problems(evaluation: EvaluationConfig, seed: int) -> EvaluationConfig:
     """The same held-out problems for every seed: numbers of different problems are not to be averaged.
 
     A user's function may divide its rows by the seed, and held-out rows of one seed be training rows of another: there each
@@ -91,11 +88,11 @@ def on_the_same_problems(evaluation: EvaluationConfig, seed: int) -> EvaluationC
     return evaluation.model_copy(update={"problems_seed": seed})
 
 
-def named(recipe: Recipe, output: Path, name: str, seed: int, **sections: Any) -> Recipe:
+def name_run(recipe: Recipe, output: Path, name: str, seed: int, **sections: Any) -> Recipe:
     return recipe.model_copy(update={"name": name, "runs_folder": str(output), "seed": seed, **sections})
 
 
-def starting_from(recipe: Recipe, model: Path) -> Recipe:
+def start_from(recipe: Recipe, model: Path) -> Recipe:
     """The recipe from a model that is there already, without a cold start; everything else is kept."""
     changes = {
         "model": recipe.model.model_copy(update={"source": str(model), "revision": ""}),
@@ -107,20 +104,24 @@ def starting_from(recipe: Recipe, model: Path) -> Recipe:
 # -- the folder --------------------------------------------------------------------------------------------------------
 
 
-def plan_document(plan: Plan) -> dict[str, Any]:
+def make_document(plan: Plan) -> dict[str, Any]:
     """What two comparisons must agree on to be the same one. No paths of the output, so that it may be moved."""
     return {
         "version": VERSION,
         "seeds": list(plan.seeds),
         "contenders": {
-            contender.label: {"word": contender.word, "recipe": contender.recipe.model_dump(mode="json"), **sources(contender)}
-            for contender in plan.contenders
+            contender.label: {
+                "word": contender.word,
+                "recipe": contender.recipe.model_dump(mode="json"),
+                **list_digests(contender),
+            }
+            for contender in plan.field.contenders
         },
-        "base": plan.base.model_dump(mode="json"),
+        "base": plan.field.base.model_dump(mode="json"),
     }
 
 
-def sources(contender: Contender) -> dict[str, Any]:
+def list_digests(contender: Contender) -> dict[str, Any]:
     """Digests of the user's functions: a comparison that goes on after an edit would compare a mixture."""
     own = contender.recipe.algorithm.own
     return {"source": {kind: choice.digest for kind, choice in own.items()}} if own else {}
@@ -138,8 +139,9 @@ def open_output(plan: Plan) -> IO[str]:
     try:
         for part in ("logs", "recipes", "divergence"):
             (output / part).mkdir(parents=True, exist_ok=True)
-        held = hold(output)
-        write_whole(file, json.dumps(plan_document(plan), indent=2))
+        if (held := lock_file(output / "compare.lock")) is None:
+            raise RunError(f"--output {output} is in use by another comparison; wait for it or stop it")
+        write_whole(file, json.dumps(make_document(plan), indent=2))
         for run in (*plan.starts, *plan.runs):
             write_whole(plan.recipe_file(run.name), dump_recipe(run.recipe))
     except OSError as problem:
@@ -150,21 +152,21 @@ def open_output(plan: Plan) -> IO[str]:
 def refuse_another_plan(plan: Plan, file: Path) -> None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        there, here = flatten(in_words_of_today(found)), flatten(json.loads(json.dumps(plan_document(plan))))
+        there, here = flatten(update_document(found)), flatten(json.loads(json.dumps(make_document(plan))))
     except (ValueError, OSError, AttributeError, TypeError, KeyError, RecipeError) as problem:
         raise RunError(f"{file} cannot be read ({problem}); name a new --output") from problem
-    if list(found.get("contenders", {})) != [contender.label for contender in plan.contenders]:
+    if list(found.get("contenders", {})) != [contender.label for contender in plan.field.contenders]:
         labels = ", ".join(found.get("contenders", {}))
         raise RunError(f"--output {plan.output} holds a comparison of {labels}; name a new folder, or compare those")
     for path in dict.fromkeys([*here, *there]):
         if here.get(path) != there.get(path):
             raise RunError(
-                f"--output {plan.output} holds another comparison: {path} is {shown(there.get(path))} there and "
-                f"{shown(here.get(path))} here; name a new folder, or take the words back"
+                f"--output {plan.output} holds another comparison: {path} is {write_setting(there.get(path))} there and "
+                f"{write_setting(here.get(path))} here; name a new folder, or take the words back"
             )
 
 
-def in_words_of_today(document: dict[str, Any]) -> dict[str, Any]:
+def update_document(document: dict[str, Any]) -> dict[str, Any]:
     """A plan.json whose recipes are of this version: one that an earlier cohort left is the same comparison."""
 
     def updated(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -172,13 +174,3 @@ def in_words_of_today(document: dict[str, Any]) -> dict[str, Any]:
 
     contenders = {label: entry | {"recipe": updated(entry["recipe"])} for label, entry in document["contenders"].items()}
     return document | {"contenders": contenders, "base": updated(document["base"])}
-
-
-def hold(output: Path) -> IO[str]:
-    stream = (output / "compare.lock").open("a+")
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        stream.close()
-        raise RunError(f"--output {output} is in use by another comparison; wait for it or stop it") from None
-    return stream

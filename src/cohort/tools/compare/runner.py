@@ -22,7 +22,7 @@ from typing import Any
 
 from cohort.base.processes import PARENT_VARIABLE
 from cohort.base.text import write_duration
-from cohort.observe.changes import describe_ends
+from cohort.observe.changes import describe_before_and_after
 from cohort.observe.run_folder import RunFolder
 from cohort.tools.compare.plan import Plan, PlannedRun
 
@@ -33,7 +33,7 @@ UNSAVED_AFTER = 3
 
 
 @dataclass(frozen=True)
-class Job:
+class RunJob:
     """One process to be: what it is called, its command, where it writes, and what has to be finished first."""
 
     name: str
@@ -45,7 +45,7 @@ class Job:
 
 @dataclass
 class Child:
-    job: Job
+    job: RunJob
     process: subprocess.Popen[bytes]
     told: int = 0
     """How many signals were passed on to it."""
@@ -53,30 +53,30 @@ class Child:
 
 
 @dataclass
-class Outcome:
+class Executed:
     failed: dict[str, str] = field(default_factory=dict)
     """Run -> why it has no result, in words."""
     interrupted: bool = False
 
 
-def execute(plan: Plan, jobs: int, say: Callable[[str], None]) -> Outcome:
+def run_plan(plan: Plan, jobs: int, say: Callable[[str], None]) -> Executed:
     """Everything that is missing: cold starts, runs, then the divergence of each."""
-    outcome = Outcome()
-    waiting = list(jobs_of(plan, outcome, say))
+    outcome = Executed()
+    waiting = list(list_jobs(plan, outcome, say))
     children: list[Child] = []
-    environment = child_environment(jobs)
-    with collected_signals() as signals:
+    environment = make_environment(jobs)
+    with collect_signals() as signals:
         while waiting or children:
             if signals:
                 waiting.clear()
-            for job in ready(waiting, children, jobs):
+            for job in take_ready_jobs(waiting, children, jobs):
                 say(f"{job.name}: {job.begun}")
-                children.append(start(job, environment))
+                children.append(start_child(job, environment))
             for child in children:
-                pass_on(child, len(signals))
+                pass_signals_on(child, len(signals))
             for child in [child for child in children if child.process.poll() is not None]:
                 children.remove(child)
-                waiting = ended(plan, child, waiting, outcome, bool(signals), say)
+                waiting = end_child(plan, child, waiting, outcome, bool(signals), say)
             if children:
                 time.sleep(POLL_S)
     outcome.interrupted = bool(signals)
@@ -86,7 +86,7 @@ def execute(plan: Plan, jobs: int, say: Callable[[str], None]) -> Outcome:
 # -- what there is to do -----------------------------------------------------------------------------------------------
 
 
-def jobs_of(plan: Plan, outcome: Outcome, say: Callable[[str], None]) -> Iterator[Job]:
+def list_jobs(plan: Plan, outcome: Executed, say: Callable[[str], None]) -> Iterator[RunJob]:
     needed = {run.start for run in plan.runs if run.start and not is_finished(plan.folder(run.name))}
     unfinished: set[str] = set()
     for run in (*plan.starts, *plan.runs):
@@ -94,33 +94,33 @@ def jobs_of(plan: Plan, outcome: Outcome, say: Callable[[str], None]) -> Iterato
             say(f"{run.name}: finished before{describe_outcome(plan, run)}")
         elif run.label or run.name in needed:
             unfinished.add(run.name)
-            yield train_job(plan, run, run.start if run.start in unfinished else "")
+            yield make_train_job(plan, run, run.start if run.start in unfinished else "")
     for run in plan.runs:
         if not plan.divergence_file(run.name).is_file():
-            yield divergence_job(plan, run, run.name if run.name in unfinished else "")
+            yield make_divergence_job(plan, run, run.name if run.name in unfinished else "")
 
 
-def train_job(plan: Plan, run: PlannedRun, needs: str) -> Job:
+def make_train_job(plan: Plan, run: PlannedRun, needs: str) -> RunJob:
     folder = RunFolder(plan.folder(run.name))
     if folder.has_earned():
         words, begun = ["resume", str(folder.root)], "goes on"
     else:
         words, begun = ["train", str(plan.recipe_file(run.name))], "started"
-    return Job(run.name, (sys.executable, "-m", "cohort", *words), plan.log(run.name), begun, needs)
+    return RunJob(run.name, (sys.executable, "-m", "cohort", *words), plan.log(run.name), begun, needs)
 
 
-def divergence_job(plan: Plan, run: PlannedRun, needs: str) -> Job:
+def make_divergence_job(plan: Plan, run: PlannedRun, needs: str) -> RunJob:
     target = plan.divergence_file(run.name)
     command = (sys.executable, "-m", "cohort.tools.compare.divergence", str(plan.folder(run.name)), str(target))
     name = f"{run.name} divergence"
-    return Job(name, command, plan.log(f"{run.name}-divergence"), "measuring KL to the start", needs)
+    return RunJob(name, command, plan.log(f"{run.name}-divergence"), "measuring KL to the start", needs)
 
 
 def is_finished(folder: Path) -> bool:
     return RunFolder(folder).read_summary().get("status") == "finished"
 
 
-def ready(waiting: list[Job], children: Sequence[Child], jobs: int) -> Iterator[Job]:
+def take_ready_jobs(waiting: list[RunJob], children: Sequence[Child], jobs: int) -> Iterator[RunJob]:
     """Jobs that can begin now, as many as there is room for; they leave the list."""
     open_names = {job.name for job in waiting} | {child.job.name for child in children}
     room = jobs - len(children)
@@ -134,14 +134,14 @@ def ready(waiting: list[Job], children: Sequence[Child], jobs: int) -> Iterator[
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def child_environment(jobs: int) -> dict[str, str]:
+def make_environment(jobs: int) -> dict[str, str]:
     environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
     if jobs > 1:  # else every child would start a thread per core
         environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
     return environment
 
 
-def start(job: Job, environment: dict[str, str]) -> Child:
+def start_child(job: RunJob, environment: dict[str, str]) -> Child:
     with job.log.open("ab") as log:
         log.write(f"$ {shlex.join(job.command)}\n".encode())
         log.flush()
@@ -151,14 +151,14 @@ def start(job: Job, environment: dict[str, str]) -> Child:
     return Child(job, process)
 
 
-def pass_on(child: Child, signals: int) -> None:
+def pass_signals_on(child: Child, signals: int) -> None:
     if signals > child.told and child.process.poll() is None:
         child.told = signals
         child.process.send_signal(signal.SIGKILL if signals >= UNSAVED_AFTER else signal.SIGTERM)
 
 
 @contextmanager
-def collected_signals() -> Iterator[list[int]]:
+def collect_signals() -> Iterator[list[int]]:
     """The signals that came so far. One that was ignored before (nohup) stays ignored."""
     seen: list[int] = []
 
@@ -177,9 +177,9 @@ def collected_signals() -> Iterator[list[int]]:
             signal.signal(installed, handler)
 
 
-def ended(
-    plan: Plan, child: Child, waiting: list[Job], outcome: Outcome, interrupted: bool, say: Callable[[str], None]
-) -> list[Job]:
+def end_child(
+    plan: Plan, child: Child, waiting: list[RunJob], outcome: Executed, interrupted: bool, say: Callable[[str], None]
+) -> list[RunJob]:
     """Say how a child ended; what needed it and cannot begin any more leaves the list."""
     job, took = child.job, write_duration(time.monotonic() - child.started)
     run = next((run for run in (*plan.starts, *plan.runs) if run.name == job.name), None)
@@ -190,7 +190,7 @@ def ended(
     if interrupted:
         say(f"{job.name}: interrupted after {took}")
         return waiting
-    reason = why(plan, job, run, child.process.returncode)
+    reason = explain_failure(plan, job, run, child.process.returncode)
     say(f"{job.name}: failed after {took}: {reason}")
     lost = {job.name: reason}
     left = []
@@ -205,11 +205,11 @@ def ended(
 
 def describe_outcome(plan: Plan, run: PlannedRun) -> str:
     """ ", pass@1 41.2 % -> 68.3 %", as far as it was measured."""
-    ends = describe_ends(RunFolder(plan.folder(run.name)).read_summary().get("eval"))
+    ends = describe_before_and_after(RunFolder(plan.folder(run.name)).read_summary().get("eval"))
     return f", {ends}" if ends else ""
 
 
-def why(plan: Plan, job: Job, run: PlannedRun | None, code: int) -> str:
+def explain_failure(plan: Plan, job: RunJob, run: PlannedRun | None, code: int) -> str:
     """The run's own words where it left any, else the last line of its log."""
     error = RunFolder(plan.folder(run.name)).read_summary().get("error") if run else ""
     if isinstance(error, str) and error.strip():

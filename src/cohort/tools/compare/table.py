@@ -8,22 +8,21 @@ from cohort.base.table import make_table
 from cohort.base.text import printable, shorten_text, write_duration, write_percent
 from cohort.evaluation.estimators import PairedDifference
 from cohort.observe.changes import colour_change
-from cohort.observe.report.data import as_dict, number
+from cohort.observe.report.data import as_dict
 from cohort.observe.report.frame import Cell
 from cohort.observe.report.page import make_interval_cell
-from cohort.tools.compare.measure import Comparison, Standing
+from cohort.tools.compare.measure import Contest, Standing
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDTH = 100
 LONGEST_LABEL = 20
 COLUMNS = ("before", "after", "against", "p", "majority", "kl", "length", "sampled", "time")
 """Of the cells of a contender, those on the terminal; there the smaller numbers of a cell are told of these alone:"""
 WITH_SMALL = ("after", "against")
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
+def print_comparison(console: Console, comparison: Contest) -> None:
     from rich.text import Text
 
     first = shorten_text(comparison.standings[0].label, 12)
@@ -39,26 +38,26 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(Text(printable(line)), soft_wrap=True)
 
 
-def list_texts(standing: Standing, comparison: Comparison) -> list[str]:
+def list_texts(standing: Standing, comparison: Contest) -> list[str]:
     """The cells of COLUMNS, as short as they can be: what is in per cent is said below the table."""
     if not standing.finished:
         return ["", "failed, see below" if standing.runs[0].status != "interrupted" else "interrupted"]
     cells = list_cells(standing, comparison)
     texts = [cells[name].text.removesuffix(" %") for name in COLUMNS]
-    texts[-1] = write_short_time(standing.mean([run.training_seconds for run in standing.finished]) or 0.0)
+    texts[-1] = write_short_time(standing.average(lambda run: run.training_seconds) or 0.0)
     return [
         f"{text} {cells[name].small}".strip() if name in WITH_SMALL else text for name, text in zip(COLUMNS, texts, strict=True)
     ]
 
 
-def list_cells(standing: Standing, comparison: Comparison) -> dict[str, Cell]:
+def list_cells(standing: Standing, comparison: Contest) -> dict[str, Cell]:
     """Everything that is told of a contender with a result, for the table and the page."""
     runs = standing.finished
     paired = next(iter(standing.against_first.values()), None)
-    shorter, longer = (as_dict(standing.over_seeds(side, "length_mean")).get("mean") for side in ("before", "after"))
-    per_token = standing.mean([number(as_dict((run.kl or {}).get("per_token")).get("value")) for run in runs])
+    shorter, longer = (as_dict(standing.summarise_seeds(side, "length_mean")).get("mean") for side in ("before", "after"))
+    per_token = standing.average(lambda run: run.find_kl("per_token"))
     memory = max((run.peak_memory_gib for run in runs if run.peak_memory_gib is not None), default=None)
-    training, whole = (standing.mean([getattr(run, name) for run in runs]) for name in ("training_seconds", "whole_seconds"))
+    training, whole = standing.average(lambda run: run.training_seconds), standing.average(lambda run: run.whole_seconds)
     return {
         "before": make_mean_cell(standing, "before", "pass@1"),
         "after": make_after_cell(standing, len(comparison.seeds) > 1),
@@ -68,22 +67,22 @@ def list_cells(standing: Standing, comparison: Comparison) -> dict[str, Cell]:
         "any": make_mean_cell(standing, "after", f"pass@{comparison.votes}"),
         "kl": Cell(write_number(standing.kl, 2 if (standing.kl or 0.0) < 100 else 0), write_number(per_token, 3)),
         "length": Cell(write_number(longer, 1), write_number(shorter, 1)),
-        "sampled": Cell(write_count(standing.mean([run.sampled_tokens for run in runs]))),
-        "trained": Cell(write_count(standing.mean([run.trained_tokens for run in runs]))),
+        "sampled": Cell(write_count(standing.average(lambda run: run.sampled_tokens))),
+        "trained": Cell(write_count(standing.average(lambda run: run.trained_tokens))),
         "time": Cell(write_duration(training or 0.0), write_duration(whole or 0.0)),
         "memory": Cell(f"{write_number(memory, 2)}{' GiB' if memory is not None else ''}"),
-        "reward": Cell(write_number(standing.mean([run.last_reward for run in runs]), 3)),
+        "reward": Cell(write_number(standing.average(lambda run: run.last_reward), 3)),
     }
 
 
 def make_mean_cell(standing: Standing, side: str, what: str) -> Cell:
-    mean = standing.over_seeds(side, what)
+    mean = standing.summarise_seeds(side, what)
     return Cell(write_percent(mean["mean"], 1) if mean else "–")
 
 
 def make_after_cell(standing: Standing, several: bool) -> Cell:
     """Mean over seeds with their range, or the one run with its interval."""
-    mean = standing.over_seeds("after", "pass@1")
+    mean = standing.summarise_seeds("after", "pass@1")
     if mean is None:
         return Cell("–")
     if several:
@@ -102,13 +101,13 @@ def write_interval(paired: PairedDifference) -> str:
     return "" if paired.low is None or paired.high is None else f" [{100 * paired.low:.1f}, {100 * paired.high:.1f}]"
 
 
-def find_common_start(comparison: Comparison) -> float | None:
+def find_common_start(comparison: Contest) -> float | None:
     """Mean pass@1 before training where it is the same for all; None where it is not, or was not measured."""
-    starts = [before["mean"] for s in comparison.standings if (before := s.over_seeds("before", "pass@1"))]
+    starts = [before["mean"] for s in comparison.standings if (before := s.summarise_seeds("before", "pass@1"))]
     return starts[0] if starts and max(starts) - min(starts) < 1e-9 else None
 
 
-def describe_table(comparison: Comparison) -> list[str]:
+def describe_table(comparison: Contest) -> list[str]:
     """What the numbers are, and what has to be known about single contenders."""
     seeds = ", ".join(map(str, comparison.seeds))
     where = comparison.sets[0] if comparison.sets else "no evaluation"
