@@ -121,7 +121,7 @@ def test_a_reward_is_one_file_and_one_line(stranger):
     )
     stranger.insert(
         "from cohort.rewards.brevity import brevity as brevity",
-        after="from cohort.rewards.shape import repetition as repetition",
+        after="from cohort.rewards.penalties import repetition as repetition",
     )
     assert stranger.edits() == (1, 1)
     run = stranger.train(rewards=[{"function": "brevity"}])

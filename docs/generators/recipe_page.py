@@ -67,8 +67,8 @@ version 0, from before versions were counted, and keeps the meaning it had: reci
 brought up to date when they are read, and the file itself stays as it is. A version from the future is refused: update cohort.
 What is typed on the command line or in Python is always of today.
 
-Version 1 names functions where they are now. Version 2 holds out at least 16 prompts, or a third of few rows (`evaluation.held_out_least`); older
-recipes without a named set hold out the share alone, as they did. Version 3 has no `sampling.top_p` and `sampling.top_k`: in training nothing is cut.
+Versions 1 and 3 name functions where they are now. Version 2 holds out at least 16 prompts, or a third of few rows (`evaluation.held_out_least`); older
+recipes without a named set hold out the share alone, as they did. Version 3 also has no `sampling.top_p` and `sampling.top_k`: in training nothing is cut.
 """
 
 
@@ -254,6 +254,6 @@ def version_lines() -> Iterator[str]:
         first_line = (change.__doc__ or "").partition("\n")[0]
         yield f"- {version} to {version + 1}: {first_line.partition(': ')[2]}"
     yield ""
-    yield "| function in version 0 | now |"
+    yield "| function in an earlier version | now |"
     yield "|---|---|"
     yield from (format_row(f"`{old}`", f"`{new}`") for old, new in MOVED.items())

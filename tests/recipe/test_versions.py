@@ -104,7 +104,7 @@ def test_the_rewards_that_moved_are_the_ones_that_docs_and_audit_name():
 
 @pytest.mark.parametrize("spec", WRITTEN_FROM_PYTHON)
 def test_built_in_rewards_are_where_recipes_from_python_say(spec):
-    assert load_function(spec) is BUILT_IN[spec.partition(":")[2]]
+    assert load_function(MOVED.get(spec, spec)) is BUILT_IN[spec.partition(":")[2]]
 
 
 def test_every_built_in_reward_was_looked_at():

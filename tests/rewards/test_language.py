@@ -6,7 +6,14 @@ import time
 
 import pytest
 
-from cohort.rewards.language import LANGUAGES, count_words, language_consistency, notation_spans, script_of, scripts_of_prompt
+from cohort.rewards.language import (
+    LANGUAGES,
+    count_words,
+    find_notation,
+    find_prompt_scripts,
+    find_script,
+    language_consistency,
+)
 
 
 def share(text: str, target: str) -> float | None:
@@ -86,7 +93,7 @@ def test_more_foreign_words_are_never_better():
     ],
 )  # fmt: skip
 def test_auto_is_what_the_question_is_written_in(prompt, scripts):
-    assert scripts_of_prompt(prompt) == (None if scripts is None else frozenset(scripts))
+    assert find_prompt_scripts(prompt) == (None if scripts is None else frozenset(scripts))
     (value,) = language_consistency(["so it is forty-six"], prompts=[prompt])
     assert value == (None if scripts is None else float(scripts == {"Latin"}))
 
@@ -169,7 +176,7 @@ def test_notation_is_no_language(text, counted):
 
 def test_where_notation_is():
     text = r"a `b` $c$ \(d\) \[e\] $$f$$ <g> \h http://i.j \begin{cases}k\end{cases}"
-    spans = [text[start:end] for start, end in notation_spans(text)]
+    spans = [text[start:end] for start, end in find_notation(text)]
     assert spans == ["`b`", "$c$", r"\(d\)", r"\[e\]", "$$f$$", "<g>", r"\h", "http://i.j", r"\begin{cases}k\end{cases}"]
 
 
@@ -245,12 +252,12 @@ def test_a_word_of_two_alphabets_is_of_neither():
     ],
 )
 def test_scripts(letter, script):
-    assert script_of(letter) == script
+    assert find_script(letter) == script
 
 
 @pytest.mark.parametrize("other", [*"1½_ .-。！٣", "\u0301", "\ud800", "\U0010ffff", "\x00", "😀", "ℵ"])
 def test_what_is_no_letter(other):
-    assert script_of(other) == ""
+    assert find_script(other) == ""
 
 
 # -- time --------------------------------------------------------------------------------------------------------------

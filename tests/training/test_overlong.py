@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cohort.rewards.contract import Scored
-from cohort.rewards.shape import overlong_penalty
+from cohort.rewards.penalties import overlong_penalty
 from cohort.training.judging import penalize_overlong
 from cohort.types import UNSCORED, Completion, Outcome
 

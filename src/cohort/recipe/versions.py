@@ -17,6 +17,9 @@ Tree = dict[str, Any]
 
 MOVED = {
     "cohort.bench.workload:varied": "cohort.tools.bench.workload:varied",
+    "cohort.rewards.shape:length": "cohort.rewards.penalties:length",
+    "cohort.rewards.shape:repetition": "cohort.rewards.penalties:repetition",
+    "cohort.rewards.shape:soft_overlong": "cohort.rewards.penalties:soft_overlong",
     "cohort.tasks.column_addition:check_steps": "cohort.data.column_addition:check_steps",
     "cohort.tasks.column_addition:column_addition": "cohort.data.column_addition:column_addition",
     "cohort.tasks.gym:gym_verifier": "cohort.rewards.gym.rows:gym_verifier",
@@ -25,7 +28,7 @@ MOVED = {
     "cohort.tasks:column_addition": "cohort.data.column_addition:column_addition",
     "cohort.tasks:load_task": "cohort.data.tasks:load_task",
 }
-"""Functions of Cohort that a recipe of version 0 can name as a reward or as a source of rows, and where they are now.
+"""Functions of Cohort that a recipe of an earlier version can name as a reward or as a source of rows, and where they are now.
 
 The last word stays: it is the part's name in the metrics.
 """
@@ -47,13 +50,16 @@ def keep_small_held_out_sets(tree: Tree) -> Tree:
 
 
 def leave_out_cuts(tree: Tree) -> Tree:
-    """Version 2 to 3: `[sampling]` has no top_p and top_k, which could only be 1 and 0. Any other value is left, and refused."""
+    """Version 2 to 3: `[sampling]` has no top_p and top_k, which could only be 1 and 0. Any other value is left, and refused.
+
+    Penalties are named where they are now.
+    """
     sampling = tree.get("sampling")
     if isinstance(sampling, dict):
         for word, off in (("top_p", 1.0), ("top_k", 0)):
             if sampling.get(word) == off:
                 del sampling[word]
-    return tree
+    return name_moved_functions(tree)
 
 
 CHANGES: tuple[Callable[[Tree], Tree], ...] = (name_moved_functions, keep_small_held_out_sets, leave_out_cuts)

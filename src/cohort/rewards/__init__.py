@@ -1,4 +1,4 @@
-"""Rewards: functions of completions, in TRL's shape, each callable as it is. Importing this imports no torch.
+"""Rewards: functions of completions, called as TRL calls them, each callable as it is. Importing this imports no torch.
 
     cohort.rewards.math_answer(completions=[r"so \\boxed{4}"], answer=["4"])   ->  [1.0]
 
@@ -31,13 +31,13 @@ from cohort.rewards.math.answer import math_answer as math_answer
 from cohort.rewards.math.answer import exact_match as exact_match
 from cohort.rewards.code.reward import code_tests as code_tests
 
-# format and shape
+# form, length and language
 from cohort.rewards.format import think_format as think_format
 from cohort.rewards.format import think_answer_format as think_answer_format
 from cohort.rewards.format import regex_format as regex_format
-from cohort.rewards.shape import soft_overlong as soft_overlong
-from cohort.rewards.shape import length as length
-from cohort.rewards.shape import repetition as repetition
+from cohort.rewards.penalties import soft_overlong as soft_overlong
+from cohort.rewards.penalties import length as length
+from cohort.rewards.penalties import repetition as repetition
 from cohort.rewards.language import language_consistency as language_consistency
 
 # learned

@@ -18,16 +18,14 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cohort.base.importing import search_current_folder
 from cohort.base.threads import concurrently, split, with_limit
 from cohort.base.workers import ProcessEnded
 from cohort.errors import CohortError, RewardError
-from cohort.rewards.call import Signature, TrainerState, call_reward, extract_answers
+from cohort.rewards.call import RewardCall, Signature, TrainerState, call_reward, extract_answers
 from cohort.rewards.contract import (
-    PROMPTS,
     Bound,
     RewardPart,
     Scored,
@@ -233,15 +231,12 @@ class RewardRunner:
     def _run_part(self, bound: Bound, batch: ScoringBatch) -> Verdicts:
         """The whole batch first; where the call raised, hung or crashed, again completion by completion."""
         started, count = time.monotonic(), len(batch.texts)
-        batch, verdicts = batch.feed_columns(bound.part.columns), Verdicts([Entry()] * count)
-        in_worker = self._fits_worker(bound, batch)
+        verdicts, in_worker = Verdicts([Entry()] * count), self._fits_worker(bound, batch.make_call(bound, range(count)))
         judged = Progress(bound.name, count, self.on_progress)
 
         def call(rows: Sequence[int]) -> Answered | Failed:
-            if in_worker:
-                reply = self._call_in_worker(bound, batch, rows)
-            else:
-                reply = self._call_here(bound, batch, rows, judged.count_one)
+            made = batch.make_call(bound, rows)
+            reply = self._call_in_worker(bound, made) if in_worker else self._call_here(bound, made, judged.count_one)
             if isinstance(reply, Answered):
                 judged.count_call(len(rows))
             return reply
@@ -270,13 +265,15 @@ class RewardRunner:
             reason = (reply.detail.strip().splitlines() or [reply.kind])[-1]
             self._note(f"reward {bound.name!r}: a call for many completions failed and was repeated one by one ({reason}).")
 
-    def _fits_worker(self, bound: Bound, batch: ScoringBatch) -> bool:
+    def _fits_worker(self, bound: Bound, call: RewardCall) -> bool:
         """Whether the call can be put into JSON without changing a value."""
         if bound.spec is None:
             return False
-        names = bound.signature.list_asked(batch.columns, bound.part.args)
-        foreign = [name for name in names if name in (PROMPTS, *batch.columns) and not all(map(is_plain, batch.values[name]))]
-        foreign += [f"args.{name}" for name, value in bound.part.args.items() if not is_plain(value)]
+        foreign = [
+            f"args.{name}" if name in bound.part.args else name
+            for name, value in call.arguments.items()
+            if name not in ("completions", "completion_ids") and not is_plain(value)
+        ]
         if foreign:
             self._note(
                 f"reward {bound.name!r} runs in the trainer: JSON cannot carry {', '.join(foreign)} to a worker as it is. "
@@ -284,46 +281,32 @@ class RewardRunner:
             )
         return not foreign
 
-    def _call_in_worker(self, bound: Bound, batch: ScoringBatch, rows: Sequence[int]) -> Answered | Failed:
+    def _call_in_worker(self, bound: Bound, call: RewardCall) -> Answered | Failed:
         assert bound.spec is not None
-        names = bound.signature.list_asked(batch.columns, bound.part.args)
-        message = {
-            "op": "call",
-            "spec": bound.spec,
-            "arguments": {**batch.take_rows(names, rows), **bound.part.args},
-            "lengths": batch.take_lengths(rows),
-            "state": asdict(batch.state),
-            "names": names,
-        }
+        message = {"op": "call", "spec": bound.spec, **vars(call), "state": vars(call.state)}
         while True:
             with self._pool.borrow() as worker:
                 try:
                     worker.load(bound.spec, bound.memory_mb)
                 except LoadFailed as problem:
                     raise RewardError(f"{bound.place}.function: a new worker could not import it. {problem}") from None
-                reply = worker.call(message, batch.take_lengths(rows), bound.part.timeout_s)
+                reply = worker.call(message, call.lengths, bound.part.timeout_s)
             # One that was called before may be full of what others left there: a fresh one decides.
             if not (isinstance(reply, Failed) and reply.kind == "memory" and worker.calls > 1):
                 return reply
 
-    def _call_here(
-        self, bound: Bound, batch: ScoringBatch, rows: Sequence[int], on_verdict: Callable[[], None] | None = None
-    ) -> Answered | Failed:
-        names = bound.signature.list_asked(batch.columns, bound.args)
-        arguments = {**batch.take_rows(names, rows), **bound.args}
-        call = functools.partial(
-            call_reward, bound.load_here(), arguments, batch.take_lengths(rows), batch.state, names, self._await, on_verdict
-        )
+    def _call_here(self, bound: Bound, call: RewardCall, on_verdict: Callable[[], None]) -> Answered | Failed:
+        run = functools.partial(call_reward, bound.load_here(), call, self._await, on_verdict)
         if bound.signature.supervised:
             try:
-                return call(let_through=(CohortError, JailUnavailable))
+                return run(let_through=(CohortError, JailUnavailable))
             except JailUnavailable as problem:
                 raise RewardError(f"reward {bound.name!r}: {problem}") from problem
         try:
-            return with_limit(call, bound.part.timeout_s)
+            return with_limit(run, bound.part.timeout_s)
         except TimeoutError:
             raise RewardError(
-                f"reward {bound.name!r}: no answer within timeout_s = {bound.part.timeout_s:g} s for {len(rows)} completions. "
+                f"reward {bound.name!r}: no answer within timeout_s = {bound.part.timeout_s:g} s for {len(call.lengths)} completions. "
                 "It runs in a thread of the trainer, which cannot be stopped, so the run cannot go on. Put the function at "
                 'the top level of a module of its own (and name it "module:function"): it then runs in a worker process '
                 "that is killed at the limit. Or raise timeout_s."

@@ -188,25 +188,31 @@ class CallLog:
         return Answered(completed, metrics, self.dropped)
 
 
+@dataclass(frozen=True)
+class RewardCall:
+    """What a function is called with, for some of the completions."""
+
+    arguments: Mapping[str, Any]
+    lengths: Sequence[int]
+    """Characters of the completions: what the positions of step rewards are held against."""
+    state: TrainerState
+    names: Sequence[str]
+    """All that it is given by name; of these, trainer_state, log_extra, log_metric and log_verdict are made for the call."""
+
+
 def call_reward(
     function: Callable[..., Any],
-    arguments: Mapping[str, Any],
-    lengths: Sequence[int],
-    state: TrainerState,
-    names: Iterable[str],
+    call: RewardCall,
     await_result: Callable[[Awaitable[Any]], Any],
     on_verdict: Callable[[], None] | None = None,
     let_through: tuple[type[BaseException], ...] = (),
 ) -> Answered | Failed:
-    """Call `function` on completions of so many characters.
-
-    `names` says which of trainer_state, log_extra, log_metric, log_verdict it is given. `let_through`: exceptions that are
-    not about these completions but about the run, and end it.
-    """
-    log, expected = CallLog(on_verdict), f"for {count_noun(len(lengths), 'completion')}; {EXPECTED}"
-    given = {"trainer_state": state} | {name: getattr(log, name) for name in CALLBACKS[1:]}
+    """Make the call. `let_through`: exceptions that are not about these completions but about the run, and end it."""
+    log, lengths = CallLog(on_verdict), call.lengths
+    expected = f"for {count_noun(len(lengths), 'completion')}; {EXPECTED}"
+    given = {"trainer_state": call.state} | {name: getattr(log, name) for name in CALLBACKS[1:]}
     try:
-        result = function(**arguments, **{name: given[name] for name in names if name in given})
+        result = function(**call.arguments, **{name: given[name] for name in call.names if name in given})
         if inspect.isawaitable(result):
             result = await_result(result)
         if not has_entries(result):

@@ -13,7 +13,7 @@ from cohort.base.importing import NotImportable, load_function
 from cohort.errors import CohortError, RewardError
 from cohort.recipe.section import nearest
 from cohort.rewards import BUILT_IN, built_in
-from cohort.rewards.call import OFFERED, Signature, TrainerState, pick_accepted, read_parameters
+from cohort.rewards.call import OFFERED, RewardCall, Signature, TrainerState, pick_accepted, read_parameters
 from cohort.rewards.entries import LIMIT_KINDS, Answered, Entry, Failed
 from cohort.rewards.pool import MEMORY_MB
 from cohort.types import Completion, Outcome, Prompt
@@ -146,21 +146,15 @@ class ScoringBatch:
             ],
             "completion_ids": [list(completion.token_ids) for completion in completions],
         }
-        for name in names:
-            values[name] = [prompt.columns.get(name) for prompt in prompts]
+        values |= {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
         return cls(texts, values, names, state)
 
-    def feed_columns(self, columns: Mapping[str, str]) -> ScoringBatch:
-        """The batch with parameters that are fed from columns of other names."""
-        more = {parameter: self.values[column] for parameter, column in columns.items()}
-        return replace(self, values=self.values | more, columns=tuple(dict.fromkeys([*self.columns, *columns])))
-
-    def take_rows(self, names: Iterable[str], rows: Sequence[int]) -> dict[str, list[Any]]:
-        return {name: [self.values[name][row] for row in rows] for name in names if name in self.values}
-
-    def take_lengths(self, rows: Iterable[int]) -> list[int]:
-        """Characters of these completions: what the positions of step rewards are held against."""
-        return [len(self.texts[row]) for row in rows]
+    def make_call(self, bound: Bound, rows: Sequence[int]) -> RewardCall:
+        """The call of a part's function for these completions; a parameter may be fed from a column of another name."""
+        names = bound.signature.list_asked(bound.list_columns(self.columns), bound.args)
+        columns = {name: self.values.get(bound.part.columns.get(name, name)) for name in names}
+        arguments = {name: [column[row] for row in rows] for name, column in columns.items() if column is not None}
+        return RewardCall({**arguments, **bound.args}, [len(self.texts[row]) for row in rows], self.state, names)
 
 
 @dataclass

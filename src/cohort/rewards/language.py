@@ -57,12 +57,12 @@ NOTATION = frozenset(FUNCTIONS_AND_UNITS.split())
 """Latin words that are written alike in every language."""
 
 
-def words_to_scripts(table: str) -> dict[str, Scripts]:
+def read_languages(table: str) -> dict[str, Scripts]:
     lines = [line.split(":") for line in table.strip().splitlines()]
     return {code: frozenset(scripts.split()) for scripts, codes in lines for code in codes.split()}
 
 
-LANGUAGES = words_to_scripts(
+LANGUAGES = read_languages(
     """
     Latin: en fr de es it pt nl sv da no nb nn fi is et lv lt pl cs sk sl hr bs hu ro sq tr az uz vi id ms tl sw eu ca gl ga cy
     Latin: mt af zu xh so ha yo ig la eo
@@ -112,21 +112,18 @@ def language_consistency(
     words have (the last user message of a chat), and None, no opinion, where the prompt has no words. A column
     `target_language` of the rows gives each row its own.
     """
-    if isinstance(target_language, str):
-        wanted = [target_language] * len(completions)
-    else:
-        wanted = list(target_language)
+    wanted = [target_language] * len(completions) if isinstance(target_language, str) else list(target_language)
     if "auto" in wanted and prompts is None:
         raise ValueError('target_language: "auto" reads the prompts; pass prompts, or name a language such as "en"')
     asked = prompts if prompts is not None else [""] * len(completions)
     shares: list[float | None] = []
     for completion, prompt, name in zip(completions, asked, wanted, strict=True):
-        scripts = scripts_of_prompt(prompt) if name == "auto" else scripts_of_name(name)
-        shares.append(None if scripts is None else share_in(text_of(completion)[-MAX_CHARS:], scripts))
+        scripts = find_prompt_scripts(prompt) if name == "auto" else find_named_scripts(name)
+        shares.append(None if scripts is None else measure_share(text_of(completion)[-MAX_CHARS:], scripts))
     return shares
 
 
-def share_in(text: str, scripts: Scripts) -> float:
+def measure_share(text: str, scripts: Scripts) -> float:
     counts = count_words(text)
     total = sum(counts.values())
     return sum(count for found, count in counts.items() if found <= scripts) / total if total else 0.0
@@ -137,7 +134,7 @@ def share_in(text: str, scripts: Scripts) -> float:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def scripts_of_name(name: Any) -> Scripts:
+def find_named_scripts(name: Any) -> Scripts:
     """The scripts behind a language code or the name of a script. A region or a variant ("zh-Hans") changes nothing."""
     key = re.split("[-_]", name.strip().lower())[0] if isinstance(name, str) else ""
     if key in NAMED:
@@ -150,10 +147,10 @@ def scripts_of_name(name: Any) -> Scripts:
     )
 
 
-def scripts_of_prompt(prompt: Any) -> Scripts | None:
+def find_prompt_scripts(prompt: Any) -> Scripts | None:
     """What the question is written in; None without words. Kana beside Han is Japanese, Han alone Chinese."""
     counts: Counter[str] = Counter()
-    for scripts, count in count_words(question_of(prompt)[-MAX_CHARS:]).items():
+    for scripts, count in count_words(find_question(prompt)[-MAX_CHARS:]).items():
         if len(scripts) == 1:
             counts.update({next(iter(scripts)): count})
     japanese, chinese = LANGUAGES["ja"], LANGUAGES["zh"]
@@ -164,7 +161,7 @@ def scripts_of_prompt(prompt: Any) -> Scripts | None:
     return groups.most_common(1)[0][0] if groups.total() else None
 
 
-def question_of(prompt: Any) -> str:
+def find_question(prompt: Any) -> str:
     """Text of the prompt, of a chat that of its last user message: a system message may well be in another language."""
     if isinstance(prompt, str):
         return prompt
@@ -184,8 +181,8 @@ WORD = re.compile("[\uf000-\uf8ff]|[\ue000-\uefffmd]+")
 
 def count_words(text: str) -> Counter[Scripts]:
     """How many words are written in which scripts; a word of several scripts at once counts for all of them together."""
-    names, kinds = kinds_of(text)
-    spans = notation_spans(text)
+    names, kinds = replace_by_kinds(text)
+    spans = find_notation(text)
     span = next(spans, None)
     counts: Counter[Scripts] = Counter()
     for word in WORD.finditer(kinds):
@@ -198,12 +195,12 @@ def count_words(text: str) -> Counter[Scripts]:
     return counts
 
 
-def kinds_of(text: str) -> tuple[dict[str, str], str]:
+def replace_by_kinds(text: str) -> tuple[dict[str, str], str]:
     """(which script each private-use letter stands for, the text in letters of that kind): same length, same positions."""
     numbers: dict[str, int] = {}
     table: dict[int, str] = {}
     for character in set(text):
-        script = script_of(character)
+        script = find_script(character)
         if script:
             number = numbers.setdefault(script, len(numbers))
             table[ord(character)] = chr((FIRST_UNSPACED if script in UNSPACED else FIRST_SPACED) + number)
@@ -234,7 +231,7 @@ def is_mark(character: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def script_of(character: str) -> str:
+def find_script(character: str) -> str:
     """Script of a letter, "" for anything else; letters in disguise (full-width, mathematical, circled) are unmasked."""
     if unicodedata.category(character)[0] in "CMZ" or character in CARDINALS:
         return ""
@@ -262,7 +259,7 @@ MAX_INLINE_CHARS = 300
 """Inline code or mathematics is no longer than this; what is longer is text between two stray marks."""
 
 
-def notation_spans(text: str) -> Iterator[tuple[int, int]]:
+def find_notation(text: str) -> Iterator[tuple[int, int]]:
     """Stretches of mathematics, code, links and tags, in order. A mark that is never closed opens nothing.
 
     Where the next closing mark of each kind stands is found in one pass from the end, so that a million opening marks
@@ -272,7 +269,7 @@ def notation_spans(text: str) -> Iterator[tuple[int, int]]:
     closing: list[int] = [0] * len(marks)
     nearest: dict[str, int] = {}
     for number in range(len(marks) - 1, -1, -1):
-        kind, opens, closes = role_of(marks[number], text)
+        kind, opens, closes = read_role(marks[number], text)
         if opens:
             closing[number] = nearest.get(kind, 0)
         if closes:
@@ -289,7 +286,7 @@ def notation_spans(text: str) -> Iterator[tuple[int, int]]:
         number += 1
 
 
-def role_of(mark: re.Match[str], text: str) -> tuple[str, bool, bool]:
+def read_role(mark: re.Match[str], text: str) -> tuple[str, bool, bool]:
     """(kind, can it open, can it close). "$5 and $10" is money: a dollar opens before and closes behind something."""
     kind = str(mark.lastgroup)
     before, after = text[mark.start() - 1 : mark.start()], text[mark.end() : mark.end() + 1]

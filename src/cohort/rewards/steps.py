@@ -40,7 +40,7 @@ def split_steps(text: str, separator: str = "\n", keep_empty: bool = False, *, p
         raise ValueError(f"split_steps: give separator or pattern, not both (got {separator!r} and {pattern!r}).")
     if not separator:
         raise ValueError('split_steps: separator is empty; give the text that ends a step, such as "\\n".')
-    found = pieces(text, re.compile(re.escape(separator) if pattern is None else pattern))
+    found = cut_pieces(text, re.compile(re.escape(separator) if pattern is None else pattern))
     if keep_empty:
         return [Step(piece, end) for piece, end in found]
     steps: list[Step] = []
@@ -54,7 +54,7 @@ def split_steps(text: str, separator: str = "\n", keep_empty: bool = False, *, p
     return steps
 
 
-def pieces(text: str, separator: re.Pattern[str]) -> Iterator[tuple[str, int]]:
+def cut_pieces(text: str, separator: re.Pattern[str]) -> Iterator[tuple[str, int]]:
     """(text before a separator, end of the separator), and what is left after the last one."""
     start = 0
     for found in separator.finditer(text):

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 from cohort.base.importing import NotImportable, load_function
 from cohort.base.processes import children_of
 from cohort.base.workers import HEADER_BYTES, frame_message
-from cohort.rewards.call import Signature, TrainerState, call_reward, extract_answers, format_problem
+from cohort.rewards.call import RewardCall, Signature, TrainerState, call_reward, extract_answers, format_problem
 from cohort.rewards.entries import shorten, to_message
 
 
@@ -64,12 +64,8 @@ class Desk:
                 return {"raised": shorten(format_problem(problem))}
         if message["op"] == "extract":
             return extract_answers(function, message["texts"], message["args"])
-        state = TrainerState(**message["state"])
-        return to_message(
-            call_reward(
-                function, message["arguments"], message["lengths"], state, message["names"], self.loop.run_until_complete
-            )
-        )
+        call = RewardCall(message["arguments"], message["lengths"], TrainerState(**message["state"]), message["names"])
+        return to_message(call_reward(function, call, self.loop.run_until_complete))
 
     def load(self, spec: str) -> dict[str, Any]:
         try:

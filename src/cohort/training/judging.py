@@ -10,7 +10,7 @@ from cohort.base.stopwatch import Stopwatch
 from cohort.recipe.rules import OVERLONG_PART
 from cohort.recipe.schema import Recipe
 from cohort.rewards.contract import Scored, Scorer
-from cohort.rewards.shape import overlong_penalty
+from cohort.rewards.penalties import overlong_penalty
 from cohort.rewards.summing import mean_and_std
 from cohort.types import Completion, Outcome, Prompt
 

@@ -28,14 +28,6 @@ class ProgramText:
 
 
 @dataclass(frozen=True)
-class Block:
-    """The lines between two fences, and the word after the first."""
-
-    tag: str
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Fence:
     """A line of three or more marks, with the word that follows them."""
 
@@ -65,8 +57,8 @@ def find_program(
     # A completion that opens a fence of its own has not gone on inside the prompt's.
     goes_on = answer == completion and read_fence(answer.lstrip().partition("\n")[0]) is None
     blocks, _ = split_blocks(answer, find_open_fence(prompt) if goes_on else None)
-    marked = [block for block in blocks if block.tag.lower() in tags] or [block for block in blocks if not block.tag]
-    text = "\n".join(marked[-1].lines).removesuffix("\n") + "\n" if marked else answer
+    marked = [block for tag, block in blocks if tag.lower() in tags] or [block for tag, block in blocks if not tag]
+    text = marked[-1].removesuffix("\n") + "\n" if marked else answer
     if not text.strip() or (blocks and not marked):
         return None
     return ProgramText(add_prefix(text, entry_point, prefix), fenced=bool(marked))
@@ -90,12 +82,14 @@ def starts_inside_thought(prompt: Any, prefilled: Any) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def split_blocks(text: str, start: Fence | None = None) -> tuple[list[Block], Fence | None]:
+def split_blocks(text: str, start: Fence | None = None) -> tuple[list[tuple[str, str]], Fence | None]:
     """The fenced blocks of a text that begins inside the fence `start`, if one is given, and the fence left open.
+
+    Each is the word after its fence, and its lines.
 
     A last block that nothing closes counts: a stop string may have taken its closing fence.
     """
-    blocks: list[Block] = []
+    blocks: list[tuple[str, str]] = []
     inside, lines = start, list[str]()
     for line in text.split("\n"):
         line = line.removesuffix("\r")
@@ -104,13 +98,13 @@ def split_blocks(text: str, start: Fence | None = None) -> tuple[list[Block], Fe
             if fence is not None:
                 inside, lines = fence, []
         elif fence is not None and fence.bare and fence.mark.startswith(inside.mark):
-            blocks.append(Block(inside.tag, tuple(lines)))
+            blocks.append((inside.tag, "\n".join(lines)))
             inside = None
         else:
             # A fence inside a list is indented, and so is its block; a function's body is indented more than its fence.
             lines.append(line.removeprefix(" " * inside.indent))
     if inside is not None:
-        blocks.append(Block(inside.tag, tuple(lines)))
+        blocks.append((inside.tag, "\n".join(lines)))
     return blocks, inside
 
 

@@ -160,22 +160,19 @@ def judge_all(tasks: Sequence[ProgramTask | Judgement], terms: Terms, tell: Call
     `tell` hears of every completion as soon as it is judged, from this thread alone.
     """
     judged: dict[int, Judgement] = {}
-    rows: dict[tuple[str, int], list[int]] = {}
-    distinct: dict[tuple[str, int], ProgramTask] = {}
+    distinct: dict[tuple[str, int], tuple[ProgramTask, list[int]]] = {}
     for row, task in enumerate(tasks):
         if isinstance(task, Judgement):
             judged[row] = task
             tell(row, task.verdict, task.detail)
         else:
-            key = (task.program.text, id(task.tests))
-            distinct[key] = task
-            rows.setdefault(key, []).append(row)
+            distinct.setdefault((task.program.text, id(task.tests)), (task, []))[1].append(row)
     if distinct:
         side_by_side = min(len(distinct), REMOTE_RUNS if terms.backend else min(os.cpu_count() or 1, REMOTE_RUNS))
         # Not as a context: that would wait for the programs that run, also on the way out of an interrupt.
         threads = ThreadPoolExecutor(side_by_side, thread_name_prefix="code tests")
         try:
-            futures = {threads.submit(judge_program, task, terms): rows[key] for key, task in distinct.items()}
+            futures = {threads.submit(judge_program, task, terms): rows for task, rows in distinct.values()}
             for future in as_completed(futures):
                 judgement = future.result()
                 for row in futures[future]:

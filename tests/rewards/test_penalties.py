@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cohort.rewards.shape import length, repeated_share, repetition, soft_overlong, units
+from cohort.rewards.penalties import length, measure_repetition, repetition, soft_overlong, split_units
 from doc_examples import examples_of
 
 
@@ -128,21 +128,21 @@ def test_longer_is_never_better_past_the_bound(tokens, longest, buffer):
 
 def test_the_share_by_hand():
     # a b, b a, a b, b a: four pairs, two different
-    assert repeated_share("a b a b a", 2) == 0.5
+    assert measure_repetition("a b a b a", 2) == 0.5
     # a b c, b c a, c a b, a b c: the last one is known
-    assert repeated_share("A b, C", 3) == 0.0
-    assert repeated_share("a b c a b c", 3) == 0.25
-    assert repeated_share("a b a b", 1) == 0.5
-    assert repeated_share("a b", 3) == 0.0
-    assert repeated_share("", 1) == 0.0
+    assert measure_repetition("A b, C", 3) == 0.0
+    assert measure_repetition("a b c a b c", 3) == 0.25
+    assert measure_repetition("a b a b", 1) == 0.5
+    assert measure_repetition("a b", 3) == 0.0
+    assert measure_repetition("", 1) == 0.0
 
 
 @pytest.mark.parametrize("ngram", range(1, 18))
 def test_the_share_equals_its_slow_twin(ngram):
     text = "one two three one two. Three one two, three one; two three one two three one two three four five six " * 3
-    parts = units(text)
+    parts = split_units(text)
     grams = [tuple(parts[start : start + ngram]) for start in range(len(parts) - ngram + 1)]
-    assert repeated_share(text, ngram) == pytest.approx(1 - len(set(grams)) / len(grams), abs=1e-15)
+    assert measure_repetition(text, ngram) == pytest.approx(1 - len(set(grams)) / len(grams), abs=1e-15)
 
 
 def test_the_penalty_by_hand():
@@ -155,16 +155,16 @@ def test_the_penalty_by_hand():
 
 
 def test_what_counts_as_one():
-    assert units("Don't STOP, it's 3.14!") == ["don", "'", "t", "stop", ",", "it", "'", "s", "3", ".", "14", "!"]
-    assert units("中文 text") == ["中", "文", "text"]
-    assert units("हिन्दी में") == ["हिन्दी", "में"]
-    assert units("e\u0301te\u0301 été") == ["e\u0301te\u0301", "été"]
-    assert units("-" * 20 + "\n" + "=" * 45) == ["-" * 20, "=" * 20, "=" * 20, "=" * 5]
-    assert units("a" * 30) == ["a" * 30]
-    assert units("a" * 31) == ["a"] * 31
-    assert units(" " * 79) == []
-    assert units(" \n" * 80) == [" ", " "]
-    assert units("\ud800\ud800 x") == ["\ud800\ud800", "x"]
+    assert split_units("Don't STOP, it's 3.14!") == ["don", "'", "t", "stop", ",", "it", "'", "s", "3", ".", "14", "!"]
+    assert split_units("中文 text") == ["中", "文", "text"]
+    assert split_units("हिन्दी में") == ["हिन्दी", "में"]
+    assert split_units("e\u0301te\u0301 été") == ["e\u0301te\u0301", "été"]
+    assert split_units("-" * 20 + "\n" + "=" * 45) == ["-" * 20, "=" * 20, "=" * 20, "=" * 5]
+    assert split_units("a" * 30) == ["a" * 30]
+    assert split_units("a" * 31) == ["a"] * 31
+    assert split_units(" " * 79) == []
+    assert split_units(" \n" * 80) == [" ", " "]
+    assert split_units("\ud800\ud800 x") == ["\ud800\ud800", "x"]
 
 
 LOOPS = {
@@ -272,7 +272,7 @@ def test_loops_are_caught(name):
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_text_is_left_in_peace(name):
     assert repetition([ORDINARY[name]]) == [0.0]
-    assert repeated_share(ORDINARY[name], 12) < 0.1
+    assert measure_repetition(ORDINARY[name], 12) < 0.1
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -342,7 +342,7 @@ def test_a_batch_may_be_split(function):
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parents[2] / "docs" / "shape-rewards.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "form-rewards.md").read_text(encoding="utf-8")
 
 
 def test_the_examples_on_the_page_hold():
@@ -365,7 +365,7 @@ def test_the_examples_on_the_page_hold():
     ],
 )
 def test_the_numbers_on_the_page(text, share, value):
-    assert repeated_share(text, 12) == pytest.approx(share, abs=0.005)
+    assert measure_repetition(text, 12) == pytest.approx(share, abs=0.005)
     assert repetition([text]) == pytest.approx([value], abs=0.005)
     assert f"{share:.2f}" in PAGE
     assert f"{value:.2f}".replace("-", "−") in PAGE or value == 0.0

@@ -1,4 +1,4 @@
-"""Penalties for the shape of a completion: how long it is, and how often it says the same. Linear in the text.
+"""Penalties for how long a completion is, and for how often it says the same. Linear in the text.
 
 A penalty goes from 0 (nothing to say against it) down to -1 or -max_penalty, so that adding one never pays a wrong
 completion, and a part that is never needed leaves every reward as it was. All of them pay a wrong completion for being
@@ -12,7 +12,7 @@ import re
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from cohort.rewards.language import MAX_CHARS, UNSPACED, is_mark, script_of
+from cohort.rewards.language import MAX_CHARS, UNSPACED, find_script, is_mark
 from cohort.rewards.text import text_of
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -20,14 +20,14 @@ from cohort.rewards.text import text_of
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def falling(distance: float, width: float) -> float:
+def fall_linearly(distance: float, width: float) -> float:
     """0 up to distance 0, falling linearly to -1 at `width`, -1 beyond."""
     return max(-1.0, min(0.0, -distance / width))
 
 
 def overlong_penalty(length: float, longest: float, buffer: float) -> float:
     """DAPO's soft overlong penalty: 0 up to longest - buffer, falling linearly to -1 at `longest`, -1 beyond."""
-    return falling(length - (longest - buffer), buffer)
+    return fall_linearly(length - (longest - buffer), buffer)
 
 
 def soft_overlong(
@@ -43,13 +43,13 @@ def soft_overlong(
     In tokens as they were sampled, the stop token included, or with unit = "characters" in characters of the text.
     """
     check_overlong((), longest, buffer, unit)
-    return [overlong_penalty(size, longest, buffer) for size in sizes(completions, completion_ids, unit)]
+    return [overlong_penalty(size, longest, buffer) for size in measure_sizes(completions, completion_ids, unit)]
 
 
 def check_overlong(columns: Sequence[str], longest: int, buffer: int, unit: str = "tokens") -> None:
-    require_whole("longest", longest, 1)
-    require_whole("buffer", buffer, 1)
-    require_unit(unit)
+    check_whole("longest", longest, 1)
+    check_whole("buffer", buffer, 1)
+    check_unit(unit)
     if buffer > longest:
         raise ValueError(f"buffer: at most longest = {longest} is expected, got {buffer}")
 
@@ -71,13 +71,13 @@ def length(
     as they were sampled, the stop token included, or with unit = "characters" in characters of the text.
     """
     check_length(() if target_length is None else ("target_length",), None, shortest, longest, falloff, unit)
-    found = sizes(completions, completion_ids, unit)
+    found = measure_sizes(completions, completion_ids, unit)
     if target_length is not None:
         targets = [target_length] * len(found) if isinstance(target_length, int) else list(target_length)
         bounds = [(target, target) for target in targets]
     else:
         bounds = [(shortest, longest)] * len(found)
-    return [outside(size, low, high, falloff) for size, (low, high) in zip(found, bounds, strict=True)]
+    return [penalise_outside(size, low, high, falloff) for size, (low, high) in zip(found, bounds, strict=True)]
 
 
 def check_length(
@@ -89,30 +89,30 @@ def check_length(
     unit: str = "tokens",
 ) -> None:
     """Whether something is measured at all: known from the arguments and the columns, before there is a completion."""
-    require_whole("falloff", falloff, 0)
-    require_unit(unit)
+    check_whole("falloff", falloff, 0)
+    check_unit(unit)
     if target_length is None and "target_length" not in columns:
-        outside(0, shortest, longest, falloff)
+        penalise_outside(0, shortest, longest, falloff)
     elif shortest or longest:
         raise ValueError("target_length: it is both bounds at once; leave out shortest and longest, or target_length")
     elif isinstance(target_length, int):
-        outside(0, target_length, target_length, falloff)
+        penalise_outside(0, target_length, target_length, falloff)
 
 
-def outside(size: int, shortest: int, longest: int, falloff: int) -> float:
-    require_whole("shortest", shortest, 0)
-    require_whole("longest", longest, 0)
+def penalise_outside(size: int, shortest: int, longest: int, falloff: int) -> float:
+    check_whole("shortest", shortest, 0)
+    check_whole("longest", longest, 0)
     if not shortest and not longest:
         raise ValueError("length: give target_length, longest or shortest (at least 1); without any nothing is measured")
     if longest and shortest > longest:
         raise ValueError(f"shortest: at most longest = {longest} is expected, got {shortest}")
     if size < shortest:
-        return falling(shortest - size, falloff or shortest)
-    return falling(size - longest, falloff or longest) if longest else 0.0
+        return fall_linearly(shortest - size, falloff or shortest)
+    return fall_linearly(size - longest, falloff or longest) if longest else 0.0
 
 
-def sizes(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] | None, unit: str) -> list[int]:
-    require_unit(unit)
+def measure_sizes(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] | None, unit: str) -> list[int]:
+    check_unit(unit)
     if unit == "characters":
         return [len(text_of(completion)) for completion in completions]
     if completion_ids is None:
@@ -122,12 +122,12 @@ def sizes(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] | 
     return [len(ids) for ids in completion_ids]
 
 
-def require_unit(unit: Any) -> None:
+def check_unit(unit: Any) -> None:
     if unit not in ("tokens", "characters"):
         raise ValueError(f'unit: "tokens" or "characters" is expected, got {unit!r}')
 
 
-def require_whole(name: str, value: Any, low: int) -> None:
+def check_whole(name: str, value: Any, low: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise ValueError(f"{name}: a whole number from {low} up is expected, got {value!r}")
 
@@ -154,43 +154,43 @@ def repetition(
     At the time limit of a part a completion scores 0, which is the best score here: hence no text may take long.
     """
     check_repetition((), ngram, threshold, max_penalty)
-    shares = [repeated_share(text_of(completion)[-MAX_CHARS:], ngram) for completion in completions]
-    return [max_penalty * falling(share - threshold, 1 - threshold) for share in shares]
+    shares = [measure_repetition(text_of(completion)[-MAX_CHARS:], ngram) for completion in completions]
+    return [max_penalty * fall_linearly(share - threshold, 1 - threshold) for share in shares]
 
 
 def check_repetition(columns: Sequence[str], ngram: int = 12, threshold: float = 0.2, max_penalty: float = 1.0) -> None:
-    require_whole("ngram", ngram, 1)
+    check_whole("ngram", ngram, 1)
     if not 0 <= threshold < 1:
         raise ValueError(f"threshold: a share from 0 to below 1 is expected, got {threshold!r}")
     if not (math.isfinite(max_penalty) and max_penalty > 0):
         raise ValueError(f"max_penalty: a number above 0 is expected, got {max_penalty!r}")
 
 
-def repeated_share(text: str, ngram: int) -> float:
+def measure_repetition(text: str, ngram: int) -> float:
     """1 - distinct / all n-grams; 0 for a text with fewer than `ngram` units.
 
     Longer n-grams are made of two overlapping shorter ones, each known by its number: exact, and log2(n) passes.
     """
-    numbers, distinct = numbered(units(text))
+    numbers, distinct = number_items(split_units(text))
     size = 1
     while size < ngram:
         shift = min(size, ngram - size)
-        numbers, distinct = numbered(zip(numbers, numbers[shift:], strict=False))
+        numbers, distinct = number_items(zip(numbers, numbers[shift:], strict=False))
         size += shift
     return 1 - distinct / len(numbers) if numbers else 0.0
 
 
-def numbered(items: Iterable[Hashable]) -> tuple[list[int], int]:
+def number_items(items: Iterable[Hashable]) -> tuple[list[int], int]:
     """(the items as numbers, equal ones with equal numbers; how many different ones there are)."""
     seen: dict[Hashable, int] = {}
     return [seen.setdefault(item, len(seen)) for item in items], len(seen)
 
 
-def units(text: str) -> list[str]:
+def split_units(text: str) -> list[str]:
     """What a reader would see repeated: words without regard to case, single letters of unspaced scripts, runs of signs."""
     text = text.lower()
     found: list[str] = []
-    for run in KINDS.finditer(text.translate({ord(character): kind_of(character) for character in set(text)})):
+    for run in KINDS.finditer(text.translate({ord(character): find_kind(character) for character in set(text)})):
         piece = text[run.start() : run.end()]
         if run.lastgroup == "word" and len(piece) > LONG_WORD:
             found.extend(piece)
@@ -203,13 +203,13 @@ def units(text: str) -> list[str]:
     return found
 
 
-def kind_of(character: str) -> str:
+def find_kind(character: str) -> str:
     """s: white space, m: mark, c: letter of a script without spaces, w: other letters and digits, o: any other sign."""
     if character.isspace():
         return "s"
     if is_mark(character):
         return "m"
-    script = script_of(character)
+    script = find_script(character)
     if script in UNSPACED:
         return "c"
     return "w" if script or character.isalnum() else "o"
