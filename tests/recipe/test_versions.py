@@ -97,6 +97,11 @@ def test_a_moved_function_exists_under_its_new_name_and_keeps_its_name_in_the_me
         __import__(old.partition(":")[0])
 
 
+def test_a_recipe_of_version_2_names_the_penalties_where_they_were():
+    tree = {"version": 2, "rewards": [{"function": "cohort.rewards.shape:length"}]}
+    assert bring_up_to_date(tree)["rewards"][0]["function"] == "cohort.rewards.penalties:length"
+
+
 def test_the_rewards_that_moved_are_the_ones_that_docs_and_audit_name():
     rewards = {new for new in MOVED.values() if new.endswith((":check_steps", ":gym_verifier"))}
     assert rewards == {name for name in PROFILES if ":" in name}

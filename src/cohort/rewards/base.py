@@ -54,18 +54,14 @@ ASYNC_SINGLES = 16
 
 
 class RewardRunner:
-    """Runs the parts of the reward over the completions of a step."""
+    """Runs the parts of the reward over the completions of a step.
+
+    The recipe has seen to it that each has a name of its own and at most one decides success.
+    """
 
     def __init__(self, parts: Sequence[RewardPart], workers: int = 2, max_fault_share: float = 0.1) -> None:
         if not parts:
             raise RewardError("rewards: at least one part is needed.")
-        if workers < 1:
-            raise RewardError(f"rewards: at least one worker is needed, got {workers}.")
-        names = [part.name for part in parts]
-        if len(set(names)) < len(names):
-            raise RewardError(f"rewards: two parts share a name ({', '.join(names)}); give each its own `name`.")
-        if sum(part.outcome for part in parts) > 1:
-            raise RewardError("rewards: outcome = true on more than one part; exactly one part decides success.")
         self.parts = tuple(parts)
         self.notes: list[str] = []
         """What the user should know of where functions run; each is also logged once."""
@@ -84,21 +80,17 @@ class RewardRunner:
         cls,
         parts: Sequence[RewardConfig],
         functions: Mapping[str, Callable[..., Any]] | None = None,
-        workers: int = 2,
         max_fault_share: float = 0.1,
     ) -> RewardRunner:
         """`functions` gives the callables behind names of the Python API, such as "python:correct"."""
         from cohort.recipe.rules import reward_name
 
-        given = functions or {}
-        return cls(
-            [
-                RewardPart(**dict(part) | {"name": reward_name(part), "function": given.get(part.function, part.function)})
-                for part in parts
-            ],
-            workers=workers,
-            max_fault_share=max_fault_share,
-        )
+        found = [(functions or {}).get(part.function, part.function) for part in parts]
+        made = [
+            RewardPart(**dict(part) | {"name": reward_name(part), "function": function})
+            for part, function in zip(parts, found, strict=True)
+        ]
+        return cls(made, max_fault_share=max_fault_share)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Life

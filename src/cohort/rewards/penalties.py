@@ -70,13 +70,10 @@ def length(
     `longest`. `target_length` is both bounds at once, for all rows or, as a column, one for each. Lengths are in tokens
     as they were sampled, the stop token included, or with unit = "characters" in characters of the text.
     """
-    check_length(() if target_length is None else ("target_length",), None, shortest, longest, falloff, unit)
+    check_length((), target_length, shortest, longest, falloff, unit)
     found = measure_sizes(completions, completion_ids, unit)
-    if target_length is not None:
-        targets = [target_length] * len(found) if isinstance(target_length, int) else list(target_length)
-        bounds = [(target, target) for target in targets]
-    else:
-        bounds = [(shortest, longest)] * len(found)
+    targets = [target_length] * len(found) if isinstance(target_length, int | None) else list(target_length)
+    bounds = [(shortest, longest) if target is None else (target, target) for target in targets]
     return [penalise_outside(size, low, high, falloff) for size, (low, high) in zip(found, bounds, strict=True)]
 
 
@@ -112,7 +109,6 @@ def penalise_outside(size: int, shortest: int, longest: int, falloff: int) -> fl
 
 
 def measure_sizes(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]] | None, unit: str) -> list[int]:
-    check_unit(unit)
     if unit == "characters":
         return [len(text_of(completion)) for completion in completions]
     if completion_ids is None:

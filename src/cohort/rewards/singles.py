@@ -7,6 +7,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from cohort.base.threads import concurrently
 from cohort.errors import RewardError
@@ -17,55 +18,52 @@ HOPELESS_LIMITS = 8
 """So many single completions in the time limit, and none answered: the function hangs, not the completions."""
 
 
+@dataclass
 class Singles:
     """Calls completion by completion, after a call of many gave nothing: one bad row is then one fault."""
 
-    def __init__(
-        self,
-        bound: Bound,
-        call: Callable[[Sequence[int]], Answered | Failed],
-        verdicts: Verdicts,
-        answered: bool,
-        max_faults: float,
-    ) -> None:
-        self._bound, self._call, self._verdicts, self._max_faults = bound, call, verdicts, max_faults
-        self._answered = answered
-        self._crashes = 0
-        self._lock = threading.Lock()
-        self._stop = False
+    bound: Bound
+    call: Callable[[Sequence[int]], Answered | Failed]
+    verdicts: Verdicts
+    answered: bool
+    """Whether the function has answered any call of the step."""
+    max_faults: float
+    crashes: int = 0
+    stop: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def call_each(self, rows: Sequence[int], side_by_side: int) -> None:
         todo = iter(rows)
         concurrently([functools.partial(self._call_next, todo) for _ in range(min(side_by_side, len(rows)))])
 
     def _call_next(self, todo: Iterable[int]) -> None:
-        while not self._stop:
-            with self._lock:
+        while not self.stop:
+            with self.lock:
                 row = next(iter(todo), None)
             if row is None:
                 return
             try:
-                reply = self._call([row])
+                reply = self.call([row])
             except BaseException:
-                self._stop = True  # the run ends with this: the other threads need not finish the rows
+                self.stop = True  # the run ends with this: the other threads need not finish the rows
                 raise
-            with self._lock:
+            with self.lock:
                 self._record(row, reply)
 
     def _record(self, row: int, reply: Answered | Failed) -> None:
-        self._verdicts.add([row], reply)
+        self.verdicts.add([row], reply)
         if isinstance(reply, Failed) and reply.kind in LIMIT_KINDS:
-            self._bound.limits_in_a_row += 1
-            if not self._answered and self._bound.limits_in_a_row >= HOPELESS_LIMITS:
-                self._stop = True
-                raise RewardError(self._bound.describe_hopeless(reply.kind, HOPELESS_LIMITS))
+            self.bound.limits_in_a_row += 1
+            if not self.answered and self.bound.limits_in_a_row >= HOPELESS_LIMITS:
+                self.stop = True
+                raise RewardError(self.bound.describe_hopeless(reply.kind, HOPELESS_LIMITS))
         else:
-            self._answered, self._bound.limits_in_a_row = True, 0
+            self.answered, self.bound.limits_in_a_row = True, 0
         if isinstance(reply, Failed) and reply.kind == "crash":
             # Each crash costs a new process: once the step cannot be saved, the rest of it is not tried.
-            self._crashes += 1
-            if self._crashes > self._max_faults:
-                self._stop = self._verdicts.stopped_early = True
+            self.crashes += 1
+            if self.crashes > self.max_faults:
+                self.stop = self.verdicts.stopped_early = True
 
 
 class Progress:
