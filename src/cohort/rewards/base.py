@@ -206,7 +206,7 @@ class RewardRunner:
         self.start()
         if not completions:
             return Scored([], {})
-        batch = ScoringBatch.of(prompts, completions, TrainerState.at(step, num_steps))
+        batch = ScoringBatch.collect(prompts, completions, TrainerState.at(step, num_steps))
         for bound in self._bound:
             check_columns(bound, batch.columns)
         self._pool.terminal.refill()

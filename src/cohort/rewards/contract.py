@@ -134,7 +134,7 @@ class ScoringBatch:
     state: TrainerState
 
     @classmethod
-    def of(cls, prompts: Sequence[Prompt], completions: Sequence[Completion], state: TrainerState) -> ScoringBatch:
+    def collect(cls, prompts: Sequence[Prompt], completions: Sequence[Completion], state: TrainerState) -> ScoringBatch:
         texts = [completion.text for completion in completions]
         names = column_names(prompts)
         values: dict[str, list[Any]] = {

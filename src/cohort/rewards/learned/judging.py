@@ -118,7 +118,7 @@ def judge(
         if unread := judge_unread(text, max_completion_chars, find_empty(rubric, values)):
             take_reply(row, unread)
         else:
-            questions[row] = Question.of(rubric, prompt, text, values, client.form)
+            questions[row] = Question.write(rubric, prompt, text, values, client.form)
     if questions:
         turns = math.ceil(len(questions) / concurrency)
         run_in_loop(functools.partial(ask_all, client, questions, concurrency, take_reply), (turns + 1) * wall_s + 60)

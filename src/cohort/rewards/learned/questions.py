@@ -146,7 +146,7 @@ class Question:
     """Delimiters, markers and control tokens that were taken out of the completion or broken up in it."""
 
     @classmethod
-    def of(cls, rubric: str, prompt: Any, completion: str, columns: Mapping[str, Any], form: VerdictForm) -> Question:
+    def write(cls, rubric: str, prompt: Any, completion: str, columns: Mapping[str, Any], form: VerdictForm) -> Question:
         fence, key = secrets.token_hex(8), secrets.token_hex(4)
         harmless, lookalikes = disarm_text(completion, [fence, key, *([form.marker] if form.marker else [])])
         fenced = f"=== begin {fence} ===\n{harmless}\n=== end {fence} ==="
