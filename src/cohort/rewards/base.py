@@ -40,9 +40,9 @@ from cohort.rewards.contract import (
 from cohort.rewards.entries import Answered, Entry, Failed, is_plain
 from cohort.rewards.pool import HelperPool, LoadFailed, Worker
 from cohort.rewards.singles import Progress, Singles, spread_rows
-from cohort.rewards.summing import add_answers, find_faulty_rows, find_worst, measure_rewards, sum_parts
+from cohort.rewards.summing import add_answers, check_faults, measure_rewards, sum_parts
 from cohort.sandbox import JailUnavailable, find_tier
-from cohort.types import Completion, Outcome, Prompt
+from cohort.types import Completion, Prompt
 
 if TYPE_CHECKING:
     from cohort.recipe.schema import RewardConfig
@@ -215,7 +215,7 @@ class RewardRunner:
         outcomes = [
             sum_parts(self._bound, self._outcome, entries, len(text)) for entries, text in zip(by_row, batch.texts, strict=True)
         ]
-        self._check_faults(outcomes, verdicts)
+        check_faults(self._bound, outcomes, verdicts, self._max_fault_share)
         answers, failed_extracts = self._extract(self._bound[self._outcome], batch, verdicts[self._outcome])
         outcomes = add_answers(outcomes, answers)
         return Scored(outcomes, measure_rewards(self._bound, outcomes, verdicts, failed_extracts))
@@ -315,20 +315,6 @@ class RewardRunner:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, daemon=True, name="async rewards").start()
         return asyncio.run_coroutine_threadsafe(finish(), self._loop).result()
-
-    def _check_faults(self, outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts]) -> None:
-        """The step may lose a share of its completions, whichever part loses them."""
-        lost, count = len(find_faulty_rows(outcomes, verdicts)), len(outcomes)
-        if lost <= self._max_fault_share * count:
-            return
-        worst = find_worst(self._bound, outcomes, verdicts)
-        at_least = "at least " if any(verdict.stopped_early for verdict in verdicts) else ""
-        together = "" if lost == len(worst.rows) else f", all parts together on {lost}"
-        shown = f" The first:\n{worst.detail}" if worst.detail else ""
-        raise RewardError(
-            f"{worst.who} failed on {at_least}{len(worst.rows)} of {count} completions ({worst.kinds}){together}, more than "
-            f"the {self._max_fault_share:.0%} a step may lose.{shown}"
-        )
 
     def _extract(self, bound: Bound, batch: ScoringBatch, verdicts: Verdicts) -> tuple[list[str | None], int]:
         """The compared answers, of completions the outcome part could read. Never at the cost of a score."""

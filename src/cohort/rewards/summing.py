@@ -6,10 +6,11 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from cohort.base.text import writable
+from cohort.errors import RewardError
 from cohort.rewards.contract import Bound, Verdicts
 from cohort.rewards.entries import LARGEST, Entry, Steps
 from cohort.types import Outcome
@@ -64,37 +65,36 @@ def merge_steps(bound: Sequence[Bound], entries: Sequence[Entry], length: int) -
     return tuple(sorted(merged, key=lambda step: step[0]))
 
 
-@dataclass(frozen=True)
-class Blame:
-    """One part (or the sum of all), and the completions it could not score."""
-
-    who: str
-    rows: list[int]
-    kinds: str
-    detail: str
-
-
 def list_overflowed(outcomes: Sequence[Outcome]) -> list[int]:
     return [row for row, outcome in enumerate(outcomes) if SUM_FAULT in outcome.faults]
 
 
-def find_faulty_rows(outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts]) -> set[int]:
-    """Completions on which any part, or the sum, was at fault. One is lost once, however many parts failed on it."""
-    return set(list_overflowed(outcomes)).union(*(verdict.broken for verdict in verdicts))
+def check_faults(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts], max_share: float) -> None:
+    """RewardError where the step has lost too many completions, whichever part loses them: it names who failed on the most.
 
-
-def find_worst(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts]) -> Blame:
-    """Whoever failed on the most completions."""
-    blames = []
-    for one, verdict in zip(bound, verdicts, strict=True):
-        kinds = Counter(verdict.entries[row].fault for row in verdict.broken)
-        listed = ", ".join(f"{kind} {number}" for kind, number in sorted(kinds.items(), key=str))
-        blames.append(Blame(f"reward {one.name!r}", verdict.broken, listed, verdict.detail))
-    if overflowed := list_overflowed(outcomes):
+    A completion is lost once, however many parts failed on it.
+    """
+    overflowed, count = list_overflowed(outcomes), len(outcomes)
+    lost = set(overflowed).union(*(verdict.broken for verdict in verdicts))
+    if len(lost) <= max_share * count:
+        return
+    blames = [
+        ([verdict.entries[row].fault for row in verdict.broken], f"reward {one.name!r}", verdict.detail)
+        for one, verdict in zip(bound, verdicts, strict=True)
+    ]
+    if overflowed:
         parts = ", ".join(f"{name} {value!r}" for name, value in outcomes[overflowed[0]].parts.items())
         detail = f"the weighted sum of {parts}, or one of its weighted steps, is not a number of at most {LARGEST:g}."
-        blames.append(Blame("the sum of the rewards", overflowed, f"nan {len(overflowed)}", detail))
-    return max(blames, key=lambda blame: len(blame.rows))
+        blames.append((["nan"] * len(overflowed), "the sum of the rewards", detail))
+    faults, who, detail = max(blames, key=lambda blame: len(blame[0]))
+    kinds = ", ".join(f"{kind} {number}" for kind, number in sorted(Counter(faults).items(), key=str))
+    at_least = "at least " if any(verdict.stopped_early for verdict in verdicts) else ""
+    together = "" if len(lost) == len(faults) else f", all parts together on {len(lost)}"
+    shown = f" The first:\n{detail}" if detail else ""
+    raise RewardError(
+        f"{who} failed on {at_least}{len(faults)} of {count} completions ({kinds}){together}, more than "
+        f"the {max_share:.0%} a step may lose.{shown}"
+    )
 
 
 def merge_extras(bound: Sequence[Bound], entries: Sequence[Entry]) -> dict[str, Any]:
