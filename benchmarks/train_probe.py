@@ -30,7 +30,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from cohort.ops.fused import functions, training
 from cohort.ops.fused.family import FusedModel, fuse
-from cohort.ops.fused.functions import Heads
+from cohort.ops.fused.functions import Heads, NormInputs, Rotary
 from cohort.ops.fused.training import hidden_states
 
 PEAK = 989e12
@@ -96,7 +96,10 @@ def build(shape: str, layers: int) -> Any:
 
 
 def layer_parameters(fused: FusedModel) -> int:
-    return sum(layer.qkv.numel() + layer.out.numel() + layer.gate_up.numel() + layer.down.numel() for layer in fused.layers)
+    return sum(
+        layer.qkv.weight.numel() + layer.out.numel() + layer.gate_up.weight.numel() + layer.down.numel()
+        for layer in fused.layers
+    )
 
 
 def drop_gradients(model: Any) -> None:
@@ -164,20 +167,17 @@ def print_operations(fused: FusedModel, tokens: int) -> None:
 
     stream, delta, d_normed, d_total, weight = rows(hidden), rows(hidden), rows(hidden), rows(hidden), fused.norm.detach()
     qkv, gate_up, d_activation = rows(heads.width), rows(2 * intermediate), rows(intermediate)
-    cosine, sine = fused.rotary(torch.arange(tokens, device="cuda") % 4096)
-    d_query, d_key, d_value = (cut(rows(heads.width)).contiguous() for cut in (heads.queries, heads.keys, heads.values))
-    operations = functions.operations(stream)
+    rotary = Rotary(*fused.rotary(torch.arange(tokens, device="cuda") % 4096), heads)
+    d_heads = [cut(rows(heads.width)).contiguous() for cut in (heads.queries, heads.keys, heads.values)]
+    operations = functions.choose_operations(stream)
     total, _, inverse = operations.add_norm_forward(stream, delta, weight, 1e-6)
     turned = 2 * (heads.query + heads.kv) * heads.dim
-    backward = (d_query, d_key, d_value, None, cosine, sine, heads, None, None, 1e-6, True, False)
+    inputs = NormInputs(total, inverse, weight)
     cases: dict[str, tuple[int, Callable[[], Any]]] = {
         "add_norm_forward": (4 * hidden, lambda: operations.add_norm_forward(stream, delta, weight, 1e-6)),
-        "add_norm_backward": (
-            5 * hidden,
-            lambda: operations.add_norm_backward(d_normed, d_total, total, inverse, weight, True, True),
-        ),
-        "rotary_forward": (turned, lambda: operations.rotary_forward(qkv, cosine, sine, heads, None, None, 1e-6)),
-        "rotary_backward": (2 * heads.width, lambda: operations.rotary_backward(*backward)),
+        "add_norm_backward": (5 * hidden, lambda: operations.add_norm_backward(d_normed, d_total, inputs, True, True)),
+        "rotary_forward": (turned, lambda: operations.rotary_forward(qkv, rotary)),
+        "rotary_backward": (2 * heads.width, lambda: operations.rotary_backward(d_heads, None, rotary, True, False)),
         "swiglu_forward": (3 * intermediate, lambda: operations.swiglu_forward(gate_up)),
         "swiglu_backward": (6 * intermediate, lambda: operations.swiglu_backward(d_activation, gate_up, True)),
         "copy (for comparison)": (4 * intermediate, lambda: gate_up.clone()),
@@ -218,7 +218,7 @@ def main() -> None:
     gradient_TH = torch.randn(options.rows * options.length, model.config.hidden_size, device="cuda").to(torch.bfloat16)
     training.attend = attend_uniform
     backends = [BACKENDS[options.attention], SDPBackend.FLASH_ATTENTION]
-    with functions.forced(not options.twins), sdpa_kernel(backends, set_priority=True):
+    with functions.force_kernels(not options.twins), sdpa_kernel(backends, set_priority=True):
         figures = measure(fused, layout, gradient_TH, options.checkpointing, options.repeats)
         print(
             json.dumps(

@@ -90,7 +90,7 @@ def test_own_kernels_that_fail_on_this_gpu_are_a_reason_and_not_a_crash(monkeypa
         raise RuntimeError("out of resource: shared memory")
 
     monkeypatch.setattr(Policy, "device", property(lambda self: torch.device("cuda")))
-    monkeypatch.setattr("cohort.model.policy.with_kernels", lambda device: True)
+    monkeypatch.setattr("cohort.model.policy.has_kernels", lambda device: True)
     monkeypatch.setattr("cohort.model.policy.FusedBackbone", broken)
     policy = tiny_policy()
     assert policy.prepare("auto") == (

@@ -29,8 +29,8 @@ from cohort.model.policy import Policy
 from cohort.ops.attention import attention_configs
 from cohort.ops.fused import cpu_training, native
 from cohort.ops.fused.cpu import intra_op_threads
-from cohort.ops.fused.cpu_training import AttentionJob, NativeOperations, NormJob, RotaryJob, SwigluJob, filled
-from cohort.ops.fused.functions import Heads, Twins
+from cohort.ops.fused.cpu_training import NativeOperations
+from cohort.ops.fused.functions import Heads, NormInputs, Rotary, Twins
 from cohort.ops.fused.training import FusedBackbone
 from cohort.ops.layout import Layout, lay_out
 from cohort.ops.packed_attention import attend
@@ -51,7 +51,7 @@ Made = tuple[Tensor | None, ...]
 
 def load(head_dim: int = 16, group: int = 2, width: int = 64) -> NativeOperations:
     try:
-        return NativeOperations(native.load(head_dim, group, width))
+        return NativeOperations(native.load_library(head_dim, group, width))
     except native.NoNative as problem:
         pytest.skip(f"nothing is compiled: {problem}")
 
@@ -114,15 +114,20 @@ def test_the_constants_of_both_languages_are_the_same() -> None:
     defined = {name: int(value) for name, value in re.findall(r"^#define (\w+) (\d+)\b", text, re.MULTILINE)}
     assert (defined["CHUNK"], defined["BLOCK"]) == (cpu_training.CHUNK, cpu_training.BLOCK)
     assert defined["LANES"] == native.LANES
-    for kind, name in (
-        (NormJob, "norm"),
-        (RotaryJob, "rotary"),
-        (SwigluJob, "swiglu"),
-        (AttentionJob, "attention"),
-    ):
-        body = re.sub(r"/\*.*?\*/", "", text.split(f"struct {name} {{")[1].split("};")[0])
-        fields = [field for line in body.split(";") for field in re.findall(r"(\w+)\s*(?:,|$)", line.strip())]
-        assert fields == [field for field, _ in kind._fields_], name
+
+
+def test_structures_are_read_from_the_sources() -> None:
+    integer, number, pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+    assert native.read_structures()["rotary"]._fields_ == [
+        *((name, integer) for name in ("next", "rows", "query_heads", "kv_heads")),
+        *((name, pointer) for name in ("qkv", "cosines", "sines", "query", "key", "d_query", "d_key", "d_value", "d_qkv")),
+    ]
+    attention = native.read_structures()["attention"]
+    assert dict(attention._fields_)["scaling"] is number
+    assert [attention.dtypes[name] for name in ("own_start", "out", "lse")] == [torch.int64, torch.float32, torch.float64]
+    assert native.read_structures()["stack"]._fields_[-3:] == [
+        (name, pointer) for name in ("product", "exponential", "threads")
+    ]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -148,11 +153,12 @@ def test_gradients_of_norms_are_those_of_the_twin(rows: int, width: int, with_to
     total, weight = 3 * noise(rows, width), noise(width)
     inverse = torch.rsqrt(total.pow(2).mean(-1) + EPSILON)
     d_normed, d_total = noise(rows, width, seed=1), noise(rows, width, seed=2) if with_total else None
-    given = [d_normed, d_total, total, inverse, weight]
-    found = operations.add_norm_backward(*given, *wanted)
-    assert_close(found, Twins.add_norm_backward(*map(in_float64, given), *wanted))
-    given[:2] = [None if part is None else apart(part) for part in given[:2]]
-    assert_same(operations.add_norm_backward(*given, *wanted), found)
+    given, inputs = [d_normed, d_total], NormInputs(total, inverse, weight)
+    found = operations.add_norm_backward(*given, inputs, *wanted)
+    twin = Twins.add_norm_backward(*map(in_float64, given), NormInputs(*map(in_float64, inputs)), *wanted)
+    assert_close(found, twin)
+    strided = [None if part is None else apart(part) for part in given]
+    assert_same(operations.add_norm_backward(*strided, inputs, *wanted), found)
 
 
 def turns(rows: int, dim: int) -> tuple[Tensor, Tensor]:
@@ -164,30 +170,31 @@ def turns(rows: int, dim: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("rows", ROWS)
 def test_rotations_have_the_bits_of_the_twin_and_their_gradients_its_numbers(rows: int, dim: int, group: int) -> None:
     operations, heads = load(dim, group), Heads(2 * group, 2, dim)
-    qkv, angles, rest = noise(rows, heads.width), turns(rows, dim), (heads, None, None, EPSILON)
-    query, key, value = operations.rotary_forward(qkv, *angles, *rest)
+    qkv, angles = noise(rows, heads.width), turns(rows, dim)
+    rotary = Rotary(*angles, heads)
+    query, key, value = operations.rotary_forward(qkv, rotary)
     assert value.data_ptr() == heads.values(qkv).data_ptr(), "values are a view"
-    assert_same((query, key, value), Twins.rotary_forward(qkv, *angles, *rest))
-    assert_same(operations.rotary_forward(apart(qkv), *map(apart, angles), *rest), (query, key, value))
+    assert_same((query, key, value), Twins.rotary_forward(qkv, rotary))
+    assert_same(operations.rotary_forward(apart(qkv), Rotary(*map(apart, angles), heads)), (query, key, value))
 
     gradients = [noise(*part.shape, seed=1) for part in (query, key, value)]
     for want_bias in (True, False):
-        found = operations.rotary_backward(*gradients, None, *angles, *rest, want_bias, False)
-        twin = map(in_float64, [*gradients, None, *angles, *rest])
-        assert_close(found, Twins.rotary_backward(*twin, want_bias, False))
-        strided = map(apart, gradients)
-        assert_same(operations.rotary_backward(*strided, None, *angles, *rest, want_bias, False), found)
+        found = operations.rotary_backward(gradients, None, rotary, want_bias, False)
+        exact = [in_float64(gradient) for gradient in gradients]
+        twin = Twins.rotary_backward(exact, None, Rotary(*map(in_float64, angles), heads), want_bias, False)
+        assert_close(found, twin)
+        strided = [apart(gradient) for gradient in gradients]
+        assert_same(operations.rotary_backward(strided, None, rotary, want_bias, False), found)
 
 
 def test_norms_of_heads_are_the_twins() -> None:
     operations, heads = load(16, 2), Heads(4, 2, 16)
-    qkv, angles, norms = noise(33, heads.width), turns(33, 16), (noise(16), noise(16, seed=1))
-    forward = (*angles, heads, *norms, EPSILON)
-    outputs = operations.rotary_forward(qkv, *forward)
-    assert_same(outputs, Twins.rotary_forward(qkv, *forward))
+    qkv, rotary = noise(33, heads.width), Rotary(*turns(33, 16), heads, noise(16), noise(16, seed=1), EPSILON)
+    outputs = operations.rotary_forward(qkv, rotary)
+    assert_same(outputs, Twins.rotary_forward(qkv, rotary))
     gradients = [noise(*part.shape, seed=2) for part in outputs]
-    found = operations.rotary_backward(*gradients, qkv, *forward, True, True)
-    assert_same(found, Twins.rotary_backward(*gradients, qkv, *forward, True, True))
+    found = operations.rotary_backward(gradients, qkv, rotary, True, True)
+    assert_same(found, Twins.rotary_backward(gradients, qkv, rotary, True, True))
     assert found[2] is not None
     assert found[3] is not None
 
@@ -322,7 +329,7 @@ def made_up(layout: Layout, dim: int, group: int, kv_heads: int = 2) -> list[Ten
 
 def check_attention(operations: NativeOperations, layout: Layout, dim: int, group: int, kv_heads: int = 2) -> Attended:
     parts, scaling = made_up(layout, dim, group, kv_heads), dim**-0.5
-    operations.desks(layout, dim).fill_(torch.nan)  # what no one wrote must not be read
+    operations.find_scratch(layout, dim).fill_(torch.nan)  # what no one wrote must not be read
     found = attended(operations.attend, layout, parts, scaling)
     assert torch.equal(found.out, attend(layout, *parts, scaling))
     expected = attended(row_by_row, layout, [part.double() for part in parts], scaling)
@@ -423,20 +430,15 @@ def test_nan_in_one_row_stays_there_in_every_other_operation() -> None:
         copy[7] = torch.nan
         return copy
 
-    hidden, weight, inverse, angles = noise(40, 64), noise(64), noise(40).abs(), turns(40, 16)
+    hidden, weight, inverse = noise(40, 64), noise(64), noise(40).abs()
+    inputs, rotary = NormInputs(hidden, inverse, weight), Rotary(*turns(40, 16), heads)
     qkv, gate_up = noise(40, heads.width), noise(40, 66)
     d_parts = [noise(40, count, 16) for count in (4, 2, 2)]
     pairs = [
         [operations.add_norm_forward(given, None, weight, EPSILON) for given in (hidden, spoiled(hidden))],
-        [
-            operations.add_norm_backward(given, None, hidden, inverse, weight, True, False)
-            for given in (hidden, spoiled(hidden))
-        ],
-        [operations.rotary_forward(given, *angles, heads, None, None, EPSILON) for given in (qkv, spoiled(qkv))],
-        [
-            operations.rotary_backward(*given, None, *angles, heads, None, None, EPSILON, False, False)
-            for given in (d_parts, map(spoiled, d_parts))
-        ],
+        [operations.add_norm_backward(given, None, inputs, True, False) for given in (hidden, spoiled(hidden))],
+        [operations.rotary_forward(given, rotary) for given in (qkv, spoiled(qkv))],
+        [operations.rotary_backward(given, None, rotary, False, False) for given in (d_parts, list(map(spoiled, d_parts)))],
         [operations.swiglu_backward(noise(40, 33), given, True) for given in (gate_up, spoiled(gate_up))],
     ]
     for clean, found in pairs:
@@ -470,7 +472,8 @@ def test_windows_and_long_rows_take_the_other_path_and_give_the_same(monkeypatch
 
 def test_operations_have_the_same_bits_on_any_number_of_threads() -> None:
     operations, layout, heads, results = load(16, 2), LAYOUTS["prompts"], Heads(4, 2, 16), []
-    parts, angles = made_up(layout, 16, 2), turns(500, 16)
+    parts, rotary = made_up(layout, 16, 2), Rotary(*turns(500, 16), heads)
+    inputs = NormInputs(noise(500, 64, seed=2), noise(500), noise(64))
     for threads in (1, 2, 3, 3, 1):
         with intra_op_threads(threads):
             found = attended(operations.attend, layout, parts, 0.25)
@@ -478,14 +481,9 @@ def test_operations_have_the_same_bits_on_any_number_of_threads() -> None:
                 [
                     *(found.out, *found.gradients),
                     *operations.add_norm_forward(noise(500, 64), noise(500, 64, seed=1), noise(64), EPSILON),
-                    *operations.add_norm_backward(
-                        noise(500, 64), noise(500, 64, seed=1), noise(500, 64, seed=2), noise(500), noise(64), True, True
-                    ),
-                    *operations.rotary_forward(noise(500, heads.width), *angles, heads, None, None, EPSILON),
-                    *operations.rotary_backward(
-                        *(noise(500, count, 16) for count in (4, 2, 2)),
-                        *(None, *angles, heads, None, None, EPSILON, True, False),
-                    )[:2],
+                    *operations.add_norm_backward(noise(500, 64), noise(500, 64, seed=1), inputs, True, True),
+                    *operations.rotary_forward(noise(500, heads.width), rotary),
+                    *operations.rotary_backward([noise(500, count, 16) for count in (4, 2, 2)], None, rotary, True, False)[:2],
                     *operations.swiglu_backward(noise(500, 33), noise(500, 66), True),
                 ]
             )
@@ -521,9 +519,11 @@ def test_a_wide_residual_stream_fits_on_the_stack_of_a_thread() -> None:
     hidden, weight, rows = noise(65, width), noise(width), 65
     with intra_op_threads(3):
         _, normed, inverse = operations.add_norm_forward(hidden, None, weight, EPSILON)
-        found = operations.add_norm_backward(hidden, None, hidden, inverse, weight, True, True)
+        found = operations.add_norm_backward(hidden, None, NormInputs(hidden, inverse, weight), True, True)
     assert relative_difference(normed, Twins.add_norm_forward(hidden, None, weight, EPSILON)[1]) <= CLOSE
-    expected = Twins.add_norm_backward(*map(in_float64, (hidden, None, hidden, inverse, weight)), True, True)
+    expected = Twins.add_norm_backward(
+        hidden.double(), None, NormInputs(*map(in_float64, (hidden, inverse, weight))), True, True
+    )
     assert found[0].shape == (rows, width)
     assert_close(found, expected, 1e-5)
 
@@ -544,13 +544,13 @@ def test_an_interrupt_takes_nothing_away_from_threads_at_work() -> None:
     given = torch.zeros(4)
     alive = weakref.ref(given)
     with intra_op_threads(2):
-        memory = operations.desks(layout, 16)
+        memory = operations.find_scratch(layout, 16)
         memory_alive, place = weakref.ref(memory), memory.data_ptr()
         with pytest.raises(KeyboardInterrupt):
-            operations.run(function, filled(SwigluJob, activation=given), 2, memory)
+            operations.run_tasks(function, native.fill_structure("swiglu", activation=given), 2, memory)
         del given, memory
         gc.collect()
-        assert operations.desks(layout, 16).data_ptr() != place
+        assert operations.find_scratch(layout, 16).data_ptr() != place
         go_on.set()
         assert operations.pool is not None
         operations.pool.shutdown()
@@ -679,12 +679,12 @@ def test_policies_without_compiled_code_train_with_modules(
 class Broken:
     """A library of which one function gives one number that is wrong."""
 
-    def __init__(self, library: Any, name: str, kind: Any, output: str):
+    def __init__(self, library: Any, name: str, kind: str, output: str):
         self.library, self.name, function = library, name, getattr(library, name)
 
         def wrong(address: int, *memory: int) -> None:
             function(address, *memory)
-            ctypes.c_float.from_address(getattr(kind.from_address(address), output)).value += 0.01
+            ctypes.c_float.from_address(getattr(native.read_structures()[kind].from_address(address), output)).value += 0.01
 
         self.wrong = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(function.argtypes))(wrong)
 
@@ -695,24 +695,24 @@ class Broken:
 @pytest.mark.parametrize(
     ("name", "kind", "output"),
     [
-        ("add_norm_forward", NormJob, "total"),
-        ("add_norm_forward", NormJob, "normed"),
-        ("add_norm_forward", NormJob, "inverse"),
-        ("add_norm_backward", NormJob, "d_input"),
-        ("add_norm_backward", NormJob, "d_weight"),
-        ("add_norm_backward", NormJob, "normed"),
-        ("rotary_forward", RotaryJob, "query"),
-        ("rotary_forward", RotaryJob, "key"),
-        ("rotary_backward", RotaryJob, "d_qkv"),
-        ("swiglu_backward", SwigluJob, "d_gate_up"),
-        ("swiglu_backward", SwigluJob, "activation"),
-        ("attention_forward", AttentionJob, "out"),
-        ("attention_backward", AttentionJob, "d_query"),
-        ("attention_backward", AttentionJob, "d_key"),
-        ("attention_backward", AttentionJob, "d_value"),
+        ("add_norm_forward", "norm", "total"),
+        ("add_norm_forward", "norm", "normed"),
+        ("add_norm_forward", "norm", "inverse"),
+        ("add_norm_backward", "norm", "d_input"),
+        ("add_norm_backward", "norm", "d_weight"),
+        ("add_norm_backward", "norm", "normed"),
+        ("rotary_forward", "rotary", "query"),
+        ("rotary_forward", "rotary", "key"),
+        ("rotary_backward", "rotary", "d_qkv"),
+        ("swiglu_backward", "swiglu", "d_gate_up"),
+        ("swiglu_backward", "swiglu", "activation"),
+        ("attention_forward", "attention", "out"),
+        ("attention_backward", "attention", "d_query"),
+        ("attention_backward", "attention", "d_key"),
+        ("attention_backward", "attention", "d_value"),
     ],
 )
-def test_a_library_that_gives_another_number_is_not_used(name: str, kind: Any, output: str) -> None:
+def test_a_library_that_gives_another_number_is_not_used(name: str, kind: str, output: str) -> None:
     operations, heads = load(16, 2), Heads(4, 2, 16)
     operations.compare(heads, 64)
     broken = NativeOperations(replace(operations.native, library=Broken(operations.native.library, name, kind, output)))
@@ -730,7 +730,7 @@ def test_smaller_registers_change_no_bit_of_the_forward(march: str, dim: int, gr
         pytest.skip("not an x86 processor")
     flags = tuple(f"-march={march}" if flag.startswith("-march") else flag for flag in native.FLAGS)
     monkeypatch.setattr(native, "FLAGS", flags)
-    found = native.checked(dim, group, 40, str(tmp_path), os.environ["PATH"])
+    found = native.find_library(dim, group, 40, str(tmp_path), os.environ["PATH"])
     assert isinstance(found, native.Native), found
     operations = NativeOperations(found)
     operations.compare(Heads(2 * group, 2, dim), 40)

@@ -150,7 +150,7 @@ def test_threads_change_no_bit(threads):
     with intra_op_threads(threads):
         together = CpuDecoder(fuse(model), 51, 24)
         together.least_rows = 16
-        assert [part.stop - part.start for part in together.parts(51)] == ([25, 26] if threads == 2 else [17, 17, 17])
+        assert [part.stop - part.start for part in together.split_rows(51)] == ([25, 26] if threads == 2 else [17, 17, 17])
         found_BTH, expected_BTH = decode(together, model, tokens_BT, prompt_B, steps=16)
         assert torch.get_num_threads() == threads
     together.close()
@@ -172,7 +172,7 @@ def test_who_shares_what():
     }
     for (small, threads, rows), count in cases.items():
         decoder.small, decoder.threads, decoder.least_rows = small, threads, 61 if small else 128
-        parts = decoder.parts(rows)
+        parts = decoder.split_rows(rows)
         assert len(parts) == count
         assert [row for part in parts for row in range(part.start, part.stop)] == list(range(rows))
 
@@ -242,7 +242,7 @@ def test_the_memory_hands_its_memory_on_and_nothing_of_what_it_holds():
 
 def test_the_memory_gives_back_what_is_too_much_to_keep(monkeypatch):
     memory = DecodeMemory()
-    memory.take({"a": ((10, 3), torch.float32), "b": ((4,), torch.float64)})
+    memory.take_tensors({"a": ((10, 3), torch.float32), "b": ((4,), torch.float64)})
     assert len(memory.held) == 128 + 64
     memory.trim()
     assert len(memory.held) == 192

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cohort.ops.fused import functions, training
-from cohort.ops.fused.family import FusedModel, fuse
-from cohort.ops.fused.functions import Heads, Norm, Projection, Rotary
-from cohort.ops.fused.training import hidden_states, prompt_states
+from cohort.ops.fused.family import FusedModel, Projection, fuse
+from cohort.ops.fused.functions import Heads, Norm, Rotary
+from cohort.ops.fused.training import hidden_states
 from conftest import relative_difference
 
 EPSILON = 1e-5
@@ -100,8 +100,8 @@ def test_attention_inputs(with_bias: bool, with_norm: bool) -> None:
     def ours(hidden: Tensor, delta: Tensor, norm: Tensor, first: Tensor, second: Tensor, *parts: Tensor) -> Sequence[Tensor]:
         whole = [torch.cat([part.detach() for part in parts[at : at + 3]]) for at in range(0, len(parts), 3)]
         projection = Projection(whole[0], parts[:3], whole[1] if with_bias else None, parts[3:])
-        return functions.attention_inputs(
-            hidden, delta, Norm(norm, EPSILON), projection, Rotary(cosine, sine, HEADS, first, second)
+        return functions.norm_linear(
+            hidden, delta, Norm(norm, EPSILON), projection, Rotary(cosine, sine, HEADS, first, second, EPSILON)
         )
 
     def plain(hidden: Tensor, delta: Tensor, norm: Tensor, first: Tensor, second: Tensor, *parts: Tensor) -> Sequence[Tensor]:
@@ -283,7 +283,7 @@ def test_backbone_is_that_of_transformers(
     model = tiny_model(family, dtype)
     fused = fuse(model)
     assert fused.layers[0].window == (4 if family == "Mistral" else None)
-    assert (fused.layers[0].qkv_bias is not None) == (family == "Qwen2")
+    assert (fused.layers[0].qkv.bias is not None) == (family == "Qwen2")
     assert (fused.layers[0].query_norm is not None) == (family == "Qwen3")
     if dtype == torch.float64:
         widen_norms(model)
@@ -343,15 +343,14 @@ def test_an_update_of_the_parameters_is_an_update_of_the_backbone() -> None:
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
-def test_prompt_states_are_the_cache_of_transformers(family: str) -> None:
+def test_kept_keys_and_values_are_the_cache_of_transformers(family: str) -> None:
     model = tiny_model(family, torch.float32)
     fused, (layout, rows) = fuse(model), ragged_layout()
-    states, keys, values = prompt_states(fused, layout)
-    assert not states.requires_grad
-    assert torch.equal(states, hidden_states(fused, layout))
+    kept: list[tuple[Tensor, Tensor]] = []
+    assert torch.equal(hidden_states(fused, layout, kept=kept), hidden_states(fused, layout))
     caches = [model.base_model(input_ids=row[None], use_cache=True).past_key_values for row in rows]
     for number in range(len(fused.layers)):
-        for ours, name in ((keys[number], "keys"), (values[number], "values")):
+        for ours, name in zip(kept[number], ("keys", "values"), strict=True):
             theirs = torch.cat([getattr(cache.layers[number], name)[0].transpose(0, 1) for cache in caches])
             assert relative_difference(ours, theirs.detach()) <= 1e-5
 
@@ -386,7 +385,7 @@ def test_memory_kept_for_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
 
     one_layer = replace(fused, layers=fused.layers[:1])
     tokens, hidden, gate_up = 32, 24, 2 * 36
-    attended = fused.query_size
+    attended = fused.query_heads * fused.head_dim
     per_token = 2 * (hidden + 1) + attended + gate_up
     assert kept(fused, False) - kept(one_layer, False) == 4 * tokens * per_token
     assert kept(fused, True) - kept(one_layer, True) == 4 * tokens * hidden

@@ -12,8 +12,8 @@ from test_fused_training import plain_attention, ragged_layout, tiny_model  # no
 from torch import Tensor
 
 from cohort.ops.fused import functions
-from cohort.ops.fused.family import fuse
-from cohort.ops.fused.functions import Heads, Norm, Projection, Rotary, Twins
+from cohort.ops.fused.family import Projection, fuse
+from cohort.ops.fused.functions import Heads, Norm, NormInputs, Rotary, Twins
 from cohort.ops.fused.training import hidden_states
 
 pytestmark = [
@@ -74,8 +74,9 @@ def test_add_norm(shape: str, dtype: torch.dtype) -> None:
     compare("add_norm_forward", lambda: (hidden, delta, weight, EPSILON), dtype)
     compare("add_norm_forward", lambda: (hidden, None, weight, EPSILON), dtype)
     total, _, inverse = Twins.add_norm_forward(hidden, delta, weight, EPSILON)
-    compare("add_norm_backward", lambda: (d_normed, d_total, total, inverse, weight, True, True), dtype)
-    compare("add_norm_backward", lambda: (d_normed, None, total, inverse, weight, False, False), dtype)
+    inputs = NormInputs(total, inverse, weight)
+    compare("add_norm_backward", lambda: (d_normed, d_total, inputs, True, True), dtype)
+    compare("add_norm_backward", lambda: (d_normed, None, inputs, False, False), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -85,15 +86,14 @@ def test_rotary(shape: str, dtype: torch.dtype, has_norm: bool) -> None:
     heads = SHAPES[shape][2]
     frequencies = 1e6 ** (-torch.arange(heads.dim // 2, device="cuda") / (heads.dim // 2))
     angle = torch.arange(TOKENS, device="cuda")[:, None] * 30 * frequencies
-    cosine, sine = angle.cos(), angle.sin()
     norms = tuple(random(heads.dim, seed=seed, dtype=dtype, around=1.0, spread=0.3) if has_norm else None for seed in (0, 1))
     qkv = random(TOKENS, heads.width, seed=2, dtype=dtype)
-    compare("rotary_forward", lambda: (qkv.clone(), cosine, sine, heads, *norms, EPSILON), dtype)
+    rotary = Rotary(angle.cos(), angle.sin(), heads, *norms, EPSILON)
+    compare("rotary_forward", lambda: (qkv.clone(), rotary), dtype)
     d_query = random(TOKENS, heads.query, heads.dim, seed=3, dtype=dtype)
     d_key, d_value = (random(TOKENS, heads.kv, heads.dim, seed=seed, dtype=dtype) for seed in (4, 5))
-    raw = qkv if has_norm else None
-    gradients = (d_query, d_key, d_value, raw, cosine, sine, heads, *norms, EPSILON, True, has_norm)
-    compare("rotary_backward", lambda: gradients, dtype)
+    arguments = ((d_query, d_key, d_value), qkv if has_norm else None, rotary, True, has_norm)
+    compare("rotary_backward", lambda: arguments, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -123,13 +123,13 @@ def test_attention_inputs_function(has_norm: bool) -> None:
         for leaf in leaves:
             leaf.requires_grad_()
         hidden, delta, norm = leaves[:3]
-        with functions.forced(forced):
-            results = functions.attention_inputs(
+        with functions.force_kernels(forced):
+            results = functions.norm_linear(
                 hidden,
                 delta,
                 Norm(norm, EPSILON),
                 Projection(weight, leaves[3:6], bias, leaves[6:9]),
-                Rotary(angle.cos(), angle.sin(), heads, *leaves[9:]),
+                Rotary(angle.cos(), angle.sin(), heads, *(leaves[9:] or (None, None)), EPSILON),
             )
             sum((result * make(*result.shape, seed=7)).sum() for result in results).backward()
         return [*(result.detach() for result in results), *(leaf.grad for leaf in leaves)]
@@ -163,7 +163,7 @@ def test_backbone_in_bfloat16(family: str) -> None:
     layout = ragged_layout()[0].to("cuda")
 
     def run(model: Any, forced: bool) -> Tensor:
-        with functions.forced(forced):
+        with functions.force_kernels(forced):
             states = hidden_states(fuse(model), layout)
             gradients = gradients_of_cuda(model, states)
         return torch.cat([states.detach().float().flatten(), *(gradient.float().flatten() for gradient in gradients)])

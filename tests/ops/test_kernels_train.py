@@ -13,7 +13,8 @@ from torch import Tensor
 
 import interpreter  # noqa: F401 -- before anything of cohort.ops.fused.kernels_*
 from cohort.ops.fused import functions, kernels_train
-from cohort.ops.fused.functions import Heads, Norm, Projection, Rotary, Twins
+from cohort.ops.fused.family import Projection
+from cohort.ops.fused.functions import Heads, Norm, NormInputs, Rotary, Twins
 
 INTERPRETED = type(tl.sum).__name__ == "InterpretedFunction"
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="run by the last test, in a process of its own")
@@ -70,7 +71,7 @@ def test_add_norm_backward(dtype: torch.dtype, residual: bool, want_normed: bool
     total, normed, inverse = Twins.add_norm_forward(hidden, None, weight, EPSILON)
     d_normed = random(TOKENS, WIDTH, seed=2, dtype=dtype)
     d_total = random(TOKENS, WIDTH, seed=3, dtype=dtype) if residual else None
-    arguments = (d_normed, d_total, total, inverse, weight, want_normed, want_weight)
+    arguments = (d_normed, d_total, NormInputs(total, inverse, weight), want_normed, want_weight)
     kernel, twin = kernels_train.add_norm_backward(*arguments), Twins.add_norm_backward(*arguments)
     for ours, theirs in zip(kernel, twin, strict=True):
         assert_close(ours, theirs, dtype)
@@ -86,10 +87,10 @@ def test_rotary(dtype: torch.dtype, heads: Heads, has_norm: bool) -> None:
     tokens = 37
     qkv = random(tokens, heads.width, seed=0, dtype=dtype)
     norms = tuple(random(heads.dim, seed=seed, dtype=dtype, around=1.0) if has_norm else None for seed in (1, 2))
-    cosine, sine = angles(tokens, heads.dim)
+    rotary = Rotary(*angles(tokens, heads.dim), heads, *norms, EPSILON)
     kept = qkv.clone()
-    twin = Twins.rotary_forward(qkv, cosine, sine, heads, *norms, EPSILON)
-    kernel = kernels_train.rotary_forward(qkv, cosine, sine, heads, *norms, EPSILON)
+    twin = Twins.rotary_forward(qkv, rotary)
+    kernel = kernels_train.rotary_forward(qkv, rotary)
     for ours, theirs in zip(kernel, twin, strict=True):
         assert_close(ours, theirs, dtype)
     assert torch.equal(qkv, kept) == has_norm, "without norms the projections themselves are turned; with norms they are kept"
@@ -97,7 +98,7 @@ def test_rotary(dtype: torch.dtype, heads: Heads, has_norm: bool) -> None:
     # Gradients as attention may give them: rows and heads with strides of their own.
     d_query = random(tokens, heads.query, 2 * heads.dim, seed=3, dtype=dtype)[:, :, : heads.dim]
     d_key, d_value = (random(heads.kv, tokens, heads.dim, seed=seed, dtype=dtype).transpose(0, 1) for seed in (4, 5))
-    arguments = (d_query, d_key, d_value, kept if has_norm else None, cosine, sine, heads, *norms, EPSILON, True, has_norm)
+    arguments = ((d_query, d_key, d_value), kept if has_norm else None, rotary, True, has_norm)
     for ours, theirs in zip(kernels_train.rotary_backward(*arguments), Twins.rotary_backward(*arguments), strict=True):
         assert_close(ours, theirs, dtype)
 
@@ -121,7 +122,7 @@ def test_no_tokens() -> None:
     weight = torch.ones(WIDTH)
     total, normed, inverse = kernels_train.add_norm_forward(torch.ones(0, WIDTH), None, weight, EPSILON)
     assert total.shape == normed.shape == (0, WIDTH)
-    _, _, d_weight = kernels_train.add_norm_backward(normed, None, total, inverse, weight, True, True)
+    _, _, d_weight = kernels_train.add_norm_backward(normed, None, NormInputs(total, inverse, weight), True, True)
     assert torch.equal(d_weight, torch.zeros(WIDTH))
     assert kernels_train.swiglu_forward(torch.ones(0, 8)).shape == (0, 4)
 
@@ -143,13 +144,13 @@ def test_blocks_of_a_layer_give_the_gradients_of_their_twins(has_norm: bool) -> 
         parts, biases = ([part.detach().requires_grad_() for part in whole.split(rows)] for whole in (qkv, bias))
         gate_up_parts = [part.detach().requires_grad_() for part in gate_up.split(40)]
         down = random(WIDTH, 40, seed=9).requires_grad_()
-        with functions.forced(kernels):
-            total, query, key, value = functions.attention_inputs(
+        with functions.force_kernels(kernels):
+            total, query, key, value = functions.norm_linear(
                 hidden,
                 delta,
                 Norm(norms[0], EPSILON),
                 Projection(qkv, parts, bias, biases),
-                Rotary(cosine, sine, heads, *head_norms),
+                Rotary(cosine, sine, heads, *(head_norms or (None, None)), EPSILON),
             )
             mixed = torch.cat([query, key * 2, value * 3], dim=1).flatten(1).tanh()
             total, projected = functions.norm_linear(total, mixed, Norm(norms[1], EPSILON), Projection(gate_up, gate_up_parts))

@@ -20,9 +20,9 @@ from cohort.engine.slots import SlotState
 from cohort.errors import EngineError
 from cohort.ops.fused import cpu_native, native
 from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
-from cohort.ops.fused.cpu_native import NativeDecoder
+from cohort.ops.fused.cpu_native import NativeDecoder, NativeLane
 from cohort.ops.fused.family import FusedModel, fuse
-from cohort.ops.fused.native import LANES, NoNative, Rows, plain_attention
+from cohort.ops.fused.native import LANES, NoNative, attend_plainly, fill_structure
 from cohort.ops.noise import gumbel
 from cohort.types import NoiseKey, Prompt, Sampling
 
@@ -36,7 +36,7 @@ def kernels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache") / "native"
 
     def load(head_dim: int, group: int, width: int) -> native.Native:
-        found = native.checked(head_dim, group, width, str(folder), os.environ["PATH"])
+        found = native.find_library(head_dim, group, width, str(folder), os.environ["PATH"])
         assert isinstance(found, native.Native), found
         return found
 
@@ -48,9 +48,9 @@ def cache(tmp_path, monkeypatch) -> Path:
     """An empty cache folder, and nothing remembered."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(native.SWITCH, raising=False)
-    native.checked.cache_clear()
+    native.find_library.cache_clear()
     yield tmp_path / "cohort" / "native"
-    native.checked.cache_clear()
+    native.find_library.cache_clear()
 
 
 def native_decoder(kernels, fused: FusedModel, slots: int, length: int, memory: DecodeMemory | None = None) -> NativeDecoder:
@@ -74,15 +74,16 @@ def test_attention_has_the_bits_of_the_formula_over_ragged_rows(kernels, head_di
     qkv = 2 * torch.randn(count, (group + 2) * kv_heads, head_dim)
     keys, values = (torch.randn(count, kv_heads, length, head_dim) for _ in range(2))
     positions, turns = torch.randperm(count), torch.randn(length, head_dim)
-    expected = plain_attention(qkv, keys, values, positions, turns, window or length, head_dim**-0.5)
+    expected = attend_plainly(qkv, keys, values, positions, turns, window or length, head_dim**-0.5)
     at_T = torch.arange(length)
     unseen_BT = (at_T >= positions[:, None]) | (at_T <= positions[:, None] - (window or length))
     for cache in (keys, values):
         cache.masked_fill_(unseen_BT[:, None, :, None], torch.nan)
     squares, mixed = torch.empty(max(64, 2 * head_dim)), torch.empty_like(expected)
     scores = torch.empty(group, length + LANES, dtype=torch.float64)
-    tensors = (squares, squares, squares, squares, qkv, mixed, scores, turns, positions)
-    rows = Rows(*(tensor.data_ptr() for tensor in tensors), count, 64, kv_heads, length, 8, head_dim**-0.5, 1e-6)
+    tensors = {"squares": squares, "qkv": qkv, "mixed": mixed, "scores": scores, "turns": turns, "positions": positions}
+    sizes = {"count": count, "width": 64, "kv_heads": kv_heads, "length": length, "sum_lanes": 8}
+    rows = fill_structure("rows", **tensors, **sizes, scaling=head_dim**-0.5, epsilon=1e-6)
     new_values = qkv[:, -kv_heads:].clone()
     assert kernel.attend(ctypes.byref(rows), keys.data_ptr(), values.data_ptr(), window) == -1
     assert torch.equal(mixed, expected)
@@ -102,8 +103,8 @@ def test_norms_have_the_bits_of_pytorch(kernels, width):
     normed, squares, epsilon = torch.empty(40, width), torch.empty(max(width, 128)), 1e-6
     for with_delta in (1, 0):
         expected = hidden + delta if with_delta else hidden.clone()
-        pointers = [tensor.data_ptr() for tensor in (hidden, delta, normed, squares)]
-        rows = Rows(*pointers, *[None] * 5, 40, width, 1, 1, kernel.sum_lanes, 1.0, epsilon)
+        tensors = {"hidden": hidden, "delta": delta, "normed": normed, "squares": squares}
+        rows = fill_structure("rows", **tensors, count=40, width=width, sum_lanes=kernel.sum_lanes, epsilon=epsilon)
         kernel.normalize(ctypes.byref(rows), weight.data_ptr(), with_delta)
         assert torch.equal(hidden, expected)
         assert torch.equal(normed, expected * torch.rsqrt(expected.pow(2).mean(-1, keepdim=True) + epsilon) * weight)
@@ -191,7 +192,7 @@ def test_norms_are_left_to_pytorch_where_its_order_is_not_known(kernels):
 
 
 borrows = pytest.mark.skipif(
-    native.borrow() is None or torch.backends.cpu.get_cpu_capability() != "AVX512",
+    native.borrow_functions() is None or torch.backends.cpu.get_cpu_capability() != "AVX512",
     reason="this build of PyTorch shows no functions to borrow, or this processor has no vectors for them",
 )
 
@@ -208,7 +209,7 @@ def test_one_call_a_step_is_taken_where_it_can_be(kernels, monkeypatch):
     fused = fuse(build("llama", intermediate_size=96))
     kernel = kernels(fused.head_dim, fused.query_heads // fused.kv_heads, fused.embedding.shape[1])
     assert kernel.borrowed is not None
-    other = ctypes.cast(ctypes.CDLL(native.torch_library()).Sleef_cosf16_u10, ctypes.c_void_p).value
+    other = ctypes.cast(ctypes.CDLL(native.find_torch_library()).Sleef_cosf16_u10, ctypes.c_void_p).value
     wrong = replace(kernel, borrowed=replace(kernel.borrowed, exponential=other))
     assert not NativeDecoder(fused, 20, 16, wrong).whole_steps, "another function gives other bits"
     assert not NativeDecoder(fused, 20, 16, replace(kernel, borrowed=None)).whole_steps
@@ -262,12 +263,11 @@ def test_whole_steps_are_for_threads_with_rows_of_their_own(kernels, monkeypatch
 @borrows
 def test_products_of_a_step_leave_the_threads_of_others_alone(kernels):
     decoder = native_decoder(kernels, fuse(build("llama", num_hidden_layers=1)), 20, 16)
-    threads = ctypes.CDLL(native.torch_library()).MKL_Set_Num_Threads_Local
+    threads = ctypes.CDLL(native.find_torch_library()).MKL_Set_Num_Threads_Local
     before = threads(3)
     try:
-        decoder.run_whole(
-            decoder.lane(0, slice(0, 20), 16), torch.zeros(20, dtype=torch.int64), torch.zeros(20, dtype=torch.int64)
-        )
+        zeros_B = torch.zeros(20, dtype=torch.int64)
+        decoder.run_whole(NativeLane(decoder, 0, slice(0, 20), 16), zeros_B, zeros_B)
         assert threads(3) == 3
     finally:
         threads(before)
@@ -353,7 +353,7 @@ def watched(function: Any, name: str, seen: dict[str, int]) -> Any:
 
 def reason(head_dim: int = 32, group: int = 2, width: int = 64) -> str:
     with pytest.raises(NoNative) as caught:
-        native.load(head_dim, group, width)
+        native.load_library(head_dim, group, width)
     return str(caught.value)
 
 
@@ -417,26 +417,26 @@ def test_heads_that_the_kernel_does_not_take_are_a_reason(cache):
 
 @needs_compiler
 def test_it_is_compiled_once_per_shape_and_source(cache, monkeypatch):
-    native.load(32, 2, 64)
+    native.load_library(32, 2, 64)
     (first,) = cache.iterdir()
     written = first.stat().st_mtime_ns
-    native.checked.cache_clear()
-    native.load(32, 2, 128)
+    native.find_library.cache_clear()
+    native.load_library(32, 2, 128)
     assert [file.stat().st_mtime_ns for file in cache.iterdir()] == [written]
-    native.load(32, 1, 64)
+    native.load_library(32, 1, 64)
     assert len(list(cache.iterdir())) == 2
     monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-DOTHER"))  # as another source, compiler or processor would
-    native.checked.cache_clear()
-    native.load(32, 2, 64)
+    native.find_library.cache_clear()
+    native.load_library(32, 2, 64)
     assert len(list(cache.iterdir())) == 3
 
 
 @needs_compiler
 @pytest.mark.parametrize("fault", ["group", "others", "link", "folder"])
 def test_what_others_could_have_written_is_not_loaded(cache, tmp_path, fault):
-    native.load(32, 2, 64)
+    native.load_library(32, 2, 64)
     (library,) = cache.iterdir()
-    native.checked.cache_clear()
+    native.find_library.cache_clear()
     if fault == "link":
         library.rename(tmp_path / "elsewhere.so")
         library.symlink_to(tmp_path / "elsewhere.so")
@@ -449,20 +449,20 @@ def test_what_others_could_have_written_is_not_loaded(cache, tmp_path, fault):
 def test_a_library_with_other_bits_is_not_used(cache, monkeypatch):
     """Stale or miscompiled: attention that lets go of a factor is noticed before its first use; other sums only cost norms."""
     monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-DLEAST=(-1.0)"))
-    source = native.source_text()
-    monkeypatch.setattr(native, "source_text", lambda: source.replace(b"#define LEAST", b"#define UNUSED"))
+    source = native.read_source()
+    monkeypatch.setattr(native, "read_source", lambda: source.replace(b"#define LEAST", b"#define UNUSED"))
     assert reason() == "its attention has other bits than PyTorch's"
-    native.checked.cache_clear()
-    monkeypatch.setattr(native, "source_text", lambda: source.replace(b"#define STRANDS 4", b"#define STRANDS 2"))
+    native.find_library.cache_clear()
+    monkeypatch.setattr(native, "read_source", lambda: source.replace(b"#define STRANDS 4", b"#define STRANDS 2"))
     monkeypatch.setattr(native, "FLAGS", native.FLAGS[:-1])
-    assert native.load(32, 2, 64).sum_lanes == 0
+    assert native.load_library(32, 2, 64).sum_lanes == 0
 
 
 @needs_compiler
 def test_two_builders_at_once(cache):
     """As two processes would: each finds a whole library, its own or the other's, and no scrap is left."""
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: native.build(16, 2, cache, os.environ["PATH"]), range(4)))
+        found = list(pool.map(lambda _: native.build_library(16, 2, cache, os.environ["PATH"]), range(4)))
     assert found == [found[0]] * 4
     assert list(cache.iterdir()) == [found[0]]
-    assert native.load(16, 2, 64).sum_lanes in native.SUM_LANES
+    assert native.load_library(16, 2, 64).sum_lanes in native.SUM_LANES

@@ -108,6 +108,6 @@ def fused_decoder(
 def native_for(fused: FusedModel) -> tuple[native.Native | None, str]:
     """The compiled kernel for this model, or None and the reason."""
     try:
-        return native.load(fused.head_dim, fused.query_heads // fused.kv_heads, fused.embedding.shape[1]), ""
+        return native.load_library(fused.head_dim, fused.query_heads // fused.kv_heads, fused.embedding.shape[1]), ""
     except native.NoNative as problem:
         return None, str(problem)

@@ -30,7 +30,7 @@ from cohort.errors import EngineError, ModelError
 from cohort.model.rotary import following
 from cohort.ops.attention import accumulation_dtype, attending
 from cohort.ops.cached_attention import SLOT_ATTENTION
-from cohort.ops.fused import native, with_kernels
+from cohort.ops.fused import has_kernels, native
 from cohort.ops.fused.cpu import DecodeMemory
 from cohort.ops.fused.family import FusedModel, fuse
 from cohort.ops.kv import kv_bytes
@@ -58,7 +58,7 @@ class LocalEngine(SlotEngine):
         decode_all: Callable[[Sequence[Sequence[int]]], list[str]] | None = None,
     ) -> None:
         super().__init__(model, decode, slots, decode_all)
-        self.cuda_graphs = cuda_graphs and model.device.type == "cuda" and with_kernels(model.device)
+        self.cuda_graphs = cuda_graphs and model.device.type == "cuda" and has_kernels(model.device)
         self.local = prove_local(model)
         self.parts = self.local.parts
         # Frequencies that follow the length are looked up by the host, which a graph cannot wait for.
@@ -105,7 +105,7 @@ class LocalEngine(SlotEngine):
         if kernels == "modules":
             return None, 'model.kernels = "modules"'
         try:
-            if self.model.device.type == "cuda" and not with_kernels(self.model.device):
+            if self.model.device.type == "cuda" and not has_kernels(self.model.device):
                 raise EngineError("Triton is not installed")
             fused = fuse(self.model)
             if fused.device.type == "cpu":

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cohort.ops.attention import accumulation_dtype, additive, attention, visible
 from cohort.ops.cached_attention import RaggedCache
-from cohort.ops.fused import with_kernels
+from cohort.ops.fused import has_kernels
 from cohort.ops.kv import ALIGNMENT, KVBlocks, KVShape
 
 
@@ -29,7 +29,7 @@ class SlotCache(RaggedCache):
     def __init__(self, layers: Sequence[KVShape], slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self.blocks = KVBlocks(layers, slots, length, accumulation_dtype(dtype, device), device)
         self.dtype, self.length = self.blocks.dtype, self.blocks.length
-        self.with_kernels = with_kernels(device)
+        self.with_kernels = has_kernels(device)
         self.heads = [layer.heads for layer in layers]
         # In a cache seen as [slots * kv_heads * T, D], where row r of head h begins.
         slot, start = torch.arange(slots, device=device)[:, None], {}

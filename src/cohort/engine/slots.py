@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cohort.engine.sampling import next_tokens
-from cohort.ops.fused import with_kernels
+from cohort.ops.fused import has_kernels
 from cohort.ops.noise import gumbel
 from cohort.types import Sampling
 
@@ -75,7 +75,7 @@ class SlotState:
             stop_ids=torch.tensor(sampling.stop_ids, dtype=torch.int32, device=device),
             rows_S=torch.arange(slots, dtype=torch.int32, device=device),
             gumbel=noise,
-            with_kernels=with_kernels(device),
+            with_kernels=has_kernels(device),
         )
 
     def begin(self, keys: Sequence[tuple[int, int]], limits: Sequence[int]) -> None:

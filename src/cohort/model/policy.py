@@ -26,7 +26,7 @@ from cohort.model.own_attention import prove_padded, why_not_own_attention
 from cohort.model.packing import Example, Layouts, MicroBatch
 from cohort.model.rotary import hold_frequencies
 from cohort.ops.attention import attention_configs
-from cohort.ops.fused import with_kernels
+from cohort.ops.fused import has_kernels
 from cohort.ops.fused.training import FusedBackbone
 
 
@@ -84,7 +84,7 @@ class Policy:
         try:
             if not self.attention_configs:
                 raise EngineError("its attention is its own")
-            if not on_cpu and not with_kernels(self.device):
+            if not on_cpu and not has_kernels(self.device):
                 raise EngineError("Triton is not installed")
             fused = FusedBackbone(self.model, checkpointing)
             fused.prove(modules)

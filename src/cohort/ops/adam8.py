@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from cohort.errors import CheckpointError
+from cohort.ops.fused import has_kernels
 from cohort.ops.noise import MULTIPLY_1, MULTIPLY_2, SPREAD_INDEX, shift_right
 from cohort.recipe.schema import OptimizerConfig
 
@@ -210,14 +211,6 @@ def update_pieces(master: Tensor, gradient: Tensor, moments: Moments, rule: Rule
         moments.second_codes[piece], moments.second_scales[blocks] = codes_KE.view(-1)[:size], scales_K
 
 
-def has_kernel(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return False
-    from importlib.util import find_spec
-
-    return find_spec("triton") is not None
-
-
 class Adam8:
     """AdamW over named float32 tensors, two moments of 8 bits each. The tensors are updated in place."""
 
@@ -237,7 +230,7 @@ class Adam8:
             decay = config.weight_decay if master.dim() >= 2 else 0.0
             rule = rule_at(moments.step, rate, decay, config.beta1, config.beta2, config.epsilon)
             key = rounding_key(name, moments.step)
-            if has_kernel(master.device):
+            if has_kernels(master.device):
                 from cohort.ops.fused.kernels_adam8 import update_fused
 
                 update_fused(master, master.grad.contiguous(), moments, rule, key)

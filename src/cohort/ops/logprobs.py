@@ -22,7 +22,6 @@ are made again are made by the same operations.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,6 +32,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from cohort.ops.fused import has_kernels
 from cohort.ops.rounding import steady_rows
 
 CHUNK_ELEMENTS = 1 << 24
@@ -396,7 +396,7 @@ def _spans(start: int, stop: int, rows: int) -> Iterator[slice]:
 
 def _passes(logits_CV: Tensor) -> tuple[Callable[..., Scored], Callable[..., None]]:
     """The two passes over a chunk's logits: kernels where they run, their twins elsewhere (float64, other devices)."""
-    if logits_CV.is_cuda and logits_CV.dtype == torch.float32 and importlib.util.find_spec("triton") is not None:
+    if logits_CV.dtype == torch.float32 and has_kernels(logits_CV.device):
         from cohort.ops.fused import kernels_head
 
         return kernels_head.score, kernels_head.differentiate

@@ -9,12 +9,14 @@ with the reason, and the modules of transformers do the work instead.
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
 
-def with_kernels(device: torch.device) -> bool:
+@cache
+def has_kernels(device: torch.device) -> bool:
     """Whether Triton kernels serve this device; elsewhere what they do is spelled out in torch."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None

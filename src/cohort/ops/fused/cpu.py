@@ -17,7 +17,7 @@ The operations are those of the modules, rounded in the same places; where a pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +50,7 @@ KEPT_BYTES = 2**28
 """Memory that is held on to between calls, at most."""
 BYTES_APART = 64
 """Tensors begin at multiples of this: a cache line."""
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class DecodeMemory:
@@ -62,7 +63,7 @@ class DecodeMemory:
     def __init__(self) -> None:
         self.held = torch.empty(0, dtype=torch.uint8)
 
-    def take(self, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> dict[str, Tensor]:
+    def take_tensors(self, shapes: Shapes) -> dict[str, Tensor]:
         """Tensors of these shapes and dtypes; what they hold is arbitrary."""
         starts, end = {}, 0
         for name, (shape, dtype) in shapes.items():
@@ -100,38 +101,44 @@ class PackedLayer:
     window: int | None
 
 
-@dataclass(frozen=True)
 class Lane:
     """The rows that one thread takes through the layers, and the part of the scratch memory that is theirs."""
 
-    rows: slice
-    live_length: int
-    hidden: Tensor
-    normed: Tensor
-    squares: Tensor
-    delta: Tensor
-    scale: Tensor
-    qkv: Tensor
-    queries_keys: Tensor
-    """View [B, query heads + kv heads, D] of `qkv`."""
-    pairs: Tensor
-    """The same as complex numbers [B, query heads + kv heads, D / 2]."""
-    queries: Tensor
-    """View [B, query heads, D] of `qkv`."""
-    keys_values: Tensor
-    wide_queries: Tensor
-    wide_keys_values: Tensor
-    scores: Tensor
-    weights: Tensor
-    attended: Tensor
-    mixed: Tensor
-    gate: Tensor
-    up: Tensor
-    gate_up: Tensor
-    activated: Tensor
-    keys: list[Tensor]
-    """Per layer [B * kv heads, D, T]: the keys that the longest row can see."""
-    values: list[Tensor]
+    def __init__(self, decoder: CpuDecoder, number: int, rows: slice, live_length: int) -> None:
+        """`number` counts the lanes of a step; attention reads `live_length` positions."""
+        fused, width = decoder.fused, decoder.embedding.shape[1]
+        self.rows, self.live_length, self.count = rows, live_length, rows.stop - rows.start
+        self.scratch = {name: whole[rows] for name, whole in decoder.scratch.items()}
+        self.hidden, self.normed, self.delta = (self.scratch[name] for name in ("hidden", "normed", "delta"))
+        self.squares, self.scale = self.scratch["squares"][:, :width], self.scratch["scale"]
+        self.qkv, self.mixed = self.scratch["qkv"], self.scratch["mixed"]
+        self.heads_BHD = self.qkv.view(self.count, fused.query_heads + 2 * fused.kv_heads, fused.head_dim)
+        self.queries_keys = self.heads_BHD[:, : fused.query_heads + fused.kv_heads]
+        self.gate_up, self.activated = self.scratch["gate_up"], self.scratch["activated"]
+        self.gate, self.up = self.gate_up[:, : fused.intermediate], self.gate_up[:, fused.intermediate :]
+
+
+class WideLane(Lane):
+    """With what attention in PyTorch needs: numbers in the dtype in which it accumulates."""
+
+    def __init__(self, decoder: CpuDecoder, number: int, rows: slice, live_length: int) -> None:
+        super().__init__(decoder, number, rows, live_length)
+        fused = decoder.fused
+        heads, kv_heads, dim = fused.query_heads, fused.kv_heads, fused.head_dim
+        group, pairs = heads // kv_heads, self.count * kv_heads
+        self.pairs = torch.view_as_complex(self.queries_keys.unflatten(-1, (dim // 2, 2)))
+        """Queries and keys as complex numbers [B, query heads + kv heads, D / 2]."""
+        self.queries, self.keys_values = self.heads_BHD[:, :heads], self.heads_BHD[:, heads:]
+        self.wide_queries = self.scratch["wide_queries"].view(pairs, group, dim)
+        self.wide_keys_values = self.scratch["wide_keys_values"].view(self.count * 2 * kv_heads, dim)
+        self.scores, self.weights = (
+            self.scratch[name].view(-1)[: pairs * group * live_length].view(pairs, group, live_length)
+            for name in ("scores", "weights")
+        )
+        self.attended = self.scratch["attended"].view(pairs, group, dim)
+        live = [cache[:, rows].view(2, pairs, decoder.length, dim)[:, :, :live_length] for cache in decoder.cache]
+        self.keys, self.values = [keys.transpose(1, 2) for keys, _ in live], [values for _, values in live]
+        """Per layer [B * kv heads, D, T] and [B * kv heads, T, D]: those that the longest row can see."""
 
 
 class CpuDecoder:
@@ -140,6 +147,8 @@ class CpuDecoder:
     `exact` accumulates attention in float64, as the trainer does. Without it attention takes half the time and memory, and
     log-probs differ from the trainer's by rounding: up to 6e-5 in a peaked policy of six layers, 96 tokens on.
     """
+
+    lane_class: type[Lane] = WideLane
 
     def __init__(
         self, fused: FusedModel, slots: int, length: int, memory: DecodeMemory | None = None, *, exact: bool = True
@@ -153,15 +162,15 @@ class CpuDecoder:
         self.threads = torch.get_num_threads()
         heads, kv_heads, dim, hidden = fused.query_heads, fused.kv_heads, fused.head_dim, fused.embedding.shape[1]
         with torch.no_grad():
-            self.order_D = self.order(dim)
-            self.layers = [self.pack(layer) for layer in fused.layers]
+            self.order_D = self.order_dimensions(dim)
+            self.layers = [self.pack_layer(layer) for layer in fused.layers]
             self.embedding, self.norm = fused.embedding.detach(), fused.norm.detach()
             self.turns_TD = torch.complex(*fused.rotary(torch.arange(self.length)))
         weights = hidden * (2 * (heads + kv_heads) * dim + 3 * fused.intermediate)
         self.small = weights < SMALL_LAYER
         self.least_rows = max(STEADY_ROWS, WORK_PER_THREAD // weights) if self.small else ROWS_PER_THREAD_LARGE
 
-        self.scratch = (memory or DecodeMemory()).take(self.shapes())
+        self.scratch = (memory or DecodeMemory()).take_tensors(self.list_shapes())
         self.cache = self.scratch.pop("cache")
         """[layers, 2 (keys, values), rows, kv heads, T, D]."""
         self.flat_caches = [cache.view(-1, dim) for cache in self.cache]
@@ -173,15 +182,15 @@ class CpuDecoder:
         self.pool: ThreadPoolExecutor | None = None
 
     @staticmethod
-    def order(dim: int) -> Tensor:
+    def order_dimensions(dim: int) -> Tensor:
         """The dimensions of a query or key in the order in which they are stored."""
         return torch.arange(dim).view(2, dim // 2).t().flatten()
 
-    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def list_shapes(self) -> Shapes:
         """Keys and values, and the scratch memory of a step."""
         fused = self.fused
-        heads, kv_heads, dim, hidden = fused.query_heads, fused.kv_heads, fused.head_dim, fused.embedding.shape[1]
-        wides: dict[str, tuple[int, ...]] = {
+        heads, kv_heads, dim = fused.query_heads, fused.kv_heads, fused.head_dim
+        wides = {
             "cache": (len(self.layers), 2, self.rows, kv_heads, self.length, dim),
             "wide_queries": (self.rows, heads * dim),
             "wide_keys_values": (self.rows, 2 * kv_heads * dim),
@@ -189,21 +198,23 @@ class CpuDecoder:
             "weights": (self.rows, heads * self.length),
             "attended": (self.rows, heads * dim),
         }
-        floats: dict[str, tuple[int, ...]] = {
-            "hidden": (self.rows, hidden),
-            "normed": (self.rows, hidden),
-            "squares": (self.rows, hidden),
-            "delta": (self.rows, hidden),
-            "scale": (self.rows, 1),
-            "qkv": (self.rows, (heads + 2 * kv_heads) * dim),
-            "mixed": (self.rows, heads * dim),
-            "gate_up": (self.rows, 2 * fused.intermediate),
-            "activated": (self.rows, fused.intermediate),
-        }
-        wanted = {name: (shape, self.wide) for name, shape in wides.items()}
-        return wanted | {name: (shape, fused.dtype) for name, shape in floats.items()}
+        return self.list_plain_shapes() | {name: (shape, self.wide) for name, shape in wides.items()}
 
-    def pack(self, layer: FusedLayer) -> PackedLayer:
+    def list_plain_shapes(self) -> Shapes:
+        """What attention does not widen."""
+        fused, hidden = self.fused, self.embedding.shape[1]
+        heads, kv_heads, dim = fused.query_heads, fused.kv_heads, fused.head_dim
+        widths = {
+            **dict.fromkeys(("hidden", "normed", "squares", "delta"), hidden),
+            "scale": 1,
+            "qkv": (heads + 2 * kv_heads) * dim,
+            "mixed": heads * dim,
+            "gate_up": 2 * fused.intermediate,
+            "activated": fused.intermediate,
+        }
+        return {name: ((self.rows, width), fused.dtype) for name, width in widths.items()}
+
+    def pack_layer(self, layer: FusedLayer) -> PackedLayer:
         fused, dim = self.fused, self.fused.head_dim
         turned = fused.query_heads + fused.kv_heads
         head_norm = None
@@ -225,12 +236,12 @@ class CpuDecoder:
 
         return PackedLayer(
             input_norm=layer.input_norm.detach(),
-            qkv=transposed(in_pairs(layer.qkv)),
-            qkv_bias=None if layer.qkv_bias is None else in_pairs(layer.qkv_bias),
+            qkv=transposed(in_pairs(layer.qkv.weight)),
+            qkv_bias=None if layer.qkv.bias is None else in_pairs(layer.qkv.bias),
             head_norm=head_norm,
             out=transposed(layer.out),
             post_norm=layer.post_norm.detach(),
-            gate_up=transposed(layer.gate_up),
+            gate_up=transposed(layer.gate_up.weight),
             down=transposed(layer.down),
             window=layer.window,
         )
@@ -243,7 +254,7 @@ class CpuDecoder:
     def load(self, rows: Tensor, prompts: Tensor, prompt_rows: Tensor) -> None:
         """Copy prompts into slots. Padding comes along: it is never seen and soon written over."""
         length = prompts.shape[4]
-        self.clean(length)
+        self.zero_positions(length)
         self.cache[:, :, :, :, :length].index_copy_(2, rows, prompts.index_select(2, prompt_rows))
 
     def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
@@ -255,7 +266,7 @@ class CpuDecoder:
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             live[:, :, target].copy_(live[:, :, source])
 
-    def clean(self, length: int) -> None:
+    def zero_positions(self, length: int) -> None:
         """Zeros where nothing was written yet: what a row does not see still enters the products, and 0 * NaN is NaN."""
         if length > self.clean_length:
             self.cache[:, :, :, :, self.clean_length : length] = 0
@@ -273,30 +284,32 @@ class CpuDecoder:
         if rows < STEADY_ROWS:
             padding = tokens_B.new_zeros(STEADY_ROWS - rows)
             tokens_B, positions_B = torch.cat([tokens_B, padding]), torch.cat([positions_B, padding])
-        live_length = self.reach(longest)
-        self.clean(live_length)
-        own, *others = self.lanes_for(self.parts(len(tokens_B)), live_length)
+        live_length = self.count_positions(longest)
+        self.zero_positions(live_length)
+        first, *others = self.find_lanes(self.split_rows(len(tokens_B)), live_length)
         with intra_op_threads(1 if others or self.small else self.threads):
-            running = [self.workers().submit(self.run, lane, tokens_B[lane.rows], positions_B[lane.rows]) for lane in others]
+            running = [
+                self.start_workers().submit(self.run, lane, tokens_B[lane.rows], positions_B[lane.rows]) for lane in others
+            ]
             try:
-                self.run(own, tokens_B[own.rows], positions_B[own.rows])
+                self.run(first, tokens_B[first.rows], positions_B[first.rows])
             finally:
                 for other in running:
                     other.result()
         return self.scratch["normed"][:rows]
 
-    def reach(self, longest: int) -> int:
+    def count_positions(self, longest: int) -> int:
         """Positions that attention reads."""
         return min(-(-longest // ALIGNMENT) * ALIGNMENT, self.length)
 
-    def parts(self, rows: int) -> list[slice]:
+    def split_rows(self, rows: int) -> list[slice]:
         """The rows of each thread."""
         count = min(self.threads, rows // self.least_rows)
         count = max(1, count) if self.small or count == self.threads else 1
         edges = [rows * number // count for number in range(count + 1)]
         return [slice(low, high) for low, high in pairwise(edges)]
 
-    def workers(self) -> ThreadPoolExecutor:
+    def start_workers(self) -> ThreadPoolExecutor:
         if self.pool is None:
             # A thread has a number of OpenMP threads of its own.
             self.pool = ThreadPoolExecutor(self.threads - 1, "decode", initializer=torch.set_num_threads, initargs=(1,))
@@ -308,99 +321,67 @@ class CpuDecoder:
             self.pool.shutdown()
             self.pool = None
 
-    def lanes_for(self, parts: list[slice], live_length: int) -> list[Any]:
+    def find_lanes(self, parts: list[slice], live_length: int) -> list[Any]:
         if [(lane.rows, lane.live_length) for lane in self.lanes] != [(part, live_length) for part in parts]:
-            self.lanes = [self.lane(number, part, live_length) for number, part in enumerate(parts)]
+            self.lanes = [self.lane_class(self, number, part, live_length) for number, part in enumerate(parts)]
         return self.lanes
-
-    def lane(self, number: int, rows: slice, live_length: int) -> Any:
-        fused = self.fused
-        heads, kv_heads, dim, count = fused.query_heads, fused.kv_heads, fused.head_dim, rows.stop - rows.start
-        group, pairs = heads // kv_heads, count * kv_heads
-        scratch = {name: whole[rows] for name, whole in self.scratch.items()}
-        heads_BHD = scratch["qkv"].view(count, heads + 2 * kv_heads, dim)
-        turned_BHD = heads_BHD[:, : heads + kv_heads]
-
-        def scores(whole: Tensor) -> Tensor:
-            return whole.view(-1)[: pairs * group * live_length].view(pairs, group, live_length)
-
-        def live(cache: Tensor) -> Tensor:
-            return cache[rows].view(pairs, self.length, dim)[:, :live_length]
-
-        return Lane(
-            rows=rows,
-            live_length=live_length,
-            hidden=scratch["hidden"],
-            normed=scratch["normed"],
-            squares=scratch["squares"],
-            delta=scratch["delta"],
-            scale=scratch["scale"],
-            qkv=scratch["qkv"],
-            queries_keys=turned_BHD,
-            pairs=torch.view_as_complex(turned_BHD.unflatten(-1, (dim // 2, 2))),
-            queries=heads_BHD[:, :heads],
-            keys_values=heads_BHD[:, heads:],
-            wide_queries=scratch["wide_queries"].view(pairs, group, dim),
-            wide_keys_values=scratch["wide_keys_values"].view(count * 2 * kv_heads, dim),
-            scores=scores(scratch["scores"]),
-            weights=scores(scratch["weights"]),
-            attended=scratch["attended"].view(pairs, group, dim),
-            mixed=scratch["mixed"],
-            gate=scratch["gate_up"][:, : fused.intermediate],
-            up=scratch["gate_up"][:, fused.intermediate :],
-            gate_up=scratch["gate_up"],
-            activated=scratch["activated"],
-            keys=[live(cache[0]).transpose(1, 2) for cache in self.cache],
-            values=[live(cache[1]) for cache in self.cache],
-        )
 
     @torch.no_grad()
     def run(self, lane: Any, tokens_B: Tensor, positions_B: Tensor) -> None:
         """Take the rows of a lane through all layers; `lane.normed` holds the result."""
-        fused, count = self.fused, len(tokens_B)
-        heads, kv_heads, dim = fused.query_heads, fused.kv_heads, fused.head_dim
-        wide_queries_BHD = lane.wide_queries.view(count, heads, dim)
-        wide_keys_values_BHD = lane.wide_keys_values.view(count, 2 * kv_heads, dim)
-        attended_BH = lane.attended.view(count, heads * dim)
         torch.index_select(self.embedding, 0, tokens_B, out=lane.hidden)
+        places = self.find_places(lane, positions_B)
+        for number, layer in enumerate(self.layers):
+            self.add_and_normalize(lane, layer.input_norm, number > 0)
+            torch.mm(lane.normed, layer.qkv, out=lane.qkv)
+            if layer.qkv_bias is not None:
+                lane.qkv.add_(layer.qkv_bias)
+            self.attend(lane, number, places)
+            torch.mm(lane.mixed, layer.out, out=lane.delta)
+            self.add_and_normalize(lane, layer.post_norm, True)
+            torch.mm(lane.normed, layer.gate_up, out=lane.gate_up)
+            activate(lane.gate, lane.activated)
+            torch.mm(lane.activated.mul_(lane.up), layer.down, out=lane.delta)
+        self.add_and_normalize(lane, self.norm, True)
+
+    def find_places(self, lane: Any, positions_B: Tensor) -> Any:
+        """What attention needs of the positions of a step: angles, where keys and values go, and what each row sees by window."""
         turns_B1D = self.turns_TD.index_select(0, positions_B)[:, None]
         written = (self.start_B2K[lane.rows] + positions_B[:, None, None]).flatten()
         biases: dict[int | None, Tensor] = {}
         for window in {layer.window for layer in self.layers}:
             seen_BT = visible(positions_B[:, None], self.at_T[None, : lane.live_length], window)
-            biases[window] = additive(seen_BT, self.wide)[:, None].expand(-1, heads, -1).reshape(lane.scores.shape)
-        for layer, flat_cache, keys, values in zip(self.layers, self.flat_caches, lane.keys, lane.values, strict=True):
-            self.normalize(lane, layer.input_norm)
-            torch.mm(lane.normed, layer.qkv, out=lane.qkv)
-            if layer.qkv_bias is not None:
-                lane.qkv.add_(layer.qkv_bias)
-            if layer.head_norm is not None:
-                normed_BHD = normalized(lane.queries_keys, layer.head_norm, fused.epsilon)
-                lane.queries_keys.unflatten(-1, (dim // 2, 2)).copy_(normed_BHD.unflatten(-1, (2, dim // 2)).transpose(-1, -2))
-            turn(lane.pairs, turns_B1D)
-            wide_queries_BHD.copy_(lane.queries)
-            wide_keys_values_BHD.copy_(lane.keys_values)
-            flat_cache.index_copy_(0, written, lane.wide_keys_values)
-            torch.baddbmm(biases[layer.window], lane.wide_queries, keys, alpha=fused.scaling, out=lane.scores)
-            torch.softmax(lane.scores, -1, out=lane.weights)
-            torch.bmm(lane.weights, values, out=lane.attended)
-            lane.mixed.copy_(attended_BH)
-            lane.hidden.add_(torch.mm(lane.mixed, layer.out, out=lane.delta))
-            self.normalize(lane, layer.post_norm)
-            torch.mm(lane.normed, layer.gate_up, out=lane.gate_up)
-            activate(lane.gate, lane.activated)
-            lane.hidden.add_(torch.mm(lane.activated.mul_(lane.up), layer.down, out=lane.delta))
-        self.normalize(lane, self.norm)
+            bias_BHT = additive(seen_BT, self.wide)[:, None].expand(-1, self.fused.query_heads, -1)
+            biases[window] = bias_BHT.reshape(lane.scores.shape)
+        return turns_B1D, written, biases
 
-    def normalize(self, lane: Any, weight: Tensor) -> None:
-        """RMSNorm of the residual stream into `lane.normed`, in the steps in which transformers takes it."""
+    def attend(self, lane: Any, number: int, places: Any) -> None:
+        """Turn queries and keys, write keys and values down, attend: `lane.qkv` to `lane.mixed`."""
+        (turns_B1D, written, biases), layer, dim = places, self.layers[number], self.fused.head_dim
+        if layer.head_norm is not None:
+            normed_BHD = normalize_heads(lane.queries_keys, layer.head_norm, self.fused.epsilon)
+            lane.queries_keys.unflatten(-1, (dim // 2, 2)).copy_(normed_BHD.unflatten(-1, (2, dim // 2)).transpose(-1, -2))
+        rotate_pairs(lane.pairs, turns_B1D)
+        lane.wide_queries.view(lane.queries.shape).copy_(lane.queries)
+        lane.wide_keys_values.view(lane.keys_values.shape).copy_(lane.keys_values)
+        self.flat_caches[number].index_copy_(0, written, lane.wide_keys_values)
+        scaling = self.fused.scaling
+        torch.baddbmm(biases[layer.window], lane.wide_queries, lane.keys[number], alpha=scaling, out=lane.scores)
+        torch.softmax(lane.scores, -1, out=lane.weights)
+        torch.bmm(lane.weights, lane.values[number], out=lane.attended)
+        lane.mixed.copy_(lane.attended.view(lane.mixed.shape))
+
+    def add_and_normalize(self, lane: Any, weight: Tensor, with_delta: bool) -> None:
+        """Add `lane.delta` to the residual stream, and RMSNorm of it into `lane.normed`, in the steps in which transformers takes it."""
+        if with_delta:
+            lane.hidden.add_(lane.delta)
         torch.mul(lane.hidden, lane.hidden, out=lane.squares)
         torch.mean(lane.squares, -1, True, out=lane.scale)
         lane.scale.add_(self.fused.epsilon).rsqrt_()
         torch.mul(lane.hidden, lane.scale, out=lane.normed).mul_(weight)
 
 
-def turn(pairs_BHD: Tensor, turns_B1D: Tensor) -> None:
+def rotate_pairs(pairs_BHD: Tensor, turns_B1D: Tensor) -> None:
     """Multiply complex numbers in place, each part of a product rounded as transformers rounds it: products, then their sum.
 
     What is left of a row after full vectors, torch's complex product computes with fused multiply-adds, which round once.
@@ -422,7 +403,7 @@ def activate(gate_BI: Tensor, into_BI: Tensor) -> None:
         F.silu(into_BI.copy_(gate_BI), inplace=True)
 
 
-def normalized(heads_BHD: Tensor, weight_HD: Tensor, epsilon: float) -> Tensor:
+def normalize_heads(heads_BHD: Tensor, weight_HD: Tensor, epsilon: float) -> Tensor:
     return heads_BHD * torch.rsqrt(heads_BHD.pow(2).mean(-1, keepdim=True) + epsilon) * weight_HD
 
 

@@ -10,7 +10,7 @@ exponential has bits of its own.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,10 +19,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from cohort.errors import EngineError
 from cohort.ops.fused.cpu import activate
-from cohort.ops.fused.functions import Heads, Twins
-from cohort.ops.fused.native import LANES, Native, NoNative
+from cohort.ops.fused.functions import Heads, NormInputs, Rotary, Twins
+from cohort.ops.fused.native import LANES, Native, NoNative, fill_structure
 from cohort.ops.layout import Layout, lay_out
 from cohort.ops.packed_attention import attend
 
@@ -38,58 +37,6 @@ ALIASED = 64
 TOLERANCE = 1e-5
 """Of the largest number, where the compiled operations are compared with their twins: the same sums in another order."""
 
-I64, F64, POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
-
-
-class NormJob(ctypes.Structure):
-    _fields_ = (
-        *((name, I64) for name in ("next", "rows", "width", "sum_lanes")),
-        ("epsilon", F64),
-        *((name, POINTER) for name in ("hidden", "delta", "weight", "total", "normed", "inverse")),
-        *((name, POINTER) for name in ("d_normed", "d_total", "d_input", "d_weight")),
-    )
-
-
-class RotaryJob(ctypes.Structure):
-    _fields_ = (
-        *((name, I64) for name in ("next", "rows", "query_heads", "kv_heads")),
-        *((name, POINTER) for name in ("qkv", "cosines", "sines", "query", "key", "d_query", "d_key", "d_value", "d_qkv")),
-    )
-
-
-class SwigluJob(ctypes.Structure):
-    _fields_ = (
-        *((name, I64) for name in ("next", "rows", "width")),
-        *((name, POINTER) for name in ("d_activation", "gate_up", "d_gate_up", "activation")),
-    )
-
-
-class AttentionJob(ctypes.Structure):
-    _fields_ = (
-        *((name, I64) for name in ("next", "clusters", "query_heads", "kv_heads", "stride")),
-        *((name, POINTER) for name in ("prompt_start", "prompt_length", "first_row", "own_start", "own_length")),
-        *((name, POINTER) for name in ("query", "key", "value")),
-        *((name, I64) for name in ("query_stride", "key_stride", "value_stride")),
-        ("scaling", F64),
-        *((name, POINTER) for name in ("out", "lse", "d_out", "d_query", "d_key", "d_value")),
-    )
-
-
-def filled(kind: type[Any], **fields: Any) -> Any:
-    """A job; tensors and arrays give their address, and live as long as it does."""
-    job = kind(**{name: address(name, value) for name, value in fields.items()})
-    job.kept = fields
-    return job
-
-
-def address(name: str, value: Any) -> Any:
-    if isinstance(value, Tensor):
-        expected = torch.float64 if name == "lse" else torch.float32
-        if value.dtype != expected:  # the norms of a model may have another dtype than the rest
-            raise EngineError(f"compiled code reads {name} in {expected}, not in {value.dtype}")
-        return value.data_ptr()
-    return value.ctypes.data if hasattr(value, "ctypes") else value
-
 
 class NativeOperations:
     """The operations of functions.py for one shape of heads, in float32; and attention."""
@@ -98,17 +45,16 @@ class NativeOperations:
         self.native = native
         self.pool: ThreadPoolExecutor | None = None
         self.memory = torch.empty(0, 0, dtype=torch.float64)
-        library = native.library
-        for name in ("add_norm_forward", "add_norm_backward", "rotary_forward", "rotary_backward", "swiglu_backward"):
-            getattr(library, name).argtypes, getattr(library, name).restype = [POINTER], None
-        for name in ("attention_forward", "attention_backward"):
-            getattr(library, name).argtypes, getattr(library, name).restype = [POINTER, POINTER], None
 
     def run_rows(self, function: Callable[..., None], job: Any, rows: Tensor) -> None:
         """A job whose tasks are chunks of these rows; in as many threads as have enough of them."""
-        self.run(function, job, min(chunks(len(rows)), rows.numel() // ELEMENTS_PER_THREAD))
+        self.run_tasks(function, job, min(count_chunks(len(rows)), rows.numel() // ELEMENTS_PER_THREAD))
 
-    def run(self, function: Callable[..., None], job: Any, tasks: int, memory: Tensor | None = None) -> None:
+    def run_clusters(self, function: Callable[..., None], job: Any, layout: Layout, dim: int) -> None:
+        """A job of attention over heads of `dim`, whose tasks are clusters of rows with a key head each."""
+        self.run_tasks(function, job, job.clusters * job.kv_heads, self.find_scratch(layout, dim))
+
+    def run_tasks(self, function: Callable[..., None], job: Any, tasks: int, memory: Tensor | None = None) -> None:
         """Let every thread, but no more of them than tasks, take tasks; row i of `memory` is that of thread i.
 
         A signal may raise here at any moment (base/interrupts.py) while other threads are still at work. They hold on to the job, it
@@ -119,7 +65,7 @@ class NativeOperations:
         reference = ctypes.byref(job)
         calls = [(reference,) if memory is None else (reference, memory[thread].data_ptr()) for thread in range(threads)]
         try:
-            others = [self.workers(threads).submit(function, *arguments) for arguments in calls[1:]]
+            others = [self.start_workers(threads).submit(function, *arguments) for arguments in calls[1:]]
             function(*calls[0])
             for other in others:
                 other.result()
@@ -127,7 +73,7 @@ class NativeOperations:
             self.memory = self.memory.new_empty(0, 0)
             raise
 
-    def workers(self, threads: int) -> ThreadPoolExecutor:
+    def start_workers(self, threads: int) -> ThreadPoolExecutor:
         if self.pool is None or self.pool._max_workers < threads - 1:
             self.pool = ThreadPoolExecutor(threads - 1, "train")
         return self.pool
@@ -143,18 +89,18 @@ class NativeOperations:
             return torch.randn(*shape, generator=generator, dtype=torch.float32)
 
         layout = lay_out([((0,) * 5, (0,) * length) for length in (1, BLOCK + 4, CHUNK)], keys=(0, 0, 1))
-        rows, turns = layout.num_tokens, (noise(layout.num_tokens, heads.dim // 2), noise(layout.num_tokens, heads.dim // 2))
-        queries, keys, values = (noise(rows, count, heads.dim) for count in (heads.query, heads.kv, heads.kv))
+        rows = layout.num_tokens
+        rotary = Rotary(noise(rows, heads.dim // 2), noise(rows, heads.dim // 2), heads)
+        queries, keys, values = d_heads = [noise(rows, count, heads.dim) for count in (heads.query, heads.kv, heads.kv)]
+        inputs = NormInputs(noise(rows, width), noise(rows), noise(width))
         arguments: dict[str, tuple[Any, ...]] = {
             "add_norm_forward": (noise(rows, width), noise(rows, width), noise(width), 1e-5),
-            "add_norm_backward": (
-                *(noise(rows, width) for _ in range(3)), noise(rows), noise(width), True, True,
-            ),
-            "rotary_forward": (noise(rows, heads.width), *turns, heads, None, None, 0.0),
-            "rotary_backward": (queries, keys, values, None, *turns, heads, None, None, 0.0, True, False),
+            "add_norm_backward": (noise(rows, width), noise(rows, width), inputs, True, True),
+            "rotary_forward": (noise(rows, heads.width), rotary),
+            "rotary_backward": (d_heads, None, rotary, True, False),
             "swiglu_forward": (noise(rows, 2 * width),),
             "swiglu_backward": (noise(rows, width), noise(rows, 2 * width), True),
-        }  # fmt: skip
+        }
         results = {name: (getattr(self, name)(*given), getattr(Twins, name)(*given)) for name, given in arguments.items()}
         weights, scaling = noise(rows, heads.query, heads.dim), heads.dim**-0.5
 
@@ -182,87 +128,54 @@ class NativeOperations:
         total_TH = hidden_TH if delta_TH is None else torch.empty_like(hidden_TH)
         normed_TH, (rows, width) = torch.empty_like(hidden_TH), hidden_TH.shape
         inverse_T = hidden_TH.new_empty(rows)
-        job = filled(
-            NormJob, rows=rows, width=width, sum_lanes=self.native.sum_lanes, epsilon=epsilon, hidden=hidden_TH, delta=delta_TH,
+        job = fill_structure(
+            "norm", rows=rows, width=width, sum_lanes=self.native.sum_lanes, epsilon=epsilon, hidden=hidden_TH, delta=delta_TH,
             weight=weight_H, total=total_TH, normed=normed_TH, inverse=inverse_T,
         )  # fmt: skip
         self.run_rows(self.native.library.add_norm_forward, job, total_TH)
         return total_TH, normed_TH, inverse_T
 
     def add_norm_backward(
-        self,
-        d_normed_TH: Tensor,
-        d_total_TH: Tensor | None,
-        total_TH: Tensor,
-        inverse_T: Tensor,
-        weight_H: Tensor,
-        want_normed: bool,
-        want_weight: bool,
+        self, d_normed_TH: Tensor, d_total_TH: Tensor | None, inputs: NormInputs, want_normed: bool, want_weight: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        (total_TH, inverse_T, weight_H), (rows, width) = inputs, inputs.total_TH.shape
         d_normed_TH = d_normed_TH.contiguous()
         d_total_TH = None if d_total_TH is None else d_total_TH.contiguous()
-        rows, width = total_TH.shape
         d_input_TH, normed_TH = torch.empty_like(total_TH), torch.empty_like(total_TH) if want_normed else None
-        shares_NH = total_TH.new_empty(chunks(rows), width) if want_weight else None
-        job = filled(
-            NormJob, rows=rows, width=width, weight=weight_H, total=total_TH, normed=normed_TH, inverse=inverse_T,
+        shares_NH = total_TH.new_empty(count_chunks(rows), width) if want_weight else None
+        job = fill_structure(
+            "norm", rows=rows, width=width, weight=weight_H, total=total_TH, normed=normed_TH, inverse=inverse_T,
             d_normed=d_normed_TH, d_total=d_total_TH, d_input=d_input_TH, d_weight=shares_NH,
         )  # fmt: skip
         self.run_rows(self.native.library.add_norm_backward, job, total_TH)
         d_weight_H = None if shares_NH is None else shares_NH.sum(0, dtype=torch.float64).to(weight_H.dtype)
         return d_input_TH, normed_TH, d_weight_H
 
-    def rotary_forward(
-        self,
-        qkv_TP: Tensor,
-        cosine_TD: Tensor,
-        sine_TD: Tensor,
-        heads: Heads,
-        query_norm_D: Tensor | None,
-        key_norm_D: Tensor | None,
-        epsilon: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if query_norm_D is not None:
-            return Twins.rotary_forward(qkv_TP, cosine_TD, sine_TD, heads, query_norm_D, key_norm_D, epsilon)
-        qkv_TP, cosine_TD, sine_TD, rows = qkv_TP.contiguous(), cosine_TD.contiguous(), sine_TD.contiguous(), len(qkv_TP)
-        query_THD = qkv_TP.new_empty(rows, heads.query, heads.dim)
-        key_TKD = qkv_TP.new_empty(rows, heads.kv, heads.dim)
-        job = filled(
-            RotaryJob, rows=rows, query_heads=heads.query, kv_heads=heads.kv, qkv=qkv_TP, cosines=cosine_TD, sines=sine_TD,
-            query=query_THD, key=key_TKD,
-        )  # fmt: skip
+    def rotary_forward(self, qkv_TP: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        if rotary.query_norm is not None:
+            return Twins.rotary_forward(qkv_TP, rotary)
+        heads, qkv_TP = rotary.heads, qkv_TP.contiguous()
+        query_THD, key_TKD = (qkv_TP.new_empty(len(qkv_TP), count, heads.dim) for count in (heads.query, heads.kv))
+        job = self.fill_rotary(rotary, rows=len(qkv_TP), qkv=qkv_TP, query=query_THD, key=key_TKD)
         self.run_rows(self.native.library.rotary_forward, job, qkv_TP)
         return query_THD, key_TKD, heads.values(qkv_TP)
 
     def rotary_backward(
-        self,
-        d_query_THD: Tensor,
-        d_key_TKD: Tensor,
-        d_value_TKD: Tensor,
-        qkv_TP: Tensor | None,
-        cosine_TD: Tensor,
-        sine_TD: Tensor,
-        heads: Heads,
-        query_norm_D: Tensor | None,
-        key_norm_D: Tensor | None,
-        epsilon: float,
-        want_bias: bool,
-        want_norm: bool,
+        self, d_heads: Sequence[Tensor], qkv_TP: Tensor | None, rotary: Rotary, want_bias: bool, want_norm: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        if query_norm_D is not None:
-            return Twins.rotary_backward(
-                d_query_THD, d_key_TKD, d_value_TKD, qkv_TP, cosine_TD, sine_TD, heads, query_norm_D, key_norm_D, epsilon,
-                want_bias, want_norm,
-            )  # fmt: skip
+        if rotary.query_norm is not None:
+            return Twins.rotary_backward(d_heads, qkv_TP, rotary, want_bias, want_norm)
+        d_query_THD, d_key_TKD, d_value_TKD = (part.contiguous() for part in d_heads)
         rows = len(d_query_THD)
-        given = [part.contiguous() for part in (d_query_THD, d_key_TKD, d_value_TKD, cosine_TD, sine_TD)]
-        d_qkv_TP = d_query_THD.new_empty(rows, heads.width)
-        names = ("d_query", "d_key", "d_value", "cosines", "sines")
-        job = filled(
-            RotaryJob, rows=rows, query_heads=heads.query, kv_heads=heads.kv, d_qkv=d_qkv_TP, **dict(zip(names, given, strict=True))
-        )  # fmt: skip
+        d_qkv_TP = d_query_THD.new_empty(rows, rotary.heads.width)
+        job = self.fill_rotary(rotary, rows=rows, d_query=d_query_THD, d_key=d_key_TKD, d_value=d_value_TKD, d_qkv=d_qkv_TP)
         self.run_rows(self.native.library.rotary_backward, job, d_qkv_TP)
         return d_qkv_TP, d_qkv_TP.sum(0) if want_bias else None, None, None
+
+    @staticmethod
+    def fill_rotary(rotary: Rotary, **others: Any) -> Any:
+        angles, heads = {"cosines": rotary.cosine.contiguous(), "sines": rotary.sine.contiguous()}, rotary.heads
+        return fill_structure("rotary", query_heads=heads.query, kv_heads=heads.kv, **angles, **others)
 
     @staticmethod
     def swiglu_forward(gate_up_TJ: Tensor) -> Tensor:
@@ -278,8 +191,8 @@ class NativeOperations:
         rows, width = d_activation_TI.shape
         d_gate_up_TJ = torch.empty_like(gate_up_TJ)
         activation_TI = torch.empty_like(d_activation_TI) if want_activation else None
-        job = filled(
-            SwigluJob, rows=rows, width=width, d_activation=d_activation_TI, gate_up=gate_up_TJ, d_gate_up=d_gate_up_TJ,
+        job = fill_structure(
+            "swiglu", rows=rows, width=width, d_activation=d_activation_TI, gate_up=gate_up_TJ, d_gate_up=d_gate_up_TJ,
             activation=activation_TI,
         )  # fmt: skip
         self.run_rows(self.native.library.swiglu_backward, job, gate_up_TJ)
@@ -296,21 +209,21 @@ class NativeOperations:
         out: Tensor = _Attention.apply(query_THD, key_TKD, value_TKD, self, layout, scaling)
         return out
 
-    def attention_job(
+    def fill_attention(
         self, layout: Layout, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float, **others: Any
     ) -> Any:
         clusters, rows = layout.clusters, layout.rows
-        return filled(
-            AttentionJob, clusters=len(clusters.prompt_start_C), query_heads=query_THD.shape[1], kv_heads=key_TKD.shape[1],
-            stride=desk_stride(layout), prompt_start=clusters.prompt_start_C, prompt_length=clusters.prompt_length_C,
+        return fill_structure(
+            "attention", clusters=len(clusters.prompt_start_C), query_heads=query_THD.shape[1], kv_heads=key_TKD.shape[1],
+            stride=find_stride(layout), prompt_start=clusters.prompt_start_C, prompt_length=clusters.prompt_length_C,
             first_row=clusters.first_row_C, own_start=rows.own_start_B, own_length=rows.own_length_B, query=query_THD,
             key=key_TKD, value=value_TKD, query_stride=query_THD.stride(0), key_stride=key_TKD.stride(0),
             value_stride=value_TKD.stride(0), scaling=scaling, **others,
         )  # fmt: skip
 
-    def desks(self, layout: Layout, dim: int) -> Tensor:
+    def find_scratch(self, layout: Layout, dim: int) -> Tensor:
         """Scratch memory for each thread, kept for the next call."""
-        size = desk_stride(layout) * (6 * dim + 2 * BLOCK) + 3 * BLOCK * dim
+        size = find_stride(layout) * (6 * dim + 2 * BLOCK) + 3 * BLOCK * dim
         threads = torch.get_num_threads()
         if self.memory.shape[0] < threads or self.memory.shape[1] < size:
             self.memory = torch.empty(threads, size, dtype=torch.float64)
@@ -328,13 +241,11 @@ class _Attention(Function):
         layout: Layout,
         scaling: float,
     ) -> Tensor:
-        query_THD, key_TKD, value_TKD = (by_token(part) for part in (query_THD, key_TKD, value_TKD))
+        query_THD, key_TKD, value_TKD = (join_heads(part) for part in (query_THD, key_TKD, value_TKD))
         tokens, heads, dim = query_THD.shape
         out_THD, lse_TH = query_THD.new_empty(tokens, heads, dim), query_THD.new_empty(tokens, heads, dtype=torch.float64)
-        job = operations.attention_job(layout, query_THD, key_TKD, value_TKD, scaling, out=out_THD, lse=lse_TH)
-        operations.run(
-            operations.native.library.attention_forward, job, job.clusters * job.kv_heads, operations.desks(layout, dim)
-        )
+        job = operations.fill_attention(layout, query_THD, key_TKD, value_TKD, scaling, out=out_THD, lse=lse_TH)
+        operations.run_clusters(operations.native.library.attention_forward, job, layout, dim)
         ctx.save_for_backward(query_THD, key_TKD, value_TKD, lse_TH)
         ctx.operations, ctx.layout, ctx.scaling = operations, layout, scaling
         return out_THD
@@ -345,28 +256,23 @@ class _Attention(Function):
         query_THD, key_TKD, value_TKD, lse_TH = ctx.saved_tensors
         operations, layout, d_out_THD = ctx.operations, ctx.layout, d_out_THD.contiguous()
         d_query_THD, d_key_TKD, d_value_TKD = (part.new_empty(part.shape) for part in (query_THD, key_TKD, value_TKD))
-        job = operations.attention_job(
+        job = operations.fill_attention(
             layout, query_THD, key_TKD, value_TKD, ctx.scaling,
             lse=lse_TH, d_out=d_out_THD, d_query=d_query_THD, d_key=d_key_TKD, d_value=d_value_TKD,
         )  # fmt: skip
-        operations.run(
-            operations.native.library.attention_backward,
-            job,
-            job.clusters * job.kv_heads,
-            operations.desks(layout, query_THD.shape[2]),
-        )
+        operations.run_clusters(operations.native.library.attention_backward, job, layout, query_THD.shape[2])
         return d_query_THD, d_key_TKD, d_value_TKD, None, None, None
 
 
-def chunks(rows: int) -> int:
+def count_chunks(rows: int) -> int:
     return -(-rows // CHUNK)
 
 
-def desk_stride(layout: Layout) -> int:
+def find_stride(layout: Layout) -> int:
     stride = -(-layout.longest_row // LANES) * LANES
     return stride + LANES if stride % ALIASED == 0 else stride
 
 
-def by_token(part_THD: Tensor) -> Tensor:
+def join_heads(part_THD: Tensor) -> Tensor:
     """With a token's heads together; tokens may lie apart."""
     return part_THD if part_THD.stride()[1:] == (part_THD.shape[2], 1) else part_THD.contiguous()

@@ -18,27 +18,46 @@ from torch import Tensor, nn
 from cohort.errors import EngineError
 
 FAMILIES = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose frequencies do not depend on the length of the sequence."""
 
 
 @dataclass(frozen=True)
+class Projection:
+    """Rows of several linear layers in one tensor, detached, and the parameters that are views of it; the same of their biases."""
+
+    weight: Tensor
+    parts: Sequence[Tensor]
+    bias: Tensor | None = None
+    bias_parts: Sequence[Tensor] = ()
+
+    @classmethod
+    def lay_together(cls, layers: Sequence[nn.Linear]) -> Projection:
+        """Of layers that all have a bias, or none."""
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers if layer.bias is not None]
+        return cls(lay_together(weights), weights, lay_together(biases) if biases else None, biases)
+
+    def is_current(self) -> bool:
+        """Whether the parameters still are the views they were made into."""
+        return all(
+            parts[0].data_ptr() == whole.data_ptr() and _lie_adjacent(parts)
+            for whole, parts in ((self.weight, self.parts), (self.bias, self.bias_parts))
+            if whole is not None
+        )
+
+
+@dataclass(frozen=True)
 class FusedLayer:
-    number: int
     input_norm: Tensor
-    qkv: Tensor
-    """[(query heads + 2 kv heads) * D, H], detached; rows of all queries, then keys, then values."""
-    qkv_parts: tuple[Tensor, ...]
-    """The parameters of the three projections: views of `qkv`."""
-    qkv_bias: Tensor | None
-    qkv_bias_parts: tuple[Tensor, ...] | None
+    qkv: Projection
+    """[(query heads + 2 kv heads) * D, H]; rows of all queries, then keys, then values."""
     query_norm: Tensor | None
     key_norm: Tensor | None
     out: Tensor
     post_norm: Tensor
-    gate_up: Tensor
-    """[2 I, H], detached; rows of gate, then up."""
-    gate_up_parts: tuple[Tensor, ...]
+    gate_up: Projection
+    """[2 I, H]; rows of gate, then up."""
     down: Tensor
     window: int | None
 
@@ -70,20 +89,9 @@ class FusedModel:
     def device(self) -> torch.device:
         return self.embedding.device
 
-    @property
-    def query_size(self) -> int:
-        return self.query_heads * self.head_dim
-
     def is_current(self) -> bool:
         """Whether the model's parameters still are the views they were made into."""
-        for layer in self.layers:
-            pairs = [(layer.qkv, layer.qkv_parts), (layer.gate_up, layer.gate_up_parts)]
-            if layer.qkv_bias is not None and layer.qkv_bias_parts is not None:
-                pairs.append((layer.qkv_bias, layer.qkv_bias_parts))
-            for whole, parts in pairs:
-                if parts[0].data_ptr() != whole.data_ptr() or not _adjacent(parts):
-                    return False
-        return True
+        return all(layer.qkv.is_current() and layer.gate_up.is_current() for layer in self.layers)
 
     def rotary(self, positions_T: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Cosine and sine [T, D / 2] of the angles at these positions."""
@@ -99,7 +107,8 @@ def fuse(model: Any) -> FusedModel:
     rotary = backbone.rotary_emb
     if rotary.inv_freq.shape != (head_dim // 2,):
         raise EngineError(f"its rotary embedding turns {2 * len(rotary.inv_freq)} of {head_dim} dimensions")
-    layers = tuple(_layer(number, layer, config) for number, layer in enumerate(backbone.layers[: config.num_hidden_layers]))
+    modules = backbone.layers[: config.num_hidden_layers]
+    layers = tuple(_read_layer(number, layer, config) for number, layer in enumerate(modules))
     return FusedModel(
         embedding=backbone.embed_tokens.weight,
         padding=backbone.embed_tokens.padding_idx,
@@ -132,43 +141,33 @@ def _check_family(backbone: Any, config: Any) -> None:
             raise EngineError(f"{module_name or 'the backbone'} has a forward hook, which own kernels would not call")
 
 
-def _layer(number: int, layer: Any, config: Any) -> FusedLayer:
+def _read_layer(number: int, layer: Any, config: Any) -> FusedLayer:
     attention, mlp = layer.self_attn, layer.mlp
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    for name, linear in [
-        *zip(("q_proj", "k_proj", "v_proj"), projections, strict=True),
-        *(("o_proj", attention.o_proj), ("gate_proj", mlp.gate_proj), ("up_proj", mlp.up_proj), ("down_proj", mlp.down_proj)),
-    ]:
+    others = [attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    for name, linear in zip(LINEAR_LAYERS, [*projections, *others], strict=True):
         if type(linear) is not nn.Linear:
             kind = f"{type(linear).__module__.partition('.')[0]}.{type(linear).__name__}"
             raise EngineError(f"{name} of layer {number} is a {kind}, not a plain linear layer")
-        if linear.bias is not None and linear not in projections:
+        if linear.bias is not None and linear in others:
             raise EngineError(f"{name} of layer {number} has a bias")
-    biases = tuple(linear.bias for linear in projections if linear.bias is not None)
-    if biases and len(biases) < len(projections):
+    if len({linear.bias is None for linear in projections}) > 1:
         raise EngineError(f"some, not all, of layer {number}'s query, key and value projections have a bias")
-    weights = tuple(linear.weight for linear in projections)
-    gate_up = (mlp.gate_proj.weight, mlp.up_proj.weight)
     normed = hasattr(attention, "q_norm")
     return FusedLayer(
-        number=number,
         input_norm=layer.input_layernorm.weight,
-        qkv=lay_together(weights),
-        qkv_parts=weights,
-        qkv_bias=lay_together(biases) if biases else None,
-        qkv_bias_parts=biases or None,
+        qkv=Projection.lay_together(projections),
         query_norm=attention.q_norm.weight if normed else None,
         key_norm=attention.k_norm.weight if normed else None,
         out=attention.o_proj.weight,
         post_norm=layer.post_attention_layernorm.weight,
-        gate_up=lay_together(gate_up),
-        gate_up_parts=gate_up,
+        gate_up=Projection.lay_together([mlp.gate_proj, mlp.up_proj]),
         down=mlp.down_proj.weight,
-        window=_window(attention, config),
+        window=_read_window(attention, config),
     )
 
 
-def _window(attention: Any, config: Any) -> int | None:
+def _read_window(attention: Any, config: Any) -> int | None:
     if hasattr(attention, "sliding_window"):
         return attention.sliding_window or None
     return (getattr(config, "sliding_window", None) or None) if config.model_type == "mistral" else None
@@ -178,7 +177,7 @@ def _window(attention: Any, config: Any) -> int | None:
 def lay_together(parameters: Sequence[Any]) -> Tensor:
     """One tensor with the rows of all; the parameters become views of it. Parameters that lie so already stay where they are."""
     first, rows = parameters[0], sum(parameter.shape[0] for parameter in parameters)
-    if _adjacent(parameters):
+    if _lie_adjacent(parameters):
         shape, data = (rows, *first.shape[1:]), first.detach()
         return data.as_strided(shape, data.stride(), data.storage_offset())
     together = torch.cat([parameter.detach() for parameter in parameters])
@@ -189,15 +188,12 @@ def lay_together(parameters: Sequence[Any]) -> Tensor:
     return together
 
 
-def _adjacent(parameters: Sequence[Tensor]) -> bool:
+def _lie_adjacent(parameters: Sequence[Tensor]) -> bool:
     """Whether the parameters lie in one storage, one after the other."""
     storage, end = parameters[0].untyped_storage().data_ptr(), parameters[0].storage_offset()
     for parameter in parameters:
-        if (
-            parameter.untyped_storage().data_ptr() != storage
-            or parameter.storage_offset() != end
-            or not parameter.is_contiguous()
-        ):
+        place = (parameter.untyped_storage().data_ptr(), parameter.storage_offset())
+        if place != (storage, end) or not parameter.is_contiguous():
             return False
         end += parameter.numel()
     return True

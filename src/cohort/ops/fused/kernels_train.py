@@ -13,7 +13,7 @@ Block sizes follow from the width by a simple rule instead of a search, because 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from cohort.ops.fused.functions import Heads
+    from cohort.ops.fused.functions import Heads, NormInputs, Rotary
 
 COLUMNS_PER_PROGRAM = 1024
 """Columns of an element-wise kernel's program: 4 warps with 8 values, 16 bytes of bfloat16, per thread."""
@@ -314,34 +314,24 @@ def add_norm_forward(
     normed_TH = torch.empty_like(hidden_TH)
     inverse_T = torch.empty(rows, dtype=torch.float32, device=hidden_TH.device)
     block = triton.next_power_of_2(columns)
-    with _on(hidden_TH):
-        _launch(_add_norm_forward_kernel, (rows,))(
-            hidden_TH,
-            hidden_TH if delta_TH is None else delta_TH.contiguous(),
-            weight_H,
-            total_TH,
-            normed_TH,
-            inverse_T,
-            epsilon,
-            COLUMNS=columns,
-            HAS_DELTA=delta_TH is not None,
-            BLOCK=block,
-            num_warps=_warps(block),
-        )
+    added_TH = hidden_TH if delta_TH is None else delta_TH.contiguous()
+    _launch(
+        _add_norm_forward_kernel,
+        (rows,),
+        (hidden_TH, added_TH, weight_H, total_TH, normed_TH, inverse_T, epsilon),
+        COLUMNS=columns,
+        HAS_DELTA=delta_TH is not None,
+        BLOCK=block,
+        num_warps=_warps(block),
+    )
     return total_TH, normed_TH, inverse_T
 
 
 def add_norm_backward(
-    d_normed_TH: Tensor,
-    d_total_TH: Tensor | None,
-    total_TH: Tensor,
-    inverse_T: Tensor,
-    weight_H: Tensor,
-    want_normed: bool,
-    want_weight: bool,
+    d_normed_TH: Tensor, d_total_TH: Tensor | None, inputs: NormInputs, want_normed: bool, want_weight: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradient of the residual stream before the norm, the normed activations again, and the gradient of the weight."""
-    total_TH = total_TH.contiguous()
+    total_TH, inverse_T, weight_H = inputs.total_TH.contiguous(), inputs.inverse_T, inputs.weight_H
     rows, columns = total_TH.shape
     block = triton.next_power_of_2(columns)
     warps = _warps(block)
@@ -349,172 +339,112 @@ def add_norm_backward(
     d_input_TH = torch.empty_like(total_TH)
     normed_TH = torch.empty_like(total_TH) if want_normed else None
     partial_PH = torch.empty(programs, columns, dtype=torch.float32, device=total_TH.device) if want_weight else None
-    with _on(total_TH):
-        _launch(_add_norm_backward_kernel, (programs,))(
-            d_normed_TH.contiguous(),
-            total_TH if d_total_TH is None else d_total_TH.contiguous(),
-            total_TH,
-            inverse_T,
-            weight_H,
-            d_input_TH,
-            total_TH if normed_TH is None else normed_TH,
-            inverse_T if partial_PH is None else partial_PH,
-            rows,
-            COLUMNS=columns,
-            HAS_RESIDUAL=d_total_TH is not None,
-            WRITE_NORMED=want_normed,
-            WEIGHT_GRADIENT=want_weight,
-            BLOCK=block,
-            num_warps=warps,
-        )
+    residual_TH = total_TH if d_total_TH is None else d_total_TH.contiguous()
+    outputs = (d_input_TH, total_TH if normed_TH is None else normed_TH, inverse_T if partial_PH is None else partial_PH)
+    _launch(
+        _add_norm_backward_kernel,
+        (programs,),
+        (d_normed_TH.contiguous(), residual_TH, total_TH, inverse_T, weight_H, *outputs, rows),
+        COLUMNS=columns,
+        HAS_RESIDUAL=d_total_TH is not None,
+        WRITE_NORMED=want_normed,
+        WEIGHT_GRADIENT=want_weight,
+        BLOCK=block,
+        num_warps=warps,
+    )
     return d_input_TH, normed_TH, None if partial_PH is None else partial_PH.sum(0).to(weight_H.dtype)
 
 
-def rotary_forward(
-    qkv_TP: Tensor,
-    cosine_TD: Tensor,
-    sine_TD: Tensor,
-    heads: Heads,
-    query_norm_D: Tensor | None,
-    key_norm_D: Tensor | None,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def rotary_forward(qkv_TP: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
     """Turned queries and keys, and the values, as views. Without head norms `qkv_TP` itself is turned: it costs no memory."""
-    has_norm = query_norm_D is not None
-    tokens, turned = qkv_TP.shape[0], heads.query + heads.kv
+    heads, tokens, turned = rotary.heads, qkv_TP.shape[0], rotary.heads.query + rotary.heads.kv
+    has_norm = rotary.query_norm is not None
     out_TP = torch.empty(tokens, turned * heads.dim, dtype=qkv_TP.dtype, device=qkv_TP.device) if has_norm else qkv_TP
-    token_block, head_block, block = _rotary_tile(turned, heads.dim, FORWARD_TILE)
-    with _on(qkv_TP):
-        _launch(_rotary_forward_kernel, (triton.cdiv(tokens, token_block), triton.cdiv(turned, head_block)))(
-            qkv_TP,
-            cosine_TD,
-            sine_TD,
-            query_norm_D if has_norm else cosine_TD,
-            key_norm_D if has_norm else cosine_TD,
-            out_TP,
-            tokens,
-            epsilon,
-            QUERY_HEADS=heads.query,
-            KV_HEADS=heads.kv,
-            DIM=heads.dim,
-            OUT_WIDTH=out_TP.shape[1],
-            HAS_NORM=has_norm,
-            TOKENS=token_block,
-            HEADS=head_block,
-            BLOCK=block,
-            num_warps=4,
-        )
+    tile = _rotary_tile(heads, turned, FORWARD_TILE)
+    _launch(
+        _rotary_forward_kernel,
+        (triton.cdiv(tokens, tile["TOKENS"]), triton.cdiv(turned, tile["HEADS"])),
+        (qkv_TP, *_rotary_inputs(rotary), out_TP, tokens, rotary.epsilon),
+        OUT_WIDTH=out_TP.shape[1],
+        HAS_NORM=has_norm,
+        **tile,
+    )
     return heads.queries(out_TP), heads.keys(out_TP), heads.values(qkv_TP)
 
 
 def rotary_backward(
-    d_query_THD: Tensor,
-    d_key_TKD: Tensor,
-    d_value_TKD: Tensor,
-    qkv_TP: Tensor | None,
-    cosine_TD: Tensor,
-    sine_TD: Tensor,
-    heads: Heads,
-    query_norm_D: Tensor | None,
-    key_norm_D: Tensor | None,
-    epsilon: float,
-    want_bias: bool,
-    want_norm: bool,
+    d_heads: Sequence[Tensor], qkv_TP: Tensor | None, rotary: Rotary, want_bias: bool, want_norm: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the projections [T, P], of their biases [P], and of the two head norms."""
-    gradients = [_last_contiguous(gradient) for gradient in (d_query_THD, d_key_TKD, d_value_TKD)]
-    tokens, width, device = d_query_THD.shape[0], heads.width, d_query_THD.device
-    d_qkv_TP = torch.empty(tokens, width, dtype=d_query_THD.dtype, device=device)
-    token_block, head_block, block = _rotary_tile(heads.query + 2 * heads.kv, heads.dim, BACKWARD_TILE)
-    head_programs = triton.cdiv(heads.query + 2 * heads.kv, head_block)
+    gradients = [gradient if gradient.stride(-1) == 1 else gradient.contiguous() for gradient in d_heads]
+    heads, (tokens, device) = rotary.heads, (gradients[0].shape[0], gradients[0].device)
+    d_qkv_TP = torch.empty(tokens, heads.width, dtype=gradients[0].dtype, device=device)
+    tile = _rotary_tile(heads, heads.query + 2 * heads.kv, BACKWARD_TILE)
+    head_programs = triton.cdiv(heads.query + 2 * heads.kv, tile["HEADS"])
     at_once = max(1, _processors(device) * WARPS_PER_PROCESSOR // (4 * head_programs))
-    programs = max(1, min(triton.cdiv(tokens, token_block), at_once))
-    bias_SP = torch.empty(programs, width, dtype=torch.float32, device=device) if want_bias else None
-    norm_SP = torch.empty(programs, width, dtype=torch.float32, device=device) if want_norm else None
-    with _on(d_query_THD):
-        _launch(_rotary_backward_kernel, (programs, head_programs))(
-            *gradients,
-            d_qkv_TP if qkv_TP is None else qkv_TP,
-            cosine_TD,
-            sine_TD,
-            cosine_TD if query_norm_D is None else query_norm_D,
-            cosine_TD if key_norm_D is None else key_norm_D,
-            d_qkv_TP,
-            cosine_TD if bias_SP is None else bias_SP,
-            cosine_TD if norm_SP is None else norm_SP,
-            tokens,
-            *(stride for gradient in gradients for stride in gradient.stride()[:2]),
-            epsilon,
-            QUERY_HEADS=heads.query,
-            KV_HEADS=heads.kv,
-            DIM=heads.dim,
-            HAS_NORM=query_norm_D is not None,
-            BIAS_GRADIENT=want_bias,
-            NORM_GRADIENT=want_norm,
-            TOKENS=token_block,
-            HEADS=head_block,
-            BLOCK=block,
-            num_warps=4,
-        )
-    d_bias_P = None if bias_SP is None else bias_SP.sum(0).to(d_qkv_TP.dtype)
-    if norm_SP is None:
-        return d_qkv_TP, d_bias_P, None, None
-    return (
-        d_qkv_TP,
-        d_bias_P,
-        heads.queries(norm_SP).sum((0, 1)).to(d_qkv_TP.dtype),
-        heads.keys(norm_SP).sum((0, 1)).to(d_qkv_TP.dtype),
+    programs = max(1, min(triton.cdiv(tokens, tile["TOKENS"]), at_once))
+    bias_SP, norm_SP = (
+        torch.empty(programs, heads.width, dtype=torch.float32, device=device) if wanted else None
+        for wanted in (want_bias, want_norm)
     )
+    read_TP = d_qkv_TP if qkv_TP is None else qkv_TP
+    sums = [rotary.cosine if partial is None else partial for partial in (bias_SP, norm_SP)]
+    strides = [stride for gradient in gradients for stride in gradient.stride()[:2]]
+    _launch(
+        _rotary_backward_kernel,
+        (programs, head_programs),
+        (*gradients, read_TP, *_rotary_inputs(rotary), d_qkv_TP, *sums, tokens, *strides, rotary.epsilon),
+        HAS_NORM=rotary.query_norm is not None,
+        BIAS_GRADIENT=want_bias,
+        NORM_GRADIENT=want_norm,
+        **tile,
+    )
+    dtype = d_qkv_TP.dtype
+    d_norms = [None if norm_SP is None else cut(norm_SP).sum((0, 1)).to(dtype) for cut in (heads.queries, heads.keys)]
+    return d_qkv_TP, None if bias_SP is None else bias_SP.sum(0).to(dtype), d_norms[0], d_norms[1]
 
 
 def swiglu_forward(gate_up_TJ: Tensor) -> Tensor:
     """silu(gate) * up of [T, 2 I]."""
-    tokens, columns = gate_up_TJ.shape[0], gate_up_TJ.shape[1] // 2
-    activation_TI = torch.empty(tokens, columns, dtype=gate_up_TJ.dtype, device=gate_up_TJ.device)
-    block = min(COLUMNS_PER_PROGRAM, triton.next_power_of_2(columns))
-    blocks = triton.cdiv(columns, block)
-    with _on(gate_up_TJ):
-        _launch(_swiglu_forward_kernel, (tokens * blocks,))(
-            gate_up_TJ.contiguous(), activation_TI, COLUMNS=columns, BLOCKS=blocks, BLOCK=block, num_warps=4
-        )
+    activation_TI = gate_up_TJ.new_empty(gate_up_TJ.shape[0], gate_up_TJ.shape[1] // 2)
+    _launch_by_columns(_swiglu_forward_kernel, activation_TI, (gate_up_TJ.contiguous(), activation_TI))
     return activation_TI
 
 
 def swiglu_backward(d_activation_TI: Tensor, gate_up_TJ: Tensor, want_activation: bool) -> tuple[Tensor, Tensor | None]:
     """Gradient of [T, 2 I], and the activation again, which takes the place of its gradient in memory."""
     d_activation_TI = d_activation_TI.contiguous()
-    tokens, columns = d_activation_TI.shape
     d_gate_up_TJ = torch.empty_like(gate_up_TJ, memory_format=torch.contiguous_format)
-    block = min(COLUMNS_PER_PROGRAM, triton.next_power_of_2(columns))
-    blocks = triton.cdiv(columns, block)
-    with _on(gate_up_TJ):
-        _launch(_swiglu_backward_kernel, (tokens * blocks,))(
-            d_activation_TI,
-            gate_up_TJ.contiguous(),
-            d_gate_up_TJ,
-            COLUMNS=columns,
-            BLOCKS=blocks,
-            WRITE=want_activation,
-            BLOCK=block,
-            num_warps=4,
-        )
+    arguments = (d_activation_TI, gate_up_TJ.contiguous(), d_gate_up_TJ)
+    _launch_by_columns(_swiglu_backward_kernel, d_activation_TI, arguments, WRITE=want_activation)
     return d_gate_up_TJ, d_activation_TI if want_activation else None
 
 
-def _rotary_tile(heads: int, dim: int, pairs: int) -> tuple[int, int, int]:
-    """Tokens, heads and places of half a head in one tile of so many pairs; few of its heads are empty."""
-    block = triton.next_power_of_2(dim // 2)
-    head_block = next(count for count in (16, 8, 4, 2, 1) if triton.cdiv(heads, count) * count <= heads * 5 // 4)
-    return max(1, pairs // (head_block * block)), head_block, block
+def _rotary_inputs(rotary: Rotary) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Angles and norms; where there is no norm any tensor stands for it, and is not read."""
+    norms = [rotary.cosine if norm is None else norm for norm in (rotary.query_norm, rotary.key_norm)]
+    return rotary.cosine, rotary.sine, norms[0], norms[1]
+
+
+def _rotary_tile(heads: Heads, served: int, pairs: int) -> dict[str, int]:
+    """What both rotary kernels are compiled for. A tile of so many pairs has tokens, some of the heads that are served, few of
+    them empty, and the places of half a head."""
+    block = triton.next_power_of_2(heads.dim // 2)
+    head_block = next(count for count in (16, 8, 4, 2, 1) if triton.cdiv(served, count) * count <= served * 5 // 4)
+    return {
+        "QUERY_HEADS": heads.query,
+        "KV_HEADS": heads.kv,
+        "DIM": heads.dim,
+        "TOKENS": max(1, pairs // (head_block * block)),
+        "HEADS": head_block,
+        "BLOCK": block,
+        "num_warps": 4,
+    }
 
 
 def _warps(block: int) -> int:
     """8 values, 16 bytes of bfloat16, for each thread of a program that holds one row."""
     return min(16, max(4, block // 256))
-
-
-def _last_contiguous(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 @lru_cache
@@ -523,11 +453,19 @@ def _processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
-def _on(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, which need not be the tensor's."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+def _launch_by_columns(kernel: Any, rows_TI: Tensor, arguments: Sequence[Any], **options: Any) -> None:
+    """An element-wise kernel over all columns of all rows."""
+    tokens, columns = rows_TI.shape
+    block = min(COLUMNS_PER_PROGRAM, triton.next_power_of_2(columns))
+    blocks = triton.cdiv(columns, block)
+    _launch(kernel, (tokens * blocks,), arguments, COLUMNS=columns, BLOCKS=blocks, BLOCK=block, num_warps=4, **options)
 
 
-def _launch(kernel: Any, grid: tuple[int, ...]) -> Any:
-    """The kernel over a grid; a grid without programs has nothing to do, and CUDA refuses it."""
-    return kernel[grid] if all(grid) else lambda *arguments, **options: None
+def _launch(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], **options: Any) -> None:
+    """The kernel over a grid, on the device of its first argument: Triton launches on the current one, which need not be that.
+
+    A grid without programs has nothing to do, and CUDA refuses it.
+    """
+    if all(grid):
+        with torch.cuda.device_of(arguments[0]):
+            kernel[grid](*arguments, **options)

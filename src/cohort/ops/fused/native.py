@@ -15,6 +15,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import stat
 import subprocess
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cohort.errors import EngineError
 from cohort.ops.noise import gumbel
 
 SWITCH = "COHORT_NATIVE"
@@ -42,40 +44,58 @@ SUM_LANES = (16, 8, 4)
 """Columns in which PyTorch may add up a row: floats in the registers that it was built for."""
 
 
+I64, POINTER = ctypes.c_int64, ctypes.c_void_p
+NUMBERS = {"int64_t": I64, "double": ctypes.c_double}
+POINTED_TO = {"float": torch.float32, "double": torch.float64, "int64_t": torch.int64}
+"""Types of C."""
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "attend": (I64, POINTER, POINTER, POINTER, I64),
+    "normalize": (None, POINTER, POINTER, I64),
+    "uniforms": (None, POINTER, POINTER, I64, I64, POINTER),
+    "decode_layers": (I64, POINTER),
+    **dict.fromkeys(("add_norm_forward", "add_norm_backward", "rotary_forward", "rotary_backward"), (None, POINTER)),
+    "swiglu_backward": (None, POINTER),
+    **dict.fromkeys(("attention_forward", "attention_backward"), (None, POINTER, POINTER)),
+}
+"""What the functions of the library give, and take."""
+
+
 class NoNative(Exception):
     """Why there is no compiled kernel; in a few words, for the console."""
 
 
-class Rows(ctypes.Structure):
-    """`struct rows` of decode.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("hidden", "delta", "normed", "squares", "qkv", "mixed", "scores")),
-        *((name, ctypes.c_void_p) for name in ("turns", "positions")),
-        *((name, ctypes.c_int64) for name in ("count", "width", "kv_heads", "length", "sum_lanes")),
-        *((name, ctypes.c_double) for name in ("scaling", "epsilon")),
-    )
-
-
-class LayerPointers(ctypes.Structure):
-    """`struct layer` of decode.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("input_norm", "qkv", "qkv_bias", "out", "post_norm", "gate_up", "down")),
-        *((name, ctypes.c_void_p) for name in ("keys", "values")),
-        ("window", ctypes.c_int64),
-    )
+@functools.cache
+def read_structures() -> dict[str, type[Any]]:
+    """The structs of the C sources, by name: what their fields are is said there alone. `dtypes`: of what their pointers point to."""
+    text = re.sub(r"/\*.*?\*/", "", read_source().decode(), flags=re.DOTALL)
+    found = {}
+    for name, body in re.findall(r"^struct (\w+) \{(.*?)\};", text, re.DOTALL | re.MULTILINE):
+        fields, dtypes = [], {}
+        for declaration in filter(None, map(str.strip, body.split(";"))):
+            kind = declaration.removeprefix("const ").split()[0]
+            for part in declaration.split(","):
+                field = part.split()[-1].lstrip("*")
+                fields.append((field, POINTER if "*" in part else NUMBERS.get(kind, POINTER)))
+                dtypes[field] = POINTED_TO.get(kind)
+        found[name] = type(name, (ctypes.Structure,), {"_fields_": fields, "dtypes": dtypes})
+    return found
 
 
-class Stack(ctypes.Structure):
-    """`struct stack` of decode.c."""
+def fill_structure(name: str, **fields: Any) -> Any:
+    """A struct of the C sources. Tensors and arrays give their address, and live as long as the struct does."""
+    kind: Any = read_structures()[name]
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("rows", "layers")),
-        *((name, ctypes.c_int64) for name in ("count", "query_width", "intermediate")),
-        *((name, ctypes.c_void_p) for name in ("gate_up", "activated", "embedding", "norm", "tokens")),
-        *((name, ctypes.c_void_p) for name in ("product", "exponential", "threads")),
-    )
+    def find_address(field: str, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            expected = kind.dtypes[field]
+            if value.dtype != expected:  # the norms of a model may have another dtype than the rest
+                raise EngineError(f"compiled code reads {field} in {expected}, not in {value.dtype}")
+            return value.data_ptr()
+        return value.ctypes.data if hasattr(value, "ctypes") else value
+
+    structure = kind(**{field: find_address(field, value) for field, value in fields.items()})
+    structure.kept = fields
+    return structure
 
 
 @dataclass(frozen=True)
@@ -116,7 +136,7 @@ class Native:
         return uniform_BV.log1p_().neg_().log_().neg_()
 
 
-def load(head_dim: int, group: int, width: int) -> Native:
+def load_library(head_dim: int, group: int, width: int) -> Native:
     """The kernel for these heads and this width of the residual stream; NoNative with the reason where there is none."""
     if os.environ.get(SWITCH, "1") == "0":
         raise NoNative(f"{SWITCH}=0")
@@ -126,44 +146,40 @@ def load(head_dim: int, group: int, width: int) -> Native:
         folder = str(cache_folder())
     except RuntimeError as problem:
         raise NoNative("no home folder") from problem
-    found = checked(head_dim, group, width, folder, os.environ.get("PATH", ""))
+    found = find_library(head_dim, group, width, folder, os.environ.get("PATH", ""))
     if isinstance(found, str):
         raise NoNative(found)
     return found
 
 
 @functools.lru_cache(maxsize=32)
-def checked(head_dim: int, group: int, width: int, folder: str, path: str) -> Native | str:
+def find_library(head_dim: int, group: int, width: int, folder: str, path: str) -> Native | str:
     """Built, loaded and compared once per process and shape; or the reason why not."""
     try:
-        library = ctypes.CDLL(str(build(head_dim, group, Path(folder), path)))
-        return compared(bound(library), head_dim, group, width)
+        library = ctypes.CDLL(str(build_library(head_dim, group, Path(folder), path)))
+        return compare_library(bind_library(library), head_dim, group, width)
     except NoNative as problem:
         return str(problem)
     except (OSError, subprocess.SubprocessError, AttributeError) as problem:
         return f"{type(problem).__name__}: {problem}"
 
 
-def bound(library: Any) -> Native:
-    pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    attend, normalize, uniforms = library.attend, library.normalize, library.uniforms
-    attend.argtypes, attend.restype = [pointer, pointer, pointer, integer], integer
-    normalize.argtypes, normalize.restype = [pointer, pointer, integer], None
-    uniforms.argtypes, uniforms.restype = [pointer, pointer, integer, integer, pointer], None
-    decode_layers = library.decode_layers
-    decode_layers.argtypes, decode_layers.restype = [pointer], integer
-    return Native(attend, normalize, uniforms, 0, library, decode_layers, borrow())
+def bind_library(library: Any) -> Native:
+    for name, (result, *arguments) in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, result
+    return Native(library.attend, library.normalize, library.uniforms, 0, library, library.decode_layers, borrow_functions())
 
 
-def torch_library() -> str:
+def find_torch_library() -> str:
     return str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
 
 
-def borrow() -> Borrowed | None:
+def borrow_functions() -> Borrowed | None:
     """Functions of the libraries that PyTorch was built with, where it shows them. Not part of its interface: a build may lack
     them, and what they give is compared before they are used."""
     try:
-        library = ctypes.CDLL(torch_library())
+        library = ctypes.CDLL(find_torch_library())
         found = [library.sgemm_, library.Sleef_expf16_u10, library.MKL_Set_Num_Threads_Local]
     except (OSError, AttributeError):
         return None
@@ -180,28 +196,28 @@ def cache_folder() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "cohort" / "native"
 
 
-def build(head_dim: int, group: int, folder: Path, path: str) -> Path:
+def build_library(head_dim: int, group: int, folder: Path, path: str) -> Path:
     """The shared object for this shape, compiled unless it lies in the cache already."""
     compiler = next((found for name in COMPILERS if (found := shutil.which(name, path=path))), None)
     if compiler is None:
         raise NoNative("no compiler")
-    source = source_text()
+    source = read_source()
     flags = (*FLAGS, f"-DHEAD_DIM={head_dim}", f"-DGROUP={group}")
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, timeout=COMPILE_SECONDS, check=True, stdin=subprocess.DEVNULL
     ).stdout
-    parts = (source, " ".join(flags).encode(), compiler.encode(), version, processor().encode())
+    parts = (source, " ".join(flags).encode(), compiler.encode(), version, describe_processor().encode())
     digest = hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
     target = folder / f"{digest}.so"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    own(folder)
+    refuse_foreign_file(folder)
     if not target.exists():
         compile_into(compiler, flags, source, target)
-    own(target)
+    refuse_foreign_file(target)
     return target
 
 
-def source_text() -> bytes:
+def read_source() -> bytes:
     """All sources as one."""
     folder = resources.files("cohort.ops.fused").joinpath("native")
     common, *others = (folder.joinpath(name).read_bytes() for name in SOURCES)
@@ -230,27 +246,29 @@ def compile_into(compiler: str, flags: tuple[str, ...], source: bytes, target: P
         os.replace(made, target)
 
 
-def own(path: Path) -> None:
+def refuse_foreign_file(path: Path) -> None:
     """Refuse to load what somebody else could have written."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise NoNative(f"{path} is a link, belongs to another user or may be written by others")
 
 
-def processor() -> str:
+def describe_processor() -> str:
     """What -march=native depends on: a home folder may be shared by machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    told = {line.partition(":")[0].strip(): line for line in lines if line.startswith(("model", "flags", "Features", "CPU "))}
-    return "\n".join([platform.machine(), platform.processor(), *told.values()])
+    lines_by_key = {
+        line.partition(":")[0].strip(): line for line in lines if line.startswith(("model", "flags", "Features", "CPU "))
+    }
+    return "\n".join([platform.machine(), platform.processor(), *lines_by_key.values()])
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------------
 
 
-def compared(native: Native, head_dim: int, group: int, width: int) -> Native:
+def compare_library(native: Native, head_dim: int, group: int, width: int) -> Native:
     """Run on made-up rows beside PyTorch. Attention must have its bits; norms are left to it where they do not."""
     generator = torch.Generator().manual_seed(0)
     count, kv_heads, length, window = 32, 2, 29, 7  # so many rows that another order of adding shows
@@ -267,14 +285,21 @@ def compared(native: Native, head_dim: int, group: int, width: int) -> Native:
     squares, scores = torch.empty(max(width, 2 * head_dim)), torch.empty(group, length + LANES, dtype=torch.float64)
     epsilon, scaling = 1e-5, head_dim**-0.5
 
-    def rows(hidden: Tensor, qkv: Tensor, sum_lanes: int) -> Any:
-        pointers = [tensor.data_ptr() for tensor in (hidden, delta, normed, squares, qkv, mixed, scores, turns, positions)]
-        return ctypes.byref(Rows(*pointers, count, width, kv_heads, length, sum_lanes, scaling, epsilon))
+    def fill_rows(hidden: Tensor, qkv: Tensor, sum_lanes: int) -> Any:
+        tensors = {"hidden": hidden, "delta": delta, "normed": normed, "squares": squares, "qkv": qkv, "mixed": mixed}
+        places = {"scores": scores, "turns": turns, "positions": positions}
+        sizes = {"count": count, "width": width, "kv_heads": kv_heads, "length": length, "sum_lanes": sum_lanes}
+        return fill_structure("rows", **tensors, **places, **sizes, scaling=scaling, epsilon=epsilon)
 
     for seen in (length, window):
-        expected = plain_attention(qkv, keys, values, positions, turns, seen, scaling)
+        expected = attend_plainly(qkv, keys, values, positions, turns, seen, scaling)
         own_keys, own_values, own_qkv = keys.clone(), values.clone(), qkv.clone()
-        native.attend(rows(hidden, own_qkv, 0), own_keys.data_ptr(), own_values.data_ptr(), 0 if seen == length else seen)
+        native.attend(
+            ctypes.byref(fill_rows(hidden, own_qkv, 0)),
+            own_keys.data_ptr(),
+            own_values.data_ptr(),
+            0 if seen == length else seen,
+        )
         if not torch.equal(mixed, expected):
             raise NoNative("its attention has other bits than PyTorch's")
     noise_keys = torch.randint(-(2**31), 2**31, (count, 2), generator=generator).int()
@@ -284,13 +309,13 @@ def compared(native: Native, head_dim: int, group: int, width: int) -> Native:
     expected_BH = added * torch.rsqrt((added * added).mean(-1, keepdim=True) + epsilon) * weight
     for sum_lanes in SUM_LANES:
         own_hidden = hidden.clone()
-        native.normalize(rows(own_hidden, qkv, sum_lanes), weight.data_ptr(), 1)
+        native.normalize(ctypes.byref(fill_rows(own_hidden, qkv, sum_lanes)), weight.data_ptr(), 1)
         if torch.equal(own_hidden, added) and torch.equal(normed, expected_BH):
             return replace(native, sum_lanes=sum_lanes)
     return replace(native, borrowed=None)  # all layers in one call need norms
 
 
-def plain_attention(
+def attend_plainly(
     qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, turns: Tensor, window: int, scaling: float
 ) -> Tensor:
     """What `attend` has to give, spelled out row by row."""

@@ -29,7 +29,7 @@
 #define TOGETHER (16 / VECTORS)
 #endif
 
-/* The rows of one thread and their scratch memory. The order of the fields is known to native.py. */
+/* The rows of one thread and their scratch memory. native.py reads its fields here. */
 struct rows {
   float *hidden, *delta, *normed; /* [rows, width] */
   float *squares;                 /* [width], and then 2 * HEAD_DIM */
@@ -162,6 +162,8 @@ int64_t attend(const struct rows *rows, float *keys, float *values, int64_t wind
 typedef void (*gemm)(const char *, const char *, const int *, const int *, const int *, const float *, const float *, const int *,
                      const float *, const int *, const float *, float *, const int *);
 
+typedef int (*set_threads)(int);
+
 struct layer {
   const float *input_norm, *qkv, *qkv_bias, *out, *post_norm, *gate_up, *down; /* weights [inputs, outputs]; bias: may be missing */
   float *keys, *values;                                                        /* those of the first row */
@@ -177,7 +179,7 @@ struct stack {
   const int64_t *tokens;
   gemm product;
   void *exponential;         /* of sixteen floats */
-  int (*threads)(int);       /* of the calling thread's products; gives how many there were */
+  set_threads threads;       /* of the calling thread's products; gives how many there were */
 };
 
 /* out = in weight, as PyTorch asks for it: its rows are the columns of the library. */

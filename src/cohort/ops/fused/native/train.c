@@ -7,8 +7,8 @@
  * attention and in float32 elsewhere, always in the same order, however many threads there are.
  *
  * Work is cut into tasks. Every thread calls the same function with the same struct and takes the next task until none is left,
- * so a thread that comes late takes fewer. No two tasks write to the same place. The order of the fields is known to
- * cpu_training.py.
+ * so a thread that comes late takes fewer. No two tasks write to the same place. native.py reads the
+ * fields of the structs here.
  */
 #include "common.h"
 
