@@ -24,7 +24,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from cohort.engine import build_engine, sample_groups
+from cohort.engine import EngineSetup, build_engine, sample_groups
 from cohort.errors import CohortError
 from cohort.model.loading import load_pretrained
 from cohort.model.packing import make_examples
@@ -162,7 +162,7 @@ def try_architecture(kind: str) -> dict[str, Any]:
         policy = Policy(model, tokenizer)
         policy.hold_lengths(LONGEST_PROMPT + SAMPLED.max_completion_tokens)
         row["training"] = "flat" if policy.attention_configs else "padded"
-        engine, sentence = build_engine("auto", model, policy.codec.decode, slots=5)
+        engine, sentence = build_engine("auto", EngineSetup(model, policy.codec.decode, slots=5))
         row |= {"tier": engine.name, "words": short(sentence)}
         return row | compare(policy, engine)
     except CohortError as problem:

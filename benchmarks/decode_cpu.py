@@ -93,7 +93,7 @@ class Peer:
 
 def contenders(size: str, new: int, ragged: bool) -> tuple[dict[str, Callable[[], object]], int]:
     """What is timed, by name, and the useful tokens that each of them gives."""
-    from cohort.engine import make_requests
+    from cohort.engine import EngineSetup, make_requests
     from cohort.engine.local import LocalEngine
     from cohort.types import NoiseKey, Prompt, Sampling
 
@@ -106,7 +106,7 @@ def contenders(size: str, new: int, ragged: bool) -> tuple[dict[str, Callable[[]
     sampling = Sampling(group_size=group, temperature=1.0, max_completion_tokens=new, stop_ids=())
 
     def engine(kernels: str, native: bool = False) -> Callable[[], object]:
-        local = LocalEngine(model, lambda ids: "", slots=prompt_count * group, kernels=kernels)
+        local = LocalEngine(EngineSetup(model, lambda ids: "", slots=prompt_count * group, kernels=kernels))
         if not native:
             local.native = None
         elif local.native is None:

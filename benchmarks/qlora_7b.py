@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from cohort.engine import build_engine, sample_groups
+from cohort.engine.protocol import EngineSetup
 from cohort.model import lora
 from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.packing import make_examples, pack
@@ -46,7 +47,7 @@ def measure(base: str, shape: BenchShape, device: str, new: int, turns: int) -> 
     policy.prepare("auto")
     found |= {"parameters": policy.num_parameters, "held_gib": held(device)}
     say(found)
-    engine, found["engine"] = build_engine("auto", model, policy.codec.decode)
+    engine, found["engine"] = build_engine("auto", EngineSetup(model, policy.codec.decode))
     prompts = [
         Prompt(number, "", {}, tuple((7 * number + 3 * place) % 60 + 4 for place in range(PROMPT_TOKENS)))
         for number in range(PROMPTS)

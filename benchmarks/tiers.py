@@ -20,6 +20,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from cohort.engine import build_engine, make_requests
+from cohort.engine.protocol import EngineSetup
 from cohort.errors import EngineError
 from cohort.types import NoiseKey, Prompt, Sampling
 
@@ -63,7 +64,7 @@ def measure(family: str, options: argparse.Namespace, device: torch.device) -> d
     engines, refused = {}, {}
     for name in ("local", "cached", "hf"):
         try:
-            engines[name] = build_engine(name, model, lambda ids: "")[0]
+            engines[name] = build_engine(name, EngineSetup(model, lambda ids: ""))[0]
         except EngineError as problem:
             refused[name] = str(problem)
     wanted = Sampling(options.group, 1.0, options.new, ())

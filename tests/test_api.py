@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cohort
+from cohort.engine.protocol import EngineSetup
 from cohort.errors import ModelError, PromptError, RecipeError, RunError
 from cohort.model.scratch import build_scratch
 from cohort.recipe.schema import ScratchConfig
@@ -113,7 +114,7 @@ def test_the_saved_model_loads_and_writes_what_the_engine_writes(model):
     assert tokenizer.chat_template == TEMPLATE
     texts = [row["prompt"] for row in ROWS[:5]]
     prompts = [Prompt(n, text, {}, tuple(tokenizer(text)["input_ids"])) for n, text in enumerate(texts)]
-    engine = LocalEngine(AutoModelForCausalLM.from_pretrained(run.model), tokenizer.decode)
+    engine = LocalEngine(EngineSetup(AutoModelForCausalLM.from_pretrained(run.model), tokenizer.decode))
     sampling = Sampling(1, 0.0, 12, (tokenizer.eos_token_id,))
     ours = sample_groups(engine, prompts, sampling, NoiseKey(0, "evaluate", 0))
     for text, prompt, group in zip(texts, prompts, ours, strict=True):

@@ -7,6 +7,11 @@ class CohortError(Exception):
     """Base of all errors raised on purpose. The command line prints the message alone, without a traceback."""
 
 
+def describe_problem(problem: Exception) -> str:
+    """What a problem says, with its kind where it is none that was raised on purpose."""
+    return str(problem) if isinstance(problem, CohortError) else f"{type(problem).__name__}: {problem}"
+
+
 class RecipeError(CohortError):
     """The recipe, or an override of it, cannot be used."""
 

@@ -10,6 +10,7 @@ from cohort.engine import build_engine, sample_groups, slot_engine
 from cohort.engine.cache_rows import CacheRows
 from cohort.engine.cached import CachedEngine
 from cohort.engine.hf import HFEngine
+from cohort.engine.protocol import EngineSetup
 from cohort.errors import EngineError
 from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
@@ -53,13 +54,13 @@ def tiny(family):
 def test_it_samples_what_the_slow_engine_samples_and_the_trainer_scores(family):
     """Ragged prompts, more completions than slots, so that rows end, join and move. Prompts that read padding would show it."""
     model, prompts, wanted = tiny(family), make_prompts(5), sampling(group_size=3, max_completion_tokens=8)
-    engine, sentence = build_engine("auto", model, text_of, slots=4)
+    engine, sentence = build_engine("auto", EngineSetup(model, text_of, slots=4))
     assert engine.name == "cached", sentence
     assert "Not local:" in sentence
     assert type(model).__name__ in sentence
     assert "a quarter of local's tokens per second on a CPU, a twentieth on a GPU" in sentence
     ours = flat(sample_groups(engine, prompts, wanted, TRAIN, first_draw=4))
-    theirs = flat(sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN, first_draw=4))
+    theirs = flat(sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, wanted, TRAIN, first_draw=4))
     assert [(one.token_ids, one.end, one.text) for one in ours] == [(one.token_ids, one.end, one.text) for one in theirs]
     assert len({len(one.token_ids) for one in ours}) > 1, "rows should end at different times"
     to_slow = max(abs(a - b) for one, two in zip(ours, theirs, strict=True) for a, b in zip(one.sampling_logprobs, two.sampling_logprobs, strict=True))  # fmt: skip
@@ -82,7 +83,7 @@ def test_it_samples_what_the_slow_engine_samples_and_the_trainer_scores(family):
 def test_prompts_are_run_without_padding_and_once_per_group():
     """A recurrent state that has read padding is another state, and no mask of attention helps."""
     model, prompts = tiny("Qwen3Next"), make_prompts(6)
-    engine, shapes = CachedEngine(model, text_of, 32), []
+    engine, shapes = CachedEngine(EngineSetup(model, text_of, 32)), []
     hook = model.model.register_forward_pre_hook(
         lambda module, args, words: shapes.append(words["input_ids"]), with_kwargs=True
     )
@@ -95,7 +96,7 @@ def test_prompts_are_run_without_padding_and_once_per_group():
 
 def test_rows_of_one_length_decode_together_where_filling_would_move_chunks():
     model, prompts = tiny("Llama4Text"), make_prompts(4)
-    engine = CachedEngine(model, text_of, 32)
+    engine = CachedEngine(EngineSetup(model, text_of, 32))
     assert "chunks of 8 tokens" in engine.describe()
     shapes = []
     hook = model.model.register_forward_pre_hook(
@@ -112,12 +113,14 @@ def test_a_backbone_that_adds_up_in_float32_is_served_in_bfloat16():
     # Without oneDNN: some virtual machines advertise bfloat16 instructions that end the process when executed.
     with torch.backends.mkldnn.flags(enabled=False), torch.no_grad():
         assert model.backbone(input_ids=torch.tensor([[3, 4]])).last_hidden_state.dtype == torch.float32
-        groups = sample_groups(CachedEngine(model, text_of, 4), make_prompts(2), sampling(max_completion_tokens=4), TRAIN)
+        groups = sample_groups(
+            CachedEngine(EngineSetup(model, text_of, 4)), make_prompts(2), sampling(max_completion_tokens=4), TRAIN
+        )
     assert all(logprob <= 0.0 for one in flat(groups) for logprob in one.sampling_logprobs)
 
 
 def test_slots_follow_the_memory_that_rows_would_take(monkeypatch):
-    engine = CachedEngine(tiny("Bloom"), text_of)
+    engine = CachedEngine(EngineSetup(tiny("Bloom"), text_of))
     # Two layers of 4 heads of 8, keys and values, float32, in up to three copies; the sampler's arrays beside.
     slot_bytes = 3 * 40 * 2 * 2 * 32 * 4 + 4 * slot_engine.SAMPLER_FLOATS * 64
     monkeypatch.setattr(slot_engine, "free_memory", lambda device: int(2 * slot_bytes * 7.5))
@@ -130,7 +133,7 @@ def test_slots_follow_the_memory_that_rows_would_take(monkeypatch):
 def test_what_keeps_no_cache_falls_to_the_slow_engine_with_both_reasons():
     torch.manual_seed(0)
     config = transformers.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, context_length=64)
-    engine, sentence = build_engine("auto", AutoModelForCausalLM.from_config(config).eval(), text_of)
+    engine, sentence = build_engine("auto", EngineSetup(AutoModelForCausalLM.from_config(config).eval(), text_of))
     assert engine.name == "hf"
     assert "Not local: RwkvForCausalLM: its layers carry a recurrent state" in sentence
     assert "Not cached: RwkvForCausalLM: it keeps no cache that could be taken apart" in sentence
@@ -144,7 +147,7 @@ def test_a_cache_that_does_not_give_the_plain_forward_is_refused(monkeypatch):
     forward = rotary.forward
     rotary.forward = lambda x, position_ids: forward(x, position_ids - position_ids.max() * (position_ids.shape[1] == 1))
     with pytest.raises(EngineError, match="differ from its plain forward"):
-        CachedEngine(model, text_of)
+        CachedEngine(EngineSetup(model, text_of))
 
 
 # -- rows of a cache ---------------------------------------------------------------------------------------------------
@@ -166,9 +169,9 @@ def test_rows_are_filled_up_cut_joined_and_moved():
     assert full.values[1, 0, :, 0].tolist() == [-2.0] * 6
     assert sliding.keys[0, 0, :, 0].tolist() == [0.0, 1.0, 1.0], "a window of 4 keeps 3"
     assert sliding.get_mask_sizes(1) == (4, 3)
-    cut = both.take(torch.tensor([0, 0])).ending(2)
+    cut = both.take_rows(torch.tensor([0, 0])).fit_length(2)
     assert [layer.keys.shape[-2] for layer in cut.cache.layers] == [2, 2]
     assert cut.cache.layers[0].get_mask_sizes(1) == (3, 0)
-    both.overwrite(torch.tensor([2]), torch.tensor([0]))
+    both.overwrite_rows(torch.tensor([2]), torch.tensor([0]))
     assert full.keys[0, 0, :, 0].tolist() == [2.0] * 6
     assert cut.cache.layers[1].keys[0, 0, :, 0].tolist() == [1.0, 1.0], "what was taken is a copy"

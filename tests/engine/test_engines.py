@@ -22,7 +22,8 @@ from cohort.engine import scheduler as decoding
 from cohort.engine.cached import CachedEngine
 from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
-from cohort.engine.sampling import cut, next_tokens
+from cohort.engine.protocol import EngineSetup
+from cohort.engine.sampling import choose_tokens, cut_candidates
 from cohort.engine.support import prove_local
 from cohort.errors import EngineError, ModelError
 from cohort.model.head import split
@@ -96,7 +97,7 @@ def plain_logits(model, prompt, completion):
 
 def compare_greedy(model, prompts, wanted, slots):
     """Number of prompts whose greedy completions differ; each must have a near-tie where they part."""
-    fast, slow = LocalEngine(model, text_of, slots), HFEngine(model, text_of)
+    fast, slow = LocalEngine(EngineSetup(model, text_of, slots)), HFEngine(EngineSetup(model, text_of))
     different = 0
     for prompt, (ours,), (theirs,) in zip(
         prompts, sample_groups(fast, prompts, wanted, TRAIN), sample_groups(slow, prompts, wanted, TRAIN), strict=True
@@ -126,7 +127,9 @@ def test_greedy_is_token_identical(family, count):
     different = compare_greedy(model, prompts, wanted, slots=16)
     print(f"{family}: {count - different} of {count} greedy completions identical, {different} parted at a near-tie")
     assert different <= count // 40
-    completions = [group[0].token_ids for group in sample_groups(LocalEngine(model, text_of, 16), prompts, wanted, TRAIN)]
+    completions = [
+        group[0].token_ids for group in sample_groups(LocalEngine(EngineSetup(model, text_of, 16)), prompts, wanted, TRAIN)
+    ]
     assert len(set(completions)) > count // 2, "degenerate model: the comparison would prove nothing"
 
 
@@ -134,8 +137,8 @@ def test_greedy_is_token_identical(family, count):
 def test_sampled_rollouts_are_the_same_in_both_engines(family):
     model, prompts = make_model(family), make_prompts(6)
     wanted = sampling(group_size=3, max_completion_tokens=10)
-    fast = sample_groups(LocalEngine(model, text_of, slots=5), prompts, wanted, TRAIN, first_draw=4)
-    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN, first_draw=4)
+    fast = sample_groups(LocalEngine(EngineSetup(model, text_of, slots=5)), prompts, wanted, TRAIN, first_draw=4)
+    slow = sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, wanted, TRAIN, first_draw=4)
     for ours, theirs in zip(flat(fast), flat(slow), strict=True):
         assert (ours.token_ids, ours.end, ours.text) == (theirs.token_ids, theirs.end, theirs.text)
         assert np.allclose(ours.sampling_logprobs, theirs.sampling_logprobs, atol=1e-5)
@@ -158,8 +161,8 @@ def test_a_mixture_of_experts_is_sampled_as_it_is_scored(family, kind):
     """A token's experts are chosen by its own state, whatever stands beside it: 2e-6 nats at most in float32, no token parted."""
     model, prompts = make_model(family, **MIXTURES[family]), make_prompts(6)
     wanted = sampling(group_size=3, max_completion_tokens=10)
-    ours = sample_groups(kind(model, text_of, slots=5), prompts, wanted, TRAIN)
-    theirs = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
+    ours = sample_groups(kind(EngineSetup(model, text_of, slots=5)), prompts, wanted, TRAIN)
+    theirs = sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
     assert [one.token_ids for one in flat(ours)] == [one.token_ids for one in flat(theirs)]
     mismatch = 0.0
     for prompt, group in zip(prompts, ours, strict=True):
@@ -183,7 +186,7 @@ def chosen_experts(model, prompt):
 def test_logprobs_are_those_of_a_plain_forward_at_that_temperature(family, temperature):
     model, prompts = make_model(family), make_prompts(8)
     groups = sample_groups(
-        LocalEngine(model, text_of, slots=7), prompts, sampling(group_size=2, temperature=temperature), TRAIN
+        LocalEngine(EngineSetup(model, text_of, slots=7)), prompts, sampling(group_size=2, temperature=temperature), TRAIN
     )
     for prompt, group in zip(prompts, groups, strict=True):
         for completion in group:
@@ -194,7 +197,7 @@ def test_logprobs_are_those_of_a_plain_forward_at_that_temperature(family, tempe
 
 def test_greedy_logprobs_are_at_temperature_one():
     model, prompts = make_model(), make_prompts(3)
-    for engine in (LocalEngine(model, text_of), HFEngine(model, text_of)):
+    for engine in (LocalEngine(EngineSetup(model, text_of)), HFEngine(EngineSetup(model, text_of))):
         for prompt, (completion,) in zip(
             prompts, sample_groups(engine, prompts, sampling(temperature=0.0), TRAIN), strict=True
         ):
@@ -205,12 +208,14 @@ def test_greedy_logprobs_are_at_temperature_one():
 def test_slot_count_and_order_do_not_matter():
     model, prompts = make_model("Qwen2"), make_prompts(20)
     wanted = sampling(group_size=4, max_completion_tokens=16)
-    by_slots = {slots: sample_groups(LocalEngine(model, text_of, slots), prompts, wanted, TRAIN) for slots in (1, 7, 64)}
+    by_slots = {
+        slots: sample_groups(LocalEngine(EngineSetup(model, text_of, slots)), prompts, wanted, TRAIN) for slots in (1, 7, 64)
+    }
     ids = {slots: [[c.token_ids for c in group] for group in groups] for slots, groups in by_slots.items()}
     assert ids[1] == ids[7] == ids[64]
 
     # The same draw wherever it stands: each prompt alone, in another order, with its own first_draw.
-    engine = LocalEngine(model, text_of, 7)
+    engine = LocalEngine(EngineSetup(model, text_of, 7))
     for draw in random.Random(0).sample(range(20), 20):
         (group,) = sample_groups(engine, [prompts[draw]], wanted, TRAIN, first_draw=draw)
         assert [completion.token_ids for completion in group] == ids[7][draw]
@@ -224,8 +229,8 @@ def test_the_order_of_the_prompts_changes_nothing_but_the_order():
     """Greedy has no noise, so here a whole shuffled call can be compared."""
     model, prompts = make_model(), make_prompts(30)
     wanted, order = sampling(temperature=0.0), random.Random(1).sample(range(30), 30)
-    straight = sample_groups(LocalEngine(model, text_of, 5), prompts, wanted, TRAIN)
-    shuffled = sample_groups(LocalEngine(model, text_of, 5), [prompts[at] for at in order], wanted, TRAIN)
+    straight = sample_groups(LocalEngine(EngineSetup(model, text_of, 5)), prompts, wanted, TRAIN)
+    shuffled = sample_groups(LocalEngine(EngineSetup(model, text_of, 5)), [prompts[at] for at in order], wanted, TRAIN)
     assert [group[0].token_ids for group in shuffled] == [straight[at][0].token_ids for at in order]
 
 
@@ -233,15 +238,15 @@ def test_small_prefills_change_nothing(monkeypatch):
     """Prompts that come in several prefilled batches, with groups left waiting for a slot."""
     model, prompts = make_model(), make_prompts(12)
     wanted = sampling(group_size=3)
-    whole = sample_groups(LocalEngine(model, text_of, 4), prompts, wanted, TRAIN)
+    whole = sample_groups(LocalEngine(EngineSetup(model, text_of, 4)), prompts, wanted, TRAIN)
     monkeypatch.setitem(decoding.PREFILL_TOKENS, "cpu", 20)
-    pieces = sample_groups(LocalEngine(model, text_of, 4), prompts, wanted, TRAIN)
+    pieces = sample_groups(LocalEngine(EngineSetup(model, text_of, 4)), prompts, wanted, TRAIN)
     assert [[c.token_ids for c in group] for group in pieces] == [[c.token_ids for c in group] for group in whole]
 
 
 def test_a_prompt_drawn_twice_and_other_keys_give_other_completions():
     model, (prompt,) = make_model(), make_prompts(1, seed=5)
-    engine, wanted = LocalEngine(model, text_of, 8), sampling(group_size=4, stop_ids=())
+    engine, wanted = LocalEngine(EngineSetup(model, text_of, 8)), sampling(group_size=4, stop_ids=())
     first, second = sample_groups(engine, [prompt, prompt], wanted, TRAIN)
     others = [sample_groups(engine, [prompt], wanted, key)[0] for key in (NoiseKey(3, "evaluate", 1), NoiseKey(3, "train", 2))]
     everything = [completion.token_ids for group in (first, second, *others) for completion in group]
@@ -252,7 +257,7 @@ def test_a_prompt_drawn_twice_and_other_keys_give_other_completions():
 def test_sampled_frequencies_agree_with_the_softmax(temperature):
     model, prompts = make_model(initializer_range=0.15), make_prompts(2, seed=2)
     wanted = sampling(group_size=3000, temperature=temperature, max_completion_tokens=1)
-    groups = sample_groups(LocalEngine(model, text_of, slots=512), prompts, wanted, TRAIN)
+    groups = sample_groups(LocalEngine(EngineSetup(model, text_of, slots=512)), prompts, wanted, TRAIN)
     for prompt, group in zip(prompts, groups, strict=True):
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt.token_ids])).logits[0, -1].double()
@@ -271,18 +276,18 @@ def test_sampled_frequencies_agree_with_the_softmax(temperature):
 
 def test_next_tokens_by_hand():
     logits_BV = torch.tensor([[0.0, math.log(3.0)], [math.log(3.0), 0.0]])
-    ids, logprobs = next_tokens(logits_BV, sampling(temperature=0.0), None)
+    ids, logprobs = choose_tokens(logits_BV, sampling(temperature=0.0), None)
     assert ids.tolist() == [1, 0]
     assert logprobs.tolist() == pytest.approx([math.log(0.75)] * 2)
     # At temperature 1/2 the odds are squared: 9 to 1. Noise of 10 on token 0 of row 0 turns it.
-    ids, logprobs = next_tokens(logits_BV, sampling(temperature=0.5), torch.tensor([[10.0, 0.0], [0.0, 0.0]]))
+    ids, logprobs = choose_tokens(logits_BV, sampling(temperature=0.5), torch.tensor([[10.0, 0.0], [0.0, 0.0]]))
     assert ids.tolist() == [0, 0]
     assert logprobs.tolist() == pytest.approx([math.log(0.1), math.log(0.9)])
 
 
 def test_cuts_keep_the_right_candidates_and_leave_logprobs_alone():
     probs = torch.tensor([[0.1, 0.5, 0.05, 0.35]])
-    kept = lambda **cuts: torch.isfinite(cut(probs.log(), **{"top_k": 0, "top_p": 1.0, **cuts}))[0].tolist()  # noqa: E731
+    kept = lambda **cuts: torch.isfinite(cut_candidates(probs.log(), **{"top_k": 0, "top_p": 1.0, **cuts}))[0].tolist()  # noqa: E731
     assert kept() == [True] * 4
     assert kept(top_k=2) == [False, True, False, True]
     assert kept(top_k=9) == [True] * 4
@@ -291,7 +296,7 @@ def test_cuts_keep_the_right_candidates_and_leave_logprobs_alone():
     assert kept(top_p=0.9) == [True, True, False, True]
     assert kept(top_k=3, top_p=0.5) == [False, True, False, False]  # 0.5 / 0.95 of what top_k left reaches 0.5
     noise = torch.tensor([[50.0, 0.0, 0.0, 0.0]])
-    ids, logprobs = next_tokens(probs.log(), sampling(top_k=2), noise)
+    ids, logprobs = choose_tokens(probs.log(), sampling(top_k=2), noise)
     assert ids.tolist() == [1]
     assert logprobs.exp().tolist() == pytest.approx([0.5]), "the log-prob is that of the full distribution"
 
@@ -299,8 +304,8 @@ def test_cuts_keep_the_right_candidates_and_leave_logprobs_alone():
 def test_top_k_is_honoured_by_both_engines():
     model, prompts = make_model(), make_prompts(4)
     wanted = sampling(group_size=2, top_k=2, max_completion_tokens=6, temperature=1.3)
-    fast = sample_groups(LocalEngine(model, text_of), prompts, wanted, TRAIN)
-    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
+    fast = sample_groups(LocalEngine(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
+    slow = sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
     for prompt, ours, theirs in zip(prompts, fast, slow, strict=True):
         assert [c.token_ids for c in ours] == [c.token_ids for c in theirs]
         for completion in ours:
@@ -316,7 +321,7 @@ def test_top_k_is_honoured_by_both_engines():
 @ALL
 def test_ends(kind):
     model, prompts = make_model(), make_prompts(10)
-    engine = kind(model, text_of)
+    engine = kind(EngineSetup(model, text_of))
     free = sample_groups(engine, prompts, sampling(group_size=2, stop_ids=()), TRAIN)
     assert {(c.end, c.length) for group in free for c in group} == {("length", 12)}
     stops = {completion.token_ids[4] for group in free for completion in group[:1]}
@@ -336,14 +341,14 @@ def test_padding_is_no_token():
     model = make_model(pad_token_id=0, eos_token_id=0)
     prompts = [Prompt(at, "", {}, ids) for at, ids in enumerate([(0,), (0, 0, 7, 0), (9, 8, 0), (4, 5, 6, 7, 8, 9, 10)])]
     wanted = sampling(group_size=3, stop_ids=(0,), temperature=1.5)
-    fast = sample_groups(LocalEngine(model, text_of, 5), prompts, wanted, TRAIN)
-    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
+    fast = sample_groups(LocalEngine(EngineSetup(model, text_of, 5)), prompts, wanted, TRAIN)
+    slow = sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
     assert [[c.token_ids for c in group] for group in fast] == [[c.token_ids for c in group] for group in slow]
 
 
 def test_one_token_and_no_prompts():
     model, prompts = make_model(), make_prompts(5)
-    for engine in (LocalEngine(model, text_of, 2), HFEngine(model, text_of)):
+    for engine in (LocalEngine(EngineSetup(model, text_of, 2)), HFEngine(EngineSetup(model, text_of))):
         assert sample_groups(engine, [], sampling(), TRAIN) == []
         groups = sample_groups(engine, prompts, sampling(group_size=2, max_completion_tokens=1), TRAIN)
         assert [[c.length for c in group] for group in groups] == [[1, 1]] * 5
@@ -363,10 +368,10 @@ def test_looks_that_lag_behind_change_nothing(monkeypatch, kernels, slots, longe
     monkeypatch.setitem(decoding.PREFILL_TOKENS, "elsewhere", 40)
     model, prompts = make_model("Qwen2"), make_prompts(9)
     wanted = sampling(group_size=2, max_completion_tokens=longest, stop_ids=tuple(range(2, 8)))
-    plain = LocalEngine(model, text_of, slots, kernels=kernels)
+    plain = LocalEngine(EngineSetup(model, text_of, slots, kernels=kernels))
     expected = sample_groups(plain, prompts, wanted, TRAIN)
     monkeypatch.setattr(slot_engine, "Decoding", Elsewhere)
-    engine = LocalEngine(model, text_of, slots, kernels=kernels)
+    engine = LocalEngine(EngineSetup(model, text_of, slots, kernels=kernels))
     found = sample_groups(engine, prompts, wanted, TRAIN)
     assert [c.token_ids for c in flat(found)] == [c.token_ids for c in flat(expected)]
     assert [c.end for c in flat(found)] == [c.end for c in flat(expected)]
@@ -378,7 +383,7 @@ def test_looks_that_lag_behind_change_nothing(monkeypatch, kernels, slots, longe
 
 def test_rows_are_copied_in_parts_of_bounded_size(monkeypatch):
     model, prompts, wanted = make_model(), make_prompts(12), sampling(group_size=3)
-    expected = sample_groups(LocalEngine(model, text_of, 7, kernels="modules"), prompts, wanted, TRAIN)
+    expected = sample_groups(LocalEngine(EngineSetup(model, text_of, 7, kernels="modules")), prompts, wanted, TRAIN)
     selected, select = [], torch.Tensor.index_select
 
     def counting(tensor, dim, index):
@@ -387,13 +392,13 @@ def test_rows_are_copied_in_parts_of_bounded_size(monkeypatch):
 
     monkeypatch.setattr(kv, "BYTES_AT_ONCE", 1)
     monkeypatch.setattr(torch.Tensor, "index_select", counting)
-    assert sample_groups(LocalEngine(model, text_of, 7, kernels="modules"), prompts, wanted, TRAIN) == expected
+    assert sample_groups(LocalEngine(EngineSetup(model, text_of, 7, kernels="modules")), prompts, wanted, TRAIN) == expected
     assert max(selected) == 1
 
 
 def test_occupancy_is_the_share_of_slots_that_decode():
     """Two completions of 5 and 9 tokens, of which the first comes from the prompt: 4 + 8 of 2 x 8."""
-    engine = LocalEngine(make_model(), text_of, 2)
+    engine = LocalEngine(EngineSetup(make_model(), text_of, 2))
     engine.generate(make_requests(make_prompts(1), 2), sampling(group_size=2, stop_ids=()), TRAIN, limits=[5, 9])
     assert engine.last["decode_steps"] == 8
     assert engine.last["occupancy"] == 12 / 16
@@ -402,7 +407,9 @@ def test_occupancy_is_the_share_of_slots_that_decode():
 @pytest.mark.parametrize("limits", [[3, 3], [3, 0, 3, 3]])
 def test_a_limit_for_every_completion(limits):
     with pytest.raises(EngineError, match="limits: 4 of at least 1"):
-        LocalEngine(make_model(), text_of, 2).generate(make_requests(make_prompts(2), 2), sampling(), TRAIN, limits=limits)
+        LocalEngine(EngineSetup(make_model(), text_of, 2)).generate(
+            make_requests(make_prompts(2), 2), sampling(), TRAIN, limits=limits
+        )
 
 
 class EagerSteps:
@@ -420,7 +427,7 @@ class EagerSteps:
 def test_nothing_holds_the_cache_once_a_call_is_over(monkeypatch, fails):
     """A ring of references is memory that training cannot have until Python happens to look for rings."""
     monkeypatch.setattr(local_engine_module, "GraphedSteps", EagerSteps)
-    engine = LocalEngine(make_model(), text_of, 4)
+    engine = LocalEngine(EngineSetup(make_model(), text_of, 4))
     engine.cuda_graphs = True
     made, make = [], engine._workspace
     monkeypatch.setattr(engine, "_workspace", lambda *args: made.append(make(*args)) or made[-1])
@@ -447,13 +454,13 @@ def test_nothing_holds_the_cache_once_a_call_is_over(monkeypatch, fails):
 
 def test_a_weight_update_is_seen_by_the_next_call():
     model, prompts = make_model(), make_prompts(6)
-    engine, wanted = LocalEngine(model, text_of, 4), sampling(group_size=2)
+    engine, wanted = LocalEngine(EngineSetup(model, text_of, 4)), sampling(group_size=2)
     before = sample_groups(engine, prompts, wanted, TRAIN)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
     after = sample_groups(engine, prompts, wanted, TRAIN)
-    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
+    slow = sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
     ids = [[[c.token_ids for c in group] for group in groups] for groups in (before, after, slow)]
     assert ids[1] != ids[0]
     assert ids[1] == ids[2]
@@ -463,11 +470,11 @@ def test_a_weight_update_is_seen_by_the_next_call():
 def test_dropout_is_off_while_sampling_and_modes_come_back(kind):
     model, prompts = make_model("Llama", attention_dropout=0.5), make_prompts(4)
     wanted = sampling(group_size=2)
-    quiet = sample_groups(kind(model, text_of), prompts, wanted, TRAIN)
+    quiet = sample_groups(kind(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
     model.train()
     model.model.layers[0].eval()  # a frozen part keeps its own mode
     modes = {name: module.training for name, module in model.named_modules()}
-    noisy = sample_groups(kind(model, text_of), prompts, wanted, TRAIN)
+    noisy = sample_groups(kind(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
     assert noisy == quiet
     assert {name: module.training for name, module in model.named_modules()} == modes
     loss = model(input_ids=torch.tensor([[3, 4, 5]]), labels=torch.tensor([[3, 4, 5]])).loss
@@ -477,7 +484,7 @@ def test_dropout_is_off_while_sampling_and_modes_come_back(kind):
 
 def test_everything_is_put_back_after_an_exception():
     model = make_model().train()
-    engine = LocalEngine(model, lambda ids: 1 // 0)
+    engine = LocalEngine(EngineSetup(model, lambda ids: 1 // 0))
     with pytest.raises(ZeroDivisionError):
         sample_groups(engine, make_prompts(2), sampling(), TRAIN)
     assert model.training
@@ -489,22 +496,22 @@ def test_everything_is_put_back_after_an_exception():
 def test_the_generation_config_has_no_say(kind):
     model, prompts = make_model(), make_prompts(5)
     wanted = sampling(group_size=4)
-    before = sample_groups(kind(model, text_of), prompts, wanted, TRAIN)
+    before = sample_groups(kind(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
     for name, value in {"temperature": 0.01, "top_k": 1, "do_sample": False, "max_new_tokens": 2, "eos_token_id": 7}.items():
         setattr(model.generation_config, name, value)
-    assert sample_groups(kind(model, text_of), prompts, wanted, TRAIN) == before
+    assert sample_groups(kind(EngineSetup(model, text_of)), prompts, wanted, TRAIN) == before
     assert all(len({completion.token_ids for completion in group}) > 1 for group in before)
 
 
 def test_gradient_checkpointing_does_not_switch_the_cache_off():
     model, prompts = make_model(), make_prompts(5)
     wanted = sampling(group_size=2)
-    before = sample_groups(LocalEngine(model, text_of), prompts, wanted, TRAIN)
+    before = sample_groups(LocalEngine(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
     model.gradient_checkpointing_enable()
     model.train()
     fed = []
     hook = model.model.layers[0].register_forward_pre_hook(lambda module, args: fed.append(args[0].shape[:2].numel()))
-    engine = LocalEngine(model, text_of)
+    engine = LocalEngine(EngineSetup(model, text_of))
     fed.clear()
     assert sample_groups(engine, prompts, wanted, TRAIN) == before
     hook.remove()
@@ -517,7 +524,7 @@ def test_bfloat16_logprobs_are_close_and_dtype_is_kept():
     model, prompts = make_model(initializer_range=0.05).bfloat16(), make_prompts(6)
     # Without oneDNN: some virtual machines advertise bfloat16 instructions that end the process when executed.
     with torch.backends.mkldnn.flags(enabled=False):
-        groups = sample_groups(LocalEngine(model, text_of, 5), prompts, sampling(group_size=2), TRAIN)
+        groups = sample_groups(LocalEngine(EngineSetup(model, text_of, 5)), prompts, sampling(group_size=2), TRAIN)
         for prompt, group in zip(prompts, groups, strict=True):
             for completion in group:
                 expected = plain_logits(model, prompt, completion).log_softmax(-1)
@@ -532,11 +539,11 @@ def test_bfloat16_logprobs_are_close_and_dtype_is_kept():
 def test_cuda_agrees_with_the_slow_engine(family):
     model, prompts = make_model(family).cuda(), make_prompts(8)
     wanted = sampling(group_size=2)
-    fast = sample_groups(LocalEngine(model, text_of, 5), prompts, wanted, TRAIN)
-    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
+    fast = sample_groups(LocalEngine(EngineSetup(model, text_of, 5)), prompts, wanted, TRAIN)
+    slow = sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
     same = [ours.token_ids == theirs.token_ids for ours, theirs in zip(flat(fast), flat(slow), strict=True)]
     assert sum(same) >= 15
-    half = sample_groups(LocalEngine(model.bfloat16(), text_of), prompts, wanted, TRAIN)
+    half = sample_groups(LocalEngine(EngineSetup(model.bfloat16(), text_of)), prompts, wanted, TRAIN)
     assert all(math.isfinite(logprob) for group in half for c in group for logprob in c.sampling_logprobs)
 
 
@@ -591,8 +598,8 @@ def test_what_is_not_exact_is_refused_by_name_and_auto_falls_back(family):
     attention = model.config._attn_implementation
     assert reason in why_not_local(model)
     with pytest.raises(EngineError, match=reason):
-        build_engine("local", model, text_of)
-    engine, sentence = build_engine("auto", model, text_of)
+        build_engine("local", EngineSetup(model, text_of))
+    engine, sentence = build_engine("auto", EngineSetup(model, text_of))
     assert engine.name == "cached"
     assert reason in sentence
     assert type(model).__name__ in sentence
@@ -623,16 +630,16 @@ def test_a_window_that_only_the_mask_knows_is_refused():
 def test_build_engine_says_which():
     model = make_model()
     for name, expected in (("auto", "local"), ("local", "local"), ("hf", "hf")):
-        engine, sentence = build_engine(name, model, text_of)
+        engine, sentence = build_engine(name, EngineSetup(model, text_of))
         assert engine.name == expected
         assert f"engine {expected}" in sentence
     with pytest.raises(EngineError, match=r"sampling\.engine"):
-        build_engine("vllm", model, text_of)
+        build_engine("vllm", EngineSetup(model, text_of))
 
 
 @ALL
 def test_requests_that_cannot_be_served(kind):
-    engine, prompts = kind(make_model(), text_of), make_prompts(2, longest=3)
+    engine, prompts = kind(EngineSetup(make_model(), text_of)), make_prompts(2, longest=3)
     with pytest.raises(EngineError, match=r"has 3 tokens.*is 62: together 65.*64 positions.*prompts\.max_prompt_tokens"):
         sample_groups(engine, [Prompt(0, "", {}, (3, 4, 5))], sampling(max_completion_tokens=62), TRAIN)
     with pytest.raises(EngineError, match="prompt 9 has no tokens"):
@@ -644,7 +651,7 @@ def test_requests_that_cannot_be_served(kind):
 @ALL
 def test_non_finite_logits_are_an_error(kind):
     model = make_model()
-    engine = kind(model, text_of)
+    engine = kind(EngineSetup(model, text_of))
     with torch.no_grad():
         model.lm_head.weight[3] = torch.nan
     with pytest.raises(EngineError, match="not finite"):
@@ -653,18 +660,18 @@ def test_non_finite_logits_are_an_error(kind):
 
 @pytest.mark.parametrize("kernels", ["auto", "modules"])
 def test_slots_are_chosen_from_free_memory(monkeypatch, kernels):
-    engine = LocalEngine(make_model(), text_of, kernels=kernels)
+    engine = LocalEngine(EngineSetup(make_model(), text_of, kernels=kernels))
     element = 4 if engine.native else 8  # float64 on a CPU, unless compiled attention widens float32 as it reads
     kv_bytes = 2 * 40 * element * 2 * (2 * 8)  # keys and values, 40 tokens, 2 layers, 2 kv heads of 8
-    decoder = engine._workspace(40, 1, sampling()).decoder
+    decoder = engine._make_workspace(40, 1, sampling()).decoder
     held = decoder.cache.blocks.keys[0] if kernels == "modules" else decoder.decoder.cache
     assert held.element_size() == element
     slot_bytes = kv_bytes + 4 * 6 * VOCAB
     monkeypatch.setattr(slot_engine, "free_memory", lambda device: int(2 * slot_bytes * 10.5))
-    assert engine.slots_for(40, completions=1000) == 10
-    assert engine.slots_for(40, completions=3) == 3
+    assert engine.fit_slots(40, completions=1000) == 10
+    assert engine.fit_slots(40, completions=3) == 3
     monkeypatch.setattr(slot_engine, "free_memory", lambda device: 2**40)
-    assert engine.slots_for(40, completions=10_000) == 512
+    assert engine.fit_slots(40, completions=10_000) == 512
     monkeypatch.setattr(slot_engine, "free_memory", lambda device: slot_bytes)
     with pytest.raises(EngineError, match=r"not even one slot.*sampling\.max_completion_tokens"):
         sample_groups(engine, make_prompts(1), sampling(max_completion_tokens=40), TRAIN)
@@ -673,7 +680,7 @@ def test_slots_are_chosen_from_free_memory(monkeypatch, kernels):
 def test_slots_asked_for_that_do_not_fit_any_more_are_fewer(monkeypatch):
     """A run fixes its number of slots at its start; optimizer states and a reference come later."""
     model, prompts, wanted = make_model(), make_prompts(6), sampling(group_size=2)
-    engine = LocalEngine(model, text_of, 12)
+    engine = LocalEngine(EngineSetup(model, text_of, 12))
     expected = sample_groups(engine, prompts, wanted, TRAIN)
     assert engine.last["slots"] == 12
     longest = max(len(prompt.token_ids) for prompt in prompts) + wanted.max_completion_tokens
@@ -702,11 +709,11 @@ def test_own_kernels_that_do_not_run_here_are_a_reason(monkeypatch):
     def broken(*args):
         raise RuntimeError("out of resource: shared memory")
 
-    monkeypatch.setattr(local_engine_module, "fused_decoder", broken)
-    engine = LocalEngine(make_model(), text_of)
+    monkeypatch.setattr(local_engine_module, "make_fused_decoder", broken)
+    engine = LocalEngine(EngineSetup(make_model(), text_of))
     assert "out of resource" in engine.describe()
     with pytest.raises(ModelError, match=r'model.kernels = "fused" is not possible: .*out of resource'):
-        LocalEngine(make_model(), text_of, kernels="fused")
+        LocalEngine(EngineSetup(make_model(), text_of, kernels="fused"))
 
 
 def pretend_graphs(monkeypatch):
@@ -780,17 +787,17 @@ def test_rotary_frequencies_that_depend_on_length_limit_the_cache():
     assert compare_greedy(model, prompts, sampling(temperature=0.0, max_completion_tokens=14), slots=3) == 0
     long = sampling(group_size=2, max_completion_tokens=30)
     with pytest.raises(EngineError, match="beyond 24"):
-        sample_groups(LocalEngine(model, text_of), prompts, long, TRAIN)
+        sample_groups(LocalEngine(EngineSetup(model, text_of)), prompts, long, TRAIN)
     # Held still for the longest sequence of a run, every engine and the trainer see one policy, on both sides of 24 tokens.
     assert "beyond 24 tokens and this run reaches 40" in hold_frequencies(model, 40)
-    slow = flat(sample_groups(HFEngine(model, text_of), prompts, long, TRAIN))
+    slow = flat(sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, long, TRAIN))
     lengths = {len(prompt.token_ids) + len(one.token_ids) for prompt, one in zip(prompts * 2, slow, strict=True)}
     assert min(lengths) <= 24 < max(lengths)
     for kind in (LocalEngine, CachedEngine):
-        fast = flat(sample_groups(kind(model, text_of, 5), prompts, long, TRAIN))
+        fast = flat(sample_groups(kind(EngineSetup(model, text_of, 5)), prompts, long, TRAIN))
         assert [one.token_ids for one in fast] == [one.token_ids for one in slow]
     with pytest.raises(EngineError, match="beyond 40"):
-        sample_groups(LocalEngine(model, text_of), prompts, sampling(max_completion_tokens=40), TRAIN)
+        sample_groups(LocalEngine(EngineSetup(model, text_of)), prompts, sampling(max_completion_tokens=40), TRAIN)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

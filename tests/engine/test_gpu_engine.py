@@ -14,6 +14,7 @@ from cohort.engine import local as local_engine
 from cohort.engine import make_requests, regroup, sample_groups
 from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
+from cohort.engine.protocol import EngineSetup
 from cohort.types import NoiseKey, Prompt, Sampling
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -70,12 +71,12 @@ def share_equal(ours, theirs):
 def test_every_way_to_decode_gives_the_tokens_of_the_slow_engine(family, temperature):
     """float32, few slots and many completions, so that rows finish, are refilled and move; near-ties may part."""
     model, prompts, wanted = make_model(family), make_prompts(20), sampling(temperature=temperature)
-    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
+    slow = sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
     assert len({len(completion.token_ids) for completion in flat(slow)}) > 5, "lengths must be ragged to prove anything"
     ways = {
-        "kernels": LocalEngine(model, text_of, 24),
-        "kernels, no graphs": LocalEngine(model, text_of, 24, cuda_graphs=False),
-        "modules": LocalEngine(model, text_of, 24, kernels="modules"),
+        "kernels": LocalEngine(EngineSetup(model, text_of, 24)),
+        "kernels, no graphs": LocalEngine(EngineSetup(model, text_of, 24, cuda_graphs=False)),
+        "modules": LocalEngine(EngineSetup(model, text_of, 24, kernels="modules")),
     }
     assert (ways["kernels"].fused is None) == (family == "Gemma")
     for name, engine in ways.items():
@@ -87,9 +88,11 @@ def test_every_way_to_decode_gives_the_tokens_of_the_slow_engine(family, tempera
 
 def test_slots_and_calls_change_nothing():
     model, prompts, wanted = make_model("Qwen2"), make_prompts(30), sampling(group_size=3)
-    whole = sample_groups(LocalEngine(model, text_of, 0), prompts, wanted, TRAIN)
+    whole = sample_groups(LocalEngine(EngineSetup(model, text_of, 0)), prompts, wanted, TRAIN)
     for slots in (1, 7, 64):
-        assert share_equal(sample_groups(LocalEngine(model, text_of, slots), prompts, wanted, TRAIN), whole) >= 0.97
+        assert (
+            share_equal(sample_groups(LocalEngine(EngineSetup(model, text_of, slots)), prompts, wanted, TRAIN), whole) >= 0.97
+        )
 
 
 def test_planned_limits_and_one_token_completions():
@@ -97,7 +100,7 @@ def test_planned_limits_and_one_token_completions():
     limits = [[1 + (7 * prompt + sample) % 20 for sample in range(4)] for prompt in range(10)]
     wanted = sampling(stop_ids=())
     requests = make_requests(prompts, wanted.group_size)
-    flat = LocalEngine(model, text_of, 8).generate(
+    flat = LocalEngine(EngineSetup(model, text_of, 8)).generate(
         requests, wanted, TRAIN, limits=[limit for group in limits for limit in group]
     )
     groups = regroup(flat, len(prompts), wanted.group_size)
@@ -106,7 +109,7 @@ def test_planned_limits_and_one_token_completions():
 
 def test_graphs_see_an_update_of_the_weights():
     model, prompts, wanted = make_model(), make_prompts(8), sampling(stop_ids=())
-    engine = LocalEngine(model, text_of, 0)
+    engine = LocalEngine(EngineSetup(model, text_of, 0))
     before = sample_groups(engine, prompts, wanted, TRAIN)
     assert sample_groups(engine, prompts, wanted, TRAIN) == before, "the same call gives the same bits"
     with torch.no_grad():
@@ -114,18 +117,23 @@ def test_graphs_see_an_update_of_the_weights():
             parameter.add_(0.05 * torch.randn_like(parameter))
     after = sample_groups(engine, prompts, wanted, TRAIN)
     assert after != before
-    assert share_equal(after, sample_groups(LocalEngine(model, text_of, 0), prompts, wanted, TRAIN)) == 1.0
+    assert share_equal(after, sample_groups(LocalEngine(EngineSetup(model, text_of, 0)), prompts, wanted, TRAIN)) == 1.0
     # New storage for a parameter: the fused tensor and the graphs are made anew.
     weight = model.base_model.layers[0].self_attn.q_proj.weight
     weight.data = (-weight.data).clone()
     moved = sample_groups(engine, prompts, wanted, TRAIN)
     assert moved != after
-    assert share_equal(moved, sample_groups(LocalEngine(model, text_of, 0, kernels="modules"), prompts, wanted, TRAIN)) >= 0.97
+    assert (
+        share_equal(
+            moved, sample_groups(LocalEngine(EngineSetup(model, text_of, 0, kernels="modules")), prompts, wanted, TRAIN)
+        )
+        >= 0.97
+    )
 
 
 def test_bfloat16_logprobs_are_those_of_the_plain_forward():
     model, prompts = make_model("Qwen2", torch.bfloat16), make_prompts(16)
-    groups = sample_groups(LocalEngine(model, text_of, 0), prompts, sampling(stop_ids=()), TRAIN)
+    groups = sample_groups(LocalEngine(EngineSetup(model, text_of, 0)), prompts, sampling(stop_ids=()), TRAIN)
     gaps = []
     for prompt, group in zip(prompts, groups, strict=True):
         for completion in group:
@@ -143,8 +151,8 @@ def test_bfloat16_logprobs_are_those_of_the_plain_forward():
 def test_top_p_is_sampled_in_plain_torch_and_still_captured():
     model, prompts = make_model(), make_prompts(6)
     wanted = sampling(stop_ids=(), top_p=0.5)
-    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
-    assert share_equal(sample_groups(LocalEngine(model, text_of, 5), prompts, wanted, TRAIN), slow) >= 0.9
+    slow = sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
+    assert share_equal(sample_groups(LocalEngine(EngineSetup(model, text_of, 5)), prompts, wanted, TRAIN), slow) >= 0.9
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -153,8 +161,8 @@ def test_experts_decode_whether_or_not_their_steps_can_be_captured(graphs):
     torch.manual_seed(0)
     config = transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
     model, prompts, wanted = AutoModelForCausalLM.from_config(config).eval().to("cuda"), make_prompts(12), sampling()
-    slow = sample_groups(HFEngine(model, text_of), prompts, wanted, TRAIN)
-    engine = LocalEngine(model, text_of, 16, cuda_graphs=graphs)
+    slow = sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
+    engine = LocalEngine(EngineSetup(model, text_of, 16, cuda_graphs=graphs))
     for _ in range(2):
         assert share_equal(sample_groups(engine, prompts, wanted, TRAIN), slow) >= 0.95
     print(f"experts: {engine.last['graphs']:.0f} graphs")
@@ -164,7 +172,7 @@ def test_experts_decode_whether_or_not_their_steps_can_be_captured(graphs):
 def test_calls_of_many_sizes_share_their_graphs():
     """Refills of a batch have another number of completions each time."""
     model, wanted = make_model(), sampling(stop_ids=(), group_size=1)
-    engine = LocalEngine(model, text_of, 64)
+    engine = LocalEngine(EngineSetup(model, text_of, 64))
     for count in (64, *range(1, 64, 3)):
         sample_groups(engine, make_prompts(count), wanted, TRAIN)
     assert engine.last["graphs"] <= 9  # 1, 2, 4, 8, 16, 24, 32, 48, 64
@@ -173,7 +181,7 @@ def test_calls_of_many_sizes_share_their_graphs():
 def test_a_workspace_that_is_not_kept_leaves_no_memory_behind(monkeypatch):
     monkeypatch.setattr(local_engine, "KEPT_SHARE", 0.0)
     model = make_model()
-    engine = LocalEngine(model, text_of, 64)
+    engine = LocalEngine(EngineSetup(model, text_of, 64))
     sample_groups(engine, make_prompts(4), sampling(), TRAIN)  # libraries allocate what they keep
     gc.collect()
     held = torch.cuda.memory_allocated()
@@ -191,7 +199,7 @@ def test_a_workspace_that_is_not_kept_leaves_no_memory_behind(monkeypatch):
 def test_completions_continued_from_their_own_prefix(graphs):
     """Half of each completion, run as a prompt: other sums than decoding it, so near-ties may part."""
     model, prompts, wanted = make_model(), make_prompts(16), sampling(group_size=4)
-    engine, requests = LocalEngine(model, text_of, 24, cuda_graphs=graphs), make_requests(prompts, 4)
+    engine, requests = LocalEngine(EngineSetup(model, text_of, 24, cuda_graphs=graphs)), make_requests(prompts, 4)
     whole, seen = engine.generate(requests, wanted, TRAIN), []
     halves = [
         replace(request, prefix=replace(one, token_ids=one.token_ids[:half], sampling_logprobs=one.sampling_logprobs[:half]))

@@ -9,6 +9,7 @@ from cohort.engine import build_engine, make_requests, regroup, sample_groups
 from cohort.engine.cached import CachedEngine
 from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
+from cohort.engine.protocol import EngineSetup
 from cohort.errors import EngineError
 from cohort.recipe.engines import ENGINES, EngineEntry
 from cohort.types import Completion, NoiseKey, Request
@@ -32,7 +33,7 @@ def continued(requests: list[Request], whole: list[Completion], counts: list[int
 def test_a_completion_continued_from_its_own_prefix_is_the_uninterrupted_one(kind, slots, temperature):
     """Prefixes of every length, among them none and whole ones; near-ties aside, and there are none here."""
     model, prompts, wanted = make_model(), make_prompts(5), sampling(group_size=4, temperature=temperature)
-    engine = kind(model, text_of, slots) if slots else kind(model, text_of)
+    engine = kind(EngineSetup(model, text_of, slots)) if slots else kind(EngineSetup(model, text_of))
     requests = make_requests(prompts, 4, first_draw=3)
     whole = engine.generate(requests, wanted, TRAIN)
     counts = [number % len(completion.token_ids) for number, completion in enumerate(whole)]
@@ -50,7 +51,7 @@ def test_a_completion_continued_from_its_own_prefix_is_the_uninterrupted_one(kin
 
 @ALL
 def test_a_prefix_that_is_whole_comes_back_as_it_is(kind):
-    (prompt,), engine = make_prompts(1), kind(make_model(), text_of)
+    (prompt,), engine = make_prompts(1), kind(EngineSetup(make_model(), text_of))
     stopped = Completion((9, 2), (-0.5, -0.25), "length", "as written")
     full = Completion((9, 8, 7), (-0.5, -0.25, -1.0), "stop", "")
     told = Completion((9, 2), (-0.5, -0.25), "length", "", sampled_mask=(True, False))  # a stop that nobody sampled
@@ -69,7 +70,7 @@ def test_a_prefix_that_is_whole_comes_back_as_it_is(kind):
 def test_noise_may_begin_at_a_later_position(kind):
     """A later turn: the conversation so far is the prompt, and its completion takes the noise behind the turns before."""
     model, (prompt,), wanted = make_model(), make_prompts(1), sampling(stop_ids=(), max_completion_tokens=8)
-    engine = kind(model, text_of)
+    engine = kind(EngineSetup(model, text_of))
     (whole,) = engine.generate([Request(prompt, 4, 1)], wanted, TRAIN)
     longer = replace(prompt, token_ids=prompt.token_ids + whole.token_ids[:5])
     short = replace(wanted, max_completion_tokens=3)
@@ -84,7 +85,7 @@ def test_noise_may_begin_at_a_later_position(kind):
 @ALL
 def test_every_completion_is_handed_back_once_and_is_the_one_that_returns(kind):
     prompts, wanted = make_prompts(4), sampling(group_size=3)
-    engine, seen = kind(make_model(), text_of), {}
+    engine, seen = kind(EngineSetup(make_model(), text_of)), {}
     requests = make_requests(prompts, 3)
 
     def note(request, completion):
@@ -97,7 +98,7 @@ def test_every_completion_is_handed_back_once_and_is_the_one_that_returns(kind):
 
 
 def test_completions_come_as_they_finish():
-    engine, order = LocalEngine(make_model(), text_of, 8), []
+    engine, order = LocalEngine(EngineSetup(make_model(), text_of, 8)), []
     requests = make_requests(make_prompts(1), 3)
     engine.generate(
         requests, sampling(stop_ids=()), TRAIN, lambda request, completion: order.append(request.sample), limits=[9, 2, 5]
@@ -107,7 +108,7 @@ def test_completions_come_as_they_finish():
 
 @ALL
 def test_the_versions_of_a_prefix_are_kept_and_the_engine_adds_its_own(kind):
-    (prompt,), engine = make_prompts(1), kind(make_model(), text_of)
+    (prompt,), engine = make_prompts(1), kind(EngineSetup(make_model(), text_of))
     engine.sync({}, 7)
     wanted = sampling(stop_ids=(), max_completion_tokens=6)
     (fresh,) = engine.generate([Request(prompt, 0, 0)], wanted, TRAIN)
@@ -119,7 +120,7 @@ def test_the_versions_of_a_prefix_are_kept_and_the_engine_adds_its_own(kind):
 
 @ALL
 def test_requests_that_say_too_little(kind):
-    (prompt,), engine = make_prompts(1), kind(make_model(), text_of)
+    (prompt,), engine = make_prompts(1), kind(EngineSetup(make_model(), text_of))
     with pytest.raises(EngineError, match="the prefix has 2 tokens and 1 log-probs"):
         engine.generate([Request(prompt, 0, 0, Completion((7, 8), (0.0,), "length", ""))], sampling(), TRAIN)
     with pytest.raises(EngineError, match="cannot begin at -1"):
@@ -127,7 +128,7 @@ def test_requests_that_say_too_little(kind):
 
 
 def test_groups_come_back_in_the_order_of_the_prompts():
-    prompts, engine, wanted = make_prompts(3), LocalEngine(make_model(), text_of), sampling(group_size=2)
+    prompts, engine, wanted = make_prompts(3), LocalEngine(EngineSetup(make_model(), text_of)), sampling(group_size=2)
     requests = make_requests(prompts, 2, first_draw=5)
     assert [(request.prompt.index, request.draw, request.sample) for request in requests] == [
         (prompt.index, 5 + place, sample) for place, prompt in enumerate(prompts) for sample in (0, 1)
@@ -142,7 +143,7 @@ def test_groups_come_back_in_the_order_of_the_prompts():
 
 @ALL
 def test_what_an_engine_says_of_itself(kind):
-    engine = kind(make_model(), text_of)
+    engine = kind(EngineSetup(make_model(), text_of))
     able = engine.capabilities
     assert able.keyed_noise
     assert able.shares_weights
@@ -170,7 +171,7 @@ class Echo:
 
 def test_an_engine_is_one_line_in_the_table(monkeypatch):
     monkeypatch.setitem(ENGINES, "echo", EngineEntry("test_requests:make_echo", "says what it is told"))
-    engine, sentence = build_engine("echo", None, text_of, 3)
+    engine, sentence = build_engine("echo", EngineSetup(None, text_of, 3))
     assert (engine.name, engine.slots, sentence) == ("echo", 3, "engine echo: says what it is told")
     (prompt,) = make_prompts(1)
     ((completion,),) = sample_groups(engine, [prompt], sampling(), NoiseKey(0, "evaluate", 0))
@@ -181,4 +182,4 @@ def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(
         EngineError, match=r"sampling\.engine: 'locla' is not an engine .*auto, local, cached, hf.*did you mean 'local'"
     ):
-        build_engine("locla", make_model(), text_of)
+        build_engine("locla", EngineSetup(make_model(), text_of))

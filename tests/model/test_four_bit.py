@@ -12,6 +12,7 @@ pytest.importorskip("bitsandbytes", reason="a base in 4 bits needs bitsandbytes"
 pytest.importorskip("peft", reason="adapters need peft")
 
 from cohort.engine import build_engine, sample_groups
+from cohort.engine.protocol import EngineSetup
 from cohort.errors import ModelError
 from cohort.model import four_bit, lora
 from cohort.model.loading import load_adapted, load_model
@@ -64,7 +65,7 @@ def test_engine_trainer_reference_and_export_are_one_rounded_base(tmp_path: Path
     codes = {id(layer.weight) for layer in layers.values()}
     assert {id(layer.weight) for layer in four_bit.four_bit_layers(reference.model).values()} == codes, "no second base"
 
-    engine, sentence = build_engine("auto", policy.model, policy.codec.decode)
+    engine, sentence = build_engine("auto", EngineSetup(policy.model, policy.codec.decode))
     assert "engine hf" not in sentence
     prompts = [Prompt(number, "x", {}, tuple(range(5 + number, 12 + number))) for number in range(3)]
     groups = sample_groups(engine, prompts, Sampling(4, 1.0, 12, ()), NoiseKey(0, "train", 1))

@@ -99,7 +99,7 @@ def test_few_rows_are_split_and_many_are_not():
 
 def make_state(rows, completions, width, stop_ids=()):
     state = SlotState.empty(rows, completions, Sampling(1, 1.0, width, stop_ids), torch.device("cpu"))
-    state.begin([row_key(KEY, number, 0) for number in range(completions)], [width] * completions)
+    state.start_call([row_key(KEY, number, 0) for number in range(completions)], [width] * completions)
     return state
 
 
@@ -119,7 +119,7 @@ def test_sample_is_its_twin(temperature, vocabulary):
     ours, twin = states
     for step in range(3):
         logits = 3 * torch.randn(4, vocabulary)
-        ours._note_with_kernels(rows, logits, sampling, advance=step > 0)
+        ours._sample_with_kernels(rows, logits, sampling, advance=step > 0)
         twin._note(rows, logits, sampling, advance=step > 0)
         assert ours.token_ids_NT[:9].tolist() == twin.token_ids_NT[:9].tolist()
         assert torch.allclose(ours.logprobs_NT[:9], twin.logprobs_NT[:9], atol=1e-5)
@@ -135,7 +135,7 @@ def test_noise_is_the_noise_of_every_engine():
         state = make_state(1, 1, 8)
         counts = torch.tensor([count], dtype=torch.int32)
         state.admit(torch.tensor([0]), torch.tensor([0], dtype=torch.int32), torch.tensor([1]), counts)
-        state._note_with_kernels(slice(0, 1), torch.zeros(1, 30_000), Sampling(1, 1.0, 8, ()), advance=True)
+        state._sample_with_kernels(slice(0, 1), torch.zeros(1, 30_000), Sampling(1, 1.0, 8, ()), advance=True)
         expected = gumbel(state.keys_S2[:1], torch.tensor([count]), 30_000).argmax()
         assert state.token_ids_NT[0, count] == expected
 
@@ -144,7 +144,7 @@ def test_broken_logits_show():
     state = make_state(1, 1, 2)
     nothing = torch.tensor([0], dtype=torch.int32)
     state.admit(torch.tensor([0]), nothing, torch.tensor([1]), nothing)
-    state._note_with_kernels(slice(0, 1), torch.full((1, 20), torch.nan), Sampling(1, 1.0, 2, ()), advance=True)
+    state._sample_with_kernels(slice(0, 1), torch.full((1, 20), torch.nan), Sampling(1, 1.0, 2, ()), advance=True)
     assert not torch.isfinite(state.logprobs_NT[0, 0])
 
 

@@ -16,6 +16,7 @@ from test_fused_cpu import NOT_DONE_B, build, decode, prompts_and_rest
 
 from cohort.engine import decoders, sample_groups
 from cohort.engine.local import LocalEngine
+from cohort.engine.protocol import EngineSetup
 from cohort.engine.slots import SlotState
 from cohort.errors import EngineError
 from cohort.ops.fused import cpu_native, native
@@ -301,7 +302,7 @@ def test_rollouts_are_the_same_with_and_without(cache, monkeypatch):
     sampling = Sampling(group_size=4, temperature=1.0, max_completion_tokens=12, stop_ids=(3, 5))
 
     def rollouts() -> tuple[str, object]:
-        engine = LocalEngine(model, lambda ids: "", slots=7)
+        engine = LocalEngine(EngineSetup(model, lambda ids: "", slots=7))
         return engine.describe(), [sample_groups(engine, prompts, sampling, NoiseKey(0, "train", step)) for step in (1, 2)]
 
     how, found = rollouts()
@@ -314,7 +315,7 @@ def test_rollouts_are_the_same_with_and_without(cache, monkeypatch):
 
 @needs_compiler
 def test_the_engine_ends_its_threads_and_keeps_its_memory(cache):
-    engine = LocalEngine(build("llama", num_hidden_layers=1), lambda ids: "", slots=4)
+    engine = LocalEngine(EngineSetup(build("llama", num_hidden_layers=1), lambda ids: "", slots=4))
     prompts = [Prompt(0, "", {}, (1, 2, 3))]
     sampling = Sampling(group_size=4, temperature=1.0, max_completion_tokens=8, stop_ids=())
     first = sample_groups(engine, prompts, sampling, NoiseKey(0, "train", 1))
@@ -331,13 +332,13 @@ def test_one_thread_notes_few_logits_down_and_all_share_the_prefill(cache, monke
     sampling = Sampling(group_size=2, temperature=1.0, max_completion_tokens=3, stop_ids=())
     for few in (2**18, 1):
         monkeypatch.setattr(decoders, "LOGITS_TO_SHARE", few)
-        engine = LocalEngine(model, lambda ids: "")
+        engine = LocalEngine(EngineSetup(model, lambda ids: ""))
         with monkeypatch.context() as patched, intra_op_threads(3):
-            for place, name in ((SlotState, "note"), (decoders, "prefill")):
+            for place, name in ((SlotState, "sample_tokens"), (decoders, "prefill")):
                 patched.setattr(place, name, watched(getattr(place, name), name, seen))
             sample_groups(engine, prompts, sampling, NoiseKey(0, "train", 1))
             assert torch.get_num_threads() == 3
-        assert seen == {"note": 1 if few > 1 else 3, "prefill": 3}
+        assert seen == {"sample_tokens": 1 if few > 1 else 3, "prefill": 3}
 
 
 def watched(function: Any, name: str, seen: dict[str, int]) -> Any:
@@ -367,7 +368,7 @@ def test_without_a_compiler_pytorch_decodes(cache, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert reason() == "no compiler"
     assert not cache.exists()
-    engine = LocalEngine(build("llama", num_hidden_layers=1), lambda ids: "")
+    engine = LocalEngine(EngineSetup(build("llama", num_hidden_layers=1), lambda ids: ""))
     assert engine.describe() == "fused products, attention in PyTorch (no compiler)"
     prompts = [Prompt(0, "", {}, (1, 2, 3))]
     sampling = Sampling(group_size=2, temperature=1.0, max_completion_tokens=4, stop_ids=())

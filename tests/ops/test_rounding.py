@@ -7,6 +7,7 @@ import torch
 
 from cohort.engine import sample_groups
 from cohort.engine.local import LocalEngine
+from cohort.engine.protocol import EngineSetup
 from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
@@ -45,7 +46,9 @@ def test_engine_and_trainer_agree_bitwise_down_to_one_row(layers, micro_batch_to
         Prompt(index, text, {}, policy.codec.encode(text)) for index, text in enumerate(["1+2=", "12+345=", "7=", "99+1="])
     ]
     sampling = Sampling(group_size=3, temperature=0.9, max_completion_tokens=30, stop_ids=(tokenizer.eos_token_id,))
-    groups = sample_groups(LocalEngine(model, policy.codec.decode, slots=5), prompts, sampling, NoiseKey(0, "train", 1))
+    groups = sample_groups(
+        LocalEngine(EngineSetup(model, policy.codec.decode, slots=5)), prompts, sampling, NoiseKey(0, "train", 1)
+    )
     rollouts = [
         Rollout(prompt, group, sample, completion, Outcome({}, 1.0, True), 0)
         for group, (prompt, completions) in enumerate(zip(prompts, groups, strict=True))

@@ -27,7 +27,7 @@ class Scripted:
     """An engine that writes its draw number, and a scorer for which the verdicts of each draw are written down."""
 
     name, slots = "scripted", 0
-    capabilities = Capabilities(True, True, False, 1, 4)
+    capabilities = Capabilities(most_slots=1, cache_itemsize=4)
 
     def __init__(self, verdicts: list[str]):
         self.verdicts = verdicts

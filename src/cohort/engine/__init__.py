@@ -7,9 +7,6 @@ neither torch nor transformers; building an engine does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 from cohort.base.importing import load_function
 from cohort.engine.protocol import Engine, EngineSetup
 from cohort.engine.requests import make_requests, regroup, sample_groups
@@ -18,21 +15,11 @@ from cohort.errors import EngineError
 from cohort.recipe.engines import AUTO, AUTO_ORDER, ENGINES
 from cohort.recipe.section import nearest
 
-__all__ = ["Engine", "build_engine", "make_requests", "regroup", "sample_groups", "stop_ids"]
+__all__ = ["Engine", "EngineSetup", "build_engine", "make_requests", "regroup", "sample_groups", "stop_ids"]
 
 
-def build_engine(
-    name: str,
-    model: Any,
-    decode: Callable[[Sequence[int]], str],
-    slots: int = 0,
-    *,
-    kernels: str = "auto",
-    cuda_graphs: bool = True,
-    decode_all: Callable[[Sequence[Sequence[int]]], list[str]] | None = None,
-) -> tuple[Engine, str]:
+def build_engine(name: str, setup: EngineSetup) -> tuple[Engine, str]:
     """The engine of that name, and a sentence for the console. auto: the first that is exact, and why not those before it."""
-    setup = EngineSetup(model, decode, slots, kernels, cuda_graphs, decode_all)
     if name != AUTO:
         return make_engine(name, setup)
     reasons: list[str] = []
@@ -50,9 +37,8 @@ def make_engine(name: str, setup: EngineSetup) -> tuple[Engine, str]:
     if name not in ENGINES:
         known = [AUTO, *ENGINES]
         raise EngineError(f"sampling.engine: {name!r} is not an engine (known: {', '.join(known)}){nearest(name, known)}")
-    maker = load_function(ENGINES[name].maker)
     try:
-        made: tuple[Engine, str] = maker(setup)
+        made: tuple[Engine, str] = load_function(ENGINES[name].maker)(setup)
     except EngineError as problem:
         raise EngineError(
             f'sampling.engine = "{name}" cannot serve this model exactly. {problem} Use "{AUTO}" or "{AUTO_ORDER[-1]}".'

@@ -48,16 +48,16 @@ class CacheRows:
     @property
     def grows(self) -> bool:
         """Whether any layer keeps keys and values; states alone need no mask, and their modules misread one."""
-        return any(name in GROWING for layer in self.cache.layers for _, name, _ in tensors_of(layer))
+        return any(name in GROWING for layer in self.cache.layers for _, name, _ in list_tensors(layer))
 
-    def take(self, rows: Tensor) -> CacheRows:
+    def take_rows(self, rows: Tensor) -> CacheRows:
         """A copy of these rows, in this order; one may be taken more than once."""
-        return self._changed(lambda layer, name, tensor: tensor.index_select(0, rows), len(rows), self.length)
+        return self._change_tensors(lambda layer, name, tensor: tensor.index_select(0, rows), len(rows), self.length)
 
-    def first(self, rows: int) -> CacheRows:
-        return self if rows >= self.rows else self._changed(lambda layer, name, tensor: tensor[:rows], rows, self.length)
+    def take_first(self, rows: int) -> CacheRows:
+        return self if rows >= self.rows else self._change_tensors(lambda layer, name, tensor: tensor[:rows], rows, self.length)
 
-    def ending(self, length: int) -> CacheRows:
+    def fit_length(self, length: int) -> CacheRows:
         """The same rows, filled up or cut on their left to this length."""
 
         def fit(layer: Any, name: str, tensor: Tensor) -> Tensor:
@@ -68,12 +68,12 @@ class CacheRows:
             # Zeros, not empty memory: what a row does not see still enters the products, and 0 * NaN is NaN.
             return F.pad(tensor, (0, 0, missing, 0)) if missing > 0 else tensor[..., -missing:, :]
 
-        return self if length == self.length else self._changed(fit, self.rows, length)
+        return self if length == self.length else self._change_tensors(fit, self.rows, length)
 
     def join(self, other: CacheRows) -> CacheRows:
         """These rows and then the others."""
         length = max(self.length, other.length)
-        added = iter([tensor for layer in other.ending(length).cache.layers for _, _, tensor in tensors_of(layer)])
+        added = iter([tensor for layer in other.fit_length(length).cache.layers for _, _, tensor in list_tensors(layer)])
 
         def with_more(layer: Any, name: str, tensor: Tensor) -> Tensor:
             more = next(added, None)
@@ -81,41 +81,41 @@ class CacheRows:
                 raise EngineError(f"its cache keeps {name} in another shape for another prompt")
             return torch.cat((tensor, more))
 
-        return self.ending(length)._changed(with_more, self.rows + other.rows, length)
+        return self.fit_length(length)._change_tensors(with_more, self.rows + other.rows, length)
 
-    def overwrite(self, sources: Tensor, targets: Tensor) -> None:
+    def overwrite_rows(self, sources: Tensor, targets: Tensor) -> None:
         """Rows change their place, in the tensors that are there."""
         for layer in self.cache.layers:
-            for _, _, tensor in tensors_of(layer):
+            for _, _, tensor in list_tensors(layer):
                 tensor[targets] = tensor[sources]
 
-    def bytes_of(self, length: int) -> int:
+    def estimate_bytes(self, length: int) -> int:
         """What one row would take at this length."""
         total = 0.0
         for layer in self.cache.layers:
-            for _, name, tensor in tensors_of(layer):
+            for _, name, tensor in list_tensors(layer):
                 total += tensor.nbytes / self.rows * (length / tensor.shape[-2] if name in GROWING else 1.0)
         return int(total)
 
-    def _changed(self, change: Change, rows: int, length: int) -> CacheRows:
+    def _change_tensors(self, change: Change, rows: int, length: int) -> CacheRows:
         cache = copy.copy(self.cache)
-        cache.layers = [copied(layer) for layer in self.cache.layers]
+        cache.layers = [copy_layer(layer) for layer in self.cache.layers]
         for layer in cache.layers:
-            for holder, name, tensor in tensors_of(layer):
+            for holder, name, tensor in list_tensors(layer):
                 holder[name] = change(layer, str(name), tensor)
             if hasattr(layer, "cumulative_length"):
                 layer.cumulative_length = length
         return CacheRows(cache, rows, length)
 
 
-def copied(layer: Any) -> Any:
+def copy_layer(layer: Any) -> Any:
     """A layer that can be given other tensors without the first one noticing."""
     twin = copy.copy(layer)
     vars(twin).update({name: dict(value) for name, value in vars(layer).items() if isinstance(value, dict)})
     return twin
 
 
-def tensors_of(layer: Any) -> Iterator[tuple[dict[Any, Any], Any, Tensor]]:
+def list_tensors(layer: Any) -> Iterator[tuple[dict[Any, Any], Any, Tensor]]:
     """(what holds it, its name there, the tensor) of everything that has a row for each row of the batch."""
     fields = vars(layer)
     for holder in [fields, *(value for value in fields.values() if isinstance(value, dict))]:

@@ -60,16 +60,11 @@ class ModuleDecoder:
     def __init__(self, local: LocalModel, slots: int, length: int, device: torch.device) -> None:
         self.backbone, self.device = local.parts.backbone, device
         self.cache = SlotCache(local.layers, slots, length, local.dtype, device)
+        self.load, self.move = self.cache.blocks.load, self.cache.blocks.move
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[StackedKV, Tensor]:
         cache, last_hidden_PH = prefill(self.backbone, len(self.cache.heads), prompts, self.device)
         return self.cache.blocks.stack(*cache.all()), last_hidden_PH
-
-    def load(self, rows: Tensor, prompts: StackedKV, prompt_rows: Tensor) -> None:
-        self.cache.blocks.load(rows, prompts, prompt_rows)
-
-    def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
-        self.cache.blocks.move(sources, targets, length)
 
     def step(self, tokens_B: Tensor, positions_B: Tensor, done_B: Tensor, longest: int) -> Tensor:
         self.cache.begin_step(positions_B, done_B, longest)
@@ -93,7 +88,7 @@ class CpuSteps:
         return intra_op_threads(1 if self.decoder.small and logits < LOGITS_TO_SHARE else self.decoder.threads)
 
 
-def fused_decoder(
+def make_fused_decoder(
     fused: FusedModel, local: LocalModel, slots: int, length: int, memory: DecodeMemory, kernel: native.Native | None
 ) -> Decoder:
     if fused.device.type == "cuda":
@@ -105,7 +100,7 @@ def fused_decoder(
     return CpuSteps(local, CpuDecoder(fused, slots, length, memory))
 
 
-def native_for(fused: FusedModel) -> tuple[native.Native | None, str]:
+def find_native(fused: FusedModel) -> tuple[native.Native | None, str]:
     """The compiled kernel for this model, or None and the reason."""
     try:
         return native.load_library(fused.head_dim, fused.query_heads // fused.kv_heads, fused.embedding.shape[1]), ""

@@ -26,7 +26,7 @@ MOST_WAITS = 2
 """First steps that may wait before capturing is given up: the very first may only have been a module setting itself up."""
 
 
-def bucket_for(live: int, slots: int) -> int:
+def round_to_bucket(live: int, slots: int) -> int:
     return min((bucket for bucket in BUCKETS if bucket >= live), default=slots) if live < slots else slots
 
 

@@ -6,40 +6,33 @@ that the fast engine is tested against, and what runs where the fast engine cann
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from cohort.engine.protocol import Capabilities, EngineSetup, OnFinish
-from cohort.engine.requests import check_prefix, finished_prefix, join_prefix
-from cohort.engine.sampling import check_finite, check_request, next_tokens, sampling_mode
+from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
+from cohort.engine.sampling import check_finite, check_request, choose_tokens, sampling_mode
 from cohort.ops.noise import gumbel, row_key
 from cohort.types import Completion, End, NoiseKey, Request, Sampling
 
 
 def make_hf(setup: EngineSetup) -> tuple[HFEngine, str]:
-    return HFEngine(setup.model, setup.decode), "engine hf: the model's own forward for every token, slow and obvious"
+    return HFEngine(setup), "engine hf: the model's own forward for every token, slow and obvious"
 
 
 class HFEngine:
     name = "hf"
     slots = 0
 
-    def __init__(self, model: Any, decode: Callable[[Sequence[int]], str]) -> None:
-        self.model, self.decode = model, decode
+    def __init__(self, setup: EngineSetup) -> None:
+        self.model, self.decode = setup.model, setup.decode
         self.version = 0
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            keyed_noise=True,
-            shares_weights=True,
-            own_kernels=False,
-            most_slots=1,
-            cache_itemsize=self.model.dtype.itemsize,
-        )
+        return Capabilities(most_slots=1, cache_itemsize=self.model.dtype.itemsize)
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, on_finish: OnFinish | None = None
@@ -49,7 +42,7 @@ class HFEngine:
         with sampling_mode(self.model):
             for request in requests:
                 check_prefix(request)
-                completions.append(finished_prefix(request, sampling) or self.complete(request, sampling, noise))
+                completions.append(find_finished_prefix(request, sampling) or self.complete(request, sampling, noise))
                 if on_finish is not None:
                     on_finish(request, completions[-1])
         return completions
@@ -65,7 +58,7 @@ class HFEngine:
             logits_1V = self.model(input_ids=input_ids, use_cache=False).logits[:, -1].float()
             positions_1 = torch.tensor([request.position + place], device=device)
             noise_1V = None if sampling.greedy else gumbel(row_keys_12, positions_1, logits_1V.shape[-1])
-            ids_1, logprobs_1 = next_tokens(logits_1V, sampling, noise_1V)
+            ids_1, logprobs_1 = choose_tokens(logits_1V, sampling, noise_1V)
             check_finite(logprobs_1)
             token_ids.append(int(ids_1))
             logprobs.append(float(logprobs_1))

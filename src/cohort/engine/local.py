@@ -14,23 +14,23 @@ No weight is copied, and no number survives a call: after an optimizer step the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
-from cohort.engine.decoders import CpuSteps, Decoder, ModuleDecoder, fused_decoder, native_for
+from cohort.engine.decoders import CpuSteps, Decoder, ModuleDecoder, find_native, make_fused_decoder
 from cohort.engine.graphs import GraphedSteps
 from cohort.engine.protocol import Capabilities, EngineSetup
 from cohort.engine.slot_engine import MOST_SLOTS, SlotEngine, Workspace
 from cohort.engine.slots import SlotState
 from cohort.engine.support import prove_decoder, prove_local
-from cohort.errors import EngineError, ModelError
-from cohort.model.rotary import following
+from cohort.errors import EngineError, describe_problem
+from cohort.model.rotary import list_following
 from cohort.ops.attention import accumulation_dtype, attending
 from cohort.ops.cached_attention import SLOT_ATTENTION
-from cohort.ops.fused import has_kernels, native
+from cohort.ops.fused import has_kernels, make_fused_error, native
 from cohort.ops.fused.cpu import DecodeMemory
 from cohort.ops.fused.family import FusedModel, fuse
 from cohort.ops.kv import kv_bytes
@@ -47,37 +47,22 @@ LENGTH_STEP = 64
 class LocalEngine(SlotEngine):
     name = "local"
 
-    def __init__(
-        self,
-        model: Any,
-        decode: Callable[[Sequence[int]], str],
-        slots: int = 0,
-        *,
-        kernels: str = "auto",
-        cuda_graphs: bool = True,
-        decode_all: Callable[[Sequence[Sequence[int]]], list[str]] | None = None,
-    ) -> None:
-        super().__init__(model, decode, slots, decode_all)
-        self.cuda_graphs = cuda_graphs and model.device.type == "cuda" and has_kernels(model.device)
+    def __init__(self, setup: EngineSetup) -> None:
+        super().__init__(setup)
+        model = setup.model
         self.local = prove_local(model)
         self.parts = self.local.parts
         # Frequencies that follow the length are looked up by the host, which a graph cannot wait for.
-        self.cuda_graphs = self.cuda_graphs and not list(following(model))
+        self.cuda_graphs = setup.cuda_graphs and has_kernels(model.device) and not list(list_following(model))
         self.memory = DecodeMemory()
         self.native: native.Native | None = None
         self.why_not_native = ""
-        self.fused, self.why_modules = self._fused(kernels)
+        self.fused, self.why_modules = self._prove_fused(setup.kernels)
         self.workspace: Workspace | None = None
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            keyed_noise=True,
-            shares_weights=True,
-            own_kernels=True,
-            most_slots=MOST_SLOTS.get(self.model.device.type, 512),
-            cache_itemsize=self.cache_dtype.itemsize,
-        )
+        return Capabilities(MOST_SLOTS[self.model.device.type], self.cache_dtype.itemsize, own_kernels=True)
 
     def close(self) -> None:
         self.workspace, self.memory = None, DecodeMemory()
@@ -100,7 +85,7 @@ class LocalEngine(SlotEngine):
 
     # -- the workspace -------------------------------------------------------------------------------------------------
 
-    def _fused(self, kernels: str) -> tuple[FusedModel | None, str]:
+    def _prove_fused(self, kernels: str) -> tuple[FusedModel | None, str]:
         """The model as plain tensors where that is proven to give the same logits; else None and the reason."""
         if kernels == "modules":
             return None, 'model.kernels = "modules"'
@@ -109,27 +94,26 @@ class LocalEngine(SlotEngine):
                 raise EngineError("Triton is not installed")
             fused = fuse(self.model)
             if fused.device.type == "cpu":
-                self.native, self.why_not_native = native_for(fused)
-            prove_decoder(self.model, self.local, lambda slots, length: self._fused_decoder(fused, slots, length))
+                self.native, self.why_not_native = find_native(fused)
+            prove_decoder(self.model, self.local, lambda slots, length: self._make_decoder(fused, slots, length))
         except Exception as problem:
             # A kernel that does not compile or fit on this GPU is a reason too: the modules then serve the model.
-            reason = str(problem) if isinstance(problem, EngineError) else f"{type(problem).__name__}: {problem}"
             if kernels == "fused":
-                raise ModelError(f'model.kernels = "fused" is not possible: {reason}. Use "auto" or "modules".') from problem
-            return None, reason
+                raise make_fused_error(problem) from problem
+            return None, describe_problem(problem)
         return fused, ""
 
-    def _fused_decoder(self, fused: FusedModel, slots: int, length: int) -> Decoder:
-        return fused_decoder(fused, self.local, slots, length, self.memory, self.native)
+    def _make_decoder(self, fused: FusedModel, slots: int, length: int) -> Decoder:
+        return make_fused_decoder(fused, self.local, slots, length, self.memory, self.native)
 
-    def _driving(self) -> AbstractContextManager[None]:
+    def _drive_modules(self) -> AbstractContextManager[None]:
         return attending(self.local.configs, SLOT_ATTENTION)
 
-    def _slot_bytes(self, length: int) -> int:
-        return self._cache_length(length) * kv_bytes(self.local.layers, self.cache_dtype)
+    def _count_slot_bytes(self, length: int) -> int:
+        return self._round_length(length) * kv_bytes(self.local.layers, self.cache_dtype)
 
     @contextmanager
-    def _around(self, workspace: Workspace) -> Iterator[None]:
+    def _share_threads(self, workspace: Workspace) -> Iterator[None]:
         if not isinstance(workspace.decoder, CpuSteps):
             yield
             return
@@ -139,7 +123,7 @@ class LocalEngine(SlotEngine):
         finally:
             workspace.decoder.close()
 
-    def _signature(self) -> tuple[Any, ...]:
+    def _sign_parameters(self) -> tuple[Any, ...]:
         """Changes when a parameter lies elsewhere, or when other adapters are switched on: a graph would not notice."""
         where = tuple(parameter.data_ptr() for parameter in self.model.parameters())
         adapters = tuple(
@@ -149,23 +133,23 @@ class LocalEngine(SlotEngine):
         )
         return where, adapters
 
-    def _cache_length(self, longest: int) -> int:
+    def _round_length(self, longest: int) -> int:
         return longest if self.model.device.type == "cpu" else -(-longest // LENGTH_STEP) * LENGTH_STEP
 
-    def _workspace(self, longest: int, completions: int, sampling: Sampling, columns: int = 0) -> Workspace:
+    def _make_workspace(self, longest: int, completions: int, sampling: Sampling, columns: int = 0) -> Workspace:
         device = self.model.device
         if self.fused is not None and not self.fused.is_current():
             self.fused = fuse(self.model)  # somebody gave the parameters new storage
-        signature = (columns, *(self._signature() if device.type == "cuda" else ()))
+        signature = (columns, *(self._sign_parameters() if device.type == "cuda" else ()))
         kept, self.workspace = self.workspace, None
         if kept and kept.serves(self.slots, longest, completions, sampling, signature):
             return kept
         del kept
-        slots = self.slots_for(longest, completions)
+        slots = self.fit_slots(longest, completions)
         rows = slots + missing_rows(slots, device)
-        length = self._cache_length(longest)
+        length = self._round_length(longest)
         if self.fused is not None:
-            decoder = self._fused_decoder(self.fused, rows, length)
+            decoder = self._make_decoder(self.fused, rows, length)
         else:
             decoder = ModuleDecoder(self.local, rows, length, device)
         noise = gumbel if self.native is None else self.native.gumbel
@@ -186,12 +170,5 @@ class LocalEngine(SlotEngine):
 
 def make_local(setup: EngineSetup) -> tuple[LocalEngine, str]:
     """EngineError where the model cannot be served exactly."""
-    engine = LocalEngine(
-        setup.model,
-        setup.decode,
-        setup.slots,
-        kernels=setup.kernels,
-        cuda_graphs=setup.cuda_graphs,
-        decode_all=setup.decode_all,
-    )
+    engine = LocalEngine(setup)
     return engine, f"engine local: continuous batching with the policy's own weights, {engine.describe()}"

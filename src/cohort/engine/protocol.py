@@ -18,16 +18,16 @@ OnFinish = Callable[[Request, Completion], None]
 class Capabilities:
     """What a caller must know of an engine, and asks for here instead of asking which engine it is."""
 
-    keyed_noise: bool
-    """The same call gives the same completions again. Where it does not, a batch is saved whole (training/state.py)."""
-    shares_weights: bool
-    """It reads the policy's own parameters: there is nothing to send."""
-    own_kernels: bool
-    """model.kernels acts on it."""
     most_slots: int
     """Completions that it decodes side by side in the memory of this device, where nobody asks for fewer; 1: one by one."""
     cache_itemsize: int
     """Bytes of each number among the keys and values that it keeps on this device."""
+    keyed_noise: bool = True
+    """The same call gives the same completions again. Where it does not, a batch is saved whole (training/state.py)."""
+    shares_weights: bool = True
+    """It reads the policy's own parameters: there is nothing to send."""
+    own_kernels: bool = False
+    """model.kernels acts on it."""
     rounding: float = 1.0
     """How much further than an engine that decodes with the trainer's own formulas its log-probs may be off, in float32."""
 

@@ -48,7 +48,7 @@ def check_prefix(request: Request) -> None:
         )
 
 
-def finished_prefix(request: Request, sampling: Sampling) -> Completion | None:
+def find_finished_prefix(request: Request, sampling: Sampling) -> Completion | None:
     """The prefix as a completion, where nothing is left to sample: it ends with a sampled stop, or is as long as may be."""
     prefix = request.prefix
     if prefix is None or not prefix.token_ids:

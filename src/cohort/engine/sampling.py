@@ -18,7 +18,7 @@ from cohort.model.rotary import positions_of
 from cohort.types import Prompt, Sampling
 
 
-def next_tokens(logits_BV: Tensor, sampling: Sampling, gumbel_BV: Tensor | None) -> tuple[Tensor, Tensor]:
+def choose_tokens(logits_BV: Tensor, sampling: Sampling, gumbel_BV: Tensor | None) -> tuple[Tensor, Tensor]:
     """Ids [B] (int64) and float32 log-probs [B] of the next tokens. Greedy sampling takes no noise (None)."""
     if sampling.greedy:
         scaled_BV = logits_BV.float()
@@ -26,13 +26,13 @@ def next_tokens(logits_BV: Tensor, sampling: Sampling, gumbel_BV: Tensor | None)
     else:
         assert gumbel_BV is not None, "sampling at a temperature needs noise"
         scaled_BV = logits_BV.float() / sampling.temperature
-        ids_B = (cut(scaled_BV, sampling.top_k, sampling.top_p) + gumbel_BV).argmax(-1)
+        ids_B = (cut_candidates(scaled_BV, sampling.top_k, sampling.top_p) + gumbel_BV).argmax(-1)
     # log_softmax subtracts the maximum first: logit - logsumexp would round a log-prob near 0 to the scale of the logits.
     logprobs_B = scaled_BV.log_softmax(-1).gather(-1, ids_B[:, None])[:, 0]
     return ids_B, logprobs_B
 
 
-def cut(scaled_BV: Tensor, top_k: int, top_p: float) -> Tensor:
+def cut_candidates(scaled_BV: Tensor, top_k: int, top_p: float) -> Tensor:
     """Put -inf on what top_k and then top_p leave out (0 and 1.0: nothing). The likeliest token always stays."""
     if 0 < top_k < scaled_BV.shape[-1]:
         smallest_B1 = scaled_BV.topk(top_k, -1).values[:, -1:]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cohort.engine.decoders import Decoder
-from cohort.engine.graphs import bucket_for
+from cohort.engine.graphs import round_to_bucket
 from cohort.engine.slots import SlotState
 from cohort.model.head import SplitModel
 from cohort.ops.rounding import missing_rows
@@ -44,7 +44,7 @@ class Steps(Protocol):
 
 
 @dataclass
-class Tally:
+class CallTally:
     """What a call did, for the metrics."""
 
     steps: int = 0
@@ -66,7 +66,7 @@ class Work:
     """Where in its noise each completion begins."""
 
     @staticmethod
-    def of(requests: Sequence[Request]) -> Work:
+    def group_requests(requests: Sequence[Request]) -> Work:
         """Requests of one draw and prefix that follow each other share a context."""
         contexts: list[tuple[int, ...]] = []
         members: list[list[int]] = []
@@ -117,21 +117,21 @@ class Decoding:
         self.row_of_N = np.full(completions, -1)
         """Row of each completion that has one now."""
         self.lengths_N = np.zeros(completions, dtype=np.int64)
-        self.tally = Tally()
+        self.tally = CallTally()
 
     def run(self) -> np.ndarray:
         """Decode everything; gives the length of each completion."""
         self.make_room(np.zeros(0, dtype=np.int64))
         before: Look | None = None
         while self.live:
-            now = self.advance_and_look() if before is None or self.may_go_on() else None
+            now = self.advance_and_look() if before is None or self.can_go_on() else None
             if self.device.type != "cpu":
                 before, now = now, before
             if now is not None:
-                self.make_room(self.finished(now))
+                self.make_room(self.find_finished(now))
         return self.lengths_N
 
-    def may_go_on(self) -> bool:
+    def can_go_on(self) -> bool:
         """Whether any live row can still have a token to come."""
         return bool(self.counts_S[: self.live].min() < self.sampling.max_completion_tokens)
 
@@ -142,7 +142,7 @@ class Decoding:
             self.step(self.live)
         else:
             # Buckets are those of the workspace, so that calls of many sizes share their graphs.
-            rows, times = bucket_for(self.live, len(self.state.tokens_S)), self.steps_until_look()
+            rows, times = round_to_bucket(self.live, len(self.state.tokens_S)), self.steps_until_look()
             if self.steps is not None:
                 self.steps.run(rows, times)
             else:
@@ -168,9 +168,9 @@ class Decoding:
         fed = rows + missing_rows(rows, self.device)
         longest = fed_before + int((self.begun_S[: self.live] + self.counts_S[: self.live]).max())
         hidden_BH = self.decoder.step(state.tokens_S[:fed], state.positions_S[:fed], state.done_S[:fed], longest)
-        state.note(slice(0, rows), self.parts.logits(hidden_BH[:rows]), self.sampling, advance=True)
+        state.sample_tokens(slice(0, rows), self.parts.logits(hidden_BH[:rows]), self.sampling, advance=True)
 
-    def finished(self, look: Look) -> np.ndarray:
+    def find_finished(self, look: Look) -> np.ndarray:
         """Rows, as they lie now, of the completions that this look saw finished for the first time."""
         owners, counts, done = look.read()
         over = owners[done > 0]
@@ -206,7 +206,7 @@ class Decoding:
         lengths, begun = prefix.lengths_P[admitted[:, 0]], self.work.begun_N[admitted[:, 1]]
         counts = self.work.first_N[admitted[:, 1]] + begun
         numbers = np.stack((taken, admitted[:, 0], admitted[:, 1], lengths, counts))
-        rows, prefix_rows, owners, positions, noise_positions = self.on_device(numbers)
+        rows, prefix_rows, owners, positions, noise_positions = self.send_to_device(numbers)
         self.decoder.load(rows, prefix.stacked, prefix_rows)
         self.state.admit(rows, owners.int(), positions, noise_positions.int())
         self.owners_S[taken], self.begun_S[taken], self.counts_S[taken] = admitted[:, 1], lengths - begun, begun + 1
@@ -214,10 +214,10 @@ class Decoding:
         self.live = max(self.live, 1 + int(taken.max()))
 
         logits_BV = self.parts.logits(prefix.last_hidden_PH[prefix_rows])
-        self.state.note(rows, logits_BV, self.sampling, advance=False)
+        self.state.sample_tokens(rows, logits_BV, self.sampling, advance=False)
         return free
 
-    def on_device(self, numbers: np.ndarray) -> Tensor:
+    def send_to_device(self, numbers: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64))
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
@@ -247,7 +247,7 @@ class Decoding:
                 host_S[targets] = host_S[sources]
             self.row_of_N[self.owners_S[targets]] = targets
             reached = int((self.begun_S[targets] + self.counts_S[targets]).max())
-            source_rows, target_rows = self.on_device(np.array([sources, targets]))
+            source_rows, target_rows = self.send_to_device(np.array([sources, targets]))
             self.state.move(source_rows, target_rows)
             self.decoder.move(source_rows, target_rows, reached)
         self.state.retire(live)

@@ -1,12 +1,12 @@
 """What engines with slots share: requests in, a scheduler over the slots of a decoder, completions out.
 
-An engine derives from `SlotEngine` and says who decodes (`_workspace`), what a slot weighs (`_slot_bytes`), and how the modules of
-the policy are driven meanwhile (`_driving`). No number survives a call: after an optimizer step the next call samples from the new policy.
+An engine derives from `SlotEngine` and says who decodes (`_make_workspace`), what a slot weighs (`_count_slot_bytes`), and how the modules of
+the policy are driven meanwhile (`_drive_modules`). No number survives a call: after an optimizer step the next call samples from the new policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from cohort.engine.decoders import Decoder
 from cohort.engine.graphs import GraphedSteps
-from cohort.engine.protocol import OnFinish
-from cohort.engine.requests import check_prefix, finished_prefix, join_prefix
+from cohort.engine.protocol import EngineSetup, OnFinish
+from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
 from cohort.engine.sampling import check_finite, check_request, sampling_mode
 from cohort.engine.scheduler import Decoding, Work
 from cohort.engine.slots import SlotState
@@ -63,18 +63,11 @@ class SlotEngine:
     name: str
     parts: SplitModel
 
-    def __init__(
-        self,
-        model: Any,
-        decode: Callable[[Sequence[int]], str],
-        slots: int = 0,
-        decode_all: Callable[[Sequence[Sequence[int]]], list[str]] | None = None,
-    ) -> None:
-        """`decode_all`: many rows at once, where the tokenizer is faster that way."""
-        if slots < 0:
-            raise EngineError(f"sampling.slots is {slots}; 0 lets the engine choose, otherwise at least 1.")
-        self.model, self.slots = model, slots
-        self.decode_all = decode_all or (lambda rows: [decode(row) for row in rows])
+    def __init__(self, setup: EngineSetup) -> None:
+        if setup.slots < 0:
+            raise EngineError(f"sampling.slots is {setup.slots}; 0 lets the engine choose, otherwise at least 1.")
+        self.model, self.slots = setup.model, setup.slots
+        self.decode_all = setup.decode_all or (lambda rows: [setup.decode(row) for row in rows])
         self.version = 0
         self.last: dict[str, float] = {}
         """Figures of the last call."""
@@ -88,13 +81,13 @@ class SlotEngine:
         limits: Sequence[int] | None = None,
     ) -> list[Completion]:
         """`limits`: tokens that the completion of each request may have at most; for benchmarks with planned lengths."""
-        self.check(requests, sampling)
+        self.check_requests(requests, sampling)
         most = [sampling.max_completion_tokens] * len(requests)
         if limits is not None:
             most = [min(limit, sampling.max_completion_tokens) for limit in limits]
             if len(most) != len(requests) or min(most, default=1) < 1:
                 raise EngineError(f"limits: {len(requests)} of at least 1 are needed, one for each request; found {len(most)}.")
-        found = [finished_prefix(request, sampling) for request in requests]
+        found = [find_finished_prefix(request, sampling) for request in requests]
         for request, completion in zip(requests, found, strict=True):
             if completion is not None and on_finish is not None:
                 on_finish(request, completion)
@@ -117,10 +110,10 @@ class SlotEngine:
         keys = [row_key(noise, request.draw, request.sample) for request in requests]
         longest = max(len(request.prompt.token_ids) for request in requests) + sampling.max_completion_tokens
         columns = max(request.position for request in requests) + sampling.max_completion_tokens
-        with sampling_mode(self.model), self._driving():
-            workspace = self._workspace(longest, len(keys), sampling, columns)
+        with sampling_mode(self.model), self._drive_modules():
+            workspace = self._make_workspace(longest, len(keys), sampling, columns)
             state = workspace.state
-            state.begin(keys, [request.position + limit for request, limit in zip(requests, most, strict=True)])
+            state.start_call(keys, [request.position + limit for request, limit in zip(requests, most, strict=True)])
             slots = min(workspace.slots, len(keys))
 
             def hand_back(numbers: np.ndarray) -> None:
@@ -128,7 +121,7 @@ class SlotEngine:
                 chosen = [requests[number] for number in numbers]
                 rows = torch.from_numpy(numbers).to(state.token_ids_NT.device)
                 for request, completion in zip(
-                    chosen, self._completions(state, rows, chosen, decoding.lengths_N[numbers], sampling), strict=True
+                    chosen, self._read_completions(state, rows, chosen, decoding.lengths_N[numbers], sampling), strict=True
                 ):
                     on_finish(request, completion)
 
@@ -137,7 +130,7 @@ class SlotEngine:
                 workspace.decoder,
                 state,
                 workspace.steps,
-                Work.of(requests),
+                Work.group_requests(requests),
                 sampling,
                 slots,
                 hand_back if on_finish is not None else None,
@@ -145,33 +138,33 @@ class SlotEngine:
             try:
                 if workspace.steps is not None:
                     workspace.steps.step = decoding.step
-                with self._around(workspace):
+                with self._share_threads(workspace):
                     lengths_N = decoding.run()
             finally:
                 # A ring of references would hold the cache, after the last use of it, until Python looks for rings.
                 decoding.on_finish = None
                 if workspace.steps is not None:
                     workspace.steps.step = None
-            completions = self._completions(state, slice(0, len(requests)), requests, lengths_N, sampling)
-        self._note_figures(decoding, workspace)
+            completions = self._read_completions(state, slice(0, len(requests)), requests, lengths_N, sampling)
+        self._record_figures(decoding, workspace)
         self._keep_or_drop(workspace)
         return completions
 
     # -- what an engine says of itself ---------------------------------------------------------------------------------
 
-    def _workspace(self, longest: int, completions: int, sampling: Sampling, columns: int = 0) -> Workspace:
+    def _make_workspace(self, longest: int, completions: int, sampling: Sampling, columns: int = 0) -> Workspace:
         """A decoder and its slots for a call of so many completions, of at most `longest` tokens with their prompts."""
         raise NotImplementedError
 
-    def _slot_bytes(self, length: int) -> int:
+    def _count_slot_bytes(self, length: int) -> int:
         """What a slot of so many tokens takes, the sampler's numbers aside."""
         raise NotImplementedError
 
-    def _driving(self) -> AbstractContextManager[None]:
+    def _drive_modules(self) -> AbstractContextManager[None]:
         """How the modules of the policy are driven during a call."""
         return nullcontext()
 
-    def _around(self, workspace: Workspace) -> AbstractContextManager[None]:
+    def _share_threads(self, workspace: Workspace) -> AbstractContextManager[None]:
         """Held while the scheduler runs."""
         return nullcontext()
 
@@ -181,12 +174,15 @@ class SlotEngine:
     # -- what all of them do -------------------------------------------------------------------------------------------
 
     def choose_slots(self, longest: int) -> int:
-        return self.slots_for(longest, MOST_SLOTS[self.model.device.type])
+        return self.fit_slots(longest, MOST_SLOTS[self.model.device.type])
+
+    def close(self) -> None:
+        """Nothing is held besides the policy's weights."""
 
     def sync(self, weights: Mapping[str, Tensor], version: int) -> None:
         self.version = version
 
-    def check(self, requests: Sequence[Request], sampling: Sampling) -> None:
+    def check_requests(self, requests: Sequence[Request], sampling: Sampling) -> None:
         prompts = [request.prompt for request in requests]
         check_request(self.model.config.get_text_config(), prompts, sampling)
         for request in requests:
@@ -200,36 +196,38 @@ class SlotEngine:
                 "cohort.model.rotary, as every run does."
             )
 
-    def slots_for(self, length: int, completions: int) -> int:
+    def fit_slots(self, length: int, completions: int) -> int:
         """Slots asked for, or as many as fit into a share of the free memory; never more than there are completions.
 
         Slots asked for that do not fit are fewer then: rollouts are the same, only slower.
         """
         kind = self.model.device.type
         vocabulary_bytes = 4 * SAMPLER_FLOATS * self.model.config.get_text_config().vocab_size
-        slot_bytes = self._slot_bytes(length) + vocabulary_bytes
+        slot_bytes = self._count_slot_bytes(length) + vocabulary_bytes
         free = free_memory(self.model.device)
-        share = NEARLY_ALL if self.slots else MEMORY_SHARE.get(kind, 0.5)
+        share = NEARLY_ALL if self.slots else MEMORY_SHARE[kind]
         fitting = int(share * free / slot_bytes)
         if fitting < 1:
             raise EngineError(
                 f"not even one slot fits: {length} tokens of keys and values need {slot_bytes / 2**20:.0f} MiB and "
                 f"{free / 2**20:.0f} MiB are free. Lower sampling.max_completion_tokens or prompts.max_prompt_tokens."
             )
-        return min(fitting, self.slots or MOST_SLOTS.get(kind, 512), completions)
+        return min(fitting, self.slots or MOST_SLOTS[kind], completions)
 
-    def _note_figures(self, decoding: Decoding, workspace: Workspace) -> None:
+    def _record_figures(self, decoding: Decoding, workspace: Workspace) -> None:
         tally = decoding.tally
-        self.last = {
-            "slots": float(decoding.slots),
-            "decode_steps": float(tally.steps),
-            "occupancy": float((decoding.lengths_N - decoding.work.begun_N - 1).sum()) / max(1, tally.steps * decoding.slots),
-            "looks": float(tally.looks),
-            "prefills": float(tally.prefills),
-            "graphs": float(len(workspace.steps.graphs)) if workspace.steps else 0.0,
+        decoded = int((decoding.lengths_N - decoding.work.begun_N - 1).sum())
+        figures = {
+            "slots": decoding.slots,
+            "decode_steps": tally.steps,
+            "occupancy": decoded / max(1, tally.steps * decoding.slots),
+            "looks": tally.looks,
+            "prefills": tally.prefills,
+            "graphs": len(workspace.steps.graphs) if workspace.steps else 0,
         }
+        self.last = {name: float(value) for name, value in figures.items()}
 
-    def _completions(
+    def _read_completions(
         self,
         state: SlotState,
         rows: slice | Tensor,

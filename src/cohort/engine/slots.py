@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cohort.engine.sampling import next_tokens
+from cohort.engine.sampling import choose_tokens
 from cohort.ops.fused import has_kernels
 from cohort.ops.noise import gumbel
 from cohort.types import Sampling
@@ -78,7 +78,7 @@ class SlotState:
             with_kernels=has_kernels(device),
         )
 
-    def begin(self, keys: Sequence[tuple[int, int]], limits: Sequence[int]) -> None:
+    def start_call(self, keys: Sequence[tuple[int, int]], limits: Sequence[int]) -> None:
         """A new call: no slot is taken, nothing is written down."""
         self.done_S.fill_(1)
         self.positions_S.zero_()
@@ -102,37 +102,23 @@ class SlotState:
         self.done_S[live:] = 1
         self.positions_S[live:] = 0
 
-    def note(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
+    def sample_tokens(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
         """Sample the next token of each row that is not done, and write it down. `advance`: these rows have just fed one."""
         if self.with_kernels and not sampling.top_k and sampling.top_p == 1.0:
-            self._note_with_kernels(rows, logits_BV, sampling, advance)
+            self._sample_with_kernels(rows, logits_BV, sampling, advance)
         else:
-            self._note(rows, logits_BV, sampling, advance)
+            self._sample_in_torch(rows, logits_BV, sampling, advance)
 
-    def _note_with_kernels(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
+    def _sample_with_kernels(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
         from cohort.ops.fused.kernels_decode import sample
 
-        sample(
-            logits_BV,
-            self.rows_S[rows] if isinstance(rows, slice) else rows.int(),
-            self.keys_S2,
-            self.counts_S,
-            self.positions_S,
-            self.done_S,
-            self.tokens_S,
-            self.owners_S,
-            self.limits_N,
-            self.stop_ids,
-            self.token_ids_NT,
-            self.logprobs_NT,
-            temperature=0.0 if sampling.greedy else sampling.temperature,
-            advance=advance,
-        )
+        slot_of_row_B = self.rows_S[rows] if isinstance(rows, slice) else rows.int()
+        sample(logits_BV, slot_of_row_B, self, 0.0 if sampling.greedy else sampling.temperature, advance)
 
-    def _note(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
+    def _sample_in_torch(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
         counts_B, done_B = self.counts_S[rows], self.done_S[rows]
         noise_BV = None if sampling.greedy else self.gumbel(self.keys_S2[rows], counts_B, logits_BV.shape[-1])
-        ids_B, logprobs_B = next_tokens(logits_BV, sampling, noise_BV)
+        ids_B, logprobs_B = choose_tokens(logits_BV, sampling, noise_BV)
         owners_B, last = self.owners_S[rows], self.token_ids_NT.shape[0] - 1
         live_B = 1 - done_B
         # A row that is done writes into the spare row, at a place that exists.

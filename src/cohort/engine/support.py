@@ -1,4 +1,4 @@
-"""Which models the local engine serves exactly: what model/own_attention.py reads, then a few tokens decoded over slots.
+"""Which models an engine serves exactly: what model/own_attention.py reads, then a few tokens that its decoder decodes.
 
 Whatever fails is refused with the reason, by name. Frequencies that change with the length, which a short run cannot show, are held
 still before (model/rotary.py).
@@ -6,7 +6,8 @@ still before (model/rotary.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,76 +15,95 @@ from torch import Tensor
 
 from cohort.engine.decoders import Decoder, LocalModel, ModuleDecoder
 from cohort.engine.sampling import sampling_mode
-from cohort.errors import CohortError, EngineError
+from cohort.errors import CohortError, EngineError, describe_problem
 from cohort.model.head import SplitModel, split
-from cohort.model.own_attention import PROOF_STEPS, Trial, cache_prompts, compare, reason_by_reading
+from cohort.model.own_attention import (
+    PROOF_STEPS,
+    ProofRows,
+    cache_prompts,
+    compare_logits,
+    compute_logits,
+    find_reason_by_reading,
+)
 from cohort.ops.attention import attending, attention_configs
-from cohort.ops.cached_attention import SLOT_ATTENTION, PrefixCache
+from cohort.ops.cached_attention import SLOT_ATTENTION
 from cohort.ops.kv import KVShape
 
 THROUGH = "the slot cache"
 
 
+class DecoderProof:
+    """Two rows, and what the plain forward gives for each of their tokens: a decoder must give the same, through its cache."""
+
+    def __init__(self, model: Any, parts: SplitModel, through: str) -> None:
+        self.rows, self.parts, self.dtype, self.through = ProofRows.make(model), parts, model.dtype, through
+        self.expected = compute_logits(model, self.rows.token_ids)
+
+    def decode(self, decoder: Decoder, lengths: tuple[int, int] | None = None) -> Any:
+        """Prompts of these lengths, and a few steps; gives what `prefill` gave. Crossed over: a module that mixes up rows is found out."""
+        lengths = lengths or self.rows.lengths
+        prompts = self.prefill(decoder, lengths)
+        self.load(decoder, [1, 0], prompts, [0, 1])
+        for step in range(PROOF_STEPS):
+            self.step(decoder, [(1, lengths[1] + step), (0, lengths[0] + step)])
+        return prompts
+
+    def prefill(self, decoder: Decoder, lengths: tuple[int, int]) -> Any:
+        prompts, hidden_PH = decoder.prefill([ids[:n] for ids, n in zip(self.rows.token_ids, lengths, strict=True)])
+        self.compare(hidden_PH, [(row, length - 1) for row, length in enumerate(lengths)])
+        return prompts
+
+    def load(self, decoder: Decoder, slots: list[int], prompts: Any, rows: list[int]) -> None:
+        device = self.rows.device
+        decoder.load(torch.tensor(slots, device=device), prompts, torch.tensor(rows, device=device))
+
+    def step(self, decoder: Decoder, places: Sequence[tuple[int, int]]) -> None:
+        """One token for (row, position) of each slot."""
+        device = self.rows.device
+        tokens_B = torch.tensor([self.rows.token_ids[row][at] for row, at in places], device=device)
+        positions_B = torch.tensor([at for _, at in places], device=device)
+        done_B = torch.zeros(len(places), dtype=torch.int32, device=device)
+        self.compare(decoder.step(tokens_B, positions_B, done_B, 1 + max(at for _, at in places)), places)
+
+    def compare(self, hidden_BH: Tensor, places: Sequence[tuple[int, int]]) -> None:
+        expected_BV = torch.stack([self.expected[row][at] for row, at in places])
+        compare_logits(self.parts.logits(hidden_BH), expected_BV, self.dtype, self.through)
+
+
+@contextmanager
+def proving(model: Any, failure: str) -> Iterator[None]:
+    """What goes wrong inside is an EngineError that names the model; `failure`: what its modules do not do."""
+    name = type(model).__name__
+    try:
+        with torch.no_grad(), sampling_mode(model):
+            yield
+    except CohortError as problem:
+        raise EngineError(str(problem) if name in str(problem) else f"{name}: {problem}.") from problem
+    except Exception as problem:
+        # Whatever a foreign modeling file raises on a cache is a reason, not a crash: auto then takes a slower engine.
+        raise EngineError(f"{name}: {failure} ({describe_problem(problem)}).") from problem
+
+
 def prove_local(model: Any) -> LocalModel:
     """Inspect and try out a model; EngineError with the reason where it cannot be served exactly."""
-    name = type(model).__name__
-    reason = reason_by_reading(model)
-    if reason:
-        raise EngineError(f"{name}: {reason}.")
-    try:
-        return prove_by_running(model)
-    except EngineError as problem:
-        raise EngineError(f"{name}: {problem}.") from problem
-    except CohortError as problem:  # from split(), which names the model itself
-        raise EngineError(str(problem)) from problem
-    except Exception as problem:
-        # Whatever a foreign modeling file raises on our cache is a reason, not a crash: auto then takes the slow engine.
-        raise EngineError(
-            f"{name}: its modules do not run on the slot cache ({type(problem).__name__}: {problem})."
-        ) from problem
-
-
-@torch.no_grad()
-def prove_by_running(model: Any) -> LocalModel:
-    """Two ragged prompts, decoded for a few steps through the cache, must give the logits of the plain forward."""
-    trial = Trial.of(model)
-    with sampling_mode(model):
+    with proving(model, "its modules do not run on the slot cache"):
+        reason = find_reason_by_reading(model)
+        if reason:
+            raise EngineError(reason)
         parts, configs = split(model), attention_configs(model)
-        expected = trial.expected(model)
+        proof = DecoderProof(model, parts, THROUGH)
         with attending(configs, SLOT_ATTENTION):
-            local = local_model(model, parts, configs, cache_prompts(model, parts, trial))
-            decoder = ModuleDecoder(local, 2, trial.longest + PROOF_STEPS, model.device)
-            decode_trial(trial, decoder, local, expected, model.dtype)
+            keys, _ = cache_prompts(model, parts, proof.rows).all()
+            layers = tuple(KVShape(key.shape[1], key.shape[3]) for key in keys)
+            local = LocalModel(parts, configs, layers, keys[-1].dtype)
+            proof.decode(ModuleDecoder(local, 2, proof.rows.lengths[0] + PROOF_STEPS, model.device))
     return local
 
 
 @torch.no_grad()
 def prove_decoder(model: Any, local: LocalModel, make: Callable[[int, int], Decoder]) -> None:
     """Another decoder, made by `make(slots, length)`, must give these logits too; EngineError where it does not."""
-    trial = Trial.of(model)
     with sampling_mode(model):
-        expected = trial.expected(model)
+        proof = DecoderProof(model, local.parts, THROUGH)
         with attending(local.configs, SLOT_ATTENTION):
-            decode_trial(trial, make(2, trial.longest + PROOF_STEPS), local, expected, model.dtype)
-
-
-def decode_trial(trial: Trial, decoder: Decoder, local: LocalModel, expected: list[Tensor], dtype: torch.dtype) -> None:
-    """Prompts through `decoder.prefill`, then a few steps: each must give the expected logits."""
-    prompts, last_hidden_PH = decoder.prefill(trial.prompts)
-    compare(local.parts.logits(last_hidden_PH), [expected[p][trial.lengths[p] - 1] for p in (0, 1)], dtype, THROUGH)
-    # Crossed over, so that a module that mixes up rows is found out.
-    rows, prompt_of_row = torch.tensor([1, 0], device=trial.device), [1, 0]
-    decoder.load(rows, prompts, torch.tensor([0, 1], device=trial.device))
-    positions_B = torch.tensor([trial.lengths[p] for p in prompt_of_row], device=trial.device)
-    done_B = torch.zeros(2, dtype=torch.int32, device=trial.device)
-    for step in range(PROOF_STEPS):
-        tokens_B = torch.tensor([trial.token_ids[p][trial.lengths[p] + step] for p in prompt_of_row], device=trial.device)
-        hidden_BH = decoder.step(tokens_B, positions_B, done_B, trial.longest + step + 1)
-        compare(local.parts.logits(hidden_BH), [expected[p][trial.lengths[p] + step] for p in prompt_of_row], dtype, THROUGH)
-        positions_B = positions_B + 1
-
-
-def local_model(model: Any, parts: SplitModel, configs: list[Any], prefix: PrefixCache) -> LocalModel:
-    keys, _ = prefix.all()
-    layers = tuple(KVShape(key.shape[1], key.shape[3]) for key in keys)
-    return LocalModel(parts, configs, layers, keys[-1].dtype)
+            proof.decode(make(2, proof.rows.lengths[0] + PROOF_STEPS))

@@ -2,7 +2,7 @@
 
 Reading finds what a short run cannot show (a window of 4096 tokens, chunks); the run finds what reading cannot (a module that
 ignores position ids, or that asks a cache for one length). Whatever fails either keeps the attention of transformers.
-What decoding over slots needs besides is proven by the engine (engine/support.py), on the same trial.
+What decoding over slots needs besides is proven by the engine (engine/support.py), on the same rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cohort.errors import EngineError, ModelError
+from cohort.errors import EngineError, ModelError, describe_problem
 from cohort.model.backbone import ModuleBackbone
 from cohort.model.head import SplitModel
 from cohort.ops.attention import attending, attention_configs
@@ -30,26 +30,26 @@ LONGEST_PROOF_WINDOW = 32
 @torch.no_grad()
 def why_not_own_attention(model: Any, parts: SplitModel) -> str | None:
     """The reason why this model, in eval mode, is not read with our attention; None where it is."""
-    reason = reason_by_reading(model)
+    reason = find_reason_by_reading(model)
     if reason:
         return reason
     try:
-        trial, configs = Trial.of(model), attention_configs(model)
+        proof, configs = ProofRows.make(model), attention_configs(model)
         with attending(configs, SLOT_ATTENTION):
-            cache_prompts(model, parts, trial)
+            cache_prompts(model, parts, proof)
         # Two completions of one prompt, which stands once: a module that counts positions itself is found out.
-        prompt, completions = trial.prompts[0], [ids[-PROOF_STEPS:] for ids in trial.token_ids]
-        expected = plain_logits(model, [[*prompt, *completion] for completion in completions])
+        prompt, completions = proof.prompts[0], [ids[-PROOF_STEPS:] for ids in proof.token_ids]
+        expected = compute_logits(model, [[*prompt, *completion] for completion in completions])
         layout = lay_out([(prompt, completion) for completion in completions], keys=[0, 0])
-        hidden_TH = ModuleBackbone(parts.backbone, configs)(layout.to(trial.device))
+        hidden_TH = ModuleBackbone(parts.backbone, configs)(layout.to(proof.device))
         for start, wanted_TV in zip(layout.rows.completion_start_B.tolist(), expected, strict=True):
             logits_BV = parts.logits(hidden_TH[start : start + PROOF_STEPS])
-            compare(logits_BV, list(wanted_TV[-PROOF_STEPS:]), model.dtype, "rows laid flat")
+            compare_logits(logits_BV, wanted_TV[-PROOF_STEPS:], model.dtype, "rows laid flat")
     except EngineError as problem:
         return str(problem)
     except Exception as problem:
         # Whatever a foreign modeling file raises on our attention is a reason, not a crash: the model then keeps its own.
-        return f"its modules do not run on our attention ({type(problem).__name__}: {problem})"
+        return f"its modules do not run on our attention ({describe_problem(problem)})"
     return None
 
 
@@ -57,11 +57,11 @@ def why_not_own_attention(model: Any, parts: SplitModel) -> str | None:
 def prove_padded(model: Any, parts: SplitModel) -> None:
     """A model that keeps its attention is trained in rows padded after their end: they must give its plain forward, or ModelError."""
     try:
-        trial = Trial.of(model)
-        layout = lay_out([(ids[:1], ids[1:]) for ids in trial.token_ids], keys=None).to(trial.device)
-        hidden = ModuleBackbone(parts.backbone, [])(layout).split([len(ids) for ids in trial.token_ids])
-        for states_TH, wanted_TV in zip(hidden, trial.expected(model), strict=True):
-            compare(parts.logits(states_TH), list(wanted_TV), model.dtype, "rows padded after their end")
+        proof = ProofRows.make(model)
+        layout = lay_out([(ids[:1], ids[1:]) for ids in proof.token_ids], keys=None).to(proof.device)
+        hidden = ModuleBackbone(parts.backbone, [])(layout).split([len(ids) for ids in proof.token_ids])
+        for states_TH, wanted_TV in zip(hidden, compute_logits(model, proof.token_ids), strict=True):
+            compare_logits(parts.logits(states_TH), wanted_TV, model.dtype, "rows padded after their end")
     except EngineError as problem:
         raise ModelError(
             f"{type(model).__name__}: {problem}. A token's logits must hang on nothing that stands behind it or in another row: is it an "
@@ -69,32 +69,28 @@ def prove_padded(model: Any, parts: SplitModel) -> None:
         ) from problem
 
 
-def reason_by_reading(model: Any) -> str | None:
+def find_reason_by_reading(model: Any) -> str | None:
     config = model.config.get_text_config()
     other_layers = sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES)
-    if getattr(model.config, "is_encoder_decoder", False):
-        return "it is an encoder-decoder"
-    if other_layers:
-        return f"it has {', '.join(other_layers)} layers; only full and sliding attention are served"
-    if getattr(model, "_is_stateful", False):
-        return "its layers carry a recurrent state (SSM or linear attention)"
-    if not getattr(model, "_supports_attention_backend", False):
-        return "its modules do not take an attention function from outside (_supports_attention_backend is not set)"
-    if getattr(config, "kv_lora_rank", None):
-        return "multi-head latent attention (kv_lora_rank) has another cache layout"
-    if getattr(config, "attention_chunk_size", None):
-        return "chunked attention (attention_chunk_size) is not honoured"
-    if getattr(config, "num_kv_shared_layers", None):
-        return "its layers share keys and values (num_kv_shared_layers)"
-    if getattr(config, "is_causal", True) is False:
-        return "its attention is not causal"
-    return None
+    reasons = {
+        "it is an encoder-decoder": getattr(model.config, "is_encoder_decoder", False),
+        f"it has {', '.join(other_layers)} layers; only full and sliding attention are served": other_layers,
+        "its layers carry a recurrent state (SSM or linear attention)": getattr(model, "_is_stateful", False),
+        "its modules do not take an attention function from outside (_supports_attention_backend is not set)": not getattr(
+            model, "_supports_attention_backend", False
+        ),
+        "multi-head latent attention (kv_lora_rank) has another cache layout": getattr(config, "kv_lora_rank", None),
+        "chunked attention (attention_chunk_size) is not honoured": getattr(config, "attention_chunk_size", None),
+        "its layers share keys and values (num_kv_shared_layers)": getattr(config, "num_kv_shared_layers", None),
+        "its attention is not causal": getattr(config, "is_causal", True) is False,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
-def cache_prompts(model: Any, parts: SplitModel, trial: Trial) -> PrefixCache:
-    """Keys and values of the prompts of a trial (inside `attending`), once every layer asked for the window of its config."""
+def cache_prompts(model: Any, parts: SplitModel, proof: ProofRows) -> PrefixCache:
+    """Keys and values of the prompts of these rows (inside `attending`), once every layer asked for the window of its config."""
     config = model.config.get_text_config()
-    prefix, _ = prefill(parts.backbone, config.num_hidden_layers, trial.prompts, model.device)
+    prefix, _ = prefill(parts.backbone, config.num_hidden_layers, proof.prompts, model.device)
     for number, key in enumerate(prefix.keys):
         if key is None:
             raise EngineError(f"layer {number} keeps no keys and values")
@@ -114,7 +110,7 @@ def check_windows(config: Any, windows: list[int | None]) -> None:
 
 
 @dataclass(frozen=True)
-class Trial:
+class ProofRows:
     """Two rows of token ids, of which the first `lengths` are the prompts."""
 
     token_ids: list[list[int]]
@@ -122,7 +118,7 @@ class Trial:
     device: torch.device
 
     @staticmethod
-    def of(model: Any) -> Trial:
+    def make(model: Any) -> ProofRows:
         config = model.config.get_text_config()
         window = getattr(config, "sliding_window", None) or 0
         longest = 5 + (window if window <= LONGEST_PROOF_WINDOW else 0)
@@ -132,29 +128,21 @@ class Trial:
         token_ids = [
             [(7 * at + 11 * row + 3) % config.vocab_size for at in range(n + PROOF_STEPS)] for row, n in enumerate(lengths)
         ]
-        return Trial(token_ids, lengths, model.device)
-
-    @property
-    def longest(self) -> int:
-        return self.lengths[0]
+        return ProofRows(token_ids, lengths, model.device)
 
     @property
     def prompts(self) -> list[list[int]]:
         return [ids[:n] for ids, n in zip(self.token_ids, self.lengths, strict=True)]
 
-    def expected(self, model: Any) -> list[Tensor]:
-        """Logits [T, V] of the plain forward, row by row."""
-        return plain_logits(model, self.token_ids)
 
-
-def plain_logits(model: Any, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+def compute_logits(model: Any, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Logits [T, V] of the plain forward, row by row."""
     inputs = [torch.tensor([ids], device=model.device) for ids in rows]
     return [model(input_ids=row, use_cache=False).logits[0].float() for row in inputs]
 
 
-def compare(ours_BV: Tensor, expected_BV: list[Tensor], dtype: torch.dtype, through: str) -> None:
+def compare_logits(ours_BV: Tensor, reference_BV: Tensor, dtype: torch.dtype, through: str) -> None:
     """EngineError where logits computed `through` something differ by more than rounding."""
-    reference_BV = torch.stack(expected_BV)
     # Same sums in another order and another batch: a few roundings of the compute dtype, relative to the largest logit.
     tolerance = max(1e-4, 8 * torch.finfo(dtype).eps) * max(1.0, reference_BV.abs().max().item())
     difference = (ours_BV - reference_BV).abs().max().item()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cohort.errors import EngineError, ModelError
+from cohort.errors import EngineError, ModelError, describe_problem
 from cohort.model import head, lora
 from cohort.model.backbone import Backbone, ModuleBackbone, can_share_prompts, score_tokens, states_before
 from cohort.model.chat import ChatCodec
@@ -26,7 +26,7 @@ from cohort.model.own_attention import prove_padded, why_not_own_attention
 from cohort.model.packing import Example, Layouts, MicroBatch
 from cohort.model.rotary import hold_frequencies
 from cohort.ops.attention import attention_configs
-from cohort.ops.fused import has_kernels
+from cohort.ops.fused import has_kernels, make_fused_error
 from cohort.ops.fused.training import FusedBackbone
 
 
@@ -90,10 +90,9 @@ class Policy:
             fused.prove(modules)
         except Exception as problem:
             # A kernel that does not compile or fit on this GPU is a reason too, as it is for the engine.
-            reason = str(problem) if isinstance(problem, EngineError) else f"{type(problem).__name__}: {problem}"
             if kernels == "fused" and not on_cpu:
-                raise ModelError(f'model.kernels = "fused" is not possible: {reason}. Use "auto" or "modules".') from problem
-            return f"training with the modules of transformers ({reason})"
+                raise make_fused_error(problem) from problem
+            return f"training with the modules of transformers ({describe_problem(problem)})"
         self.backbone = fused
         return f"training with own {'compiled code' if on_cpu else 'kernels'}"
 

@@ -15,7 +15,7 @@ from cohort.data.prompt_choice import InformativeChoice
 from cohort.data.prompts import PromptReport, PromptStream, assert_disjoint, describe_split, make_prompts, split_held_out
 from cohort.data.rows import load_rows
 from cohort.data.written import CHOSEN, REJECTED, WrittenRow, make_demonstrations, make_pairs
-from cohort.engine import build_engine, stop_ids
+from cohort.engine import EngineSetup, build_engine, stop_ids
 from cohort.engine.protocol import Engine
 from cohort.errors import ModelError, PromptError
 from cohort.model import lora
@@ -279,15 +279,15 @@ def longest_sequence(recipe: Recipe, encoded: EncodedData, sampling: Sampling) -
 
 
 def make_engine(recipe: Recipe, policy: Policy) -> tuple[Engine, str]:
-    engine, sentence = build_engine(
-        recipe.sampling.engine,
+    setup = EngineSetup(
         policy.model,
         policy.codec.decode,
         recipe.sampling.slots,
-        kernels=recipe.model.kernels,
-        cuda_graphs=recipe.sampling.cuda_graphs,
-        decode_all=policy.codec.decode_all,
+        recipe.model.kernels,
+        recipe.sampling.cuda_graphs,
+        policy.codec.decode_all,
     )
+    engine, sentence = build_engine(recipe.sampling.engine, setup)
     if recipe.model.kernels == "fused" and policy.device.type == "cpu" and not engine.capabilities.own_kernels:
         raise ModelError(
             f'model.kernels = "fused" is not possible: on a CPU own kernels only sample, and this run has {sentence.rstrip(".")}. '

@@ -12,6 +12,8 @@ import importlib.util
 from functools import cache
 from typing import TYPE_CHECKING
 
+from cohort.errors import ModelError, describe_problem
+
 if TYPE_CHECKING:
     import torch
 
@@ -20,3 +22,8 @@ if TYPE_CHECKING:
 def has_kernels(device: torch.device) -> bool:
     """Whether Triton kernels serve this device; elsewhere what they do is spelled out in torch."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def make_fused_error(problem: Exception) -> ModelError:
+    """What is said where model.kernels asks for own code and it cannot be had."""
+    return ModelError(f'model.kernels = "fused" is not possible: {describe_problem(problem)}. Use "auto" or "modules".')

@@ -415,35 +415,20 @@ def _note(
         tl.store(done + slot, over.to(tl.int32))
 
 
-def sample(
-    logits_BV: Tensor,
-    slot_of_row_B: Tensor,
-    keys_S2: Tensor,
-    counts_S: Tensor,
-    positions_S: Tensor,
-    done_S: Tensor,
-    tokens_S: Tensor,
-    owners_S: Tensor,
-    limits_N: Tensor,
-    stop_ids: Tensor,
-    token_ids_NT: Tensor,
-    logprobs_NT: Tensor,
-    *,
-    temperature: float,
-    advance: bool,
-) -> None:
-    """The next token of each row that is not done, with its log-prob, written down; temperature 0 is greedy."""
+def sample(logits_BV: Tensor, slot_of_row_B: Tensor, state: Any, temperature: float, advance: bool) -> None:
+    """The next token of each row that is not done, with its log-prob, written down in `state` (engine/slots.py); temperature 0 is greedy."""
     rows, vocabulary = logits_BV.shape
-    parts = -(-vocabulary // VOCABULARY_SPLIT)
+    parts, stops = -(-vocabulary // VOCABULARY_SPLIT), len(state.stop_ids)
     partial = torch.empty(rows * parts * 5, dtype=torch.float32, device=logits_BV.device)
     _scan[(rows, parts)](
-        logits_BV, slot_of_row_B, keys_S2, counts_S, partial, vocabulary, temperature, LARGEST_UNIFORM,
+        logits_BV, slot_of_row_B, state.keys_S2, state.counts_S, partial, vocabulary, temperature, LARGEST_UNIFORM,
         VOCABULARY_SPLIT, VOCABULARY_AT_ONCE, temperature == 0,
         MULTIPLY_1, MULTIPLY_2 & 0xFFFFFFFF, SPREAD_POSITION & 0xFFFFFFFF, SPREAD_INDEX & 0xFFFFFFFF,
         num_warps=8,
     )  # fmt: skip
     _note[(rows,)](
-        partial, slot_of_row_B, owners_S, counts_S, positions_S, done_S, tokens_S, limits_N, stop_ids, token_ids_NT, logprobs_NT,
-        token_ids_NT.shape[1], parts, power_of_two(parts), len(stop_ids), power_of_two(max(1, len(stop_ids))), advance,
+        partial, slot_of_row_B, state.owners_S, state.counts_S, state.positions_S, state.done_S, state.tokens_S, state.limits_N,
+        state.stop_ids, state.token_ids_NT, state.logprobs_NT,
+        state.token_ids_NT.shape[1], parts, power_of_two(parts), stops, power_of_two(max(1, stops)), advance,
         num_warps=1,
     )  # fmt: skip
