@@ -159,7 +159,7 @@ SHORT = {"train.num_steps": 1, "cold_start.num_steps": 0, "evaluation.samples": 
 def compiled() -> bool:
     """Whether training on this machine has own code."""
     try:
-        native.load(16, 2, 32)
+        native.load_library(16, 2, 32)
     except native.NoNative:
         return False
     return True
