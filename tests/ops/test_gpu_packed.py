@@ -137,9 +137,9 @@ def test_both_kernels_return_the_same_lse(name):
     layout = LAYOUTS[name]()
     query, key, value = heads(layout, HEADS[0])
     starts, longest = layout.segment_starts, layout.longest_segment
-    spans = packed_attention.Spans(starts, starts, longest, longest, causal=True, window=None)
-    out, lse = FlashKernel().forward(query, key, value, spans, 0.1)
-    slow_out, slow_lse = TorchKernel().forward(query.float(), key.float(), value.float(), spans, 0.1)
+    spans = packed_attention.Spans(starts, starts, longest, longest, 0.1, causal=True)
+    out, lse = FlashKernel().forward(packed_attention.Inputs(query, key, value), spans)
+    slow_out, slow_lse = TorchKernel().forward(packed_attention.Inputs(query.float(), key.float(), value.float()), spans)
     assert lse.shape == slow_lse.shape == (14, layout.num_tokens)
     assert lse.dtype == torch.float32
     assert (lse - slow_lse).abs().max().item() < 1e-3

@@ -13,13 +13,14 @@ Features that are not honoured are refused by name: an ignored argument would be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import AttentionInterface
 
 from cohort.errors import EngineError
 
@@ -68,6 +69,31 @@ def check_plain_causal(
     if attention_mask is not None or dropout or not causal or getattr(module, "is_cross_attention", False):
         raise EngineError("its attention is not plain causal self-attention")
     return scaling if scaling is not None else query.shape[-1] ** -0.5
+
+
+def register_attention(name: str, read: Callable[..., Tensor]) -> None:
+    """Give transformers an attention function of this name: `read(module, query, key, value, scaling, window, softcap)`.
+
+    Queries are [B, H, T, D] as modules have them, and what is read [B, T, H, D].
+    """
+
+    def attend_plainly(
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        is_causal: bool | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, None]:
+        scale = check_plain_causal(module, query, attention_mask, dropout, scaling, is_causal, others)
+        return read(module, query, key, value, scale, sliding_window, softcap or 0.0), None
+
+    AttentionInterface.register(name, attend_plainly)
 
 
 def accumulation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -18,10 +18,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
 
 from cohort.errors import EngineError
-from cohort.ops.attention import causal_attention, check_plain_causal
+from cohort.ops.attention import causal_attention, register_attention
 from cohort.ops.rounding import missing_rows
 
 SLOT_ATTENTION = "cohort_slots"
@@ -40,26 +39,13 @@ class AttendingCache(Protocol):
 ACTIVE: ContextVar[AttendingCache] = ContextVar("cohort_active_cache")
 
 
-def slot_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    is_causal: bool | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    scale = check_plain_causal(module, query, attention_mask, dropout, scaling, is_causal, kwargs)
-    cache = ACTIVE.get()
-    out = cache.attend(getattr(module, "layer_idx", None), query, key, value, scale, sliding_window, softcap or 0.0)
-    return out, None
+def read_cache(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float
+) -> Tensor:
+    return ACTIVE.get().attend(getattr(module, "layer_idx", None), query, key, value, scaling, window, softcap)
 
 
-AttentionInterface.register(SLOT_ATTENTION, slot_attention)
+register_attention(SLOT_ATTENTION, read_cache)
 
 
 class RaggedCache:

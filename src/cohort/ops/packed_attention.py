@@ -24,18 +24,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AttentionInterface
 
 from cohort.errors import InvariantError
-from cohort.ops.attention import CAUSAL_ATTENTION, causal_attention, check_plain_causal
+from cohort.ops.attention import CAUSAL_ATTENTION, causal_attention, register_attention
 from cohort.ops.gather import give_back, take
-from cohort.ops.layout import Layout
+from cohort.ops.layout import Layout, SharedPrompts
 
 FLASH_HEAD_DIMS = range(8, 257, 8)
 FLASH_CAPABILITY = (8, 0)
@@ -126,26 +125,27 @@ class Spans:
     key_starts: Tensor
     longest_query: int
     longest_key: int
-    causal: bool
-    window: int | None
+    scaling: float
+    causal: bool = False
+    window: int | None = None
     """Tokens that a token sees, itself included; None: all."""
+
+
+class Inputs(NamedTuple):
+    """[queries, H, D], and twice [keys, kv_heads, D]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
 
 class Kernel(Protocol):
     """Attention over spans. out is [queries, H, D] and lse [H, queries], natural and with the scale."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, spans: Spans, scaling: float) -> tuple[Tensor, Tensor]: ...
+    def forward(self, inputs: Inputs, spans: Spans) -> tuple[Tensor, Tensor]: ...
 
     def backward(
-        self,
-        grad_out: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        spans: Spans,
-        scaling: float,
+        self, grad_out: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, spans: Spans
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(grad_query, grad_key, grad_value) from an output and lse that may be those of more keys than these."""
         ...
@@ -176,22 +176,15 @@ class _SegmentAttention(torch.autograd.Function):
         window: int | None,
         kernel: Kernel,
     ) -> Tensor:
-        starts, longest = layout.segment_starts, layout.longest_segment
-        own = Spans(starts, starts, longest, longest, causal=True, window=window)
-        out, lse = kernel.forward(query, key, value, own, scaling)
+        inputs, starts, longest = Inputs(query, key, value), layout.segment_starts, layout.longest_segment
+        own = Spans(starts, starts, longest, longest, scaling, causal=True, window=window)
+        out, lse = kernel.forward(inputs, own)
         over_prompts = None
         if layout.shared is not None:
             shared, begin = layout.shared, layout.shared.num_tokens
-            over_prompts = Spans(
-                shared.completion_starts,
-                shared.copy_starts,
-                shared.longest_completion,
-                shared.longest,
-                causal=False,
-                window=None,
-            )
-            copies = copies_of_prompts(key, value, layout)
-            prompt_out, prompt_lse = kernel.forward(query[begin:], *copies, over_prompts, scaling)
+            longest_pair = (shared.longest_completion, shared.longest)
+            over_prompts = Spans(shared.completion_starts, shared.copy_starts, *longest_pair, scaling)
+            prompt_out, prompt_lse = kernel.forward(copy_prompts(inputs, layout.shared), over_prompts)
             own_lse = lse[:, begin:]
             joint_lse = torch.logaddexp(own_lse, prompt_lse)
             own_share = (own_lse - joint_lse).exp().t()[..., None]
@@ -200,126 +193,102 @@ class _SegmentAttention(torch.autograd.Function):
             torch.add(out[begin:] * own_share, prompt_out * prompt_share, out=out[begin:])
             lse[:, begin:] = joint_lse
         ctx.save_for_backward(query, key, value, out, lse)
-        ctx.own, ctx.over_prompts, ctx.layout, ctx.scaling, ctx.kernel = own, over_prompts, layout, scaling, kernel
+        ctx.own, ctx.over_prompts, ctx.shared, ctx.kernel = own, over_prompts, layout.shared, kernel
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        grad_out = grad_outputs[0].contiguous()
-        query, key, value, out, lse = ctx.saved_tensors
-        kernel: Kernel = ctx.kernel
-        grad_query, grad_key, grad_value = kernel.backward(grad_out, query, key, value, out, lse, ctx.own, ctx.scaling)
-        if ctx.over_prompts is not None:
-            begin = ctx.layout.shared.num_tokens
-            more_query, more_key, more_value = kernel.backward(
-                grad_out[begin:],
-                query[begin:],
-                *copies_of_prompts(key, value, ctx.layout),
-                out[begin:],
-                lse[:, begin:].contiguous(),
-                ctx.over_prompts,
-                ctx.scaling,
-            )
-            grad_query[begin:] += more_query
-            grad_key[:begin] += give_back(more_key, ctx.layout.shared.copies)
-            grad_value[:begin] += give_back(more_value, ctx.layout.shared.copies)
+        grad_out, (*saved, out, lse) = grad_outputs[0].contiguous(), ctx.saved_tensors
+        inputs, kernel, shared = Inputs(*saved), ctx.kernel, ctx.shared
+        grad_query, grad_key, grad_value = kernel.backward(grad_out, inputs, out, lse, ctx.own)
+        if shared is not None:
+            begin = shared.num_tokens
+            joint = (out[begin:], lse[:, begin:].contiguous())
+            more = kernel.backward(grad_out[begin:], copy_prompts(inputs, shared), *joint, ctx.over_prompts)
+            grad_query[begin:] += more[0]
+            grad_key[:begin] += give_back(more[1], shared.copies)
+            grad_value[:begin] += give_back(more[2], shared.copies)
         return grad_query, grad_key, grad_value, None, None, None, None
 
 
-def copies_of_prompts(key: Tensor, value: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Keys and values of the prompts, once for each of their completions.
+def copy_prompts(inputs: Inputs, shared: SharedPrompts) -> Inputs:
+    """The queries of the completions, and keys and values of the prompts, once for each of their completions.
 
     The backward of a flash kernel has a program for a block of keys, which walks through all queries. A prompt is a block or
     two: read by a whole group it would keep a few programs busy for long. Copies are small beside the rest, and are not kept.
     """
-    assert layout.shared is not None
-    index_N = layout.shared.copies.index_N
-    return key.index_select(0, index_N), value.index_select(0, index_N)
+    index_N = shared.copies.index_N
+    key, value = inputs.key.index_select(0, index_N), inputs.value.index_select(0, index_N)
+    return Inputs(inputs.query[shared.num_tokens :], key, value)
 
 
 class FlashKernel:
     """PyTorch's flash attention in its varlen form."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, spans: Spans, scaling: float) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Inputs, spans: Spans) -> tuple[Tensor, Tensor]:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            query, key, value, *self._spans(spans), 0.0, spans.causal, False, scale=scaling, **self._window(spans)
+            *inputs, *self._list_spans(spans), 0.0, spans.causal, False, **self._list_options(spans)
         )
         return out, lse
 
     def backward(
-        self,
-        grad_out: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        spans: Spans,
-        scaling: float,
+        self, grad_out: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, spans: Spans
     ) -> tuple[Tensor, Tensor, Tensor]:
         # State of the random numbers for dropout, of which there is none.
-        seed = torch.empty(2, dtype=torch.uint64, device=query.device)
-        unused = torch.empty(0, device=query.device)
+        seed = torch.empty(2, dtype=torch.uint64, device=out.device)
+        unused = torch.empty(0, device=out.device)
+        tensors, rest = (grad_out, *inputs, out, lse), (0.0, spans.causal, seed, unused)
         grad_query, grad_key, grad_value = torch.ops.aten._flash_attention_backward(
-            grad_out, query, key, value, out, lse, *self._spans(spans), 0.0, spans.causal, seed, unused,
-            scale=scaling, **self._window(spans),
-        )  # fmt: skip
+            *tensors, *self._list_spans(spans), *rest, **self._list_options(spans)
+        )
         return grad_query, grad_key, grad_value
 
-    def _spans(self, spans: Spans) -> tuple[Tensor, Tensor, int, int]:
+    def _list_spans(self, spans: Spans) -> tuple[Tensor, Tensor, int, int]:
         # The longest query only sizes the grid. Told that it is 1, the kernel takes its way for decoding, which returns lse
         # in another layout.
         return spans.query_starts, spans.key_starts, max(2, spans.longest_query), spans.longest_key
 
-    def _window(self, spans: Spans) -> dict[str, int]:
-        return {} if spans.window is None else {"window_size_left": spans.window - 1, "window_size_right": 0}
+    def _list_options(self, spans: Spans) -> dict[str, Any]:
+        window = {} if spans.window is None else {"window_size_left": spans.window - 1, "window_size_right": 0}
+        return {"scale": spans.scaling, **window}
 
 
 class TorchKernel:
     """The slow twin of FlashKernel: the same two functions spelled out, one span after the other, in float32 at least."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, spans: Spans, scaling: float) -> tuple[Tensor, Tensor]:
-        wide_query, wide_key, wide_value = map(_wide, (query, key, value))
-        out, lse = torch.zeros_like(query), wide_query.new_zeros(query.shape[1], query.shape[0])
-        for mine, theirs in self._each(spans):
-            scores = self._scores(wide_query[mine], wide_key[theirs], spans, scaling)
+    def forward(self, inputs: Inputs, spans: Spans) -> tuple[Tensor, Tensor]:
+        query, key, value = map(widen, inputs)
+        out, lse = torch.zeros_like(inputs.query), query.new_zeros(query.shape[1], query.shape[0])
+        for mine, theirs in self._each_span(spans):
+            scores = self._score(query[mine], key[theirs], spans)
             lse[:, mine] = scores.logsumexp(-1)
             probabilities = (scores - lse[:, mine, None]).exp()
-            out[mine] = torch.einsum("hqk,khd->qhd", probabilities, self._expanded(wide_value[theirs], query)).to(out.dtype)
+            out[mine] = torch.einsum("hqk,khd->qhd", probabilities, self._repeat_heads(value[theirs], query)).to(out.dtype)
         return out, lse
 
     def backward(
-        self,
-        grad_out: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        spans: Spans,
-        scaling: float,
+        self, grad_out: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, spans: Spans
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dtype = query.dtype
-        grad_query, grad_key, grad_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        grad_out, query, key, value, out = map(_wide, (grad_out, query, key, value, out))
-        for mine, theirs in self._each(spans):
-            scores = self._scores(query[mine], key[theirs], spans, scaling)
-            probabilities = (scores - lse[:, mine, None]).exp()
+        grad_query, grad_key, grad_value = (torch.zeros_like(tensor) for tensor in inputs)
+        dtype, (grad_out, query, key, value, out) = inputs.query.dtype, map(widen, (grad_out, *inputs, out))
+        for mine, theirs in self._each_span(spans):
+            probabilities = (self._score(query[mine], key[theirs], spans) - lse[:, mine, None]).exp()
             delta = (grad_out[mine] * out[mine]).sum(-1).t()
-            grad_probabilities = torch.einsum("qhd,khd->hqk", grad_out[mine], self._expanded(value[theirs], query))
-            grad_scores = probabilities * (grad_probabilities - delta[..., None]) * scaling
-            grad_query[mine] = torch.einsum("hqk,khd->qhd", grad_scores, self._expanded(key[theirs], query)).to(dtype)
-            grad_key[theirs] = self._reduced(torch.einsum("hqk,qhd->khd", grad_scores, query[mine]), key).to(dtype)
-            grad_value[theirs] = self._reduced(torch.einsum("hqk,qhd->khd", probabilities, grad_out[mine]), value).to(dtype)
+            grad_probabilities = torch.einsum("qhd,khd->hqk", grad_out[mine], self._repeat_heads(value[theirs], query))
+            grad_scores = probabilities * (grad_probabilities - delta[..., None]) * spans.scaling
+            grad_query[mine] = torch.einsum("hqk,khd->qhd", grad_scores, self._repeat_heads(key[theirs], query)).to(dtype)
+            for gradient, weights, rows in ((grad_key, grad_scores, query), (grad_value, probabilities, grad_out)):
+                whole = torch.einsum("hqk,qhd->khd", weights, rows[mine])
+                gradient[theirs] = whole.unflatten(1, (gradient.shape[1], -1)).sum(2).to(dtype)
         return grad_query, grad_key, grad_value
 
-    def _each(self, spans: Spans) -> Iterator[tuple[slice, slice]]:
+    def _each_span(self, spans: Spans) -> Iterator[tuple[slice, slice]]:
         queries, keys = spans.query_starts.tolist(), spans.key_starts.tolist()
         for number in range(len(queries) - 1):
             yield slice(queries[number], queries[number + 1]), slice(keys[number], keys[number + 1])
 
-    def _scores(self, query: Tensor, key: Tensor, spans: Spans, scaling: float) -> Tensor:
-        scores = torch.einsum("qhd,khd->hqk", query, self._expanded(key, query)) * scaling
+    def _score(self, query: Tensor, key: Tensor, spans: Spans) -> Tensor:
+        scores = torch.einsum("qhd,khd->hqk", query, self._repeat_heads(key, query)) * spans.scaling
         if spans.causal:
             at = torch.arange(len(query), device=query.device)
             behind = at[:, None] - at
@@ -327,14 +296,11 @@ class TorchKernel:
             scores = scores.masked_fill(hidden, -torch.inf)
         return scores
 
-    def _expanded(self, keys: Tensor, query: Tensor) -> Tensor:
+    def _repeat_heads(self, keys: Tensor, query: Tensor) -> Tensor:
         return keys.repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
 
-    def _reduced(self, gradient: Tensor, like: Tensor) -> Tensor:
-        return gradient.unflatten(1, (like.shape[1], -1)).sum(2)
 
-
-def _wide(tensor: Tensor) -> Tensor:
+def widen(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -353,27 +319,16 @@ def laid_out(layout: Layout) -> Iterator[None]:
         _LAYOUT.reset(token)
 
 
-def trainer_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    is_causal: bool | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """[1, H, T, D] as modules have it; gives [1, T, H, D]. Tokens beyond the layout's are filling and attend to nothing."""
-    scale = check_plain_causal(module, query, attention_mask, dropout, scaling, is_causal, kwargs)
+def read_layout(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float
+) -> Tensor:
+    """Of a batch of one. Tokens beyond the layout's are filling and attend to nothing."""
     layout = _LAYOUT.get()
     if layout is None or query.shape[0] != 1 or not query.shape[2] == key.shape[2] >= layout.num_tokens:
         raise InvariantError(f"the trainer's attention reads one flat layout, not a batch of {tuple(query.shape)}.")
     flat = [tensor[0].transpose(0, 1)[: layout.num_tokens] for tensor in (query, key, value)]
-    out_THD = attend(layout, flat[0], flat[1], flat[2], scale, sliding_window, softcap or 0.0)
-    return F.pad(out_THD, (0, 0, 0, 0, 0, query.shape[2] - layout.num_tokens))[None], None
+    out_THD = attend(layout, flat[0], flat[1], flat[2], scaling, window, softcap)
+    return F.pad(out_THD, (0, 0, 0, 0, 0, query.shape[2] - layout.num_tokens))[None]
 
 
-AttentionInterface.register(CAUSAL_ATTENTION, trainer_attention)
+register_attention(CAUSAL_ATTENTION, read_layout)
