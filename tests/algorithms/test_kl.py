@@ -308,6 +308,7 @@ def every_outcome(case: Vocabulary, advantages_V: Tensor, *, stale: bool) -> tup
         fresh_M=None,
         group_B=torch.zeros(count, dtype=torch.long),
         examples=tuple(range(count)),
+        trained_M=np.arange(count),
     )
     return TokenScores(log_policy_V, torch.zeros_like(log_policy_V)), micro
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cohort.algorithms.named import NAMED
 from cohort.errors import InvariantError
 from cohort.model import packing
-from cohort.model.packing import Example, Layouts, MicroBatch, make_examples, minibatch_members, pack, token_budget_rows
+from cohort.model.packing import Example, Layouts, MicroBatch, make_examples, plan_minibatches, pack, token_budget_rows
 from cohort.training.state import TrainState
 from conftest import ragged_examples, rollout, tiny_policy
 from session_tools import train_tiny
@@ -271,7 +271,7 @@ def test_groups_stay_together_when_they_must():
 )
 def test_minibatches_cover_each_example_once_per_pass_in_whole_groups(groups, minibatches, passes, seed, step):
     groups_N = sorted(groups)
-    plan = minibatch_members(groups_N, minibatches, passes, seed, step)
+    plan = plan_minibatches(groups_N, minibatches, passes, seed, step)
     parts = min(minibatches, len(set(groups_N)))
     assert len(plan) == parts * passes
     for number in range(passes):
@@ -282,17 +282,17 @@ def test_minibatches_cover_each_example_once_per_pass_in_whole_groups(groups, mi
             assert all((groups_N[index] in inside) == (index in members) for index in range(len(groups_N)))
         sizes = [len({groups_N[index] for index in members}) for members in one_pass]
         assert max(sizes) - min(sizes) <= 1
-    assert plan == minibatch_members(groups_N, minibatches, passes, seed, step)
+    assert plan == plan_minibatches(groups_N, minibatches, passes, seed, step)
 
 
 def test_minibatch_order_is_keyed_by_seed_step_and_pass():
     groups_N = [index // 2 for index in range(16)]
-    base = minibatch_members(groups_N, 4, 2, 0, 1)
+    base = plan_minibatches(groups_N, 4, 2, 0, 1)
     assert base[:4] != base[4:]
-    assert base != minibatch_members(groups_N, 4, 2, 1, 1)
-    assert base != minibatch_members(groups_N, 4, 2, 0, 2)
+    assert base != plan_minibatches(groups_N, 4, 2, 1, 1)
+    assert base != plan_minibatches(groups_N, 4, 2, 0, 2)
     # One minibatch is the whole batch in its own order: nothing to shuffle.
-    assert minibatch_members(groups_N, 1, 1, 0, 1) == [list(range(16))]
+    assert plan_minibatches(groups_N, 1, 1, 0, 1) == [list(range(16))]
 
 
 @settings(max_examples=100, deadline=None)

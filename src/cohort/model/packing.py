@@ -30,6 +30,8 @@ from cohort.types import Rollout
 
 Weigh = Callable[[Sequence[int], Sequence[int], int], Sequence[float]]
 """(trained tokens of each completion, its group, max_completion_tokens) -> weight of one token of each completion."""
+VECTORS = ("advantages", "sampling_logprobs", "old_logprobs", "ref_logprobs", "old_values", "returns", "fresh")
+"""What a micro-batch takes from its examples, token by token."""
 SHARING_PAYS = 0.05
 """Share of the tokens that prompts standing once must save: attention over them is a second call, and its merge is not free."""
 
@@ -72,14 +74,29 @@ class Example:
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """One forward-backward. B rows, each a prompt and a completion; M trained tokens in row order."""
+class LaidOut:
+    """The rows of a micro-batch in their places: all of it that does not change while a step credits and scores its examples.
+
+    B rows, each a prompt and a completion; M trained tokens in row order.
+    """
 
     layout: Layout
     before: Selection
     """Of the layout's tokens: those whose hidden states predict the trained ones, one earlier in the same row."""
     token_ids_M: Tensor
     row_M: Tensor
+    group_B: Tensor
+    """Number of each row's group."""
+    examples: tuple[int, ...]
+    """Place of each row in the list that was packed."""
+    trained_M: Indices
+    """Of all tokens of all completions, one after the other."""
+
+
+@dataclass(frozen=True)
+class MicroBatch(LaidOut):
+    """One forward-backward."""
+
     loss_weights_M: Tensor
     advantages_M: Tensor
     sampling_logprobs_M: Tensor
@@ -88,10 +105,6 @@ class MicroBatch:
     old_values_M: Tensor | None
     returns_M: Tensor | None
     fresh_M: Tensor | None
-    group_B: Tensor
-    """Number of each row's group."""
-    examples: tuple[int, ...]
-    """Place of each row in the list that was packed."""
 
     @property
     def before_M(self) -> Tensor:
@@ -195,7 +208,7 @@ def pack(
     ]
     layouts = layouts or Layouts()
     laid_out = layouts.find(examples, forwarded, micro_batch_tokens, keep_groups, share_prompts)
-    micro_batches = [_micro_batch(examples, rows, weights_N) for rows in laid_out]
+    micro_batches = [_make_micro_batch(examples, rows, weights_N) for rows in laid_out]
     return Minibatch(
         micro_batches,
         completions=sum(length > 0 for length in lengths_N),
@@ -204,7 +217,7 @@ def pack(
     )
 
 
-def minibatch_members(groups_N: Sequence[int], minibatches: int, passes: int, seed: int, step: int) -> list[list[int]]:
+def plan_minibatches(groups_N: Sequence[int], minibatches: int, passes: int, seed: int, step: int) -> list[list[int]]:
     """Which examples belong to each optimizer step of a step: whole groups, in a keyed order, as equal as they come."""
     plan = []
     for number in range(passes):
@@ -228,15 +241,15 @@ class Unit:
     longest: int
 
 
-def cut(
+def cut_rows(
     examples: Sequence[Example], rows: Sequence[int], budget: int, keep_groups: bool, share_prompts: bool
 ) -> tuple[bool, list[list[int]]]:
     """(whether prompts are shared, the rows of each micro-batch)."""
     num_tokens = {row: examples[row].num_tokens for row in rows}
     if share_prompts:
-        units = sharing_units(examples, rows, budget, keep_groups)
+        units = make_sharing_units(examples, rows, budget, keep_groups)
         if sum(unit.tokens for unit in units) <= (1.0 - SHARING_PAYS) * sum(num_tokens.values()):
-            return True, fill(units, budget)
+            return True, fill_batches(units, budget)
     return False, token_budget_rows(rows, num_tokens, budget, (lambda row: examples[row].group) if keep_groups else None)
 
 
@@ -257,15 +270,14 @@ def token_budget_rows(
     for _, unit_rows in sorted(members.items()):
         lengths = [num_tokens[row] for row in unit_rows]
         units.append(Unit(tuple(unit_rows), sum(lengths), max(lengths)))
-    return fill(units, budget)
+    return fill_batches(units, budget)
 
 
-def sharing_units(examples: Sequence[Example], rows: Sequence[int], budget: int, keep_groups: bool) -> list[Unit]:
+def make_sharing_units(examples: Sequence[Example], rows: Sequence[int], budget: int, keep_groups: bool) -> list[Unit]:
     """Rows of one prompt, cut where they exceed the budget; with `keep_groups` all rows of a group, prompt by prompt."""
     by_prompt: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for row in rows:
         by_prompt.setdefault((examples[row].group, examples[row].prompt_ids), []).append(row)
-    units: list[Unit] = []
     of_group: dict[int, list[Unit]] = {}
     for (group, prompt_ids), members in by_prompt.items():
         parts: list[list[int]] = []
@@ -279,17 +291,17 @@ def sharing_units(examples: Sequence[Example], rows: Sequence[int], budget: int,
             tokens += length
         for part in parts:
             lengths = [len(examples[row].completion_ids) for row in part]
-            units.append(Unit(tuple(part), len(prompt_ids) + sum(lengths), len(prompt_ids) + max(lengths)))
-            of_group.setdefault(group, []).append(units[-1])
-    return units if not keep_groups else [joined(together) for _, together in sorted(of_group.items())]
+            unit = Unit(tuple(part), len(prompt_ids) + sum(lengths), len(prompt_ids) + max(lengths))
+            of_group.setdefault(group if keep_groups else len(of_group), []).append(unit)
+    return [join_units(units) for _, units in sorted(of_group.items())]
 
 
-def joined(units: Sequence[Unit]) -> Unit:
+def join_units(units: Sequence[Unit]) -> Unit:
     rows = tuple(row for unit in units for row in unit.rows)
     return Unit(rows, sum(unit.tokens for unit in units), max(unit.longest for unit in units))
 
 
-def fill(units: Sequence[Unit], budget: int) -> list[list[int]]:
+def fill_batches(units: Sequence[Unit], budget: int) -> list[list[int]]:
     """Whole units, longest first, into lists within the budget: rows of like lengths stand together. One unit always fits."""
     batches: list[list[int]] = []
     tokens = 0
@@ -300,21 +312,6 @@ def fill(units: Sequence[Unit], budget: int) -> list[list[int]]:
         batches[-1] += unit.rows
         tokens += unit.tokens
     return batches
-
-
-@dataclass(frozen=True)
-class LaidOut:
-    """The rows of a micro-batch in their places: all of it that does not change while a step credits and scores its examples."""
-
-    rows: tuple[int, ...]
-    """Place of each in the list that was packed."""
-    layout: Layout
-    before: Selection
-    token_ids_M: Tensor
-    row_M: Tensor
-    group_B: Tensor
-    trained_M: Indices
-    """Of all tokens of all completions, one after the other."""
 
 
 class Layouts:
@@ -333,7 +330,7 @@ class Layouts:
         names = tuple(example.rollout for example in examples)
         key = (names, tuple(forwarded), budget, keep_groups, share_prompts)
         if key not in self.made:
-            shared, batches = cut(examples, forwarded, budget, keep_groups, share_prompts)
+            shared, batches = cut_rows(examples, forwarded, budget, keep_groups, share_prompts)
             self.made[key] = [_lay_out_rows(examples, rows, shared) for rows in batches]
         return self.made[key]
 
@@ -354,43 +351,27 @@ def _lay_out_rows(examples: Sequence[Example], rows: Sequence[int], share_prompt
     before_C[np.cumsum(length_B) - length_B] = layout.rows.before_completion_B
     trained_M = np.flatnonzero(mask_C)
     return LaidOut(
-        rows=tuple(rows),
         layout=layout,
         before=Selection.of(before_C[trained_M], layout.num_tokens),
         token_ids_M=layout.token_ids_T[torch.from_numpy(here_C[trained_M])],
         row_M=torch.from_numpy(row_C[trained_M]),
         group_B=torch.tensor([example.group for example in chosen]),
+        examples=tuple(rows),
         trained_M=trained_M,
     )
 
 
-def _micro_batch(examples: Sequence[Example], laid_out: LaidOut, weights_N: Sequence[float]) -> MicroBatch:
-    chosen = [examples[row] for row in laid_out.rows]
+def _make_micro_batch(examples: Sequence[Example], laid_out: LaidOut, weights_N: Sequence[float]) -> MicroBatch:
+    chosen = [examples[row] for row in laid_out.examples]
 
-    def flat(name: str) -> Tensor | None:
+    def join_vectors(name: str) -> Tensor | None:
         vectors = [getattr(example, name) for example in chosen]
         present = [vector.numpy() for vector in vectors if vector is not None]
         if present and len(present) < len(vectors):
             raise InvariantError("a minibatch mixes examples with and without old log-probs, reference log-probs or values")
         return torch.from_numpy(np.concatenate(present)[laid_out.trained_M]) if present else None
 
-    advantages_M, sampling_logprobs_M = flat("advantages_T"), flat("sampling_logprobs_T")
-    assert advantages_M is not None
-    assert sampling_logprobs_M is not None
-    weights_B = np.array([weights_N[row] for row in laid_out.rows], dtype=np.float64)
-    return MicroBatch(
-        layout=laid_out.layout,
-        before=laid_out.before,
-        token_ids_M=laid_out.token_ids_M,
-        row_M=laid_out.row_M,
-        loss_weights_M=torch.from_numpy(weights_B[laid_out.row_M.numpy()]),
-        advantages_M=advantages_M,
-        sampling_logprobs_M=sampling_logprobs_M,
-        old_logprobs_M=flat("old_logprobs_T"),
-        ref_logprobs_M=flat("ref_logprobs_T"),
-        old_values_M=flat("old_values_T"),
-        returns_M=flat("returns_T"),
-        fresh_M=flat("fresh_T"),
-        group_B=laid_out.group_B,
-        examples=laid_out.rows,
-    )
+    weights_B = np.array([weights_N[row] for row in laid_out.examples], dtype=np.float64)
+    weights_M = torch.from_numpy(weights_B[laid_out.row_M.numpy()])
+    vectors: dict[str, Any] = {f"{name}_M": join_vectors(f"{name}_T") for name in VECTORS}
+    return MicroBatch(**vars(laid_out), loss_weights_M=weights_M, **vectors)

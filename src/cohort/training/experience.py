@@ -17,7 +17,7 @@ from cohort.algorithms.registry import SAMPLED, Choice
 from cohort.base.stopwatch import Stopwatch
 from cohort.errors import InvariantError, RewardError
 from cohort.model.critic import Critic, NoCritic
-from cohort.model.packing import Example, Layouts, make_examples, minibatch_members
+from cohort.model.packing import Example, Layouts, make_examples, plan_minibatches
 from cohort.model.policy import Policy
 from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
@@ -85,7 +85,7 @@ def credit_tokens(
     if pairs:
         examples = whole_pairs(examples)
     groups_N = [example.group for example in examples]
-    plan = minibatch_members(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
+    plan = plan_minibatches(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
     watch.lap("prepare")
     examples = mark_fresh(examples, rollouts, collected.policy_version)
     examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens, watch, layouts)
