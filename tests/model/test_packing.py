@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cohort.algorithms.named import NAMED
 from cohort.errors import InvariantError
 from cohort.model import packing
-from cohort.model.packing import Example, Layouts, MicroBatch, make_examples, plan_minibatches, pack, token_budget_rows
+from cohort.model.packing import Example, Layouts, MicroBatch, make_examples, pack, plan_minibatches, token_budget_rows
 from cohort.training.state import TrainState
 from conftest import ragged_examples, rollout, tiny_policy
 from session_tools import train_tiny

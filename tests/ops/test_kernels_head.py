@@ -8,7 +8,7 @@ import torch
 import interpreter  # noqa: F401 -- before anything of cohort.ops.fused.kernels_*
 from cohort.ops import logprobs
 from cohort.ops.fused import kernels_head
-from cohort.ops.logprobs import Curve, LinearHead, Scored, Sizes, linear_logprobs
+from cohort.ops.logprobs import ChunkScores, Curve, LinearHead, Sizes, linear_logprobs
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="Triton compiles for the GPU here; ops/test_gpu_head.py runs the same comparisons on it"
@@ -33,7 +33,7 @@ def inputs(vocabulary: int, rows: int = 4, spread: float = 4.0) -> tuple[torch.T
     return logits_CV, torch.randint(0, vocabulary, (rows,), generator=generator)
 
 
-def exact(logits_CV: torch.Tensor, token_ids_C: torch.Tensor, curve: Curve) -> tuple[Scored, torch.Tensor]:
+def exact(logits_CV: torch.Tensor, token_ids_C: torch.Tensor, curve: Curve) -> tuple[ChunkScores, torch.Tensor]:
     """The twin in float64."""
     gradient_CV = torch.empty_like(logits_CV, dtype=torch.float64)
     return logprobs.score(logits_CV.double(), token_ids_C, curve, gradient_CV), gradient_CV
@@ -119,7 +119,7 @@ def test_the_whole_head_on_kernels_equals_the_whole_head_on_twins(entropy_gradie
     results = []
     for dtype, kernels in ((torch.float64, False), (torch.float32, True)):
         if kernels:
-            monkeypatch.setattr(logprobs, "_passes", lambda logits: (kernels_head.score, kernels_head.differentiate))
+            monkeypatch.setattr(logprobs, "_choose_passes", lambda logits: (kernels_head.score, kernels_head.differentiate))
         leaves = [hidden_MH.to(dtype).requires_grad_(), *(t.to(dtype).requires_grad_(trained) for t in (weight_VH, bias_V))]
         ours = linear_logprobs(
             leaves[0],

@@ -186,10 +186,10 @@ def test_generic_path_holds_one_chunk_at_a_time():
 
 def test_sizes_on_a_cpu_are_a_constant_number_of_logits():
     for vocabulary in (64, 151_936):
-        chunk, block = logprobs.plan(vocabulary, torch.float32, torch.device("cpu"))
+        chunk, block = logprobs.plan_sizes(vocabulary, torch.float32, torch.device("cpu"))
         assert chunk == block
         assert 0.9 * logprobs.CHUNK_ELEMENTS < chunk * vocabulary <= logprobs.CHUNK_ELEMENTS
-    assert logprobs.plan(1 << 30, torch.float32, torch.device("cpu")) == (1, 1)
+    assert logprobs.plan_sizes(1 << 30, torch.float32, torch.device("cpu")) == (1, 1)
 
 
 def test_sizes_on_a_gpu_bound_chunk_and_block(monkeypatch):
@@ -197,13 +197,13 @@ def test_sizes_on_a_gpu_bound_chunk_and_block(monkeypatch):
     total = 139 << 30
     properties = type("Properties", (), {"total_memory": total})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    chunk, block = logprobs.plan(151_936, torch.bfloat16, torch.device("cuda:0"))
+    chunk, block = logprobs.plan_sizes(151_936, torch.bfloat16, torch.device("cuda:0"))
     assert (chunk, block % chunk) == (2048, 0)
     assert block >= 16_384
     assert 4 * chunk * 151_936 <= logprobs.CUDA_CHUNK_BYTES
     assert 2 * block * 151_936 <= total / 16 < 2 * (block + chunk) * 151_936
     properties.total_memory = 8 << 30
-    assert logprobs.plan(151_936, torch.bfloat16, torch.device("cuda:0")) == (2048, 2048)
+    assert logprobs.plan_sizes(151_936, torch.bfloat16, torch.device("cuda:0")) == (2048, 2048)
 
 
 def test_no_tokens_give_no_numbers_and_zero_gradients():

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from cohort.errors import ModelError
-from cohort.ops.logprobs import LOW_PRECISION, LinearHead, bend, linear_logprobs, project, token_logprobs
+from cohort.ops.logprobs import LOW_PRECISION, LinearHead, linear_logprobs, project, scale_and_cap, token_logprobs
 from cohort.ops.rounding import steady_rows
 
 LARGE_LOGIT = 100.0
@@ -72,7 +72,7 @@ class SplitModel:
         else:
             logits = steady_rows(self.projection, hidden)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return bend(logits, self.scale, self.softcap)
+        return scale_and_cap(logits, self.scale, self.softcap)
 
     def token_logprobs(
         self, hidden_MH: Tensor, token_ids_M: Tensor, *, temperature: float, entropy_gradient: bool = False

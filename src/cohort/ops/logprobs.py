@@ -67,7 +67,7 @@ class Curve(NamedTuple):
     temperature: float
 
 
-class Scored(NamedTuple):
+class ChunkScores(NamedTuple):
     """Of each token; peak and log_sum are the two halves of the log-sum-exp, apart because their sum would be rounded."""
 
     logprobs_C: Tensor
@@ -97,18 +97,16 @@ def linear_logprobs(
     Entropies carry a gradient only with `entropy_gradient`. That gradient depends on the loss by more than a factor per
     row, so nothing is kept for it and all logits are made twice.
     """
-    work = _Work(
-        Curve(head.scale, head.softcap, temperature),
-        entropy_gradient,
-        sizes or plan(head.weight_VH.shape[0], hidden_MH.dtype, hidden_MH.device),
-    )
-    token_ids_M = token_ids_M.contiguous()
+    inputs = (hidden_MH, head.weight_VH, head.bias_V, token_ids_M.contiguous())
+    curve = Curve(head.scale, head.softcap, temperature)
+    sizes = sizes or plan_sizes(head.weight_VH.shape[0], hidden_MH.dtype, hidden_MH.device)
     if torch.is_grad_enabled() and (hidden_MH.requires_grad or head.trained):
-        logprobs_M, entropy_M = _TokenLogprobs.apply(hidden_MH, head.weight_VH, head.bias_V, token_ids_M, work)
+        logprobs_M, entropy_M = _TokenLogprobs.apply(*inputs, curve, entropy_gradient, sizes)
         return logprobs_M, entropy_M
-    scored = _empty(hidden_MH)
-    for rows in _spans(0, hidden_MH.shape[0], work.sizes.chunk):
-        _score_rows(scored, rows, hidden_MH, head.weight_VH, head.bias_V, token_ids_M, work, None)
+    work = _Work(*inputs, curve, entropy_gradient, sizes)
+    scored = work.make_scores()
+    for rows in _each_span(0, hidden_MH.shape[0], sizes.chunk):
+        work.score_rows(scored, rows)
     return scored.logprobs_C, scored.entropy_C
 
 
@@ -143,7 +141,7 @@ def token_logprobs(
     return torch.cat([chosen for chosen, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
 
 
-def plan(vocabulary: int, dtype: torch.dtype, device: torch.device) -> Sizes:
+def plan_sizes(vocabulary: int, dtype: torch.dtype, device: torch.device) -> Sizes:
     """Sizes that keep memory constant. On a GPU they depend on the device alone, never on what happens to be free."""
     if device.type != "cuda":
         rows = max(1, CHUNK_ELEMENTS // vocabulary)
@@ -166,7 +164,7 @@ def project(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tens
     return logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
 
 
-def bend(logits_CV: Tensor, scale: float, softcap: float) -> Tensor:
+def scale_and_cap(logits_CV: Tensor, scale: float, softcap: float) -> Tensor:
     """Scale and soft-cap, the ways in which models change their logits after the product."""
     if scale != 1.0:
         logits_CV = logits_CV * scale
@@ -175,9 +173,9 @@ def bend(logits_CV: Tensor, scale: float, softcap: float) -> Tensor:
     return logits_CV
 
 
-def score(logits_CV: Tensor, token_ids_C: Tensor, curve: Curve, gradient_CV: Tensor | None = None) -> Scored:
+def score(logits_CV: Tensor, token_ids_C: Tensor, curve: Curve, gradient_CV: Tensor | None = None) -> ChunkScores:
     """One chunk's log-probs and entropies; also d log-prob / d logits, written to gradient_CV where it is given."""
-    bent_CV = bend(logits_CV, curve.scale, curve.softcap)
+    bent_CV = scale_and_cap(logits_CV, curve.scale, curve.softcap)
     scaled_CV = bent_CV if curve.temperature == 1.0 else bent_CV / curve.temperature
     logprobs_CV = torch.log_softmax(scaled_CV, dim=-1)
     chosen_C = logprobs_CV.gather(1, token_ids_C[:, None]).squeeze(1)
@@ -189,15 +187,15 @@ def score(logits_CV: Tensor, token_ids_C: Tensor, curve: Curve, gradient_CV: Ten
         probabilities_CV = logprobs_CV.exp()
     entropy_C = -logprobs_CV.mul_(probabilities_CV).sum(-1)
     if gradient_CV is not None:
-        _centre(probabilities_CV, chosen_C, token_ids_C)
-        gradient_CV.copy_(_through_curve(probabilities_CV, bent_CV, curve))
-    return Scored(chosen_C, entropy_C, peak_C, log_sum_C)
+        _centre_rows(probabilities_CV, chosen_C, token_ids_C)
+        gradient_CV.copy_(_differentiate_curve(probabilities_CV, bent_CV, curve))
+    return ChunkScores(chosen_C, entropy_C, peak_C, log_sum_C)
 
 
 def differentiate(
     logits_CV: Tensor,
     token_ids_C: Tensor,
-    scored: Scored,
+    scored: ChunkScores,
     curve: Curve,
     gradient_CV: Tensor,
     weights: tuple[Tensor, Tensor] | None = None,
@@ -206,26 +204,26 @@ def differentiate(
 
     With `weights` of log-prob and entropy, the gradient of their weighted sum: w (onehot - p) - v p (log p + entropy).
     """
-    bent_CV = bend(logits_CV, curve.scale, curve.softcap)
+    bent_CV = scale_and_cap(logits_CV, curve.scale, curve.softcap)
     scaled_CV = bent_CV if curve.temperature == 1.0 else bent_CV / curve.temperature
     logprobs_CV = (scaled_CV - scored.peak_C[:, None]).sub_(scored.log_sum_C[:, None])
     result_CV = logprobs_CV.exp()
     if weights is None:
-        _centre(result_CV, scored.logprobs_C, token_ids_C)
+        _centre_rows(result_CV, scored.logprobs_C, token_ids_C)
     else:
         of_logprob_C1, of_entropy_C1 = weights[0][:, None], weights[1][:, None]
         # -v p (log p + entropy) - w p, then w at the chosen token.
         inner_CV = logprobs_CV.add_(scored.entropy_C[:, None]).mul_(of_entropy_C1).add_(of_logprob_C1)
         result_CV.mul_(inner_CV).neg_().scatter_add_(1, token_ids_C[:, None], of_logprob_C1)
-    gradient_CV.copy_(_through_curve(result_CV, bent_CV, curve))
+    gradient_CV.copy_(_differentiate_curve(result_CV, bent_CV, curve))
 
 
-def _centre(probabilities_CV: Tensor, chosen_C: Tensor, token_ids_C: Tensor) -> None:
+def _centre_rows(probabilities_CV: Tensor, chosen_C: Tensor, token_ids_C: Tensor) -> None:
     """p becomes onehot - p; at the chosen token from its log-prob, where 1 - p would cancel."""
     probabilities_CV.neg_().scatter_(1, token_ids_C[:, None], -torch.expm1(chosen_C)[:, None])
 
 
-def _through_curve(gradient_CV: Tensor, bent_CV: Tensor, curve: Curve) -> Tensor:
+def _differentiate_curve(gradient_CV: Tensor, bent_CV: Tensor, curve: Curve) -> Tensor:
     if curve.softcap:
         gradient_CV.mul_(1 - (bent_CV / curve.softcap).square())
     slope = curve.scale / curve.temperature
@@ -233,34 +231,56 @@ def _through_curve(gradient_CV: Tensor, bent_CV: Tensor, curve: Curve) -> Tensor
 
 
 class _Work(NamedTuple):
+    """What is scored, and how."""
+
+    hidden_MH: Tensor
+    weight_VH: Tensor
+    bias_V: Tensor | None
+    token_ids_M: Tensor
     curve: Curve
     entropy_gradient: bool
     sizes: Sizes
 
+    def score_rows(self, scored: ChunkScores, rows: slice, gradient_CV: Tensor | None = None) -> None:
+        """Fill `rows` of `scored`. A function of its own, so that a chunk's logits are gone before the next are made."""
+        logits_CV = project(self.hidden_MH[rows], self.weight_VH, self.bias_V)
+        chunk = _choose_passes(logits_CV)[0](logits_CV, self.token_ids_M[rows], self.curve, gradient_CV)
+        for whole, part in zip(scored, chunk, strict=True):
+            whole[rows] = part
+
+    def differentiate_rows(
+        self, scored: ChunkScores, rows: slice, gradient_CV: Tensor, weights: tuple[Tensor, Tensor] | None
+    ) -> None:
+        """The gradient of rows that were scored before, into `gradient_CV`; again so that their logits go."""
+        logits_CV = project(self.hidden_MH[rows], self.weight_VH, self.bias_V)
+        chunk = ChunkScores(*(part[rows] for part in scored))
+        _choose_passes(logits_CV)[1](logits_CV, self.token_ids_M[rows], chunk, self.curve, gradient_CV, weights)
+
+    def make_scores(self) -> ChunkScores:
+        tokens, dtype = self.hidden_MH.shape[0], torch.promote_types(self.hidden_MH.dtype, torch.float32)
+        return ChunkScores(*(self.hidden_MH.new_empty(tokens, dtype=dtype) for _ in ChunkScores._fields))
+
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, token_ids_M: Tensor, work: _Work
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden_MH: Tensor, weight_VH: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        """Of the fields of `_Work`."""
+        work = _Work(hidden_MH, weight_VH, *others)
         tokens, vocabulary = hidden_MH.shape[0], weight_VH.shape[0]
         trains_head = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         # Of a trained head the gradients of a block stay; of a frozen one they are used up chunk by chunk.
-        read_kept_rows = 0 if work.entropy_gradient else min(tokens, work.sizes.block if trains_head else work.sizes.chunk)
-        kept_KV = hidden_MH.new_empty(read_kept_rows, vocabulary)
+        kept_rows = 0 if work.entropy_gradient else min(tokens, work.sizes.block if trains_head else work.sizes.chunk)
+        kept_KV = hidden_MH.new_empty(kept_rows, vocabulary)
         hidden_gradient_MH = None if trains_head or work.entropy_gradient else torch.empty_like(hidden_MH)
-        scored = _empty(hidden_MH)
-        for rows in _spans(0, tokens, work.sizes.chunk):
-            gradient_CV = None
+        scored = work.make_scores()
+        for rows in _each_span(0, tokens, work.sizes.chunk):
             if hidden_gradient_MH is not None:
                 gradient_CV = kept_KV[: rows.stop - rows.start]
-            elif rows.stop <= read_kept_rows:
-                gradient_CV = kept_KV[rows]
-            _score_rows(scored, rows, hidden_MH, weight_VH, bias_V, token_ids_M, work, gradient_CV)
-            if hidden_gradient_MH is not None:
-                assert gradient_CV is not None
+                work.score_rows(scored, rows, gradient_CV)
                 torch.mm(gradient_CV, weight_VH, out=hidden_gradient_MH[rows])
-        ctx.work, ctx.dtype = work, hidden_MH.dtype
+            else:
+                work.score_rows(scored, rows, kept_KV[rows] if rows.stop <= kept_rows else None)
+        ctx.settings, ctx.dtype = (work.curve, work.entropy_gradient, work.sizes), hidden_MH.dtype
         if not work.entropy_gradient:
             ctx.mark_non_differentiable(scored.entropy_C)
         if hidden_gradient_MH is not None:
@@ -268,20 +288,20 @@ class _TokenLogprobs(torch.autograd.Function):
         else:
             # Not among the saved tensors, which live until the backward is over: the backward takes this memory for the
             # blocks that it makes again. Made again too where a graph is walked twice.
-            ctx.kept_KV = kept_KV if read_kept_rows else None
-            ctx.save_for_backward(hidden_MH, weight_VH, bias_V, token_ids_M, *scored)
+            ctx.kept_KV = kept_KV if kept_rows else None
+            ctx.save_for_backward(hidden_MH, weight_VH, work.bias_V, work.token_ids_M, *scored)
         ctx.frozen = hidden_gradient_MH is not None
         return scored.logprobs_C, scored.entropy_C
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         of_logprobs_M, of_entropy_M = gradients
         if ctx.frozen:
             (hidden_gradient_MH,) = ctx.saved_tensors
-            return (hidden_gradient_MH * of_logprobs_M[:, None]).to(ctx.dtype), None, None, None, None
+            return (hidden_gradient_MH * of_logprobs_M[:, None]).to(ctx.dtype), *[None] * 6
         hidden_MH, weight_VH, bias_V, token_ids_M, *parts = ctx.saved_tensors
-        scored, work = Scored(*parts), ctx.work
+        scored, work = ChunkScores(*parts), _Work(hidden_MH, weight_VH, bias_V, token_ids_M, *ctx.settings)
         tokens, vocabulary = hidden_MH.shape[0], weight_VH.shape[0]
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         hidden_gradient_MH = torch.empty_like(hidden_MH) if needs_hidden else None
@@ -296,36 +316,33 @@ class _TokenLogprobs(torch.autograd.Function):
         made = block_KV is not None
         if block_KV is None:
             block_KV = hidden_MH.new_empty(min(tokens, work.sizes.block), vocabulary)
-        for block in _spans(0, tokens, work.sizes.block):
+        for block in _each_span(0, tokens, work.sizes.block):
             gradient_KV = block_KV[: block.stop - block.start]
             if not made:
-                for rows in _spans(block.start, block.stop, work.sizes.chunk):
+                for rows in _each_span(block.start, block.stop, work.sizes.chunk):
                     gradient_CV = gradient_KV[rows.start - block.start : rows.stop - block.start]
-                    logits_CV = project(hidden_MH[rows], weight_VH, bias_V)
                     weights = (of_logprobs_M[rows], of_entropy_M[rows]) if work.entropy_gradient else None
-                    chunk = Scored(*(part[rows] for part in scored))
-                    _passes(logits_CV)[1](logits_CV, token_ids_M[rows], chunk, work.curve, gradient_CV, weights)
-                    del logits_CV
+                    work.differentiate_rows(scored, rows, gradient_CV, weights)
             made = False
             if narrow and not work.entropy_gradient:
                 gradient_KV.mul_(of_logprobs_M[block, None])
             if hidden_gradient_MH is not None and scale_M is None:
                 torch.mm(gradient_KV, weight_VH, out=hidden_gradient_MH[block])
             elif hidden_gradient_MH is not None and scale_M is not None:
-                hidden_gradient_MH[block] = _product(gradient_KV, weight_VH) * scale_M[block, None]
+                hidden_gradient_MH[block] = _multiply_wide(gradient_KV, weight_VH) * scale_M[block, None]
             if weight_gradient is not None:
                 hidden_KH = hidden_MH[block]
                 weight_gradient.add(
                     gradient_KV, hidden_KH if scale_M is None else (hidden_KH * scale_M[block, None]).to(hidden_KH.dtype)
                 )
             if bias_gradient_V is not None:
-                for rows in _spans(block.start, block.stop, work.sizes.chunk):
+                for rows in _each_span(block.start, block.stop, work.sizes.chunk):
                     rows_CV = gradient_KV[rows.start - block.start : rows.stop - block.start].to(bias_gradient_V.dtype)
                     bias_gradient_V += rows_CV.sum(0) if scale_M is None else scale_M[rows] @ rows_CV
         weight_gradient_VH = None if weight_gradient is None else weight_gradient.total()
         if bias_gradient_V is not None:
             bias_gradient_V = bias_gradient_V.to(bias_V.dtype)
-        return hidden_gradient_MH, weight_gradient_VH, bias_gradient_V, None, None
+        return hidden_gradient_MH, weight_gradient_VH, bias_gradient_V, *[None] * 4
 
 
 class _WeightGradient:
@@ -337,19 +354,19 @@ class _WeightGradient:
 
     def add(self, rows_KV: Tensor, hidden_KH: Tensor) -> None:
         if self.sum_VH is None:
-            self.sum_VH = rows_KV.t() @ hidden_KH if self.single else _product(rows_KV.t(), hidden_KH)
+            self.sum_VH = rows_KV.t() @ hidden_KH if self.single else _multiply_wide(rows_KV.t(), hidden_KH)
         elif self.sum_VH.dtype == rows_KV.dtype:
             self.sum_VH.addmm_(rows_KV.t(), hidden_KH)
         elif rows_KV.is_cuda and _adds_in_place(rows_KV.device, rows_KV.dtype):
             torch.addmm(self.sum_VH, rows_KV.t(), hidden_KH, out_dtype=torch.float32, out=self.sum_VH)
         else:
-            self.sum_VH += _product(rows_KV.t(), hidden_KH)
+            self.sum_VH += _multiply_wide(rows_KV.t(), hidden_KH)
 
     def total(self) -> Tensor:
         return torch.zeros_like(self.weight_VH) if self.sum_VH is None else self.sum_VH.to(self.weight_VH.dtype)
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
+def _multiply_wide(left: Tensor, right: Tensor) -> Tensor:
     """left @ right in float32 at least."""
     if left.is_cuda and left.dtype in LOW_PRECISION:
         return torch.mm(left, right, out_dtype=torch.float32)
@@ -368,33 +385,12 @@ def _adds_in_place(device: torch.device, dtype: torch.dtype) -> bool:
     return bool((total == 17).all())
 
 
-def _score_rows(
-    scored: Scored,
-    rows: slice,
-    hidden_MH: Tensor,
-    weight_VH: Tensor,
-    bias_V: Tensor | None,
-    token_ids_M: Tensor,
-    work: _Work,
-    gradient_CV: Tensor | None,
-) -> None:
-    """Fill `rows` of `scored`. A function of its own, so that a chunk's logits are gone before the next are made."""
-    logits_CV = project(hidden_MH[rows], weight_VH, bias_V)
-    for whole, part in zip(scored, _passes(logits_CV)[0](logits_CV, token_ids_M[rows], work.curve, gradient_CV), strict=True):
-        whole[rows] = part
-
-
-def _empty(hidden_MH: Tensor) -> Scored:
-    dtype = torch.promote_types(hidden_MH.dtype, torch.float32)
-    return Scored(*(hidden_MH.new_empty(hidden_MH.shape[0], dtype=dtype) for _ in Scored._fields))
-
-
-def _spans(start: int, stop: int, rows: int) -> Iterator[slice]:
+def _each_span(start: int, stop: int, rows: int) -> Iterator[slice]:
     for place in range(start, stop, rows):
         yield slice(place, min(place + rows, stop))
 
 
-def _passes(logits_CV: Tensor) -> tuple[Callable[..., Scored], Callable[..., None]]:
+def _choose_passes(logits_CV: Tensor) -> tuple[Callable[..., ChunkScores], Callable[..., None]]:
     """The two passes over a chunk's logits: kernels where they run, their twins elsewhere (float64, other devices)."""
     if logits_CV.dtype == torch.float32 and has_kernels(logits_CV.device):
         from cohort.ops.fused import kernels_head

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cohort.ops.logprobs import Curve, Scored
+from cohort.ops.logprobs import ChunkScores, Curve
 
 BLOCK = 2048
 LAUNCH = {"num_warps": 4, "enable_fp_fusion": False}
@@ -115,10 +115,10 @@ def _differentiate_kernel(
     tl.store(gradient + row * gradient_stride + places, result.to(gradient.dtype.element_ty), mask=inside)
 
 
-def score(logits_CV: Tensor, token_ids_C: Tensor, curve: Curve, gradient_CV: Tensor | None = None) -> Scored:
+def score(logits_CV: Tensor, token_ids_C: Tensor, curve: Curve, gradient_CV: Tensor | None = None) -> ChunkScores:
     rows, vocabulary = logits_CV.shape
     _check(logits_CV, token_ids_C, gradient_CV)
-    scored = Scored(*(logits_CV.new_empty(rows) for _ in Scored._fields))
+    scored = ChunkScores(*(logits_CV.new_empty(rows) for _ in ChunkScores._fields))
     if rows == 0:
         return scored
     with torch.cuda.device_of(logits_CV):
@@ -134,7 +134,7 @@ def score(logits_CV: Tensor, token_ids_C: Tensor, curve: Curve, gradient_CV: Ten
 def differentiate(
     logits_CV: Tensor,
     token_ids_C: Tensor,
-    scored: Scored,
+    scored: ChunkScores,
     curve: Curve,
     gradient_CV: Tensor,
     weights: tuple[Tensor, Tensor] | None = None,
