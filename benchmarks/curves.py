@@ -33,7 +33,7 @@ from speed_cases import RESULTS, read_revision, say
 from speed_plot import draw_curves
 
 from cohort.errors import RecipeError
-from cohort.ops.flops import Accelerator, Dimensions, accelerator_named, decode_limit, live_rows, training_cost
+from cohort.ops.flops import Accelerator, Dimensions, decode_limit, find_accelerator, live_rows, training_cost
 from cohort.tools.bench import machine as machines
 from cohort.tools.bench.command import Options, choose_stages, describe_job, make_job, write_inputs
 from cohort.tools.bench.job import BenchJob
@@ -123,7 +123,7 @@ def run_curves(words: Sequence[str], options: Options, axes: str = "", points: s
         if options.out:
             refuse_unwritable(options.out)
         say(f"{describe_job(base, machine)}. One of these at a time is varied: {', '.join(chosen)}.")
-        accelerator = accelerator_named(machine["gpu"]) if kind == "cuda" else None
+        accelerator = find_accelerator(machine["gpu"]) if kind == "cuda" else None
         for axis, jobs in lines:
             curves += measure_axis(axis, jobs, stages, accelerator, stops)
         if "head" in chosen:

@@ -195,7 +195,7 @@ def test_perturbed_sampling_logprobs_stop_the_run(tmp_path, monkeypatch):
 
 
 def test_a_reference_with_other_weights_stops_the_run(tmp_path, monkeypatch):
-    original = Policy.frozen_copy
+    original = Policy.make_frozen_copy
 
     def other(self: Policy) -> Policy:
         reference = original(self)
@@ -203,13 +203,13 @@ def test_a_reference_with_other_weights_stops_the_run(tmp_path, monkeypatch):
             reference.split.backbone.norm.weight.mul_(1.001)
         return reference
 
-    monkeypatch.setattr(Policy, "frozen_copy", other)
+    monkeypatch.setattr(Policy, "make_frozen_copy", other)
     with pytest.raises(InvariantError, match="KL to the reference"):
         run_with(digit_share, tmp_path, **{"algorithm.kl_coef": 0.04})
 
 
 def test_without_kl_no_reference_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(Policy, "frozen_copy", lambda self: pytest.fail("a reference at kl_coef 0"))
+    monkeypatch.setattr(Policy, "make_frozen_copy", lambda self: pytest.fail("a reference at kl_coef 0"))
     row = rows_of(run_with(digit_share, tmp_path, **{"algorithm.kl_coef": 0.0}).folder)[0]
     assert "loss/kl" not in row
 

@@ -123,9 +123,9 @@ def test_slots_follow_the_memory_that_rows_would_take(monkeypatch):
     engine = CachedEngine(EngineSetup(tiny("Bloom"), text_of))
     # Two layers of 4 heads of 8, keys and values, float32, in up to three copies; the sampler's arrays beside.
     slot_bytes = 3 * 40 * 2 * 2 * 32 * 4 + 4 * slot_engine.SAMPLER_FLOATS * 64
-    monkeypatch.setattr(slot_engine, "free_memory", lambda device: int(2 * slot_bytes * 7.5))
+    monkeypatch.setattr(slot_engine, "measure_free_memory", lambda device: int(2 * slot_bytes * 7.5))
     assert engine.choose_slots(40) == 7
-    monkeypatch.setattr(slot_engine, "free_memory", lambda device: slot_bytes)
+    monkeypatch.setattr(slot_engine, "measure_free_memory", lambda device: slot_bytes)
     with pytest.raises(EngineError, match="not even one slot fits"):
         engine.choose_slots(40)
 

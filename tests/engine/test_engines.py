@@ -27,7 +27,7 @@ from cohort.engine.sampling import choose_tokens, cut_candidates
 from cohort.engine.support import prove_local
 from cohort.errors import EngineError, ModelError
 from cohort.model.head import split
-from cohort.model.own_attention import why_not_own_attention
+from cohort.model.own_attention import explain_not_own_attention
 from cohort.model.rotary import hold_frequencies
 from cohort.ops import kv
 from cohort.ops.rounding import STEADY_ROWS
@@ -122,7 +122,7 @@ def compare_greedy(model, prompts, wanted, slots):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_is_token_identical(family, count):
     model, prompts = make_model(family), make_prompts(count)
-    assert why_not_own_attention(model, split(model)) is None
+    assert explain_not_own_attention(model, split(model)) is None
     wanted = sampling(temperature=0.0, max_completion_tokens=8 if count == 40 else 24)
     different = compare_greedy(model, prompts, wanted, slots=16)
     print(f"{family}: {count - different} of {count} greedy completions identical, {different} parted at a near-tie")
@@ -574,7 +574,7 @@ REFUSED = {
 def why_not_local(model) -> str:
     """Why the engine refuses a model; "" where it serves it. Training must come to the same verdict on our attention."""
     try:
-        own = why_not_own_attention(model, split(model))
+        own = explain_not_own_attention(model, split(model))
     except ModelError as problem:  # such a model never becomes a policy
         own = str(problem)
     try:
@@ -667,12 +667,12 @@ def test_slots_are_chosen_from_free_memory(monkeypatch, kernels):
     held = decoder.cache.blocks.keys[0] if kernels == "modules" else decoder.decoder.cache
     assert held.element_size() == element
     slot_bytes = kv_bytes + 4 * 6 * VOCAB
-    monkeypatch.setattr(slot_engine, "free_memory", lambda device: int(2 * slot_bytes * 10.5))
+    monkeypatch.setattr(slot_engine, "measure_free_memory", lambda device: int(2 * slot_bytes * 10.5))
     assert engine.fit_slots(40, completions=1000) == 10
     assert engine.fit_slots(40, completions=3) == 3
-    monkeypatch.setattr(slot_engine, "free_memory", lambda device: 2**40)
+    monkeypatch.setattr(slot_engine, "measure_free_memory", lambda device: 2**40)
     assert engine.fit_slots(40, completions=10_000) == 512
-    monkeypatch.setattr(slot_engine, "free_memory", lambda device: slot_bytes)
+    monkeypatch.setattr(slot_engine, "measure_free_memory", lambda device: slot_bytes)
     with pytest.raises(EngineError, match=r"not even one slot.*sampling\.max_completion_tokens"):
         sample_groups(engine, make_prompts(1), sampling(max_completion_tokens=40), TRAIN)
 
@@ -685,10 +685,10 @@ def test_slots_asked_for_that_do_not_fit_any_more_are_fewer(monkeypatch):
     assert engine.last["slots"] == 12
     longest = max(len(prompt.token_ids) for prompt in prompts) + wanted.max_completion_tokens
     slot_bytes = 2 * longest * engine.cache_dtype.itemsize * 2 * (2 * 8) + 4 * 6 * VOCAB
-    monkeypatch.setattr(slot_engine, "free_memory", lambda device: int(slot_bytes * 5.5))
+    monkeypatch.setattr(slot_engine, "measure_free_memory", lambda device: int(slot_bytes * 5.5))
     assert sample_groups(engine, prompts, wanted, TRAIN) == expected
     assert engine.last["slots"] == 5
-    monkeypatch.setattr(slot_engine, "free_memory", lambda device: slot_bytes // 2)
+    monkeypatch.setattr(slot_engine, "measure_free_memory", lambda device: slot_bytes // 2)
     with pytest.raises(EngineError, match="not even one slot"):
         sample_groups(engine, prompts, wanted, TRAIN)
 

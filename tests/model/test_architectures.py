@@ -13,7 +13,7 @@ from cohort.model.experts import ASKED_FOR, describe_experts
 from cohort.model.loading import load_pretrained
 from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
-from cohort.model.rotary import exact_length, hold_frequencies, positions_of
+from cohort.model.rotary import count_positions, find_exact_length, hold_frequencies
 from cohort.model.scratch import build_tokenizer
 from cohort.recipe.file import load_recipe
 from cohort.types import Completion, Outcome, Prompt, Rollout
@@ -99,8 +99,8 @@ def test_held_frequencies_are_those_of_the_longest_sequence_at_every_length(fami
     assert "change beyond 16 tokens and this run reaches 33" in held.notes[-1]
     assert torch.equal(score(held, [short])[0], score(held, [short, long])[0])
     assert torch.allclose(score(held, [long])[0], score(free, [long])[0], atol=1e-6), "as transformers has it at that length"
-    assert torch.equal(score(held.frozen_copy(), [short])[0], score(held, [short])[0])
-    assert exact_length(held.model) == 33
+    assert torch.equal(score(held.make_frozen_copy(), [short])[0], score(held, [short])[0])
+    assert find_exact_length(held.model) == 33
     near = Policy(copy.deepcopy(model), TOKENIZER)
     near.hold_lengths(16)
     assert near.notes == []
@@ -108,9 +108,11 @@ def test_held_frequencies_are_those_of_the_longest_sequence_at_every_length(fami
 
 
 def test_dynamic_frequencies_reach_as_far_as_their_factor():
-    assert positions_of(transformers.LlamaConfig(**{**SIZES, "max_position_embeddings": 16, "rope_parameters": DYNAMIC})) == 64
-    assert positions_of(transformers.LlamaConfig(**SIZES)) == 64
-    assert positions_of(transformers.MambaConfig()) is None
+    assert (
+        count_positions(transformers.LlamaConfig(**{**SIZES, "max_position_embeddings": 16, "rope_parameters": DYNAMIC})) == 64
+    )
+    assert count_positions(transformers.LlamaConfig(**SIZES)) == 64
+    assert count_positions(transformers.MambaConfig()) is None
     assert hold_frequencies(tiny("Llama"), 1000) is None
 
 

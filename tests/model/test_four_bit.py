@@ -46,24 +46,24 @@ def test_engine_trainer_reference_and_export_are_one_rounded_base(tmp_path: Path
     folder = write_model(tmp_path / "base", **WIDE)
     policy = policy_of(folder, device)
     full, _ = load_model(ModelConfig(source=str(folder), device=device), 0)
-    layers = four_bit.four_bit_layers(policy.model)
+    layers = four_bit.find_four_bit_layers(policy.model)
     assert len(layers) == 7 * full.config.num_hidden_layers
     assert policy.num_parameters == sum(value.numel() for value in full.parameters()) + sum(
-        value.numel() for value in policy.own_parameters().values()
+        value.numel() for value in policy.list_own_parameters().values()
     )
     # It is rounded, by as much as 4 bits round a normal distribution: 9 % of its spread, and never by more than half a gap.
     plain = full.model.layers[0].mlp.up_proj.weight.detach().float()
-    rounded = four_bit.full_weight(policy.model.model.layers[0].mlp.up_proj.base_layer).float()
+    rounded = four_bit.restore_weight(policy.model.model.layers[0].mlp.up_proj.base_layer).float()
     assert 0.05 < float((rounded - plain).std() / plain.std()) < 0.15
 
     # Adapters that do something, on the policy alone: the reference is the base without.
-    reference = policy.frozen_copy()
+    reference = policy.make_frozen_copy()
     generator = torch.Generator().manual_seed(1)
     for name, value in lora.adapter_parameters(policy.model).items():
         if ".lora_B." in name:
             value.data.copy_(0.05 * torch.randn(value.shape, generator=generator))
     codes = {id(layer.weight) for layer in layers.values()}
-    assert {id(layer.weight) for layer in four_bit.four_bit_layers(reference.model).values()} == codes, "no second base"
+    assert {id(layer.weight) for layer in four_bit.find_four_bit_layers(reference.model).values()} == codes, "no second base"
 
     engine, sentence = build_engine("auto", EngineSetup(policy.model, policy.codec.decode))
     assert "engine hf" not in sentence
@@ -86,7 +86,7 @@ def test_engine_trainer_reference_and_export_are_one_rounded_base(tmp_path: Path
     # Merged, it is a plain model in full precision that computes the same, and no trace of 4 bits is left in its folder.
     policy.save(tmp_path / "merged", merge=True)
     merged, _ = load_model(ModelConfig(source=str(tmp_path / "merged"), device=device), 0)
-    assert not four_bit.four_bit_layers(merged)
+    assert not four_bit.find_four_bit_layers(merged)
     ids = torch.arange(9, device=device)[None]
     with torch.no_grad():
         ours, theirs = (model(input_ids=ids).logits.float().log_softmax(-1) for model in (policy.model, merged))
@@ -124,8 +124,8 @@ def test_an_update_moves_the_adapter_alone_and_its_gradient_is_that_of_the_round
 
 def test_a_product_is_the_plain_one_for_any_number_of_rows_with_gradients_or_without(tmp_path: Path) -> None:
     """bitsandbytes' own takes another kernel for few rows, and on some CPUs rounds its scales once no gradient is asked for."""
-    layer = next(iter(four_bit.four_bit_layers(policy_of(write_model(tmp_path / "base", **WIDE), "cpu").model).values()))
-    weight = four_bit.full_weight(layer).clone()
+    layer = next(iter(four_bit.find_four_bit_layers(policy_of(write_model(tmp_path / "base", **WIDE), "cpu").model).values()))
+    weight = four_bit.restore_weight(layer).clone()
     for rows in (1, 5, 300):
         inputs = torch.randn(rows, layer.in_features, generator=torch.Generator().manual_seed(rows), requires_grad=True)
         plain = torch.nn.functional.linear(inputs, weight, layer.bias)
@@ -135,13 +135,13 @@ def test_a_product_is_the_plain_one_for_any_number_of_rows_with_gradients_or_wit
         assert torch.equal(product, plain)
         ours, theirs = (torch.autograd.grad(out.square().sum(), inputs)[0] for out in (product, plain))
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-    assert torch.equal(four_bit.full_weight(layer), weight), "no call has changed it"
+    assert torch.equal(four_bit.restore_weight(layer), weight), "no call has changed it"
 
 
 def test_another_base_is_noticed_also_where_only_its_scales_differ(tmp_path: Path) -> None:
     base = policy_of(write_model(tmp_path / "base", **WIDE), "cpu").model
     twice = policy_of(write_model(tmp_path / "twice", scale_of_layers=2.0, **WIDE), "cpu").model
-    layer, other = (next(iter(four_bit.four_bit_layers(model).values())) for model in (base, twice))
+    layer, other = (next(iter(four_bit.find_four_bit_layers(model).values())) for model in (base, twice))
     assert torch.equal(layer.weight, other.weight), "the codes are the same"
     assert lora.digest_base(base) != lora.digest_base(twice)
 

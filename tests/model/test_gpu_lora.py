@@ -50,10 +50,10 @@ def test_a_reference_and_a_critics_backbone_cost_their_adapters_alone():
         for value in lora.adapter_parameters(model).values():
             value.normal_(std=0.02)
     policy = Policy(model, tokenizer=FakeTokenizer(), adapter=adapter)
-    own = sum(value.nbytes for value in policy.own_parameters().values())
+    own = sum(value.nbytes for value in policy.list_own_parameters().values())
     whole = sum(value.nbytes for value in model.parameters())
     before = torch.cuda.memory_allocated()
-    reference, backbone = policy.frozen_copy(), policy.trainable_backbone()
+    reference, backbone = policy.make_frozen_copy(), policy.copy_backbone()
     grown = torch.cuda.memory_allocated() - before
     assert grown < 2.2 * own + 2**20
     assert grown < 0.1 * whole

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cohort.model.optim import MasterWeights, Optimizer
-from cohort.ops.adam8 import BLOCK, Adam8, Moments, rounding_key, rule_at, update_pieces
+from cohort.ops.adam8 import BLOCK, Adam8, Moments, make_rounding_key, make_rule, update_pieces
 from cohort.recipe.schema import OptimizerConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -41,7 +41,7 @@ def test_the_kernel_follows_its_twin(size):
     for step in range(1, 11):
         gradient = torch.randn(size, generator=torch.Generator().manual_seed(step)).cuda()
         gradient[: BLOCK // 2] = 0.0
-        rule, key = rule_at(step, 1e-2, 0.1, 0.9, 0.999, 1e-8), rounding_key("w", step)
+        rule, key = make_rule(step, 1e-2, 0.1, 0.9, 0.999, 1e-8), make_rounding_key("w", step)
         update_fused(fused, gradient, of_fused, rule, key)
         update_pieces(twin, gradient, of_twin, rule, key)
         for left, right in ((of_fused.first_codes, of_twin.first_codes), (of_fused.second_codes, of_twin.second_codes)):

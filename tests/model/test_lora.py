@@ -23,7 +23,7 @@ from cohort.model import lora
 from cohort.model.head import split
 from cohort.model.loading import load_adapted, load_pretrained
 from cohort.model.optim import MasterWeights, Optimizer
-from cohort.model.own_attention import why_not_own_attention
+from cohort.model.own_attention import explain_not_own_attention
 from cohort.model.policy import Policy
 from cohort.model.reference import Reference
 from cohort.recipe.file import load_recipe
@@ -80,7 +80,7 @@ def test_every_linear_layer_but_the_head_has_an_adapter_and_alpha_is_twice_the_r
     assert len(lora.lora_layers(policy.model)) == 14
     assert {layer.scaling["default"] for layer in lora.lora_layers(policy.model).values()} == {2.0}
     trained = {name for name, value in policy.model.named_parameters() if value.requires_grad}
-    assert trained == set(policy.own_parameters())
+    assert trained == set(policy.list_own_parameters())
     few = lora_policy(targets=["q_proj", "layers.1.mlp.up_proj"])
     assert [name for name in lora.lora_layers(few.model) if "layers.0" in name] == ["model.layers.0.self_attn.q_proj"]
     assert len(lora.lora_layers(few.model)) == 3
@@ -93,9 +93,9 @@ def test_a_new_adapter_changes_no_bit_and_depends_on_its_seed_alone():
     assert torch.equal(logits_of(policy.model), logits_of(tiny_policy().model))
     torch.manual_seed(99)
     again, other = lora_policy(), lora_policy(seed=1)
-    for name, value in policy.own_parameters().items():
-        assert torch.equal(value, again.own_parameters()[name])
-        assert torch.equal(value, other.own_parameters()[name]) == (".lora_B." in name)
+    for name, value in policy.list_own_parameters().items():
+        assert torch.equal(value, again.list_own_parameters()[name])
+        assert torch.equal(value, other.list_own_parameters()[name]) == (".lora_B." in name)
         bound = value.shape[1] ** -0.5
         assert ".lora_B." in name or 0.5 * bound < value.abs().max() <= bound
 
@@ -104,12 +104,12 @@ def test_gradients_are_those_of_the_full_weights_by_the_chain_rule():
     """With G = dL/dW of the merged model: dL/dB = s G A^T and dL/dA = s B^T G, and the base gets none."""
     policy = lora_policy(moved=0.3)
     examples = ragged_examples(policy, off_policy=0.3)
-    merged = Policy(copy.deepcopy(policy.merged_model()).requires_grad_(True), policy.tokenizer)
+    merged = Policy(copy.deepcopy(policy.merge_model()).requires_grad_(True), policy.tokenizer)
     loss, gradient = library_loss_and_gradients(policy, examples)
     expected_loss, full_gradient = library_loss_and_gradients(merged, examples)
     assert loss == pytest.approx(expected_loss, rel=1e-10)
     ours, full = by_parameter(policy, gradient), by_parameter(merged, full_gradient)
-    own = policy.own_parameters()
+    own = policy.list_own_parameters()
     for name in lora.lora_layers(policy.model):
         of_weight = full[f"{name}.weight"]
         a, b = (f"{name}.lora_{part}.default.weight" for part in "AB")
@@ -130,23 +130,23 @@ def test_masters_are_float32_adapters_and_a_small_step_is_not_lost(plain_bfloat1
     weights = MasterWeights(policy.model, torch.bfloat16)
     assert {value.dtype for value in policy.model.parameters()} == {torch.bfloat16}
     assert {value.dtype for value in weights.masters.values()} == {torch.float32}
-    assert set(weights.masters) == set(policy.own_parameters())
+    assert set(weights.masters) == set(policy.list_own_parameters())
     before = weights.probe()
     optimizer = Optimizer(weights, OptimizerConfig(learning_rate=1e-6), 1)
     library_loss_and_gradients(policy, ragged_examples(policy, dtype=torch.float32))
     optimizer.clip_and_step()
-    assert weights.change_since(before) == pytest.approx(1e-6, rel=1e-3)
+    assert weights.measure_change(before) == pytest.approx(1e-6, rel=1e-3)
 
 
 def test_a_base_in_bfloat16_gets_a_float32_adapter(plain_bfloat16):
     """A base that stays frozen is loaded in the compute dtype; its adapter's masters must not be rounded with it."""
     policy, exact = lora_policy(dtype=torch.bfloat16), lora_policy(dtype=torch.float32)
     assert policy.model.dtype == torch.bfloat16
-    for name, value in policy.own_parameters().items():
-        assert torch.equal(value, exact.own_parameters()[name])
+    for name, value in policy.list_own_parameters().items():
+        assert torch.equal(value, exact.list_own_parameters()[name])
     weights = MasterWeights(policy.model, torch.bfloat16)
-    assert all(torch.equal(master, exact.own_parameters()[name]) for name, master in weights.masters.items())
-    assert torch.equal(logits_of(policy.model), logits_of(policy.frozen_copy().model))
+    assert all(torch.equal(master, exact.list_own_parameters()[name]) for name, master in weights.masters.items())
+    assert torch.equal(logits_of(policy.model), logits_of(policy.make_frozen_copy().model))
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
@@ -171,7 +171,7 @@ def test_other_families_merge_to_the_same_numbers(family):
     assert torch.allclose(logits_of(lora.plain_model(model, merge=True)), expected, atol=1e-5)
     assert torch.equal(logits_of(lora.plain_model(model, merge=False)), plain)
     prove_local(model.float())
-    assert why_not_own_attention(model, split(model)) is None
+    assert explain_not_own_attention(model, split(model)) is None
 
 
 # -- one base ----------------------------------------------------------------------------------------------------------
@@ -179,9 +179,9 @@ def test_other_families_merge_to_the_same_numbers(family):
 
 def test_copies_share_the_base_and_own_their_adapters():
     policy = lora_policy(moved=0.3)
-    own = sum(value.nbytes for value in policy.own_parameters().values())
+    own = sum(value.nbytes for value in policy.list_own_parameters().values())
     alone = storages(policy.model)
-    reference, backbone = policy.frozen_copy(), policy.trainable_backbone()
+    reference, backbone = policy.make_frozen_copy(), policy.copy_backbone()
     assert storages(policy.model, reference.model) == alone + own
     assert storages(policy.model, reference.model, backbone) == alone + 2 * own
     assert torch.equal(logits_of(reference.model), logits_of(policy.model))
@@ -190,30 +190,30 @@ def test_copies_share_the_base_and_own_their_adapters():
     assert trained == set(lora.adapter_parameters(backbone))
     start = logits_of(policy.model)
     with torch.no_grad():
-        for value in policy.own_parameters().values():
+        for value in policy.list_own_parameters().values():
             value.add_(0.1)
     assert torch.equal(logits_of(reference.model), start)
     assert not torch.equal(logits_of(policy.model), start)
-    assert {value.requires_grad for value in policy.own_parameters().values()} == {True}
+    assert {value.requires_grad for value in policy.list_own_parameters().values()} == {True}
 
 
 def test_a_reference_that_is_the_base_runs_without_its_adapter_and_follows_when_told():
     policy = lora_policy()
-    reference = Reference(policy.frozen_copy(), every=1)
+    reference = Reference(policy.make_frozen_copy(), every=1)
     layers = lora.lora_layers(reference.policy.model).values()
     assert all(layer.disable_adapters for layer in layers)
     assert not any(layer.disable_adapters for layer in lora.lora_layers(policy.model).values())
     base = logits_of(policy.model)
     with torch.no_grad():
-        for value in policy.own_parameters().values():
+        for value in policy.list_own_parameters().values():
             value.add_(0.1)
     assert torch.equal(logits_of(reference.policy.model), base)
     reference.follow(policy, 1)
     assert torch.equal(logits_of(reference.policy.model), logits_of(policy.model))
     assert not torch.equal(logits_of(policy.model), base)
     tensors, document = reference.state()
-    assert set(tensors) == set(policy.own_parameters())
-    other = Reference(lora_policy().frozen_copy(), every=1)
+    assert set(tensors) == set(policy.list_own_parameters())
+    other = Reference(lora_policy().make_frozen_copy(), every=1)
     other.load_state(tensors, document)
     assert torch.equal(logits_of(other.policy.model), logits_of(policy.model))
     assert not any(value.requires_grad for value in other.policy.model.parameters())
@@ -221,13 +221,13 @@ def test_a_reference_that_is_the_base_runs_without_its_adapter_and_follows_when_
 
 def test_a_moving_reference_averages_the_adapter():
     policy = lora_policy(moved=0.3)
-    reference = Reference(policy.frozen_copy(), decay=0.75)
-    start = {name: value.detach().clone() for name, value in policy.own_parameters().items()}
+    reference = Reference(policy.make_frozen_copy(), decay=0.75)
+    start = {name: value.detach().clone() for name, value in policy.list_own_parameters().items()}
     with torch.no_grad():
-        for value in policy.own_parameters().values():
+        for value in policy.list_own_parameters().values():
             value.add_(8.0)
     reference.follow(policy, 1)
-    for name, value in reference.policy.own_parameters().items():
+    for name, value in reference.policy.list_own_parameters().items():
         assert torch.allclose(value, start[name] + 2.0, atol=1e-5)
     assert set(reference.averages) == set(start)
 
@@ -302,7 +302,7 @@ def test_an_adapter_that_peft_wrote_is_read(tmp_path, base):
     policy = build.load_policy(recipe, build.load_data(recipe, Materials()))
     assert torch.equal(logits_of(policy.model), logits_of(theirs))
     assert not torch.equal(logits_of(policy.model), logits_of(AutoModelForCausalLM.from_pretrained(base)))
-    merged = logits_of(policy.merged_model())
+    merged = logits_of(policy.merge_model())
     assert torch.allclose(merged, logits_of(theirs.merge_and_unload()), rtol=1e-4, atol=1e-5)
     other = tiny(tmp_path, **adapted(base, **{"model.lora.adapter": str(tmp_path / "theirs")}))
     data = build.load_data(other, Materials())
@@ -584,11 +584,11 @@ def test_ppo_values_with_adapters_of_its_own_over_the_policys_base(base, tmp_pat
 
     recipe = tiny(tmp_path, **adapted(base))
     policy = build.load_policy(recipe, build.load_data(recipe, Materials()))
-    own = sum(value.nbytes for value in policy.own_parameters().values())
+    own = sum(value.nbytes for value in policy.list_own_parameters().values())
     critic = Critic(policy, recipe.critic, recipe.optimizer, torch.float32, 1)
     head = critic.model.head.weight.nbytes
     assert storages(policy.model, critic.model) == storages(policy.model) + own + head
-    assert len(critic.optimizer.weights.masters) == len(policy.own_parameters()) + 1
+    assert len(critic.optimizer.weights.masters) == len(policy.list_own_parameters()) + 1
 
 
 @pytest.mark.parametrize("merge", [True, False])

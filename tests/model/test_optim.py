@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from cohort.errors import InvariantError
-from cohort.model.optim import MasterWeights, Optimizer, cast_parameters, learning_rate_at
+from cohort.model.optim import MasterWeights, Optimizer, cast_parameters, find_learning_rate
 from cohort.recipe.schema import OptimizerConfig
 from conftest import tiny_policy
 
@@ -38,14 +38,14 @@ def weights_of(model: nn.Module) -> list[torch.Tensor]:
 
 def test_schedule_values():
     warm = OptimizerConfig(learning_rate=1.0, warmup_steps=4)
-    assert [learning_rate_at(update, 10, warm) for update in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert [find_learning_rate(update, 10, warm) for update in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     linear = OptimizerConfig(learning_rate=2.0, schedule="linear", final_share=0.1)
-    assert [learning_rate_at(update, 4, linear) for update in range(6)] == pytest.approx([2.0, 1.55, 1.1, 0.65, 0.2, 0.2])
+    assert [find_learning_rate(update, 4, linear) for update in range(6)] == pytest.approx([2.0, 1.55, 1.1, 0.65, 0.2, 0.2])
     cosine = OptimizerConfig(learning_rate=2.0, schedule="cosine", warmup_steps=2)
     expected = [1.0, 2.0, 2.0, 1 + math.cos(math.pi / 4), 1.0, 1 - math.cos(math.pi / 4), 0.0, 0.0]
-    assert [learning_rate_at(update, 6, cosine) for update in range(8)] == pytest.approx(expected, abs=1e-15)
+    assert [find_learning_rate(update, 6, cosine) for update in range(8)] == pytest.approx(expected, abs=1e-15)
     # A schedule that is all warm-up does not divide by zero.
-    assert learning_rate_at(0, 0, OptimizerConfig(learning_rate=1.0, schedule="linear")) == 1.0
+    assert find_learning_rate(0, 0, OptimizerConfig(learning_rate=1.0, schedule="linear")) == 1.0
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
@@ -238,11 +238,11 @@ def test_change_since_sees_the_largest_change_of_any_tensor():
     model = small_model()
     weights = MasterWeights(model, torch.float32)
     probe = weights.probe()
-    assert weights.change_since(probe) == 0.0
+    assert weights.measure_change(probe) == 0.0
     with torch.no_grad():
         model[0].bias[3] += 0.25
         model[2].weight[1, 1] -= 0.5
-    assert weights.change_since(probe) == pytest.approx(0.5, abs=1e-6)
+    assert weights.measure_change(probe) == pytest.approx(0.5, abs=1e-6)
 
 
 def test_an_update_reads_one_number_back(monkeypatch):

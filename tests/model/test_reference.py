@@ -27,7 +27,7 @@ def first_weight(policy) -> float:
 def test_a_refreshed_reference_becomes_the_policy_every_n_steps_and_not_between():
     policy = tiny_policy()
     start = first_weight(policy)
-    reference = Reference(policy.frozen_copy(), every=3)
+    reference = Reference(policy.make_frozen_copy(), every=3)
     moved(policy, 1.0)
     for step in (1, 2):
         reference.follow(policy, step)
@@ -40,7 +40,7 @@ def test_a_refreshed_reference_becomes_the_policy_every_n_steps_and_not_between(
 def test_a_moving_reference_is_the_average_of_the_definition():
     policy = tiny_policy()
     start = first_weight(policy)
-    reference = Reference(policy.frozen_copy(), decay=0.75)
+    reference = Reference(policy.make_frozen_copy(), decay=0.75)
     moved(policy, 8.0)
     reference.follow(policy, 1)
     assert first_weight(reference.policy) == pytest.approx(start + 2.0, rel=1e-6)
@@ -56,7 +56,7 @@ def test_averages_are_kept_in_float32_under_bfloat16_parameters():
         for parameter in policy.model.parameters():
             parameter.fill_(1.0)
     with torch.backends.mkldnn.flags(enabled=False):  # oneDNN's bfloat16 kernels end the process on some CPUs
-        reference = Reference(policy.frozen_copy(), decay=0.999)
+        reference = Reference(policy.make_frozen_copy(), decay=0.999)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.fill_(1.25)
@@ -68,11 +68,11 @@ def test_averages_are_kept_in_float32_under_bfloat16_parameters():
 
 def test_a_reference_that_stays_is_not_saved_and_one_that_moves_is():
     policy = tiny_policy()
-    assert Reference(policy.frozen_copy()).state() == ({}, {})
-    reference = Reference(policy.frozen_copy(), every=1)
+    assert Reference(policy.make_frozen_copy()).state() == ({}, {})
+    reference = Reference(policy.make_frozen_copy(), every=1)
     reference.follow(moved(policy, 2.0), 1)
     tensors, document = reference.state()
-    other = Reference(tiny_policy().frozen_copy(), every=1)
+    other = Reference(tiny_policy().make_frozen_copy(), every=1)
     other.load_state(tensors, document)
     assert first_weight(other.policy) == first_weight(policy)
 
@@ -144,7 +144,7 @@ def test_an_adaptive_coefficient_moves_towards_its_target(tmp_path):
 def test_a_moving_reference_that_is_refreshed_starts_its_average_over():
     """Otherwise the next step would pull it back to where it was, and a checkpoint would hold the old one."""
     policy = tiny_policy()
-    reference = Reference(policy.frozen_copy(), decay=0.75)
+    reference = Reference(policy.make_frozen_copy(), decay=0.75)
     reference.become(moved(policy, 4.0))
     assert first_weight(reference.policy) == first_weight(policy)
     tensors, _ = reference.state()
@@ -158,11 +158,11 @@ def test_another_reference_stops_the_run_also_where_nothing_was_sampled_from_the
     from cohort.errors import InvariantError
     from cohort.model.policy import Policy
 
-    copy = Policy.frozen_copy
+    copy = Policy.make_frozen_copy
 
     def scaled(self):
         return moved(copy(self), 0.01)
 
-    monkeypatch.setattr(Policy, "frozen_copy", scaled)
+    monkeypatch.setattr(Policy, "make_frozen_copy", scaled)
     with pytest.raises(InvariantError, match="KL to the reference"):
         train_tiny(tmp_path, "other", **ONE_UPDATE, **choices, **{"algorithm.kl_coef": 0.1})

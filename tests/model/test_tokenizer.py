@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from cohort.model.scratch import build_scratch
-from cohort.model.tokenizer import PROBES, ids_of, load_tokenizer
+from cohort.model.tokenizer import PROBES, encode_probes, load_tokenizer
 from cohort.recipe.schema import ScratchConfig
 
 TEXT = "12 + 3 = 15"
@@ -36,7 +36,7 @@ def test_a_tokenizer_of_characters_keeps_its_spaces(tmp_path, model_type):
     assert again(TEXT)["input_ids"] == own(TEXT)["input_ids"]
     assert again.decode(again(TEXT)["input_ids"]) == TEXT
     assert (again.eos_token, again.pad_token) == (own.eos_token, own.pad_token)
-    assert ids_of(again) == ids_of(own)
+    assert encode_probes(again) == encode_probes(own)
 
 
 def test_qwens_own_tokenizer_stays_qwens(tmp_path):
@@ -59,13 +59,13 @@ def test_truncation_and_padding_in_the_file_are_no_difference(tmp_path):
     made.enable_padding(length=64)
     own = PreTrainedTokenizerFast(tokenizer_object=made)
     again = load_tokenizer(save(own, tmp_path, "llama"))
-    assert [len(ids) for ids in ids_of(again)] == [len(text.encode()) for text in PROBES]
+    assert [len(ids) for ids in encode_probes(again)] == [len(text.encode()) for text in PROBES]
 
 
 def test_what_neither_way_reads_as_the_file_says_is_told(tmp_path, monkeypatch):
     own = characters()
     source = save(own, tmp_path, "qwen2")
-    monkeypatch.setattr("cohort.model.tokenizer.saved_ids", lambda source, revision: [[1]])
+    monkeypatch.setattr("cohort.model.tokenizer.read_saved_ids", lambda source, revision: [[1]])
     with pytest.warns(UserWarning, match=r"than tokenizer\.json in that folder"):
         load_tokenizer(source)
 

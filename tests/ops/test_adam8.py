@@ -18,11 +18,11 @@ from cohort.ops.adam8 import (
     Moments,
     decode_first,
     decode_second,
+    draw_uniforms,
     encode_first,
     encode_second,
-    rounding_key,
-    rounding_uniforms,
-    rule_at,
+    make_rounding_key,
+    make_rule,
     update_pieces,
 )
 from cohort.recipe.schema import OptimizerConfig, ScratchConfig
@@ -101,7 +101,7 @@ def test_rounding_keeps_the_expectation(encode, decode):
     draws = 1500
     which = 0 if encode is encode_first else 1
     for number in range(draws):
-        uniform = rounding_uniforms(rounding_key("w", number), 0, BLOCK, values.device)[which].view(1, -1)
+        uniform = draw_uniforms(make_rounding_key("w", number), 0, BLOCK, values.device)[which].view(1, -1)
         error = (decode(*encode(values, uniform)) - values).double()
         total += error
         squares += error * error
@@ -111,7 +111,7 @@ def test_rounding_keeps_the_expectation(encode, decode):
 
 
 def test_uniforms_are_uniform_keyed_and_independent_of_the_start():
-    first, second = rounding_uniforms(rounding_key("w", 3), 0, 1 << 16, torch.device("cpu"))
+    first, second = draw_uniforms(make_rounding_key("w", 3), 0, 1 << 16, torch.device("cpu"))
     for values in (first, second):
         assert values.min() >= 0.0
         assert values.max() < 1.0
@@ -119,10 +119,10 @@ def test_uniforms_are_uniform_keyed_and_independent_of_the_start():
         assert float(((counts - 1024) ** 2 / 1024).sum()) < 63 + 5 * math.sqrt(126)  # chi-square, 63 degrees of freedom
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 5 / 256
     assert abs(float(torch.corrcoef(torch.stack([first[1:], first[:-1]]))[0, 1])) < 5 / 256
-    later, _ = rounding_uniforms(rounding_key("w", 3), 1000, 50, torch.device("cpu"))
+    later, _ = draw_uniforms(make_rounding_key("w", 3), 1000, 50, torch.device("cpu"))
     assert torch.equal(later, first[1000:1050])
     for other in (("w", 4), ("v", 3)):
-        assert (rounding_uniforms(rounding_key(*other), 0, 1000, torch.device("cpu"))[0] != first[:1000]).float().mean() > 0.99
+        assert (draw_uniforms(make_rounding_key(*other), 0, 1000, torch.device("cpu"))[0] != first[:1000]).float().mean() > 0.99
 
 
 # -- the step cannot explode -------------------------------------------------------------------------------------------
@@ -130,17 +130,17 @@ def test_uniforms_are_uniform_keyed_and_independent_of_the_start():
 
 def test_the_bound_is_the_largest_ratio_of_exact_moments():
     """Gradients in proportion to a_k / b_k reach it exactly; random ones stay below. By hand: sqrt(10) at the first step."""
-    assert rule_at(1, 1.0, 0.0, BETA1, BETA2, 1e-8).bound == pytest.approx(0.1 / math.sqrt(0.001), rel=1e-4)
+    assert make_rule(1, 1.0, 0.0, BETA1, BETA2, 1e-8).bound == pytest.approx(0.1 / math.sqrt(0.001), rel=1e-4)
     for beta1, beta2 in ((0.9, 0.999), (0.9, 0.81), (0.9, 0.5), (0.0, 0.9)):
         for steps in (1, 2, 30):
-            bound = rule_at(steps, 1.0, 0.0, beta1, beta2, 1e-8).bound
+            bound = make_rule(steps, 1.0, 0.0, beta1, beta2, 1e-8).bound
             a = [(1 - beta1) * beta1**k for k in range(steps)]
             b = [(1 - beta2) * beta2**k for k in range(steps)]
             worst = [left / right for left, right in zip(a, b, strict=True)]
             first = sum(left * gradient for left, gradient in zip(a, worst, strict=True))
             second = sum(right * gradient**2 for right, gradient in zip(b, worst, strict=True))
             assert first / math.sqrt(second) == pytest.approx(bound, rel=2e-5)
-    assert rule_at(10**6, 1.0, 0.0, 0.9, 0.5, 1e-8).bound == 3e38  # no bound, and no overflow
+    assert make_rule(10**6, 1.0, 0.0, 0.9, 0.5, 1e-8).bound == 3e38  # no bound, and no overflow
 
 
 def test_no_step_is_larger_than_the_largest_of_adamw():
@@ -157,8 +157,8 @@ def test_no_step_is_larger_than_the_largest_of_adamw():
         if step % 10 == 0:
             gradient = torch.zeros_like(master)
         before = master.clone()
-        rule = rule_at(step, 1.0, 0.0, BETA1, BETA2, 1e-12)
-        update_pieces(master, gradient, moments, rule, rounding_key("w", step))
+        rule = make_rule(step, 1.0, 0.0, BETA1, BETA2, 1e-12)
+        update_pieces(master, gradient, moments, rule, make_rounding_key("w", step))
         limit = rule.bound * rule.correction2_root / rule.correction1
         largest = max(largest, float((master - before).abs().max()) / limit)
     assert 0.3 < largest < 1.0 + 1e-4  # without the floor and the cut it is 10^3 and more
@@ -173,7 +173,7 @@ def test_elements_without_gradients_stay_where_they_are():
     for step in range(1, 20):
         gradient = torch.zeros_like(master)
         gradient[3] = torch.randn(BLOCK, generator=torch.Generator().manual_seed(step))
-        update_pieces(master, gradient, moments, rule_at(step, 1e-2, 0.0, BETA1, BETA2, 1e-8), rounding_key("w", step))
+        update_pieces(master, gradient, moments, make_rule(step, 1e-2, 0.0, BETA1, BETA2, 1e-8), make_rounding_key("w", step))
     still = torch.arange(32) != 3
     assert torch.equal(master[still], start[still])
     assert not torch.equal(master[3], start[3])
@@ -193,7 +193,7 @@ def exact_and_coded(steps: int, gradient_at, beta2: float = BETA2) -> tuple[list
         second = beta2 * second + (1 - beta2) * gradient**2
         exact = first / (1 - BETA1**step) / ((second / (1 - beta2**step)).sqrt() + 1e-8)
         master = torch.zeros(size)
-        update_pieces(master, gradient, moments, rule_at(step, 1.0, 0.0, BETA1, beta2, 1e-8), rounding_key("w", step))
+        update_pieces(master, gradient, moments, make_rule(step, 1.0, 0.0, BETA1, beta2, 1e-8), make_rounding_key("w", step))
         errors.append(float((master + exact).norm() / exact.norm()))
     decoded = decode_second(moments.second_codes.view(-1, BLOCK), moments.second_scales).view(-1)
     return errors, decoded / second
@@ -337,7 +337,9 @@ def test_pieces_and_ragged_ends_change_nothing(monkeypatch):
         moments = Moments.zeros(master)
         for step in range(1, 5):
             gradient = torch.randn(size, generator=torch.Generator().manual_seed(step))
-            update_pieces(master, gradient, moments, rule_at(step, 1e-2, 0.1, BETA1, BETA2, 1e-8), rounding_key("w", step))
+            update_pieces(
+                master, gradient, moments, make_rule(step, 1e-2, 0.1, BETA1, BETA2, 1e-8), make_rounding_key("w", step)
+            )
         results.append([master, *moments.tensors().values()])
     for other in results[1:]:
         assert all(torch.equal(left, right) for left, right in zip(results[0], other, strict=True))

@@ -653,7 +653,7 @@ def test_a_policy_on_a_cpu_trains_with_compiled_code(kernels: str) -> None:
     assert not policy.backbone.checkpointing
     policy.prepare(kernels, checkpointing=True)
     assert policy.backbone.checkpointing
-    assert isinstance(policy.frozen_copy().backbone, FusedBackbone)
+    assert isinstance(policy.make_frozen_copy().backbone, FusedBackbone)
     assert policy.prepare("modules") == "training with the modules of transformers"
     assert isinstance(policy.backbone, ModuleBackbone)
 

@@ -20,12 +20,12 @@ from transformers import (
 )
 
 from cohort.errors import EngineError
-from cohort.ops.attention import attending, attention_configs
+from cohort.ops.attention import attention_configs, use_attention
 from cohort.ops.cached_attention import SLOT_ATTENTION, PrefixCache, hidden_states
 from cohort.ops.fused import cpu
 from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
 from cohort.ops.fused.family import FusedModel, fuse
-from cohort.ops.rounding import missing_rows
+from cohort.ops.rounding import count_missing_rows
 
 VOCABULARY = 29
 NOT_DONE_B = torch.zeros(64, dtype=torch.int32)
@@ -61,9 +61,9 @@ def build(family: str, **changes: Any) -> Any:
 def whole(model: Any, token_ids_BT: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Hidden states [B, T, H] of a pass over whole sequences, with the trainer's attention, and each layer's keys and values."""
     rows, length = token_ids_BT.shape
-    token_ids_BT = torch.cat([token_ids_BT, token_ids_BT.new_zeros(missing_rows(rows, token_ids_BT.device), length)])
+    token_ids_BT = torch.cat([token_ids_BT, token_ids_BT.new_zeros(count_missing_rows(rows, token_ids_BT.device), length)])
     cache = PrefixCache(model.config.num_hidden_layers)
-    with torch.no_grad(), attending(attention_configs(model), SLOT_ATTENTION):
+    with torch.no_grad(), use_attention(attention_configs(model), SLOT_ATTENTION):
         hidden_BTH = hidden_states(model.base_model, cache, token_ids_BT, torch.arange(length).expand_as(token_ids_BT))
     keys, values = cache.all()
     return hidden_BTH[:rows], [key[:rows] for key in keys], [value[:rows] for value in values]

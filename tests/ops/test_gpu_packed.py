@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from cohort.model.backbone import ModuleBackbone, states_before
+from cohort.model.backbone import ModuleBackbone, read_states_before
 from cohort.model.packing import Example, pack
 from cohort.ops import packed_attention
 from cohort.ops.attention import attention_configs
@@ -69,7 +69,7 @@ def relative_errors(ours: list[Tensor], theirs: list[Tensor]) -> list[float]:
 
 def in_float32(layout: Layout, inputs: list[Tensor], scaling: float, window: int | None = None) -> list[Tensor]:
     wide = [tensor.detach().float().requires_grad_() for tensor in inputs]
-    assert not packed_attention.flash_serves(wide[0], wide[2])
+    assert not packed_attention.can_use_flash(wide[0], wide[2])
     return with_gradients(padded_attention(layout, *wide, scaling, window, 0.0), wide)
 
 
@@ -214,7 +214,7 @@ def logprobs_and_gradient(
     for micro in pack(chosen, micro_batch_tokens=budget, share_prompts=share_prompts, **options).micro_batches:
         assert budget < 10_000 or (micro.layout.shared is not None) == share_prompts
         micro = micro.to("cuda")
-        logprobs_MV = model.lm_head(states_before(backbone, micro)).float().log_softmax(-1)
+        logprobs_MV = model.lm_head(read_states_before(backbone, micro)).float().log_softmax(-1)
         logprobs_M = logprobs_MV.gather(1, micro.token_ids_M[:, None]).squeeze(1)
         (logprobs_M * micro.advantages_M * micro.loss_weights_M).sum().backward()
         for row, index in enumerate(micro.examples):
@@ -261,6 +261,6 @@ def test_packing_and_moving_leave_nothing_behind():
     chosen = [replace(example, prompt_ids=example.prompt_ids[:5]) for example in examples()]
     options = {"aggregation": "token_mean", "max_completion_tokens": 8, "skip_zero_advantage": False}
     (micro,) = pack(chosen, micro_batch_tokens=10_000, **options).micro_batches
-    on_gpu = states_before(ModuleBackbone(model.base_model, attention_configs(model)), micro.to("cuda"))
-    on_cpu = states_before(ModuleBackbone(model.cpu().base_model, attention_configs(model)), micro)
+    on_gpu = read_states_before(ModuleBackbone(model.base_model, attention_configs(model)), micro.to("cuda"))
+    on_cpu = read_states_before(ModuleBackbone(model.cpu().base_model, attention_configs(model)), micro)
     assert (on_gpu.cpu() - on_cpu).abs().max().item() < 1e-3

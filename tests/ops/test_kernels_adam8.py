@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed: its kernels canno
 
 import triton.language as tl
 
-from cohort.ops.adam8 import BLOCK, Moments, rounding_key, rule_at, update_pieces
+from cohort.ops.adam8 import BLOCK, Moments, make_rounding_key, make_rule, update_pieces
 from cohort.ops.fused.kernels_adam8 import ROWS, update_fused
 
 INTERPRETED = type(tl.max).__name__ == "InterpretedFunction"
@@ -43,8 +43,8 @@ def test_the_kernel_gives_the_bits_of_the_twin(size):
     of_fused, of_twin = Moments.zeros(fused), Moments.zeros(twin)
     for step in range(1, 7):
         gradient = gradient_at(step, size)
-        rule = rule_at(step, 1e-2, 0.1, 0.9, 0.999, 1e-8)
-        key = rounding_key("layers.0.weight", step)
+        rule = make_rule(step, 1e-2, 0.1, 0.9, 0.999, 1e-8)
+        key = make_rounding_key("layers.0.weight", step)
         update_fused(fused, gradient, of_fused, rule, key)
         update_pieces(twin, gradient, of_twin, rule, key)
         torch.testing.assert_close(fused, twin, rtol=1.2e-7, atol=6e-8)
@@ -62,7 +62,7 @@ def test_the_kernel_runs_on_the_device_of_the_tensor(monkeypatch):
     original = torch.cuda.device_of
     monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: asked.append(tensor) or original(tensor))
     master = torch.zeros(BLOCK)
-    update_fused(master, torch.ones(BLOCK), Moments.zeros(master), rule_at(1, 1e-2, 0.0, 0.9, 0.999, 1e-8), (1, 2))
+    update_fused(master, torch.ones(BLOCK), Moments.zeros(master), make_rule(1, 1e-2, 0.0, 0.9, 0.999, 1e-8), (1, 2))
     assert len(asked) == 1
     assert asked[0] is master
     assert bool((master < 0).all())
@@ -76,7 +76,7 @@ def test_a_matrix_and_a_bfloat16_gradient():
     of_fused, of_twin = Moments.zeros(fused), Moments.zeros(twin)
     for step in (1, 2):
         gradient = torch.randn(24, 100, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
-        rule, key = rule_at(step, 1e-3, 0.0, 0.9, 0.99, 1e-8), rounding_key("w", step)
+        rule, key = make_rule(step, 1e-3, 0.0, 0.9, 0.99, 1e-8), make_rounding_key("w", step)
         update_fused(fused, gradient, of_fused, rule, key)
         update_pieces(twin, gradient, of_twin, rule, key)
     torch.testing.assert_close(fused, twin, rtol=1.2e-7, atol=6e-8)
@@ -95,7 +95,7 @@ def test_the_kernel_writes_nothing_beyond_the_end():
         torch.full((2 + 3,), 7.0)[:2],
     )
     bases = [tensor._base for tensor in moments.tensors().values()]
-    update_fused(whole[:size], torch.ones(size), moments, rule_at(1, 1.0, 0.0, 0.9, 0.999, 1e-8), rounding_key("w", 1))
+    update_fused(whole[:size], torch.ones(size), moments, make_rule(1, 1.0, 0.0, 0.9, 0.999, 1e-8), make_rounding_key("w", 1))
     assert (whole[:size] != 5.0).all()
     assert (whole[size:] == 5.0).all()
     for base, used in zip(bases, (size, 2, size, 2), strict=True):

@@ -12,7 +12,7 @@ from cohort.engine.support import prove_decoder, prove_local
 from cohort.ops.fused import kernels_decode as kernels
 from cohort.ops.fused.decoding import FusedDecoder
 from cohort.ops.fused.family import fuse
-from cohort.ops.noise import gumbel, row_key
+from cohort.ops.noise import gumbel, make_row_key
 from cohort.types import NoiseKey, Sampling
 
 KEY = NoiseKey(seed=0, stream="train", step=1)
@@ -92,14 +92,14 @@ def test_attend(rows, kv_heads, group, dim, length, window, softcap):
 
 
 def test_few_rows_are_split_and_many_are_not():
-    assert kernels.splits_for(256, 2, 640) == 1
-    assert kernels.splits_for(16, 2, 640) == 16
-    assert kernels.splits_for(1, 2, 100) == 2, "no more splits than blocks of keys"
+    assert kernels.choose_splits(256, 2, 640) == 1
+    assert kernels.choose_splits(16, 2, 640) == 16
+    assert kernels.choose_splits(1, 2, 100) == 2, "no more splits than blocks of keys"
 
 
 def make_state(rows, completions, width, stop_ids=()):
     state = SlotState.empty(rows, completions, Sampling(1, 1.0, width, stop_ids), torch.device("cpu"))
-    state.start_call([row_key(KEY, number, 0) for number in range(completions)], [width] * completions)
+    state.start_call([make_row_key(KEY, number, 0) for number in range(completions)], [width] * completions)
     return state
 
 

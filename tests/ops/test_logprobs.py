@@ -86,7 +86,7 @@ def test_bits_are_those_of_log_softmax(dtype, grad):
             parts = logprobs.LinearHead(weight_VH, bias_V, scale, softcap)
 
             def logits(hidden, weight=weight_VH, bias=bias_V, scale=scale, softcap=softcap):
-                product = logprobs.steady_rows(lambda padded: torch.nn.functional.linear(padded, weight, bias), hidden)
+                product = logprobs.run_steadily(lambda padded: torch.nn.functional.linear(padded, weight, bias), hidden)
                 return torch.tanh(product * scale / softcap) * softcap if softcap else product * scale
 
             with torch.set_grad_enabled(grad):

@@ -8,19 +8,19 @@ import pytest
 import torch
 from scipy import stats
 
-from cohort.ops.noise import gumbel, mix, random_bits, row_key, shift_right
+from cohort.ops.noise import gumbel, make_random_bits, make_row_key, mix, shift_right
 from cohort.types import NoiseKey
 
 TRAIN = NoiseKey(seed=0, stream="train", step=1)
 
 
 def keys(count: int, noise: NoiseKey = TRAIN, sample: int = 0) -> torch.Tensor:
-    return torch.tensor([row_key(noise, draw, sample) for draw in range(count)], dtype=torch.int32)
+    return torch.tensor([make_row_key(noise, draw, sample) for draw in range(count)], dtype=torch.int32)
 
 
 def bits_of(row_keys_B2: torch.Tensor, position: int, vocab_size: int) -> np.ndarray:
     positions_B = torch.full((len(row_keys_B2),), position)
-    return random_bits(row_keys_B2, positions_B, vocab_size).numpy().astype(np.int64) & 0xFFFFFFFF
+    return make_random_bits(row_keys_B2, positions_B, vocab_size).numpy().astype(np.int64) & 0xFFFFFFFF
 
 
 def uniforms(row_keys_B2: torch.Tensor, position: int, vocab_size: int) -> np.ndarray:
@@ -43,8 +43,8 @@ def test_the_hash_is_the_published_one_bit_for_bit():
 
 def test_row_keys_are_stable_and_32_bit():
     """Pinned: another key would silently change every run that is resumed."""
-    assert row_key(NoiseKey(7, "train", 3), draw=2, sample=1) == (1732795515, -310146381)
-    words = [word for draw in range(500) for word in row_key(TRAIN, draw, 0)]
+    assert make_row_key(NoiseKey(7, "train", 3), draw=2, sample=1) == (1732795515, -310146381)
+    words = [word for draw in range(500) for word in make_row_key(TRAIN, draw, 0)]
     assert min(words) >= -(2**31)
     assert max(words) < 2**31
     assert min(words) < 0 < max(words)
@@ -52,7 +52,7 @@ def test_row_keys_are_stable_and_32_bit():
 
 def test_every_part_of_the_key_counts_and_none_collides():
     names = itertools.product((0, 1, 12), ("train", "evaluate", "preflight", "cold_start"), (1, 2, 11), range(12), range(12))
-    made = [row_key(NoiseKey(seed, stream, step), draw, sample) for seed, stream, step, draw, sample in names]
+    made = [make_row_key(NoiseKey(seed, stream, step), draw, sample) for seed, stream, step, draw, sample in names]
     assert len(set(made)) == len(made) == 3 * 4 * 3 * 12 * 12
 
 
@@ -156,7 +156,7 @@ def test_argmax_of_logits_plus_noise_is_a_draw_from_the_softmax():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_the_same_bits_on_cuda():
     row_keys_B2, positions_B = keys(64), torch.arange(64)
-    on_cpu = random_bits(row_keys_B2, positions_B, 5000)
-    assert torch.equal(on_cpu, random_bits(row_keys_B2.cuda(), positions_B.cuda(), 5000).cpu())
+    on_cpu = make_random_bits(row_keys_B2, positions_B, 5000)
+    assert torch.equal(on_cpu, make_random_bits(row_keys_B2.cuda(), positions_B.cuda(), 5000).cpu())
     difference = gumbel(row_keys_B2, positions_B, 5000) - gumbel(row_keys_B2.cuda(), positions_B.cuda(), 5000).cpu()
     assert difference.abs().max() < 1e-5

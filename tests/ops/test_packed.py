@@ -13,13 +13,13 @@ import transformers
 from torch import Tensor
 
 from cohort.errors import InvariantError, ModelError
-from cohort.model.backbone import ModuleBackbone, can_share_prompts, states_before
+from cohort.model.backbone import ModuleBackbone, can_share_prompts, read_states_before
 from cohort.model.packing import Example, pack
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
-from cohort.ops.attention import attending, attention_configs, causal_attention
+from cohort.ops.attention import attention_configs, causal_attention, use_attention
 from cohort.ops.gather import Selection, take
-from cohort.ops.layout import PADDING_FREE, Layout, block_shapes, lay_out
+from cohort.ops.layout import PADDING_FREE, Layout, choose_block_shapes, lay_out
 from cohort.ops.packed_attention import (
     CAUSAL_ATTENTION,
     TorchKernel,
@@ -176,13 +176,13 @@ def test_float32_on_a_cpu_has_the_bits_of_each_row_alone(name):
 
 
 def test_padding_is_bounded_and_blocks_hold_rows_of_like_lengths():
-    assert block_shapes([9, 8, 8, 1]) == ((4, 9),)
+    assert choose_block_shapes([9, 8, 8, 1]) == ((4, 9),)
     # One long row before many short ones: side by side they would be 80 times 8,000 tokens.
-    shapes = block_shapes([8000] + [100] * 80)
+    shapes = choose_block_shapes([8000] + [100] * 80)
     assert shapes == ((1, 8000), (80, 100))
     lengths = sorted((int(length) for length in np.random.default_rng(0).lognormal(6, 1, 300)), reverse=True)
-    padded = sum(rows * width for rows, width in block_shapes(lengths))
-    assert sum(rows for rows, _ in block_shapes(lengths)) == 300
+    padded = sum(rows * width for rows, width in choose_block_shapes(lengths))
+    assert sum(rows for rows, _ in choose_block_shapes(lengths)) == 300
     assert sum(lengths) < padded <= 1.3 * sum(lengths)
     assert 0.05 * sum(lengths) > PADDING_FREE
 
@@ -302,7 +302,7 @@ def test_shared_prompts_are_refused_by_a_model_with_its_own_attention():
 def test_the_trainers_attention_refuses_anything_but_the_layout():
     model = make_model("Llama")
     layout = lay_out(sequences())
-    with attending(attention_configs(model), CAUSAL_ATTENTION):
+    with use_attention(attention_configs(model), CAUSAL_ATTENTION):
         with pytest.raises(InvariantError, match="one flat layout"):
             model.base_model(input_ids=layout.token_ids_T[None])
         with laid_out(layout), pytest.raises(InvariantError, match="one flat layout"):
@@ -347,7 +347,7 @@ def gradient_of(policy: Policy, backbone: Any, examples: list[Example], budget: 
     options = {"aggregation": "token_mean", "max_completion_tokens": 8, "skip_zero_advantage": False}
     policy.model.zero_grad(set_to_none=True)
     for micro in pack(examples, micro_batch_tokens=budget, share_prompts=share_prompts, **options).micro_batches:
-        logprobs_MV = policy.split.logits(states_before(backbone, micro)).log_softmax(-1)
+        logprobs_MV = policy.split.logits(read_states_before(backbone, micro)).log_softmax(-1)
         logprobs_M = logprobs_MV.gather(1, micro.token_ids_M[:, None]).squeeze(1)
         (logprobs_M * micro.advantages_M * micro.loss_weights_M).sum().backward()
     return gradients(policy)
@@ -402,7 +402,7 @@ def test_checkpointed_layers_run_twice_and_are_left_as_they_were(own_attention):
         calls[0] = 0
         backbone = ModuleBackbone(policy.split.backbone, configs, checkpointing)
         policy.model.zero_grad(set_to_none=True)
-        total = sum((states_before(backbone, micro) ** 2).sum() for micro in micro_batches)
+        total = sum((read_states_before(backbone, micro) ** 2).sum() for micro in micro_batches)
         counts.append(calls[0])
         total.backward()
         counts.append(calls[0])

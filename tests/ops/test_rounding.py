@@ -11,7 +11,7 @@ from cohort.engine.protocol import EngineSetup
 from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
-from cohort.ops.rounding import STEADY_ROWS, steady_rows
+from cohort.ops.rounding import STEADY_ROWS, run_steadily
 from cohort.recipe.schema import ScratchConfig
 from cohort.types import NoiseKey, Outcome, Prompt, Rollout, Sampling
 
@@ -27,7 +27,7 @@ def test_a_row_has_the_same_bits_in_any_company(shape):
     with torch.no_grad():
         expected_NV = linear(rows_NH)
         for count in [*range(1, STEADY_ROWS + 4), 63, 200, 511]:
-            assert torch.equal(steady_rows(linear, rows_NH[:count]), expected_NV[:count]), count
+            assert torch.equal(run_steadily(linear, rows_NH[:count]), expected_NV[:count]), count
 
 
 @pytest.mark.parametrize("layers", [1, 4])

@@ -19,7 +19,7 @@ import pytest
 
 import cohort
 from cohort.data.rows import load_rows, render
-from cohort.engine.stop import single_token
+from cohort.engine.stop import find_single_token
 from cohort.errors import CohortError, EngineError, ModelError, PromptError, RecipeError, RewardError, RunError
 from cohort.model.loading import pick_device
 from cohort.model.scratch import build_scratch
@@ -402,8 +402,8 @@ def test_half_a_surrogate_pair_is_named_where_it_comes_in(tmp_path):
 
 def test_a_stop_that_the_tokenizer_does_not_know_is_named():
     _, tokenizer = build_scratch(tiny(Path()).model.scratch, ["0123456789+=>"], seed=0)
-    assert single_token(tokenizer, "=") == tokenizer.get_vocab()["="]
-    assert single_token(tokenizer, tokenizer.unk_token) == tokenizer.unk_token_id
+    assert find_single_token(tokenizer, "=") == tokenizer.get_vocab()["="]
+    assert find_single_token(tokenizer, tokenizer.unk_token) == tokenizer.unk_token_id
     for text, said in (
         ("#", "the tokenizer does not know '#' and would take it for '<unk>'"),
         ("###", "the tokenizer does not know '###'"),
@@ -413,7 +413,7 @@ def test_a_stop_that_the_tokenizer_does_not_know_is_named():
         ("<eoss>", "did you mean '<eos>'?"),
     ):
         with pytest.raises(EngineError, match=r"^sampling\.stop: ") as raised:
-            single_token(tokenizer, text)
+            find_single_token(tokenizer, text)
         assert said in str(raised.value)
         assert "Special ones: <eos>" in str(raised.value)
 

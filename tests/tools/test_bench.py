@@ -25,12 +25,12 @@ from cohort.errors import RecipeError
 from cohort.ops.flops import (
     ACCELERATORS,
     Dimensions,
-    accelerator_named,
+    count_training_flops,
     decode_limit,
+    find_accelerator,
     live_rows,
     mfu,
     training_cost,
-    training_flops,
 )
 from cohort.tools.bench import child, command, machine, output, peers
 from cohort.tools.bench.child import count_executed_tokens
@@ -88,10 +88,10 @@ def test_parameters_are_those_of_the_model(tmp_path: Path) -> None:
 def test_training_flops_and_mfu_by_hand() -> None:
     tiny = SHAPES["tiny"]
     # 6 x (724,992 x 6 x 1000 tokens + 16,384 x 700 scored tokens)
-    assert training_flops(tiny, 1000, 700) == 6 * (4_349_952 * 1000 + 16_384 * 700)
-    assert training_flops(tiny, 1000, 700, frozen_base=True) * 3 == training_flops(tiny, 1000, 700) * 2
+    assert count_training_flops(tiny, 1000, 700) == 6 * (4_349_952 * 1000 + 16_384 * 700)
+    assert count_training_flops(tiny, 1000, 700, frozen_base=True) * 3 == count_training_flops(tiny, 1000, 700) * 2
     # The probe that the target is taken from: 0.5B, 32 x 640 tokens, head on 512 of 640, 108k tokens/s: 31 % of 989 TFLOP/s.
-    flops = training_flops(SHAPES["0.5b"], 32 * 640, 32 * 512)
+    flops = count_training_flops(SHAPES["0.5b"], 32 * 640, 32 * 512)
     assert mfu(flops, 32 * 640 / 108_000, H200) == pytest.approx(0.31, abs=0.006)
 
 
@@ -140,14 +140,14 @@ def test_ragged_lengths_cost_more_than_their_tokens() -> None:
 
 
 def test_known_gpus_by_the_name_of_the_driver() -> None:
-    assert accelerator_named("NVIDIA H200") is H200
+    assert find_accelerator("NVIDIA H200") is H200
     assert H200.peak_flops == 989e12
-    assert accelerator_named("NVIDIA H100 80GB HBM3") is ACCELERATORS["NVIDIA H100"]
-    assert accelerator_named("NVIDIA H100 PCIe") is ACCELERATORS["NVIDIA H100 PCIe"]
-    assert accelerator_named("NVIDIA A100-SXM4-80GB") is ACCELERATORS["NVIDIA A100-SXM4-80GB"]
-    assert accelerator_named("NVIDIA L40S") is ACCELERATORS["NVIDIA L40S"]
-    assert accelerator_named("NVIDIA L4000") is None
-    assert accelerator_named("") is None
+    assert find_accelerator("NVIDIA H100 80GB HBM3") is ACCELERATORS["NVIDIA H100"]
+    assert find_accelerator("NVIDIA H100 PCIe") is ACCELERATORS["NVIDIA H100 PCIe"]
+    assert find_accelerator("NVIDIA A100-SXM4-80GB") is ACCELERATORS["NVIDIA A100-SXM4-80GB"]
+    assert find_accelerator("NVIDIA L40S") is ACCELERATORS["NVIDIA L40S"]
+    assert find_accelerator("NVIDIA L4000") is None
+    assert find_accelerator("") is None
 
 
 # -- the workload ------------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def test_the_number_of_slots_is_chosen_once(tmp_path, monkeypatch):
         train_tiny(tmp_path)
     saved = json.loads(next((tmp_path / "run" / "checkpoints").glob("step-1.*/state.json")).read_text())
     assert saved["slots"] == slot_engine.MOST_SLOTS["cpu"]
-    monkeypatch.setattr(slot_engine, "free_memory", lambda device: 2**20)
+    monkeypatch.setattr(slot_engine, "measure_free_memory", lambda device: 2**20)
     assert session.resume(tmp_path / "run").status == "finished"
 
 

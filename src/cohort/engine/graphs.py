@@ -58,7 +58,7 @@ class GraphedSteps:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             try:
-                with refusing_waits():
+                with refuse_waits():
                     self.step(rows)
             except RuntimeError as problem:
                 if WAITING not in str(problem):
@@ -80,7 +80,7 @@ def side_stream() -> torch.cuda.Stream:
 
 
 @contextmanager
-def refusing_waits() -> Iterator[None]:
+def refuse_waits() -> Iterator[None]:
     """An operation that makes the host wait for the GPU is an error."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

@@ -14,7 +14,7 @@ from torch import Tensor
 from cohort.engine.protocol import Capabilities, EngineSetup, OnFinish
 from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
 from cohort.engine.sampling import check_finite, check_request, choose_tokens, sampling_mode
-from cohort.ops.noise import gumbel, row_key
+from cohort.ops.noise import gumbel, make_row_key
 from cohort.types import Completion, End, NoiseKey, Request, Sampling
 
 
@@ -49,7 +49,7 @@ class HFEngine:
 
     def complete(self, request: Request, sampling: Sampling, noise: NoiseKey) -> Completion:
         device, begun = self.model.device, len(request.prefix_ids)
-        row_keys_12 = torch.tensor([row_key(noise, request.draw, request.sample)], dtype=torch.int32, device=device)
+        row_keys_12 = torch.tensor([make_row_key(noise, request.draw, request.sample)], dtype=torch.int32, device=device)
         token_ids: list[int] = []
         logprobs: list[float] = []
         end: End = "length"

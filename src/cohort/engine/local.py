@@ -28,14 +28,14 @@ from cohort.engine.slots import SlotState
 from cohort.engine.support import prove_decoder, prove_local
 from cohort.errors import EngineError, describe_problem
 from cohort.model.rotary import list_following
-from cohort.ops.attention import accumulation_dtype, attending
+from cohort.ops.attention import choose_accumulation_dtype, use_attention
 from cohort.ops.cached_attention import SLOT_ATTENTION
 from cohort.ops.fused import has_kernels, make_fused_error, native
 from cohort.ops.fused.cpu import DecodeMemory
 from cohort.ops.fused.family import FusedModel, fuse
 from cohort.ops.kv import kv_bytes
 from cohort.ops.noise import gumbel
-from cohort.ops.rounding import missing_rows
+from cohort.ops.rounding import count_missing_rows
 from cohort.types import Sampling
 
 KEPT_SHARE = 0.15
@@ -72,7 +72,7 @@ class LocalEngine(SlotEngine):
         """Of keys and values: the one attention accumulates in, but compiled attention widens them only as it reads."""
         if self.fused is not None and self.native is not None:
             return self.local.dtype
-        return accumulation_dtype(self.local.dtype, self.model.device)
+        return choose_accumulation_dtype(self.local.dtype, self.model.device)
 
     def describe(self) -> str:
         """How steps are computed, for the console."""
@@ -107,7 +107,7 @@ class LocalEngine(SlotEngine):
         return make_fused_decoder(fused, self.local, slots, length, self.memory, self.native)
 
     def _drive_modules(self) -> AbstractContextManager[None]:
-        return attending(self.local.configs, SLOT_ATTENTION)
+        return use_attention(self.local.configs, SLOT_ATTENTION)
 
     def _count_slot_bytes(self, length: int) -> int:
         return self._round_length(length) * kv_bytes(self.local.layers, self.cache_dtype)
@@ -146,7 +146,7 @@ class LocalEngine(SlotEngine):
             return kept
         del kept
         slots = self.fit_slots(longest, completions)
-        rows = slots + missing_rows(slots, device)
+        rows = slots + count_missing_rows(slots, device)
         length = self._round_length(longest)
         if self.fused is not None:
             decoder = self._make_decoder(self.fused, rows, length)

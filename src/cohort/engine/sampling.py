@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cohort.errors import EngineError
-from cohort.model.rotary import positions_of
+from cohort.model.rotary import count_positions
 from cohort.types import Prompt, Sampling
 
 
@@ -75,7 +75,7 @@ def check_request(config: Any, prompts: list[Prompt], sampling: Sampling) -> Non
         if not prompt.token_ids:
             raise EngineError(f"prompt {prompt.index} has no tokens: there is nothing to continue from.")
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
-    limit, needed = positions_of(config), longest + sampling.max_completion_tokens
+    limit, needed = count_positions(config), longest + sampling.max_completion_tokens
     if limit and needed > limit:
         raise EngineError(
             f"the longest prompt has {longest} tokens and sampling.max_completion_tokens is "

@@ -19,7 +19,7 @@ from cohort.engine.decoders import Decoder
 from cohort.engine.graphs import round_to_bucket
 from cohort.engine.slots import SlotState
 from cohort.model.head import SplitModel
-from cohort.ops.rounding import missing_rows
+from cohort.ops.rounding import count_missing_rows
 from cohort.types import Request, Sampling
 
 PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}
@@ -165,7 +165,7 @@ class Decoding:
         """
         state = self.state
         # On a CPU dead rows come along to make the products steady; they write at position 0 of their own slots.
-        fed = rows + missing_rows(rows, self.device)
+        fed = rows + count_missing_rows(rows, self.device)
         longest = fed_before + int((self.begun_S[: self.live] + self.counts_S[: self.live]).max())
         hidden_BH = self.decoder.step(state.tokens_S[:fed], state.positions_S[:fed], state.done_S[:fed], longest)
         state.sample_tokens(slice(0, rows), self.parts.logits(hidden_BH[:rows]), self.sampling, advance=True)

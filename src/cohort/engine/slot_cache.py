@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cohort.ops.attention import accumulation_dtype, additive, attention, visible
+from cohort.ops.attention import additive, attention, choose_accumulation_dtype, visible
 from cohort.ops.cached_attention import RaggedCache
 from cohort.ops.fused import has_kernels
 from cohort.ops.kv import ALIGNMENT, KVBlocks, KVShape
@@ -27,7 +27,7 @@ class SlotCache(RaggedCache):
     """The keys and values of the slots (kv.py), as the modules of transformers want to be handed a cache."""
 
     def __init__(self, layers: Sequence[KVShape], slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.blocks = KVBlocks(layers, slots, length, accumulation_dtype(dtype, device), device)
+        self.blocks = KVBlocks(layers, slots, length, choose_accumulation_dtype(dtype, device), device)
         self.dtype, self.length = self.blocks.dtype, self.blocks.length
         self.with_kernels = has_kernels(device)
         self.heads = [layer.heads for layer in layers]

@@ -25,8 +25,8 @@ from cohort.engine.scheduler import Decoding, Work
 from cohort.engine.slots import SlotState
 from cohort.errors import EngineError
 from cohort.model.head import SplitModel
-from cohort.model.rotary import exact_length
-from cohort.ops.noise import row_key
+from cohort.model.rotary import find_exact_length
+from cohort.ops.noise import make_row_key
 from cohort.types import Completion, End, NoiseKey, Request, Sampling
 
 MOST_SLOTS = {"cpu": 512, "cuda": 1024}
@@ -107,7 +107,7 @@ class SlotEngine:
         most: Sequence[int],
         on_finish: OnFinish | None,
     ) -> list[Completion]:
-        keys = [row_key(noise, request.draw, request.sample) for request in requests]
+        keys = [make_row_key(noise, request.draw, request.sample) for request in requests]
         longest = max(len(request.prompt.token_ids) for request in requests) + sampling.max_completion_tokens
         columns = max(request.position for request in requests) + sampling.max_completion_tokens
         with sampling_mode(self.model), self._drive_modules():
@@ -188,7 +188,7 @@ class SlotEngine:
         for request in requests:
             check_prefix(request)
         longest = max((len(prompt.token_ids) for prompt in prompts), default=0) + sampling.max_completion_tokens
-        limit = exact_length(self.model)
+        limit = find_exact_length(self.model)
         if limit and longest > limit:
             raise EngineError(
                 f"prompt and sampling.max_completion_tokens reach {longest} tokens, but beyond {limit} this model's rotary frequencies "
@@ -204,7 +204,7 @@ class SlotEngine:
         kind = self.model.device.type
         vocabulary_bytes = 4 * SAMPLER_FLOATS * self.model.config.get_text_config().vocab_size
         slot_bytes = self._count_slot_bytes(length) + vocabulary_bytes
-        free = free_memory(self.model.device)
+        free = measure_free_memory(self.model.device)
         share = NEARLY_ALL if self.slots else MEMORY_SHARE[kind]
         fitting = int(share * free / slot_bytes)
         if fitting < 1:
@@ -254,7 +254,7 @@ class SlotEngine:
         return completions
 
 
-def free_memory(device: torch.device) -> int:
+def measure_free_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return psutil.virtual_memory().available
     # What torch has reserved but does not use is free to us, though not to the driver.

@@ -22,7 +22,7 @@ def stop_ids(model: Any, tokenizer: Any, extra: Sequence[str]) -> tuple[int, ...
     if end_of_turn is not None:
         ids.add(end_of_turn)
     ids = {token for token in ids if token >= 0}  # -1 is how some checkpoints write that there is none
-    return tuple(sorted(ids | {single_token(tokenizer, text) for text in extra}))
+    return tuple(sorted(ids | {find_single_token(tokenizer, text) for text in extra}))
 
 
 def as_list(value: Any) -> list[Any]:
@@ -31,7 +31,7 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple | set) else [value]
 
 
-def single_token(tokenizer: Any, text: str) -> int:
+def find_single_token(tokenizer: Any, text: str) -> int:
     """The one token that is this text. The unknown token stands for every text that the tokenizer lacks, and so for none."""
     known = tokenizer.get_vocab().get(text)
     ids = [known] if known is not None else list(tokenizer.encode(text, add_special_tokens=False))

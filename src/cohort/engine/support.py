@@ -25,7 +25,7 @@ from cohort.model.own_attention import (
     compute_logits,
     find_reason_by_reading,
 )
-from cohort.ops.attention import attending, attention_configs
+from cohort.ops.attention import attention_configs, use_attention
 from cohort.ops.cached_attention import SLOT_ATTENTION
 from cohort.ops.kv import KVShape
 
@@ -92,7 +92,7 @@ def prove_local(model: Any) -> LocalModel:
             raise EngineError(reason)
         parts, configs = split(model), attention_configs(model)
         proof = DecoderProof(model, parts, THROUGH)
-        with attending(configs, SLOT_ATTENTION):
+        with use_attention(configs, SLOT_ATTENTION):
             keys, _ = cache_prompts(model, parts, proof.rows).all()
             layers = tuple(KVShape(key.shape[1], key.shape[3]) for key in keys)
             local = LocalModel(parts, configs, layers, keys[-1].dtype)
@@ -105,5 +105,5 @@ def prove_decoder(model: Any, local: LocalModel, make: Callable[[int, int], Deco
     """Another decoder, made by `make(slots, length)`, must give these logits too; EngineError where it does not."""
     with sampling_mode(model):
         proof = DecoderProof(model, local.parts, THROUGH)
-        with attending(local.configs, SLOT_ATTENTION):
+        with use_attention(local.configs, SLOT_ATTENTION):
             proof.decode(make(2, proof.rows.lengths[0] + PROOF_STEPS))

@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from cohort.errors import InvariantError, ModelError
 from cohort.model.packing import Example, Layouts, MicroBatch, pack
-from cohort.ops.attention import CAUSAL_ATTENTION, attending
+from cohort.ops.attention import CAUSAL_ATTENTION, use_attention
 from cohort.ops.gather import take
 from cohort.ops.layout import Layout
 from cohort.ops.packed_attention import laid_out
-from cohort.ops.rounding import missing_rows
+from cohort.ops.rounding import count_missing_rows
 
 
 class Backbone(Protocol):
@@ -30,7 +30,7 @@ class Backbone(Protocol):
         ...
 
 
-def states_before(backbone: Backbone, micro: MicroBatch) -> Tensor:
+def read_states_before(backbone: Backbone, micro: MicroBatch) -> Tensor:
     """Hidden states from which each trained token is predicted (or valued): those one token earlier in its row."""
     return take(backbone(micro.layout), micro.before)
 
@@ -75,14 +75,14 @@ class ModuleBackbone:
     def __init__(self, backbone: Any, attention_configs: Sequence[Any], checkpointing: bool = False):
         self.backbone = backbone
         self.attention_configs = attention_configs
-        self.layers = list_of_layers(backbone) if checkpointing else []
+        self.layers = list_layers(backbone) if checkpointing else []
 
     def __call__(self, layout: Layout) -> Tensor:
         return self._flat(layout) if self.attention_configs else self._padded(layout)
 
     def _flat(self, layout: Layout) -> Tensor:
         token_ids_T, positions_T = layout.token_ids_T, layout.positions_T
-        missing = missing_rows(layout.num_tokens, token_ids_T.device)
+        missing = count_missing_rows(layout.num_tokens, token_ids_T.device)
         if missing:
             token_ids_T, positions_T = F.pad(token_ids_T, (0, missing)), F.pad(positions_T, (0, missing))
         with self._reading(layout), self._checkpointed(layout):
@@ -101,7 +101,7 @@ class ModuleBackbone:
         states = []
         for block_N, (rows, width) in zip(places_N.split([a * b for a, b in padding.shapes]), padding.shapes, strict=True):
             token_ids_BT = block_N.view(rows, width)
-            missing = missing_rows(token_ids_BT.numel(), token_ids_BT.device)
+            missing = count_missing_rows(token_ids_BT.numel(), token_ids_BT.device)
             if missing:
                 token_ids_BT = F.pad(token_ids_BT, (0, -(-missing // rows)))
             with self._checkpointed(layout):
@@ -112,7 +112,7 @@ class ModuleBackbone:
 
     @contextmanager
     def _reading(self, layout: Layout) -> Iterator[None]:
-        with attending(self.attention_configs, CAUSAL_ATTENTION), laid_out(layout):
+        with use_attention(self.attention_configs, CAUSAL_ATTENTION), laid_out(layout):
             yield
 
     @contextmanager
@@ -144,7 +144,7 @@ class ModuleBackbone:
         return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def list_of_layers(backbone: Any) -> list[Any]:
+def list_layers(backbone: Any) -> list[Any]:
     layers = getattr(backbone, "layers", None)
     if not isinstance(layers, nn.ModuleList) or not len(layers):
         raise ModelError(

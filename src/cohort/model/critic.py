@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cohort.errors import CheckpointError, InvariantError
-from cohort.model.backbone import ModuleBackbone, can_share_prompts, score_tokens, states_before
+from cohort.model.backbone import ModuleBackbone, can_share_prompts, read_states_before, score_tokens
 from cohort.model.optim import MAX_SKIPPED_IN_A_ROW, MasterWeights, Optimizer, StepReport
 from cohort.model.packing import Example, Layouts, MicroBatch
 from cohort.model.policy import Policy
 from cohort.ops.attention import attention_configs
-from cohort.ops.rounding import steady_rows
+from cohort.ops.rounding import run_steadily
 from cohort.recipe.schema import CriticConfig, OptimizerConfig
 
 WEIGHTS, MOMENTS = "weights/", "moments/"
@@ -61,7 +61,7 @@ class ValueModel(nn.Module):
     def __init__(self, policy: Policy):
         super().__init__()
         # The copy keeps what its modules share, so one switch of its own config object reaches all of its attention.
-        self.backbone = policy.trainable_backbone()
+        self.backbone = policy.copy_backbone()
         projection: Any = policy.split.projection
         width = projection.weight.shape[1]
         self.head = nn.Linear(width, 1, bias=False, device=policy.device, dtype=policy.model.dtype)
@@ -70,7 +70,7 @@ class ValueModel(nn.Module):
     def values(self, hidden_MH: Tensor) -> Tensor:
         """In float32 at least: bfloat16 has steps of 0.004 near 1, as coarse as the differences that GAE is made of."""
         dtype = torch.promote_types(hidden_MH.dtype, torch.float32)
-        return steady_rows(lambda rows: F.linear(rows, self.head.weight.to(dtype)), hidden_MH.to(dtype)).squeeze(-1)
+        return run_steadily(lambda rows: F.linear(rows, self.head.weight.to(dtype)), hidden_MH.to(dtype)).squeeze(-1)
 
 
 class Critic:
@@ -154,7 +154,7 @@ class Critic:
         self.optimizer.load_state(moments, document)
 
     def _values_before(self, micro: MicroBatch) -> Tensor:
-        return self.model.values(states_before(self.backbone, micro))
+        return self.model.values(read_states_before(self.backbone, micro))
 
     def _forget_metrics(self) -> None:
         self._losses: list[Tensor] = []

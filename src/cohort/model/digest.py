@@ -43,9 +43,9 @@ def sample_weights(model: Any) -> str:
     """The digest that older checkpoints hold of a model: of the first values of every parameter."""
     digest = hashlib.blake2b(digest_size=16)
     for name, parameter in model.named_parameters():
-        digest.update(name.encode() + sampled_bytes(parameter))
+        digest.update(name.encode() + read_first_bytes(parameter))
     return digest.hexdigest()
 
 
-def sampled_bytes(tensor: Tensor) -> bytes:
+def read_first_bytes(tensor: Tensor) -> bytes:
     return tensor.detach().flatten()[:SAMPLED_VALUES].float().cpu().contiguous().numpy().tobytes()

@@ -38,10 +38,10 @@ def refuse_unfit_source(source: str, field: str, *, trusted: bool = False, causa
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        reason = why_unfit(path, field, trusted, causal)
+        reason = explain_unfit(path, field, trusted, causal)
     elif path.is_file():
         gguf = path.suffix.lower() == ".gguf"
-        reason = why_gguf(path) if gguf else "it is a file. Name the folder it lies in, with config.json and the tokenizer"
+        reason = explain_gguf(path) if gguf else "it is a file. Name the folder it lies in, with config.json and the tokenizer"
     elif path.is_absolute() or source.startswith(("./", "../", "~")):
         reason = "there is no such folder. Give a folder written by save_pretrained, or a hub id (owner/name)"
     else:
@@ -50,14 +50,14 @@ def refuse_unfit_source(source: str, field: str, *, trusted: bool = False, causa
         raise ModelError(f"{field}: {source}: {reason.rstrip('.')}.")
 
 
-def why_unfit(folder: Path, field: str, trusted: bool, causal: bool) -> str:
+def explain_unfit(folder: Path, field: str, trusted: bool, causal: bool) -> str:
     config, reason = read_config(folder)
     if reason:
         return reason
-    rules = (why_quantised, why_not_text, why_not_causal) if causal else (why_quantised,)
-    reason = why_code(folder, config, field) if not trusted else ""
+    rules = (explain_quantised, explain_not_text, explain_not_causal) if causal else (explain_quantised,)
+    reason = explain_code(folder, config, field) if not trusted else ""
     reason = reason or next((reason for rule in rules if (reason := rule(config))), "")
-    return reason or next(broken_weights(folder), "") or why_no_tokenizer(folder, config)
+    return reason or next(find_broken_weights(folder), "") or explain_no_tokenizer(folder, config)
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], str]:
@@ -65,7 +65,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], str]:
     file = folder / "config.json"
     if not file.is_file():
         if list(folder.glob("*.gguf")):
-            return {}, why_gguf(next(folder.glob("*.gguf")))
+            return {}, explain_gguf(next(folder.glob("*.gguf")))
         inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
         hint = f"one lies in {folder / inner[0]}" if inner else "give a folder written by save_pretrained"
         held = ", ".join(sorted(path.name for path in folder.iterdir())[:4]) or "nothing"
@@ -82,7 +82,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], str]:
 # -- what kind of model it is ------------------------------------------------------------------------------------------
 
 
-def why_code(folder: Path, config: dict[str, Any], field: str) -> str:
+def explain_code(folder: Path, config: dict[str, Any], field: str) -> str:
     """An architecture that nobody knows, or that is code beside the weights, where that code may not run."""
     from transformers import CONFIG_MAPPING, __version__
 
@@ -101,7 +101,7 @@ def why_code(folder: Path, config: dict[str, Any], field: str) -> str:
     return f"its architecture ({kind}) is code that ships with it ({', '.join(files)}), and code of others runs only on your word. {fix}"
 
 
-def why_quantised(config: dict[str, Any]) -> str:
+def explain_quantised(config: dict[str, Any]) -> str:
     told = config.get("quantization_config")
     method = str(told.get("quant_method") or "unknown") if isinstance(told, dict) else ""
     if not method or method in KEPT_QUANTISED:
@@ -112,14 +112,14 @@ def why_quantised(config: dict[str, Any]) -> str:
     )
 
 
-def why_gguf(file: Path) -> str:
+def explain_gguf(file: Path) -> str:
     return (
         f"{file.name} is a GGUF file, made for llama.cpp: its weights are quantised and cannot be trained. Take the model it was "
         'made from (safetensors); model.lora.base_dtype = "nf4" makes 4 bits of that one'
     )
 
 
-def why_not_text(config: dict[str, Any]) -> str:
+def explain_not_text(config: dict[str, Any]) -> str:
     """Vision and sound. A family whose language model has a class of its own is loaded as that, without the rest."""
     from transformers.models.auto import modeling_auto
 
@@ -135,7 +135,7 @@ def why_not_text(config: dict[str, Any]) -> str:
     )
 
 
-def why_not_causal(config: dict[str, Any]) -> str:
+def explain_not_causal(config: dict[str, Any]) -> str:
     from transformers.models.auto import modeling_auto
 
     kind, named = config.get("model_type"), [str(name) for name in config.get("architectures") or ()]
@@ -155,18 +155,18 @@ def why_not_causal(config: dict[str, Any]) -> str:
 # -- whether its files are whole ---------------------------------------------------------------------------------------
 
 
-def broken_weights(folder: Path) -> Iterator[str]:
+def find_broken_weights(folder: Path) -> Iterator[str]:
     """What is wrong with the safetensors files of a model, each in a sentence."""
     index = folder / INDEX
     if (folder / WEIGHTS).is_file() or (folder / WEIGHTS).is_symlink():
-        yield from broken_file(folder / WEIGHTS)
+        yield from find_broken_file(folder / WEIGHTS)
         return
     if not index.is_file():
         shards = sorted(folder.glob("model-*-of-*.safetensors"))
         if shards:
             yield f"it has {len(shards)} files such as {shards[0].name} and no {INDEX} that says what lies where. Copy it too."
         elif list(folder.glob("*.gguf")) and not list(folder.glob("*.bin")):
-            yield why_gguf(next(folder.glob("*.gguf")))
+            yield explain_gguf(next(folder.glob("*.gguf")))
         elif not [*folder.glob("*.safetensors"), *folder.glob("*.bin*")]:
             yield f"it has a config.json and no weights ({WEIGHTS}). {AGAIN}"
         return
@@ -180,14 +180,14 @@ def broken_weights(folder: Path) -> Iterator[str]:
     if absent:
         yield f"{INDEX} names {len(files)} files, and {', '.join(absent[:3])} {'is' if len(absent) == 1 else 'are'} missing. {AGAIN}"
     for name in files:
-        yield from broken_file(folder / name)
+        yield from find_broken_file(folder / name)
         held = read_header(folder / name)[0]
         lost = sorted(tensor for tensor, place in places.items() if place == name and tensor not in held)
         if lost:
             yield f"{INDEX} says that {lost[0]} is in {name}, which does not hold it: the files are of two models. {AGAIN}"
 
 
-def broken_file(file: Path) -> Iterator[str]:
+def find_broken_file(file: Path) -> Iterator[str]:
     if not file.is_file():
         yield f"{file.name} is a link to nothing. {AGAIN}"
         return
@@ -229,7 +229,7 @@ def read_header(file: Path) -> tuple[dict[str, int], str]:
     return {**ends, "": 8 + length + max(ends.values(), default=0)}, ""
 
 
-def why_no_tokenizer(folder: Path, config: dict[str, Any]) -> str:
+def explain_no_tokenizer(folder: Path, config: dict[str, Any]) -> str:
     if "AutoTokenizer" in (config.get("auto_map") or {}) or any(next(folder.glob(name), None) for name in TOKENIZER_FILES):
         return ""
     return (

@@ -24,7 +24,7 @@ MARKS = ("hf_quantizer", "quantization_method", "is_quantized", "is_loaded_in_4b
 """By which transformers knows a quantised model."""
 
 
-def loading_options(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+def make_loading_options(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """What transformers is told so that each weight is rounded as it is read: the model in full precision is never held."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ModelError(
@@ -42,7 +42,7 @@ def loading_options(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     return {"quantization_config": config, "device_map": {"": device}}
 
 
-def four_bit_layers(model: nn.Module) -> dict[str, Any]:
+def find_four_bit_layers(model: nn.Module) -> dict[str, Any]:
     """Name -> layer that holds its weight in 4 bits."""
     return {name: part for name, part in model.named_modules() if is_four_bit(part._parameters.get("weight"))}
 
@@ -53,8 +53,8 @@ def make_steady(model: nn.Module) -> None:
     bitsandbytes' own has kernels by the number of rows, and on some CPUs packs a layer anew at its first call without gradients:
     what an engine samples would then differ from what is trained by more than rounding.
     """
-    for layer in four_bit_layers(model).values():
-        layer.forward = partial(steady_product, layer)
+    for layer in find_four_bit_layers(model).values():
+        layer.forward = partial(multiply_steadily, layer)
 
 
 def is_four_bit(weight: Any) -> bool:
@@ -66,7 +66,7 @@ def count_elements(parameter: Tensor) -> int:
     return int(parameter.quant_state.shape.numel()) if is_four_bit(parameter) else parameter.numel()  # type: ignore[attr-defined]
 
 
-def stored_parts(name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+def list_stored_parts(name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
     """All that a parameter is made of: itself; in 4 bits its codes, their scales, and the scales of those."""
     yield name, parameter.as_subclass(Tensor)  # the codes alone: their own class would move the scales along
     state, depth = getattr(parameter, "quant_state", None), 0
@@ -78,7 +78,7 @@ def stored_parts(name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def full_weight(layer: Any) -> Tensor:
+def restore_weight(layer: Any) -> Tensor:
     """The weight of a linear layer as its products see it."""
     if not is_four_bit(layer.weight):
         weight: Tensor = layer.weight
@@ -94,19 +94,19 @@ class Product(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, inputs: Tensor, layer: Any) -> Tensor:
         context.layer = layer
-        return F.linear(inputs, full_weight(layer), layer.bias)
+        return F.linear(inputs, restore_weight(layer), layer.bias)
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> tuple[Tensor, None]:
-        return gradients[0] @ full_weight(context.layer), None
+        return gradients[0] @ restore_weight(context.layer), None
 
 
-def steady_product(layer: Any, inputs: Tensor) -> Tensor:
+def multiply_steadily(layer: Any, inputs: Tensor) -> Tensor:
     output: Tensor = Product.apply(inputs.to(layer.compute_dtype), layer)
     return output.to(inputs.dtype)
 
 
-def full_layer(layer: Any, weight: Tensor) -> nn.Linear:
+def make_full_layer(layer: Any, weight: Tensor) -> nn.Linear:
     """A plain layer in the place of one that may be in 4 bits, with this weight and its bias."""
     plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     plain.weight = nn.Parameter(weight, requires_grad=False)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from cohort.errors import ModelError
 from cohort.ops.logprobs import LOW_PRECISION, LinearHead, linear_logprobs, project, scale_and_cap, token_logprobs
-from cohort.ops.rounding import steady_rows
+from cohort.ops.rounding import run_steadily
 
 LARGE_LOGIT = 100.0
 """Above every soft-cap in use (Gemma 2: 30), so that one that is forgotten shows."""
@@ -70,7 +70,7 @@ class SplitModel:
             logits = project(hidden.reshape(-1, hidden.shape[-1]), linear.weight_VH, linear.bias_V)
             logits = logits.reshape(*hidden.shape[:-1], -1)
         else:
-            logits = steady_rows(self.projection, hidden)
+            logits = run_steadily(self.projection, hidden)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return scale_and_cap(logits, self.scale, self.softcap)
 

@@ -108,12 +108,12 @@ def load_pretrained(
     from transformers import AutoModelForCausalLM
 
     if lora.is_adapter(source) and not base_alone:
-        raise ModelError(why_adapter(source, field))
+        raise ModelError(explain_adapter(source, field))
     refuse_unfit_source(source, field, trusted=trusted)
     hide_progress_bars()
     device = device or torch.device("cpu")
     options: dict[str, Any] = {"revision": revision} if revision else {}
-    options |= four_bit.loading_options(dtype, device) if in_four_bits else {}
+    options |= four_bit.make_loading_options(dtype, device) if in_four_bits else {}
     tokenizer = read_tokenizer(source, revision, field, trusted)
     loaded: Any
     try:
@@ -136,7 +136,7 @@ def load_pretrained(
     refuse_other_weights(report, source, field)
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers has put the adapter of that folder in
         if not base_alone:
-            raise ModelError(why_adapter(source, field))
+            raise ModelError(explain_adapter(source, field))
         model = lora.plain_model(model, merge=False)
     if in_four_bits:
         four_bit.make_steady(model)
@@ -180,7 +180,7 @@ def first_line(problem: BaseException) -> str:
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
-def why_adapter(source: str, field: str) -> str:
+def explain_adapter(source: str, field: str) -> str:
     return (
         f"{field}: {source!r} is a PEFT adapter and not a model. Set model.source to its base, model.lora.adapter to "
         "this folder and model.lora.rank to its rank; or merge it into its base first."

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from cohort.base.keyed import keyed_hash
 from cohort.errors import ModelError
 from cohort.model import four_bit
-from cohort.model.digest import digest_weights, is_whole, sampled_bytes
+from cohort.model.digest import digest_weights, is_whole, read_first_bytes
 from cohort.recipe.schema import LoraConfig
 
 NAME = "default"
@@ -96,7 +96,7 @@ def start_adapter(model: Any, settings: LoraConfig, seed: int, base: str = "", r
         task_type="CAUSAL_LM",
     )
     inject(model, config)
-    write_values(model, first_values(model, seed))
+    write_values(model, draw_first_values(model, seed))
     return Adapter(config, base, revision)
 
 
@@ -135,7 +135,7 @@ def inject(model: Any, config: Any) -> None:
         parameter.requires_grad_(True)
 
 
-def first_values(model: Any, seed: int) -> dict[str, Tensor]:
+def draw_first_values(model: Any, seed: int) -> dict[str, Tensor]:
     """A uniform in +- 1 / sqrt(in), as PEFT draws it; B zero, so that the policy starts as the base, to the bit."""
     values = {}
     for name, parameter in adapter_parameters(model).items():
@@ -310,7 +310,9 @@ def copy_over_base(module: Any) -> Any:
     """A copy with adapters of its own over the very parameters of the base: nothing of the base's size is allocated."""
     adapters = {id(value) for value in adapter_parameters(module).values()}
     shared = {id(value): value for value in module.parameters() if id(value) not in adapters}
-    shared |= {id(layer.weight.quant_state): layer.weight.quant_state for layer in four_bit.four_bit_layers(module).values()}
+    shared |= {
+        id(layer.weight.quant_state): layer.weight.quant_state for layer in four_bit.find_four_bit_layers(module).values()
+    }
     return copy.deepcopy(module, shared)
 
 
@@ -339,19 +341,19 @@ def plain_model(model: Any, *, merge: bool) -> Any:
         parent, _, child = name.rpartition(".")
         base = layer.get_base_layer()
         if merge:
-            weight = four_bit.full_weight(base)
+            weight = four_bit.restore_weight(base)
             wide = torch.promote_types(weight.dtype, torch.float32)
             delta = layer.lora_B[NAME].weight.to(wide) @ layer.lora_A[NAME].weight.to(wide) * layer.scaling[NAME]
             merged = (weight.to(wide) + (delta.T if getattr(layer, "fan_in_fan_out", False) else delta)).to(weight.dtype).cpu()
             if four_bit.is_four_bit(base.weight):
-                base = four_bit.full_layer(base, merged)
+                base = four_bit.make_full_layer(base, merged)
             else:
                 base.weight = nn.Parameter(merged, requires_grad=False)
         setattr(tree.get_submodule(parent), child, base)
     if merge:
-        for name, layer in four_bit.four_bit_layers(tree).items():  # those without an adapter
+        for name, layer in four_bit.find_four_bit_layers(tree).items():  # those without an adapter
             parent, _, child = name.rpartition(".")
-            setattr(tree.get_submodule(parent), child, four_bit.full_layer(layer, four_bit.full_weight(layer).cpu()))
+            setattr(tree.get_submodule(parent), child, four_bit.make_full_layer(layer, four_bit.restore_weight(layer).cpu()))
         four_bit.forget_bits(tree)
     tree.__dict__.pop("peft_config", None)
     if tree.__dict__.pop("_hf_peft_config_loaded", None):
@@ -368,10 +370,12 @@ def digest_base(model: Any, like: str = "") -> str:
     adapters = adapter_parameters(model)
     if not like or is_whole(like):
         frozen = {name: value[:0] if name in adapters else value for name, value in model.named_parameters()}
-        return digest_weights({part: one for name, value in frozen.items() for part, one in four_bit.stored_parts(name, value)})
+        return digest_weights(
+            {part: one for name, value in frozen.items() for part, one in four_bit.list_stored_parts(name, value)}
+        )
     digest = hashlib.blake2b(digest_size=16)
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)}".encode())
         if name not in adapters:
-            digest.update(sampled_bytes(parameter))
+            digest.update(read_first_bytes(parameter))
     return digest.hexdigest()

@@ -34,7 +34,7 @@ class StepReport:
     skipped: bool
 
 
-def learning_rate_at(update: int, total: int, config: OptimizerConfig) -> float:
+def find_learning_rate(update: int, total: int, config: OptimizerConfig) -> float:
     """Learning rate of update number `update` (from 0): a pure function, so nothing of it needs saving."""
     if update < config.warmup_steps:
         return config.learning_rate * (update + 1) / config.warmup_steps
@@ -82,7 +82,7 @@ class MasterWeights:
         """A copy of the beginning of each master: enough to see whether an update moved anything, at no cost in memory."""
         return torch.cat([master.detach().flatten()[:PROBED_ELEMENTS] for master in self.masters.values()])
 
-    def change_since(self, probe: Tensor) -> float:
+    def measure_change(self, probe: Tensor) -> float:
         """Largest |change| of any probed element."""
         return float((self.probe() - probe).abs().max())
 
@@ -206,7 +206,7 @@ class Optimizer:
             gradients = [master.grad for master in masters if master.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
             grad_norm = float(norm)  # the only wait for the device
-            rate = learning_rate_at(self.updates, self.total_updates, self.config)
+            rate = find_learning_rate(self.updates, self.total_updates, self.config)
             skipped = not math.isfinite(grad_norm)
             clipped = not skipped and 0 < self.config.max_grad_norm < grad_norm
             if clipped:

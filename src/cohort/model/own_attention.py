@@ -17,7 +17,7 @@ from torch import Tensor
 from cohort.errors import EngineError, ModelError, describe_problem
 from cohort.model.backbone import ModuleBackbone
 from cohort.model.head import SplitModel
-from cohort.ops.attention import attending, attention_configs
+from cohort.ops.attention import attention_configs, use_attention
 from cohort.ops.cached_attention import SLOT_ATTENTION, PrefixCache, prefill
 from cohort.ops.layout import lay_out
 
@@ -28,14 +28,14 @@ LONGEST_PROOF_WINDOW = 32
 
 
 @torch.no_grad()
-def why_not_own_attention(model: Any, parts: SplitModel) -> str | None:
+def explain_not_own_attention(model: Any, parts: SplitModel) -> str | None:
     """The reason why this model, in eval mode, is not read with our attention; None where it is."""
     reason = find_reason_by_reading(model)
     if reason:
         return reason
     try:
         proof, configs = ProofRows.make(model), attention_configs(model)
-        with attending(configs, SLOT_ATTENTION):
+        with use_attention(configs, SLOT_ATTENTION):
             cache_prompts(model, parts, proof)
         # Two completions of one prompt, which stands once: a module that counts positions itself is found out.
         prompt, completions = proof.prompts[0], [ids[-PROOF_STEPS:] for ids in proof.token_ids]
@@ -88,7 +88,7 @@ def find_reason_by_reading(model: Any) -> str | None:
 
 
 def cache_prompts(model: Any, parts: SplitModel, proof: ProofRows) -> PrefixCache:
-    """Keys and values of the prompts of these rows (inside `attending`), once every layer asked for the window of its config."""
+    """Keys and values of the prompts of these rows (inside `use_attention`), once every layer asked for the window of its config."""
     config = model.config.get_text_config()
     prefix, _ = prefill(parts.backbone, config.num_hidden_layers, proof.prompts, model.device)
     for number, key in enumerate(prefix.keys):

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from cohort.errors import EngineError, ModelError, describe_problem
 from cohort.model import head, lora
-from cohort.model.backbone import Backbone, ModuleBackbone, can_share_prompts, score_tokens, states_before
+from cohort.model.backbone import Backbone, ModuleBackbone, can_share_prompts, read_states_before, score_tokens
 from cohort.model.chat import ChatCodec
 from cohort.model.experts import describe_experts
 from cohort.model.four_bit import count_elements
 from cohort.model.loading import hide_progress_bars
-from cohort.model.own_attention import prove_padded, why_not_own_attention
+from cohort.model.own_attention import explain_not_own_attention, prove_padded
 from cohort.model.packing import Example, Layouts, MicroBatch
 from cohort.model.rotary import hold_frequencies
 from cohort.ops.attention import attention_configs
@@ -47,7 +47,7 @@ class Policy:
         self.codec = ChatCodec(tokenizer)
         self.split = head.split(model)
         # A model proven to run on our attention is scored with it; any other keeps the one of transformers.
-        self.attention_configs = attention_configs(model) if why_not_own_attention(self.model, self.split) is None else []
+        self.attention_configs = attention_configs(model) if explain_not_own_attention(self.model, self.split) is None else []
         if not self.attention_configs:
             prove_padded(self.model, self.split)
         self.backbone: Backbone = ModuleBackbone(self.split.backbone, self.attention_configs)
@@ -113,7 +113,7 @@ class Policy:
         self, micro: MicroBatch, *, temperature: float | None = None, entropy_gradient: bool = False
     ) -> TokenScores:
         """Log-probs and entropies of the trained tokens alone, at the sampling temperature unless told otherwise."""
-        hidden_MH = states_before(self.backbone, micro)
+        hidden_MH = read_states_before(self.backbone, micro)
         temperature = self.temperature if temperature is None else temperature
         return TokenScores(
             *self.split.token_logprobs(hidden_MH, micro.token_ids_M, temperature=temperature, entropy_gradient=entropy_gradient)
@@ -139,20 +139,20 @@ class Policy:
             examples, logprobs, dtype, micro_batch_tokens, skip_zero_advantage, keep_groups, self.share_prompts, layouts
         )
 
-    def own_parameters(self) -> dict[str, Tensor]:
+    def list_own_parameters(self) -> dict[str, Tensor]:
         """What is its own, and not of a base that others share: the adapter, or everything."""
         return dict(lora.adapter_parameters(self.model) if self.adapter else self.model.named_parameters())
 
-    def frozen_copy(self) -> Policy:
+    def make_frozen_copy(self) -> Policy:
         """A reference: the same weights, never trained. Over the same base, where there is one."""
         model = lora.copy_over_base(self.model) if self.adapter else copy.deepcopy(self.model)
         reference = Policy(model.requires_grad_(False), self.tokenizer, self.temperature, self.adapter)
         reference.prepare(self.kernels)
-        reference.weights_changed()
+        reference.notice_new_weights()
         reference.longest = self.longest
         return reference
 
-    def trainable_backbone(self) -> nn.Module:
+    def copy_backbone(self) -> nn.Module:
         """A copy of the backbone to train apart from the policy: of all of it, or of the adapter over the same base."""
         if self.adapter is None:
             return copy.deepcopy(self.split.backbone).requires_grad_(True)
@@ -161,12 +161,12 @@ class Policy:
             parameter.requires_grad_(True)
         return backbone
 
-    def weights_changed(self) -> None:
+    def notice_new_weights(self) -> None:
         """Called when a reference got other weights: an adapter that does nothing is switched off, and costs nothing."""
         if self.adapter:
             lora.switch_off_where_zero(self.model)
 
-    def merged_model(self) -> Any:
+    def merge_model(self) -> Any:
         """A model of plain layers that computes what this policy computes; to read, not to train."""
         return lora.plain_model(self.model, merge=True) if self.adapter else self.model
 
@@ -176,5 +176,5 @@ class Policy:
         if self.adapter and not merge:
             lora.save_adapter(self.model, self.adapter, folder)
         else:
-            self.merged_model().save_pretrained(folder)
+            self.merge_model().save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

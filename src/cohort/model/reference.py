@@ -19,7 +19,7 @@ from cohort.model.policy import Policy
 class Reference:
     def __init__(self, policy: Policy, every: int = 0, decay: float = 0.0):
         self.policy = policy
-        self.values = policy.own_parameters()
+        self.values = policy.list_own_parameters()
         self.every, self.decay = every, decay
         self.moved = False
         """By hand, at the start of an iteration: from then on it is part of the checkpoint."""
@@ -42,20 +42,20 @@ class Reference:
     @torch.no_grad()
     def become(self, policy: Policy) -> None:
         self.moved = True
-        theirs = policy.own_parameters()
+        theirs = policy.list_own_parameters()
         for name, mine in self.values.items():
             mine.copy_(theirs[name])
             if self.averages:  # a moving average starts over from here
                 self.averages[name].copy_(theirs[name])
-        self.policy.weights_changed()
+        self.policy.notice_new_weights()
 
     @torch.no_grad()
     def _average(self, policy: Policy) -> None:
-        theirs = policy.own_parameters()
+        theirs = policy.list_own_parameters()
         for name, mine in self.values.items():
             self.averages[name].lerp_(theirs[name].float(), 1.0 - self.decay)
             mine.copy_(self.averages[name])
-        self.policy.weights_changed()
+        self.policy.notice_new_weights()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if not self.moves:
@@ -72,4 +72,4 @@ class Reference:
             mine.copy_(tensors[name])
             if self.averages:
                 self.averages[name].copy_(tensors[name])
-        self.policy.weights_changed()
+        self.policy.notice_new_weights()

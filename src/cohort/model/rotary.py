@@ -17,18 +17,18 @@ HELD = "held"
 """What a rotary module says of its kind once its frequencies stay as they are; transformers then leaves them alone."""
 
 
-def positions_of(config: Any) -> int | None:
+def count_positions(config: Any) -> int | None:
     """Tokens that a sequence may have; None: any number. Dynamic frequencies reach further than the length of training."""
     most = getattr(config, "max_position_embeddings", None)
-    factors = [float(kind.get("factor") or 1.0) for kind in rope_kinds(config) if "dynamic" in str(kind.get("rope_type"))]
+    factors = [float(kind.get("factor") or 1.0) for kind in list_rope_kinds(config) if "dynamic" in str(kind.get("rope_type"))]
     return int(most * max(1.0, *factors)) if most and factors else most
 
 
-def exact_length(model: Any) -> int | None:
+def find_exact_length(model: Any) -> int | None:
     """Longest sequence at whose length the frequencies are still the first ones; None: no length changes them."""
     config = model.config.get_text_config()
     limits = []
-    for kind in rope_kinds(config):
+    for kind in list_rope_kinds(config):
         if kind.get("rope_type") == "longrope":
             limits.append(kind.get("original_max_position_embeddings") or config.max_position_embeddings)
         elif "dynamic" in str(kind.get("rope_type")):
@@ -41,7 +41,7 @@ def exact_length(model: Any) -> int | None:
 
 def hold_frequencies(model: Any, longest: int) -> str | None:
     """Let transformers choose for sequences of this length, and stay with that; a sentence where it is not what short ones have."""
-    limit = exact_length(model)
+    limit = find_exact_length(model)
     if limit is None:
         return None
     for module, layer_types in list_following(model):
@@ -70,6 +70,6 @@ def list_following(model: Any) -> Iterator[tuple[Any, list[str | None]]]:
             yield module, found
 
 
-def rope_kinds(config: Any) -> list[dict[str, Any]]:
+def list_rope_kinds(config: Any) -> list[dict[str, Any]]:
     rope = getattr(config, "rope_parameters", None) or {}
     return [rope, *(value for value in rope.values() if isinstance(value, dict))]

@@ -19,7 +19,7 @@ from cohort.model.folders import refuse_unfit_source
 from cohort.model.loading import LOADING_PROBLEMS, first_line, load_pretrained, read_tokenizer
 from cohort.model.optim import cast_parameters
 from cohort.model.policy import Policy
-from cohort.model.rotary import positions_of
+from cohort.model.rotary import count_positions
 from cohort.recipe.schema import TeacherConfig
 
 
@@ -71,7 +71,7 @@ def look_at_teacher(settings: TeacherConfig, policy: Policy, longest: int = 0) -
             f"teacher.source: {source} has {theirs.vocab_size} rows of logits and the policy {ours.vocab_size}, so the policy can sample "
             "an id that the teacher does not have. Use a teacher with as many."
         )
-    positions = positions_of(theirs)
+    positions = count_positions(theirs)
     if positions and longest > positions:
         raise ModelError(
             f"teacher.source: {source} has {positions} positions, and prompt and completion need {longest}. Lower "

@@ -19,11 +19,11 @@ def load_tokenizer(source: str, revision: str = "", trusted: bool = False) -> An
 
     options: dict[str, Any] = {"trust_remote_code": trusted, **({"revision": revision} if revision else {})}
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    expected = saved_ids(source, revision)
-    if expected is None or ids_of(tokenizer) == expected:
+    expected = read_saved_ids(source, revision)
+    if expected is None or encode_probes(tokenizer) == expected:
         return tokenizer
     plain = PreTrainedTokenizerFast.from_pretrained(source, **options)
-    if ids_of(plain) != expected:
+    if encode_probes(plain) != expected:
         warnings.warn(
             f"{source}: transformers splits text otherwise ({type(tokenizer).__name__}) than tokenizer.json in that folder. "
             "Compare some texts before you trust the run.",
@@ -33,7 +33,7 @@ def load_tokenizer(source: str, revision: str = "", trusted: bool = False) -> An
     return plain
 
 
-def saved_ids(source: str, revision: str) -> list[list[int]] | None:
+def read_saved_ids(source: str, revision: str) -> list[list[int]] | None:
     """Ids of the probes by tokenizer.json alone; None where there is no such file, or nothing to compare."""
     from tokenizers import Tokenizer
     from transformers.utils import cached_file
@@ -50,5 +50,5 @@ def saved_ids(source: str, revision: str) -> list[list[int]] | None:
     return [saved.encode(text, add_special_tokens=False).ids for text in PROBES]
 
 
-def ids_of(tokenizer: Any) -> list[list[int]]:
+def encode_probes(tokenizer: Any) -> list[list[int]]:
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in PROBES]

@@ -139,18 +139,20 @@ class Costs:
     @classmethod
     def of(cls, config: Any, device_name: str, frozen_base: bool) -> Costs | None:
         """None where the formula does not hold for the model, or the peak of the device is not known."""
-        from cohort.ops.flops import Dimensions, accelerator_named
+        from cohort.ops.flops import Dimensions, find_accelerator
 
-        accelerator = accelerator_named(device_name)
+        accelerator = find_accelerator(device_name)
         if accelerator is None or config.model_type not in DENSE:
             return None
         return cls(Dimensions.from_config(config), accelerator, frozen_base)
 
     def utilisation(self, executed: float, scored: float, seconds: float) -> float:
         """MFU: the body on every token that is run, the head on those whose log-prob is taken, forward and backward."""
-        from cohort.ops.flops import mfu, training_flops
+        from cohort.ops.flops import count_training_flops, mfu
 
-        return mfu(training_flops(self.dimensions, int(executed), int(scored), self.frozen_base), seconds, self.accelerator)
+        return mfu(
+            count_training_flops(self.dimensions, int(executed), int(scored), self.frozen_base), seconds, self.accelerator
+        )
 
 
 EXECUTED, FORWARDED, TRAINABLE = "tokens/executed", "tokens/forwarded", "tokens/trainable"

@@ -59,13 +59,13 @@ class Rule:
     """Largest |m| / sqrt(v) that exact moments can have after t steps."""
 
 
-def rule_at(step: int, rate: float, decay: float, beta1: float, beta2: float, epsilon: float) -> Rule:
+def make_rule(step: int, rate: float, decay: float, beta1: float, beta2: float, epsilon: float) -> Rule:
     """The rule of a tensor's update number `step`, from 1."""
-    bound = (1.0 - beta1) * math.sqrt(geometric_sum(beta1 * beta1, beta2, step) / (1.0 - beta2)) * ROUNDING_SLACK
+    bound = (1.0 - beta1) * math.sqrt(sum_geometric(beta1 * beta1, beta2, step) / (1.0 - beta2)) * ROUNDING_SLACK
     return Rule(rate, decay, beta1, beta2, epsilon, 1.0 - beta1**step, math.sqrt(1.0 - beta2**step), min(bound, LARGEST))
 
 
-def geometric_sum(above: float, below: float, terms: int) -> float:
+def sum_geometric(above: float, below: float, terms: int) -> float:
     """sum of (above / below)^k over k < terms: what Cauchy and Schwarz leave of m = sum a_k g_k against v = sum b_k g_k^2."""
     if above == 0.0:
         return 1.0
@@ -160,13 +160,13 @@ def divisor(scales_K: Tensor) -> Tensor:
 # -- keyed rounding ----------------------------------------------------------------------------------------------------
 
 
-def rounding_key(name: str, step: int) -> tuple[int, int]:
+def make_rounding_key(name: str, step: int) -> tuple[int, int]:
     """Two signed 32-bit words for one update of one tensor."""
     digest = hashlib.blake2b(f"adam8|{name}|{step}".encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little", signed=True), int.from_bytes(digest[4:], "little", signed=True)
 
 
-def rounding_uniforms(key: tuple[int, int], start: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def draw_uniforms(key: tuple[int, int], start: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Two numbers in [0, 1), of 16 bits each, for every element from `start` on; the hash is that of ops/noise.py."""
     bits = torch.arange(start, start + size, device=device).to(torch.int32) * SPREAD_INDEX ^ key[0]
     bits = (bits ^ shift_right(bits, 16)) * MULTIPLY_1 + key[1]
@@ -204,7 +204,7 @@ def update_pieces(master: Tensor, gradient: Tensor, moments: Moments, rule: Rule
         change_KE = first_KE / (root_KE * (1.0 / rule.correction2_root) + rule.epsilon)
         master_KE = rows(master_N[piece]) * (1.0 - rule.rate * rule.decay) - change_KE * (rule.rate / rule.correction1)
         master_N[piece] = master_KE.view(-1)[:size]
-        uniforms = rounding_uniforms(key, start, size + missing, master.device)
+        uniforms = draw_uniforms(key, start, size + missing, master.device)
         codes_KE, scales_K = encode_first(first_KE, uniforms[0].view(-1, BLOCK))
         moments.first_codes[piece], moments.first_scales[blocks] = codes_KE.view(-1)[:size], scales_K
         codes_KE, scales_K = encode_second(second_KE, uniforms[1].view(-1, BLOCK))
@@ -228,8 +228,8 @@ class Adam8:
             moments.step += 1
             config = self.config
             decay = config.weight_decay if master.dim() >= 2 else 0.0
-            rule = rule_at(moments.step, rate, decay, config.beta1, config.beta2, config.epsilon)
-            key = rounding_key(name, moments.step)
+            rule = make_rule(moments.step, rate, decay, config.beta1, config.beta2, config.epsilon)
+            key = make_rounding_key(name, moments.step)
             if has_kernels(master.device):
                 from cohort.ops.fused.kernels_adam8 import update_fused
 

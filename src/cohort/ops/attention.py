@@ -96,13 +96,13 @@ def register_attention(name: str, read: Callable[..., Tensor]) -> None:
     AttentionInterface.register(name, attend_plainly)
 
 
-def accumulation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def choose_accumulation_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.float64 if dtype == torch.float32 and device.type == "cpu" else dtype
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float) -> Tensor:
     """[B, H, T, D] queries over [B, kv_heads, T, D] keys and values of the same positions; gives [B, T, H, D]."""
-    dtype = accumulation_dtype(query.dtype, query.device)
+    dtype = choose_accumulation_dtype(query.dtype, query.device)
     wide_query, wide_key, wide_value = query.to(dtype), key.to(dtype), value.to(dtype)
     length = query.shape[2]
     if softcap or (window is not None and window < length):
@@ -144,7 +144,7 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @contextmanager
-def attending(configs: Sequence[Any], name: str) -> Iterator[None]:
+def use_attention(configs: Sequence[Any], name: str) -> Iterator[None]:
     """Switch the modules of a model, reached through their configs, to the attention of that name, and back again.
 
     Only for the duration of a call: transformers builds no mask for our names, so a padded batch that somebody else gives

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cohort.errors import EngineError
 from cohort.ops.attention import causal_attention, register_attention
-from cohort.ops.rounding import missing_rows
+from cohort.ops.rounding import count_missing_rows
 
 SLOT_ATTENTION = "cohort_slots"
 
@@ -88,7 +88,7 @@ class PrefixCache(RaggedCache):
 
 
 def hidden_states(backbone: Any, cache: AttendingCache, input_ids_BT: Tensor, position_ids_BT: Tensor) -> Tensor:
-    """Last hidden states [B, T, H] of the backbone with our cache and attention (inside `attending`)."""
+    """Last hidden states [B, T, H] of the backbone with our cache and attention (inside `use_attention`)."""
     token = ACTIVE.set(cache)
     try:
         output = backbone(input_ids=input_ids_BT, position_ids=position_ids_BT, past_key_values=cache, use_cache=True)
@@ -102,7 +102,7 @@ def prefill(
 ) -> tuple[PrefixCache, Tensor]:
     """Run prompts as one right-padded batch; give their keys and values and the hidden states [P, H] at their last tokens."""
     width = max(map(len, prompts))
-    rows = [*prompts, *[()] * -(-missing_rows(len(prompts) * width, device) // width)]
+    rows = [*prompts, *[()] * -(-count_missing_rows(len(prompts) * width, device) // width)]
     token_ids_PT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in rows], device=device)
     position_ids_PT = torch.arange(width, device=device).expand(len(rows), width)
     cache = PrefixCache(num_layers)

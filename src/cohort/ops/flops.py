@@ -80,7 +80,7 @@ TRAIN_FACTOR = 6
 FROZEN_BASE_FACTOR = 4
 
 
-def training_flops(dimensions: Dimensions, executed_tokens: int, scored_tokens: int, frozen_base: bool = False) -> int:
+def count_training_flops(dimensions: Dimensions, executed_tokens: int, scored_tokens: int, frozen_base: bool = False) -> int:
     """FLOPs of forward and backward: the body on executed tokens, the head on scored ones."""
     factor = FROZEN_BASE_FACTOR if frozen_base else TRAIN_FACTOR
     return factor * (dimensions.body_parameters * executed_tokens + dimensions.head_parameters * scored_tokens)
@@ -119,7 +119,7 @@ ACCELERATORS = {
 """By the beginning of the name that the driver gives; the first that fits counts, so longer names stand first."""
 
 
-def accelerator_named(name: str) -> Accelerator | None:
+def find_accelerator(name: str) -> Accelerator | None:
     return next((known for start, known in ACCELERATORS.items() if name == start or name.startswith(f"{start} ")), None)
 
 
@@ -199,4 +199,4 @@ def training_cost(dimensions: Dimensions, prompt_tokens: int, lengths: Sequence[
     """
     body = sum(lengths) + prompt_tokens * (len(lengths) // group)
     pairs = sum((prompt_tokens + n) * (prompt_tokens + n + 1) // 2 for n in lengths)
-    return training_flops(dimensions, body, sum(lengths)) + 3.0 * dimensions.attention_flops(pairs)
+    return count_training_flops(dimensions, body, sum(lengths)) + 3.0 * dimensions.attention_flops(pairs)

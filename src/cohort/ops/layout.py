@@ -225,7 +225,7 @@ def make_padding(rows: Rows, num_tokens: int, equal_rows: bool, device: torch.de
     if equal_rows:
         return Padding(((len(length_B), int(length_B[0])),), None, None)
     order_B = np.argsort(-length_B, kind="stable")
-    shapes = block_shapes(length_B[order_B].tolist())
+    shapes = choose_block_shapes(length_B[order_B].tolist())
     width_B = np.repeat([width for _, width in shapes], [count for count, _ in shapes])
     places_B = np.empty_like(length_B)
     places_B[order_B] = np.cumsum(width_B) - width_B
@@ -246,7 +246,7 @@ def make_padding(rows: Rows, num_tokens: int, equal_rows: bool, device: torch.de
     return Padding(shapes, Selection.of(index_N, num_tokens, ignored_N).to(device), Selection.of(flat_T, num_places).to(device))
 
 
-def block_shapes(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def choose_block_shapes(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """(rows, width) of blocks of rows that come longest first, with bounded padding."""
     shapes: list[tuple[int, int]] = []
     tokens = 0

@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from cohort.ops.fused import has_kernels
-from cohort.ops.rounding import steady_rows
+from cohort.ops.rounding import run_steadily
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits alive at a time on a CPU: 64 MiB in float32."""
@@ -160,7 +160,7 @@ def project(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tens
     if hidden_CH.is_cuda and hidden_CH.dtype in LOW_PRECISION:
         logits_CV = torch.mm(hidden_CH, weight_VH.t(), out_dtype=torch.float32)
         return logits_CV if bias_V is None else logits_CV.add_(bias_V)
-    logits_CV = steady_rows(lambda rows: F.linear(rows, weight_VH, bias_V), hidden_CH)
+    logits_CV = run_steadily(lambda rows: F.linear(rows, weight_VH, bias_V), hidden_CH)
     return logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
 
 

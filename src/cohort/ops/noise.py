@@ -5,7 +5,7 @@ size, on the order of the prompts, on which rows had already finished. Here the 
 (seed, stream, step, draw, sample, position, vocabulary index), and the sampled token is argmax(logits / temperature +
 Gumbel noise), which is an exact draw from the softmax. Every engine, slot count and order then meets the same noise.
 
-Two stages: the host hashes what names a completion into two 32-bit words (`row_key`); the device turns words, position
+Two stages: the host hashes what names a completion into two 32-bit words (`make_row_key`); the device turns words, position
 and vocabulary index into noise with int32 wrap-around arithmetic (`gumbel`). Integers come out the same on CPU and CUDA;
 only the last bit of the two logarithms may differ. No generator, no branch on a value: it can be compiled or captured.
 """
@@ -30,7 +30,7 @@ LARGEST_UNIFORM = 1.0 - 2.0**-24
 """The float32 below 1: log1p(-u) stays finite."""
 
 
-def row_key(noise: NoiseKey, draw: int, sample: int) -> tuple[int, int]:
+def make_row_key(noise: NoiseKey, draw: int, sample: int) -> tuple[int, int]:
     """Two signed 32-bit words that name one completion."""
     name = f"{noise.seed}|{noise.stream}|{noise.step}|{draw}|{sample}".encode()
     digest = hashlib.blake2b(name, digest_size=8).digest()
@@ -49,7 +49,7 @@ def mix(bits: Tensor) -> Tensor:
     return bits ^ shift_right(bits, 16)
 
 
-def random_bits(row_keys_B2: Tensor, positions_B: Tensor, vocab_size: int) -> Tensor:
+def make_random_bits(row_keys_B2: Tensor, positions_B: Tensor, vocab_size: int) -> Tensor:
     """Hash [B, V] int32 of (row key, position, vocabulary index).
 
     Each (key, position) is two words. With one word, all rows would be permutations of a single sequence of 2^32 values;
@@ -73,6 +73,6 @@ def gumbel(row_keys_B2: Tensor, positions_B: Tensor, vocab_size: int) -> Tensor:
     a small u, and floats are densest at 0. (With the usual -log(-log(u)) the winners would sit at u near 1, where
     float32 has 24 bits and infinities.) u is (31 random bits + 1/2) / 2^31: never 0, and never above LARGEST_UNIFORM.
     """
-    bits_BV = random_bits(row_keys_B2, positions_B, vocab_size) & 0x7FFFFFFF
+    bits_BV = make_random_bits(row_keys_B2, positions_B, vocab_size) & 0x7FFFFFFF
     uniform_BV = ((bits_BV.float() + 0.5) * 2.0**-31).clamp_(max=LARGEST_UNIFORM)
     return uniform_BV.neg_().log1p_().neg_().log_().neg_()

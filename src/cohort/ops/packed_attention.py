@@ -53,14 +53,14 @@ def attend(
     if window is not None and window >= layout.longest_row:
         window = None
     # The window of a completion would end inside its prompt, at another place for every token: two calls cannot say that.
-    if softcap or (window is not None and layout.shared is not None) or not flash_serves(query_THD, value_TKD):
+    if softcap or (window is not None and layout.shared is not None) or not can_use_flash(query_THD, value_TKD):
         return padded_attention(layout, query_THD, key_TKD, value_TKD, scaling, window, softcap)
     if layout.equal_rows and window is None and not torch.are_deterministic_algorithms_enabled():
         return rectangle_attention(layout, query_THD, key_TKD, value_TKD, scaling)
     return segment_attention(layout, query_THD, key_TKD, value_TKD, scaling, window, FlashKernel())
 
 
-def flash_serves(query_THD: Tensor, value_TKD: Tensor) -> bool:
+def can_use_flash(query_THD: Tensor, value_TKD: Tensor) -> bool:
     head_dim = query_THD.shape[2]
     return (
         query_THD.is_cuda

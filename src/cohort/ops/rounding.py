@@ -17,14 +17,14 @@ from torch import Tensor
 STEADY_ROWS = 16
 
 
-def missing_rows(rows: int, device: torch.device) -> int:
+def count_missing_rows(rows: int, device: torch.device) -> int:
     """How many rows are missing for a product that does not depend on their number."""
     return max(0, STEADY_ROWS - rows) if device.type == "cpu" else 0
 
 
-def steady_rows(function: Callable[[Tensor], Tensor], rows_NH: Tensor) -> Tensor:
+def run_steadily(function: Callable[[Tensor], Tensor], rows_NH: Tensor) -> Tensor:
     """function(rows), computed with enough rows."""
-    missing = missing_rows(rows_NH.shape[:-1].numel(), rows_NH.device)
+    missing = count_missing_rows(rows_NH.shape[:-1].numel(), rows_NH.device)
     if not missing:
         return function(rows_NH)
     flat_NH = rows_NH.reshape(-1, rows_NH.shape[-1])

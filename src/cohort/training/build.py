@@ -22,7 +22,7 @@ from cohort.model import lora
 from cohort.model.chat import ChatCodec, read_template, refuse_blank_template
 from cohort.model.loading import load_adapted, load_model, load_pretrained, pick_device, pick_dtype
 from cohort.model.policy import Policy
-from cohort.model.rotary import positions_of
+from cohort.model.rotary import count_positions
 from cohort.recipe.materials import PYTHON_ROWS, Materials
 from cohort.recipe.rules import gold_column
 from cohort.recipe.schema import PromptsConfig, Recipe
@@ -121,7 +121,7 @@ def describe_adapter(recipe: Recipe, policy: Policy) -> Iterator[str]:
     """How much of the policy is trained, where that is not all of it."""
     if policy.adapter is None:
         return
-    trained = sum(value.numel() for value in policy.own_parameters().values())
+    trained = sum(value.numel() for value in policy.list_own_parameters().values())
     share = trained / policy.num_parameters
     yield f"LoRA: {trained / 1e6:.2f} M of them ({share:.2%}), in adapters of rank {policy.adapter.config.r}, are trained"
     made_for = policy.adapter.made_for
@@ -134,14 +134,14 @@ def describe_adapter(recipe: Recipe, policy: Policy) -> Iterator[str]:
 
 def adapter_at_start(recipe: Recipe, policy: Policy, start: Path | None) -> Policy:
     """The starting policy again, frozen, over the base that the policy holds already: nothing large is loaded."""
-    reference = policy.frozen_copy()
+    reference = policy.make_frozen_copy()
     folder = start or (Path(recipe.model.lora.adapter) if recipe.model.lora.adapter else None)
     if folder is None:
-        values = lora.first_values(reference.model, recipe.seed)
+        values = lora.draw_first_values(reference.model, recipe.seed)
     else:
         values = lora.read_values(reference.model, folder, "the adapter that the run started from", "")
     lora.write_values(reference.model, values)
-    reference.weights_changed()
+    reference.notice_new_weights()
     return reference
 
 
@@ -233,7 +233,7 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
 
 def check_lengths(policy: Policy, rows: Sequence[WrittenRow], what: str) -> None:
     """Completions that stand in the rows must fit into the positions the model has; sampled ones are cut in time."""
-    most = positions_of(policy.model.config.get_text_config())
+    most = count_positions(policy.model.config.get_text_config())
     for row in rows:
         if most is not None and row.longest > most:
             raise PromptError(

@@ -311,7 +311,7 @@ def read_model_numbers(policy: Policy) -> ModelNumbers:
     config = policy.model.config.get_text_config()
     width, heads = config.hidden_size, getattr(config, "num_attention_heads", None) or 1  # a state space has no heads
     inner = getattr(config, "intermediate_size", None) or 4 * width
-    own = sum(value.numel() for value in policy.own_parameters().values()) if policy.adapter else 0
+    own = sum(value.numel() for value in policy.list_own_parameters().values()) if policy.adapter else 0
     return ModelNumbers(
         layers=config.num_hidden_layers,
         width=width,
@@ -335,7 +335,7 @@ def read_run_numbers(parts: Parts, encoded: EncodedData) -> RunNumbers:
     able = parts.engine.capabilities
     chosen = (parts.engine.slots or able.most_slots) if able.most_slots > 1 else 1
     problems = max(map(len, encoded.sets.values()), default=0)
-    adapter = sum(value.numel() for value in policy.own_parameters().values()) if policy.adapter else None
+    adapter = sum(value.numel() for value in policy.list_own_parameters().values()) if policy.adapter else None
     return RunNumbers(
         element=dtype.itemsize,
         state_bits=recipe.optimizer.state_bits,

@@ -17,7 +17,7 @@ from cohort.evaluation.estimators import FEW_PROBLEMS, useful_share, why_no_inte
 from cohort.evaluation.evaluate import problem_key
 from cohort.model.experts import ASKED_FOR
 from cohort.model.packing import make_examples
-from cohort.model.rotary import positions_of
+from cohort.model.rotary import count_positions
 from cohort.model.teacher import look_at_teacher
 from cohort.recipe.foreign import explain_missing
 from cohort.recipe.schema import Recipe
@@ -289,7 +289,7 @@ def generation_words(parts: Parts) -> str:
 
 def length_check(parts: Parts, encoded: EncodedData) -> Check:
     """Prompt and completion must fit into the model's positions, in training and in every evaluation set."""
-    most = positions_of(parts.policy.model.config.get_text_config())
+    most = count_positions(parts.policy.model.config.get_text_config())
     evaluated = parts.recipe.evaluation.max_completion_tokens
     needs = [("sampling.max_completion_tokens", "prompts", encoded.train, parts.sampling.max_completion_tokens)]
     for name, prompts in encoded.sets.items():

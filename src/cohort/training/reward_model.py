@@ -31,7 +31,7 @@ from cohort.model.policy import Policy
 from cohort.ops.attention import attention_configs
 from cohort.ops.gather import Selection, take
 from cohort.ops.layout import lay_out
-from cohort.ops.rounding import steady_rows
+from cohort.ops.rounding import run_steadily
 from cohort.recipe.schema import OptimizerConfig, RewardModelConfig
 from cohort.training.reward_data import Labelled, groups_of, is_held_back, pairs_of
 
@@ -97,7 +97,7 @@ class RewardModel:
             model: Any = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
         # float64 serves tests; any lower precision is that of computing, and MasterWeights casts to it.
         cast_parameters(model, torch.promote_types(compute_dtype, torch.float32))
-        copy_backbone(policy.merged_model(), model)
+        copy_backbone(policy.merge_model(), model)
         with torch.no_grad():
             for parameter in head_of(model).parameters():
                 generator = torch.Generator().manual_seed(keyed_hash("reward model, head", seed) % 2**63)
@@ -197,7 +197,7 @@ class RewardModel:
         dtype = torch.promote_types(hidden_BH.dtype, torch.float32)
         head = head_of(self.model)
         weight, bias = head.weight.to(dtype), head.bias.to(dtype) if head.bias is not None else None
-        return steady_rows(lambda rows_BH: F.linear(rows_BH, weight, bias), hidden_BH.to(dtype))[:, 0]
+        return run_steadily(lambda rows_BH: F.linear(rows_BH, weight, bias), hidden_BH.to(dtype))[:, 0]
 
     # -----------------------------------------------------------------------------------------------------------------
     # Fitting

@@ -154,7 +154,7 @@ def save_weights(target: Target, folder: Path, adapter: bool) -> None:
     on_host = target.recipe.model.model_copy(update={"device": "cpu", "dtype": "float32"})
     policy = load_weights(replace(target, recipe=target.recipe.model_copy(update={"model": on_host})))
     if not adapter and (asked == "bfloat16" or (asked == "auto" and torch.cuda.is_available())):
-        policy.model, policy.adapter = policy.merged_model(), None
+        policy.model, policy.adapter = policy.merge_model(), None
         cast_parameters(policy.model, torch.bfloat16)
     policy.save(folder, merge=not adapter)
 

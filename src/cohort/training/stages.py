@@ -180,7 +180,7 @@ def sample_rollouts(
 
 def sync_engine(parts: Parts, state: TrainState) -> None:
     """Before anybody samples from the policy outside of the loop: the engine has its weights."""
-    parts.engine.sync(parts.policy.own_parameters(), state.policy_version)
+    parts.engine.sync(parts.policy.list_own_parameters(), state.policy_version)
 
 
 # -- evaluation --------------------------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ class TrainState(Record):
             report = self.optimizer.clip_and_step()
             row = meter.metrics(report, minibatch) | critic.step()
             if probe is not None:  # an update lost to rounding would otherwise go unnoticed
-                row["optim/weight_change"] = self.optimizer.weights.change_since(probe)
+                row["optim/weight_change"] = self.optimizer.weights.measure_change(probe)
             self.update_metrics.append(row)
         self.optimizer.check_finite()
         critic.check_finite()

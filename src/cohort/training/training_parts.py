@@ -60,9 +60,9 @@ def find_start(parts: Parts, state: TrainState, materials: Materials) -> Policy:
     """
     recipe = parts.recipe
     if state.policy_version == 0:
-        state.start_digest = digest_weights(parts.policy.own_parameters())
+        state.start_digest = digest_weights(parts.policy.list_own_parameters())
         state.files[START] = digest_files(parts.folder.start)
-        return parts.policy.frozen_copy()
+        return parts.policy.make_frozen_copy()
     if not state.start_digest:
         raise RunError(
             "this run began without a reference (algorithm.kl_coef = 0, monitors.kl = false) and cannot get one in the middle: set "
@@ -78,7 +78,7 @@ def find_start(parts: Parts, state: TrainState, materials: Materials) -> Policy:
         cast_parameters(start.model.requires_grad_(False), parts.policy.model.dtype)
         start.prepare(parts.policy.kernels)
     whole = is_whole(state.start_digest)
-    if state.start_digest != (digest_weights(start.own_parameters()) if whole else sample_weights(start.model)):
+    if state.start_digest != (digest_weights(start.list_own_parameters()) if whole else sample_weights(start.model)):
         raise RunError(
             f"{folder or recipe.model.lora.adapter or recipe.model.source} no longer holds the weights the run started from, which "
             "are its reference for the KL. Restore them, or start a new run."
@@ -98,7 +98,7 @@ def make_source(parts: Parts, encoded: EncodedData, reference: Reference | None)
         policy = reference.policy
         engine, _ = make_engine(recipe, policy)
         engine.slots = parts.engine.slots
-    return SampledSource(recipe.seed, engine, parts.sampling, policy.own_parameters)
+    return SampledSource(recipe.seed, engine, parts.sampling, policy.list_own_parameters)
 
 
 def make_judge(parts: Parts, scorer: Scorer | None = None) -> Judge:

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cohort.errors import EngineError
-from cohort.ops.attention import accumulation_dtype, additive, visible
+from cohort.ops.attention import additive, choose_accumulation_dtype, visible
 from cohort.ops.fused.family import FusedLayer, FusedModel
 from cohort.ops.rounding import STEADY_ROWS
 
@@ -158,7 +158,7 @@ class CpuDecoder:
         self.fused = fused
         self.rows = max(slots, STEADY_ROWS)
         self.length = -(-length // ALIGNMENT) * ALIGNMENT
-        self.wide = accumulation_dtype(fused.dtype, fused.device) if exact else fused.dtype
+        self.wide = choose_accumulation_dtype(fused.dtype, fused.device) if exact else fused.dtype
         self.threads = torch.get_num_threads()
         heads, kv_heads, dim, hidden = fused.query_heads, fused.kv_heads, fused.head_dim, fused.embedding.shape[1]
         with torch.no_grad():

@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from cohort.ops.fused import has_kernels
 from cohort.ops.fused.family import Projection
-from cohort.ops.rounding import steady_rows
+from cohort.ops.rounding import run_steadily
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _forced: list[bool] = []
@@ -225,7 +225,7 @@ def swiglu_down(gate_up_TJ: Tensor, down_HI: Tensor, using: Any = None) -> Tenso
 
 def multiply_rows(rows_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """A linear layer, with the same bits for a row in whatever company."""
-    return steady_rows(lambda rows: F.linear(rows, weight_OI, bias_O), rows_TI)
+    return run_steadily(lambda rows: F.linear(rows, weight_OI, bias_O), rows_TI)
 
 
 class _AddNorm(Function):

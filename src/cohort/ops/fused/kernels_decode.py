@@ -254,7 +254,7 @@ def _join(
     tl.store(out + (row * HEADS + head) * DIM + at, result, mask=at < DIM)
 
 
-def splits_for(rows: int, kv_heads: int, length: int) -> int:
+def choose_splits(rows: int, kv_heads: int, length: int) -> int:
     """Into how many parts the keys of a row are cut, so that few rows keep the whole GPU busy."""
     wanted = -(-PROGRAMS_WANTED // (rows * kv_heads))
     return min(MOST_SPLITS, power_of_two(wanted), power_of_two(-(-length // KEYS_AT_ONCE)))
@@ -272,7 +272,7 @@ def attend(
 ) -> Tensor:
     """Attention of one query per row over the row's own keys up to its position; [B, heads, D]. Finished rows give zeros."""
     (rows, heads, dim), (_, kv_heads, length, _) = query_BHD.shape, keys_SKTD.shape
-    group, splits = heads // kv_heads, splits_for(rows, kv_heads, length)
+    group, splits = heads // kv_heads, choose_splits(rows, kv_heads, length)
     out_BHD = torch.empty_like(query_BHD)
     partial: Any = out_BHD
     if splits > 1:

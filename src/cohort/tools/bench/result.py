@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from cohort.ops.flops import Accelerator, Dimensions, accelerator_named, decode_limit, mfu, training_flops
+from cohort.ops.flops import Accelerator, Dimensions, count_training_flops, decode_limit, find_accelerator, mfu
 from cohort.tools.bench.job import BenchJob
 from cohort.tools.bench.workload import Workload
 
@@ -28,7 +28,7 @@ def make_document(
 ) -> dict[str, Any]:
     """`measured`: stage -> engine -> what its process wrote. `missing`: "stage/peer" -> why."""
     job = next(iter(jobs.values()))
-    accelerator = accelerator_named(machine["gpu"]) if job.device.startswith("cuda") else None
+    accelerator = find_accelerator(machine["gpu"]) if job.device.startswith("cuda") else None
     stages: dict[str, Any] = {}
     for stage, engines in measured.items():
         stages[stage] = {
@@ -76,7 +76,7 @@ def derive_figures(stage: str, job: BenchJob, figures: Mapping[str, Any], accele
         derived |= {"limit_tokens_per_second": limit.tokens_per_second, "limit_share": limit.seconds / seconds}
     elif stage == "train" and "executed_tokens" in figures:
         executed = figures["executed_tokens"]
-        flops = training_flops(dimensions, executed, figures["tokens"], figures["frozen_base"])
+        flops = count_training_flops(dimensions, executed, figures["tokens"], figures["frozen_base"])
         derived |= {"executed_tokens_per_second": executed / seconds, "mfu": mfu(flops, seconds, accelerator)}
     elif stage == "step":
         frozen = figures.get("frozen_base", False)
@@ -90,7 +90,7 @@ def compute_step_limit(dimensions: Dimensions, work: Workload, accelerator: Acce
     trained on and its prompt computed once."""
     rollout = decode_limit(dimensions, work.prompt_tokens, work.flat_plan, work.completions, accelerator)
     executed = work.tokens + work.prompts * work.prompt_tokens
-    return rollout.seconds + training_flops(dimensions, executed, work.tokens, frozen_base) / accelerator.flops
+    return rollout.seconds + count_training_flops(dimensions, executed, work.tokens, frozen_base) / accelerator.flops
 
 
 def compare_engines(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
