@@ -429,10 +429,10 @@ def test_nothing_holds_the_cache_once_a_call_is_over(monkeypatch, fails):
     monkeypatch.setattr(local_engine_module, "GraphedSteps", EagerSteps)
     engine = LocalEngine(EngineSetup(make_model(), text_of, 4))
     engine.cuda_graphs = True
-    made, make = [], engine._workspace
-    monkeypatch.setattr(engine, "_workspace", lambda *args: made.append(make(*args)) or made[-1])
+    made, make = [], engine._make_workspace
+    monkeypatch.setattr(engine, "_make_workspace", lambda *args: made.append(make(*args)) or made[-1])
     if fails:
-        monkeypatch.setattr(decoding.Decoding, "finished", lambda self, look: 1 // 0)
+        monkeypatch.setattr(decoding.Decoding, "find_finished", lambda self, look: 1 // 0)
     gc.disable()
     try:
         if fails:
