@@ -695,7 +695,7 @@ def test_slots_asked_for_that_do_not_fit_any_more_are_fewer(monkeypatch):
 
 def test_a_kept_workspace_serves_what_fits_into_it_and_nothing_else():
     wanted = sampling()
-    kept = slot_engine.Workspace(None, None, None, 8, 8, 64, 20, wanted, ("here",))
+    kept = decoding.Workspace(None, None, None, 8, 8, 64, 20, wanted, ("here",))
     assert kept.serves(8, 64, 20, wanted, ("here",))
     assert kept.serves(8, 10, 2, wanted, ("here",)), "a refill with fewer completions"
     assert not kept.serves(4, 64, 20, wanted, ("here",)), "another number of slots was asked for since"

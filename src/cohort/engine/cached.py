@@ -19,7 +19,8 @@ from torch import Tensor
 
 from cohort.engine.cache_rows import CacheRows
 from cohort.engine.protocol import Capabilities, EngineSetup, OnFinish
-from cohort.engine.slot_engine import MOST_SLOTS, SlotEngine, Workspace
+from cohort.engine.scheduler import Workspace
+from cohort.engine.slot_engine import MOST_SLOTS, SlotEngine
 from cohort.engine.slots import SlotState
 from cohort.engine.support import DecoderProof, proving
 from cohort.errors import EngineError, describe_problem
@@ -145,7 +146,7 @@ class CachedEngine(SlotEngine):
 
     def _make_workspace(self, longest: int, completions: int, sampling: Sampling, columns: int = 0) -> Workspace:
         slots, device = self.fit_slots(longest, completions), self.model.device
-        state = SlotState.empty(slots, completions, sampling, device, columns=columns)
+        state = SlotState(slots, completions, sampling, device, columns=columns)
         decoder = CacheDecoder(self.parts, device, self.why_equal is None)
         return Workspace(decoder, state, None, self.slots, slots, longest, completions, sampling, ())
 

@@ -23,7 +23,8 @@ import torch
 from cohort.engine.decoders import CpuSteps, Decoder, ModuleDecoder, find_native, make_fused_decoder
 from cohort.engine.graphs import GraphedSteps
 from cohort.engine.protocol import Capabilities, EngineSetup
-from cohort.engine.slot_engine import MOST_SLOTS, SlotEngine, Workspace
+from cohort.engine.scheduler import Workspace
+from cohort.engine.slot_engine import MOST_SLOTS, SlotEngine
 from cohort.engine.slots import SlotState
 from cohort.engine.support import prove_decoder, prove_local
 from cohort.errors import EngineError, describe_problem
@@ -153,7 +154,7 @@ class LocalEngine(SlotEngine):
         else:
             decoder = ModuleDecoder(self.local, rows, length, device)
         noise = gumbel if self.native is None else self.native.gumbel
-        state = SlotState.empty(rows, completions, sampling, device, noise, columns)
+        state = SlotState(rows, completions, sampling, device, noise, columns)
         steps = GraphedSteps() if self.cuda_graphs else None
         return Workspace(decoder, state, steps, self.slots, slots, length, completions, sampling, signature)
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cohort.engine.decoders import Decoder
-from cohort.engine.graphs import round_to_bucket
+from cohort.engine.graphs import GraphedSteps, round_to_bucket
 from cohort.engine.slots import SlotState
 from cohort.model.head import SplitModel
 from cohort.ops.rounding import count_missing_rows
@@ -39,8 +39,24 @@ class Prefix:
     """[W, 2]: (row of the batch, completion) of those without a slot yet."""
 
 
-class Steps(Protocol):
-    def run(self, rows: int, times: int) -> None: ...
+@dataclass
+class Workspace:
+    """Slots, their state and the graphs over them. Contents are of one call; the memory may serve the next one."""
+
+    decoder: Decoder
+    state: SlotState
+    steps: GraphedSteps | None
+    asked: int
+    """Slots that were asked for; 0: the engine chose."""
+    slots: int
+    length: int
+    completions: int
+    sampling: Sampling
+    signature: tuple[Any, ...]
+
+    def serves(self, asked: int, length: int, completions: int, sampling: Sampling, signature: tuple[Any, ...]) -> bool:
+        fits = self.asked == asked and self.length >= length and self.completions >= completions
+        return fits and self.sampling == sampling and self.signature == signature
 
 
 @dataclass
@@ -92,18 +108,16 @@ class Decoding:
     def __init__(
         self,
         parts: SplitModel,
-        decoder: Decoder,
-        state: SlotState,
-        steps: Steps | None,
+        workspace: Workspace,
         work: Work,
         sampling: Sampling,
         slots: int,
         on_finish: Callable[[np.ndarray], None] | None = None,
     ) -> None:
         """`on_finish` is told which completions a look saw finished for the first time; their `lengths_N` are known then."""
-        self.parts, self.decoder, self.state, self.steps = parts, decoder, state, steps
+        self.parts, self.decoder, self.state, self.steps = parts, workspace.decoder, workspace.state, workspace.steps
         self.sampling, self.slots, self.work, self.on_finish = sampling, slots, work, on_finish
-        self.device = state.tokens_S.device
+        self.device = self.state.tokens_S.device
         # Longest first: prompts of one prefill are of nearly one length, and the slowest rows start early.
         self.queue = sorted(range(len(work.contexts)), key=lambda number: -len(work.contexts[number]))
         self.prefix: Prefix | None = None

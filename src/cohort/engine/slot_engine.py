@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import psutil
 import torch
 from torch import Tensor
 
-from cohort.engine.decoders import Decoder
-from cohort.engine.graphs import GraphedSteps
 from cohort.engine.protocol import EngineSetup, OnFinish
 from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
 from cohort.engine.sampling import check_finite, check_request, sampling_mode
-from cohort.engine.scheduler import Decoding, Work
+from cohort.engine.scheduler import Decoding, Work, Workspace
 from cohort.engine.slots import SlotState
 from cohort.errors import EngineError
 from cohort.model.head import SplitModel
@@ -37,26 +33,6 @@ NEARLY_ALL = 0.95
 """Part of the free memory that a number of slots fixed beforehand may take: what is free can have become less since."""
 SAMPLER_FLOATS = 6
 """Arrays of [slots, V] 4-byte numbers alive at once while sampling (logits, scaled, noise, hash)."""
-
-
-@dataclass
-class Workspace:
-    """Slots, their state and the graphs over them. Contents are of one call; the memory may serve the next one."""
-
-    decoder: Decoder
-    state: SlotState
-    steps: GraphedSteps | None
-    asked: int
-    """Slots that were asked for; 0: the engine chose."""
-    slots: int
-    length: int
-    completions: int
-    sampling: Sampling
-    signature: tuple[Any, ...]
-
-    def serves(self, asked: int, length: int, completions: int, sampling: Sampling, signature: tuple[Any, ...]) -> bool:
-        fits = self.asked == asked and self.length >= length and self.completions >= completions
-        return fits and self.sampling == sampling and self.signature == signature
 
 
 class SlotEngine:
@@ -125,16 +101,8 @@ class SlotEngine:
                 ):
                     on_finish(request, completion)
 
-            decoding = Decoding(
-                self.parts,
-                workspace.decoder,
-                state,
-                workspace.steps,
-                Work.group_requests(requests),
-                sampling,
-                slots,
-                hand_back if on_finish is not None else None,
-            )
+            finished = hand_back if on_finish is not None else None
+            decoding = Decoding(self.parts, workspace, Work.group_requests(requests), sampling, slots, finished)
             try:
                 if workspace.steps is not None:
                     workspace.steps.step = decoding.step

@@ -7,7 +7,6 @@ host: a row that meets a stop or its limit is marked done, and from then on neit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,65 +17,49 @@ from cohort.ops.noise import gumbel
 from cohort.types import Sampling
 
 
-@dataclass(frozen=True)
 class SlotState:
     """S slots, N completions of at most T tokens."""
 
-    tokens_S: Tensor
-    """The token to feed next."""
-    positions_S: Tensor
-    """Its position in the sequence."""
-    counts_S: Tensor
-    """The position of the next token in the noise of its completion: the tokens so far, unless the noise began elsewhere."""
-    owners_S: Tensor
-    """The completion that the row belongs to."""
-    keys_S2: Tensor
-    done_S: Tensor
-    keys_N2: Tensor
-    limits_N: Tensor
-    """The position at which each completion is full."""
-    token_ids_NT: Tensor
-    """One row more than there are completions: finished rows of the plain torch path write there."""
-    logprobs_NT: Tensor
-    stop_ids: Tensor
-    rows_S: Tensor
-    """0, 1, 2, ...: the rows of a decode step."""
-    gumbel: Callable[[Tensor, Tensor, int], Tensor]
-    """Noise of (row keys, positions, vocabulary): noise.gumbel, or what gives the same bits faster."""
-    with_kernels: bool
-    """Whether Triton is there to note tokens down with."""
-
-    @staticmethod
-    def empty(
+    def __init__(
+        self,
         slots: int,
         completions: int,
         sampling: Sampling,
         device: torch.device,
         noise: Callable[[Tensor, Tensor, int], Tensor] = gumbel,
         columns: int = 0,
-    ) -> SlotState:
-        """`columns`: positions that tokens may have, where noise does not begin at 0; 0: max_completion_tokens of them."""
+    ) -> None:
+        """`noise` of (row keys, positions, vocabulary): gumbel, or what gives the same bits faster.
+
+        `columns`: positions that tokens may have, where noise does not begin at 0; 0: max_completion_tokens of them.
+        """
         columns = columns or sampling.max_completion_tokens
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
-        return SlotState(
-            tokens_S=zeros(slots, dtype=torch.int64),
-            positions_S=zeros(slots, dtype=torch.int64),
-            counts_S=zeros(slots),
-            owners_S=zeros(slots),
-            keys_S2=zeros(slots, 2),
-            done_S=zeros(slots) + 1,
-            keys_N2=zeros(completions, 2),
-            limits_N=zeros(completions),
-            token_ids_NT=zeros(completions + 1, columns),
-            logprobs_NT=zeros(completions + 1, columns, dtype=torch.float32),
-            stop_ids=torch.tensor(sampling.stop_ids, dtype=torch.int32, device=device),
-            rows_S=torch.arange(slots, dtype=torch.int32, device=device),
-            gumbel=noise,
-            with_kernels=has_kernels(device),
-        )
+        self.make_noise = noise
+        self.with_kernels = has_kernels(device)
+        """Whether Triton is there to note tokens down with."""
+        self.tokens_S = zeros(slots, dtype=torch.int64)
+        """The token to feed next."""
+        self.positions_S = zeros(slots, dtype=torch.int64)
+        """Its position in the sequence."""
+        self.counts_S = zeros(slots)
+        """The position of the next token in the noise of its completion: the tokens so far, unless the noise began elsewhere."""
+        self.owners_S = zeros(slots)
+        """The completion that the row belongs to."""
+        self.keys_S2 = zeros(slots, 2)
+        self.done_S = zeros(slots) + 1
+        self.keys_N2 = zeros(completions, 2)
+        self.limits_N = zeros(completions)
+        """The position at which each completion is full."""
+        self.token_ids_NT = zeros(completions + 1, columns)
+        """One row more than there are completions: finished rows of the plain torch path write there."""
+        self.logprobs_NT = zeros(completions + 1, columns, dtype=torch.float32)
+        self.stop_ids = torch.tensor(sampling.stop_ids, dtype=torch.int32, device=device)
+        self.rows_S = torch.arange(slots, dtype=torch.int32, device=device)
+        """0, 1, 2, ...: the rows of a decode step."""
 
     def start_call(self, keys: Sequence[tuple[int, int]], limits: Sequence[int]) -> None:
         """A new call: no slot is taken, nothing is written down."""
@@ -117,7 +100,7 @@ class SlotState:
 
     def _sample_in_torch(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
         counts_B, done_B = self.counts_S[rows], self.done_S[rows]
-        noise_BV = None if sampling.greedy else self.gumbel(self.keys_S2[rows], counts_B, logits_BV.shape[-1])
+        noise_BV = None if sampling.greedy else self.make_noise(self.keys_S2[rows], counts_B, logits_BV.shape[-1])
         ids_B, logprobs_B = choose_tokens(logits_BV, sampling, noise_BV)
         owners_B, last = self.owners_S[rows], self.token_ids_NT.shape[0] - 1
         live_B = 1 - done_B

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cohort.algorithms.named import find_named
 from cohort.errors import InvariantError
-from cohort.ops.gather import Indices, Selection, ranges
+from cohort.ops.gather import Indices, Selection, move_record, ranges
 from cohort.ops.layout import Layout, lay_out
 from cohort.types import Rollout
 
@@ -115,9 +115,7 @@ class MicroBatch(LaidOut):
         return len(self.examples)
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        kinds = (Tensor, Layout, Selection)
-        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, kinds)}
-        return replace(self, **moved)
+        return move_record(self, device)
 
 
 @dataclass(frozen=True)

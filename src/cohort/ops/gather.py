@@ -7,8 +7,8 @@ the host, and the sums then always run in the same order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Indices = NDArray[np.int64]
+Record = TypeVar("Record", bound=Any)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +58,13 @@ class Selection:
         return cls(torch.from_numpy(index_N), torch.from_numpy(once_S), unused_S, *tables)
 
     def to(self, device: torch.device | str) -> Selection:
-        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if value is not None}
-        return replace(self, **moved)
+        return move_record(self, device)
+
+
+def move_record(record: Record, device: torch.device | str) -> Record:
+    """A dataclass with all of its fields that can be moved on another device."""
+    values: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(record)}
+    return replace(record, **{name: value.to(device) for name, value in values.items() if hasattr(value, "to")})
 
 
 def take(source: Tensor, selection: Selection) -> Tensor:

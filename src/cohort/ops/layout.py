@@ -14,7 +14,7 @@ token but those of attention is computed by itself, so only attention needs to k
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cohort.ops.gather import Indices, Selection, ranges
+from cohort.ops.gather import Indices, Selection, move_record, ranges
 
 PADDING_SHARE = 0.25
 PADDING_FREE = 1024
@@ -62,12 +62,7 @@ class SharedPrompts:
     """Of the prompts' tokens: those of each row's prompt, row after row."""
 
     def to(self, device: torch.device | str) -> SharedPrompts:
-        return replace(
-            self,
-            completion_starts=self.completion_starts.to(device),
-            copy_starts=self.copy_starts.to(device),
-            copies=self.copies.to(device),
-        )
+        return move_record(self, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,15 +135,7 @@ class Layout:
 
     def to(self, device: torch.device | str) -> Layout:
         """On another device a copy; where it lies already it stays, with the padding that was worked out for it."""
-        if self.token_ids_T.device == torch.device(device):
-            return self
-        return replace(
-            self,
-            token_ids_T=self.token_ids_T.to(device),
-            positions_T=self.positions_T.to(device),
-            segment_starts=self.segment_starts.to(device),
-            shared=self.shared.to(device) if self.shared is not None else None,
-        )
+        return self if self.token_ids_T.device == torch.device(device) else move_record(self, device)
 
 
 def lay_out(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], keys: Sequence[Hashable] | None = None) -> Layout:
