@@ -120,7 +120,7 @@ def test_sample_is_its_twin(temperature, vocabulary):
     for step in range(3):
         logits = 3 * torch.randn(4, vocabulary)
         ours._sample_with_kernels(rows, logits, sampling, advance=step > 0)
-        twin._note(rows, logits, sampling, advance=step > 0)
+        twin._sample_in_torch(rows, logits, sampling, advance=step > 0)
         assert ours.token_ids_NT[:9].tolist() == twin.token_ids_NT[:9].tolist()
         assert torch.allclose(ours.logprobs_NT[:9], twin.logprobs_NT[:9], atol=1e-5)
         for name in ("counts_S", "positions_S", "done_S"):
