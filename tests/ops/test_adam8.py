@@ -230,7 +230,7 @@ def test_a_second_moment_follows_a_gradient_that_falls(monkeypatch):
     _, ratio = exact_and_coded(1100, gradient_at, beta2=0.995)
     assert abs(float(ratio[::2].mean()) - 1.0) < 0.1
     assert abs(float(ratio[1::2].mean()) - 1.0) < 0.02
-    monkeypatch.setattr(adam8, "rounding_uniforms", lambda key, start, size, device: (torch.full((size,), 0.5),) * 2)
+    monkeypatch.setattr(adam8, "draw_uniforms", lambda key, start, size, device: (torch.full((size,), 0.5),) * 2)
     _, nearest = exact_and_coded(1100, gradient_at, beta2=0.995)
     assert float(nearest[::2].mean()) > 2.5
 
