@@ -21,20 +21,9 @@ COMPLETIONS_SHOWN = 3
 
 
 def render_report(run: RunData) -> str:
-    sections = (
-        show_header,
-        show_failure,
-        show_facts,
-        show_before_and_after,
-        show_findings,
-        show_curves,
-        draw_histograms,
-        show_timing,
-        show_completions,
-        "recipe",
-        "next_steps",
-    )
-    return render_page(f"{run.name} · Cohort report", sections, run)
+    verdict = (show_header, show_failure, show_facts, show_before_and_after, show_findings)
+    details = (show_curves, draw_histograms, show_timing, show_completions, "recipe", "next_steps")
+    return render_page(f"{run.name} · Cohort report", (*verdict, *details), run)
 
 
 # -- the top: what happened --------------------------------------------------------------------------------------------
