@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from cohort.cli import app
 from cohort.observe import metrics
-from cohort.recipe.file import leaf_fields, load_recipe
+from cohort.recipe.file import list_leaf_fields, load_recipe
 from cohort.recipe.schema import Recipe
 from session_tools import COHORT, ONE_THREAD, cpu_of_children, fork_server, rows_of, summary_of, write_recipe
 
@@ -108,7 +108,7 @@ def test_rollouts_hold_every_completion_with_parts_advantage_ids_and_logprobs(wo
 def test_the_recipe_of_a_run_is_complete_and_comes_back_the_same(world):
     _, recipe, run, _ = world
     written = tomllib.loads((run / "recipe.toml").read_text())
-    for path, _ in leaf_fields(Recipe):
+    for path, _ in list_leaf_fields(Recipe):
         node = written
         for name in path.split("."):
             assert name in node, path

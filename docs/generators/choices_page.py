@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from cohort.algorithms.named import FIELDS, NAMED, parameter_words
+from cohort.algorithms.named import FIELDS, NAMED, list_parameter_words
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import READABLE, Choice, Kind
 from cohort.recipe.algorithm import AlgorithmConfig
@@ -99,7 +99,7 @@ def word_lines() -> Iterator[str]:
     yield "| word | type | default | allowed | told to | meaning |"
     yield "|---|---|---|---|---|---|"
     for word, field in AlgorithmConfig.model_fields.items():
-        if word in parameter_words():
+        if word in list_parameter_words():
             told = [f"`{name}`" for choices in NAMED.values() for name, choice in choices.items() if word in choice.parameters]
             kind, default, allowed = type_words(field.annotation), default_words(field), allowed_words(field)
             yield format_row(f"`{word}`", kind, default, allowed, ", ".join(told), field.description or "")

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from cohort.algorithms.presets import PRESETS
-from cohort.recipe.file import PREFERRED, leaf_fields
+from cohort.recipe.file import PREFERRED, list_leaf_fields
 from cohort.recipe.foreign import explain_unclear, find_remark, read_tables
 from cohort.recipe.schema import Recipe, RewardConfig
 from cohort.recipe.versions import CHANGES, MOVED, VERSION
@@ -209,7 +209,7 @@ def preset_lines() -> Iterator[str]:
 
 def undotted_lines() -> Iterator[str]:
     """Every word that may be written without its section."""
-    paths = [path for path, _ in leaf_fields(Recipe)]
+    paths = [path for path, _ in list_leaf_fields(Recipe)]
     words = [path.rsplit(".", 1)[-1] for path in paths]
     yield "## Undotted words"
     yield ""

@@ -14,7 +14,7 @@ from cohort.data.rows import has_splits, suggest_file
 from cohort.errors import RecipeError
 from cohort.observe.monitors.base import check_methods
 from cohort.observe.outcome import RunResult
-from cohort.recipe.built_in import recipe_path
+from cohort.recipe.built_in import find_recipe_path
 from cohort.recipe.file import load_recipe
 from cohort.recipe.foreign import list_translated
 from cohort.recipe.materials import PYTHON_MODEL, PYTHON_ROWS, Materials
@@ -78,7 +78,7 @@ def train(
     if prompts is not None:
         values["prompts.source"], rows = as_source(prompts)
         materials = replace(materials, rows=rows)
-    resolved = load_recipe(None if recipe is None else recipe_path(recipe), values=values)
+    resolved = load_recipe(None if recipe is None else find_recipe_path(recipe), values=values)
     if resolved.monitors.console:
         print(describe_start(resolved), flush=True)
     if evaluate_on is not None:
@@ -147,7 +147,7 @@ def evaluate(
     return evaluate_here(
         source,
         replace(materials, functions=functions),
-        None if recipe is None else recipe_path(recipe),
+        None if recipe is None else find_recipe_path(recipe),
         values,
         settings,
         str(checkpoint),

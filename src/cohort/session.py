@@ -18,7 +18,7 @@ from cohort.observe.outcome import RunResult, describe_failure
 from cohort.observe.run_folder import RunFolder, make_paths_absolute
 from cohort.recipe.materials import Materials
 from cohort.recipe.own import resolve_recipe
-from cohort.recipe.rules import list_trusted_sources, recipe_warnings
+from cohort.recipe.rules import list_trusted_sources, list_warnings
 from cohort.recipe.schema import Recipe
 from cohort.recipe.words import describe_algorithm, describe_template
 from cohort.rewards.base import RewardRunner
@@ -147,7 +147,7 @@ class Session:
             self.monitors.on_message(
                 f"trust_remote_code: Python code that ships with {source} runs here, with your rights and outside of every jail"
             )
-        for warning in recipe_warnings(recipe):
+        for warning in list_warnings(recipe):
             self.monitors.on_message(f"warning: {warning}")
         if told := describe_template(recipe.prompts):
             self.monitors.on_message(told)

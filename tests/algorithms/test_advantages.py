@@ -18,6 +18,7 @@ from cohort.algorithms.advantages import (
     binary,
     binary_signed,
     credit_steps,
+    find_unusable_groups,
     gae,
     group_centered,
     group_normalized,
@@ -26,7 +27,6 @@ from cohort.algorithms.advantages import (
     relative_to_mean,
     returns_to_go,
     uniform,
-    unusable_groups,
     whiten,
     zero_variance_groups,
 )
@@ -158,7 +158,7 @@ def test_groups_with_nothing_to_compare(name):
 
 def test_fewer_than_two_scores_are_unusable_and_not_zero_variance():
     rewards_PG, scored_PG = rows([1.0, None, None], [None, None, None], [1.0, 1.0, None], [1.0, 0.0, None])
-    assert unusable_groups(scored_PG).tolist() == [True, True, False, False]
+    assert find_unusable_groups(scored_PG).tolist() == [True, True, False, False]
     assert zero_variance_groups(rewards_PG, scored_PG).tolist() == [False, False, True, False]
 
 

@@ -238,29 +238,29 @@ def test_a_teacher_may_stand_beside_any_credit_of_what_the_policy_samples():
 
 
 def test_a_group_of_one_is_warned_of_only_where_groups_are_compared():
-    from cohort.recipe.rules import recipe_warnings
+    from cohort.recipe.rules import list_warnings
 
     words = ["model=somewhere", "group_size=1", "teacher=t"]
-    assert not any("group_size" in warning for warning in recipe_warnings(load_recipe(overrides=["algorithm=opd", *words])))
-    (warning,) = recipe_warnings(load_recipe(overrides=["model=somewhere", "group_size=2"]))
+    assert not any("group_size" in warning for warning in list_warnings(load_recipe(overrides=["algorithm=opd", *words])))
+    (warning,) = list_warnings(load_recipe(overrides=["model=somewhere", "group_size=2"]))
     assert "train.group_size = 2" in warning
 
 
 def test_stale_data_without_a_ratio_is_warned_of_also_from_scratch():
-    from cohort.recipe.rules import recipe_warnings
+    from cohort.recipe.rules import list_warnings
 
-    assert recipe_warnings(load_recipe(overrides=["algorithm=rloo"])) == []
-    (warning,) = recipe_warnings(load_recipe(overrides=["algorithm=rloo", "passes_per_step=2"]))
+    assert list_warnings(load_recipe(overrides=["algorithm=rloo"])) == []
+    (warning,) = list_warnings(load_recipe(overrides=["algorithm=rloo", "passes_per_step=2"]))
     assert "stale" in warning
-    assert recipe_warnings(load_recipe(overrides=["algorithm=rft", "passes_per_step=2"])) == []  # never on-policy anyway
+    assert list_warnings(load_recipe(overrides=["algorithm=rft", "passes_per_step=2"])) == []  # never on-policy anyway
 
 
 def test_a_ratio_to_the_engine_corrects_stale_data_without_old_log_probs():
     """The engine's log-probs came with the completions: nothing is stale without correction, and no forward is spent."""
-    from cohort.recipe.rules import recipe_warnings
+    from cohort.recipe.rules import list_warnings
     from cohort.training.objective import has_ratio
 
-    assert recipe_warnings(load_recipe(overrides=["algorithm=dppo", "passes_per_step=2"])) == []
+    assert list_warnings(load_recipe(overrides=["algorithm=dppo", "passes_per_step=2"])) == []
     assert not has_ratio(AlgorithmConfig(name="dppo"))
     assert has_ratio(AlgorithmConfig(name="dppo", kl_coef=0.1, kl_corrected=True))  # which is corrected by the old ones
     assert has_ratio(AlgorithmConfig(name="sapo"))
@@ -286,9 +286,9 @@ ANSWER = {"function": "math_answer"}
 )
 def test_rewards_that_the_advantage_does_not_read_are_said_to_be_without_effect(algorithm, rewards, unread):
     from cohort.recipe.file import build_recipe
-    from cohort.recipe.rules import recipe_warnings
+    from cohort.recipe.rules import list_warnings
 
-    warnings = recipe_warnings(build_recipe({"algorithm": {"name": algorithm}, "rewards": rewards}))
+    warnings = list_warnings(build_recipe({"algorithm": {"name": algorithm}, "rewards": rewards}))
     if not unread:
         assert warnings == []
     else:

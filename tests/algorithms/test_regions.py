@@ -18,11 +18,11 @@ from cohort.algorithms.regions import (
     Surrogate,
     Tokens,
     clipped_surrogate,
+    compute_mismatch_weights,
     dpo,
     exp_limited,
-    mismatch_weights,
-    over_rows,
     ratio,
+    sum_over_rows,
 )
 from cohort.model.packing import pack
 from cohort.model.policy import TokenScores
@@ -184,7 +184,7 @@ def test_sequence_ratios_do_not_mix_completions():
     sums_M = surrogate("sequence_product", policy_M, zeros_M, ones_M, row_M, 2, LIMITS).ratio_M.log()
     assert means_M.tolist() == pytest.approx([0.2, -0.2, 0.2], abs=1e-15)
     assert sums_M.tolist() == pytest.approx([0.4, -0.2, 0.4], abs=1e-15)
-    assert over_rows(policy_M, row_M, 2).tolist() == pytest.approx([0.4, -0.2, 0.4], abs=1e-15)
+    assert sum_over_rows(policy_M, row_M, 2).tolist() == pytest.approx([0.4, -0.2, 0.4], abs=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -510,17 +510,17 @@ OLD = [math.log(ratio) - 1.0 for ratio in (1.5, 4.0, 0.4, 0.8, 1.2)]
 def test_mismatch_weights_by_hand(kind, weights):
     old_M = double(*OLD, grad=True)
     row_M, sampling_M = torch.tensor([0, 0, 0, 1, 1]), double(*[-1.0] * 5)
-    found_M = mismatch_weights(old_M, sampling_M, row_M, 2, kind, 2.0)
+    found_M = compute_mismatch_weights(old_M, sampling_M, row_M, 2, kind, 2.0)
     assert found_M.tolist() == pytest.approx(weights, abs=1e-14)
     assert not found_M.requires_grad
-    huge_M = mismatch_weights(double(500.0, -500.0), double(-500.0, 500.0), torch.tensor([0, 1]), 2, kind, 2.0)
+    huge_M = compute_mismatch_weights(double(500.0, -500.0), double(-500.0, 500.0), torch.tensor([0, 1]), 2, kind, 2.0)
     assert huge_M.tolist() == pytest.approx([0.0 if kind.endswith("mask") else 2.0, 0.0], abs=1e-8)
 
 
 def test_equal_engine_and_trainer_weigh_exactly_one():
     logprobs_M, row_M = double(-1.0, -2.0, -0.1), torch.tensor([0, 0, 1])
     for kind in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
-        assert mismatch_weights(logprobs_M, logprobs_M, row_M, 2, kind, 2.0).tolist() == [1.0] * 3
+        assert compute_mismatch_weights(logprobs_M, logprobs_M, row_M, 2, kind, 2.0).tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize("off_policy", [0.0, 0.3])
@@ -536,7 +536,7 @@ def test_mismatch_weights_multiply_the_surrogate_and_never_the_kl(kind, off_poli
     plain = token_loss(scores, micro, AlgorithmConfig(kl_coef=0.5), 0.5)
     weighed = token_loss(scores, micro, AlgorithmConfig(kl_coef=0.5, mismatch_weight=kind), 0.5)
     old_M = logprobs_M.detach() if micro.old_logprobs_M is None else micro.old_logprobs_M
-    weights_M = mismatch_weights(old_M, micro.sampling_logprobs_M, micro.row_M, len(examples), kind, 2.0)
+    weights_M = compute_mismatch_weights(old_M, micro.sampling_logprobs_M, micro.row_M, len(examples), kind, 2.0)
     assert weights_M.min() < 0.99
     assert weights_M.max() > 1.01
     assert torch.equal(weighed.mismatch_weights_M, weights_M)

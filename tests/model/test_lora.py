@@ -28,7 +28,7 @@ from cohort.model.policy import Policy
 from cohort.model.reference import Reference
 from cohort.recipe.file import load_recipe
 from cohort.recipe.materials import Materials
-from cohort.recipe.rules import recipe_warnings
+from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import LoraConfig, ModelConfig, OptimizerConfig
 from cohort.training import build, checkpoint, training_parts
 from conftest import library_loss_and_gradients, ragged_examples, relative_difference, tiny_policy
@@ -385,13 +385,13 @@ def test_a_model_without_linear_layers_below_its_head_is_refused():
 
 def test_a_rate_for_full_training_is_warned_about():
     pretrained = ["model=some/model", "model.lora.rank=8"]
-    (said,) = recipe_warnings(load_recipe(overrides=pretrained))
+    (said,) = list_warnings(load_recipe(overrides=pretrained))
     assert said.startswith(
         "optimizer.learning_rate = 1e-06 is outside 1e-05 to 0.001: a rule of thumb: LoRA needs about ten times"
     )
-    assert recipe_warnings(load_recipe(overrides=[*pretrained, "learning_rate=1e-5"])) == []
-    assert recipe_warnings(load_recipe(overrides=["model=some/model", "learning_rate=1e-5"])) == []
-    assert "full fine-tuning" in recipe_warnings(load_recipe(overrides=["model=some/model", "learning_rate=3e-5"]))[0]
+    assert list_warnings(load_recipe(overrides=[*pretrained, "learning_rate=1e-5"])) == []
+    assert list_warnings(load_recipe(overrides=["model=some/model", "learning_rate=1e-5"])) == []
+    assert "full fine-tuning" in list_warnings(load_recipe(overrides=["model=some/model", "learning_rate=3e-5"]))[0]
 
 
 @pytest.mark.parametrize("engine", ["auto", "local", "hf"])

@@ -68,7 +68,7 @@ def test_a_killed_run_ends_as_the_whole_one(world):
 PARTS = """
 import hashlib, json, sys
 import torch
-from cohort.algorithms.regions import over_rows
+from cohort.algorithms.regions import sum_over_rows
 from cohort.ops.attention import causal_attention
 from cohort.ops.determinism import deterministic
 
@@ -94,7 +94,7 @@ def embedding():
 def rows():
     values = random(100_000, seed=4, dtype=torch.float32)
     row = torch.randint(16, (100_000,), generator=torch.Generator().manual_seed(6)).cuda()
-    sums = over_rows(values, row, 16)
+    sums = sum_over_rows(values, row, 16)
     (sums * random(100_000, seed=7, dtype=torch.float32).detach()).sum().backward()
     return digest(sums.detach(), values.grad)
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from choices_page import TITLES, TRAIT_WORDS, describe_traits, make_page, users_of
-from cohort.algorithms.named import NAMED, parameter_words
+from cohort.algorithms.named import NAMED, list_parameter_words
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import READABLE, TRAITS
 
@@ -32,7 +32,7 @@ def test_every_choice_stands_in_the_table_of_its_kind():
 
 def test_every_word_that_a_choice_is_told_is_listed_with_its_meaning():
     rows = rows_of("Words")
-    assert set(rows) == parameter_words()
+    assert set(rows) == list_parameter_words()
     assert all(len(cells) == 5 and cells[-1] for cells in rows.values())
     inputs = [name for readable in READABLE.values() for name in readable]
     assert all(f"| `{name}` |" in make_page() for name in inputs)

@@ -25,7 +25,7 @@ from cohort.model.loading import pick_device
 from cohort.model.scratch import build_scratch
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.run_folder import RunFolder, check_name, make_new_folder
-from cohort.recipe.file import build_recipe, leaf_fields, load_recipe
+from cohort.recipe.file import build_recipe, list_leaf_fields, load_recipe
 from cohort.recipe.foreign import explain_missing
 from cohort.recipe.schema import ModelConfig, PromptsConfig, Recipe
 from cohort.rewards.base import RewardPart, RewardRunner
@@ -315,7 +315,7 @@ def test_a_finished_run_says_that_an_edit_is_not_used_and_how_to_train_longer(wo
 
 @pytest.mark.parametrize(
     "path",
-    [path for path, field in leaf_fields(Recipe) if field.annotation in (int, float)]
+    [path for path, field in list_leaf_fields(Recipe) if field.annotation in (int, float)]
     + ["rewards.0.weight", "rewards.0.threshold", "rewards.0.timeout_s"],
 )
 def test_true_is_no_number_in_any_field(path):
@@ -515,7 +515,7 @@ def test_words_of_other_tools_are_refused_with_the_reason(words, reason):
 
 def test_reasons_are_for_unknown_words_alone():
     """A misspelt word of ours is answered with ours, and no word of a recipe reads as another tool's."""
-    for path, _ in leaf_fields(Recipe):
+    for path, _ in list_leaf_fields(Recipe):
         assert not explain_missing(path.rpartition(".")[2]), path
     for word, ours in {
         "kl_penalty": "unknown",

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from cohort.errors import RecipeError
-from cohort.recipe.file import as_override, load_recipe, parse_override
+from cohort.recipe.file import load_recipe, parse_override, write_override
 from cohort.recipe.foreign import CONVERSIONS, convert_value, explain_missing, explain_unclear, list_translated, read_tables
 from recipe_page import list_plain_words
 
@@ -157,7 +157,7 @@ def test_every_word_of_trls_config_is_known_here_or_there():
     own = {field.name for field in dataclasses.fields(trl.GRPOConfig)} - {
         field.name for field in dataclasses.fields(TrainingArguments)
     }
-    assert {word for word in own if not as_override(word, "1")} <= {
+    assert {word for word in own if not write_override(word, "1")} <= {
         "cache_implementation", "cast_lm_head_to_fp32", "log_completions_hub_repo", "log_multimodal", "log_unique_prompts",
         "off_policy_mask_threshold", "pad_to_multiple_of", "transformers_continuous_batching_config",
     }  # fmt: skip

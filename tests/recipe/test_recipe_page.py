@@ -6,7 +6,7 @@ import pytest
 
 from cohort.algorithms.presets import PRESETS
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.file import PREFERRED, build_recipe, leaf_fields
+from cohort.recipe.file import PREFERRED, build_recipe, list_leaf_fields
 from cohort.recipe.schema import PromptsConfig, Recipe, RewardConfig
 from recipe_page import allowed_words, default_words, make_page, sections, shown, type_words
 
@@ -21,7 +21,10 @@ def test_every_section_and_every_field_is_described():
 
 def test_every_key_stands_in_the_table_of_its_section():
     parts = {part.partition("\n")[0]: part for part in make_page().split("\n## ")}
-    for path, _ in [*leaf_fields(Recipe), *[(f"rewards.{name}", field) for name, field in RewardConfig.model_fields.items()]]:
+    for path, _ in [
+        *list_leaf_fields(Recipe),
+        *[(f"rewards.{name}", field) for name, field in RewardConfig.model_fields.items()],
+    ]:
         section, _, key = path.rpartition(".")
         heading = {"": "Top level", "rewards": "`[[rewards]]`"}.get(section, f"`[{section}]`")
         assert f"\n| `{key}` | " in parts[heading], path
@@ -56,7 +59,7 @@ def test_a_row_in_words(section, name, kind, default, allowed):
 
 
 def test_defaults_are_shown_as_toml_reads_them():
-    for _, field in leaf_fields(Recipe):
+    for _, field in list_leaf_fields(Recipe):
         value = field.get_default(call_default_factory=True)
         if not isinstance(value, list) or not value:
             assert tomllib.loads(f"value = {shown(value)}")["value"] == value

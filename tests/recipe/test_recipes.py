@@ -8,7 +8,7 @@ from cohort.base.importing import load_function
 from cohort.data.rows import load_rows, render
 from cohort.recipe.built_in import DEMO, HERE, built_in, find_recipe
 from cohort.recipe.file import dump_recipe, load_recipe
-from cohort.recipe.rules import recipe_warnings
+from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import PromptsConfig
 from cohort.rewards import built_in as built_in_reward
 from cohort.rewards.gym.rows import gym_verifier
@@ -30,7 +30,7 @@ def test_the_list_is_complete():
 @pytest.mark.parametrize("name", NAMES)
 def test_it_loads_warns_of_nothing_and_survives_being_written_out(name, tmp_path):
     recipe = find_recipe(name, [])
-    assert recipe_warnings(recipe) == []
+    assert list_warnings(recipe) == []
     (tmp_path / "recipe.toml").write_text(dump_recipe(recipe), encoding="utf-8")
     assert load_recipe(tmp_path / "recipe.toml") == recipe
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
-from cohort.recipe.built_in import recipe_path
-from cohort.recipe.file import build_recipe, dump_recipe, leaf_fields, load_recipe, walk
+from cohort.recipe.built_in import find_recipe_path
+from cohort.recipe.file import build_recipe, dump_recipe, list_leaf_fields, load_recipe, walk
 from cohort.recipe.foreign import list_translated
-from cohort.recipe.rules import recipe_warnings
+from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import Recipe
 
 
@@ -256,27 +256,27 @@ def test_dump_and_load_give_the_same_recipe(tmp_path_factory, values):
 
 def test_every_default_is_written_out_and_every_setting_is_described():
     written = dump_recipe(load_recipe())
-    for path, field in leaf_fields(Recipe):
+    for path, field in list_leaf_fields(Recipe):
         assert path.rsplit(".", 1)[-1] in written
         assert field.description or path == "rewards", path
 
 
 def test_warnings_are_for_pretrained_models_only():
     odd = ["learning_rate=3e-4", "group_size=2", "temperature=1.5", "clip_high=0.5", "clip_low=0.05", "kl_coef=1.0"]
-    assert recipe_warnings(load_recipe(overrides=odd)) == []
-    said = recipe_warnings(load_recipe(overrides=[*odd, "model=some/model"]))
+    assert list_warnings(load_recipe(overrides=odd)) == []
+    said = list_warnings(load_recipe(overrides=[*odd, "model=some/model"]))
     assert [line.split(" = ")[0] for line in said] == [
         "train.group_size", "sampling.temperature", "algorithm.clip_low", "algorithm.clip_high", "algorithm.kl_coef", "optimizer.learning_rate",
     ]  # fmt: skip
     assert "3e-04 is outside 1e-07 to 1e-05" in said[-1] or "0.0003 is outside 1e-07 to 1e-05" in said[-1]
-    assert recipe_warnings(load_recipe(overrides=["model=some/model"])) == []
-    assert recipe_warnings(load_recipe(overrides=[*odd, "model=some/model", "num_steps=0", "cold_start.num_steps=5"])) == []
+    assert list_warnings(load_recipe(overrides=["model=some/model"])) == []
+    assert list_warnings(load_recipe(overrides=[*odd, "model=some/model", "num_steps=0", "cold_start.num_steps=5"])) == []
 
 
 def test_the_range_of_a_clip_is_that_of_single_tokens():
     """GSPO clips a geometric mean, a thousand times closer to 1."""
-    assert recipe_warnings(load_recipe(overrides=["algorithm=gspo", "model=some/model"])) == []
-    (said,) = recipe_warnings(load_recipe(overrides=["algorithm=dapo", "clip_low=0.0003", "model=some/model"]))
+    assert list_warnings(load_recipe(overrides=["algorithm=gspo", "model=some/model"])) == []
+    (said,) = list_warnings(load_recipe(overrides=["algorithm=dapo", "clip_low=0.0003", "model=some/model"]))
     assert said.startswith("algorithm.clip_low = 0.0003")
 
 
@@ -290,7 +290,7 @@ def test_words_of_a_section_leave_its_other_words_alone():
     assert (train.num_steps, train.max_fault_share, train.group_size) == (3, 0.2, 4)
     assert words_of_train == {"max_fault_share": 0.2}
     assert load_recipe(values={"train": {"num_steps": 5}, "num_steps": 3}).train.num_steps == 3  # the last word counts
-    recipe, own = recipe_path("column_addition"), load_recipe(recipe_path("column_addition")).evaluation
+    recipe, own = find_recipe_path("column_addition"), load_recipe(find_recipe_path("column_addition")).evaluation
     changed = load_recipe(recipe, values={"evaluation": {"samples": 4}}).evaluation
     assert changed == own.model_copy(update={"samples": 4})
     assert len(own.sets) > 1
@@ -304,7 +304,7 @@ def test_words_of_a_section_leave_its_other_words_alone():
 
 def test_an_algorithm_named_in_a_section_comes_with_its_preset():
     """As `algorithm=dapo` does: what the recipe had tuned for another is forgotten, what stands beside the name is kept."""
-    recipe = recipe_path("column_addition")
+    recipe = find_recipe_path("column_addition")
     assert load_recipe(recipe).algorithm.kl_coef == 0.005
     for words in ({"algorithm": {"kl_estimator": "k2", "name": "dapo"}}, {"algorithm": "dapo", "kl_estimator": "k2"}):
         algorithm = load_recipe(recipe, values=words).algorithm

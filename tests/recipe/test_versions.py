@@ -11,9 +11,9 @@ from cohort.base.importing import load_function
 from cohort.errors import RecipeError, RunError
 from cohort.observe.report.data import RunData
 from cohort.observe.run_folder import RunFolder
-from cohort.recipe.built_in import built_in, recipe_path
+from cohort.recipe.built_in import built_in, find_recipe_path
 from cohort.recipe.file import build_recipe, dump_recipe, load_recipe
-from cohort.recipe.rules import reward_name
+from cohort.recipe.rules import name_reward
 from cohort.recipe.schema import Recipe
 from cohort.recipe.versions import CHANGES, MOVED, VERSION, bring_up_to_date
 from cohort.rewards import BUILT_IN
@@ -92,7 +92,7 @@ def test_a_moved_function_exists_under_its_new_name_and_keeps_its_name_in_the_me
     assert load_function(new).__name__ == new.partition(":")[2]
     recipe = build_recipe(bring_up_to_date({"rewards": [{"function": old}]}))
     assert recipe.rewards[0].function == new
-    assert reward_name(recipe.rewards[0]) == old.partition(":")[2]
+    assert name_reward(recipe.rewards[0]) == old.partition(":")[2]
     with pytest.raises(ModuleNotFoundError):
         __import__(old.partition(":")[0])
 
@@ -121,7 +121,7 @@ def test_resolved_and_built_in_recipes_state_the_version():
     assert text.startswith(f"version = {VERSION}\n")
     assert build_recipe(bring_up_to_date(tomllib.loads(text))) == Recipe()
     for name in built_in():
-        assert tomllib.loads(recipe_path(name).read_text(encoding="utf-8"))["version"] == VERSION, name
+        assert tomllib.loads(find_recipe_path(name).read_text(encoding="utf-8"))["version"] == VERSION, name
 
 
 def test_a_version_from_the_future_is_refused_with_the_fix(old_file):

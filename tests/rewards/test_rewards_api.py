@@ -14,7 +14,7 @@ import test_rewards_zoo as zoo
 import cohort
 from cohort import api
 from cohort.errors import RecipeError, RewardError
-from cohort.recipe.rules import reward_name
+from cohort.recipe.rules import name_reward
 from cohort.rewards.base import RewardRunner
 from cohort.types import Completion, Prompt
 
@@ -38,7 +38,7 @@ def score_parts(recipe, materials) -> dict[str, float | None]:
 def test_the_name_of_an_entry_wins_over_that_of_its_function(started):
     cohort.train(prompts=ROWS, rewards=[{"function": zoo.good, "name": "mine", "weight": 2.0}, zoo.none_on_bad])
     recipe, materials = started[0]
-    assert [reward_name(part) for part in recipe.rewards] == ["mine", "none_on_bad"]
+    assert [name_reward(part) for part in recipe.rewards] == ["mine", "none_on_bad"]
     assert [part.function for part in recipe.rewards] == ["test_rewards_zoo:good", "test_rewards_zoo:none_on_bad"]
     assert recipe.rewards[0].weight == 2.0
     assert score_parts(recipe, materials) == {"mine": 1.0, "none_on_bad": 1.0}

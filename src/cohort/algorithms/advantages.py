@@ -54,7 +54,7 @@ def batch_whitened(rewards_PG: Tensor, scored_PG: Tensor, *, std_ddof: int = 0, 
     Whitening also subtracts their mean, which is 0 already: every group sums to 0.
     """
     centered_PG, _ = _center(rewards_PG, scored_PG)
-    compared_PG = scored_PG & ~unusable_groups(scored_PG)[:, None]
+    compared_PG = scored_PG & ~find_unusable_groups(scored_PG)[:, None]
     advantages_PG = centered_PG / (_std(centered_PG[compared_PG], std_ddof) + std_epsilon)
     return torch.where(_has_signal(rewards_PG, scored_PG), advantages_PG, 0.0)
 
@@ -87,7 +87,7 @@ def parts_normalized(
         spoken_PG = scored_PG & ~values_PG.isnan()
         normalized_PG = group_normalized(values_PG, spoken_PG, std_ddof=std_ddof, std_epsilon=std_epsilon)
         sums_PG = sums_PG + weights[name] * normalized_PG
-    compared_PG = scored_PG & ~unusable_groups(scored_PG)[:, None]
+    compared_PG = scored_PG & ~find_unusable_groups(scored_PG)[:, None]
     return torch.where(sums_PG != 0, sums_PG / (_std(sums_PG[compared_PG], std_ddof) + std_epsilon), 0.0)
 
 
@@ -246,7 +246,7 @@ def zero_variance_groups(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     return enough_P & ~_differs(rewards_PG, scored_PG)
 
 
-def unusable_groups(scored_PG: Tensor) -> Tensor:
+def find_unusable_groups(scored_PG: Tensor) -> Tensor:
     """[P] True where fewer than two completions were scored: nothing to compare with."""
     return scored_PG.sum(1) < 2
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cohort.algorithms.named import NAMED, Chosen, Own, declared_words, names_where, parameter_words
+from cohort.algorithms.named import NAMED, Chosen, Own, list_declared_words, list_names_where, list_parameter_words
 from cohort.algorithms.registry import SAMPLED, Kind
 
 ALWAYS = frozenset({"name", "data", "advantage", "region", "kl_coef", "aggregation", "args"})
@@ -28,15 +28,15 @@ WORDS = {"mismatch_weight": "off", "kl_in": "loss", "kl_corrected": False, "prom
 OFF: dict[str, Any] = dict.fromkeys(NUMBERS, 0) | WORDS
 """Choices that switch something on, and the value that is off."""
 
-PREFERENCES = names_where("region", lambda choice: choice.traits.preference)
-PAIR_MAKERS = names_where("advantage", lambda choice: "pairs" in choice.traits.fits)
-TO_ENGINE = names_where("region", lambda choice: choice.traits.corrects_mismatch)
-NEVER_NEGATIVE = names_where("advantage", lambda choice: choice.traits.never_negative)
-NOT_LOWERED = names_where("advantage", lambda choice: not LOWERED & {*choice.reads})
+PREFERENCES = list_names_where("region", lambda choice: choice.traits.preference)
+PAIR_MAKERS = list_names_where("advantage", lambda choice: "pairs" in choice.traits.fits)
+TO_ENGINE = list_names_where("region", lambda choice: choice.traits.corrects_mismatch)
+NEVER_NEGATIVE = list_names_where("advantage", lambda choice: choice.traits.never_negative)
+NOT_LOWERED = list_names_where("advantage", lambda choice: not LOWERED & {*choice.reads})
 
 
 @dataclass(frozen=True)
-class Condition:
+class ActingCondition:
     """When choices act."""
 
     choices: tuple[str, ...]
@@ -49,78 +49,78 @@ class Condition:
 
 CONDITIONS = (
     # min(rho A, clip(rho) A) is rho A below the lower limit when A > 0: the pessimistic bound never takes it.
-    Condition(
-        ("clip_low", "dual_clip", *(word.name for word in declared_words() if word.down_only)),
+    ActingCondition(
+        ("clip_low", "dual_clip", *(word.name for word in list_declared_words() if word.down_only)),
         lambda c: not c.advantage.traits.never_negative or c.taught,
         f"it holds tokens that are pushed down, and advantage {NEVER_NEGATIVE} push none down",
     ),
-    Condition(
+    ActingCondition(
         ("mismatch_weight",),
         lambda c: not c.region.traits.preference,
         f"region {PREFERENCES} has no mismatch weight",
     ),
-    Condition(
+    ActingCondition(
         ("mismatch_weight",),
         lambda c: not c.region.traits.corrects_mismatch,
         f"region {TO_ENGINE} has the engine in its ratio already",
     ),
-    Condition(
+    ActingCondition(
         ("mismatch_weight",),
         lambda c: c.data == "policy",
         "it corrects for the engine that samples the policy, and data {c.data!r} is not sampled from it",
     ),
-    Condition(("mismatch_cap",), lambda c: c.words["mismatch_weight"] != "off", "mismatch_weight is off"),
-    Condition(
+    ActingCondition(("mismatch_cap",), lambda c: c.words["mismatch_weight"] != "off", "mismatch_weight is off"),
+    ActingCondition(
         ("kl_estimator", "kl_in", "kl_corrected"),
         lambda c: c.words["kl_coef"] > 0,
         "kl_coef is 0: there is no KL",
         refused=False,
     ),
-    Condition(
+    ActingCondition(
         ("kl_target", "reference_every", "reference_decay"),
         lambda c: c.words["kl_coef"] > 0,
         "kl_coef = 0: there is no KL, and a positive kl_coef (0.01 is usual) makes one",
     ),
-    Condition(
+    ActingCondition(
         ("kl_estimator", "kl_in", "kl_corrected", "kl_target"),
         lambda c: not c.region.traits.preference,
         f"region {PREFERENCES} holds the KL implicitly and estimates none",
     ),
-    Condition(
+    ActingCondition(
         ("kl_corrected",),
         lambda c: c.words["kl_in"] == "loss",
         "only a KL in the loss is corrected",
     ),
-    Condition(
+    ActingCondition(
         ("reference_every", "reference_decay"),
         lambda c: c.data != "start",
         "data 'start' is sampled from the reference, which cannot move",
     ),
-    Condition(
+    ActingCondition(
         ("entropy_coef",),
         lambda c: not c.region.traits.preference,
         f"region {PREFERENCES} has no entropy term",
     ),
-    Condition(
+    ActingCondition(
         ("refill_rounds", "prompt_choice", "choice_floor", "mask_truncated", "overlong_share", "zero_variance"),
         lambda c: c.data in SAMPLED,
         "data {c.data!r} is not sampled: nothing is chosen, cut or in groups of equals",
     ),
-    Condition(
+    ActingCondition(
         ("refill_rounds", "zero_variance"),
         lambda c: c.advantage.traits.compares_group,
         "advantage {c.advantage.name!r} learns from groups of equals too",
     ),
-    Condition(
+    ActingCondition(
         ("zero_variance",),
         lambda c: not c.region.traits.preference,
         f"region {PREFERENCES} always leaves out groups of equals",
         refused=False,
     ),
-    Condition(
+    ActingCondition(
         ("choice_floor",), lambda c: c.words["prompt_choice"] == "informative", "only prompt_choice 'informative' has a floor"
     ),
-    Condition(
+    ActingCondition(
         ("overlong_share",),
         lambda c: bool(LOWERED & {*c.advantage.reads}),
         f"it lowers the reward, and advantage {NOT_LOWERED} read success alone, or nothing",
@@ -258,7 +258,7 @@ def explain_idle(choices: Mapping[str, Any], own: Own | None = None, *, taught: 
     if not chosen.known:
         return {}
     told = {name for choice in chosen.all for name in choice.parameters}
-    reasons = {word: f"it is read by {name_readers(word)} alone" for word in sorted(parameter_words() - told - ALWAYS)}
+    reasons = {word: f"it is read by {name_readers(word)} alone" for word in sorted(list_parameter_words() - told - ALWAYS)}
     for condition in CONDITIONS:
         if not condition.holds(chosen):
             for choice in condition.choices:
@@ -271,5 +271,5 @@ def explain_idle(choices: Mapping[str, Any], own: Own | None = None, *, taught: 
 def name_readers(word: str) -> str:
     """region 'clip', 'dual_clip' and 'sequence': the choices that are told a word."""
     kinds: tuple[Kind, ...] = tuple(NAMED)
-    readers = {kind: names_where(kind, lambda choice: word in choice.parameters) for kind in kinds}
+    readers = {kind: list_names_where(kind, lambda choice: word in choice.parameters) for kind in kinds}
     return " and ".join(f"{kind} {names}" for kind, names in readers.items() if names)

@@ -33,14 +33,14 @@ def collect_choices(kind: Kind) -> dict[str, Choice]:
 NAMED: dict[Kind, dict[str, Choice]] = {kind: collect_choices(kind) for kind in HOMES}
 
 
-def declared_words() -> list[Word]:
+def list_declared_words() -> list[Word]:
     """Words that choices add to [algorithm], each once."""
     return list(
         {word.name: word for choices in NAMED.values() for choice in choices.values() for word in choice.words}.values()
     )
 
 
-def parameter_words() -> set[str]:
+def list_parameter_words() -> set[str]:
     """Words of [algorithm] that some built-in choice is told."""
     return {name for choices in NAMED.values() for choice in choices.values() for name in choice.parameters}
 
@@ -63,7 +63,7 @@ def find_named(kind: Kind, name: str, own: Own | None = None) -> Choice:
     return resolved if resolved is not None and resolved.name == name else assume_choice(kind, name)
 
 
-def names_where(kind: Kind, holds: Callable[[Choice], bool]) -> str:
+def list_names_where(kind: Kind, holds: Callable[[Choice], bool]) -> str:
     """'gae' and 'global_normalized': the built-in choices for which something holds, in words."""
     names = [repr(name) for name, choice in NAMED[kind].items() if holds(choice)]
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -5,7 +5,7 @@ A group is useful when it holds a success and a failure. Rounds of prompts are d
 groups as a step is to train on, or the cap on rounds is reached:
 
     counts = count_groups(verdicts of every group drawn in the step so far)
-    more = prompts_to_draw(wanted - counts.useful, counts.useful, counts.drawn, most)
+    more = count_prompts_to_draw(wanted - counts.useful, counts.useful, counts.drawn, most)
 
 Success is the verdict of the outcome part. A shaped reward (a length penalty, a share for the format) gives nearly
 every group some spread, and a filter on it would keep groups that are all right or all wrong.
@@ -26,7 +26,7 @@ ONE_SIDED = 0.75
 """Share of the groups without signal from which on the task is called too easy or too hard, rather than uneven."""
 
 
-def kind_of(verdicts: Verdicts) -> Kind:
+def classify_group(verdicts: Verdicts) -> Kind:
     """useful: successes and failures; too_easy: successes alone; too_hard: failures alone; unjudged: no verdict at all."""
     right, wrong = True in verdicts, False in verdicts
     if right and wrong:
@@ -38,10 +38,10 @@ def kind_of(verdicts: Verdicts) -> Kind:
 
 def is_useful(verdicts: Verdicts) -> bool:
     """Whether the group holds at least one success and one failure."""
-    return kind_of(verdicts) == "useful"
+    return classify_group(verdicts) == "useful"
 
 
-def batch_members(groups: Iterable[Verdicts], wanted: int) -> list[int]:
+def choose_groups(groups: Iterable[Verdicts], wanted: int) -> list[int]:
     """Places of the groups to train on: the first `wanted` useful ones, in the order in which they were drawn."""
     return [place for place, verdicts in enumerate(groups) if is_useful(verdicts)][:wanted]
 
@@ -61,11 +61,11 @@ class GroupCounts:
 
 
 def count_groups(groups: Iterable[Verdicts]) -> GroupCounts:
-    kinds = [kind_of(verdicts) for verdicts in groups]
+    kinds = [classify_group(verdicts) for verdicts in groups]
     return GroupCounts(kinds.count("useful"), kinds.count("too_easy"), kinds.count("too_hard"), kinds.count("unjudged"))
 
 
-def prompts_to_draw(missing: int, useful_so_far: int, drawn_so_far: int, most: int) -> int:
+def count_prompts_to_draw(missing: int, useful_so_far: int, drawn_so_far: int, most: int) -> int:
     """Prompts of the next round: missing / (share of useful groups), rounded up; at least `missing`, never above `most`.
 
     The share is (useful + 1) / (drawn + 2), the mean of a Beta(1, 1) prior after what was seen: with nothing drawn it is
@@ -79,7 +79,7 @@ def prompts_to_draw(missing: int, useful_so_far: int, drawn_so_far: int, most: i
     return min(most, max(missing, expected))
 
 
-def refill_metrics(counts: GroupCounts, rounds: int, wanted: int) -> dict[str, float]:
+def make_refill_metrics(counts: GroupCounts, rounds: int, wanted: int) -> dict[str, float]:
     """`rounds` counts the first one too. Surplus groups are useful ones beyond the batch, which are not trained on."""
     return {
         "rollout/rounds": rounds,
@@ -90,7 +90,7 @@ def refill_metrics(counts: GroupCounts, rounds: int, wanted: int) -> dict[str, f
     }
 
 
-def verdict_on_difficulty(counts: GroupCounts, step: int, wanted: int) -> str:
+def explain_difficulty(counts: GroupCounts, step: int, wanted: int) -> str:
     """What it means, and what to do, when the rounds are used up and the batch is not full."""
     silent = counts.too_easy + counts.too_hard + counts.unjudged
     groups = f"{counts.drawn} groups drawn at step {step}"

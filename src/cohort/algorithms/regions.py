@@ -64,7 +64,7 @@ def exp_limited(log_ratio_M: Tensor) -> Tensor:
     return torch.exp(log_ratio_M.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
 
 
-def over_rows(values_M: Tensor, row_M: Tensor, num_rows: int) -> Tensor:
+def sum_over_rows(values_M: Tensor, row_M: Tensor, num_rows: int) -> Tensor:
     """The sum over each token's completion, at every one of its tokens."""
     return values_M.new_zeros(num_rows).index_add(0, row_M, values_M)[row_M]
 
@@ -97,15 +97,15 @@ def dual_clip(tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.2, 
 @region(idle_at_zero=True, zero_on_policy=True, one_value=True)
 def sequence_product(tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Surrogate:
     """The completion as one action: its ratio is the product over its tokens, clipped once."""
-    log_ratio_M = over_rows(tokens.policy_logprobs_M - tokens.old_logprobs_M, tokens.row_M, tokens.num_rows)
+    log_ratio_M = sum_over_rows(tokens.policy_logprobs_M - tokens.old_logprobs_M, tokens.row_M, tokens.num_rows)
     return _clipped(exp_limited(log_ratio_M), tokens.advantages_M, clip_low, clip_high)
 
 
 @region(idle_at_zero=True, zero_on_policy=True, one_value=True)
 def sequence(tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Surrogate:
     """GSPO: the geometric mean of the tokens' ratios, clipped once per completion; the gradient flows through the mean."""
-    length_M = over_rows(torch.ones_like(tokens.policy_logprobs_M), tokens.row_M, tokens.num_rows)
-    log_ratio_M = over_rows(tokens.policy_logprobs_M - tokens.old_logprobs_M, tokens.row_M, tokens.num_rows) / length_M
+    length_M = sum_over_rows(torch.ones_like(tokens.policy_logprobs_M), tokens.row_M, tokens.num_rows)
+    log_ratio_M = sum_over_rows(tokens.policy_logprobs_M - tokens.old_logprobs_M, tokens.row_M, tokens.num_rows) / length_M
     return _clipped(exp_limited(log_ratio_M), tokens.advantages_M, clip_low, clip_high)
 
 
@@ -201,21 +201,21 @@ def dpo(
     signs_M is +1 on chosen and -1 on rejected tokens; pair_M numbers the pairs from 0.
     """
     num_pairs = int(pair_M.max()) + 1 if pair_M.numel() else 0
-    margin_M = beta * over_rows(signs_M * (policy_logprobs_M - ref_logprobs_M), pair_M, num_pairs)
+    margin_M = beta * sum_over_rows(signs_M * (policy_logprobs_M - ref_logprobs_M), pair_M, num_pairs)
     return -torch.nn.functional.logsigmoid(margin_M), margin_M
 
 
 # -- mismatch between engine and trainer -------------------------------------------------------------------------------
 
 
-def mismatch_weights(
+def compute_mismatch_weights(
     old_logprobs_M: Tensor, sampling_logprobs_M: Tensor, row_M: Tensor, num_rows: int, kind: str, cap: float
 ) -> Tensor:
     """Importance weights pi_old / pi_engine, per token or completion, cut at cap or 0 outside [1 / cap, cap]. No gradient."""
     level, _, treatment = kind.partition("_")
     log_ratio_M = (old_logprobs_M - sampling_logprobs_M).detach()
     if level == "sequence":
-        log_ratio_M = over_rows(log_ratio_M, row_M, num_rows)
+        log_ratio_M = sum_over_rows(log_ratio_M, row_M, num_rows)
     weights_M = exp_limited(log_ratio_M)
     if treatment == "truncate":
         return weights_M.clamp(max=cap)

@@ -20,7 +20,7 @@ from cohort.errors import ModelError
 from cohort.model import four_bit, lora
 from cohort.model.folders import refuse_unfit_source
 from cohort.model.tokenizer import load_tokenizer
-from cohort.recipe.devices import why_no_device
+from cohort.recipe.devices import explain_device
 from cohort.recipe.schema import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -47,7 +47,7 @@ def pick_device(config: ModelConfig) -> torch.device:
 
 def find_device(name: str, field: str) -> torch.device:
     """The device of that name on this machine; auto is a GPU where there is one."""
-    if reason := why_no_device(name):
+    if reason := explain_device(name):
         raise ModelError(f"{field}: {reason}.")
     device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

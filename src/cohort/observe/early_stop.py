@@ -17,7 +17,7 @@ from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.diagnosis.history import PATIENCE
 from cohort.observe.metrics import AREAS, METRICS, find_metric
 from cohort.observe.run_folder import RunFolder, read_known_functions
-from cohort.recipe.rules import OVERLONG_PART, reward_name
+from cohort.recipe.rules import OVERLONG_PART, name_reward
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import nearest
 from cohort.recipe.stopping import Condition, parse_conditions
@@ -128,7 +128,7 @@ def describe_unknown(metric: str, known: list[str]) -> str:
 def list_part_names(recipe: Recipe) -> list[str]:
     learned = ["reward_model"] if recipe.reward_model.iterations else []
     overlong = [OVERLONG_PART] if recipe.algorithm.overlong_share else []
-    return [*map(reward_name, recipe.rewards), *overlong, *learned]
+    return [*map(name_reward, recipe.rewards), *overlong, *learned]
 
 
 def list_metric_names(recipe: Recipe) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, PrivateAttr, create_model, field_validator, model_validator
 
 from cohort.algorithms.fitting import find_contradiction
-from cohort.algorithms.named import FIELDS, NAMED, OWN_FUNCTION, OWN_KINDS, Chosen, Own, declared_words, is_word, list_own
+from cohort.algorithms.named import FIELDS, NAMED, OWN_FUNCTION, OWN_KINDS, Chosen, Own, is_word, list_declared_words, list_own
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import Choice, Kind
 from cohort.recipe.section import Section, nearest
@@ -174,6 +174,6 @@ else:
         __module__=__name__,
         **{
             word.name: (type(word.default), Field(word.default, description=word.sentence, **word.bounds))
-            for word in declared_words()
+            for word in list_declared_words()
         },
     )

@@ -15,7 +15,7 @@ OTHERS = {
 """Kinds of devices, as a pattern -> what is said of them."""
 
 
-def why_no_device(name: str) -> str:
+def explain_device(name: str) -> str:
     """Why a device cannot be used, as far as its name says; "" where this machine must be asked."""
     if re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", name):
         return ""

@@ -188,7 +188,7 @@ def resolve_undotted(key: str, value: Any = UNKNOWN, words: Mapping[str, Any] = 
         return PREFERRED[key]
     if said := explain_unclear(key):
         raise RecipeError(f"{key}: {said}")
-    paths = [path for path, _ in leaf_fields(Recipe)]
+    paths = [path for path, _ in list_leaf_fields(Recipe)]
     matches = [path for path in paths if path.rsplit(".", 1)[-1] == key]
     if len(matches) == 1:
         return matches[0]
@@ -200,13 +200,13 @@ def resolve_undotted(key: str, value: Any = UNKNOWN, words: Mapping[str, Any] = 
     raise RecipeError(f"unknown recipe key {key!r}{suggest_word(key, known, value=value, words=words)}")
 
 
-def leaf_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, Any]]:
+def list_leaf_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, Any]]:
     """(dotted path, pydantic field) of every plain setting, in the order of the sections."""
     leaves: list[tuple[str, Any]] = []
     for name, field in section.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            leaves += leaf_fields(inner, f"{prefix}{name}.")
+            leaves += list_leaf_fields(inner, f"{prefix}{name}.")
         else:
             leaves.append((f"{prefix}{name}", field))
     return leaves
@@ -230,7 +230,7 @@ def suggest_word(
         return f"; there is no such word here: {said}"
     if said := explain_unclear(word):
         return f": {said}"
-    homes = [path for path, _ in leaf_fields(Recipe) if path.rsplit(".", 1)[-1] == word]
+    homes = [path for path, _ in list_leaf_fields(Recipe) if path.rsplit(".", 1)[-1] == word]
     return nearest(word, siblings) or (f"; it belongs to {' or '.join(homes)}" if homes else "")
 
 
@@ -243,7 +243,7 @@ def write_value(word: str, value: Any, words: Mapping[str, Any], dotted: bool) -
     return (f": write {written}" if written else "") + (f" ({remark})" if remark else "")
 
 
-def as_override(word: str, text: str) -> str:
+def write_override(word: str, text: str) -> str:
     """`word=text`, where a recipe has the word; else what is known of it, and "" where nothing is."""
     try:
         if "." in word and walk(word.split("."))[0] is None:

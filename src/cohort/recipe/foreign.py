@@ -57,20 +57,17 @@ def find_remark(word: str) -> str:
 def convert_value(word: str, value: Any, beside: Words) -> dict[str, Any]:
     """Our words with their values, for a word that has another name here; none where the value cannot be told."""
     ours, tables = list_translated()[word], read_tables()
+    if word in tables["untold"] or value is None:
+        return {}
     convert = CONVERSIONS.get(word) or CONVERSIONS.get(ours)
     known = tables["values"].get(word) or tables["values"].get(ours)
+    if not convert and not known:
+        return {ours: value}
     try:
-        if word in tables["untold"]:
-            return {}
-        if convert:
-            found = convert(value, beside)
-        else:
-            found = known.get(str(value).lower().removeprefix("torch.")) if known else value
+        found = convert(value, beside) if convert else known.get(str(value).lower().removeprefix("torch."))
     except (TypeError, ValueError, LookupError, ZeroDivisionError, OverflowError):
         return {}
-    if found is None:
-        return {}
-    return found if isinstance(found, dict) and (convert or known) else {ours: found}
+    return found if isinstance(found, dict) else {} if found is None else {ours: found}
 
 
 # -- values that are counted otherwise ---------------------------------------------------------------------------------
@@ -117,10 +114,6 @@ def name_trackers(value: Any, words: Words) -> dict[str, Any] | None:
     return {f"monitors.{name}": True for name in names} if known else None
 
 
-def follow_reference(alpha: float, words: Words) -> float | None:
-    return round(1 - alpha, 12) if 0 < alpha < 1 and find_number(words, "ref_model_sync_steps") == 1 else None
-
-
 CONVERSIONS: dict[str, Callable[[Any, Words], Any]] = {
     "per_device_train_batch_size": lambda v, w: count_prompts(
         v * find_number(w, "steps_per_generation", "gradient_accumulation_steps"), w
@@ -131,7 +124,9 @@ CONVERSIONS: dict[str, Callable[[Any, Words], Any]] = {
     "steps_per_generation": lambda v, w: round_whole(v / find_number(w, "gradient_accumulation_steps")),
     "ppo_mini_batch_size": lambda v, w: round_whole(find_number(w, "train_batch_size", "prompts_per_step", default=0) / v),
     "ref_model_sync_steps": lambda v, w: v if find_number(w, "ref_model_mixup_alpha") == 1 else None,
-    "ref_model_mixup_alpha": follow_reference,
+    "ref_model_mixup_alpha": lambda v, w: (
+        round(1 - v, 12) if 0 < v < 1 and find_number(w, "ref_model_sync_steps") == 1 else None
+    ),
     "algorithm.clip_low and algorithm.clip_high": split_clip,
     "epsilon_high": lambda v, w: {"algorithm.ratio_cap": v} if w.get("loss_type") == "cispo" else v,
     "algorithm.dual_clip": lambda v, w: {"algorithm.region": "dual_clip", "algorithm.dual_clip": v},

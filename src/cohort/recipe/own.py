@@ -142,14 +142,14 @@ Plain = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str | None
 """A value as JSON has it."""
 
 
-class Parameter(BaseModel):
+class FunctionParameter(BaseModel):
     """What algorithm.json says of a parameter: its default, where it has one."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     default: Plain = None
 
 
-class Entry(BaseModel):
+class FunctionEntry(BaseModel):
     """What algorithm.json says of a function."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -158,7 +158,7 @@ class Entry(BaseModel):
     sentence: str
     reads: list[str]
     traits: Any
-    parameters: dict[Annotated[str, Field(pattern=r"^[^\W\d]\w*$")], Parameter]
+    parameters: dict[Annotated[str, Field(pattern=r"^[^\W\d]\w*$")], FunctionParameter]
     args: dict[str, Any]
 
 
@@ -166,7 +166,7 @@ def make_entry(kind: Kind) -> Any:
     """The entry of a kind: it reads what that kind may read, and has its traits. One that is not there has its default: the function
     was resolved by a version that did not know it."""
     readable: Any = Literal[tuple(READABLE[kind])]
-    return create_model(f"Entry_{kind}", __base__=Entry, reads=list[readable], traits=TRAITS[kind])
+    return create_model(f"Entry_{kind}", __base__=FunctionEntry, reads=list[readable], traits=TRAITS[kind])
 
 
 ENTRIES: dict[str, Any] = {kind: (make_entry(kind) | None, None) for kind in OWN_KINDS}
@@ -216,7 +216,7 @@ def parse_own(document: Any, words: Mapping[str, Any]) -> Own:
     return own
 
 
-def read_entry(kind: Kind, entry: Entry) -> Choice:
+def read_entry(kind: Kind, entry: FunctionEntry) -> Choice:
     defaults = {name: one.default for name, one in entry.parameters.items() if one.model_fields_set}
     return Choice(
         kind,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cohort.algorithms.fitting import LOWERED
@@ -40,7 +39,7 @@ LEAST_TEMPERATURE = 1e-3
 """Below it sampling is greedy but for ties, and the logits of a wide model leave the range of floats."""
 
 
-def reward_name(reward: RewardConfig) -> str:
+def name_reward(reward: RewardConfig) -> str:
     return reward.name or reward.function.rsplit(":", 1)[-1].rsplit(".", 1)[-1]
 
 
@@ -69,7 +68,7 @@ def has_group_of_one(r: Recipe) -> bool:
 def mixes_up_parts(r: Recipe) -> bool:
     """Whether an advantage that reads parts would take the overlong penalty for one of the recipe."""
     reads_parts = "parts_PG" in r.algorithm.chosen.advantage.reads
-    return bool(r.algorithm.overlong_share) and reads_parts and OVERLONG_PART in map(reward_name, r.rewards)
+    return bool(r.algorithm.overlong_share) and reads_parts and OVERLONG_PART in map(name_reward, r.rewards)
 
 
 def find_idle_teacher_word(r: Recipe) -> str:
@@ -85,7 +84,7 @@ def find_second_template(r: Recipe) -> str:
 
 
 def find_shared_names(r: Recipe) -> str:
-    names = [reward_name(reward) for reward in r.rewards]
+    names = [name_reward(reward) for reward in r.rewards]
     return ", ".join(names) if len(set(names)) < len(names) else ""
 
 
@@ -112,7 +111,7 @@ RULES: tuple[tuple[Callable[[Recipe], Any], str], ...] = (
         "rewards: outcome = true on more than one part; exactly one part decides success.",
     ),
     (find_shared_names, "rewards: two parts share a name ({found}); give each its own `name`."),
-    (lambda r: why_too_large(r), "{found}"),
+    (lambda r: explain_size(r), "{found}"),
     (
         lambda r: r.monitors.kl and (r.algorithm.data != "policy" or r.algorithm.chosen.region.traits.preference),
         "monitors.kl: the KL is measured on what the policy samples, and here it is not trained on that (algorithm.data "
@@ -185,7 +184,7 @@ def find_refusal(recipe: Recipe) -> str:
     return next((reason.format(r=recipe, found=found) for finds, reason in RULES if (found := finds(recipe))), "")
 
 
-def why_too_large(recipe: Recipe) -> str:
+def explain_size(recipe: Recipe) -> str:
     """Which numbers of the recipe no machine could hold, with what they would take; "" when all are possible."""
     for words, most, what, size in SIZES:
         values: list[int] = [reach_value(recipe, word) for word in words]
@@ -235,18 +234,15 @@ def list_unread_rewards(recipe: Recipe) -> list[str]:
     if recipe.algorithm.data not in SAMPLED or not advantage.reads_success or LOWERED & {*advantage.reads}:
         return []
     outcome = next((reward for reward in recipe.rewards if reward.outcome), recipe.rewards[0])
-    return [reward_name(reward) for reward in recipe.rewards if reward is not outcome and reward.weight]
+    return [name_reward(reward) for reward in recipe.rewards if reward is not outcome and reward.weight]
 
 
-@dataclass(frozen=True)
-class Range:
-    """What a value is known to work in, for pretrained models, where it applies."""
+def is_pretrained(recipe: Recipe) -> bool:
+    return recipe.model.source != "scratch"
 
-    path: str
-    low: float
-    high: float
-    why: str
-    applies: Callable[[Recipe], bool] = lambda recipe: True
+
+def compares_groups(recipe: Recipe) -> bool:
+    return recipe.algorithm.chosen.advantage.traits.compares_group
 
 
 def clips_tokens(recipe: Recipe) -> bool:
@@ -256,24 +252,19 @@ def clips_tokens(recipe: Recipe) -> bool:
 
 
 LORA_RATE = "a rule of thumb: LoRA needs about ten times the rate of full training, 1e-5 to 1e-4 where that takes 1e-6 to 1e-5"
-RANGES = (
-    Range(
-        "train.group_size",
-        4,
-        64,
-        "small groups are often without signal, large ones cost rollouts",
-        lambda r: r.algorithm.chosen.advantage.traits.compares_group,
-    ),
-    Range("sampling.temperature", 0.6, 1.0, "too low and a group holds copies, too high and it holds noise"),
-    Range("algorithm.clip_low", 0.1, 0.3, "the trust region of PPO and GRPO is about 0.2", clips_tokens),
-    Range("algorithm.clip_high", 0.1, 0.3, "DAPO's clip-higher is 0.28", clips_tokens),
-    Range("algorithm.kl_coef", 0.0, 0.04, "more KL than DeepSeekMath used holds the policy at its start"),
-    Range("optimizer.learning_rate", 1e-5, 1e-3, LORA_RATE, lambda r: r.model.lora.rank > 0),
-    Range("optimizer.learning_rate", 1e-7, 1e-5, "full fine-tuning with RL works around 1e-6", lambda r: not r.model.lora.rank),
+RANGES: tuple[tuple[str, float, float, Callable[[Recipe], bool], str], ...] = (
+    ("train.group_size", 4, 64, compares_groups, "small groups are often without signal, large ones cost rollouts"),
+    ("sampling.temperature", 0.6, 1.0, is_pretrained, "too low and a group holds copies, too high and it holds noise"),
+    ("algorithm.clip_low", 0.1, 0.3, clips_tokens, "the trust region of PPO and GRPO is about 0.2"),
+    ("algorithm.clip_high", 0.1, 0.3, clips_tokens, "DAPO's clip-higher is 0.28"),
+    ("algorithm.kl_coef", 0.0, 0.04, is_pretrained, "more KL than DeepSeekMath used holds the policy at its start"),
+    ("optimizer.learning_rate", 1e-5, 1e-3, lambda r: r.model.lora.rank > 0, LORA_RATE),
+    ("optimizer.learning_rate", 1e-7, 1e-5, lambda r: not r.model.lora.rank, "full fine-tuning with RL works around 1e-6"),
 )
+"""What a value is known to work in, for pretrained models: from, to, where it applies, and why."""
 
 
-def recipe_warnings(recipe: Recipe) -> list[str]:
+def list_warnings(recipe: Recipe) -> list[str]:
     """Values outside the ranges that are known to work. Ranges are for pretrained models; from scratch none apply."""
     warnings: list[str] = []
     if not recipe.train.num_steps:
@@ -289,8 +280,8 @@ def recipe_warnings(recipe: Recipe) -> list[str]:
             f"algorithm.advantage = {recipe.algorithm.advantage} reads success alone, so these rewards are measured and without effect: "
             f"{', '.join(unread)}. Give them weight = 0 to say so, or use an advantage that reads rewards, such as group_normalized"
         )
-    for known in RANGES if recipe.model.source != "scratch" else ():
-        value = reach_value(recipe, known.path)
-        if known.applies(recipe) and not known.low <= value <= known.high:
-            warnings.append(f"{known.path} = {value:g} is outside {known.low:g} to {known.high:g}: {known.why}")
+    for path, low, high, applies, why in RANGES:
+        value = reach_value(recipe, path)
+        if is_pretrained(recipe) and applies(recipe) and not low <= value <= high:
+            warnings.append(f"{path} = {value:g} is outside {low:g} to {high:g}: {why}")
     return warnings

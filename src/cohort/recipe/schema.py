@@ -12,12 +12,12 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.devices import why_no_device
+from cohort.recipe.devices import explain_device
 from cohort.recipe.engines import ABOUT_ENGINES, AUTO, ENGINES
 from cohort.recipe.rules import find_refusal
 from cohort.recipe.section import Section, nearest
 from cohort.recipe.stopping import parse_conditions
-from cohort.recipe.versions import VERSION, why_unreadable
+from cohort.recipe.versions import VERSION, explain_version
 
 
 class ScratchConfig(Section):
@@ -82,7 +82,7 @@ class ModelConfig(Section):
     @field_validator("device")
     @classmethod
     def refuse_other_device(cls, name: str) -> str:
-        if reason := why_no_device(name):
+        if reason := explain_device(name):
             raise ValueError(reason)
         return name
 
@@ -390,7 +390,7 @@ class Recipe(Section):
     def refuse_other_version(cls, version: int) -> int:
         if version != VERSION:
             old = f"it is {VERSION} once a recipe is read; an older one is stated in the file it belongs to, which is brought up to date"
-            raise ValueError(why_unreadable(version) or old)
+            raise ValueError(explain_version(version) or old)
         return version
 
     @model_validator(mode="after")

@@ -36,7 +36,7 @@ The last word stays: it is the part's name in the metrics.
 
 def name_moved_functions(tree: Tree) -> Tree:
     """Version 0 to 1: functions are named where they are now."""
-    for _, section, word in function_places(tree):
+    for _, section, word in find_function_places(tree):
         section[word] = MOVED.get(section[word], section[word])
     return tree
 
@@ -71,7 +71,7 @@ VERSION = len(CHANGES)
 def bring_up_to_date(tree: Mapping[str, Any]) -> Tree:
     """The tree of a recipe of any version as one of this version; a version from the future is refused."""
     version = tree.get("version", 0)
-    if reason := why_unreadable(version):
+    if reason := explain_version(version):
         raise RecipeError(f"version: {reason}")
     changed = copy.deepcopy(dict(tree))
     for change in CHANGES[version:]:
@@ -79,7 +79,7 @@ def bring_up_to_date(tree: Mapping[str, Any]) -> Tree:
     return changed | {"version": VERSION}
 
 
-def why_unreadable(version: Any) -> str:
+def explain_version(version: Any) -> str:
     """Why a recipe of this version cannot be read; "" if it can."""
     if isinstance(version, bool) or not isinstance(version, int) or version < 0:
         return (
@@ -92,12 +92,12 @@ def why_unreadable(version: Any) -> str:
 
 def refuse_moved_functions(tree: Mapping[str, Any]) -> None:
     """Old names are for old recipes; in words of today they are refused with the name of today."""
-    for place, section, word in function_places(tree):
+    for place, section, word in find_function_places(tree):
         if section[word] in MOVED:
             raise RecipeError(f"{place}: {section[word]} has moved; write {MOVED[section[word]]}")
 
 
-def function_places(tree: Mapping[str, Any]) -> Iterator[tuple[str, Tree, str]]:
+def find_function_places(tree: Mapping[str, Any]) -> Iterator[tuple[str, Tree, str]]:
     """(path, section, word) of every text that may name a function. Nothing is validated yet: what has another shape is left."""
     for pattern in FUNCTION_WORDS:
         *path, word = pattern.split(".")

@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cohort.recipe.rules import recipe_warnings
+from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import Recipe
 from cohort.rewards.base import RewardRunner
 
@@ -31,7 +31,7 @@ def run_doctor(recipe: Recipe) -> bool:
 
         session = Session(RunFolder(Path(scratch)), drop_monitors(recipe), rewards, None)
         parts, _, encoded = session.assemble()
-        checks = [Check("warning", "recipe", warning) for warning in recipe_warnings(session.recipe)]
+        checks = [Check("warning", "recipe", warning) for warning in list_warnings(session.recipe)]
         checks += [Check("failure", "monitors", problem) for problem in find_monitor_problems(recipe)]
         checks += cheap_checks(parts, encoded)
         # Rollouts would only run into what has failed already, and their error would hide the checks.

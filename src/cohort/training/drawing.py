@@ -17,11 +17,11 @@ from typing import Any
 
 from cohort.algorithms.refill import (
     GroupCounts,
-    batch_members,
+    choose_groups,
     count_groups,
-    prompts_to_draw,
-    refill_metrics,
-    verdict_on_difficulty,
+    count_prompts_to_draw,
+    explain_difficulty,
+    make_refill_metrics,
 )
 from cohort.data.prompts import PromptStream
 from cohort.observe.metrics import find_reduction
@@ -77,7 +77,7 @@ class Drawn:
         if len(self.rounds) > self.refill_rounds:
             return 0
         counts = self.counts
-        return prompts_to_draw(self.wanted - counts.useful, counts.useful, counts.drawn, LARGEST_ROUND * self.wanted)
+        return count_prompts_to_draw(self.wanted - counts.useful, counts.useful, counts.drawn, LARGEST_ROUND * self.wanted)
 
     def next_prompts(self, stream: PromptStream) -> list[Prompt]:
         """The prompts of the next round."""
@@ -104,9 +104,9 @@ def finish_drawing(drawn: Drawn, *, sampled: bool, keyed: bool) -> Collected:
     groups, counts, wanted = list(drawn.groups), drawn.counts, drawn.wanted
     row, kept = merge_metrics(drawn.rounds), groups
     if drawn.refill_rounds:
-        row = row | refill_metrics(counts, len(drawn.rounds), wanted)
+        row = row | make_refill_metrics(counts, len(drawn.rounds), wanted)
         verdicts = [[rollout.outcome.success for rollout in group] for group in groups]
-        kept = [groups[place] for place in batch_members(verdicts, wanted)] or groups[:wanted]
+        kept = [groups[place] for place in choose_groups(verdicts, wanted)] or groups[:wanted]
     return Collected(
         rollouts=[replace(rollout, group=number) for number, group in enumerate(kept) for rollout in group],
         metrics=row,
@@ -123,7 +123,7 @@ def why_not_full(drawn: Drawn, step: int) -> str:
     """What it means that the rounds are used up and the batch is not full; "" where it is, or is not refilled."""
     if not drawn.refill_rounds or drawn.counts.useful >= drawn.wanted:
         return ""
-    return verdict_on_difficulty(drawn.counts, step, drawn.wanted)
+    return explain_difficulty(drawn.counts, step, drawn.wanted)
 
 
 def as_groups(

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from cohort.algorithms.advantages import unusable_groups, zero_variance_groups
+from cohort.algorithms.advantages import find_unusable_groups, zero_variance_groups
 from cohort.algorithms.named import find_named
 from cohort.algorithms.registry import SAMPLED, Choice
 from cohort.base.stopwatch import Stopwatch
@@ -21,7 +21,7 @@ from cohort.model.packing import Example, Layouts, make_examples, plan_minibatch
 from cohort.model.policy import Policy
 from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.rules import reward_name
+from cohort.recipe.rules import name_reward
 from cohort.recipe.schema import Recipe
 from cohort.training.credit import Credit, count_completions, read_parts, rewards_of
 from cohort.training.drawing import Collected
@@ -74,7 +74,7 @@ def credit_tokens(
     """An advantage on every token. Log-probs come first where advantages depend on them, and after them elsewhere."""
     algorithm, train, watch = recipe.algorithm, recipe.train, watch or Stopwatch()
     rollouts, pairs = collected.rollouts, compares_pairs(algorithm)
-    weights = {reward_name(reward): reward.weight for reward in recipe.rewards}
+    weights = {name_reward(reward): reward.weight for reward in recipe.rewards}
     chosen = choose_examples(collected, algorithm, weights, step)
     credit = Credit(rollouts, chosen.counted_PG, algorithm, kl_coef, models.policy.codec.decode, weights)
     examples = chosen.examples
@@ -126,7 +126,7 @@ def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: M
     judged_PG = count_completions(rollouts, advantage, algorithm.data)
     left_out_P = torch.full((len(scored_PG),), not collected.useful)
     if advantage.traits.compares_group:
-        left_out_P = left_out_P | unusable_groups(judged_PG)
+        left_out_P = left_out_P | find_unusable_groups(judged_PG)
     silent_P = silent_groups(rollouts, advantage, judged_PG if advantage.traits.compares_group else scored_PG, weights)
     if algorithm.zero_variance == "drop" or pairs:  # a pair of equals prefers nothing
         left_out_P = left_out_P | silent_P
@@ -151,13 +151,13 @@ def silent_groups(rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Te
                 steps = [reward for _, reward in rollout.outcome.steps] or [rollout.outcome.reward]
                 rewards.setdefault(rollout.group, set()).update(steps)
         equal_P = torch.tensor([len(rewards.get(group, ())) == 1 for group in range(len(counted_PG))])
-        found.append(equal_P & ~unusable_groups(counted_PG))
+        found.append(equal_P & ~find_unusable_groups(counted_PG))
     if "parts_PG" in advantage.reads:
-        silent_P = ~unusable_groups(counted_PG)
+        silent_P = ~find_unusable_groups(counted_PG)
         for name, values_PG in read_parts(rollouts).items():
             if weights.get(name, 1.0) or "weights" not in advantage.reads:  # a part of weight 0 is measured, and says nothing
                 spoken_PG = counted_PG & ~values_PG.isnan()
-                silent_P &= zero_variance_groups(values_PG, spoken_PG) | unusable_groups(spoken_PG)
+                silent_P &= zero_variance_groups(values_PG, spoken_PG) | find_unusable_groups(spoken_PG)
         found.append(silent_P)
     if advantage.reads_success and advantage.traits.compares_group:
         success_PG = torch.tensor([float(bool(rollout.outcome.success)) for rollout in rollouts]).view_as(counted_PG)
@@ -310,7 +310,7 @@ def group_metrics(
     advantages_N: Sequence[float], scored_PG: Tensor, silent_P: Tensor, left_out_P: Tensor, rollouts: Sequence[Rollout]
 ) -> dict[str, float]:
     right_P, wrong_P = verdicts_of(rollouts, scored_PG)
-    usable_P = ~unusable_groups(scored_PG)
+    usable_P = ~find_unusable_groups(scored_PG)
     return {
         "advantage/useful_groups": float((usable_P & ~silent_P & ~left_out_P).double().mean()),
         "advantage/zero_variance_groups": int(silent_P.sum()),

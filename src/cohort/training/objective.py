@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cohort.algorithms.kl import corrected
 from cohort.algorithms.named import find_named
-from cohort.algorithms.regions import Surrogate, Tokens, mismatch_weights, ratio, unbounded
+from cohort.algorithms.regions import Surrogate, Tokens, compute_mismatch_weights, ratio, unbounded
 from cohort.algorithms.registry import Choice
 from cohort.base.importing import reason
 from cohort.errors import RecipeError
@@ -42,7 +42,7 @@ def token_loss(scores: TokenScores, micro: MicroBatch, algorithm: AlgorithmConfi
     policy_loss_M, weights_M, kl_loss_M = surrogate.loss_M, None, None
     if algorithm.mismatch_weight != "off":
         kind, cap = algorithm.mismatch_weight, algorithm.mismatch_cap
-        weights_M = mismatch_weights(old_logprobs_M, micro.sampling_logprobs_M, micro.row_M, num_rows, kind, cap)
+        weights_M = compute_mismatch_weights(old_logprobs_M, micro.sampling_logprobs_M, micro.row_M, num_rows, kind, cap)
         policy_loss_M = policy_loss_M * weights_M
     loss_M = policy_loss_M
     if micro.ref_logprobs_M is not None and has_kl_term(algorithm):

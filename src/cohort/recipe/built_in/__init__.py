@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cohort.errors import RecipeError
-from cohort.recipe.file import as_override, load_recipe
+from cohort.recipe.file import load_recipe, write_override
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import nearest
 
@@ -16,11 +16,8 @@ DEMO = "column_addition"
 
 def built_in() -> dict[str, str]:
     """Name -> first comment line of every built-in recipe."""
-    found = {}
-    for file in sorted(HERE.glob("*/recipe.toml")):
-        first = file.read_text(encoding="utf-8").splitlines()[0]
-        found[file.parent.name] = first.lstrip("# ")
-    return found
+    files = sorted(HERE.glob("*/recipe.toml"))
+    return {file.parent.name: file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for file in files}
 
 
 def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -31,16 +28,16 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def find_recipe(recipe: str, overrides: Sequence[str]) -> Recipe:
-    return load_recipe(recipe_path(recipe), overrides)
+    return load_recipe(find_recipe_path(recipe), overrides)
 
 
-def recipe_path(recipe: str | Path) -> Path:
+def find_recipe_path(recipe: str | Path) -> Path:
     """The file behind a path, a folder with a recipe.toml, a built-in name, or (when empty) the demo."""
     name = str(recipe) or DEMO
     for file in (Path(name) / "recipe.toml", Path(name), HERE / name / "recipe.toml"):
         if file.is_file():
             return file
-    if (meant := as_override(name, "VALUE")).startswith(f"{name}="):
+    if (meant := write_override(name, "VALUE")).startswith(f"{name}="):
         raise RecipeError(f"{name}: words of a recipe are written key=value, without spaces: {meant}")
     raise RecipeError(
         f"recipe {name!r}: neither a file nor a built-in recipe{nearest(name, built_in())}. Built in: {', '.join(built_in())}"

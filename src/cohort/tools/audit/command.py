@@ -124,12 +124,12 @@ def read_rows(source: str, prompt: str) -> list[dict[str, Any]]:
 
 def find_recipe(target: str) -> Path | None:
     """The recipe that a word names; None where it is a reward."""
-    from cohort.recipe.built_in import built_in, recipe_path
+    from cohort.recipe.built_in import built_in, find_recipe_path
 
     if target in BUILT_IN or ":" in target:
         return None
     if target.endswith(".toml") or (Path(target) / "recipe.toml").is_file() or target in built_in():
-        return recipe_path(target)
+        return find_recipe_path(target)
     return None
 
 
@@ -137,7 +137,7 @@ def audit_recipe(path: Path, overrides: Sequence[str], **given: Any) -> list[Aud
     """Every reward of the recipe, with its own rows, arguments, threshold and time limit."""
     from cohort.data.rows import load_rows, render
     from cohort.recipe.file import load_recipe
-    from cohort.recipe.rules import reward_name
+    from cohort.recipe.rules import name_reward
 
     recipe = load_recipe(path, overrides)
     prompts = recipe.prompts.model_copy(update={"limit": min(recipe.prompts.limit or READ_ROWS, READ_ROWS)})
@@ -161,7 +161,7 @@ def audit_recipe(path: Path, overrides: Sequence[str], **given: Any) -> list[Aud
                 outcome=place == outcome,
                 timeout_s=part.timeout_s,
                 seed=recipe.seed,
-                name=reward_name(part),
+                name=name_reward(part),
                 **given,
             )
         )

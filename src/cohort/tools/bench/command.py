@@ -147,10 +147,10 @@ def refuse_no_interpreter(vllm_python: str) -> None:
 def read_recipe_sizes(name: str, work: Workload) -> tuple[BenchShape, Workload]:
     """Shape and sizes of a recipe: its model's dimensions (with random weights), its prompts, group and lengths."""
     from cohort.ops.flops import Dimensions
-    from cohort.recipe.built_in import built_in, find_recipe, recipe_path
+    from cohort.recipe.built_in import built_in, find_recipe, find_recipe_path
 
     try:
-        recipe_path(name)
+        find_recipe_path(name)
     except RecipeError:
         close = nearest(name.lower(), [*SHAPES, *built_in()])
         raise RecipeError(

@@ -37,7 +37,7 @@ class Command(TyperCommand):
 
 def advise(command: str, option: str, typed: Sequence[str]) -> str:
     """What to write instead of an option that the command does not have; "" where nothing is known of it."""
-    from cohort.recipe.file import as_override
+    from cohort.recipe.file import write_override
 
     place = next((place for place, word in enumerate(typed) if word.startswith(option)), None)
     if place is None:
@@ -49,7 +49,7 @@ def advise(command: str, option: str, typed: Sequence[str]) -> str:
     word = flag.lstrip("-").replace("-", "_")
     if word in RECIPE_OPTIONS and command in ("train", "doctor"):
         return f"{flag}: the recipe is named without an option: cohort {command} {text if text != 'true' else 'my.toml'}"
-    meant = as_override(word, text)
+    meant = write_override(word, text)
     if not meant:
         return ""
     if not meant.startswith(f"{word}="):
