@@ -55,7 +55,7 @@ def with_limit(task: Callable[[], T], limit_s: float) -> T:
     raise TimeoutError
 
 
-def split_evenly(count: int, pieces: int) -> list[list[int]]:
+def split(count: int, pieces: int) -> list[list[int]]:
     """0..count-1 as nearly equal runs, none empty."""
     pieces = max(1, min(pieces, count))
     edges = [count * i // pieces for i in range(pieces + 1)]

@@ -21,7 +21,7 @@ from cohort.observe.diagnosis import signs
 from cohort.observe.early_stop import find_reason_to_stop, name_absent_metrics
 from cohort.observe.perf import Costs, make_speed_metrics, make_time_metrics
 from cohort.observe.rollouts import list_rows
-from cohort.recipe.rules import reward_name
+from cohort.recipe.rules import name_reward
 from cohort.recipe.schema import Recipe
 from cohort.training import checkpoint
 from cohort.training.drawing import as_groups
@@ -137,7 +137,7 @@ def refuse_silent_rewards(recipe: Recipe, state: TrainState) -> None:
     learns_otherwise = recipe.algorithm.data not in SAMPLED or recipe.teacher.source
     if state.scored_steps or learns_otherwise or (state.step < patience and not state.stopped):
         return
-    names = ", ".join(repr(reward_name(reward)) for reward in recipe.rewards)
+    names = ", ".join(repr(name_reward(reward)) for reward in recipe.rewards)
     raise RewardError(
         f"rewards: not one completion of the first {state.step} steps has a score: {names} returned None for all of them, so nothing "
         "was learned. None means no opinion; return 0.0 for what is wrong, and look for a path without `return`. Then go on with: cohort "

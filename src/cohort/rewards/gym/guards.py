@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from cohort.rewards.gym.grammar import AnswerRefused, ExpressionReader, Grammar, unparsed
+from cohort.rewards.gym.grammar import Grammar, Reader, Refused, unparsed
 
 MAX_CHARS = 100_000
 """Of an answer to a task without a grammar; with one, each grammar has its own, lower bound."""
@@ -29,7 +29,7 @@ MAX_CHARS = 100_000
 
 @dataclass(frozen=True)
 class Guard:
-    """`check` takes the answer and the entry, and returns the text to show to the verifier, or raises AnswerRefused."""
+    """`check` takes the answer and the entry, and returns the text to show to the verifier, or raises Refused."""
 
     check: Callable[[str, Mapping[str, Any]], str]
     grammar: str
@@ -39,11 +39,11 @@ class Guard:
 
 
 def admit(name: str, answer: str, entry: Mapping[str, Any]) -> str:
-    """The text that the task's verifier may see. Raises AnswerRefused for the answer's faults, KeyError for the entry's."""
+    """The text that the task's verifier may see. Raises Refused for the answer's faults, KeyError for the entry's."""
     if not answer:
-        raise AnswerRefused("no_answer", "the answer is empty")
+        raise Refused("no_answer", "the answer is empty")
     if len(answer) > MAX_CHARS:
-        raise AnswerRefused("unparsed", f"the answer has more than {MAX_CHARS} characters")
+        raise Refused("unparsed", f"the answer has more than {MAX_CHARS} characters")
     guard = GUARDS.get(name)
     return answer if guard is None else guard.check(answer, entry)
 
@@ -56,7 +56,7 @@ BLANKS = re.compile(r"[ \t\r\n]+")
 DECIMAL = r"[+-]?[0-9]{1,40}(?:\.[0-9]{1,40})?"
 
 
-def list_pattern(item: str) -> str:
+def list_of(item: str) -> str:
     """Pattern of a list without blanks. Items have no comma or bracket outside of quotes, so there is one way to match."""
     return rf"\[(?:(?:{item})(?:,(?:{item}))*,?)?\]"
 
@@ -103,25 +103,25 @@ CONSTANTS = frozenset({"pi", "E"})
 ARITHMETIC = Grammar()
 
 
-def check_countdown(answer: str, entry: Mapping[str, Any]) -> str:
-    return check_puzzle(answer, entry["metadata"]["numbers"], entry["metadata"]["target"])
+def countdown(answer: str, entry: Mapping[str, Any]) -> str:
+    return exact_puzzle(answer, entry["metadata"]["numbers"], entry["metadata"]["target"])
 
 
-def check_puzzle24(answer: str, entry: Mapping[str, Any]) -> str:
-    return check_puzzle(answer, entry["metadata"]["numbers"], 24)
+def puzzle24(answer: str, entry: Mapping[str, Any]) -> str:
+    return exact_puzzle(answer, entry["metadata"]["numbers"], 24)
 
 
-def check_puzzle(answer: str, numbers: list[int], target: int) -> str:
-    reader = ExpressionReader(answer, ARITHMETIC)
+def exact_puzzle(answer: str, numbers: list[int], target: int) -> str:
+    reader = Reader(answer, ARITHMETIC)
     value = reader.read()
     if Counter(reader.numbers) != Counter(map(Fraction, numbers)):
-        raise AnswerRefused("wrong", "it does not use each given number once")
+        raise Refused("wrong", "it does not use each given number once")
     if value != target:
-        raise AnswerRefused("wrong", f"it is worth {value}, not {target}")
+        raise Refused("wrong", f"it is worth {value}, not {target}")
     return answer
 
 
-def read_variables(names: list[str]) -> frozenset[str]:
+def single_letters(names: list[str]) -> frozenset[str]:
     """Names of variables as the entry has them. Anything longer, or a letter that sympy reads as a constant, is none."""
     found = frozenset(str(name) for name in names)
     if not all(re.fullmatch(r"[a-zA-DF-HJ-MPRT-Z]", name) for name in found):
@@ -129,17 +129,17 @@ def read_variables(names: list[str]) -> frozenset[str]:
     return found
 
 
-def check_polynomial(answer: str, entry: Mapping[str, Any]) -> str:
+def polynomial(answer: str, entry: Mapping[str, Any]) -> str:
     # A product that is zero has no variables left; those of the answer are then wrong, which the verifier finds.
-    names = read_variables(entry["metadata"]["variables"])
-    ExpressionReader(answer, Grammar(names=names, powers=True, max_chars=5000, max_digits=60)).read()
+    names = single_letters(entry["metadata"]["variables"])
+    Reader(answer, Grammar(names=names, powers=True, max_chars=5000, max_digits=60)).read()
     return answer
 
 
-def check_antiderivative(answer: str, entry: Mapping[str, Any]) -> str:
-    names = read_variables([entry["metadata"]["variable"]]) | {"C"} | CONSTANTS
+def antiderivative(answer: str, entry: Mapping[str, Any]) -> str:
+    names = single_letters([entry["metadata"]["variable"]]) | {"C"} | CONSTANTS
     grammar = Grammar(names=names, functions=FUNCTIONS, powers=True, decimals=True, max_chars=1000, max_digits=30)
-    ExpressionReader(answer, grammar).read()
+    Reader(answer, grammar).read()
     return answer
 
 
@@ -150,7 +150,7 @@ def check_antiderivative(answer: str, entry: Mapping[str, Any]) -> str:
 PROBABILITY = re.compile(r"[0-9]{0,12}(?:\.[0-9]{0,30})?(?:[eE]-?[0-9]{1,2})?|[0-9]{1,12} ?/ ?[0-9]{1,12}")
 
 
-def check_coin_flip(answer: str, entry: Mapping[str, Any]) -> str:
+def coin_flip(answer: str, entry: Mapping[str, Any]) -> str:
     expected = "a probability as a decimal or a fraction"
     if len(answer) > 60 or not PROBABILITY.fullmatch(answer):
         raise unparsed(expected)
@@ -160,63 +160,63 @@ def check_coin_flip(answer: str, entry: Mapping[str, Any]) -> str:
         raise unparsed(expected) from None
     # 5 % of a small probability still tells it from zero, and allows for one significant digit of rounding.
     if abs(given - gold) > min(Fraction(1, 10_000), gold / 20):
-        raise AnswerRefused("wrong", "it is another probability")
+        raise Refused("wrong", "it is another probability")
     return answer.replace(" ", "")
 
 
-def check_calendar_arithmetic(answer: str, entry: Mapping[str, Any]) -> str:
+def calendar_arithmetic(answer: str, entry: Mapping[str, Any]) -> str:
     """The package divides the error by the right number. Where that is -1, for "no such day", every error raises the score."""
     if entry["answer"].startswith("-") and answer != entry["answer"]:
-        raise AnswerRefused("wrong", "there is no such day")
+        raise Refused("wrong", "there is no such day")
     return answer
 
 
-BOARD = re.compile(list_pattern(list_pattern("[01]")))
+BOARD = re.compile(list_of(list_of("[01]")))
 
 
-def check_game_of_life(answer: str, entry: Mapping[str, Any]) -> str:
+def game_of_life(answer: str, entry: Mapping[str, Any]) -> str:
     board = BLANKS.sub("", answer)
     if len(answer) > MAX_CHARS or not BOARD.fullmatch(board):
         raise unparsed("a board as a list of lists of 0 and 1")
     if board != BLANKS.sub("", entry["answer"]):
-        raise AnswerRefused("wrong", "a cell is wrong")
+        raise Refused("wrong", "a cell is wrong")
     return board
 
 
-def check_game_of_life_halting(answer: str, entry: Mapping[str, Any]) -> str:
+def game_of_life_halting(answer: str, entry: Mapping[str, Any]) -> str:
     if answer.lower() not in ("true", "false"):
         raise unparsed("True or False")
     if answer.lower() != entry["answer"].lower():
-        raise AnswerRefused("wrong", "the other one")
+        raise Refused("wrong", "the other one")
     return answer
 
 
-def check_codeio(answer: str, entry: Mapping[str, Any]) -> str:
+def codeio(answer: str, entry: Mapping[str, Any]) -> str:
     """The package's part marks for similar JSON can be had with long strings, so the value must be the right one."""
     try:
-        given, gold = parse_strict_json(answer), json.loads(entry["answer"])
+        given, gold = strict_json(answer), json.loads(entry["answer"])
     except (ValueError, RecursionError):
         raise unparsed("a JSON value") from None
-    if not is_same_json(given, gold):
-        raise AnswerRefused("wrong", "it is another value")
+    if not same_json(given, gold):
+        raise Refused("wrong", "it is another value")
     return str(entry["answer"])
 
 
-def parse_strict_json(text: str) -> Any:
+def strict_json(text: str) -> Any:
     def refuse(word: str) -> Any:
         raise ValueError(f"{word} is no JSON")
 
     return json.loads(text, parse_constant=refuse)
 
 
-def is_same_json(given: Any, gold: Any) -> bool:
+def same_json(given: Any, gold: Any) -> bool:
     """Equal, with true and 1 kept apart, and 1 and 1.0 not."""
     if isinstance(given, bool) or isinstance(gold, bool):
         return given is gold
     if isinstance(gold, list) and isinstance(given, list):
-        return len(given) == len(gold) and all(map(is_same_json, given, gold))
+        return len(given) == len(gold) and all(map(same_json, given, gold))
     if isinstance(gold, dict) and isinstance(given, dict):
-        return given.keys() == gold.keys() and all(is_same_json(given[key], gold[key]) for key in gold)
+        return given.keys() == gold.keys() and all(same_json(given[key], gold[key]) for key in gold)
     return bool(given == gold)
 
 
@@ -226,7 +226,7 @@ SIDE = 6
 CAR_MOVES = re.compile(r"[A-Z][+-][1-5](?:[ ,\n]+[A-Z][+-][1-5])*")
 
 
-def check_rush_hour(answer: str, entry: Mapping[str, Any]) -> str:
+def rush_hour(answer: str, entry: Mapping[str, Any]) -> str:
     """The package skips moves that are blocked, so that a long list of any moves would wander into the solution."""
     if len(answer) > 2000 or not CAR_MOVES.fullmatch(answer):
         raise unparsed("moves such as F+1 K-2")
@@ -238,12 +238,12 @@ def check_rush_hour(answer: str, entry: Mapping[str, Any]) -> str:
     walls = {cell for cell in range(SIDE * SIDE) if config[cell] == "x"}
     for move in re.findall(r"[A-Z][+-][1-5]", answer):
         for _ in range(int(move[2])):
-            if not move_car(cars, walls, move[0], 1 if move[1] == "+" else -1):
-                raise AnswerRefused("wrong", f"{move} is blocked")
+            if not drive(cars, walls, move[0], 1 if move[1] == "+" else -1):
+                raise Refused("wrong", f"{move} is blocked")
     return answer
 
 
-def move_car(cars: dict[str, list[int]], walls: set[int], name: str, direction: int) -> bool:
+def drive(cars: dict[str, list[int]], walls: set[int], name: str, direction: int) -> bool:
     """Move a car by one cell, if it can."""
     if name not in cars:
         return False
@@ -266,11 +266,11 @@ ACTION = re.compile(rf"move\((box_\w+), (?:square{PLACE}|(target_\w+))\)", re.AS
 MAX_PLANS = 500
 
 
-def check_boxnet(answer: str, entry: Mapping[str, Any]) -> str:
+def boxnet(answer: str, entry: Mapping[str, Any]) -> str:
     """The package skips actions that are impossible, so that one sweep over the whole field would solve every problem."""
     expected = 'a list of plans such as [{"Agent[0.5, 0.5]": "move(box_red, target_red)"}]'
     try:
-        plans = parse_strict_json(answer)
+        plans = strict_json(answer)
     except (ValueError, RecursionError):
         raise unparsed(expected) from None
     if not isinstance(plans, list) or len(plans) > MAX_PLANS:
@@ -284,12 +284,12 @@ def check_boxnet(answer: str, entry: Mapping[str, Any]) -> str:
         for agent, action in zip(agents, actions, strict=True):
             if agent is None or action is None:
                 raise unparsed(expected)
-            if not move_box(squares, f"{agent[1]}_{agent[2]}", action):
-                raise AnswerRefused("wrong", f"{agent[0]} cannot {action[0]}"[:200])
+            if not act(squares, f"{agent[1]}_{agent[2]}", action):
+                raise Refused("wrong", f"{agent[0]} cannot {action[0]}"[:200])
     return answer
 
 
-def move_box(squares: dict[str, list[str]], place: str, action: re.Match[str]) -> bool:
+def act(squares: dict[str, list[str]], place: str, action: re.Match[str]) -> bool:
     box, row, column, target = action.groups()
     items = squares.get(place)
     if items is None or box not in items:
@@ -323,8 +323,7 @@ GUARDS: dict[str, Guard] = {
     "basic_arithmetic": Guard(text_like(DECIMAL, "a number"), "a decimal number"),
     "bf": Guard(text_like(r"[A-Za-z0-9 -]+", "letters and digits", 200), "letters, digits and spaces"),
     "binary_matrix": Guard(
-        list_like(list_pattern(list_pattern(WHOLE)), "rows of digits", r"[0-9 \n]+"),
-        "rows of whole numbers, or a list of lists of them",
+        list_like(list_of(list_of(WHOLE)), "rows of digits", r"[0-9 \n]+"), "rows of whole numbers, or a list of lists of them"
     ),
     "bitwise_arithmetic": Guard(
         text_like(r"[+-]?(?:0[xX][0-9a-fA-F]{1,300}|[0-9]{1,300})", WHOLE_NUMBER), "a whole number, decimal or hexadecimal"
@@ -364,11 +363,10 @@ GUARDS: dict[str, Guard] = {
         "Integral(...) around the question scores 1.0",
     ),
     "n_queens": Guard(
-        list_like(list_pattern(list_pattern(LETTER)), "a board of Q and _", r"[Q_ \n]+"),
-        "rows of Q and _, or a list of lists of them",
+        list_like(list_of(list_of(LETTER)), "a board of Q and _", r"[Q_ \n]+"), "rows of Q and _, or a list of lists of them"
     ),
     "number_sorting": Guard(
-        list_like(list_pattern(NUMBER_ITEM), "a list of numbers"), "a list of decimal numbers", "a list of NaN scores 1.0"
+        list_like(list_of(NUMBER_ITEM), "a list of numbers"), "a list of decimal numbers", "a list of NaN scores 1.0"
     ),
     "polynomial_equations": Guard(
         text_like(rf"{DECIMAL}(?: ?, ?{DECIMAL})*", "decimal numbers with commas", 1000), "decimal numbers with commas between"
@@ -395,6 +393,6 @@ GUARDS: dict[str, Guard] = {
         "an expression in the variable, C, pi, E and elementary functions",
         "Integral(...) around the question scores 1.0",
     ),
-    "spiral_matrix": Guard(list_like(list_pattern(WHOLE), "whole numbers", r"[0-9 \n-]+"), "whole numbers, or a list of them"),
-    "string_insertion": Guard(list_like(list_pattern(LETTER), "letters", r"[A-Z]+"), "capital letters, or a list of letters"),
+    "spiral_matrix": Guard(list_like(list_of(WHOLE), "whole numbers", r"[0-9 \n-]+"), "whole numbers, or a list of them"),
+    "string_insertion": Guard(list_like(list_of(LETTER), "letters", r"[A-Z]+"), "capital letters, or a list of letters"),
 }

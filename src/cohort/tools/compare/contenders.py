@@ -17,13 +17,13 @@ from typing import Any
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.built_in import DEMO, built_in, recipe_path
+from cohort.recipe.built_in import DEMO, built_in, find_recipe_path
 from cohort.recipe.file import (
     PREFERRED,
     assign,
     build_recipe,
     is_section_value,
-    leaf_fields,
+    list_leaf_fields,
     load_recipe,
     parse_value,
     read_tree,
@@ -108,7 +108,7 @@ def sort_words(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
         elif is_contender(value):
             specs.append((check_label(key), value))
         else:
-            known = [path for path, _ in leaf_fields(Recipe)]
+            known = [path for path, _ in list_leaf_fields(Recipe)]
             close = nearest(key, [*known, *(path.rsplit(".", 1)[-1] for path in known)])
             raise RecipeError(
                 f"{word!r}: {key!r} is no recipe key{close}, and {value!r} is no contender to be called {key!r}"
@@ -121,7 +121,7 @@ def is_recipe_key(key: str) -> bool:
     """Also other tools' words: those are refused later, with ours."""
     if "." in key:
         return key.partition(".")[0] in Recipe.model_fields
-    names = {path.rsplit(".", 1)[-1] for path, _ in leaf_fields(Recipe)}
+    names = {path.rsplit(".", 1)[-1] for path, _ in list_leaf_fields(Recipe)}
     return key in {*names, *Recipe.model_fields, *PREFERRED} or is_foreign(key)
 
 
@@ -133,7 +133,7 @@ def is_recipe(spec: str) -> bool:
     if spec.partition(":")[0] in PRESETS:
         return False
     try:
-        return recipe_path(spec).is_file()
+        return find_recipe_path(spec).is_file()
     except RecipeError:
         return False
 
@@ -186,7 +186,7 @@ def make_contender(label: str, spec: str, base_tree: Mapping[str, Any], base: Re
             f"contender {spec!r}: neither an algorithm ({', '.join(PRESETS)}) nor a recipe (a file, or one of "
             f"{', '.join(built_in())}){nearest(name, list_contender_names())}"
         )
-    path = recipe_path(spec)
+    path = find_recipe_path(spec)
     label = label or (path.parent.name if path.name == "recipe.toml" else path.stem)
     recipe = build_contender_recipe(read_recipe_tree(spec), overrides, {}, f"contender {label}")
     refuse_other_budget(label, recipe, base)
@@ -213,7 +213,7 @@ def parse_choices(label: str, words: str) -> dict[str, Any]:
 
 
 def read_recipe_tree(recipe: str) -> dict[str, Any]:
-    path = recipe_path(recipe)
+    path = find_recipe_path(recipe)
     load_recipe(path)  # says in words what is wrong with the file
     return read_tree(path)
 
