@@ -10,7 +10,7 @@ import cohort.sandbox
 from cohort.rewards import math_answer
 from cohort.rewards.math.answer import Comparer, unusable, warn_without_jail, was_stopped_midway
 from cohort.rewards.math.find import find_answer, find_gold, guess_answer
-from cohort.rewards.text import outside_thinking, visible_text
+from cohort.rewards.text import drop_thinking, read_visible
 from cohort.sandbox import Answer, JailUnavailable, find_tier
 
 try:
@@ -266,14 +266,14 @@ def test_guess_takes_the_last_formula_or_number():
 
 
 def test_thinking_is_no_place_for_an_answer():
-    assert outside_thinking("a<think>b</think>c") == "ac"
-    assert outside_thinking("b</think>c") == "c"
-    assert outside_thinking("a<think>b") == "a"
-    assert outside_thinking("<think>b</think>") == ""
+    assert drop_thinking("a<think>b</think>c") == "ac"
+    assert drop_thinking("b</think>c") == "c"
+    assert drop_thinking("a<think>b") == "a"
+    assert drop_thinking("<think>b</think>") == ""
     assert find_answer(r"<think>\boxed{1}</think> \boxed{2}") == "2"
-    assert visible_text("a<think>b</think>c") == "ac"
+    assert read_visible("a<think>b</think>c") == "ac"
     for whole in ("a<think>b", "<think>b</think>", "a<think>b</think> ", "b</think>", "a"):
-        assert visible_text(whole) == whole
+        assert read_visible(whole) == whole
 
 
 @needs_jail

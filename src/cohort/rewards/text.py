@@ -25,19 +25,19 @@ def text_of(completion: Any) -> str:
     raise TypeError(f"a completion is a string or a list of chat messages, not {type(completion).__name__}")
 
 
-def visible_text(text: str) -> str:
+def read_visible(text: str) -> str:
     """The text without its <think> blocks, if anything follows the last of them; else all of it."""
-    before, after = around_thinking(text)
+    before, after = split_thinking(text)
     return before + after if after is not None and after.strip() else text
 
 
-def outside_thinking(text: str) -> str:
+def drop_thinking(text: str) -> str:
     """The text without its <think> blocks; "" if there is nothing else. A block that never ends is thinking to the end."""
-    before, after = around_thinking(text)
+    before, after = split_thinking(text)
     return before + (after or "")
 
 
-def around_thinking(text: str) -> tuple[str, str | None]:
+def split_thinking(text: str) -> tuple[str, str | None]:
     """(what stands before and between <think> blocks, what follows the last of them: None if it never ends).
 
     A block that a chat template opened in the prompt has only its closing tag here. One pass over the tags: a search
@@ -55,7 +55,7 @@ def around_thinking(text: str) -> tuple[str, str | None]:
     return "".join(kept), None if inside else text[start:]
 
 
-def boxes_in(text: str) -> list[tuple[int, int, int]]:
+def find_boxes(text: str) -> list[tuple[int, int, int]]:
     r"""Every \\boxed{...} or \\fbox{...} whose braces balance and that holds no other: where it, its content and its end begin.
 
     One pass with a stack: unclosed boxes cost nothing extra.
@@ -77,13 +77,13 @@ def boxes_in(text: str) -> list[tuple[int, int, int]]:
     return found
 
 
-def last_boxed(text: str) -> str | None:
+def find_last_box(text: str) -> str | None:
     r"""Content of the last \\boxed{...} whose braces balance."""
-    boxes = boxes_in(text)
+    boxes = find_boxes(text)
     return text[boxes[-1][1] : boxes[-1][2]] if boxes else None
 
 
-def last_tagged(text: str) -> str | None:
+def find_last_tag(text: str) -> str | None:
     """Content of the last <answer>...</answer> that is closed; None without one. One pass over the tags.
 
     It begins at the nearest opening tag, as a box within a box does: "in <answer> tags: <answer>4</answer>" says 4.
@@ -97,7 +97,7 @@ def last_tagged(text: str) -> str | None:
     return text[slice(*last)] if last is not None else None
 
 
-def as_rows(answer: Any, completions: Any) -> list[Any]:
+def list_golds(answer: Any, completions: Any) -> list[Any]:
     """The gold column as a list of the right length. A bare string would otherwise be zipped letter by letter."""
     if isinstance(answer, str) or not hasattr(answer, "__len__") or getattr(answer, "ndim", 1) == 0:
         raise TypeError(f"answer: one gold answer per completion is expected, as a list; got {answer!r}")

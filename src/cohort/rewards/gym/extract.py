@@ -10,18 +10,18 @@ import collections
 import re
 from typing import Any
 
-from cohort.rewards.text import last_boxed, last_tagged, visible_text
+from cohort.rewards.text import find_last_box, find_last_tag, read_visible
 
 
 def extract_answer(completion: str, pattern: str = "") -> str:
     r"""The final answer: the last <answer>..</answer>, else the last match of `pattern` (its first group, where it has
     one), else the last \boxed{..}, else the whole text; without white space around it."""
-    completion = visible_text(completion)
-    answer = last_tagged(completion)
+    completion = read_visible(completion)
+    answer = find_last_tag(completion)
     if answer is None and pattern:
         answer = last_match(completion, pattern)
     if answer is None:
-        answer = last_boxed(completion)
+        answer = find_last_box(completion)
     return (completion if answer is None else answer).strip()
 
 

@@ -20,11 +20,11 @@ from typing import Any
 from cohort.base.workers import keep_pool
 from cohort.errors import PromptError
 from cohort.rewards.gym.catalogue import JAILED_TASKS, require_served
-from cohort.rewards.gym.extract import extract_answer, last_tagged
+from cohort.rewards.gym.extract import extract_answer
 from cohort.rewards.gym.golds import right_answer
 from cohort.rewards.gym.guards import Refused, admit
 from cohort.rewards.pool import HelperPool
-from cohort.rewards.text import text_of
+from cohort.rewards.text import find_last_tag, text_of
 from cohort.sandbox import Answer, JailUnavailable, Limits, shared_pool
 
 SCORE = "cohort.rewards.gym.worker:score"
@@ -127,7 +127,7 @@ def find_answers(texts: Sequence[str], pattern: str, wall_s: float) -> list[str 
         return [extract_answer(text) for text in texts]
     re.compile(pattern)
     answers: list[str | Verdict] = [extract_answer(text) for text in texts]
-    untagged = [row for row, text in enumerate(texts) if last_tagged(text) is None]
+    untagged = [row for row, text in enumerate(texts) if find_last_tag(text) is None]
     messages = [{"completion": texts[row], "pattern": pattern} for row in untagged]
     found = ask_workers(FIND, messages, LIMITS, wall_s, "", must_be_jailed=False)
     for row, answer in zip(untagged, found, strict=True):

@@ -28,7 +28,7 @@ from cohort.rewards.math.kinds import Group, Reading, Relation, Value, find_valu
 from cohort.rewards.math.readers import read_answer
 from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
 from cohort.rewards.math.words import read_plain_words
-from cohort.rewards.text import as_rows, text_of, visible_text
+from cohort.rewards.text import list_golds, read_visible, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def math_answer(
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance: a number from 0 up is expected, got {tolerance!r}")
-    golds = [find_gold(gold) for gold in as_rows(answer, completions)]
+    golds = [find_gold(gold) for gold in list_golds(answer, completions)]
     texts = [text_of(completion) for completion in completions]
     found = [find_or_refuse(text, pattern) for text in texts]
     guesses = [(guess_answer(text) if one == NO_ANSWER else None) or one for text, one in zip(texts, found, strict=True)]
@@ -142,13 +142,13 @@ def unusable(answer: Sequence[Any], wall_s: float = 10.0, cpu_s: float = 2.0, **
 
 def exact_match(completions: Sequence[Any], answer: Sequence[Any], ignore_case: bool = False, **columns: Any) -> list[float]:
     """1.0 where the completion (outside <think>, outer spaces aside) is the row's `answer`, letter for letter."""
-    golds = [read_whole(write_gold(gold), ignore_case) for gold in as_rows(answer, completions)]
+    golds = [read_whole(write_gold(gold), ignore_case) for gold in list_golds(answer, completions)]
     texts = [read_whole(text_of(completion), ignore_case) for completion in completions]
     return [float(text == gold) for text, gold in zip(texts, golds, strict=True)]
 
 
 def read_whole(completion: str, ignore_case: bool = False) -> str:
-    text = visible_text(completion).strip()
+    text = read_visible(completion).strip()
     return text.casefold() if ignore_case else text
 
 

@@ -21,11 +21,8 @@ from cohort.rewards.math.kinds import (
     Relation,
     Value,
     Words,
-    count_decimals,
-    find_coarse_rounding,
     find_name,
     find_quantity_name,
-    find_rounding,
     find_value,
     has_symbols,
     is_number,
@@ -51,23 +48,18 @@ class ExactJudge:
         if found.doubtful and found.unit != gold.unit:
             self.unread = "there are words in it that are no unit"
             return False
-        if found.node is None or gold.node is None:
-            return self.compare_unread(found, gold)
-        if found.node == gold.node:
-            return True
-        left, right = found.exact, gold.exact
-        return None if left is None or right is None else abs(left - right) <= tolerance
-
-    def compare_unread(self, found: Value, gold: Value) -> Decision:
+        if found.node is not None and gold.node is not None:
+            if found.node == gold.node:
+                return True
+            left, right = found.exact, gold.exact
+            return None if left is None or right is None else abs(left - right) <= tolerance
         if found.text == gold.text and found.unit == gold.unit:
             return True
-        if not (gold.refused or found.refused):
-            return None
         if gold.refused:
             self.gold_unread = gold.refused
-        else:
+        elif found.refused:
             self.unread = found.refused
-        return False
+        return False if gold.refused or found.refused else None
 
     def compare_sides(self, found: Sides, gold: Sides, directed: bool) -> Decision:
         """Whether left - right is a constant multiple of the other one's; directed: a positive multiple."""
@@ -305,22 +297,25 @@ def cut_relation(relation: Relation, place: int) -> Reading:
 
 
 def check_chain(relation: Relation, judge: ExactJudge) -> Decision:
-    """Whether the numbers of a chain are equal, or rounded where they have decimals: 14/2 = 8 is no way to say 8."""
-    if set(relation.ops) != {"="}:
+    r"""Whether the numbers of a chain are equal, or what the one before rounds to: 14/2 = 8 and 5 \\sim 9 are no way to say 8 and 9."""
+    is_rounded = "~" in relation.ops
+    if not is_rounded and set(relation.ops) != {"="}:
         return True
     decisions: list[Decision] = []
     for left, right in pairwise(part for part in relation.parts if is_number(part)):
-        if left.unit != right.unit and ((left.unit and right.unit) or "degree" in (left.unit, right.unit)):
+        units = {left.unit, right.unit}
+        if len(units) > 1 and ("" not in units or ("degree" in units and not is_rounded)):
             continue  # 500 cm = 5 m, 30 degrees = pi/6: nothing is converted here
-        decisions.append(judge.compare_values(left, replace(right, unit=left.unit), find_rounding(right)))
-    groups = [part for part in relation.parts if isinstance(part, Group) and all(map(is_number, part.items))]
+        rounding = right.coarse_rounding if is_rounded else right.decimal_rounding
+        decisions.append(judge.compare_values(left, replace(right, unit=left.unit), rounding))
+    groups = [part for part in relation.parts if isinstance(part, Group) and all(map(is_number, part.items)) and not is_rounded]
     return all_of([*decisions, *(is_same(left, right, judge) for left, right in pairwise(groups))])
 
 
 def is_same_rounded(found: Relation, gold: Reading, judge: ExactJudge) -> Decision:
     r"""sqrt(2) \approx 1.41 says sqrt(2); for the gold 1.41 it counts if 1.41 is what sqrt(2) rounds to."""
     place, tail = found.ops.index("~"), found.parts[-1]
-    if (linked := check_rounded_chain(found, judge)) is not True:
+    if (linked := check_chain(found, judge)) is not True:
         return linked
     if place == 0 and is_quantity(found.parts[0]) and has_symbols(found.parts[0]):
         return is_same(tail, gold, judge)
@@ -330,20 +325,7 @@ def is_same_rounded(found: Relation, gold: Reading, judge: ExactJudge) -> Decisi
     wanted = find_value(gold, strict=True) if isinstance(gold, Relation) else gold
     if exactly is True or not (isinstance(precise, Value) and isinstance(tail, Value) and isinstance(wanted, Value)):
         return exactly
-    half = Fraction(1, 2 * 10 ** count_decimals(tail.text))
-    return any_of([exactly, all_of([is_same(tail, wanted, judge), judge.compare_values(precise, tail, half)])])
-
-
-def check_rounded_chain(relation: Relation, judge: ExactJudge) -> Decision:
-    r"""Whether every number of a chain is what the one before it rounds to: 5 \\sim 9 says nothing."""
-    numbers = [part for part in relation.parts if is_number(part)]
-    return all_of(
-        [
-            judge.compare_values(left, replace(right, unit=left.unit), find_coarse_rounding(right))
-            for left, right in pairwise(numbers)
-            if left.unit == right.unit or not (left.unit and right.unit)
-        ]
-    )
+    return any_of([exactly, all_of([is_same(tail, wanted, judge), judge.compare_values(precise, tail, tail.rounding)])])
 
 
 def are_same_relations(found: Relation, gold: Relation, judge: ExactJudge) -> Decision:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from cohort.rewards.math.tokens import COMMAND, LETTERS, NUMBER, SIGN, Token
+from cohort.rewards.math.text import COMMAND, LETTERS, NUMBER, SIGN, Token
 from cohort.rewards.math.tree import ANGLES, Node, OutOfBounds, find_exact, join_nodes, number
 
 MAX_DEPTH = 30

@@ -17,7 +17,7 @@ from cohort.rewards.math.kinds import Value
 from cohort.rewards.math.readers import MAX_ITEMS, read_answer
 from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
 from cohort.rewards.math.units import HEDGES
-from cohort.rewards.text import boxes_in, last_tagged, outside_thinking
+from cohort.rewards.text import drop_thinking, find_boxes, find_last_tag
 
 PATTERN_LIMIT_S = 1.0
 """For one completion under a pattern of the recipe. Some patterns take for ever on some texts."""
@@ -93,8 +93,8 @@ class PatternTimeout(Exception):
 
 def find_answer(completion: str, pattern: str = "") -> str | None:
     """The final answer as it is written, or None: without a marker there is no answer. Raises PatternTimeout."""
-    text = outside_thinking(completion)
-    tagged = last_tagged(text)
+    text = drop_thinking(completion)
+    tagged = find_last_tag(text)
     found = find_marked(text, text, pattern) if tagged is None else find_in_tags(tagged, pattern)
     return found.strip() or None if found is not None else None
 
@@ -166,10 +166,10 @@ def find_said(sentence: str) -> str:
 
 def guess_answer(completion: str) -> str | None:
     """What a reader would take for the answer where no marker says so: the last formula, else the last number."""
-    text = outside_thinking(completion)
+    text = drop_thinking(completion)
     if not text.strip():
         text = completion
-        tagged = last_tagged(text)
+        tagged = find_last_tag(text)
         if (found := find_boxed(text) if tagged is None else find_in_tags(tagged, "")) is not None:
             return found.strip() or None
     text = text[-GUESS_CHARS:]
@@ -186,7 +186,7 @@ def guess_answer(completion: str) -> str | None:
 
 def join_boxes(text: str, joint: re.Pattern[str] = JOINT) -> tuple[list[str], list[str]]:
     """(the last box and those joined with it, the boxes before these)."""
-    boxes = boxes_in(text)
+    boxes = find_boxes(text)
     first, names = len(boxes) - 1, list[str]()
     while first > 0 and len(names) < MAX_ITEMS:
         between = text[boxes[first - 1][2] + 1 : boxes[first][0]]
@@ -310,7 +310,7 @@ def is_finite(number: Any) -> bool:
 def find_gold(gold: Any) -> str:
     r"""The gold answer to compare with; a whole solution ending in <answer>x</answer>, "#### x" or \boxed{x} gives its x."""
     whole = write_gold(gold)
-    text = whole if (tagged := last_tagged(whole)) is None else tagged
+    text = whole if (tagged := find_last_tag(whole)) is None else tagged
     found: str | None = text
     if any(mark in text for mark in (r"\boxed", r"\fbox", "####")):
         try:

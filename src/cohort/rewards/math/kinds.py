@@ -13,6 +13,8 @@ from typing import TypeGuard
 
 from cohort.rewards.math.tree import ANGLES, Node, find_exact, list_symbols, walk
 
+DECIMALS = re.compile(r"-?\s?[\d,\s]*\.\d+")
+
 
 @dataclass(frozen=True)
 class Value:
@@ -29,6 +31,23 @@ class Value:
     def exact(self) -> Fraction | None:
         """The rational number that it is, its unit aside."""
         return None if self.node is None else find_exact(self.node)
+
+    @property
+    def rounding(self) -> Fraction:
+        """Half of the last place that is written."""
+        return Fraction(1, 2 * 10 ** min(len(self.text.partition(".")[2]), 50))
+
+    @property
+    def decimal_rounding(self) -> Fraction:
+        """The same of a decimal; nothing for a whole number."""
+        return self.rounding if DECIMALS.fullmatch(self.text) else Fraction(0)
+
+    @property
+    def coarse_rounding(self) -> Fraction:
+        """The same, where 1200 may be rounded to hundreds; with a single digit before its zeros, as 10 or 2000, a number is exact."""
+        digits = self.text.lstrip("-")
+        zeros = len(digits) - len(digits.rstrip("0")) if digits.isdecimal() else 0
+        return Fraction(10 ** min(zeros, 50), 2) if zeros and len(digits) - zeros > 1 else self.rounding
 
 
 @dataclass(frozen=True)
@@ -89,7 +108,6 @@ WHOLE = re.compile(
 )
 MARKED = (r"\vec", r"\overline", r"\mathbb", r"\hat")
 ANGLE_NAMES = frozenset({"alpha", "beta", "gamma", "delta", "theta", "phi", "psi", "omega"})
-DECIMALS = re.compile(r"-?\s?[\d,\s]*\.\d+")
 
 
 def find_name(part: Reading) -> str | None:
@@ -204,20 +222,3 @@ def list_leaves(reading: Reading) -> Iterator[Value]:
         value = find_value(reading, strict=True)
         for part in reading.parts if value is None else (value,):
             yield from list_leaves(part)
-
-
-def count_decimals(text: str) -> int:
-    return min(len(text.partition(".")[2]), 50)
-
-
-def find_rounding(value: Value) -> Fraction:
-    """Half of the last place of a decimal; nothing for a whole number."""
-    return Fraction(1, 2 * 10 ** count_decimals(value.text)) if DECIMALS.fullmatch(value.text) else Fraction(0)
-
-
-def find_coarse_rounding(value: Value) -> Fraction:
-    """Half of the last place, where 1200 may be rounded to hundreds; with one digit before its zeros, as 10 or 2000, it is exact."""
-    digits = value.text.lstrip("-")
-    zeros = len(digits) - len(digits.rstrip("0")) if digits.isdecimal() else 0
-    is_round = zeros and len(digits) - zeros > 1
-    return Fraction(10 ** min(zeros, 50), 2) if is_round else Fraction(1, 2 * 10 ** count_decimals(value.text))

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import chain, combinations
+from itertools import chain, combinations, starmap
 from typing import Any
 
 import mpmath
@@ -42,7 +42,7 @@ def has_value(node: Node) -> bool:
     if has_constant(node, "infty"):
         return find_infinity(node) != 0
     pair = NodePair(node, node)
-    return any(pair.evaluate(point) is not None for point in chain(list_points(pair.names), list_whole_points(pair.names)))
+    return any(pair.evaluate_all(chain(list_points(pair.names), list_whole_points(pair.names))))
 
 
 def find_infinity(node: Node) -> int:
@@ -66,20 +66,19 @@ class NodePair:
         left, right = (evaluate(side, place, self.log_base, times * self.digits) for side in (self.left, self.right))
         return None if left is None or right is None else (left, right)
 
-    def agrees_at(self, point: Point) -> bool:
-        """Equal relative to their size; or both zero, which shows in their shrinking with the precision."""
-        pair = self.evaluate(point)
-        if pair is None:
-            return False
+    def evaluate_all(self, points: Iterable[Point]) -> Iterator[tuple[Point, tuple[Any, Any]]]:
+        """The points at which both are defined, each with both values."""
+        return ((point, pair) for point in points if (pair := self.evaluate(point)) is not None)
+
+    def agrees_at(self, point: Point, pair: tuple[Any, Any]) -> bool:
+        """Whether the two values are equal relative to their size; or both zero, which shows in their shrinking with the precision."""
         with mpmath.workdps(self.digits):
             largest = max(map(abs, pair))
             if abs(pair[0] - pair[1]) <= largest * mpmath.mpf(10) ** (SLACK - self.digits):
                 return True
         finer = self.evaluate(point, 4)
-        if finer is None:
-            return False
         with mpmath.workdps(4 * self.digits):
-            return bool(max(map(abs, finer)) <= largest * mpmath.mpf(10) ** (-2 * self.digits))
+            return finer is not None and bool(max(map(abs, finer)) <= largest * mpmath.mpf(10) ** (-2 * self.digits))
 
     def is_equal(self, tolerance: Fraction) -> bool | None:
         """Whether the values are the same at all points; None where there are too few that have values."""
@@ -87,21 +86,18 @@ class NodePair:
             return self.is_number_equal(tolerance)
         is_imaginary = has_constant(self.left, "i") or has_constant(self.right, "i")
         agreed, others = 0, []
-        for point in list_points(self.names):
-            pair = self.evaluate(point)
-            if pair is None:
-                continue
+        for point, pair in self.evaluate_all(list_points(self.names)):
             if not (is_imaginary or (is_real(pair[0]) and is_real(pair[1]))):
-                others.append(point)
-            elif not self.agrees_at(point):
+                others.append((point, pair))
+            elif not self.agrees_at(point, pair):
                 return False
             else:
                 agreed += 1
         if agreed >= FEWEST_POINTS:
             return True
         if set(self.names) <= INTEGER_NAMES:  # (-1)^n is a number at whole n only
-            others = [point for point in list_whole_points(self.names) if self.evaluate(point) is not None]
-        return None if agreed + len(others) < FEWEST_POINTS else all(map(self.agrees_at, others))
+            others = list(self.evaluate_all(list_whole_points(self.names)))
+        return None if agreed + len(others) < FEWEST_POINTS else all(starmap(self.agrees_at, others))
 
     def is_number_equal(self, tolerance: Fraction) -> bool | None:
         pair = self.evaluate({})
@@ -109,13 +105,13 @@ class NodePair:
             return None
         with mpmath.workdps(DIGITS):
             is_near = abs(pair[0] - pair[1]) <= mpmath.mpf(tolerance.numerator) / tolerance.denominator
-        return (bool(tolerance) and bool(is_near)) or self.agrees_at({})
+        return (bool(tolerance) and bool(is_near)) or self.agrees_at({}, pair)
 
     def is_proportional(self, directed: bool) -> bool:
         """Whether one is the other times a constant (a positive one where the relation has a direction), zero nowhere common."""
-        pairs = [self.evaluate(point) for point in list_points(self.names)] if self.names else []
+        pairs = list(self.evaluate_all(list_points(self.names))) if self.names else []
         with mpmath.workdps(DIGITS):
-            quotients = [pair[0] / pair[1] for pair in pairs if pair is not None and pair[1] != 0]
+            quotients = [left / right for _, (left, right) in pairs if right != 0]
         if len(quotients) < FEWEST_POINTS or not all(quotient != 0 and is_real(quotient) for quotient in quotients):
             return False
         if directed and not all(mpmath.re(quotient) > 0 for quotient in quotients):

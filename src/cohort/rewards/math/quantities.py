@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from cohort.rewards.math.expressions import FUNCTIONS, GREEK, LOGARITHMS, MARKS, NotUnderstood, read_expression
 from cohort.rewards.math.kinds import Group, Reading, Value
-from cohort.rewards.math.tokens import COMMAND, LETTERS, NUMBER, SIGN, TEXT, Token, find_closing, list_texts, write_latex
+from cohort.rewards.math.text import COMMAND, LETTERS, NUMBER, SIGN, TEXT, Token, find_closing, list_texts, write_latex
 from cohort.rewards.math.tree import Node, OutOfBounds, check_size, find_exact, number
 from cohort.rewards.math.units import LETTER_UNITS, SCALES, UNITS, is_doubtful, name_unit
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cohort.rewards.math.environments import find_environment, join_lines
 from cohort.rewards.math.expressions import MAX_DEPTH
 from cohort.rewards.math.intervals import intersect, is_condition, join_conditions, remove_points
 from cohort.rewards.math.kinds import EVERY_NUMBER, Group, Reading, Relation, Value, Words, find_equation_name, find_name
 from cohort.rewards.math.quantities import read_value
-from cohort.rewards.math.tokens import (
+from cohort.rewards.math.text import (
     COMMAND,
     LETTERS,
     NUMBER,
@@ -37,6 +36,13 @@ from cohort.rewards.math.tree import OutOfBounds
 from cohort.rewards.math.words import CHOICES, DENIALS, find_choice, read_based, read_clock, read_date, read_dots, read_words
 
 MAX_ITEMS = 60
+MATRICES = ("pmatrix", "bmatrix", "matrix", "smallmatrix", "Bmatrix", "array", "vmatrix", "cases", "dcases", "rcases")
+ALIGNED = frozenset({
+    "aligned", "align", "alignedat", "alignat", "flalign", "split", "gathered", "gather", "equation", "eqnarray", "multline",
+})  # fmt: skip
+TOGETHER = Token(TEXT, "and")
+Rows = list[list[list[Token]]]
+"""Rows of cells of tokens."""
 ROUNDED = frozenset({
     "approximately", "approx", "about", "around", "roughly", "circa", "exactly", "precisely", "equal to", "equals", "answer", "final answer",
     "the answer is", "the final answer is", "answer is", "is",
@@ -223,18 +229,67 @@ def read_ratio(tokens: list[Token], depth: int) -> Reading | None:
     return Group(":", items) if all(isinstance(item, Value) and item.node is not None for item in items) else None
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Environments: matrices, systems of equations, and equations that are only aligned
+# ---------------------------------------------------------------------------------------------------------------------
+
+
 def read_environment(tokens: list[Token], depth: int) -> Reading | None:
-    found = find_environment(tokens)
-    if found is None:
+    sort, rows = split_environment(tokens)
+    if not sort:
         return None
-    if (line := join_lines(found)) is not None:
+    if (line := join_lines(sort, rows)) is not None:
         return read_part(line, depth + 1)
-    widths = {len(row) for row in found.rows}
-    if len(widths) != 1 or not all(cell for row in found.rows for cell in row) or len(found.rows) * max(widths) > MAX_ITEMS:
+    widths, cells = {len(row) for row in rows}, [cell for row in rows for cell in row]
+    if len(widths) != 1 or not all(cells) or len(cells) > MAX_ITEMS:
         raise OutOfBounds("a matrix that is ragged, has empty cells or is very large")
-    kind = found.sort if found.sort in ("vmatrix", "cases") else "matrix"
-    items = tuple(read_part(cell, depth + 1) for row in found.rows for cell in row)
-    return Group(f"{len(found.rows)}x{max(widths)} {kind}", items)
+    kind = sort if sort in ("vmatrix", "cases") else "matrix"
+    return Group(f"{len(rows)}x{max(widths)} {kind}", tuple(read_part(cell, depth + 1) for cell in cells))
+
+
+def split_environment(tokens: list[Token]) -> tuple[str, Rows]:
+    r"""The name, rows and cells of the environment that the tokens are, also behind the lone brace of \left\{ ... \right; "" for none."""
+    if len(tokens) > 1 and tokens[0].latex == r"\{" and find_closing(tokens, 0) < 0:
+        tokens = tokens[1:]
+    if tokens[0].latex != r"\begin" or (end := find_closing(tokens, 0)) < 0:
+        return "", []
+    sort, start = read_braced_name(tokens, 1)
+    if sort not in (*MATRICES, *ALIGNED) or read_braced_name(tokens, end + 1) != (sort, len(tokens)):
+        return "", []
+    inside = tokens[start:end]
+    if sort in ("array", "alignedat", "alignat") and inside and inside[0].latex == "{":
+        inside = inside[find_closing(inside, 0) + 1 :]
+    rows = [split_by(row, "&") for row in split_by(inside, "\\\\") if row]
+    return "cases" if sort in ("dcases", "rcases") else sort, rows
+
+
+def read_braced_name(tokens: Sequence[Token], place: int) -> tuple[str, int]:
+    r"""The name behind \begin or \end, without the star of align*, and the place after it."""
+    inside = [token.latex for token in tokens[place : place + 4]]
+    length = 4 if inside[2:3] == ["*"] else 3
+    if inside[:1] == ["{"] and inside[length - 1 :][:1] == ["}"] and tokens[place + 1].kind == LETTERS:
+        return inside[1], place + length
+    return "", place
+
+
+def join_lines(sort: str, rows: Rows) -> list[Token] | None:
+    r"""The lines of what is aligned, a system or one equation as one answer, "and" between lines; None for a matrix.
+
+    A line that begins with a sign of relation goes on with the line before it: x &= 2 + 3 \\ &= 5.
+    """
+    rows = [row for row in rows if any(row)]
+    cells = [cell for row in rows for cell in row]
+    is_aligned = sort in ALIGNED or any(cell and cell[0].latex in RELATIONS for row in rows for cell in row[1:])
+    are_relations = all(any(token.latex in RELATIONS for token in cell) for cell in cells)
+    is_system = len(cells) == len(rows) and (sort == "cases" or (sort == "array" and (are_relations or len(cells) == 1)))
+    if not rows or not (is_aligned or is_system):
+        return None
+    line: list[Token] = []
+    for row in rows:
+        tokens = [token for cell in row for token in cell]
+        goes_on = not line or tokens[0].latex in RELATIONS
+        line += [*([] if goes_on else [TOGETHER]), *tokens]
+    return line
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -34,14 +34,11 @@ def hook(event: str, arguments: tuple[Any, ...]) -> None:
     if not watching:
         return
     if event == "open":
-        path, mode, flags = (*arguments, None, None, None)[:3]
-        writes = (isinstance(mode, str) and set(mode) & set("wax+")) or (
-            isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
-        )
-        if writes:
+        path, mode, flags = arguments
+        if set(mode or "") & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR):
             events.append(f"open {path!r} for writing")
     elif event == "compile":
-        source = arguments[0] if arguments else None
+        source = arguments[0]
         text = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
         if isinstance(text, str) and text != PREAMBLE and ARITHMETIC.sub("", text):
             events.append(f"compile {text[:200]!r}")

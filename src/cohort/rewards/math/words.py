@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from cohort.rewards.math.kinds import EVERY_NUMBER, Group, Reading, Value, Words
 from cohort.rewards.math.quantities import MATH_WORDS
-from cohort.rewards.math.tokens import COMMAND, LETTERS, NUMBER, SIGN, TEXT, Token, list_texts, read_tokens, write_latex
+from cohort.rewards.math.text import COMMAND, LETTERS, NUMBER, SIGN, TEXT, Token, list_texts, read_tokens, write_latex
 from cohort.rewards.math.tree import number
 from cohort.rewards.math.units import HEDGES
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from cohort.rewards.text import last_boxed
+from cohort.rewards.text import find_last_box
 
 OTHER_ROW = "answer of another row"
 MAX_NUMBER_CHARS = 60
@@ -47,7 +47,7 @@ def read_gold(cell: Any) -> str:
     text = str(cell)
     if "####" in text:
         return text.rsplit("####", 1)[1].strip()
-    boxed = last_boxed(text)
+    boxed = find_last_box(text)
     return (text if boxed is None else boxed).strip()
 
 
