@@ -146,7 +146,7 @@ def test_an_old_recipe_is_a_contender_and_an_old_plan_is_the_same_comparison(cop
     def plan():
         return make_plan(find_contenders(words, str(OLD / "inside_a_step" / "recipe.toml")), (0,), tmp_path / "output")
 
-    assert plan().contenders[0].recipe.rewards[1].function == "cohort.data.column_addition:check_steps"
+    assert plan().field.contenders[0].recipe.rewards[1].function == "cohort.data.column_addition:check_steps"
     open_output(plan()).close()
     file = tmp_path / "output" / "plan.json"
     document = json.loads(file.read_text(encoding="utf-8"))
