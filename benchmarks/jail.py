@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from cohort import sandbox  # noqa: E402
-from cohort.sandbox.tiers import VARIABLE, interpreter  # noqa: E402
+from cohort.sandbox.tiers import VARIABLE, find_interpreter  # noqa: E402
 from hostile import harness  # noqa: E402
 from hostile.honest import HONEST  # noqa: E402
 from hostile.programs import CATEGORIES, HostileProgram  # noqa: E402
@@ -107,7 +107,7 @@ def measure_overhead(runs: int) -> int:
 
 def run_bare(*options: str) -> None:
     ended = subprocess.run(
-        [interpreter(), "-I", *options, "-c", TRIVIAL], capture_output=True, text=True, stdin=subprocess.DEVNULL
+        [find_interpreter(), "-I", *options, "-c", TRIVIAL], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     assert ended.stdout == "1\n"
 

@@ -16,10 +16,10 @@ from cohort.errors import PromptError
 from cohort.rewards.gym import verifier as rewards
 from cohort.rewards.gym import worker as gym_worker
 from cohort.rewards.gym.catalogue import JAILED_TASKS
-from cohort.rewards.gym.golds import right_answer
-from cohort.rewards.gym.guards import GUARDS, Refused, admit
+from cohort.rewards.gym.golds import find_right_answer
+from cohort.rewards.gym.guards import GUARDS, AnswerRefused, admit
 from cohort.rewards.gym.rows import CHUNK, create_dataset, extract_answer, gym_verifier, load_gym
-from cohort.rewards.gym.verifier import Verdict, verdict_of
+from cohort.rewards.gym.verifier import GymVerdict, read_verdict
 from cohort.sandbox import Answer, JailUnavailable, shared_pool
 
 # --- the final answer -------------------------------------------------------------------------------------------------------
@@ -133,23 +133,23 @@ def test_an_answer_that_hangs_scores_nothing_and_spares_the_next():
 @pytest.mark.parametrize(
     ("reply", "verdict"),
     [
-        (Answer({"score": 1.0}), Verdict(1.0, "right")),
-        (Answer({"score": 0.25}), Verdict(0.25, "wrong")),
-        (Answer({"score": 7e12}), Verdict(0.0, "wrong", "the verifier gave 7000000000000.0", "ScoreOutOfRange")),
-        (Answer({"score": float("nan")}), Verdict(0.0, "wrong", "the verifier gave nan", "ScoreOutOfRange")),
-        (Answer({"error": "KeyError"}), Verdict(0.0, "wrong", "the verifier raised KeyError", "KeyError")),
-        (Answer({"score": True}), Verdict(None, "infrastructure", "the verifier's worker gave no score")),
-        (Answer("1.0"), Verdict(None, "infrastructure", "the verifier's worker gave no score")),
-        (Answer(problem="cpu", detail="5 s"), Verdict(0.0, "timeout", "5 s")),
-        (Answer(problem="wall"), Verdict(0.0, "timeout")),
-        (Answer(problem="memory"), Verdict(0.0, "memory")),
-        (Answer(problem="crash"), Verdict(0.0, "crash")),
-        (Answer(problem="exception", detail="x"), Verdict(None, "infrastructure", "exception: x")),
-        (Answer(problem="infrastructure", detail="x"), Verdict(None, "infrastructure", "infrastructure: x")),
+        (Answer({"score": 1.0}), GymVerdict(1.0, "right")),
+        (Answer({"score": 0.25}), GymVerdict(0.25, "wrong")),
+        (Answer({"score": 7e12}), GymVerdict(0.0, "wrong", "the verifier gave 7000000000000.0", "ScoreOutOfRange")),
+        (Answer({"score": float("nan")}), GymVerdict(0.0, "wrong", "the verifier gave nan", "ScoreOutOfRange")),
+        (Answer({"error": "KeyError"}), GymVerdict(0.0, "wrong", "the verifier raised KeyError", "KeyError")),
+        (Answer({"score": True}), GymVerdict(None, "infrastructure", "the verifier's worker gave no score")),
+        (Answer("1.0"), GymVerdict(None, "infrastructure", "the verifier's worker gave no score")),
+        (Answer(problem="cpu", detail="5 s"), GymVerdict(0.0, "timeout", "5 s")),
+        (Answer(problem="wall"), GymVerdict(0.0, "timeout")),
+        (Answer(problem="memory"), GymVerdict(0.0, "memory")),
+        (Answer(problem="crash"), GymVerdict(0.0, "crash")),
+        (Answer(problem="exception", detail="x"), GymVerdict(None, "infrastructure", "exception: x")),
+        (Answer(problem="infrastructure", detail="x"), GymVerdict(None, "infrastructure", "infrastructure: x")),
     ],
 )
-def test_what_a_worker_says_becomes_a_verdict(reply: Answer, verdict: Verdict):
-    assert verdict_of(reply) == verdict
+def test_what_a_worker_says_becomes_a_verdict(reply: Answer, verdict: GymVerdict):
+    assert read_verdict(reply) == verdict
 
 
 def test_a_verdict_leaves_no_trace_in_the_worker():
@@ -159,7 +159,7 @@ def test_a_verdict_leaves_no_trace_in_the_worker():
     entry = json.loads(json.dumps(dataset[0]))
     decimal.getcontext().prec = before
     message = {"task": "decimal_arithmetic", "settings": {"precision": 50}, "entry": entry, "answer": entry["answer"]}
-    assert gym_worker.score(message) == {"score": 1.0}
+    assert gym_worker.score_answer(message) == {"score": 1.0}
     assert decimal.getcontext().prec == before
 
 
@@ -171,7 +171,7 @@ def test_without_a_jail_safe_tasks_are_scored_in_ordinary_workers(monkeypatch: p
     entry = {"answer": "5", "metadata": {}}
     assert scored("chain_sum", entry, "5", "6", "so 5") == [RIGHT, WRONG, (0.25, "wrong")]
     assert rewards.find_answers(["a" * 60 + "!", "aa7"], r"(?:a+)+(\d)$", 2.0) == [
-        Verdict(0.0, "timeout", "no answer within 2 s"),
+        GymVerdict(0.0, "timeout", "no answer within 2 s"),
         "7",
     ]
     with pytest.raises(PromptError, match="scored in a jail only, and there is no jail"):
@@ -403,7 +403,7 @@ def test_no_code_passes_a_grammar(name: str, tmp_path: Path):
     canary = tmp_path / "canary"
     texts = [text.format(canary=canary) for text in INJECTIONS]
     for text in texts:
-        with pytest.raises(Refused) as refusal:
+        with pytest.raises(AnswerRefused) as refusal:
             admit(name, text, one_entry(name))
         # codeio compares values: a JSON value that is not the right one is wrong.
         assert refusal.value.verdict == "unparsed" or (name, refusal.value.verdict) == ("codeio", "wrong")
@@ -432,7 +432,7 @@ def score(message):
     if message == "ran":
         seen, ran[:] = list(ran), []
         return seen
-    return gym_worker.score(message)
+    return gym_worker.score_answer(message)
 """
 
 
@@ -449,7 +449,7 @@ def test_an_audited_worker_never_compiles_hostile_text(tmp_path: Path, monkeypat
         pool.ask("ran")
         for name in JAILED_TASKS:
             entry = one_entry(name)
-            gold = right_answer(name, entry)
+            gold = find_right_answer(name, entry)
             assert gold is not None
             words = [word for _, word in scored(name, entry, gold, *hostile)]
             assert words[0] == "right"
@@ -480,12 +480,12 @@ def test_the_grammar_takes_every_right_answer_of_the_package(name: str):
     for seed in (11, 5000, 90_000):
         dataset = create_dataset(name, {"size": CHUNK, "seed": seed})
         for index in range(100):
-            entry = gym_worker.plain_entry(name, dataset, index)
+            entry = gym_worker.make_plain_entry(name, dataset, index)
             try:
                 if entry is not None:
-                    admit(name, str(right_answer(name, entry)), entry)
-            except Refused as refusal:
-                refused.append((right_answer(name, entry), str(refusal)))
+                    admit(name, str(find_right_answer(name, entry)), entry)
+            except AnswerRefused as refusal:
+                refused.append((find_right_answer(name, entry), str(refusal)))
     if name == "intermediate_integration":  # what the package could not solve, it stores as an integral
         assert all("Integral" in str(answer) for answer, _ in refused)
         assert len(refused) < 30

@@ -23,7 +23,7 @@ from reasoning_gym.factory import DATASETS
 from cohort.errors import PromptError
 from cohort.rewards.gym import catalogue as gym_list
 from cohort.rewards.gym.catalogue import FIXED_HASH_TASKS, JAILED_TASKS, REFUSED_TASKS, SAFE_TASKS, SERVED_TASKS
-from cohort.rewards.gym.golds import WITHOUT_ANSWER, right_answer, undone
+from cohort.rewards.gym.golds import WITHOUT_ANSWER, find_right_answer, reverse_moves
 from cohort.rewards.gym.guards import GUARDS
 from cohort.rewards.gym.rows import create_dataset, gym_verifier, load_gym
 from cohort.sandbox import JailUnavailable
@@ -204,10 +204,10 @@ def test_no_row_is_unusable_and_broken_rows_are():
 
 
 def test_the_way_back_of_a_cube():
-    assert undone("F D' R2 B") == "B' R2' D F'"
+    assert reverse_moves("F D' R2 B") == "B' R2' D F'"
     for size in (2, 3):
         rows = load_gym("rubiks_cube", "train", 0, {"count": 3, "cube_size": size})
-        back = [undone(row["entry"]["metadata"]["scramble_moves"]) for row in rows]
+        back = [reverse_moves(row["entry"]["metadata"]["scramble_moves"]) for row in rows]
         assert gym_verifier(back, **columns_of(rows)) == [1.0] * 3
         assert max(gym_verifier([text + " U" for text in back], **columns_of(rows))) < 0.9
     with pytest.raises(PromptError, match="cube_size: 2 or 3"):
@@ -217,7 +217,7 @@ def test_the_way_back_of_a_cube():
 def test_boxes_walk_to_their_targets():
     state = {"0.5_0.5": ["box_red", "target_blue"], "0.5_1.5": [], "1.5_0.5": ["box_blue"], "1.5_1.5": ["target_red"]}
     entry = {"answer": None, "metadata": {"initial_state": state}}
-    made = right_answer("boxnet", entry)
+    made = find_right_answer("boxnet", entry)
     assert made is not None
     assert json.loads(made) == [
         {"Agent[0.5, 0.5]": "move(box_red, square[1.5, 0.5])"},

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import test_rewards_zoo as zoo
 
-from cohort.base.threads import split
+from cohort.base.threads import split_evenly
 from cohort.errors import RewardError
 from cohort.recipe.schema import RewardConfig
 from cohort.rewards.base import RewardRunner
@@ -798,8 +798,8 @@ def test_lists_of_different_length_are_refused_and_no_completions_is_fine():
 
 
 def test_split_and_spread():
-    assert split(7, 3) == [[0, 1], [2, 3], [4, 5, 6]]
-    assert split(2, 5) == [[0], [1]]
+    assert split_evenly(7, 3) == [[0, 1], [2, 3], [4, 5, 6]]
+    assert split_evenly(2, 5) == [[0], [1]]
     assert sorted(spread_rows(list(range(100)))) == list(range(100))
     assert spread_rows(list(range(12)))[:6] == [0, 2, 4, 6, 8, 10]
     assert spread_rows(list(range(64)))[:8] == [0, 8, 16, 24, 32, 40, 48, 56]  # one of each group of eight

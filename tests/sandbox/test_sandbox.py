@@ -23,7 +23,7 @@ from cohort.sandbox import values as plain
 from cohort.sandbox.jail import Jail
 from cohort.sandbox.program import read_reply
 from cohort.sandbox.seccomp import ARCHITECTURES, NUMBERS, build_filter
-from cohort.sandbox.workers import WorkerPool, package_folders, shared_pool
+from cohort.sandbox.workers import WorkerPool, find_package_folders, shared_pool
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the jail is Linux's")
 
@@ -209,7 +209,7 @@ def test_the_environment_is_empty_and_the_user_another(tier, monkeypatch):
     assert reply is not None
     environment, user, folder = reply.value
     assert "COHORT_SECRET" not in environment
-    assert set(environment) == set(tiers.environment("")) | ({"PWD"} & set(environment))
+    assert set(environment) == set(tiers.make_environment("")) | ({"PWD"} & set(environment))
     assert user != 0
     assert environment["TMPDIR"] == folder
     assert not os.path.exists(folder) or folder == tiers.SCRATCH
@@ -408,12 +408,12 @@ def test_folders_of_killed_hosts_are_swept_and_no_others(tmp_path, monkeypatch):
     dead.wait()
     target = tmp_path / "precious"
     target.mkdir(mode=0o755)
-    here = scratch.world()
+    here = scratch.name_beginning()
     spared = [f"{here}{os.getpid()}-b", f"{here}x", f"cohort-jail-{dead.pid}-another-boot", "other"]
     for name in (f"{here}{dead.pid}-a", *spared):
         (tmp_path / name / "deep").mkdir(parents=True)
     (tmp_path / f"{here}{dead.pid}-link").symlink_to(target)
-    scratch.sweep.__wrapped__(str(tmp_path), 0)
+    scratch.sweep_folders.__wrapped__(str(tmp_path), 0)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {*spared, "precious", f"{here}{dead.pid}-link"}
     assert target.stat().st_mode & 0o777 == 0o755
@@ -505,7 +505,7 @@ def descendants(pid):
 
 def test_no_jail_means_nothing_is_run(monkeypatch):
     monkeypatch.setattr(tiers.shutil, "which", lambda program: None)
-    monkeypatch.setattr(tiers, "landlock_version", lambda: 0)
+    monkeypatch.setattr(tiers, "read_landlock_version", lambda: 0)
     monkeypatch.delenv("COHORT_JAIL", raising=False)
     with pytest.raises(JailUnavailable, match=r"bubblewrap is not installed.*no Landlock"):
         run_calls("def f(): return 1", [Call("f")])
@@ -741,15 +741,15 @@ def test_a_module_that_is_not_there_is_named():
 
 
 def test_workers_see_this_package_and_the_installed_ones():
-    folders = package_folders()
+    folders = find_package_folders()
     assert any((Path(folder) / "cohort").is_dir() for folder in folders)
     assert all(os.path.isdir(folder) for folder in folders)
 
 
 def test_a_worker_idle_for_long_is_not_charged(worker_module):
-    jail = Jail("worker", worker_module, Limits(wall_s=0.2), packages=package_folders())
+    jail = Jail("worker", worker_module, Limits(wall_s=0.2), packages=find_package_folders())
     try:
-        jail.free_of_charge(60)
+        jail.stop_charging(60)
         assert jail.hear() == ["loaded"]
         time.sleep(0.5)
         jail.charge(Limits(wall_s=60))

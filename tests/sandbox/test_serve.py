@@ -53,7 +53,7 @@ def test_a_remote_run_gives_what_a_local_one_gives(backend):
 
 def test_a_remote_that_fails_says_nothing_about_the_program(backend, monkeypatch):
     assert run_calls("def f(): return 1", [Call("f")], backend="http://127.0.0.1:9").end == "infrastructure"
-    monkeypatch.setattr("cohort.sandbox.serve.run", lambda document, ceiling: {"end": "finished", "replies": []})
+    monkeypatch.setattr("cohort.sandbox.serve.run_job", lambda document, ceiling: {"end": "finished", "replies": []})
     odd = run_calls("def f(): return 1", [Call("f")], backend=backend)
     assert (odd.end, odd.replies) == ("infrastructure", (None,))
     with pytest.raises(ValueError, match="backend"):
@@ -185,7 +185,7 @@ def test_a_body_is_read_in_a_slot_and_within_a_limit(server, monkeypatch, capfd)
     monkeypatch.setattr(serve, "BODY_LIMIT_S", 60.0)
     begin(server, "{", 1000).close()  # hangs up half-way
     begun = threading.Event()
-    monkeypatch.setattr(serve, "run", lambda *_: begun.wait(60) and {"stdout": "x" * 10_000_000})
+    monkeypatch.setattr(serve, "run_job", lambda *_: begun.wait(60) and {"stdout": "x" * 10_000_000})
     begin(server, "{}", 2).close()  # hangs up before the answer
     begun.set()
     assert post(server)[0] == 200
@@ -233,7 +233,7 @@ def test_a_request_that_is_not_exactly_a_job_is_refused_in_words(body, words, mo
     for name in ("run_script", "run_calls", "run_checks"):
         monkeypatch.setattr(serve, name, lambda *_, **__: pytest.fail("it was run"))
     with pytest.raises(ValueError, match=re.escape(words)):
-        serve.run(json.loads(json.dumps(body)))
+        serve.run_job(json.loads(json.dumps(body)))
 
 
 def test_a_whole_number_written_as_a_float_is_one():
@@ -262,7 +262,7 @@ def test_clients_that_stall_or_have_hung_up_keep_no_slot(server, monkeypatch):
     for connection in stalled:
         connection.close()
     asked = []
-    monkeypatch.setattr(serve, "run", lambda document, _: asked.append(document) or {})
+    monkeypatch.setattr(serve, "run_job", lambda document, _: asked.append(document) or {})
     server.slots.acquire()
     begin(server, '["gone"]', 8).close()
     time.sleep(0.1)

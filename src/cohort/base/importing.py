@@ -42,12 +42,14 @@ def load_function(spec: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as problem:
-        raise NotImportable(f"cannot import {spec} ({reason(problem)}).{searched(module_name, problem)}") from problem
+        raise NotImportable(f"cannot import {spec} ({reason(problem)}).{name_places(module_name, problem)}") from problem
     target: Any = module
     for name in qualname.split("."):
         if not hasattr(target, name):
             home = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
-            raise NotImportable(f"cannot import {spec}: {module_name}{home} has no function {name!r}{hint(name, target)}")
+            raise NotImportable(
+                f"cannot import {spec}: {module_name}{home} has no function {name!r}{suggest_name(name, target)}"
+            )
         target = getattr(target, name)
     if not callable(target):
         raise NotImportable(f"cannot use {spec}: it is of type {type(target).__name__}, not a function.")
@@ -73,7 +75,7 @@ def reason(problem: BaseException) -> str:
     return f"{text}, in {frames[-1].filename}, line {frames[-1].lineno}"
 
 
-def searched(module_name: str, problem: BaseException) -> str:
+def name_places(module_name: str, problem: BaseException) -> str:
     """Where was looked, if the module itself was not found (and not something that it imports)."""
     missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
     if missing is None or not f"{module_name}.".startswith(f"{missing}."):
@@ -85,7 +87,7 @@ def searched(module_name: str, problem: BaseException) -> str:
     return f" It was looked for on Python's search path and in the current folder{here}."
 
 
-def hint(name: str, target: ModuleType | Any) -> str:
+def suggest_name(name: str, target: ModuleType | Any) -> str:
     known = [known for known in dir(target) if callable(getattr(target, known, None))]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else "."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import queue
 import threading
@@ -12,6 +11,22 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+Ended = queue.SimpleQueue[tuple[int, T | None, BaseException | None]]
+"""Tasks that have ended: number, result, error."""
+
+
+def start_thread(task: Callable[[], T], ended: Ended[T], index: int = 0) -> None:
+    """Run a task in a thread that nobody waits for at exit; what came of it is put into the queue."""
+
+    def run() -> None:
+        try:
+            ended.put((index, task(), None))
+        except BaseException as problem:
+            ended.put((index, None, problem))
+
+    threading.Thread(target=run, daemon=True, name="reward").start()
+
+
 def concurrently(tasks: Sequence[Callable[[], T]]) -> list[T]:
     """Results of all tasks, in order; the first error, in order, once all have ended.
 
@@ -19,16 +34,9 @@ def concurrently(tasks: Sequence[Callable[[], T]]) -> list[T]:
     never returns would keep the process from ending. A single task has a thread too: a signal is then raised here, where
     it ends the run, and not inside a reward function, where it would pass for its fault.
     """
-    ended: queue.SimpleQueue[tuple[int, T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def run(index: int, task: Callable[[], T]) -> None:
-        try:
-            ended.put((index, task(), None))
-        except BaseException as problem:
-            ended.put((index, None, problem))
-
+    ended: Ended[T] = queue.SimpleQueue()
     for index, task in enumerate(tasks):
-        threading.Thread(target=run, args=(index, task), daemon=True, name="reward").start()
+        start_thread(task, ended, index)
     results = sorted((ended.get() for _ in tasks), key=lambda result: result[0])
     for _, _, problem in results:
         if problem is not None:
@@ -38,24 +46,18 @@ def concurrently(tasks: Sequence[Callable[[], T]]) -> list[T]:
 
 def with_limit(task: Callable[[], T], limit_s: float) -> T:
     """The task's result, or TimeoutError with the thread left behind."""
-    ended: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            ended.put((task(), None))
-        except BaseException as problem:
-            ended.put((None, problem))
-
-    threading.Thread(target=run, daemon=True, name="reward function").start()
-    with contextlib.suppress(queue.Empty):
-        value, problem = ended.get(timeout=limit_s)
-        if problem is not None:
-            raise problem
-        return value  # type: ignore[return-value]
-    raise TimeoutError
+    ended: Ended[T] = queue.SimpleQueue()
+    start_thread(task, ended)
+    try:
+        _, value, problem = ended.get(timeout=limit_s)
+    except queue.Empty:
+        raise TimeoutError from None
+    if problem is not None:
+        raise problem
+    return value  # type: ignore[return-value]
 
 
-def split(count: int, pieces: int) -> list[list[int]]:
+def split_evenly(count: int, pieces: int) -> list[list[int]]:
     """0..count-1 as nearly equal runs, none empty."""
     pieces = max(1, min(pieces, count))
     edges = [count * i // pieces for i in range(pieces + 1)]

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cohort.base.importing import search_current_folder
-from cohort.base.threads import concurrently, split, with_limit
+from cohort.base.threads import concurrently, split_evenly, with_limit
 from cohort.base.workers import ProcessEnded
 from cohort.errors import CohortError, RewardError
 from cohort.rewards.call import RewardCall, Signature, TrainerState, call_reward, extract_answers
@@ -233,7 +233,7 @@ class RewardRunner:
                 judged.count_call(len(rows))
             return reply
 
-        chunks = split(count, self._workers) if in_worker and bound.signature.per_completion else [list(range(count))]
+        chunks = split_evenly(count, self._workers) if in_worker and bound.signature.per_completion else [list(range(count))]
         retry: list[int] = []
         for rows, reply in zip(chunks, concurrently([functools.partial(call, rows) for rows in chunks]), strict=True):
             if isinstance(reply, Answered) or reply.has_wrong_form:
@@ -324,7 +324,7 @@ class RewardRunner:
         if not rows or not bound.signature.has_extract or not bound.extracts:
             return answers, failed
         in_worker = bound.spec is not None and all(map(is_plain, bound.part.args.values()))
-        chunks = [[rows[i] for i in chunk] for chunk in split(len(rows), self._workers if in_worker else 1)]
+        chunks = [[rows[i] for i in chunk] for chunk in split_evenly(len(rows), self._workers if in_worker else 1)]
         texts = [[batch.texts[row] for row in chunk] for chunk in chunks]
         replies = concurrently([functools.partial(self._extract_chunk, bound, chunk, in_worker) for chunk in texts])
         for chunk, (found, missed) in zip(chunks, replies, strict=True):

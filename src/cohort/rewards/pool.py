@@ -54,7 +54,7 @@ class Worker:
                 stderr=subprocess.PIPE,
                 pass_fds=(lifeline,),
                 start_new_session=True,
-                env={**worker_environment(), **(variables or {})},
+                env={**make_environment(), **(variables or {})},
                 bufsize=0,
             )
         except BaseException:
@@ -143,7 +143,7 @@ class Worker:
         else:
             open_still = channel.write_some() if events else not ended
         if not open_still:
-            raise ProcessEnded("crash", self._epitaph())
+            raise ProcessEnded("crash", self._describe_end())
         if not events and memory_below(self.pid) > self._memory_mb:
             raise ProcessEnded("memory", f"more than memory_mb = {self._memory_mb:g} MB in use")
         if not events and left <= 0:
@@ -155,7 +155,7 @@ class Worker:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return None
 
-    def _epitaph(self) -> str:
+    def _describe_end(self) -> str:
         for _ in range(300):  # the pipe closes before the process can be waited for: a moment, or longer on a busy machine
             if (end := self._find_end()) is not None:
                 if end.si_code == os.CLD_EXITED:
@@ -250,7 +250,7 @@ class HelperPool(Pool[Worker]):
         super()._end(borrowed, idle)
 
 
-def worker_environment() -> dict[str, str]:
+def make_environment() -> dict[str, str]:
     """The trainer's environment, with the folder this package was imported from in front."""
     path = [str(package_folder()), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

@@ -111,7 +111,7 @@ def die_with_parent(lifeline: int) -> None:
         return
 
     def watch() -> None:
-        while not hung_up([lifeline], 1000) and os.getppid() == parent:
+        while not has_hung_up([lifeline], 1000) and os.getppid() == parent:
             pass
         if os.getpgrp() == os.getpid():
             os.killpg(os.getpgrp(), signal.SIGKILL)
@@ -120,7 +120,7 @@ def die_with_parent(lifeline: int) -> None:
     threading.Thread(target=watch, daemon=True, name="lifeline").start()
 
 
-def hung_up(descriptors: list[int], wait_ms: int) -> bool:
+def has_hung_up(descriptors: list[int], wait_ms: int) -> bool:
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN | select.POLLHUP)
@@ -150,7 +150,7 @@ def guard_worker(lifeline: int, trainer: int) -> None:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     worker = 0
     try:
-        signal.signal(signal.SIGTERM, tell)
+        signal.signal(signal.SIGTERM, raise_told)
         guard, worker = os.getpid(), os.fork()
         if worker == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -167,15 +167,15 @@ def guard_worker(lifeline: int, trainer: int) -> None:
         watched, wait_ms = [lifeline], 50
         with contextlib.suppress(OSError):  # a kernel older than 5.3
             watched, wait_ms = [lifeline, os.pidfd_open(worker)], 1000
-        while os.getppid() == trainer and not hung_up(watched, wait_ms) and not has_ended(worker):
+        while os.getppid() == trainer and not has_hung_up(watched, wait_ms) and not has_ended(worker):
             pass
     except Told:
         pass
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    end_like(end_children(worker) if worker else 0)
+    exit_like(end_children(worker) if worker else 0)
 
 
-def tell(*_: object) -> None:
+def raise_told(*_: object) -> None:
     raise Told
 
 
@@ -201,7 +201,7 @@ def end_children(worker: int) -> int:
     return status
 
 
-def end_like(status: int) -> None:
+def exit_like(status: int) -> None:
     if os.WIFSIGNALED(status):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

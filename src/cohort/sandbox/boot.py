@@ -132,7 +132,7 @@ def confine(setup: dict[str, Any]) -> None:
     os.umask(0o077)
     # While the user may still enter every folder.
     open_folders = hold_folders(setup) if setup["hold_folders"] else {}
-    ruleset = landlock_ruleset(setup["landlock"]) if setup["landlock"] else None
+    ruleset = make_ruleset(setup["landlock"]) if setup["landlock"] else None
     if setup["tmpfs"]:
         # Mounted here and not by bubblewrap, which cannot limit the number of files.
         options = setup["tmpfs"].encode()
@@ -173,17 +173,17 @@ def give_up_rights(setup: dict[str, Any], ruleset: int | None) -> None:
 def install_filter(code: bytes) -> None:
     program = ctypes.create_string_buffer(code, len(code))
 
-    class Program(ctypes.Structure):
+    class FilterProgram(ctypes.Structure):
         _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
-    given = Program(len(code) // 8, ctypes.cast(program, ctypes.c_void_p))
+    given = FilterProgram(len(code) // 8, ctypes.cast(program, ctypes.c_void_p))
     require(LIBC.prctl(PR_SET_SECCOMP, 2, ctypes.byref(given), 0, 0), "seccomp")
 
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 
 
-def landlock_ruleset(rules: dict[str, Any]) -> int:
+def make_ruleset(rules: dict[str, Any]) -> int:
     """All rights are handled, hence refused, except below the folders named here."""
     handled = ctypes.create_string_buffer(rules["handled"])
     ruleset = require(LIBC.syscall(CREATE_RULESET, handled, len(rules["handled"]), 0), "landlock ruleset")
@@ -229,7 +229,7 @@ def reroute_imports(open_folders: dict[str, int]) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def new_module(name: str) -> Any:
+def make_module(name: str) -> Any:
     module = type(sys)(name)
     sys.modules[name] = module
     return module
@@ -248,7 +248,7 @@ def load(pipe: Pipe, job: Callable[[], Any]) -> bool:
 
 def answer_calls(pipe: Pipe, setup: dict[str, Any]) -> None:
     """Load the program as a module, then call its functions as the host asks."""
-    module = new_module("program")
+    module = make_module("program")
     if not load(pipe, lambda: exec(compile(setup["program"], "program.py", "exec"), module.__dict__)):
         return
     while (request := pipe.read()) is not None:
@@ -298,7 +298,7 @@ def flush_output() -> None:
 
 def run_script(pipe: Pipe, setup: dict[str, Any]) -> None:
     """Run the program as __main__; it then owns the process, its standard input and its exit status."""
-    main = new_module("__main__")
+    main = make_module("__main__")
     main.__dict__.update(__file__="program.py", __builtins__=__builtins__)
     vars(__builtins__).update(exit=sys.exit, quit=sys.exit)  # what `site` would have added, and contest programs end with
     sys.argv[:] = ["program.py"]
@@ -310,7 +310,7 @@ def run_script(pipe: Pipe, setup: dict[str, Any]) -> None:
 def make_checks(pipe: Pipe, setup: dict[str, Any]) -> None:
     """Trusted test code. Its `candidate` is a proxy: the call goes to the host, which passes it on to another jail."""
     calls = [0]
-    namespace = new_module("tests").__dict__
+    namespace = make_module("tests").__dict__
     builtin = {name: kind for name, kind in vars(__builtins__).items() if isinstance(kind, type)}
 
     def proxy(name: str) -> Callable[..., Any]:

@@ -87,10 +87,10 @@ class Jail:
             raise
 
     def _start(self, job: str, program: str, extra: Mapping[str, Any], packages: Sequence[str], stdin: bytes | None) -> None:
-        readable, wrapped = tiers.readable_folders(packages), self.tier.own_files
+        readable, wrapped = tiers.list_readable_folders(packages), self.tier.own_files
         if not wrapped:
             self._scratch = make_folder()
-        scratch = self._scratch or tiers.scratch_folder(readable)
+        scratch = self._scratch or tiers.place_scratch(readable)
         with self._make_pipes(stdin) as inner:
             process = JailedProcess(spawn.start_process(self.tier, readable, scratch, inner), wrapped)
             self._watch = Watch(process, self.limits, self._scratch)
@@ -141,7 +141,7 @@ class Jail:
         """From now on the process pays, within these limits."""
         self._watch.charge(limits.cpu_s, limits.wall_s)
 
-    def free_of_charge(self, wall_s: float) -> None:
+    def stop_charging(self, wall_s: float) -> None:
         """From now on only the wall clock counts: for work of our own, such as an import."""
         self._watch.charge(float("inf"), wall_s)
 

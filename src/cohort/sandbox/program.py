@@ -85,7 +85,7 @@ def run_checks(
     results: list[CheckResult] = []
 
     def start_tests() -> Jail:
-        return Jail("checks", setup, own, extra={"proxies": aliases}, packages=installed_packages(packages))
+        return Jail("checks", setup, own, extra={"proxies": aliases}, packages=find_installed_packages(packages))
 
     def talk(jail: Jail) -> None:
         hear_loaded(jail)
@@ -177,7 +177,7 @@ def is_missing(name: str, reply: Reply) -> bool:
     )
 
 
-def installed_packages(wanted: bool) -> list[str]:
+def find_installed_packages(wanted: bool) -> list[str]:
     """Folders of installed packages; not those of the trainer's own source, which no program needs to see."""
     return [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")] if wanted else []
 
@@ -193,7 +193,7 @@ def supervise(
     """The fields of Run, of a program that `talk` deals with until it has all its answers or raises ProcessEnded."""
     end, detail, began, jail = "finished", "", time.monotonic(), None
     try:
-        with Jail(job, program, limits, stdin=stdin, packages=installed_packages(packages)) as jail:
+        with Jail(job, program, limits, stdin=stdin, packages=find_installed_packages(packages)) as jail:
             began = time.monotonic()
             talk(jail)
     except ProcessEnded as ended:

@@ -43,7 +43,7 @@ def read_token() -> str:
 
 def run_remotely(kind: type[R], backend: str, limits: Limits, count: int = 0, **request: Any) -> R:
     """The result of a run over there. `count`: so many replies or checks must come back, or nothing is known of any."""
-    document, problem = ask(backend, request, limits)
+    document, problem = ask_server(backend, request, limits)
     fields: dict[str, Any] = {}
     try:
         if kind is CallsResult:
@@ -68,7 +68,7 @@ def read_check(passed: Any, detail: Any) -> CheckResult:
     return CheckResult(passed, str(detail))
 
 
-def ask(backend: str, document: Mapping[str, Any], limits: Limits) -> tuple[dict[str, Any], str]:
+def ask_server(backend: str, document: Mapping[str, Any], limits: Limits) -> tuple[dict[str, Any], str]:
     """(the answer, what went wrong)."""
     try:
         server = Endpoint.parse(backend, "/run", key_word=TOKEN_VARIABLE)

@@ -21,7 +21,7 @@ from cohort.sandbox.tiers import FIRST_USER
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def open_folder() -> str | None:
+def find_open_base() -> str | None:
     """Where scratch folders go: the usual place, if a jail that drops its user can still enter it from the root down."""
     if os.getuid() != 0:
         return None
@@ -34,13 +34,13 @@ def open_folder() -> str | None:
 
 def make_folder() -> str:
     """A new scratch folder, named after this process: should that be killed, the next one sees whose folder it was."""
-    base = open_folder() or tempfile.gettempdir()
-    sweep(base, os.getpid())
-    return tempfile.mkdtemp(prefix=f"{world()}{os.getpid()}-", dir=base)
+    base = find_open_base() or tempfile.gettempdir()
+    sweep_folders(base, os.getpid())
+    return tempfile.mkdtemp(prefix=f"{name_beginning()}{os.getpid()}-", dir=base)
 
 
 @functools.cache
-def world() -> str:
+def name_beginning() -> str:
     """How names of scratch folders begin here. A process id means something only within one boot and one namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
@@ -50,12 +50,12 @@ def world() -> str:
 
 
 @functools.cache
-def sweep(base: str, _: int) -> None:
+def sweep_folders(base: str, _: int) -> None:
     """Once per process: remove the folders of processes that were killed in the middle of a run."""
     with contextlib.suppress(OSError), os.scandir(base) as entries:
         for entry in entries:
-            owner = entry.name.removeprefix(world()).partition("-")[0]
-            if not entry.name.startswith(world()) or not owner.isdecimal() or os.path.exists(f"/proc/{owner}"):
+            owner = entry.name.removeprefix(name_beginning()).partition("-")[0]
+            if not entry.name.startswith(name_beginning()) or not owner.isdecimal() or os.path.exists(f"/proc/{owner}"):
                 continue
             with contextlib.suppress(OSError):
                 user = entry.stat(follow_symlinks=False).st_uid
@@ -65,17 +65,17 @@ def sweep(base: str, _: int) -> None:
 
 def scratch_is_over(folder: str, pid: int, max_bytes: int, max_files: int) -> bool:
     """Whether the folder, with what its process has deleted and still holds, is larger than that."""
-    size = hidden_bytes(folder, pid)
+    size = count_hidden_bytes(folder, pid)
     if size > max_bytes:
         return True
-    for seen, used in enumerate(sizes(folder), start=1):
+    for seen, used in enumerate(list_sizes(folder), start=1):
         size += used
         if used < 0 or seen > max_files or size > max_bytes:
             return True
     return False
 
 
-def sizes(folder: str) -> Iterator[int]:
+def list_sizes(folder: str) -> Iterator[int]:
     """Bytes on disk of every entry, one by one; -1 for a folder that lies too deep."""
     todo: list[tuple[int, int]] = []
     with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ def sizes(folder: str) -> Iterator[int]:
             os.close(descriptor)
 
 
-def hidden_bytes(folder: str, pid: int) -> int:
+def count_hidden_bytes(folder: str, pid: int) -> int:
     """Files that no folder lists any more, because they are deleted, but that the process holds open or mapped."""
     total = 0
     with contextlib.suppress(OSError):

@@ -97,7 +97,7 @@ ALLOW, ERROR, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 NUMBER, ARCHITECTURE = 0, 4
 
 
-def argument(index: int) -> int:
+def locate_argument(index: int) -> int:
     """Where the low half of an argument lies. Every argument compared here is an int, so the high half says nothing."""
     return 16 + 8 * index
 
@@ -126,16 +126,16 @@ def build_filter(own_pid: int, own_files: bool, own_user: bool, machine: str = "
         "openat": allowed if own_files else check_opening(2),
         "open": allowed if own_files else check_opening(1),
         # Every thread shares the table of open files: the host counts what the process holds open.
-        "close_range": only_without_bits(2, OWN_TABLE),
-        "clone": only_with_bits(0, CLONE_THREAD, CLONE_FILES),
-        "kill": only(0, [own_pid]),
-        "tgkill": only(0, [own_pid]),
-        "prlimit64": only(0, [0, own_pid]),
-        "prctl": only(0, PR_NAMES),
-        "socketpair": only(0, [AF_UNIX]),
-        "fcntl": all_but(1, FCNTL_REFUSED),
-        "ioctl": only(1, IOCTL_ALLOWED, errno.ENOTTY),
-        "arch_prctl": all_but(
+        "close_range": allow_without_bits(2, OWN_TABLE),
+        "clone": allow_with_bits(0, CLONE_THREAD, CLONE_FILES),
+        "kill": allow_only(0, [own_pid]),
+        "tgkill": allow_only(0, [own_pid]),
+        "prlimit64": allow_only(0, [0, own_pid]),
+        "prctl": allow_only(0, PR_NAMES),
+        "socketpair": allow_only(0, [AF_UNIX]),
+        "fcntl": allow_all_but(1, FCNTL_REFUSED),
+        "ioctl": allow_only(1, IOCTL_ALLOWED, errno.ENOTTY),
+        "arch_prctl": allow_all_but(
             0, [ARCH_CPUID]
         ),  # the C library sets thread-local storage with it; turning off cpuid is not for us
     }
@@ -161,29 +161,29 @@ def refuse(reason: int = errno.EPERM) -> Instruction:
     return (RETURN, 0, 0, ERROR | reason)
 
 
-def only(index: int, values: Iterable[int], reason: int = errno.EPERM) -> Code:
+def allow_only(index: int, values: Iterable[int], reason: int = errno.EPERM) -> Code:
     tests = [step for value in values for step in ((JUMP_EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW))]
-    return [(LOAD, 0, 0, argument(index)), *tests, refuse(reason)]
+    return [(LOAD, 0, 0, locate_argument(index)), *tests, refuse(reason)]
 
 
-def all_but(index: int, values: Iterable[int]) -> Code:
+def allow_all_but(index: int, values: Iterable[int]) -> Code:
     tests = [step for value in values for step in ((JUMP_EQUAL, 0, 1, value), refuse())]
-    return [(LOAD, 0, 0, argument(index)), *tests, (RETURN, 0, 0, ALLOW)]
+    return [(LOAD, 0, 0, locate_argument(index)), *tests, (RETURN, 0, 0, ALLOW)]
 
 
-def only_with_bits(index: int, first: int, second: int) -> Code:
+def allow_with_bits(index: int, first: int, second: int) -> Code:
     tests = [(JUMP_BITS, 0, 2, first), (JUMP_BITS, 0, 1, second)]
-    return [(LOAD, 0, 0, argument(index)), *tests, (RETURN, 0, 0, ALLOW), refuse()]
+    return [(LOAD, 0, 0, locate_argument(index)), *tests, (RETURN, 0, 0, ALLOW), refuse()]
 
 
-def only_without_bits(index: int, bits: int) -> Code:
-    return [(LOAD, 0, 0, argument(index)), (JUMP_BITS, 0, 1, bits), refuse(errno.EOPNOTSUPP), (RETURN, 0, 0, ALLOW)]
+def allow_without_bits(index: int, bits: int) -> Code:
+    return [(LOAD, 0, 0, locate_argument(index)), (JUMP_BITS, 0, 1, bits), refuse(errno.EOPNOTSUPP), (RETURN, 0, 0, ALLOW)]
 
 
 def check_opening(index: int) -> Code:
     """No unnamed file; and none emptied without the right to write, which Landlock before version 3 lets through."""
     return [
-        (LOAD, 0, 0, argument(index)),
+        (LOAD, 0, 0, locate_argument(index)),
         (JUMP_BITS, 0, 1, UNNAMED_FILE),
         refuse(errno.EOPNOTSUPP),
         (JUMP_BITS, 0, 2, EMPTY_FILE),

@@ -79,30 +79,30 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "cohort", ""
 
     def do_POST(self) -> None:
-        if refusal := self.refusal():
-            self.answer(*refusal)
+        if refusal := self.find_refusal():
+            self.send_answer(*refusal)
             return
         try:
-            body = self.body() if int(self.headers["Content-Length"]) <= SMALL_BODY_BYTES else b""
+            body = self.read_body() if int(self.headers["Content-Length"]) <= SMALL_BODY_BYTES else b""
             with self.server.slots:
-                document = json.loads(body or self.body())
+                document = json.loads(body or self.read_body())
                 self.check_connection()
-                result = run(document, self.server.ceiling)
-            self.answer(200, result)  # without a slot: a client may take its time to read
+                result = run_job(document, self.server.ceiling)
+            self.send_answer(200, result)  # without a slot: a client may take its time to read
         except (ConnectionError, TimeoutError):
             raise
         except UNREADABLE as problem:
-            self.answer(400, {"error": f"{type(problem).__name__}: {problem}"})
+            self.send_answer(400, {"error": f"{type(problem).__name__}: {problem}"})
         except (JailUnavailable, OSError) as problem:
-            self.answer(503, {"error": str(problem)})
+            self.send_answer(503, {"error": str(problem)})
 
-    def refusal(self) -> tuple[int, dict[str, Any]] | None:
+    def find_refusal(self) -> tuple[int, dict[str, Any]] | None:
         """What is wrong with the head of the request, if anything."""
         given = self.headers.get("Authorization", "")
         if self.server.token and not hmac.compare_digest(given.encode(), f"Bearer {self.server.token}".encode()):
             return 401, {"error": f"a bearer token is needed ({TOKEN_VARIABLE})"}
         # A page in a browser of this machine can reach it too, under a name of the page's own or with a request of another site.
-        name = host_name(self.headers.get_all("Host", []))
+        name = read_host_name(self.headers.get_all("Host", []))
         if name not in self.server.names and name != self.connection.getsockname()[0]:
             return 421, {
                 "error": f"Host: {name[:100]!r} is no name of this server; if it is, start it with --name {name[:100]}"
@@ -120,7 +120,7 @@ class Handler(BaseHTTPRequestHandler):
             return 413, {"error": f"Content-Length: from 1 to {MAX_BODY_BYTES} bytes are expected, got {size[:20]!r}"}
         return None
 
-    def body(self) -> bytes:
+    def read_body(self) -> bytes:
         """All of it within one time limit, which a timeout of the socket, begun anew with every byte, is not."""
         body, size, deadline = bytearray(), int(self.headers["Content-Length"]), time.monotonic() + BODY_LIMIT_S
         while len(body) < size:
@@ -146,11 +146,11 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             self.connection.settimeout(self.timeout)
 
-    def answer(self, status: int, document: dict[str, Any]) -> None:
+    def send_answer(self, status: int, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode()
         if len(body) > MAX_BODY_BYTES:  # what a program has returned can be longer when it is written again
             body = json.dumps(
-                {**document, "end": "output", "detail": "an answer too large to be sent", **no_values(document)}
+                {**document, "end": "output", "detail": "an answer too large to be sent", **drop_values(document)}
             ).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -168,7 +168,7 @@ def is_local(host: str) -> bool:
     return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
-def host_name(given: Sequence[str]) -> str:
+def read_host_name(given: Sequence[str]) -> str:
     """The name in a request's one Host line, without its port; "" where that cannot be read."""
     if len(given) != 1 or any(sign in given[0] for sign in "@/?#\\"):
         return ""
@@ -178,7 +178,7 @@ def host_name(given: Sequence[str]) -> str:
         return ""
 
 
-def no_values(document: dict[str, Any]) -> dict[str, Any]:
+def drop_values(document: dict[str, Any]) -> dict[str, Any]:
     """The document's long fields, without what is long about them."""
     short: dict[str, Any] = {"stdout": "", "stderr": "", "truncated": True}
     if "replies" in document:
@@ -211,7 +211,7 @@ def check_job(document: Any) -> None:
         raise ValueError("checks and proxies: texts are expected; calls: lists of a name, arguments and keyword arguments")
 
 
-def run(document: dict[str, Any], ceiling: Limits = CEILING) -> dict[str, Any]:
+def run_job(document: dict[str, Any], ceiling: Limits = CEILING) -> dict[str, Any]:
     check_job(document)
     limits, program = Limits(**document["limits"]), document["program"]
     for name, most in dataclasses.asdict(ceiling).items():

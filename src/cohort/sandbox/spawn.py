@@ -85,9 +85,9 @@ def start_process(tier: Tier, readable: Sequence[str], scratch: str, pipes: Mapp
     """The interpreter of a jail, with boot.py, on these ends of its pipes."""
     global _spawner
     names = ["requests", "replies", *(["info"] if tier.own_files else [])]
-    command = [tiers.interpreter(), "-s", "-S", "-P", "-B", "-c", BOOT, str(pipes["requests"]), str(pipes["replies"])]
+    command = [tiers.find_interpreter(), "-s", "-S", "-P", "-B", "-c", BOOT, str(pipes["requests"]), str(pipes["replies"])]
     if tier.own_files:
-        prefix = tiers.bubblewrap_command(tier.bubblewrap, readable)
+        prefix = tiers.write_bubblewrap_command(tier.bubblewrap, readable)
         command = [*prefix[:1], "--info-fd", str(pipes["info"]), *prefix[1:], *command]
     with _spawner_lock:
         if _spawner is None or _spawner.owner != os.getpid():  # a fork has no threads of its parent
@@ -99,7 +99,7 @@ def start_process(tier: Tier, readable: Sequence[str], scratch: str, pipes: Mapp
             stdout=pipes["stdout"],
             stderr=pipes["stderr"],
             pass_fds=[pipes[name] for name in names],
-            env=tiers.environment(scratch),
+            env=tiers.make_environment(scratch),
             start_new_session=True,
             cwd="/",
         )
@@ -113,12 +113,12 @@ def list_restrictions(
     wrapped, unsafe, dropped = tier.own_files, tier.name == "unsafe", user is not None
     return {
         "unsafe": unsafe,
-        "tmpfs": tiers.scratch_options(limits) if wrapped else "",
-        "limits": tiers.process_limits(limits, own_user=dropped or (wrapped and tiers.counts_per_namespace())),
+        "tmpfs": tiers.write_scratch_options(limits) if wrapped else "",
+        "limits": tiers.list_process_limits(limits, own_user=dropped or (wrapped and tiers.counts_per_namespace())),
         "parent": None if wrapped else os.getpid(),
         "hold_folders": dropped and not wrapped,
         "looked_at": not wrapped,
-        "landlock": tiers.landlock_rules(tier, readable, scratch) if tier.name == "landlock" else None,
+        "landlock": tiers.list_landlock_rules(tier, readable, scratch) if tier.name == "landlock" else None,
         "filter": b"" if unsafe else seccomp.build_filter(tiers.JAILED_PID if wrapped else pid, wrapped, dropped),
     }
 

@@ -59,7 +59,7 @@ class Tier:
         return self.name == "bubblewrap"
 
 
-def landlock_version() -> int:
+def read_landlock_version() -> int:
     """0: the kernel has none, or it is switched off."""
     version = ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1) if sys.platform == "linux" else 0
     return max(int(version), 0)
@@ -98,7 +98,7 @@ def find_tier(name: str = "") -> Tier:
             f"untrusted code runs only on Linux on {' or '.join(seccomp.ARCHITECTURES)}: system calls are filtered by the kernel. "
             'Score programs on such a machine with backend = "http://host:port" (python -m cohort.sandbox.serve).'
         )
-    program, version = shutil.which("bwrap"), landlock_version()
+    program, version = shutil.which("bwrap"), read_landlock_version()
     offers: dict[str, Tier | str] = {
         "bubblewrap": Tier("bubblewrap", bubblewrap=program)
         if program
@@ -116,21 +116,21 @@ def find_tier(name: str = "") -> Tier:
     raise JailUnavailable(f"there is no jail for untrusted code here: {'; '.join(missing)}.")
 
 
-def readable_folders(packages: Sequence[str]) -> list[str]:
+def list_readable_folders(packages: Sequence[str]) -> list[str]:
     """What a jailed interpreter may read: itself, the system's libraries, and the packages asked for."""
     prefix = os.path.realpath(sys.base_prefix)
     own = [os.path.join(prefix, "lib"), os.path.join(prefix, "lib64")] if prefix != "/usr" else []
-    wanted = [interpreter(), *own, *LIBRARY_FOLDERS, *DATA_FILES, *packages]
+    wanted = [find_interpreter(), *own, *LIBRARY_FOLDERS, *DATA_FILES, *packages]
     return [path for path in dict.fromkeys(wanted) if os.path.exists(path)]
 
 
 @functools.cache
-def interpreter() -> str:
+def find_interpreter() -> str:
     """The interpreter behind a virtual environment: the one that brings its own standard library."""
     return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
 
 
-def bubblewrap_command(program: str, readable: Sequence[str]) -> list[str]:
+def write_bubblewrap_command(program: str, readable: Sequence[str]) -> list[str]:
     command = [program, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     # Bubblewrap's own first process stays in the jail. It keeps the trainer's user, so it dies with the trainer, and the
     # kernel then ends every process of the jail; a program that has dropped to another user could not be told to.
@@ -151,15 +151,15 @@ def bubblewrap_command(program: str, readable: Sequence[str]) -> list[str]:
             command += ["--ro-bind", path, path]
     for device in DEVICES:
         command += ["--dev-bind", device, device]
-    return [*command, "--dir", scratch_folder(readable), "--chdir", "/", "--remount-ro", "/"]
+    return [*command, "--dir", place_scratch(readable), "--chdir", "/", "--remount-ro", "/"]
 
 
-def scratch_folder(readable: Sequence[str]) -> str:
+def place_scratch(readable: Sequence[str]) -> str:
     """A file system mounted there hides what is below."""
     return OTHER_SCRATCH if any(path.startswith(f"{SCRATCH}/") for path in readable) else SCRATCH
 
 
-def environment(scratch: str) -> dict[str, str]:
+def make_environment(scratch: str) -> dict[str, str]:
     return {
         "PATH": "/usr/bin:/bin",
         "HOME": scratch,
@@ -175,7 +175,7 @@ def environment(scratch: str) -> dict[str, str]:
     }
 
 
-def process_limits(limits: Limits, own_user: bool) -> dict[str, int]:
+def list_process_limits(limits: Limits, own_user: bool) -> dict[str, int]:
     """`own_user`: threads are counted for this jail alone. Otherwise the limit would count all of the user's processes, and
     the host watches the number of threads instead."""
     limited = {
@@ -197,11 +197,11 @@ def counts_per_namespace() -> bool:
     return (major, minor) >= (5, 14)
 
 
-def scratch_options(limits: Limits) -> str:
+def write_scratch_options(limits: Limits) -> str:
     return f"size={int(limits.files_mb * 2**20)},nr_inodes={MAX_FILES},mode=0777"
 
 
-def landlock_rules(tier: Tier, readable: Sequence[str], scratch: str) -> dict[str, object]:
+def list_landlock_rules(tier: Tier, readable: Sequence[str], scratch: str) -> dict[str, object]:
     version = tier.landlock_version
     everything = (1 << LANDLOCK_RIGHTS[min(version, max(LANDLOCK_RIGHTS))]) - 1
     handled = struct.pack("Q", everything)

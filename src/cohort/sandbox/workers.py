@@ -58,9 +58,9 @@ class WorkerPool(Pool[Jail]):
         return answer
 
     def _start(self) -> Jail:
-        worker = Jail("worker", self.entry, self.limits, packages=package_folders())
+        worker = Jail("worker", self.entry, self.limits, packages=find_package_folders())
         try:
-            worker.free_of_charge(LOAD_LIMIT_S)
+            worker.stop_charging(LOAD_LIMIT_S)
             word, *said = worker.hear()
             if word != "loaded":
                 raise JailUnavailable(f"a jailed worker cannot import {self.entry}: {': '.join(map(str, said))}")
@@ -75,7 +75,7 @@ class WorkerPool(Pool[Jail]):
             worker.forget_output()
             worker.charge(limits)
             word, *said = worker.ask_raw(text)
-            worker.free_of_charge(float("inf"))
+            worker.stop_charging(float("inf"))
         except ProcessEnded as ended:
             self.replaced += 1
             return Answer(problem="crash" if ended.kind == "exit" else ended.kind, detail=ended.detail)
@@ -97,7 +97,7 @@ class WorkerPool(Pool[Jail]):
         return answer
 
 
-def package_folders() -> list[str]:
+def find_package_folders() -> list[str]:
     """Where the trainer imports from, this package first; the interpreter's own folders are in the jail anyway."""
     own = str(package_folder())
     standard = {os.path.realpath(path) for path in (os.path.dirname(os.__file__), sys.base_prefix)}

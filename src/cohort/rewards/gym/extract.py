@@ -30,6 +30,6 @@ def last_match(text: str, pattern: str) -> str | None:
     return (matches[0].group(1 if matches[0].re.groups else 0) or "") if matches else None
 
 
-def find(message: Any) -> str:
+def find_answer(message: Any) -> str:
     """The worker's side of `extract_answer`."""
     return extract_answer(str(message["completion"]), str(message["pattern"]))

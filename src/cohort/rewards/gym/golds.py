@@ -13,19 +13,19 @@ from typing import Any
 WITHOUT_ANSWER = frozenset({"rush_hour"})
 
 
-def right_answer(name: str, entry: Mapping[str, Any]) -> str | None:
+def find_right_answer(name: str, entry: Mapping[str, Any]) -> str | None:
     """Raises KeyError or TypeError for an entry that is not the task's."""
     if name == "boxnet":
-        return json.dumps(boxnet_plans(entry["metadata"]["initial_state"]))
+        return json.dumps(plan_boxes(entry["metadata"]["initial_state"]))
     if name == "graph_color":
         return json.dumps(entry["metadata"]["possible_answer"])
     if name == "rubiks_cube":
-        return entry["metadata"]["example_correct_answer"] or undone(entry["metadata"]["scramble_moves"])
+        return entry["metadata"]["example_correct_answer"] or reverse_moves(entry["metadata"]["scramble_moves"])
     answer = entry["answer"]
     return None if answer is None else str(answer)
 
 
-def boxnet_plans(state: Mapping[str, list[str]]) -> list[dict[str, str]]:
+def plan_boxes(state: Mapping[str, list[str]]) -> list[dict[str, str]]:
     """One action at a time: each box walks to a target of its colour, first along the rows, then along the columns."""
     targets = [(place, item) for place, items in state.items() for item in items if item.startswith("target_")]
     plans: list[dict[str, str]] = []
@@ -44,6 +44,6 @@ def boxnet_plans(state: Mapping[str, list[str]]) -> list[dict[str, str]]:
     return plans
 
 
-def undone(moves: str) -> str:
+def reverse_moves(moves: str) -> str:
     """The turns of a cube backwards, each the other way."""
     return " ".join(move.removesuffix("'") if move.endswith("'") else f"{move}'" for move in reversed(moves.split()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 
-class Refused(Exception):
+class AnswerRefused(Exception):
     """The verifier does not get to see the answer: `verdict` is "unparsed" or "wrong"."""
 
     def __init__(self, verdict: str, detail: str) -> None:
@@ -19,8 +19,8 @@ class Refused(Exception):
         self.verdict, self.detail = verdict, detail
 
 
-def unparsed(expected: str) -> Refused:
-    return Refused("unparsed", f"expected {expected}")
+def unparsed(expected: str) -> AnswerRefused:
+    return AnswerRefused("unparsed", f"expected {expected}")
 
 
 TOKEN = re.compile(r" *(?:(?P<number>[0-9]+(?:\.[0-9]+)?)|(?P<name>[A-Za-z]+)|(?P<sign>\*\*|[-+*/()]))")
@@ -40,13 +40,13 @@ class Grammar:
     max_exponent: int = 200
 
 
-class Reader:
+class ExpressionReader:
     """Recursive descent over the tokens of one expression. Its value is exact; None where it holds names or powers."""
 
     def __init__(self, text: str, grammar: Grammar) -> None:
         if len(text) > grammar.max_chars:
             raise unparsed(f"at most {grammar.max_chars} characters")
-        self.grammar, self.tokens, self.at = grammar, tokens_of(text, grammar), 0
+        self.grammar, self.tokens, self.at = grammar, split_tokens(text, grammar), 0
         self.numbers: list[Fraction] = []
 
     def read(self) -> Fraction | None:
@@ -79,7 +79,7 @@ class Reader:
             sign = self.take()
             other = self.signed(depth)
             if sign == "/" and other == 0:
-                raise Refused("wrong", "it divides by zero")
+                raise AnswerRefused("wrong", "it divides by zero")
             value = None if value is None or other is None else value * other if sign == "*" else value / other
         return value
 
@@ -124,7 +124,7 @@ class Reader:
         return value
 
 
-def tokens_of(text: str, grammar: Grammar) -> list[str]:
+def split_tokens(text: str, grammar: Grammar) -> list[str]:
     tokens, position, end = [], 0, len(text.rstrip(" "))
     while position < end:
         found = TOKEN.match(text, position)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from cohort.rewards.gym.grammar import Grammar, Reader, Refused, unparsed
+from cohort.rewards.gym.grammar import AnswerRefused, ExpressionReader, Grammar, unparsed
 
 MAX_CHARS = 100_000
 """Of an answer to a task without a grammar; with one, each grammar has its own, lower bound."""
@@ -29,23 +29,39 @@ MAX_CHARS = 100_000
 
 @dataclass(frozen=True)
 class Guard:
-    """`check` takes the answer and the entry, and returns the text to show to the verifier, or raises Refused."""
+    """What an answer must be: a pattern of text or of a list, and what only a function can tell."""
 
-    check: Callable[[str, Mapping[str, Any]], str]
     grammar: str
     """What passes, in words."""
+    text: str = ""
+    """Pattern of the answer as it stands."""
+    items: str = ""
+    """Pattern of the answer without its blanks: a list. Where there are both patterns, one of them must match."""
+    check: Callable[[str, Mapping[str, Any]], str] | None = None
+    """Takes the answer and the entry, and returns the text to show to the verifier, or raises AnswerRefused."""
     closes: str = ""
     """What the package's verifier would have paid for."""
+    max_chars: int = 1000
+
+    def admit(self, answer: str, entry: Mapping[str, Any]) -> str:
+        """The answer as the verifier may see it. Raises AnswerRefused."""
+        if self.text or self.items:
+            if len(answer) > self.max_chars:
+                raise unparsed(f"{self.grammar}, in at most {self.max_chars} characters")
+            in_text = self.text and re.fullmatch(self.text, answer)
+            if not in_text and not (self.items and re.fullmatch(self.items, BLANKS.sub("", answer))):
+                raise unparsed(self.grammar)
+        return answer if self.check is None else self.check(answer, entry)
 
 
 def admit(name: str, answer: str, entry: Mapping[str, Any]) -> str:
-    """The text that the task's verifier may see. Raises Refused for the answer's faults, KeyError for the entry's."""
+    """The text that the task's verifier may see. Raises AnswerRefused for the answer's faults, KeyError for the entry's."""
     if not answer:
-        raise Refused("no_answer", "the answer is empty")
+        raise AnswerRefused("no_answer", "the answer is empty")
     if len(answer) > MAX_CHARS:
-        raise Refused("unparsed", f"the answer has more than {MAX_CHARS} characters")
+        raise AnswerRefused("unparsed", f"the answer has more than {MAX_CHARS} characters")
     guard = GUARDS.get(name)
-    return answer if guard is None else guard.check(answer, entry)
+    return answer if guard is None else guard.admit(answer, entry)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -56,7 +72,7 @@ BLANKS = re.compile(r"[ \t\r\n]+")
 DECIMAL = r"[+-]?[0-9]{1,40}(?:\.[0-9]{1,40})?"
 
 
-def list_of(item: str) -> str:
+def list_pattern(item: str) -> str:
     """Pattern of a list without blanks. Items have no comma or bracket outside of quotes, so there is one way to match."""
     return rf"\[(?:(?:{item})(?:,(?:{item}))*,?)?\]"
 
@@ -64,30 +80,6 @@ def list_of(item: str) -> str:
 WHOLE = r"-?[0-9]{1,12}"
 LETTER = "'[A-Za-z_]'|\"[A-Za-z_]\""
 NUMBER_ITEM = rf"'{DECIMAL}'|\"{DECIMAL}\"|{DECIMAL}"
-
-
-def text_like(pattern: str, expected: str, max_chars: int = 1000) -> Callable[[str, Mapping[str, Any]], str]:
-    """The answer as it stands matches the pattern."""
-    compiled = re.compile(pattern)
-
-    def check(answer: str, entry: Mapping[str, Any]) -> str:
-        if len(answer) > max_chars or not compiled.fullmatch(answer):
-            raise unparsed(expected)
-        return answer
-
-    return check
-
-
-def list_like(pattern: str, expected: str, plain: str = "", max_chars: int = 20_000) -> Callable[[str, Mapping[str, Any]], str]:
-    """The answer matches `plain`, or, without its blanks, the pattern of a list."""
-    as_list, as_text = re.compile(pattern), re.compile(plain or r"(?!)")
-
-    def check(answer: str, entry: Mapping[str, Any]) -> str:
-        if len(answer) > max_chars or not (as_text.fullmatch(answer) or as_list.fullmatch(BLANKS.sub("", answer))):
-            raise unparsed(expected)
-        return answer
-
-    return check
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -103,25 +95,25 @@ CONSTANTS = frozenset({"pi", "E"})
 ARITHMETIC = Grammar()
 
 
-def countdown(answer: str, entry: Mapping[str, Any]) -> str:
-    return exact_puzzle(answer, entry["metadata"]["numbers"], entry["metadata"]["target"])
+def check_countdown(answer: str, entry: Mapping[str, Any]) -> str:
+    return check_puzzle(answer, entry["metadata"]["numbers"], entry["metadata"]["target"])
 
 
-def puzzle24(answer: str, entry: Mapping[str, Any]) -> str:
-    return exact_puzzle(answer, entry["metadata"]["numbers"], 24)
+def check_puzzle24(answer: str, entry: Mapping[str, Any]) -> str:
+    return check_puzzle(answer, entry["metadata"]["numbers"], 24)
 
 
-def exact_puzzle(answer: str, numbers: list[int], target: int) -> str:
-    reader = Reader(answer, ARITHMETIC)
+def check_puzzle(answer: str, numbers: list[int], target: int) -> str:
+    reader = ExpressionReader(answer, ARITHMETIC)
     value = reader.read()
     if Counter(reader.numbers) != Counter(map(Fraction, numbers)):
-        raise Refused("wrong", "it does not use each given number once")
+        raise AnswerRefused("wrong", "it does not use each given number once")
     if value != target:
-        raise Refused("wrong", f"it is worth {value}, not {target}")
+        raise AnswerRefused("wrong", f"it is worth {value}, not {target}")
     return answer
 
 
-def single_letters(names: list[str]) -> frozenset[str]:
+def read_variables(names: list[str]) -> frozenset[str]:
     """Names of variables as the entry has them. Anything longer, or a letter that sympy reads as a constant, is none."""
     found = frozenset(str(name) for name in names)
     if not all(re.fullmatch(r"[a-zA-DF-HJ-MPRT-Z]", name) for name in found):
@@ -129,17 +121,17 @@ def single_letters(names: list[str]) -> frozenset[str]:
     return found
 
 
-def polynomial(answer: str, entry: Mapping[str, Any]) -> str:
+def check_polynomial(answer: str, entry: Mapping[str, Any]) -> str:
     # A product that is zero has no variables left; those of the answer are then wrong, which the verifier finds.
-    names = single_letters(entry["metadata"]["variables"])
-    Reader(answer, Grammar(names=names, powers=True, max_chars=5000, max_digits=60)).read()
+    names = read_variables(entry["metadata"]["variables"])
+    ExpressionReader(answer, Grammar(names=names, powers=True, max_chars=5000, max_digits=60)).read()
     return answer
 
 
-def antiderivative(answer: str, entry: Mapping[str, Any]) -> str:
-    names = single_letters([entry["metadata"]["variable"]]) | {"C"} | CONSTANTS
+def check_antiderivative(answer: str, entry: Mapping[str, Any]) -> str:
+    names = read_variables([entry["metadata"]["variable"]]) | {"C"} | CONSTANTS
     grammar = Grammar(names=names, functions=FUNCTIONS, powers=True, decimals=True, max_chars=1000, max_digits=30)
-    Reader(answer, grammar).read()
+    ExpressionReader(answer, grammar).read()
     return answer
 
 
@@ -147,89 +139,74 @@ def antiderivative(answer: str, entry: Mapping[str, Any]) -> str:
 # Answers held against the entry
 # ---------------------------------------------------------------------------------------------------------------------
 
-PROBABILITY = re.compile(r"[0-9]{0,12}(?:\.[0-9]{0,30})?(?:[eE]-?[0-9]{1,2})?|[0-9]{1,12} ?/ ?[0-9]{1,12}")
 
-
-def coin_flip(answer: str, entry: Mapping[str, Any]) -> str:
-    expected = "a probability as a decimal or a fraction"
-    if len(answer) > 60 or not PROBABILITY.fullmatch(answer):
-        raise unparsed(expected)
+def check_coin_flip(answer: str, entry: Mapping[str, Any]) -> str:
     try:
         given, gold = Fraction(answer.replace(" ", "")), Fraction(entry["answer"])
     except (ValueError, ZeroDivisionError):
-        raise unparsed(expected) from None
+        raise unparsed("a probability as a decimal or a fraction") from None
     # 5 % of a small probability still tells it from zero, and allows for one significant digit of rounding.
     if abs(given - gold) > min(Fraction(1, 10_000), gold / 20):
-        raise Refused("wrong", "it is another probability")
+        raise AnswerRefused("wrong", "it is another probability")
     return answer.replace(" ", "")
 
 
-def calendar_arithmetic(answer: str, entry: Mapping[str, Any]) -> str:
+def check_calendar_arithmetic(answer: str, entry: Mapping[str, Any]) -> str:
     """The package divides the error by the right number. Where that is -1, for "no such day", every error raises the score."""
     if entry["answer"].startswith("-") and answer != entry["answer"]:
-        raise Refused("wrong", "there is no such day")
+        raise AnswerRefused("wrong", "there is no such day")
     return answer
 
 
-BOARD = re.compile(list_of(list_of("[01]")))
-
-
-def game_of_life(answer: str, entry: Mapping[str, Any]) -> str:
+def check_game_of_life(answer: str, entry: Mapping[str, Any]) -> str:
     board = BLANKS.sub("", answer)
-    if len(answer) > MAX_CHARS or not BOARD.fullmatch(board):
-        raise unparsed("a board as a list of lists of 0 and 1")
     if board != BLANKS.sub("", entry["answer"]):
-        raise Refused("wrong", "a cell is wrong")
+        raise AnswerRefused("wrong", "a cell is wrong")
     return board
 
 
-def game_of_life_halting(answer: str, entry: Mapping[str, Any]) -> str:
-    if answer.lower() not in ("true", "false"):
-        raise unparsed("True or False")
+def check_game_of_life_halting(answer: str, entry: Mapping[str, Any]) -> str:
     if answer.lower() != entry["answer"].lower():
-        raise Refused("wrong", "the other one")
+        raise AnswerRefused("wrong", "the other one")
     return answer
 
 
-def codeio(answer: str, entry: Mapping[str, Any]) -> str:
+def check_codeio(answer: str, entry: Mapping[str, Any]) -> str:
     """The package's part marks for similar JSON can be had with long strings, so the value must be the right one."""
     try:
-        given, gold = strict_json(answer), json.loads(entry["answer"])
+        given, gold = parse_strict_json(answer), json.loads(entry["answer"])
     except (ValueError, RecursionError):
         raise unparsed("a JSON value") from None
-    if not same_json(given, gold):
-        raise Refused("wrong", "it is another value")
+    if not is_same_json(given, gold):
+        raise AnswerRefused("wrong", "it is another value")
     return str(entry["answer"])
 
 
-def strict_json(text: str) -> Any:
+def parse_strict_json(text: str) -> Any:
     def refuse(word: str) -> Any:
         raise ValueError(f"{word} is no JSON")
 
     return json.loads(text, parse_constant=refuse)
 
 
-def same_json(given: Any, gold: Any) -> bool:
+def is_same_json(given: Any, gold: Any) -> bool:
     """Equal, with true and 1 kept apart, and 1 and 1.0 not."""
     if isinstance(given, bool) or isinstance(gold, bool):
         return given is gold
     if isinstance(gold, list) and isinstance(given, list):
-        return len(given) == len(gold) and all(map(same_json, given, gold))
+        return len(given) == len(gold) and all(map(is_same_json, given, gold))
     if isinstance(gold, dict) and isinstance(given, dict):
-        return given.keys() == gold.keys() and all(same_json(given[key], gold[key]) for key in gold)
+        return given.keys() == gold.keys() and all(is_same_json(given[key], gold[key]) for key in gold)
     return bool(given == gold)
 
 
 # --- rush hour --------------------------------------------------------------------------------------------------------
 
 SIDE = 6
-CAR_MOVES = re.compile(r"[A-Z][+-][1-5](?:[ ,\n]+[A-Z][+-][1-5])*")
 
 
-def rush_hour(answer: str, entry: Mapping[str, Any]) -> str:
+def check_rush_hour(answer: str, entry: Mapping[str, Any]) -> str:
     """The package skips moves that are blocked, so that a long list of any moves would wander into the solution."""
-    if len(answer) > 2000 or not CAR_MOVES.fullmatch(answer):
-        raise unparsed("moves such as F+1 K-2")
     config = str(entry["metadata"]["board_config"])
     cars = {
         chr(ord("A") + number): [cell for cell in range(SIDE * SIDE) if config[cell] == label]
@@ -238,12 +215,12 @@ def rush_hour(answer: str, entry: Mapping[str, Any]) -> str:
     walls = {cell for cell in range(SIDE * SIDE) if config[cell] == "x"}
     for move in re.findall(r"[A-Z][+-][1-5]", answer):
         for _ in range(int(move[2])):
-            if not drive(cars, walls, move[0], 1 if move[1] == "+" else -1):
-                raise Refused("wrong", f"{move} is blocked")
+            if not move_car(cars, walls, move[0], 1 if move[1] == "+" else -1):
+                raise AnswerRefused("wrong", f"{move} is blocked")
     return answer
 
 
-def drive(cars: dict[str, list[int]], walls: set[int], name: str, direction: int) -> bool:
+def move_car(cars: dict[str, list[int]], walls: set[int], name: str, direction: int) -> bool:
     """Move a car by one cell, if it can."""
     if name not in cars:
         return False
@@ -266,11 +243,11 @@ ACTION = re.compile(rf"move\((box_\w+), (?:square{PLACE}|(target_\w+))\)", re.AS
 MAX_PLANS = 500
 
 
-def boxnet(answer: str, entry: Mapping[str, Any]) -> str:
+def check_boxnet(answer: str, entry: Mapping[str, Any]) -> str:
     """The package skips actions that are impossible, so that one sweep over the whole field would solve every problem."""
     expected = 'a list of plans such as [{"Agent[0.5, 0.5]": "move(box_red, target_red)"}]'
     try:
-        plans = strict_json(answer)
+        plans = parse_strict_json(answer)
     except (ValueError, RecursionError):
         raise unparsed(expected) from None
     if not isinstance(plans, list) or len(plans) > MAX_PLANS:
@@ -284,12 +261,12 @@ def boxnet(answer: str, entry: Mapping[str, Any]) -> str:
         for agent, action in zip(agents, actions, strict=True):
             if agent is None or action is None:
                 raise unparsed(expected)
-            if not act(squares, f"{agent[1]}_{agent[2]}", action):
-                raise Refused("wrong", f"{agent[0]} cannot {action[0]}"[:200])
+            if not move_box(squares, f"{agent[1]}_{agent[2]}", action):
+                raise AnswerRefused("wrong", f"{agent[0]} cannot {action[0]}"[:200])
     return answer
 
 
-def act(squares: dict[str, list[str]], place: str, action: re.Match[str]) -> bool:
+def move_box(squares: dict[str, list[str]], place: str, action: re.Match[str]) -> bool:
     box, row, column, target = action.groups()
     items = squares.get(place)
     if items is None or box not in items:
@@ -311,88 +288,95 @@ def act(squares: dict[str, list[str]], place: str, action: re.Match[str]) -> boo
 # The table
 # ---------------------------------------------------------------------------------------------------------------------
 
-WHOLE_NUMBER = "a whole number"
 ADVANCED = rf"\(? ?{DECIMAL} ?(?:, ?{DECIMAL} ?)?\)? ?°?"
 WORDS = r"(?:[A-Za-z0-9 ,$€£%:+-]|\.(?![A-Za-z]))+"
+PROBABILITY = r"[0-9]{0,12}(?:\.[0-9]{0,30})?(?:[eE]-?[0-9]{1,2})?|[0-9]{1,12} ?/ ?[0-9]{1,12}"
+CUBE_MOVES = r"[UDLRFBMESXYZ]w?'?[1-3]?(?:[ \n]+[UDLRFBMESXYZ]w?'?[1-3]?)*"
+CAR_MOVES = r"[A-Z][+-][1-5](?:[ ,\n]+[A-Z][+-][1-5])*"
+LIST_CHARS = 20_000
+INTEGRAL = Guard(
+    "an expression in the variable, C, pi, E and elementary functions",
+    check=check_antiderivative,
+    closes="Integral(...) around the question scores 1.0",
+)
 
 GUARDS: dict[str, Guard] = {
-    "advanced_geometry": Guard(
-        text_like(ADVANCED, "a decimal number, an angle or a pair", 200),
-        "a decimal number, with or without °, or a pair of them",
-    ),
-    "basic_arithmetic": Guard(text_like(DECIMAL, "a number"), "a decimal number"),
-    "bf": Guard(text_like(r"[A-Za-z0-9 -]+", "letters and digits", 200), "letters, digits and spaces"),
+    "advanced_geometry": Guard("a decimal number, with or without °, or a pair of them", ADVANCED, max_chars=200),
+    "basic_arithmetic": Guard("a decimal number", DECIMAL),
+    "bf": Guard("letters, digits and spaces", r"[A-Za-z0-9 -]+", max_chars=200),
     "binary_matrix": Guard(
-        list_like(list_of(list_of(WHOLE)), "rows of digits", r"[0-9 \n]+"), "rows of whole numbers, or a list of lists of them"
+        "rows of whole numbers, or a list of lists of them",
+        r"[0-9 \n]+",
+        list_pattern(list_pattern(WHOLE)),
+        max_chars=LIST_CHARS,
     ),
-    "bitwise_arithmetic": Guard(
-        text_like(r"[+-]?(?:0[xX][0-9a-fA-F]{1,300}|[0-9]{1,300})", WHOLE_NUMBER), "a whole number, decimal or hexadecimal"
-    ),
+    "bitwise_arithmetic": Guard("a whole number, decimal or hexadecimal", r"[+-]?(?:0[xX][0-9a-fA-F]{1,300}|[0-9]{1,300})"),
     "boxnet": Guard(
-        boxnet,
         "a JSON list of plans, each action of which is possible when its turn comes",
-        "one sweep over the whole field solves every problem, for impossible actions are skipped; targets can be moved",
+        check=check_boxnet,
+        closes="one sweep over the whole field solves every problem, for impossible actions are skipped; targets can be moved",
     ),
     "calendar_arithmetic": Guard(
-        calendar_arithmetic, "any text", "where the right number is -1, a wrong one scores above 1, without a limit"
+        "any text",
+        check=check_calendar_arithmetic,
+        closes="where the right number is -1, a wrong one scores above 1, without a limit",
     ),
     "codeio": Guard(
-        codeio,
         "a JSON value equal to the right one (no part marks)",
-        "long strings of emoji earn more than half of the marks, whatever the right value",
+        check=check_codeio,
+        closes="long strings of emoji earn more than half of the marks, whatever the right value",
     ),
     "coin_flip": Guard(
-        coin_flip, "a decimal number or a fraction within 0.0001 and 5 % of the right one (no part marks)", '"0" scores 1.0'
+        "a decimal number or a fraction within 0.0001 and 5 % of the right one (no part marks)",
+        PROBABILITY,
+        check=check_coin_flip,
+        closes='"0" scores 1.0',
+        max_chars=60,
     ),
-    "complex_arithmetic": Guard(
-        text_like(r"[0-9ijIJ().+ -]+", "a complex number such as 3 + 4i", 200), "digits, signs, i or j", '"nan" scores 1.0'
-    ),
+    "complex_arithmetic": Guard("digits, signs, i or j", r"[0-9ijIJ().+ -]+", closes='"nan" scores 1.0', max_chars=200),
     "countdown": Guard(
-        countdown,
         "+ - * / and parentheses over whole numbers; each given number once, exactly the target",
-        "a value near the target counts as the target",
+        check=check_countdown,
+        closes="a value near the target counts as the target",
     ),
     "game_of_life": Guard(
-        game_of_life, "a list of lists of 0 and 1, all of them right (no part marks)", "a board of dead cells scores about 0.9"
+        "a list of lists of 0 and 1, all of them right (no part marks)",
+        items=list_pattern(list_pattern("[01]")),
+        check=check_game_of_life,
+        closes="a board of dead cells scores about 0.9",
+        max_chars=MAX_CHARS,
     ),
-    "game_of_life_halting": Guard(game_of_life_halting, "True or False, the right one", "any text scores 1.0"),
-    "gsm_symbolic": Guard(text_like(WORDS, "a number", 300), "words and numbers without brackets, quotes or underscores"),
-    "intermediate_integration": Guard(
-        antiderivative,
-        "an expression in the variable, C, pi, E and elementary functions",
-        "Integral(...) around the question scores 1.0",
+    "game_of_life_halting": Guard(
+        "True or False, the right one", "(?i:true|false)", check=check_game_of_life_halting, closes="any text scores 1.0"
     ),
+    "gsm_symbolic": Guard("words and numbers without brackets, quotes or underscores", WORDS, max_chars=300),
+    "intermediate_integration": INTEGRAL,
     "n_queens": Guard(
-        list_like(list_of(list_of(LETTER)), "a board of Q and _", r"[Q_ \n]+"), "rows of Q and _, or a list of lists of them"
+        "rows of Q and _, or a list of lists of them", r"[Q_ \n]+", list_pattern(list_pattern(LETTER)), max_chars=LIST_CHARS
     ),
     "number_sorting": Guard(
-        list_like(list_of(NUMBER_ITEM), "a list of numbers"), "a list of decimal numbers", "a list of NaN scores 1.0"
+        "a list of decimal numbers", items=list_pattern(NUMBER_ITEM), closes="a list of NaN scores 1.0", max_chars=LIST_CHARS
     ),
-    "polynomial_equations": Guard(
-        text_like(rf"{DECIMAL}(?: ?, ?{DECIMAL})*", "decimal numbers with commas", 1000), "decimal numbers with commas between"
-    ),
+    "polynomial_equations": Guard("decimal numbers with commas between", rf"{DECIMAL}(?: ?, ?{DECIMAL})*"),
     "polynomial_multiplication": Guard(
-        polynomial, "a polynomial in the variables of the problem", "expand(...) around the question scores 1.0"
+        "a polynomial in the variables of the problem",
+        check=check_polynomial,
+        closes="expand(...) around the question scores 1.0",
     ),
     "puzzle24": Guard(
-        puzzle24,
         "+ - * / and parentheses over whole numbers; each given number once, exactly 24",
-        "6*4*1*1 solves every puzzle: the verifier does not look at the numbers given",
+        check=check_puzzle24,
+        closes="6*4*1*1 solves every puzzle: the verifier does not look at the numbers given",
     ),
-    "rubiks_cube": Guard(
-        text_like(r"[UDLRFBMESXYZ]w?'?[1-3]?(?:[ \n]+[UDLRFBMESXYZ]w?'?[1-3]?)*", "moves such as U R' F", 4000),
-        "moves in Singmaster notation",
-    ),
+    "rubiks_cube": Guard("moves in Singmaster notation, such as U R' F", CUBE_MOVES, max_chars=4000),
     "rush_hour": Guard(
-        rush_hour,
         "moves such as F+1 K-2, none of them blocked",
-        "a long list of any moves may reach the exit, for blocked ones are skipped",
+        CAR_MOVES,
+        check=check_rush_hour,
+        closes="a long list of any moves may reach the exit, for blocked ones are skipped",
+        max_chars=2000,
     ),
-    "simple_integration": Guard(
-        antiderivative,
-        "an expression in the variable, C, pi, E and elementary functions",
-        "Integral(...) around the question scores 1.0",
-    ),
-    "spiral_matrix": Guard(list_like(list_of(WHOLE), "whole numbers", r"[0-9 \n-]+"), "whole numbers, or a list of them"),
-    "string_insertion": Guard(list_like(list_of(LETTER), "letters", r"[A-Z]+"), "capital letters, or a list of letters"),
+    "simple_integration": INTEGRAL,
+    "spiral_matrix": Guard("whole numbers, or a list of them", r"[0-9 \n-]+", list_pattern(WHOLE), max_chars=LIST_CHARS),
+    "string_insertion": Guard("capital letters, or a list of letters", r"[A-Z]+", list_pattern(LETTER), max_chars=LIST_CHARS),
 }

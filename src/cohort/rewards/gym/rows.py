@@ -26,8 +26,8 @@ from cohort.rewards.gym.catalogue import REFUSED_TASKS as REFUSED_TASKS
 from cohort.rewards.gym.catalogue import SAFE_TASKS as SAFE_TASKS
 from cohort.rewards.gym.catalogue import SERVED_TASKS as SERVED_TASKS
 from cohort.rewards.gym.extract import extract_answer as extract_answer
-from cohort.rewards.gym.golds import right_answer
-from cohort.rewards.gym.guards import Refused, admit
+from cohort.rewards.gym.golds import find_right_answer
+from cohort.rewards.gym.guards import AnswerRefused, admit
 from cohort.rewards.gym.verifier import ask_workers
 from cohort.rewards.gym.verifier import gym_verifier as gym_verifier
 from cohort.sandbox import Limits
@@ -40,7 +40,7 @@ SLICE = 2
 """Of them, so many at a time where a worker makes them: some take seconds each."""
 TRIES_PER_ROW = 20
 """Entries generated per row wanted before a split counts as exhausted."""
-ENTRIES = "cohort.rewards.gym.worker:entries"
+ENTRIES = "cohort.rewards.gym.worker:make_entries"
 ENTRIES_LIMITS = Limits(cpu_s=120, wall_s=600, memory_mb=2048, files_mb=1)
 
 
@@ -57,10 +57,10 @@ def load_gym(name: str, split: str, seed: int, args: Mapping[str, Any]) -> list[
         raise PromptError(f"prompts.args.count: give the number of rows, at least 1 (got {count!r})")
     check_settings(name, settings)
     rows: dict[str, dict[str, Any]] = {}
-    for tries, entry in enumerate(entries(name, split, seed, settings)):
+    for tries, entry in enumerate(stream_entries(name, split, seed, settings)):
         if len(rows) == count or tries == count * TRIES_PER_ROW + CHUNK:
             break
-        if entry is None or entry["question"] in rows or split_of(name, entry["question"]) != split:
+        if entry is None or entry["question"] in rows or choose_split(name, entry["question"]) != split:
             continue
         row = make_row(name, entry, settings)
         if is_answerable(row):
@@ -75,7 +75,7 @@ def load_gym(name: str, split: str, seed: int, args: Mapping[str, Any]) -> list[
 def make_row(name: str, entry: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "prompt": entry["question"],
-        "answer": right_answer(name, entry),
+        "answer": find_right_answer(name, entry),
         "entry": dict(entry),
         "task": name,
         # Some verifiers read their config (tolerances, for instance): the one that scores must be the one that asked.
@@ -88,16 +88,16 @@ def is_answerable(row: Mapping[str, Any]) -> bool:
     it stores the integral."""
     try:
         return row["answer"] is None or bool(admit(row["task"], row["answer"], row["entry"]))
-    except Refused:
+    except AnswerRefused:
         return False
 
 
-def split_of(name: str, question: str) -> str:
+def choose_split(name: str, question: str) -> str:
     return "held_out" if keyed_share("gym", name, question) < HELD_OUT_SHARE else "train"
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> None:
-    fields = [field.name for field in dataclasses.fields(registry()[name][1]) if field.name not in ("seed", "size")]
+    fields = [field.name for field in dataclasses.fields(load_registry()[name][1]) if field.name not in ("seed", "size")]
     for given in settings:
         if given in ("seed", "size"):
             word = "count" if given == "size" else "the recipe's seed"
@@ -123,7 +123,7 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def entries(name: str, split: str, seed: int, settings: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
+def stream_entries(name: str, split: str, seed: int, settings: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
     """An endless stream of entries, each as plain JSON values; None where one was generated that is not fit for training."""
     chunk = 0
     while True:
@@ -134,10 +134,10 @@ def entries(name: str, split: str, seed: int, settings: Mapping[str, Any]) -> It
             for start in range(0, CHUNK, SLICE):
                 yield from make_entries_elsewhere({"task": name, "settings": chosen, "start": start, "stop": start + SLICE})
         else:
-            from cohort.rewards.gym.worker import plain_entry
+            from cohort.rewards.gym.worker import make_plain_entry
 
             for index in range(CHUNK):
-                yield plain_entry(name, dataset, index)
+                yield make_plain_entry(name, dataset, index)
         chunk += 1
 
 
@@ -151,7 +151,7 @@ def make_entries_elsewhere(message: dict[str, Any]) -> list[dict[str, Any] | Non
     return answer.value
 
 
-def registry() -> dict[str, Any]:
+def load_registry() -> dict[str, Any]:
     try:
         from cohort.rewards.gym import worker as gym_worker
     except ImportError as problem:
@@ -162,7 +162,7 @@ def registry() -> dict[str, Any]:
 
 
 def create_dataset(name: str, settings: Mapping[str, Any]) -> Any:
-    registry()
+    load_registry()
     from cohort.rewards.gym.worker import create_dataset as create
 
     try:

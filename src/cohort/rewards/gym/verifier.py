@@ -21,14 +21,14 @@ from cohort.base.workers import keep_pool
 from cohort.errors import PromptError
 from cohort.rewards.gym.catalogue import JAILED_TASKS, require_served
 from cohort.rewards.gym.extract import extract_answer
-from cohort.rewards.gym.golds import right_answer
-from cohort.rewards.gym.guards import Refused, admit
+from cohort.rewards.gym.golds import find_right_answer
+from cohort.rewards.gym.guards import AnswerRefused, admit
 from cohort.rewards.pool import HelperPool
 from cohort.rewards.text import find_last_tag, text_of
 from cohort.sandbox import Answer, JailUnavailable, Limits, shared_pool
 
-SCORE = "cohort.rewards.gym.worker:score"
-FIND = "cohort.rewards.gym.extract:find"
+SCORE = "cohort.rewards.gym.worker:score_answer"
+FIND = "cohort.rewards.gym.extract:find_answer"
 LIMITS = Limits(cpu_s=5, memory_mb=2048, files_mb=1)
 """A verdict takes milliseconds, and up to half a second the first time a worker meets a task."""
 VERDICTS = {"cpu": "timeout", "wall": "timeout", "memory": "memory", "output": "output", "files": "files", "crash": "crash"}
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GymVerdict:
     score: float | None
     """None: nobody knows."""
     word: str
@@ -65,7 +65,7 @@ def gym_verifier(
     """
     answers = find_answers([text_of(completion) for completion in completions], pattern, wall_s)
     settings = gym_args if gym_args is not None else [None] * len(answers)
-    verdicts = judge(answers, [as_entry(one) for one in entry], task, settings, wall_s)
+    verdicts = judge_answers(answers, [parse_entry(one) for one in entry], task, settings, wall_s)
     if log_extra is not None and any(verdict.error for verdict in verdicts):
         log_extra("verifier_error", [verdict.error for verdict in verdicts])
     if log_verdict is not None:
@@ -84,7 +84,7 @@ def unusable(
     for row, (one, name) in enumerate(zip(entry, task, strict=True)):
         try:
             require_served(name)
-            gold = right_answer(name, as_entry(one))
+            gold = find_right_answer(name, parse_entry(one))
             if gold is not None:
                 golds[row] = gold
         except PromptError as problem:
@@ -92,9 +92,9 @@ def unusable(
         except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as problem:
             problems[row] = f"entry: not an entry of gym task {name} ({type(problem).__name__}: {problem})"
     rows = list(golds)
-    verdicts = judge(
+    verdicts = judge_answers(
         [golds[row] for row in rows],
-        [as_entry(entry[row]) for row in rows],
+        [parse_entry(entry[row]) for row in rows],
         [task[row] for row in rows],
         [settings[row] for row in rows],
         LIMITS.wall_s,
@@ -112,7 +112,7 @@ gym_verifier.unusable = unusable  # type: ignore[attr-defined]
 gym_verifier.extract = extract_answer  # type: ignore[attr-defined]
 
 
-def as_entry(entry: Any) -> Any:
+def parse_entry(entry: Any) -> Any:
     return json.loads(entry) if isinstance(entry, str) else entry
 
 
@@ -121,71 +121,71 @@ def as_entry(entry: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def find_answers(texts: Sequence[str], pattern: str, wall_s: float) -> list[str | Verdict]:
+def find_answers(texts: Sequence[str], pattern: str, wall_s: float) -> list[str | GymVerdict]:
     """The final answers. A pattern is the user's and the text the model's: together they may take for ever."""
     if not pattern:
         return [extract_answer(text) for text in texts]
     re.compile(pattern)
-    answers: list[str | Verdict] = [extract_answer(text) for text in texts]
+    answers: list[str | GymVerdict] = [extract_answer(text) for text in texts]
     untagged = [row for row, text in enumerate(texts) if find_last_tag(text) is None]
     messages = [{"completion": texts[row], "pattern": pattern} for row in untagged]
     found = ask_workers(FIND, messages, LIMITS, wall_s, "", must_be_jailed=False)
     for row, answer in zip(untagged, found, strict=True):
-        answers[row] = str(answer.value) if not answer.problem else failure(answer)
+        answers[row] = str(answer.value) if not answer.problem else read_failure(answer)
     return answers
 
 
-def judge(
-    answers: Sequence[str | Verdict],
+def judge_answers(
+    answers: Sequence[str | GymVerdict],
     entries: Sequence[Any],
     tasks: Sequence[str],
     settings: Sequence[Mapping[str, Any] | None],
     wall_s: float,
-) -> list[Verdict]:
+) -> list[GymVerdict]:
     for name in dict.fromkeys(tasks):  # Rows can come from a file, and a file can name any task.
         require_served(name)
-    verdicts: list[Verdict | None] = [None] * len(answers)
+    verdicts: list[GymVerdict | None] = [None] * len(answers)
     messages: dict[int, dict[str, Any]] = {}
     for row, (answer, entry, name, chosen) in enumerate(zip(answers, entries, tasks, settings, strict=True)):
-        if isinstance(answer, Verdict):
+        if isinstance(answer, GymVerdict):
             verdicts[row] = answer
             continue
         try:
             admitted = admit(name, answer, entry)
             messages[row] = {"task": name, "settings": dict(chosen or {}), "entry": entry, "answer": admitted}
-        except Refused as refusal:
-            verdicts[row] = Verdict(0.0, refusal.verdict, refusal.detail)
+        except AnswerRefused as refusal:
+            verdicts[row] = GymVerdict(0.0, refusal.verdict, refusal.detail)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as problem:
             detail = f"entry: not an entry of gym task {name} ({type(problem).__name__}: {problem})"
-            verdicts[row] = Verdict(None, "infrastructure", detail)
+            verdicts[row] = GymVerdict(None, "infrastructure", detail)
     must_be_jailed = any(message["task"] in JAILED_TASKS for message in messages.values())
     only_jailed = "gym tasks whose modules can run text are scored in a jail only"
     replies = ask_workers(SCORE, list(messages.values()), LIMITS, wall_s, only_jailed, must_be_jailed)
     for row, reply in zip(messages, replies, strict=True):
-        verdicts[row] = verdict_of(reply)
+        verdicts[row] = read_verdict(reply)
     return [verdict for verdict in verdicts if verdict is not None]
 
 
-def verdict_of(reply: Answer) -> Verdict:
+def read_verdict(reply: Answer) -> GymVerdict:
     if reply.problem:
-        return failure(reply)
+        return read_failure(reply)
     said = reply.value if isinstance(reply.value, dict) else {}
     error, score = said.get("error"), said.get("score")
     if isinstance(error, str):
-        return Verdict(0.0, "wrong", f"the verifier raised {error}", error)
+        return GymVerdict(0.0, "wrong", f"the verifier raised {error}", error)
     if not isinstance(score, int | float) or isinstance(score, bool):
-        return Verdict(None, "infrastructure", "the verifier's worker gave no score")
+        return GymVerdict(None, "infrastructure", "the verifier's worker gave no score")
     if not (math.isfinite(score) and 0.0 <= score <= 1.0):
         # Only a flaw of the verifier gives such a number, and a wrong answer has found it.
-        return Verdict(0.0, "wrong", f"the verifier gave {score}", "ScoreOutOfRange")
-    return Verdict(float(score), "right" if score == 1.0 else "wrong")
+        return GymVerdict(0.0, "wrong", f"the verifier gave {score}", "ScoreOutOfRange")
+    return GymVerdict(float(score), "right" if score == 1.0 else "wrong")
 
 
-def failure(reply: Answer) -> Verdict:
+def read_failure(reply: Answer) -> GymVerdict:
     word = VERDICTS.get(reply.problem)
     if word is None:
-        return Verdict(None, "infrastructure", f"{reply.problem}: {reply.detail}")
-    return Verdict(0.0, word, reply.detail)
+        return GymVerdict(None, "infrastructure", f"{reply.problem}: {reply.detail}")
+    return GymVerdict(0.0, word, reply.detail)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -202,13 +202,13 @@ def ask_workers(
     except JailUnavailable as problem:
         if must_be_jailed:
             raise PromptError(f"{refusal}, and {problem}") from problem
-        note_plain(str(problem))
+        warn_of_plain_workers(str(problem))
     # The order of sets must not decide a row or a verdict: in a jail the hash seed is fixed as well.
     pool = keep_pool(entry, lambda: HelperPool(PLAIN_WORKERS, entry, {"PYTHONHASHSEED": "0"}))
     return pool.ask_many(messages, replace(limits, wall_s=wall_s))
 
 
 @functools.cache
-def note_plain(problem: str) -> None:
+def warn_of_plain_workers(problem: str) -> None:
     """Said once."""
     logger.warning("gym tasks are worked on in ordinary processes, under the time limit alone: %s", problem)

@@ -1,6 +1,6 @@
 """The reasoning-gym package at work: datasets by name, their entries, their verdicts.
 
-`score` and `entries` are the functions of jailed worker processes (see cohort.sandbox): one JSON message in, one JSON
+`score_answer` and `make_entries` are the functions of jailed worker processes (see cohort.sandbox): one JSON message in, one JSON
 value out. Nothing here decides what an answer may look like; that has been done in the trusted process before.
 """
 
@@ -35,10 +35,10 @@ def create_dataset(name: str, settings: Mapping[str, Any]) -> Any:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def score(message: Any) -> dict[str, Any]:
+def score_answer(message: Any) -> dict[str, Any]:
     """{"score": the verifier's number} or, where it raised, {"error": the exception's name}."""
     verifier = cached_verifier(message["task"], json.dumps(message["settings"], sort_keys=True))
-    entry = repaired(message["task"], message["entry"])
+    entry = repair_entry(message["task"], message["entry"])
     try:
         # Some verifiers print what they think of a wrong answer, and some change the precision of decimals for good.
         with contextlib.redirect_stdout(io.StringIO()), decimal.localcontext():
@@ -54,7 +54,7 @@ def cached_verifier(name: str, settings_json: str) -> Callable[[str, Any], float
     return create_dataset(name, {**json.loads(settings_json), "size": 1, "seed": 0}).score_answer
 
 
-def repaired(name: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def repair_entry(name: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """The entry as the verifier expects it where JSON has changed a type: the boards of ARC are tuples of tuples."""
     if name in ("arc_agi", "rearc"):
         board = tuple(tuple(row) for row in entry["metadata"]["output"])
@@ -67,10 +67,10 @@ def repaired(name: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def entries(message: Any) -> list[dict[str, Any] | None]:
+def make_entries(message: Any) -> list[dict[str, Any] | None]:
     """Entries `start` to `stop` of the dataset with these settings, as plain JSON; None for those that cannot be used."""
     dataset = cached_dataset(message["task"], json.dumps(message["settings"], sort_keys=True))
-    return [plain_entry(message["task"], dataset, index) for index in range(message["start"], message["stop"])]
+    return [make_plain_entry(message["task"], dataset, index) for index in range(message["start"], message["stop"])]
 
 
 @functools.lru_cache(maxsize=4)
@@ -78,18 +78,18 @@ def cached_dataset(name: str, settings_json: str) -> Any:
     return create_dataset(name, json.loads(settings_json))
 
 
-def plain_entry(name: str, dataset: Any, index: int) -> dict[str, Any] | None:
+def make_plain_entry(name: str, dataset: Any, index: int) -> dict[str, Any] | None:
     """One entry as JSON values, with an answer where one can be had; None if it is not fit for training."""
-    with contextlib.redirect_stdout(io.StringIO()), own_randomness(f"{dataset.seed}/{index}"):  # some print as they go
+    with contextlib.redirect_stdout(io.StringIO()), seed_randomness(f"{dataset.seed}/{index}"):  # some print as they go
         if name == "codeio":
-            return codeio_entry(dataset, index)
-        entry = json.loads(json.dumps(dataset[index], default=exact_number))
+            return make_codeio_entry(dataset, index)
+        entry = json.loads(json.dumps(dataset[index], default=write_number))
     # Silence would be right.
     return None if entry["answer"] == "" else entry
 
 
 @contextlib.contextmanager
-def own_randomness(key: str) -> Iterator[None]:
+def seed_randomness(key: str) -> Iterator[None]:
     """The module's common generator, which list_functions draws from, is seeded for one entry and then as it was before."""
     before = random.getstate()
     random.seed(key)
@@ -99,13 +99,13 @@ def own_randomness(key: str) -> Iterator[None]:
         random.setstate(before)
 
 
-def exact_number(value: Any) -> str:
+def write_number(value: Any) -> str:
     if isinstance(value, Fraction):
         return str(value)
     raise TypeError(f"an entry holds a {type(value).__name__}, which JSON has no word for")
 
 
-def codeio_entry(dataset: Any, index: int) -> dict[str, Any] | None:
+def make_codeio_entry(dataset: Any, index: int) -> dict[str, Any] | None:
     """The output is what a program of the package's data gives: it must give one, and the same one twice."""
     try:
         first, second = (json.dumps(dataset[index], allow_nan=False) for _ in range(2))
