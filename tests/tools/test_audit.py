@@ -164,10 +164,10 @@ def test_each_other_fault_is_found_and_nothing_else(name):
 
 
 def test_a_crash_names_how_the_worker_ended_and_a_hang_the_limit(zoo):
-    (crash,) = zoo["dies"].of_category("crash")
+    (crash,) = [finding for finding in zoo["dies"].findings if finding.category == "crash"]
     assert "exit status 3" in crash.evidence[0].detail
     assert "9**9**9**9" in crash.evidence[0].input
-    (hang,) = zoo["hangs"].of_category("hang")
+    (hang,) = [finding for finding in zoo["hangs"].findings if finding.category == "hang"]
     assert "1.5 s" in hang.evidence[0].detail
     assert zoo["hangs"].slowest[0].seconds >= 1.5
 
@@ -180,7 +180,7 @@ def test_a_score_that_changes_is_the_cause_and_what_it_explains_is_left_out(zoo)
 
 
 def test_code_that_needs_no_builtins_is_shown_with_the_walk(zoo):
-    (executes,) = zoo["evaluates_without_builtins"].of_category("code execution")
+    (executes,) = [finding for finding in zoo["evaluates_without_builtins"].findings if finding.category == "code execution"]
     assert {example.what.partition(",")[0] for example in executes.evidence} == {"attribute walk"}
     assert "__subclasses__" in executes.evidence[0].input
 
@@ -216,11 +216,11 @@ def test_a_gold_of_spaces_is_shown_in_quotes():
     assert describe_example(AuditExample("text", "42", 1.0, "off by one")) == "score 1, gold 42: off by one"
 
 
-def test_a_threshold_that_no_score_reaches_is_said():
+def test_a_threshold_that_no_score_reaches_is_said(zoo):
     report = audit(test_audit_zoo.fair, ROWS, limit=FEW, threshold=5.0)
     assert "gold_rejected" in report.flaws
     assert any("the threshold 5 is never reached: the highest score of any completion was 1." in r for r in report.remarks)
-    assert not any("never reached" in remark for remark in audit(test_audit_zoo.fair, ROWS, limit=FEW).remarks)
+    assert not any("never reached" in remark for remark in zoo["fair"].remarks)
 
 
 def test_a_reward_that_reads_text_only_is_a_note_and_one_that_reads_chats_has_none(zoo):
@@ -259,14 +259,6 @@ def test_the_gold_may_be_in_any_column():
     renamed = {"answer": "target"}
     report = audit(broken_rewards.substring, rows, limit=FEW, gold="target", prompt="question", columns=renamed)
     assert report.flaws[0] == "substring"
-
-
-def test_the_same_audit_asks_the_same_questions(broken):
-    first, second = broken["substring"], audit(broken_rewards.substring, ROWS, limit=FEW)
-    assert (first.cases, first.flaws) == (second.cases, second.flaws)
-    assert [[example.input for example in finding.evidence] for finding in first.findings] == [
-        [example.input for example in finding.evidence] for finding in second.findings
-    ]
 
 
 @pytest.mark.parametrize(
@@ -385,7 +377,9 @@ def rows_file(tmp_path):
     return write
 
 
-def test_the_command_prints_and_writes_what_it_found(rows_file, tmp_path, capsys, monkeypatch):
+def test_the_command_prints_and_writes_what_it_found_and_asks_the_same_questions_again(
+    broken, rows_file, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "80")
     file = tmp_path / "audit.json"
     code = run_audit(["broken_rewards:substring"], rows=rows_file(ROWS), limit=FEW, json_file=file)
@@ -398,6 +392,10 @@ def test_the_command_prints_and_writes_what_it_found(rows_file, tmp_path, capsys
     assert (data["exit_code"], data["clean"]) == (1, False)
     assert data["reports"][0]["flaws"] == ["substring", "missing_gold"]
     assert data["reports"][0]["findings"][0]["examples"][0]["score"] == 1.0
+    shown = [[example["input"] for example in finding["examples"]] for finding in data["reports"][0]["findings"]]
+    first = broken["substring"]
+    assert data["reports"][0]["cases"] == first.cases
+    assert shown == [[example.input for example in finding.evidence] for finding in first.findings]
 
 
 def test_nothing_found_is_exit_code_0(rows_file, capsys):

@@ -91,13 +91,9 @@ def check_reward_faults(history: History) -> Finding | None:
     faults, rows = sum(history.last_values("reward/faults", 3)), history.rows[-3:]
     if faults <= 0:
         return None
-    parts = sorted({name.split("/")[1] for row in rows for name in row if counts_part_faults(name) and row[name]})
+    parts = [part for part, count in history.sum_parts("faults", rows).items() if count]
     where = f" Failing: {', '.join(parts)}." if parts else ""
     return write_finding("reward_faults", "warning", faults=faults, steps=len(rows), where=where)
-
-
-def counts_part_faults(name: str) -> bool:
-    return name.startswith("reward/") and name.endswith("/faults") and name.count("/") == 2
 
 
 def check_reward_timeouts(history: History) -> Finding | None:
@@ -240,8 +236,7 @@ def explain_stage(history: History, slowest: StageTime) -> str:
     """The perf/ figures that say why this stage is slow, where the run has them."""
     rows, stage = history.rows[-2 * WINDOW :], slowest.stage.name
     if stage == "reward":
-        names = {name for row in rows for name in row if name.startswith("reward/") and name.endswith("/seconds")}
-        seconds = {name.split("/")[1]: sum(history.read_values(name, rows)) for name in names if name.count("/") == 2}
+        seconds = history.sum_parts("seconds", rows)
         part = max(seconds, key=lambda name: seconds[name], default="")
         return f" {part} is the slowest part, at {seconds[part] / slowest.steps:.2g} s." if len(seconds) > 1 else ""
     occupancy, mfu = history.mean_now("perf/engine_occupancy"), history.mean_now("perf/update_mfu")

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from cohort.base.text import printable, write_percent
-from cohort.observe.diagnosis.finding import Finding, write_finding
+from cohort.observe.diagnosis.finding import Finding, Level, write_finding
 from cohort.observe.diagnosis.history import FAILURE_WORDS, WINDOW, History, Trend, measure_trend
 from cohort.observe.diagnosis.scores import read_parts
 from cohort.recipe.rules import OVERLONG_PART
@@ -24,8 +24,6 @@ SHARED = 0.5
 SHARED_STEPS = 3
 """Steps out of WINDOW in which the same string must do so."""
 EXAMPLES = 3
-NOT_A_PART = (OVERLONG_PART,)
-"""The trainer's own penalty: it rises when completions stop being cut."""
 SOLVED = 0.9
 
 
@@ -46,11 +44,9 @@ def check_part_outruns_outcome(history: History) -> Finding | None:
         flat = first == 0 and success.change < max(2 * success.error, 0.02) and success.now < SOLVED
         if not falls and not flat:
             continue
-        risen = [
-            (trend, name)
-            for name in list_other_parts(history, outcome)
-            if (trend := find_part_rise(history, name, weights, first))
-        ]
+        # The trainer's own penalty is none of them: it rises when completions stop being cut.
+        others = [name for name in history.sum_parts("mean", history.rows[-1:]) if name not in (outcome, OVERLONG_PART)]
+        risen = [(trend, name) for name in others if (trend := find_part_rise(history, name, weights, first))]
         if risen:
             trend, name = max(risen, key=lambda pair: abs(pair[0].change))
             return write_finding(
@@ -64,11 +60,6 @@ def check_part_outruns_outcome(history: History) -> Finding | None:
                 outcome=outcome,
             )
     return None
-
-
-def list_other_parts(history: History, outcome: str) -> list[str]:
-    names = {match[1] for name in history.rows[-1] if (match := re.fullmatch(r"reward/([^/]+)/mean", name))}
-    return sorted(names - {outcome, *NOT_A_PART})
 
 
 def find_part_rise(history: History, name: str, weights: Mapping[str, float], first: int) -> Trend | None:
@@ -164,16 +155,10 @@ def check_failures_rise(history: History) -> Finding | None:
     kind = max(trends, key=lambda one: trends[one].change)
     part, _, word = kind.partition("/")
     paid = any(float(one.get("reward") or 0) > 0 for _, one in history.list_evidence(f"failed/{kind}")[-WINDOW:])
-    return write_finding(
-        "failures_rise",
-        "alarm" if paid else "warning",
-        variant="paid" if paid else "",
-        evidence=quote_evidence(history, f"failed/{kind}"),
-        share=together,
-        part=part,
-        word=word,
-        reward=reward,
-    )
+    level: Level = "alarm" if paid else "warning"
+    evidence = quote_evidence(history, f"failed/{kind}")
+    facts = {"share": together, "part": part, "word": word, "reward": reward}
+    return write_finding("failures_rise", level, variant="paid" if paid else "", evidence=evidence, **facts)
 
 
 def count_failures(row: Mapping[str, Any]) -> dict[str, float]:
@@ -191,15 +176,15 @@ def count_failures(row: Mapping[str, Any]) -> dict[str, float]:
 def measure_failure_trend(history: History, kinds: Iterable[str]) -> Trend | None:
     """Share of the completions of a step that ended so. A word that did not occur in a step is not in its row."""
     wanted = set(kinds)
-    sides = []
-    for rows in (history.rows[:WINDOW], history.rows[-WINDOW:]):
-        shares = []
-        for row in rows:
-            completions = history.count_completions([row])
-            if completions:
-                shares.append(sum(count for kind, count in count_failures(row).items() if kind in wanted) / completions)
-        sides.append(shares)
-    return measure_trend(*sides) if history.long_enough else None
+    start, now = (
+        [
+            sum(count for kind, count in count_failures(row).items() if kind in wanted) / completions
+            for row in rows
+            if (completions := history.count_completions([row]))
+        ]
+        for rows in (history.rows[:WINDOW], history.rows[-WINDOW:])
+    )
+    return measure_trend(start, now) if history.long_enough else None
 
 
 # -- evidence ----------------------------------------------------------------------------------------------------------

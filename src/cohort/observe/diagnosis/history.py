@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, variance
@@ -68,6 +69,12 @@ class History:
     def count_completions(self, rows: Sequence[Row]) -> float:
         """Completions that were judged in these steps."""
         return sum(count_judged(row, self.read_setting("train.group_size")) for row in rows)
+
+    def sum_parts(self, what: str, rows: Sequence[Row]) -> dict[str, float]:
+        """Part of the reward -> the sum of its metric reward/<part>/<what> in these steps."""
+        metric = re.compile(rf"reward/([^/]+)/{what}")
+        parts = sorted({found[1] for row in rows for name in row if (found := metric.fullmatch(name))})
+        return {part: sum(self.read_values(f"reward/{part}/{what}", rows)) for part in parts}
 
     def read_values(self, name: str, rows: Sequence[Row]) -> list[float]:
         found = (row.get(name) for row in rows)

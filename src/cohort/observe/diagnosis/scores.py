@@ -101,13 +101,13 @@ def compares_in_groups(history: History) -> bool:
 
 def name_silent_parts(history: History, rows: Sequence[Row]) -> str:
     """The parts that abstained or failed, with how often."""
-    said = []
-    for name in sorted({name for row in rows for name in row if name.startswith("reward/") and name.count("/") == 2}):
-        _, part, what = name.split("/")
-        count = sum(history.read_values(name, rows)) if what in ("none", "faults") else 0.0
-        if count > 0:
-            said.append(f"{part} {'returned None for' if what == 'none' else 'failed on'} {count:.0f}")
-    return f" {', '.join(said)}." if said else ""
+    said = [
+        f"{part} {verb} {count:.0f}"
+        for what, verb in (("faults", "failed on"), ("none", "returned None for"))
+        for part, count in history.sum_parts(what, rows).items()
+        if count > 0
+    ]
+    return f" {', '.join(sorted(said))}." if said else ""
 
 
 def read_parts(history: History) -> tuple[str, dict[str, float]]:

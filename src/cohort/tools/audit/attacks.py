@@ -61,7 +61,7 @@ def find_template(demonstration: str, gold: str) -> str:
 def make_gold_cases(
     rows: Sequence[AuditRow], forms: Sequence[AnswerForm], demonstrations: bool = True, first: int = 0
 ) -> list[AuditCase]:
-    """Every gold in every form, and the demonstrations: which forms does the reward read? `first` is the number of the first row."""
+    """Every gold in every form, and the demonstrations: which forms does the reward read? `first` numbers the first row."""
     numbered = list(enumerate(rows, first))
     cases = [
         form.make_case("gold", form.name, number, row.gold, "any")

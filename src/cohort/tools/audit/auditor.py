@@ -8,21 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cohort.tools.audit import profiles
 from cohort.tools.audit.answers import AnswerQuestions
 from cohort.tools.audit.cases import AuditRow
 from cohort.tools.audit.code import CodeQuestions
 from cohort.tools.audit.findings import AuditReport
 from cohort.tools.audit.goldless import GoldlessQuestions
-from cohort.tools.audit.profiles import (
-    DEFAULT_ROWS,
-    GOLDLESS,
-    Profile,
-    choose_rows,
-    find_function,
-    find_profile,
-    guess_kind,
-    make_rows,
-)
+from cohort.tools.audit.profiles import GOLDLESS, Profile
 from cohort.tools.audit.questions import Questions
 from cohort.tools.audit.running import AuditError, AuditOptions, Bench
 
@@ -49,13 +41,13 @@ def audit(
     options     the fields of AuditOptions.
     """
     started = time.monotonic()
-    label, spec = find_function(function)
+    label, spec = profiles.find_function(function)
     words = AuditOptions(**{**options, "kind": "shape"} if shape else options)
-    profile = find_profile(label, spec)
+    profile = profiles.find_profile(label, spec)
     if profile is GOLDLESS and (words.kind or "shape") != "shape":
         profile = None
     audited = gather_rows(label, rows, words, profile)
-    kind = words.kind or (profile.kind if profile else guess_kind(audited))
+    kind = words.kind or (profile.kind if profile else profiles.guess_kind(audited))
     if words.template and kind == "code":
         raise AuditError("template: it is a form of an answer; programs are tried in code fences and bare.")
     with tempfile.TemporaryDirectory(prefix="cohort-audit-") as folder, Bench(spec, audited, words) as bench:
@@ -70,7 +62,7 @@ def gather_rows(
 ) -> Sequence[AuditRow]:
     """The rows given, or those that ship with the audit; a few of them."""
     if rows is not None:
-        found = choose_rows(make_rows(rows, words), words.limit or DEFAULT_ROWS, words.seed)
+        found = profiles.choose_rows(profiles.make_rows(rows, words), words.limit or profiles.DEFAULT_ROWS, words.seed)
     elif profile is None and words.kind != "shape":
         raise AuditError(
             f"reward {label}: it is not built in, so rows are needed that say what is right: --rows FILE (a `prompt` "
@@ -78,7 +70,7 @@ def gather_rows(
         )
     else:
         found = tuple((profile or GOLDLESS).rows())
-        found = found if words.limit is None else choose_rows(found, words.limit, words.seed)
+        found = found if words.limit is None else profiles.choose_rows(found, words.limit, words.seed)
     if not found:
         raise AuditError("rows: there are none.")
     return found

@@ -26,10 +26,10 @@ OPTION_NAMES = {"columns": "--column", "timeout_s": "--timeout"}
 """Options of the command line whose word is another than the field of AuditOptions."""
 
 
-def run_audit(words: Sequence[str], *, rows: str = "", json_file: Path | None = None, **given: Any) -> int:
+def run_audit(words: Sequence[str], *, json_file: Path | None = None, **given: Any) -> int:
     """Audit, print, and give the exit code. Errors made for people are printed as they are.
 
-    given    the options that were given, and no others: fields of AuditOptions, `columns` as PARAMETER=COLUMN.
+    given    the options that were given, and no others: `rows` and fields of AuditOptions, `columns` as PARAMETER=COLUMN.
     """
     from rich.console import Console
 
@@ -40,17 +40,16 @@ def run_audit(words: Sequence[str], *, rows: str = "", json_file: Path | None = 
         recipe = find_recipe(target)
         if recipe is not None:
             own = [name for name in given if name not in ("gold", "template", "limit")]
-            refuse_options(
-                [*own, *(["rows"] if rows else [])], "a recipe brings its own; change the recipe, or audit the function alone."
-            )
+            refuse_options(own, "a recipe brings its own; change the recipe, or audit the function alone.")
             reports = audit_recipe(recipe, settings, **given)
         else:
-            if not rows:
+            if "rows" not in given:
                 named = [name for name in ("gold", "prompt", "columns") if name in given]
                 refuse_options(named, "it names a column of --rows, which are not given.")
+            else:
+                given["rows"] = read_rows(given["rows"], given.get("prompt", "prompt"))
             given["columns"] = read_pairs(given.get("columns", ()))
-            audited = read_rows(rows, given.get("prompt", "prompt")) if rows else None
-            reports = [audit(target, audited, args=read_arguments(settings), **given)]
+            reports = [audit(target, args=read_arguments(settings), **given)]
         if json_file is not None:
             write_json(reports, json_file)
     except CohortError as problem:

@@ -26,20 +26,15 @@ FLAWS = {
 }
 """What can be wrong with a reward."""
 
-ATTACK_FLAWS = {
-    "mutated": "wrong_answer",
-    "other_row": "wrong_answer",
-    "far": "wrong_answer",
-    "first_of_two": "first_answer",
-    "start": "first_answer",
-    "middle": "anywhere",
-    "spam": "anywhere",
-    "format": "empty",
-    "constant": "wrong_answer",
-    "exit": "exit_code",
-    "sleep": "wrong_program",
-    "resources": "wrong_program",
+FLAW_ATTACKS = {
+    "wrong_answer": ("mutated", "other_row", "far", "constant"),
+    "first_answer": ("first_of_two", "start"),
+    "anywhere": ("middle", "spam"),
+    "empty": ("format",),
+    "exit_code": ("exit",),
+    "wrong_program": ("sleep", "resources"),
 }
+ATTACK_FLAWS = {attack: flaw for flaw, attacks in FLAW_ATTACKS.items() for attack in attacks}
 """Attacks whose flaw has another name than the attack itself."""
 FAULT_FLAWS = {"exception": "raises", "infrastructure": "raises", "crash": "crash", "timeout": "hang"}
 """What a fault shows; any other fault is a breach of the contract."""
@@ -88,9 +83,6 @@ class AuditReport:
     @property
     def clean(self) -> bool:
         return not self.flaws
-
-    def of_category(self, category: str) -> tuple[Finding, ...]:
-        return tuple(finding for finding in self.findings if finding.category == category)
 
     def as_data(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -56,9 +56,7 @@ def read_number(text: str) -> Fraction | None:
     text = text.strip().replace("−", "-")
     if not text or len(text) > MAX_NUMBER_CHARS:
         return None
-    if INTEGER.fullmatch(text):
-        return Fraction(int(text.replace(",", "")))
-    if DECIMAL.fullmatch(text):
+    if INTEGER.fullmatch(text) or DECIMAL.fullmatch(text):
         return Fraction(text.replace(",", ""))
     if match := SLASH.fullmatch(text):
         return Fraction(int(match[1]), int(match[2])) if int(match[2]) else None

@@ -29,7 +29,6 @@ class Profile:
     """Forms that it documents: the golds must be accepted in each."""
     threshold: float = 0.5
     jailed: bool = False
-    reads_chat: bool = True
 
 
 def name_surrounded_forms(*bases: str) -> tuple[str, ...]:

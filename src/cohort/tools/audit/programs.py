@@ -381,6 +381,14 @@ for line in sys.stdin:
     print(sum(int(word) for word in line.split()))
 """
 
+RUNNING_MAX_TESTS = [
+    {"call": "running_max", "args": [given], "expected": expected}
+    for given, expected in (([1, 3, 2], [1, 3, 3]), ([], []), ([5, 4, 6], [5, 5, 6]))
+]
+PALINDROME_TESTS = {
+    "visible": ["assert is_palindrome('Anna') == True"],
+    "hidden": ["assert is_palindrome('Otto!') == True", "assert is_palindrome('Ann') == False"],
+}
 CODE_ROWS: tuple[AuditRow, ...] = (
     AuditRow(
         "Write a function add(first, second).",
@@ -389,27 +397,10 @@ CODE_ROWS: tuple[AuditRow, ...] = (
     ),
     AuditRow(
         "Write is_palindrome(text): does it read the same backwards? is_palindrome('Anna') is True.",
-        {
-            "tests": {
-                "visible": ["assert is_palindrome('Anna') == True"],
-                "hidden": ["assert is_palindrome('Otto!') == True", "assert is_palindrome('Ann') == False"],
-            }
-        },
+        {"tests": PALINDROME_TESTS},
         solution=PALINDROME,
     ),
-    AuditRow(
-        "Write running_max(numbers).",
-        {
-            "tests": json.dumps(
-                [
-                    {"call": "running_max", "args": [[1, 3, 2]], "expected": [1, 3, 3]},
-                    {"call": "running_max", "args": [[]], "expected": []},
-                    {"call": "running_max", "args": [[5, 4, 6]], "expected": [5, 5, 6]},
-                ]
-            )
-        },
-        solution=RUNNING_MAX,
-    ),
+    AuditRow("Write running_max(numbers).", {"tests": json.dumps(RUNNING_MAX_TESTS)}, solution=RUNNING_MAX),
     AuditRow(
         "Read lines of numbers; print the sum of each line.",
         {"tests": [{"input": "1 2\n3\n", "output": "3\n3\n"}, {"input": "10 -4\n", "output": "6\n"}]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -109,9 +110,8 @@ class Questions:
     def ask_chat(self, golden: Sequence[CaseResult]) -> None:
         """The first right completion once more, as chat messages where it was text, or as text."""
         results = self.run([attacks.make_chat_case(result.case, self.rows[result.case.row]) for result in golden[:1]])
-        required = self.profile is not None and self.profile.reads_chat
         refused = [result for result in results if not result.passes(self.threshold)]
-        self.add_finding("chat", refused, len(results), "flaw" if required else "note")
+        self.add_finding("chat", refused, len(results), "flaw" if self.profile else "note")
 
     # -- every kind ------------------------------------------------------------------------------------------------------
 
@@ -205,12 +205,10 @@ class Questions:
         for place, (label, filler) in enumerate(attacks.FILLERS.items()):
             if len(slow) + len(odd) >= 3:
                 break  # each costs about the time limit, and three say it all
-            texts = [attacks.fill_text(filler, size) for size in attacks.LENGTHS]
+            write = form.write if form and place % 2 else str
             short, middle, long = (
-                AuditCase(
-                    "length", f"{label}, {len(text):,} characters", 0, form.write(text) if form and place % 2 else text, "any"
-                )
-                for text in texts
+                AuditCase("length", f"{label}, {size:,} characters", 0, write(attacks.fill_text(filler, size)), "any")
+                for size in attacks.LENGTHS
             )
             result = self.run([long])[0]
             if result.fault not in ("", "timeout"):
@@ -260,6 +258,4 @@ def pick_spread(results: Sequence[CaseResult], count: int) -> list[CaseResult]:
 
 
 def is_same_score(left: float | None, right: float | None) -> bool:
-    if left is None or right is None:
-        return left is right
-    return abs(left - right) <= 1e-9 * max(1.0, abs(left))
+    return left is right if left is None or right is None else math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-9)
