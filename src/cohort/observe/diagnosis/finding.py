@@ -1,7 +1,7 @@
 """What was found, in words: one class for what the numbers of a run say and for what an audit of a reward shows.
 
-The sentences are no code. They stand in tables, findings.toml here and flaws.toml of the audit: a row for each finding, with what is
-seen, why it matters and what to do. No torch.
+The sentences are no code. They stand in tables, findings.toml here and flaws.toml of the audit: a row for each finding, with
+what is seen, why it matters and what to do. No torch.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A hacked reward is the one failure in which every curve looks better than it should. What gives it away is a second number
 that does not go along: the outcome, the held-out problems, the failures of the verifier, the length of what is wrong, or
-that the successes of different problems are all the same words. Numbers and examples come from observe/diagnosis/signs.py; a change counts
-when it is larger than three standard errors of the scatter between steps.
+that the successes of different problems are all the same words. Numbers and examples come from signs.py; a change counts when it
+is larger than three standard errors of the scatter between steps. The rules with their reasons: docs/hacking-alarms.md.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def find_best_window(history: History, name: str) -> int:
 
 
 def check_shared_rewarded(history: History) -> Finding | None:
-    """One string explains most successes of different problems, by the rule in observe/diagnosis/signs.py, in several steps."""
+    """One string explains most successes of different problems, by the rules of shared_string.py, in several steps."""
     found = [
         (step, one)
         for step, one in history.list_evidence("shared")

@@ -43,7 +43,10 @@ def check_held_out_falls(history: History) -> Finding | None:
 
 
 def find_held_out_rewards(history: History, name: str, *points: EvaluationPoint) -> list[float]:
-    """The held-out rewards of these evaluations. One that does not fall with pass@1 rules memory out: new problems pay as well."""
+    """The held-out rewards of these evaluations.
+
+    Rewards that do not fall with pass@1 rule memory out: the new problems pay just as well.
+    """
     rewards = {point.step: point.value for point in list_points(history, "reward").get(name, [])}
     return [rewards[point.step] for point in points if point.step in rewards]
 

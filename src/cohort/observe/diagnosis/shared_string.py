@@ -1,9 +1,9 @@
 """One string in most successes: what gives away a verifier that can be fooled. No torch.
 
-Such a verifier is usually fooled by the same words every time, whatever the problem: an answer that always passes, a closing line, a
-phrase that wins a judge over. `find_shared_string` looks for a string in the successes of different prompts. So that it does not
-find ordinary templates, five rules must hold, and how sure it is of a find depends on what is known of the failures: the rules
-by their numbers, with the reasons for each, are in docs/hacking-alarms.md under "The rules".
+Such a verifier is usually fooled by the same words every time, whatever the problem: an answer that always passes, a closing
+line, a phrase that wins a judge over. `find_shared_string` looks for a string in the successes of different prompts. So that it
+does not find ordinary templates, five rules must hold, and how sure it is of a find depends on what is known of the failures:
+the rules by their numbers, with the reasons for each, are in docs/hacking-alarms.md under "The rules".
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ ENDS = (
     Cause("expression", ("expression", "word after"), lambda case, gold: (case.answer or "").startswith(gold)),
     Cause("ending", ("digit before", "word before"), lambda case, gold: (case.answer or "").endswith(gold)),
 )
-"""Which end of the answer is compared. What goes on after the gold, an expression or a word, passes a reader of the beginning."""
+"""Which end of the answer is compared. What goes on after the gold passes a reader of the beginning."""
 COMPARED_ALONE = ("near_miss", "expression", "substring", "part_of_gold")
 """Attacks with one answer that has much in common with the gold."""
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cohort.rewards import BUILT_IN
-from cohort.rewards.contract import importable_name
 from cohort.tools.audit import attacks
 from cohort.tools.audit.cases import AuditCase
 from cohort.tools.audit.questions import Questions
+from cohort.tools.audit.running import find_built_in
 from cohort.tools.audit.samples import RIGHT_TEXTS, WRONG_TEXTS
 
 
@@ -16,7 +15,7 @@ class GoldlessQuestions(Questions):
     """Known texts where there are any, and whether the function bears every text."""
 
     def ask_kind(self) -> None:
-        name = next((name for name, known in BUILT_IN.items() if importable_name(known) == self.bench.spec), "")
+        name = find_built_in(self.bench.spec)
         right = self.run([AuditCase("look", "right shape", 0, text, "pass") for text in RIGHT_TEXTS.get(name, ())])
         wrong = self.run([AuditCase("look", "wrong shape", 0, text) for text in WRONG_TEXTS.get(name, ())])
         self.refuse_if_hopeless(right)

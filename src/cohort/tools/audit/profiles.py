@@ -13,7 +13,7 @@ from cohort.rewards import BUILT_IN, built_in
 from cohort.rewards.contract import importable_name
 from cohort.tools.audit import attacks, golds, programs
 from cohort.tools.audit.cases import AuditRow
-from cohort.tools.audit.running import AuditError, AuditOptions
+from cohort.tools.audit.running import AuditError, AuditOptions, find_built_in
 from cohort.tools.audit.samples import EXACT_ROWS, MATH_ROWS, PLAIN_ROWS
 
 DEFAULT_ROWS = 8
@@ -80,8 +80,7 @@ def find_function(function: str | Callable[..., Any]) -> tuple[str, str]:
             "cannot be audited, for the audit must survive it. Put it at the top level of a module of its own and name it "
             '"module:function"; a lambda, a method, a closure or a function of the main script has no such name.'
         )
-    named = next((name for name, known in BUILT_IN.items() if known is function), spec)
-    return named, spec
+    return find_built_in(spec) or spec, spec
 
 
 def find_profile(label: str, spec: str) -> Profile | None:

@@ -6,16 +6,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from cohort.base.importing import search_current_folder
 from cohort.errors import RewardError
 from cohort.recipe.section import nearest
-from cohort.rewards import BUILT_IN
+from cohort.rewards import BUILT_IN, contract
 from cohort.rewards.call import Signature, TrainerState
-from cohort.rewards.contract import RESERVED, find_argument_problem, find_feeding_problem, find_renaming_problem
 from cohort.rewards.entries import Answered, Failed, is_plain
 from cohort.rewards.pool import LoadFailed, Worker
 from cohort.tools.audit.cases import AuditCase, AuditRow, CaseResult, safe_text
@@ -124,10 +123,10 @@ class Bench:
 
     def check_call(self) -> None:
         """Refuse rows that lack a column which the function needs, and arguments that the function does not know."""
-        problem = find_renaming_problem(self.signature, self.rename, self.args)
-        if problem := problem or find_feeding_problem(self.rename, self.columns):
+        problem = contract.find_renaming_problem(self.signature, self.rename, self.args)
+        if problem := problem or contract.find_feeding_problem(self.rename, self.columns):
             raise AuditError(f"columns.{problem}")
-        given = {*RESERVED, *self.columns, *self.rename, *self.args}
+        given = {*contract.RESERVED, *self.columns, *self.rename, *self.args}
         missing = [name for name in self.signature.required if name not in given]
         if missing:
             hint = nearest(missing[0], self.columns) or "."
@@ -141,7 +140,9 @@ class Bench:
                 raise AuditError(
                     f"{name}: reward {self.spec} has no such argument{nearest(name, self.signature.accepted) or '.'}"
                 )
-        if problem := find_argument_problem(built_in_function(self.spec), self.args, [*self.columns, *self.rename]):
+        if problem := contract.find_argument_problem(
+            BUILT_IN.get(find_built_in(self.spec)), self.args, [*self.columns, *self.rename]
+        ):
             raise AuditError(f"{problem}. Write arguments as name=value behind the reward.")
         for name in self.list_asked():
             column = self.rename.get(name, name)
@@ -257,9 +258,9 @@ class Bench:
         return self._worker.call(message, lengths, own if limit_s is None else limit_s)
 
 
-def built_in_function(spec: str) -> Callable[..., Any] | None:
-    """Cohort's own reward behind a name; others are never imported into this process."""
-    return next((known for name, known in BUILT_IN.items() if spec == f"{known.__module__}:{name}"), None)
+def find_built_in(spec: str) -> str:
+    """The name of Cohort's own reward that is imported from there; "" for others, which this process never imports."""
+    return next((name for name, known in BUILT_IN.items() if contract.importable_name(known) == spec), "")
 
 
 def make_completion(row: AuditRow, case: AuditCase) -> Any:

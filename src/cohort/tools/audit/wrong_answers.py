@@ -76,7 +76,7 @@ HEDGES = (
     ("spam", "0 to 1000 first", "", "{everything}\n{says_wrong}"),
     ("thoughts", "only in <think>", "", "<think>\n{says_gold}\n</think>\nI do not know."),
 )
-"""(attack, label, one answer, or else a whole text): the right answer is in there, beside others, and the last word is a wrong one."""
+"""(attack, label, one answer, or else a whole text): the right answer stands beside others, and the last word is wrong."""
 
 
 def make_beside_cases(
