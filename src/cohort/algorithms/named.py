@@ -35,9 +35,8 @@ NAMED: dict[Kind, dict[str, Choice]] = {kind: collect_choices(kind) for kind in 
 
 def list_declared_words() -> list[Word]:
     """Words that choices add to [algorithm], each once."""
-    return list(
-        {word.name: word for choices in NAMED.values() for choice in choices.values() for word in choice.words}.values()
-    )
+    words = (word for choices in NAMED.values() for choice in choices.values() for word in choice.words)
+    return list({word.name: word for word in words}.values())
 
 
 def list_parameter_words() -> set[str]:

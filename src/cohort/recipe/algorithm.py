@@ -16,9 +16,8 @@ from cohort.recipe.section import Section, nearest
 
 def list_choices(kind: Kind) -> str:
     """The names of a kind, for the description of the word that holds one."""
-    return (
-        ", ".join(NAMED[kind]) + (', or a function of your own as "package.module:function"' if kind in OWN_KINDS else "") + "."
-    )
+    own = ', or a function of your own as "package.module:function"' if kind in OWN_KINDS else ""
+    return f"{', '.join(NAMED[kind])}{own}."
 
 
 class AlgorithmWords(Section):
@@ -155,8 +154,7 @@ class AlgorithmWords(Section):
                 f"args ({', '.join(self.args)}) are parameters of functions of your own, and no choice names one. Built-in choices "
                 "are told by words of [algorithm]."
             )
-        reason = find_contradiction(self.model_dump())
-        if reason:
+        if reason := find_contradiction(self.model_dump()):
             raise ValueError(reason)
         return self
 

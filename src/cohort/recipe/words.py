@@ -194,5 +194,5 @@ def print_algorithms(names: Sequence[str]) -> None:
         heads = ("choice", *rows)
         told = [choice for choice in find_differing(used) if choice != "name"]
         cells = [(choice, *(format_value(row[choice]) if choice in row else "-" for row in used)) for choice in told]
-    terminal = Console().is_terminal
-    Console(highlight=False, width=None if terminal else WHOLE_LINES).print(make_table(heads, cells, texts=len(heads)))
+    width = None if Console().is_terminal else WHOLE_LINES
+    Console(highlight=False, width=width).print(make_table(heads, cells, texts=len(heads)))
