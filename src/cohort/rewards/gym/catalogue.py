@@ -2,7 +2,7 @@
 
 Three questions decide, and the tests ask them again of the installed package:
   - Can the task's verifier, or a module below it, run text as code? Then it is in JAILED_TASKS: its answers pass a
-    grammar in the trusted process (gym_guards.py) and are scored in a jail, or not at all.
+    grammar in the trusted process (guards.py) and are scored in a jail, or not at all.
   - Do its rows depend on the seed alone? Those in FIXED_HASH_TASKS iterate over sets; their rows are made in a process
     with a fixed hash seed, for a resumed run must meet the same prompts.
   - Is the verdict right? Where the package's verifier can be had for less than the right answer, a guard closes the

@@ -3,7 +3,7 @@ r"""Tasks of the reasoning-gym package by name: their rows. The reward that scor
     prompts.source    = "gym:chain_sum"
     rewards.0.function = "cohort.rewards.gym.rows:gym_verifier"
 
-Which tasks are served, and how each is guarded, is in docs/gym-tasks.md, made from gym_list.py and gym_guards.py.
+Which tasks are served, and how each is guarded, is in docs/gym-tasks.md, made from catalogue.py and guards.py.
 
 Splits. A question belongs to "train" or "held_out" by a hash of its text, so that the two are disjoint whatever the
 seeds and the numbers of rows; each split also draws from seeds of its own.
