@@ -26,7 +26,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cohort.data.column_addition import numbers_of, split_of
+from cohort.data.column_addition import find_split, read_numbers
 
 ANSWER = re.compile(r">(\d+)\s*$")
 FAULTS = {"raise": "exception", "hang": "timeout", "nan": "nan", "length": "length"}
@@ -72,7 +72,7 @@ flawed_answer.extract = extract  # type: ignore[attr-defined]
 
 
 def is_injected(prompt: str, step: int) -> bool:
-    return step > 1 and split_of(*numbers_of(prompt)) == "train"
+    return step > 1 and find_split(*read_numbers(prompt)) == "train"
 
 
 def kind_of(text: str, step: int, shares: Mapping[str, float]) -> str:

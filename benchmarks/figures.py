@@ -220,7 +220,7 @@ def demo_model(settings: Settings) -> tuple[Any, Any, Any, Any, Any]:
     folder = start(recipe).model
     data = build.load_data(recipe, build.Materials())
     policy = build.load_policy(recipe, data, folder)
-    sampling = build.training_sampling(find_recipe("", []), policy)
+    sampling = build.make_training_sampling(find_recipe("", []), policy)
     prompts = build.encode_data(recipe, data, policy, sampling).train
     length = len(prompts[0].token_ids)
     same = [prompt for prompt in prompts if len(prompt.token_ids) == length][:32]

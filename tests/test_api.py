@@ -379,7 +379,7 @@ def test_rows_to_evaluate_on_are_the_problems_and_need_not_be_handed_in_again(mo
 
     from cohort import loop
     from cohort.errors import Interrupted
-    from cohort.evaluation.evaluate import problem_key
+    from cohort.evaluation.evaluate import make_problem_key
 
     file = tmp_path / "hard.json"
     file.write_text(json.dumps([{"prompt": "9 plus 9 plus 9 is"}]))
@@ -389,7 +389,7 @@ def test_rows_to_evaluate_on_are_the_problems_and_need_not_be_handed_in_again(mo
         sets = {"easy": pandas.DataFrame(OTHERS), "hard": file}
         run = cohort.train(model, ROWS, [digit_share], evaluate_on=sets, name="sets", **settings)
     run = cohort.resume(run)
-    expected = [problem_key(Prompt(n, row["prompt"], row, ())) for n, row in enumerate(OTHERS)]
+    expected = [make_problem_key(Prompt(n, row["prompt"], row, ())) for n, row in enumerate(OTHERS)]
     assert keys_of(run.folder) == keys_of(run.folder, "before") == {"easy": expected[:4], "hard": keys_of(run.folder)["hard"]}
     assert rows_of(run.folder)[0]["rollout/epoch"] == 1.0  # all twenty rows were trained on
     again = cohort.evaluate(run)

@@ -36,7 +36,7 @@ def test_the_public_names_are_exactly_these():
 def test_each_can_be_imported_and_dir_shows_no_other():
     for name in PUBLIC:
         assert getattr(cohort, name) is not None
-    assert set(cohort._HOME) == set(PUBLIC)
+    assert {name for names in cohort._HOMES.values() for name in names} | {"rewards"} == set(PUBLIC)
 
 
 def test_a_public_name_stays_what_it_is_once_every_module_is_loaded():

@@ -32,9 +32,8 @@ LONG_FILES = {
     "cohort.ops.fused.cpu": 418,
     "cohort.ops.fused.kernels_decode": 434,
     "cohort.ops.fused.kernels_train": 471,
-    "cohort.rewards.learned.model": 532,
+    "cohort.rewards.learned.model": 524,
     "cohort.tools.audit.programs": 418,
-    "cohort.training.reward_model": 447,
 }
 """Files over the limit, with the lines they have: none may grow, and one that has become short leaves the list."""
 

@@ -18,7 +18,7 @@ from cohort.model.critic import NoCritic
 from cohort.model.scratch import build_scratch
 from cohort.ops.attention import check_plain_causal
 from cohort.recipe.schema import ScratchConfig
-from cohort.training.drawing import Collected, as_groups
+from cohort.training.drawing import Collected, group_rollouts
 from cohort.training.experience import Models
 from cohort.types import Completion, Outcome, Prompt
 from conftest import collect_batch, tiny_policy
@@ -317,7 +317,7 @@ def test_equal_prompts_are_groups_of_their_own(tmp_path):
     prompts = [Prompt(0, "1+1=", {}, (1, 2)), Prompt(1, "1+1=", {}, (1, 2))]
     completions = [[Completion((3,), (-1.0,), "stop", "x")] * 2] * 2
     outcomes = [Outcome({"r": reward}, reward, reward > 0.5) for reward in (1.0, 0.0, 0.2, 0.2)]
-    rollouts = [rollout for group in as_groups(prompts, completions, outcomes, 0) for rollout in group]
+    rollouts = [rollout for group in group_rollouts(prompts, completions, outcomes, 0) for rollout in group]
     recipe = tiny(tmp_path, **FAST | {"train.group_size": 2, "algorithm.kl_coef": 0.0})
     models = Models(tiny_policy(), None, NoCritic())
     batch = collect_batch(Collected(rollouts, {}, prompts_taken=2, tokens_sampled=4), models, recipe, 1, kl_coef=0.0)

@@ -24,7 +24,7 @@ from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.materials import Materials
 from cohort.training.cold_start import supervised_update
 from cohort.training.objective import token_loss
-from cohort.training.preflight import Check, invariant_check, rollout_checks
+from cohort.training.preflight import Check, check_invariants, check_rollouts
 from cohort.training.updates import UpdateMeter, check_same_policy
 from cohort.types import Completion, Outcome, Prompt, Rollout, Sampling
 from conftest import gradients, ragged_examples, relative_difference, rollout, tiny_policy
@@ -46,7 +46,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_engine_is_given_the_sampling_of_the_recipe_and_evaluation_its_own(tmp_path, monkeypatch):
     """The effective parameters, where the engine receives them: no cut in training, and evaluation draws as [evaluation] says.
 
-    Fails if evaluation_sampling takes the temperature or the length of training, or loses top_p or top_k.
+    Fails if make_evaluation_sampling takes the temperature or the length of training, or loses top_p or top_k.
     """
     used: set[Sampling] = set()
     original = LocalEngine.generate
@@ -84,7 +84,7 @@ def test_one_token_in_a_thousand_stops_the_run_and_so_do_many_small_differences_
 
 
 def test_the_doctors_step_1_sees_one_token_that_is_off():
-    """Fails if invariant_check looks at a mean, at no log-prob above 0, or always says ok."""
+    """Fails if check_invariants looks at a mean, at no log-prob above 0, or always says ok."""
     policy = tiny_policy(dtype=torch.float32)
     (first, *_) = ragged_examples(policy, dtype=torch.float32)
     (true_T,) = policy.score_examples([replace(first, sampling_logprobs_T=torch.zeros(5))], 100)
@@ -100,7 +100,7 @@ def test_the_doctors_step_1_sees_one_token_that_is_off():
             logprobs_T = others_T if sample else first_T
             completion = Completion(first.completion_ids, tuple(logprobs_T.tolist()), "stop", "x")
             rollouts.append(Rollout(prompt, 0, sample, completion, outcome, 0))
-        return invariant_check(parts, rollouts)
+        return check_invariants(parts, rollouts)
 
     assert check(true_T, true_T).level == "ok"
     off_T = true_T.clone()
@@ -240,7 +240,7 @@ def trial(*groups: list[Rollout], limit: int = 256) -> dict[str, Check]:
     rollouts = [one for group in groups for one in group]
     sampling = SimpleNamespace(group_size=len(groups[0]), max_completion_tokens=limit)
     parts: Any = SimpleNamespace(sampling=sampling, recipe=SimpleNamespace(cold_start=SimpleNamespace(num_steps=0)))
-    return {check.name: check for check in rollout_checks(parts, rollouts)}
+    return {check.name: check for check in check_rollouts(parts, rollouts)}
 
 
 def test_trial_rollouts_warn_of_cut_completions_and_of_copies():

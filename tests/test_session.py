@@ -351,7 +351,7 @@ def test_few_held_out_problems_are_said_in_the_first_lines(tmp_path):
     from types import SimpleNamespace
 
     from cohort.recipe.file import load_recipe
-    from cohort.training.preflight import problem_checks
+    from cohort.training.preflight import check_problem_counts
     from cohort.types import Prompt
 
     rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(50)]
@@ -372,7 +372,9 @@ def test_few_held_out_problems_are_said_in_the_first_lines(tmp_path):
         few = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"max_problems": 20})})
         return [
             check.text
-            for check in problem_checks(SimpleNamespace(recipe=few, evaluation_sets={n: problems[:c] for n, c in sets.items()}))
+            for check in check_problem_counts(
+                SimpleNamespace(recipe=few, evaluation_sets={n: problems[:c] for n, c in sets.items()})
+            )
         ]
 
     assert told(held_out=30) == []
@@ -387,7 +389,7 @@ def test_few_held_out_problems_are_said_in_the_first_lines(tmp_path):
 def test_the_best_is_chosen_on_the_problems_that_all_looks_share():
     """While training the first 4 problems are looked at, at the end all 8, of which the last 4 are easier: 0.25 against 0.5."""
     from cohort.evaluation.evaluate import Evaluation
-    from cohort.training.stages import reward_of_first
+    from cohort.training.stages import average_first_rewards
 
     def evaluated(rewards):
         verdicts = {"problem": list("abcdefgh")[: len(rewards)], "success": ["1"] * len(rewards), "reward": rewards}
@@ -396,12 +398,12 @@ def test_the_best_is_chosen_on_the_problems_that_all_looks_share():
         return Evaluation.from_json({"step": 1, "sets": sets, "per_problem": {"held_out": verdicts}})
 
     during, after = evaluated([0.5, 0.0, 0.5, 0.0]), evaluated([0.5, None, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
-    assert reward_of_first(during, 4) == 0.25
-    assert reward_of_first(after, 4) == 0.5 / 3  # unscored problems are out
-    assert reward_of_first(after, 8) == 4.5 / 7
+    assert average_first_rewards(during, 4) == 0.25
+    assert average_first_rewards(after, 4) == 0.5 / 3  # unscored problems are out
+    assert average_first_rewards(after, 8) == 4.5 / 7
     early = evaluated([])
     assert (
-        reward_of_first(dataclasses.replace(early, sets={"held_out": {"reward": after.sets["held_out"]["reward"]}}), 4)
+        average_first_rewards(dataclasses.replace(early, sets={"held_out": {"reward": after.sets["held_out"]["reward"]}}), 4)
         == 4.5 / 8
     )
 

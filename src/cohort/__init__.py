@@ -34,22 +34,16 @@ if TYPE_CHECKING:
     from cohort.recipe.schema import Recipe
     from cohort.types import Completion, Outcome, Prompt, Rollout, Sampling
 
-_HOME = {
-    "Completion": "cohort.types",
-    "CohortError": "cohort.errors",
-    "Evaluation": "cohort.evaluation.evaluate",
-    "Outcome": "cohort.types",
-    "Prompt": "cohort.types",
-    "Recipe": "cohort.recipe.schema",
-    "Rollout": "cohort.types",
-    "RunResult": "cohort.observe.outcome",
-    "Sampling": "cohort.types",
-    "evaluate": "cohort.api",
-    "load_recipe": "cohort.recipe.file",
-    "resume": "cohort.api",
-    "rewards": "",
-    "train": "cohort.api",
+_HOMES = {
+    "cohort.api": ("evaluate", "resume", "train"),
+    "cohort.errors": ("CohortError",),
+    "cohort.evaluation.evaluate": ("Evaluation",),
+    "cohort.observe.outcome": ("RunResult",),
+    "cohort.recipe.file": ("load_recipe",),
+    "cohort.recipe.schema": ("Recipe",),
+    "cohort.types": ("Completion", "Outcome", "Prompt", "Rollout", "Sampling"),
 }
+"""Module -> the names that are imported from it on first use; `rewards` is a module itself."""
 
 __all__ = [
     "CohortError",
@@ -70,6 +64,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name == "rewards":
+        return import_module("cohort.rewards")
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'cohort' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name) if _HOME[name] else import_module(f"cohort.{name}")
+    return getattr(import_module(home), name)

@@ -65,25 +65,18 @@ def train(
         if meant := next((word for word in settings if list_translated().get(word) == path), ""):
             raise RecipeError(f"{meant}: here it is called {missing}; write cohort.train({missing}=...).")
         raise RecipeError(f"cohort.train needs {missing}=...; or give recipe=, a recipe that names them.")
-    values: dict[str, Any] = {key: with_named_functions(key, value) for key, value in settings.items()}
-    functions: dict[str, Callable[..., Any]] = {}
-    if rewards is not None:
-        values["rewards"] = reward_entries(rewards, functions)
+    source, handed_in, materials = hand_in(model, tokenizer, prompts, rewards)
+    values = {key: name_functions(key, value) for key, value in settings.items()} | handed_in
+    values |= {"model": source} if source else {}
     if isinstance(monitors, Mapping):
         values["monitors"], monitors = dict(monitors), ()
-    materials = Materials(functions=functions, monitors=checked_monitors(monitors))
-    source, materials = as_model(model, tokenizer, materials)
-    if source:
-        values["model"] = source
-    if prompts is not None:
-        values["prompts.source"], rows = as_source(prompts)
-        materials = replace(materials, rows=rows)
+    materials = replace(materials, monitors=check_monitors(monitors))
     resolved = load_recipe(None if recipe is None else find_recipe_path(recipe), values=values)
     if resolved.monitors.console:
         print(describe_start(resolved), flush=True)
     if evaluate_on is not None:
         refuse_second_sets(settings, resolved)
-        resolved, materials = with_sets(resolved, evaluate_on, materials)
+        resolved, materials = add_sets(resolved, evaluate_on, materials)
     return start_session(resolved, materials)
 
 
@@ -103,11 +96,11 @@ def resume(
     monitors: those that the recipe names watch again; objects watch if they are handed in again.
     """
     functions: dict[str, Callable[..., Any]] = {}
-    for entry in reward_entries(rewards, functions):
+    for entry in list_rewards(rewards, functions):
         if entry.get("function") in functions:  # importable by now, perhaps, but not when the run began
             functions.setdefault(f"{PYTHON_PREFIX}{entry['name']}", functions[entry["function"]])
-    sets = {} if evaluate_on is None else named_sets(evaluate_on)
-    return resume_session(os.fspath(run), Materials(prompts, functions, checked_monitors(monitors), sets))
+    sets = {} if evaluate_on is None else name_sets(evaluate_on)
+    return resume_session(os.fspath(run), Materials(prompts, functions, check_monitors(monitors), sets))
 
 
 def evaluate(
@@ -135,49 +128,43 @@ def evaluate(
 
     if model is None:
         raise RecipeError("cohort.evaluate needs a model: a folder, a hub id, a run or a loaded model.")
-    materials = Materials()
-    source, materials = as_model(model, tokenizer, materials)
-    functions: dict[str, Callable[..., Any]] = {}
-    values: dict[str, Any] = {}
-    if rewards is not None:
-        values["rewards"] = reward_entries(rewards, functions)
-    if prompts is not None:
-        values["prompts.source"], rows = as_source(prompts)
-        materials = replace(materials, rows=rows)
-    return evaluate_here(
-        source,
-        replace(materials, functions=functions),
-        None if recipe is None else find_recipe_path(recipe),
-        values,
-        settings,
-        str(checkpoint),
-    )
+    source, values, materials = hand_in(model, tokenizer, prompts, rewards)
+    start = None if recipe is None else find_recipe_path(recipe)
+    return evaluate_here(source, materials, start, values, settings, str(checkpoint))
 
 
 # -- what a person hands in --------------------------------------------------------------------------------------------
 
 
-def as_model(model: Any, tokenizer: Any, materials: Materials) -> tuple[str, Materials]:
-    """(model.source, the materials with the object, where it is one)."""
-    if model is None or isinstance(model, str | os.PathLike):
-        if tokenizer is not None:
-            raise RecipeError(
-                "tokenizer: a model folder or hub id brings its own; give tokenizer= beside a loaded model, or save it into the "
-                "folder: tokenizer.save_pretrained(folder)."
-            )
-        return ("" if model is None else os.fspath(model)), materials
-    from cohort.training.handed_in import check_handed_in
+def hand_in(model: Any, tokenizer: Any, prompts: Any, rewards: Any) -> tuple[str, dict[str, Any], Materials]:
+    """(model.source, words of the recipe, the objects that a recipe can only name)."""
+    words: dict[str, Any] = {}
+    functions: dict[str, Callable[..., Any]] = {}
+    materials = Materials(functions=functions)
+    if rewards is not None:
+        words["rewards"] = list_rewards(rewards, functions)
+    if prompts is not None:
+        words["prompts.source"], rows = name_source(prompts)
+        materials = replace(materials, rows=rows)
+    if model is not None and not isinstance(model, str | os.PathLike):
+        from cohort.training.handed_in import check_handed_in
 
-    check_handed_in(model, tokenizer)
-    return PYTHON_MODEL, replace(materials, model=(model, tokenizer))
+        check_handed_in(model, tokenizer)
+        return PYTHON_MODEL, words, replace(materials, model=(model, tokenizer))
+    if tokenizer is not None:
+        raise RecipeError(
+            "tokenizer: a model folder or hub id brings its own; give tokenizer= beside a loaded model, or save it into the "
+            "folder: tokenizer.save_pretrained(folder)."
+        )
+    return "" if model is None else os.fspath(model), words, materials
 
 
-def as_source(rows: Any) -> tuple[str, Any]:
+def name_source(rows: Any) -> tuple[str, Any]:
     """(prompts.source, the rows where they are no path)."""
     return (os.fspath(rows), None) if isinstance(rows, str | os.PathLike) else (PYTHON_ROWS, rows)
 
 
-def named_sets(evaluate_on: Any) -> dict[str, Any]:
+def name_sets(evaluate_on: Any) -> dict[str, Any]:
     """Set -> rows or a path. One set alone is called held_out, as a share of the prompts would be."""
     if has_splits(evaluate_on):
         raise RecipeError(
@@ -210,11 +197,11 @@ def refuse_second_sets(settings: Mapping[str, Any], recipe: Recipe) -> None:
         raise RecipeError("evaluate_on: evaluation.samples is 0, which switches evaluation off; leave one of them out.")
 
 
-def with_sets(recipe: Recipe, evaluate_on: Any, materials: Materials) -> tuple[Recipe, Materials]:
+def add_sets(recipe: Recipe, evaluate_on: Any, materials: Materials) -> tuple[Recipe, Materials]:
     """The recipe that evaluates on these, each made into prompts as the training rows are."""
     sets, handed_in = {}, {}
-    for name, given in named_sets(evaluate_on).items():
-        source, rows = as_source(given)
+    for name, given in name_sets(evaluate_on).items():
+        source, rows = name_source(given)
         if rows is None and not Path(source).expanduser().exists():
             raise RecipeError(
                 f"evaluate_on: {source!r} is no file or folder here{suggest_file(Path(source)) or '.'} A hub dataset or a task needs its "
@@ -227,7 +214,7 @@ def with_sets(recipe: Recipe, evaluate_on: Any, materials: Materials) -> tuple[R
     return recipe.model_copy(update={"evaluation": evaluation}), replace(materials, sets=handed_in)
 
 
-def checked_monitors(monitors: Any) -> list[Any]:
+def check_monitors(monitors: Any) -> list[Any]:
     if not isinstance(monitors, Iterable) or isinstance(monitors, str | Mapping):
         raise RecipeError(f"monitors: give a list of objects with methods of a monitor; got {monitors!r}.")
     watching = list(monitors)
@@ -238,10 +225,10 @@ def checked_monitors(monitors: Any) -> list[Any]:
     return watching
 
 
-def with_named_functions(key: str, value: Any) -> Any:
+def name_functions(key: str, value: Any) -> Any:
     """A function given for algorithm.advantage, region or aggregation as "module:function", which a resume can import."""
     if key == "algorithm" and isinstance(value, Mapping):
-        return {word: with_named_functions(word, inner) for word, inner in value.items()}
+        return {word: name_functions(word, inner) for word, inner in value.items()}
     if not callable(value) or key.removeprefix("algorithm.") not in OWN_KINDS:
         return value
     spec = importable_name(value)
@@ -253,15 +240,15 @@ def with_named_functions(key: str, value: Any) -> Any:
     return spec
 
 
-def reward_entries(rewards: Any, functions: dict[str, Callable[..., Any]]) -> list[dict[str, Any]]:
+def list_rewards(rewards: Any, functions: dict[str, Callable[..., Any]]) -> list[dict[str, Any]]:
     if callable(rewards) or isinstance(rewards, str | Mapping):
         rewards = [rewards]
     if not isinstance(rewards, Iterable) or isinstance(rewards, bytes):
         raise RecipeError(f"rewards: {EXPECTED}, or a list of these; got {rewards!r}.")
-    return [reward_entry(reward, functions, f"rewards.{index}") for index, reward in enumerate(rewards)]
+    return [describe_reward(reward, functions, f"rewards.{index}") for index, reward in enumerate(rewards)]
 
 
-def reward_entry(reward: Any, functions: dict[str, Callable[..., Any]], place: str) -> dict[str, Any]:
+def describe_reward(reward: Any, functions: dict[str, Callable[..., Any]], place: str) -> dict[str, Any]:
     """A [[rewards]] entry. Importable functions are written by name, so that `cohort resume` finds them again."""
     if isinstance(reward, str):
         return {"function": reward}

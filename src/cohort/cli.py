@@ -25,7 +25,7 @@ app = typer.Typer(
 
 
 @contextmanager
-def plain_errors() -> Iterator[None]:
+def print_plain_errors() -> Iterator[None]:
     """Errors made for people are printed as they are; a traceback is for bugs."""
     from cohort.base.text import printable
     from cohort.errors import CohortError
@@ -70,13 +70,13 @@ def main(
     """GRPO for language models with verifiable rewards. Start with: cohort train"""
 
 
-def as_command(function: Callable[..., int | None]) -> Callable[..., None]:
+def wrap_command(function: Callable[..., int | None]) -> Callable[..., None]:
     """The function of a command, with its errors in words and its number as the exit code."""
 
     @functools.wraps(function)
     def command(*arguments: Any, **options: Any) -> None:
         begin_process()
-        with plain_errors():
+        with print_plain_errors():
             code = function(*arguments, **options)
         if code:
             raise typer.Exit(code)
@@ -85,7 +85,7 @@ def as_command(function: Callable[..., int | None]) -> Callable[..., None]:
 
 
 for _name, _module in COMMANDS.items():
-    app.command(_name, cls=Command)(as_command(getattr(import_module(_module), _name)))
+    app.command(_name, cls=Command)(wrap_command(getattr(import_module(_module), _name)))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,9 @@ Rollouts are keyed and a fit leaves no half-fitted weights, so a run killed whil
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +20,9 @@ from torch import Tensor
 
 from cohort.base.interrupts import deferred
 from cohort.loop import train
+from cohort.model.scalar_head import add_prefix, select_prefix
 from cohort.recipe.schema import Recipe
+from cohort.training.checkpoint import fill_folder
 from cohort.training.learned_scorer import LearnedScorer
 from cohort.training.parts import TrainingParts
 from cohort.training.reward_data import Labelled, Replay, label
@@ -47,16 +47,12 @@ class LearnedReward:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         kept, document = self.replay.state()
-        tensors = {MODEL + name: value for name, value in (self.before_fit or self.model.tensors()).items()}
-        tensors |= {REPLAY + name: value for name, value in kept.items()}
-        return tensors, {"replay": document, "metrics": self.metrics}
+        weights = self.before_fit or self.model.weights.tensors()
+        return add_prefix(weights, MODEL) | add_prefix(kept, REPLAY), {"replay": document, "metrics": self.metrics}
 
     def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-        self.model.load(part(MODEL))
-        self.replay.load_state(part(REPLAY), document["replay"])
+        self.model.weights.load(select_prefix(tensors, MODEL))
+        self.replay.load_state(select_prefix(tensors, REPLAY), document["replay"])
         self.metrics = dict(document["metrics"])
 
 
@@ -75,17 +71,9 @@ def train_in_iterations(parts: TrainingParts, state: TrainState, compute_dtype: 
         if state.iteration < iteration:
             begin_iteration(parts, state, learned, iteration)
         state.constant_metrics = {"reward_model/iteration": iteration, **learned.metrics}
-        train(parts, state, until=last_step(recipe, iteration))
-    export(learned.model, parts.folder.reward_model)
-
-
-def export(model: RewardModel, folder: Path) -> None:
-    """In Hugging Face format, whole or not at all."""
-    temporary = folder.with_suffix(".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    model.save(temporary)
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
+        train(parts, state, until=find_last_step(recipe, iteration))
+    with fill_folder(parts.folder.reward_model) as whole:
+        learned.model.save(whole)
 
 
 def make_reward_model(parts: TrainingParts, compute_dtype: torch.dtype) -> RewardModel:
@@ -95,16 +83,16 @@ def make_reward_model(parts: TrainingParts, compute_dtype: torch.dtype) -> Rewar
     return RewardModel.from_policy(parts.policy, settings, compute_dtype, parts.recipe.seed, state_bits=bits)
 
 
-def last_step(recipe: Recipe, iteration: int) -> int:
+def find_last_step(recipe: Recipe, iteration: int) -> int:
     return recipe.train.num_steps * iteration // recipe.reward_model.iterations
 
 
 def begin_iteration(parts: TrainingParts, state: TrainState, learned: LearnedReward, iteration: int) -> None:
     """Fit the reward model on what the policy writes now, and let the policy start over from here."""
     settings, seed, started = parts.recipe.reward_model, parts.recipe.seed, time.monotonic()
-    fresh = labelled_rollouts(parts, state, iteration)
+    fresh = label_fresh_rollouts(parts, state, iteration)
     data = learned.replay.mix(fresh, settings.replay_share, seed, iteration)
-    learned.before_fit = {name: value.to("cpu", copy=True) for name, value in learned.model.tensors().items()}
+    learned.before_fit = {name: value.to("cpu", copy=True) for name, value in learned.model.weights.tensors().items()}
     parts.monitors.on_message(
         f"iteration {iteration} of {settings.iterations}: fitting the reward model on {len(data)} completions"
     )
@@ -126,7 +114,7 @@ def begin_iteration(parts: TrainingParts, state: TrainState, learned: LearnedRew
     )
 
 
-def labelled_rollouts(parts: TrainingParts, state: TrainState, iteration: int) -> list[Labelled]:
+def label_fresh_rollouts(parts: TrainingParts, state: TrainState, iteration: int) -> list[Labelled]:
     """Groups for the prompts that come next, judged by the reward functions.
 
     The reward model has then seen the prompts it is asked about in training, though not the completions; how well it does

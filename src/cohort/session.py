@@ -64,12 +64,16 @@ def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None) -> 
         ):
             return Session(folder, recipe, rewards, materials).run()
     except Interrupted:  # before the phases began, so there is nothing to save
-        nothing: dict[str, Any] = {"steps": 0, "seconds": 0.0, "eval": {"before": {}, "after": {}}, "seed": recipe.seed}
-        summary = nothing | folder.read_summary() | {"status": "interrupted"}
+        summary = begin_summary(recipe) | folder.read_summary() | {"status": "interrupted"}
         folder.write_json(folder.summary_file, summary)
         return RunResult(folder.root, "interrupted", summary)
     finally:
         folder.unlock()
+
+
+def begin_summary(recipe: Recipe) -> dict[str, Any]:
+    """The summary of a run that has earned nothing yet."""
+    return {"status": "running", "steps": 0, "seconds": 0.0, "eval": {"before": {}, "after": {}}, "seed": recipe.seed}
 
 
 class Session:
@@ -85,15 +89,17 @@ class Session:
         folder.keep_own_functions(recipe.algorithm)
         self.folder, self.recipe, self.rewards = folder, recipe, rewards
         self.materials = materials or Materials()
-        self.found = checkpoint.latest(folder.checkpoints) if checkpoint.listed(folder.checkpoints) else None
+        self.found = checkpoint.latest(folder.checkpoints) if checkpoint.list_checkpoints(folder.checkpoints) else None
         # Rows of steps that this process is about to repeat are cut off, so that no step appears twice.
         done = self.found.snapshot.document["step"] if self.found else 0
         again = 0 if self.found else len(folder.metrics())
         self.monitors = build_monitors(recipe, folder.root, resume_step=done, handed_in=self.materials.monitors)
         if again:
-            self.monitors.on_message(
-                f"warning: checkpoints/ holds none: starting anew, with the {again} steps that were done before"
-            )
+            self._say(f"warning: checkpoints/ holds none: starting anew, with the {again} steps that were done before")
+
+    def _say(self, *sentences: str) -> None:
+        for sentence in sentences:
+            self.monitors.on_message(sentence)
 
     def run(self) -> RunResult:
         """Walk through what is missing. However it ends, what was earned is saved and the folder says how it ended."""
@@ -112,17 +118,17 @@ class Session:
                 self._preflight(*assembled)
                 parts, state, encoded = assembled  # from here on there is something to save; before, the name stays free
                 self._cold_start(parts, state, encoded)
-                self._evaluate_once("before", parts, state)
+                self._evaluate_if_missing("before", parts, state)
                 self._train(parts, state, encoded)
                 parts.policy.save(self.folder.model, merge=self.recipe.model.lora.merge)
-                self._evaluate_once("after", parts, state)
+                self._evaluate_if_missing("after", parts, state)
                 return self._finish("finished", parts, state)
             except Interrupted as signal:
-                self._save_what_is_earned(parts, state)
-                self.monitors.on_message(f"{signal}: saved. Go on with: {self._how_to_go_on()}")
+                self._save_last_state(parts, state)
+                self._say(f"{signal}: saved. Go on with: {self._resume_command()}")
                 return self._finish("interrupted", parts, state)
             except Exception as problem:
-                self._save_what_is_earned(parts, state)
+                self._save_last_state(parts, state)
                 self._finish("failed", parts, state, error=problem)
                 raise
 
@@ -136,43 +142,38 @@ class Session:
         from cohort.training.run_weights import settle_models
 
         self.recipe, settled = settle_models(self.recipe, self.folder, self.materials.model)
-        for sentence in settled:
-            self.monitors.on_message(sentence)
+        self._say(*settled)
         recipe = self.recipe
         if recipe.train.num_steps:
             iterations = recipe.reward_model.iterations
             learned = f"; the reward is a learned model's, fitted {iterations} times" if iterations else ""
-            self.monitors.on_message(f"algorithm {describe_algorithm(recipe.algorithm, recipe.teacher)}{learned}")
+            self._say(f"algorithm {describe_algorithm(recipe.algorithm, recipe.teacher)}{learned}")
         for source in list_trusted_sources(recipe):
-            self.monitors.on_message(
+            self._say(
                 f"trust_remote_code: Python code that ships with {source} runs here, with your rights and outside of every jail"
             )
-        for warning in list_warnings(recipe):
-            self.monitors.on_message(f"warning: {warning}")
+        self._say(*(f"warning: {warning}" for warning in list_warnings(recipe)))
         if told := describe_template(recipe.prompts):
-            self.monitors.on_message(told)
-        self.materials = keep_rows(recipe, self.folder, self.materials, self.monitors.on_message)
+            self._say(told)
+        self.materials = keep_rows(recipe, self.folder, self.materials, self._say)
         data = build.load_data(recipe, self.materials)
-        for note in data.notes:
-            self.monitors.on_message(note)
+        self._say(*data.notes)
         policy = build.load_policy(recipe, data)
-        sampling = build.training_sampling(recipe, policy)
+        sampling = build.make_training_sampling(recipe, policy)
         encoded = build.encode_data(recipe, data, policy, sampling)
         weights = MasterWeights(policy.model, build.compute_dtype(recipe))
         stream = build.make_stream(recipe, encoded)
         state = self._restore_state(policy, weights, encoded, stream)
-        policy.hold_lengths(build.longest_sequence(recipe, encoded, sampling))
+        policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
         engine, sentence = build.make_engine(recipe, policy)
         trained = policy.prepare(recipe.model.kernels, recipe.train.activation_checkpointing)
         state.slots = engine.slots = state.slots or build.choose_slots(recipe, engine, encoded.train, sampling)
-        self.monitors.on_message(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}; {trained}")
-        for note in [*policy.notes, *build.describe_adapter(recipe, policy)]:
-            self.monitors.on_message(note)
+        self._say(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}; {trained}")
+        self._say(*policy.notes, *build.describe_adapter(recipe, policy))
         for name, report in encoded.reports.items():
             if name == "prompts" or report.too_long or report.with_unknown:
-                self.monitors.on_message(f"{name}: {report}")
-        for note in self.rewards.notes:
-            self.monitors.on_message(note)
+                self._say(f"{name}: {report}")
+        self._say(*self.rewards.notes)
         self.rewards.on_progress = self.monitors.on_scoring
         parts = Parts(
             recipe=recipe,
@@ -193,7 +194,7 @@ class Session:
         """The state of the newest whole checkpoint, or the beginning."""
         from cohort.model.lora import digest_base
         from cohort.training import read_again
-        from cohort.training.state import TrainState, with_added_fields
+        from cohort.training.state import TrainState, add_missing_fields
         from cohort.training.training_parts import make_optimizer
 
         phase = "cold_start" if self.recipe.cold_start.num_steps else "train"
@@ -203,46 +204,43 @@ class Session:
         state.data_digest, state.kl_coef = encoded.digest(), self.recipe.algorithm.kl_coef
         files = read_again.read_files(self.recipe, policy.model)
         if self.found:
-            saved = with_added_fields(self.found.snapshot.document)
+            saved = add_missing_fields(self.found.snapshot.document)
             state.base_digest = digest_base(policy.model, like=saved["base_digest"]) if policy.adapter else ""
-            for sentence in read_again.mention_changes(saved, self.recipe, files):
-                self.monitors.on_message(f"warning: {sentence}")
+            self._say(*(f"warning: {sentence}" for sentence in read_again.mention_changes(saved, self.recipe, files)))
             read_again.refuse_mixtures(saved, state, encoded, self.recipe, files)
-            for problem in self.found.problems:
-                self.monitors.on_message(f"warning: {problem}; using {self.found.folder.name} instead")
+            name = self.found.folder.name
+            self._say(*(f"warning: {problem}; using {name} instead" for problem in self.found.problems))
             state.restore(self.found.snapshot, {prompt.index: prompt for prompt in stream.prompts}.__getitem__)
             # Of what was read the document alone is looked at again; the weights would stay in the host's memory for the whole run.
             self.found = replace(self.found, snapshot=replace(self.found.snapshot, tensors={}))
-            self.monitors.on_message(f"resuming from {self.found.folder.name}")
-            self._look_over_records(state)
+            self._say(f"resuming from {name}")
+            self._mend_records(state)
         elif policy.adapter:
             state.base_digest = digest_base(policy.model)
         read_again.write_down(state, encoded, self.recipe, files)
         return state
 
-    def _look_over_records(self, state: TrainState) -> None:
+    def _mend_records(self, state: TrainState) -> None:
         """What finished steps wrote is there; a baseline that is not is restored, for it cannot be measured again."""
         from cohort.observe.records import find_losses
 
         if state.baseline and self.folder.evaluation("before", 0) != state.baseline:
             self.folder.keep_baseline(state.baseline)
-            self.monitors.on_message(
-                "warning: evaluations.jsonl had lost or changed the baseline; restored from the checkpoint"
-            )
+            self._say("warning: evaluations.jsonl had lost or changed the baseline; restored from the checkpoint")
         for loss in find_losses(self.folder, self.recipe, state.step):
-            self.monitors.on_message(f"warning: {loss}")
+            self._say(f"warning: {loss}")
 
     def _preflight(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
         """The cheap part of the doctor, at the start of a run: what is wrong is said, what cannot work stops."""
-        from cohort.training.preflight import cheap_checks
+        from cohort.training.preflight import run_cheap_checks
 
         if self.found:
             return
-        for check in cheap_checks(parts, encoded):
+        for check in run_cheap_checks(parts, encoded):
             if check.blocks:
                 raise RunError(f"{check.name}: {check.text}")
             if check.level != "ok":
-                self.monitors.on_message(f"warning: {check.name}: {check.text}")
+                self._say(f"warning: {check.name}: {check.text}")
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
@@ -255,7 +253,7 @@ class Session:
         if state.phase != "cold_start":
             return
         if self.recipe.train.num_steps == 0 and state.cold_steps == 0:
-            self._evaluate_once("before", parts, state)  # the cold start is the whole run, so "before" is before it
+            self._evaluate_if_missing("before", parts, state)  # the cold start is the whole run, so "before" is before it
         self.monitors.on_stage("cold start", total=self.recipe.cold_start.num_steps, done=state.cold_steps)
         cold_start(parts, state, encoded.demonstrations)
         with deferred():
@@ -282,24 +280,24 @@ class Session:
             else:
                 train(training, state, until=self.recipe.train.num_steps)
             if state.stopped:
-                self.monitors.on_message(state.stopped)
+                self._say(state.stopped)
         save_run(parts, state)
 
-    def _how_to_go_on(self) -> str:
+    def _resume_command(self) -> str:
         """Functions that no other process can import must be handed in again, from Python."""
         if any(reward.function.startswith("python:") for reward in self.recipe.rewards):
             return f"cohort.resume({str(self.folder.root)!r}, rewards=[...]) from Python, with the same functions"
         return f"cohort resume {self.folder.root}"
 
-    def _evaluate_once(self, label: str, parts: Parts, state: TrainState) -> None:
+    def _evaluate_if_missing(self, label: str, parts: Parts, state: TrainState) -> None:
         """Evaluate, unless an earlier process of this run already did."""
         from cohort.training.stages import evaluate_policy, remember_best
 
         if not parts.evaluation_sets:
             return
-        result = self._evaluated(label, state)
-        if result is None and label == "before" and self._is_too_late(state):
-            self.monitors.on_message(
+        result = self._find_evaluation(label, state)
+        if result is None and label == "before" and self._has_moved(state):
+            self._say(
                 "warning: the evaluation before training is lost, and the policy is no longer what it was then: the report has no "
                 f"before. The start alone can still be measured: cohort evaluate {self.folder.root} --checkpoint start"
             )
@@ -312,11 +310,11 @@ class Session:
         else:
             remember_best(parts, state, result)
 
-    def _is_too_late(self, state: TrainState) -> bool:
+    def _has_moved(self, state: TrainState) -> bool:
         """Whether the weights have moved since the moment that "before" speaks of."""
         return state.policy_version > 0 if self.recipe.train.num_steps else state.cold_steps > 0
 
-    def _evaluated(self, label: str, state: TrainState | None) -> Evaluation | None:
+    def _find_evaluation(self, label: str, state: TrainState | None) -> Evaluation | None:
         """An evaluation that is already written down."""
         from cohort.evaluation.evaluate import Evaluation
 
@@ -325,7 +323,7 @@ class Session:
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
-    def _save_what_is_earned(self, parts: Parts | None, state: TrainState | None) -> None:
+    def _save_last_state(self, parts: Parts | None, state: TrainState | None) -> None:
         """A disk that is full must not hide why the run ends; the checkpoint before stays whole."""
         if parts and state:
             from cohort.training.stages import save_run
@@ -333,22 +331,22 @@ class Session:
             try:
                 save_run(parts, state)
             except (OSError, CheckpointError) as problem:
-                self.monitors.on_message(f"the last steps could not be saved: {problem}")
+                self._say(f"the last steps could not be saved: {problem}")
 
     def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: Exception | None = None) -> RunResult:
         from cohort.evaluation.evaluate import summarize
         from cohort.observe.card import write_card
         from cohort.observe.report import write_report
-        from cohort.training.stages import peak_memory_gib
+        from cohort.training.stages import measure_peak_memory
 
-        before, after = self._evaluated("before", state), self._evaluated("after", state)
+        before, after = self._find_evaluation("before", state), self._find_evaluation("after", state)
         summary: dict[str, Any] = {"eval": summarize(before, after)}
         if parts and state:
             parts.engine.close()
             summary["steps"] = state.step
             summary["seconds"] = round(parts.clock.read(), 2)
             summary["parameters"] = parts.policy.num_parameters
-            summary["peak_memory_gib"] = round(peak_memory_gib(parts.policy.device), 4)
+            summary["peak_memory_gib"] = round(measure_peak_memory(parts.policy.device), 4)
             if trusted := list_trusted_sources(self.recipe):
                 summary["trust_remote_code"] = trusted
             if jail := self.rewards.jail:
@@ -360,25 +358,19 @@ class Session:
         if error:
             summary |= describe_failure(error)
         if status == "interrupted":
-            summary["resume"] = self._how_to_go_on()
+            summary["resume"] = self._resume_command()
         written = self._write_summary(status, **summary)
         try:
             if status == "finished":
                 write_card(self.folder.root, self.folder.model)
             write_report(self.folder.root)
         except OSError as problem:
-            self.monitors.on_message(f"report.html could not be written: {problem}. Later: cohort report {self.folder.root}")
+            self._say(f"report.html could not be written: {problem}. Later: cohort report {self.folder.root}")
         self.monitors.on_finish(written)
         return RunResult(self.folder.root, status, written)
 
     def _write_summary(self, status: str, **more: Any) -> dict[str, Any]:
-        summary = {
-            "status": status,
-            "steps": self.found.snapshot.document["step"] if self.found else 0,
-            "seconds": 0.0,
-            "eval": {"before": {}, "after": {}},
-            "seed": self.recipe.seed,
-            **more,
-        }
+        found = {"steps": self.found.snapshot.document["step"]} if self.found else {}
+        summary = begin_summary(self.recipe) | found | {"status": status, **more}
         self.folder.write_json(self.folder.summary_file, summary)
         return summary

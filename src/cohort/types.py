@@ -156,7 +156,7 @@ class Sampling:
         return self.temperature == 0.0
 
 
-Stream = Literal["train", "evaluate", "preflight", "cold_start", "reward_model"]
+NoiseStream = Literal["train", "evaluate", "preflight", "cold_start", "reward_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,5 +167,5 @@ class NoiseKey:
     """
 
     seed: int
-    stream: Stream
+    stream: NoiseStream
     step: int

@@ -19,7 +19,7 @@ from cohort.algorithms.presets import PRESETS
 from cohort.model.packing import Example, MicroBatch, pack
 from cohort.model.policy import Policy
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.training.objective import gradient_coefficient, pushes_on_all_tokens, token_loss
+from cohort.training.objective import compute_gradient_coefficient, pushes_on_all_tokens, token_loss
 from conftest import (
     examples_for,
     gradients,
@@ -461,8 +461,8 @@ def test_measuring_the_coefficient_leaves_the_gradient_alone():
     """The graph can still be walked, the parameters got nothing, and a loss without gradient has coefficients of 0."""
     logprobs_M = torch.tensor([-1.0, -2.0], dtype=torch.float64, requires_grad=True)
     loss_M = logprobs_M.square()
-    assert gradient_coefficient(loss_M, logprobs_M).tolist() == [2.0, 4.0]
+    assert compute_gradient_coefficient(loss_M, logprobs_M).tolist() == [2.0, 4.0]
     assert logprobs_M.grad is None
     loss_M.sum().backward()
     assert logprobs_M.grad.tolist() == [-2.0, -4.0]
-    assert gradient_coefficient(loss_M.detach(), logprobs_M).tolist() == [0.0, 0.0]
+    assert compute_gradient_coefficient(loss_M.detach(), logprobs_M).tolist() == [0.0, 0.0]

@@ -32,8 +32,8 @@ from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.monitors.jsonl import JsonlMonitor
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import build_recipe
-from cohort.training.drawing import Collected, as_groups, count_verdicts
-from cohort.training.experience import Models, advantage_metrics, mean_advantages
+from cohort.training.drawing import Collected, count_verdicts, group_rollouts
+from cohort.training.experience import Models, average_advantages, measure_advantages
 from cohort.types import Completion, Outcome, Prompt, Rollout
 from conftest import collect_batch, rollout
 
@@ -93,7 +93,7 @@ class Work:
 
     def as_rollouts(self) -> list[Rollout]:
         groups = [self.completions[start : start + GROUP] for start in range(0, PROMPTS * GROUP, GROUP)]
-        groups_PG = as_groups(self.prompts, groups, self.outcomes, 0)
+        groups_PG = group_rollouts(self.prompts, groups, self.outcomes, 0)
         count_verdicts(groups_PG)
         return [member for group in groups_PG for member in group]
 
@@ -207,11 +207,11 @@ def test_advantages_laid_flat_give_what_a_loop_over_examples_gives():
     for example in examples:
         if example.trained_tokens:
             slow[example.rollout] = float(example.advantages_T[example.loss_mask_T].double().mean())
-    assert mean_advantages(examples, 12) == pytest.approx(slow, rel=1e-12)
+    assert average_advantages(examples, 12) == pytest.approx(slow, rel=1e-12)
     assert slow[4] == 0.0
     largest = max(float(e.advantages_T[e.loss_mask_T].abs().max()) for e in examples if e.trained_tokens)
     scored_PG = torch.ones(3, 4, dtype=torch.bool)
-    metrics = advantage_metrics(slow, scored_PG, examples)
+    metrics = measure_advantages(slow, scored_PG, examples)
     assert metrics == {"advantage/std": pytest.approx(float(np.std(slow))), "advantage/abs_max": largest}
-    assert mean_advantages([], 3) == [0.0, 0.0, 0.0]
-    assert advantage_metrics([0.0] * 4, scored_PG[:1], [])["advantage/abs_max"] == 0.0
+    assert average_advantages([], 3) == [0.0, 0.0, 0.0]
+    assert measure_advantages([0.0] * 4, scored_PG[:1], [])["advantage/abs_max"] == 0.0

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load, save
 from scipy import stats
 
-from cohort.data.prompt_choice import InformativeChoice, arrival_times, first_arrivals, keyed_uniform
+from cohort.data.prompt_choice import InformativeChoice, draw_arrival_times, draw_keyed_uniform, list_first_arrivals
 from cohort.data.prompts import PromptStream
 from cohort.errors import CheckpointError, PromptError
 from cohort.types import Prompt
@@ -132,7 +132,7 @@ def test_the_choice_is_pinned():
     """Another order would silently change every run that is resumed."""
     assert indices(choice(1000, seed=3).take(64, 6)) == [403, 235, 416, 308, 189, 536]
     # splitmix64 with seed 0 gives 0xE220A8397B1DCDAF first.
-    assert keyed_uniform(1, 0)[0] == ((0xE220A8397B1DCDAF >> 12) + 0.5) / 2**52
+    assert draw_keyed_uniform(1, 0)[0] == ((0xE220A8397B1DCDAF >> 12) + 0.5) / 2**52
 
 
 def test_a_call_has_no_prompt_twice_and_a_longer_one_begins_the_same():
@@ -147,15 +147,15 @@ def test_a_call_has_no_prompt_twice_and_a_longer_one_begins_the_same():
 
 def test_ties_go_to_the_lower_place():
     times_P = np.array([3.0, 1.0, 1.0, 2.0, 1.0, 3.0])
-    assert [first_arrivals(times_P, count) for count in range(7)] == [[1, 2, 4, 3, 0, 5][:count] for count in range(7)]
+    assert [list_first_arrivals(times_P, count) for count in range(7)] == [[1, 2, 4, 3, 0, 5][:count] for count in range(7)]
 
 
 def test_uniforms_are_uniform_and_keys_are_unrelated():
-    values = np.concatenate([keyed_uniform(5000, key) for key in (0, 1, 2**63, 2**64 - 1)])
+    values = np.concatenate([draw_keyed_uniform(5000, key) for key in (0, 1, 2**63, 2**64 - 1)])
     assert 0 < values.min() < values.max() < 1
     assert stats.kstest(values, "uniform").pvalue > 1e-3
     assert abs(np.corrcoef(values[:5000], values[5000:10000])[0, 1]) < 0.05
-    assert np.array_equal(keyed_uniform(100, 5), keyed_uniform(5000, 5)[:100]), "the noise of a place is its own"
+    assert np.array_equal(draw_keyed_uniform(100, 5), draw_keyed_uniform(5000, 5)[:100]), "the noise of a place is its own"
 
 
 def six_prompts() -> tuple[InformativeChoice, np.ndarray]:
@@ -205,8 +205,8 @@ def test_a_floor_of_one_is_a_uniform_choice():
 
 def test_arrival_times_are_gumbel_top_k():
     weights_P = np.array([0.05, 1.0, 0.3])
-    gumbel_P = -np.log(-np.log1p(-keyed_uniform(3, 9)))
-    assert -np.log(arrival_times(weights_P, 9)) == pytest.approx(np.log(weights_P) + gumbel_P, rel=1e-12)
+    gumbel_P = -np.log(-np.log1p(-draw_keyed_uniform(3, 9)))
+    assert -np.log(draw_arrival_times(weights_P, 9)) == pytest.approx(np.log(weights_P) + gumbel_P, rel=1e-12)
 
 
 def test_a_million_prompts_take_less_than_half_a_second():
@@ -214,7 +214,7 @@ def test_a_million_prompts_take_less_than_half_a_second():
     weights_P = np.random.default_rng(0).uniform(FLOOR, 1, 1_000_000)
     for key in range(3):
         started = time.process_time()
-        places = first_arrivals(arrival_times(weights_P, key), 512)
+        places = list_first_arrivals(draw_arrival_times(weights_P, key), 512)
         times.append(time.process_time() - started)
         assert len(set(places)) == 512
     assert min(times) < 0.5

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cohort.base.keyed import keyed_share
 from cohort.data import rows as module
-from cohort.data.prompts import PromptStream, assert_disjoint, content_key, describe_split, make_prompts, split_held_out
+from cohort.data.prompts import PromptStream, assert_disjoint, describe_split, make_content_key, make_prompts, split_held_out
 from cohort.data.rows import load_rows
 from cohort.errors import PromptError
 from cohort.recipe.schema import PromptsConfig
@@ -439,7 +439,7 @@ def test_different_conversations_are_different_questions():
         chat(("system", "Write a joke.")),
         chat(("system", "Write a poem.")),
     ]
-    assert len({content_key(content) for content in contents}) == len(contents)
+    assert len({make_content_key(content) for content in contents}) == len(contents)
 
 
 def test_the_split_keeps_a_question_together_under_every_system_message():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cohort.base.keyed import keyed_hash, keyed_permutation, keyed_share
-from cohort.data.column_addition import columns, demonstrate, split_of
+from cohort.data.column_addition import columns, demonstrate, find_split
 from cohort.data.tasks import load_task
 from cohort.errors import PromptError
 
@@ -51,8 +51,8 @@ def test_splits_depend_on_the_unordered_pair_alone():
     held_out = load_task("column_addition", "held_out", 5, {"count": 3000})
     pairs = {name: {frozenset(row["prompt"][:-1].split("+")) for row in rows} for name, rows in (("t", train), ("h", held_out))}
     assert not pairs["t"] & pairs["h"]
-    assert split_of(347, 586) == split_of(586, 347)
-    sides = [split_of(first, second) for first in range(100, 200) for second in range(first, 200)]
+    assert find_split(347, 586) == find_split(586, 347)
+    sides = [find_split(first, second) for first in range(100, 200) for second in range(first, 200)]
     assert sides.count("held_out") / len(sides) == pytest.approx(0.1, abs=0.015)
 
 

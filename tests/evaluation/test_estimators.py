@@ -14,13 +14,13 @@ from scipy import stats
 from cohort.evaluation.estimators import (
     PairedDifference,
     bootstrap_interval,
+    compute_p_value,
     estimate,
     maj_at_k,
     mean_at_k,
     paired_test,
     pass_at_k,
-    sign_flip_p_value,
-    useful_share,
+    predict_useful_share,
 )
 
 
@@ -141,8 +141,8 @@ def test_paired_test_is_exact_for_few_differences():
 
 def test_sampled_p_value_agrees_with_the_exact_one():
     d = np.random.default_rng(3).normal(0.3, 1.0, size=14)
-    exact = sign_flip_p_value(d, 0, 10_000)
-    sampled = sign_flip_p_value(np.concatenate([d, [1e-12] * 5]), 0, 20_000)  # too many to enumerate, same question
+    exact = compute_p_value(d, 0, 10_000)
+    sampled = compute_p_value(np.concatenate([d, [1e-12] * 5]), 0, 20_000)  # too many to enumerate, same question
     assert sampled == pytest.approx(exact, abs=0.015)
 
 
@@ -233,9 +233,9 @@ def test_useful_share_matches_enumeration_and_the_documented_numbers():
     for p, size in [(0.18, 4), (0.5, 3), (0.9, 5)]:
         outcomes = itertools.product([True, False], repeat=size)
         mixed = sum(math.prod(p if x else 1 - p for x in o) for o in outcomes if 0 < sum(o) < size)
-        assert useful_share(p, size) == pytest.approx(mixed)
-    assert useful_share(0.18, 2) == pytest.approx(0.295, abs=0.001)
-    assert useful_share(0.18, 8) == pytest.approx(0.796, abs=0.001)
-    assert useful_share(0.0, 8) == useful_share(1.0, 8) == useful_share(0.5, 1) == 0.0
+        assert predict_useful_share(p, size) == pytest.approx(mixed)
+    assert predict_useful_share(0.18, 2) == pytest.approx(0.295, abs=0.001)
+    assert predict_useful_share(0.18, 8) == pytest.approx(0.796, abs=0.001)
+    assert predict_useful_share(0.0, 8) == predict_useful_share(1.0, 8) == predict_useful_share(0.5, 1) == 0.0
     with pytest.raises(ValueError, match="p must lie"):
-        useful_share(1.2, 8)
+        predict_useful_share(1.2, 8)

@@ -12,10 +12,10 @@ from cohort.evaluation.evaluate import (
     ProblemVerdicts,
     compare,
     compare_set,
-    default_ks,
     evaluate,
-    largest_k,
-    problem_key,
+    find_largest_k,
+    list_ks,
+    make_problem_key,
     summarize,
 )
 from cohort.types import Completion, Outcome, Prompt, Sampling
@@ -155,38 +155,38 @@ def test_json_round_trip_keeps_what_compare_needs():
 def test_compare_pairs_problem_by_problem():
     before = run({"s": ["8 8 8 7"] * 6 + ["7 8 8 8"] * 6})
     after = run({"s": ["7 7 7 8"] * 6 + ["7 7 7 7"] * 5})  # one problem fewer
-    change = compare(before, after).sets["s"]
+    change = compare(before, after)["s"]
     assert change["pass@1"].problems == 11
     assert change["pass@1"].difference == pytest.approx((6 * 0.5 + 5 * 0.75) / 11)
     assert change["pass@1"].p_value == pytest.approx(2 / 2**11)
     assert change["greedy"].difference == pytest.approx(6 / 11)
-    assert compare(before, run({"other": ["7 7 7 7"]})).sets == {}
+    assert compare(before, run({"other": ["7 7 7 7"]})) == {}
 
 
 def test_compare_knows_a_problem_by_its_content_and_not_by_its_row():
     """Two runs with different seeds: row 0 of one is not row 0 of the other."""
     before = run({"s": ["8 8 8 8"] * 4}, names=["a", "b", "c", "d"])
-    assert compare(before, run({"s": ["7 7 7 7"] * 4}, names=["e", "f", "g", "h"])).sets == {}
+    assert compare(before, run({"s": ["7 7 7 7"] * 4}, names=["e", "f", "g", "h"])) == {}
     after = run({"s": ["7 7 7 7", "8 8 8 8", "8 8 8 8"]}, names=["d", "x", " c\n"])  # other rows, other order
-    change = compare(before, after).sets["s"]["pass@1"]
+    change = compare(before, after)["s"]["pass@1"]
     assert (change.problems, change.difference) == (2, 0.5)
 
 
 def test_a_problem_is_its_question_and_its_gold_answer():
-    key = problem_key(Prompt(0, "1+1=", {"answer": "2", "note": "x"}, (1,)))
+    key = make_problem_key(Prompt(0, "1+1=", {"answer": "2", "note": "x"}, (1,)))
     assert re.fullmatch("[0-9a-f]{16}", key)
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}]
-    assert problem_key(Prompt(5, " 1+1=\n", {"answer": 2, "note": "y"}, (3, 4))) == key
-    assert problem_key(Prompt(5, chat, {"answer": "2"}, (3, 4))) == key
+    assert make_problem_key(Prompt(5, " 1+1=\n", {"answer": 2, "note": "y"}, (3, 4))) == key
+    assert make_problem_key(Prompt(5, chat, {"answer": "2"}, (3, 4))) == key
     others = [Prompt(0, "1+1=", {"answer": "3"}, (1,)), Prompt(0, "1+1=", {}, (1,)), Prompt(0, "1+2=", {"answer": "2"}, (1,))]
-    assert len({key, *(problem_key(other) for other in others)}) == 4
+    assert len({key, *(make_problem_key(other) for other in others)}) == 4
 
 
 def test_copies_of_a_problem_are_one_problem():
     before = run({"s": ["8 8 8 8", "? ? ? ?", "7 7 7 7", "8 8 8 8"]}, names=["a", "a", "a", "b"])
     after = run({"s": ["7 7 7 7", "8 8 8 8", "7 7 7 7", "8 8 8 8", "7 7 7 7"]}, names=["b", "a", "a", "a", "a"])
     # a: 4 of 8 -> 8 of 16; b: 0 -> 1
-    change = compare(before, after).sets["s"]["pass@1"]
+    change = compare(before, after)["s"]["pass@1"]
     assert (change.problems, change.difference, change.p_value) == (2, 0.5, 1.0)
     assert before.counts["s"]["problems"] == after.counts["s"]["problems"] == 2
     # Two problems of sixteen copies each are no 32 problems: no interval, and nothing "rose".
@@ -194,7 +194,7 @@ def test_copies_of_a_problem_are_one_problem():
     before, after = run({"s": ["8 8 8 8"] * 32}, names=names), run({"s": ["7 7 7 7"] * 32}, names=names)
     for what, estimate in after.sets["s"].items():
         assert estimate.low is None, what
-    for change in compare(before, after).sets["s"].values():
+    for change in compare(before, after)["s"].values():
         assert (change.problems, change.low, change.verdict) == (2, None, "no clear change")
 
 
@@ -238,20 +238,20 @@ def test_summary_entry():
 def test_pass_at_k_is_paired_for_the_largest_k_that_most_problems_have_verdicts_for():
     """By hand: pass@4 of 4 counts a problem as solved; one verdict that is missing takes it out of pass@4 and not of pass@2."""
     before, after = run({"s": ["7 8 8 8"] * 7}).per_problem["s"], run({"s": ["7 7 7 7"] * 3 + ["8 8 8 8"] * 4}).per_problem["s"]
-    assert largest_k(before, after) == 4
+    assert find_largest_k(before, after) == 4
     found = compare_set(before, after, 0, 1000)
     assert found["pass@4"].difference == pytest.approx(3 / 7 - 1)
     assert found["pass@1"].difference == pytest.approx(3 / 7 - 1 / 4)
     assert found["pass@4"].p_value == 2 / 2**4  # four of seven problems moved, all one way
     unscored = run({"s": ["7 8 8 ?"] * 4 + ["7 8 8 8"] * 3}).per_problem["s"]
-    assert largest_k(unscored, after) == 2
+    assert find_largest_k(unscored, after) == 2
     assert compare_set(unscored, after, 0, 1000)["pass@2"].problems == 7
     alone = run({"s": ["7"] * 7}, sampling=Sampling(1, 1.0, 8, (2,))).per_problem["s"]
-    assert largest_k(alone, after) == 0
+    assert find_largest_k(alone, after) == 0
     assert list(compare_set(alone, after, 0, 1000)) == ["pass@1", "greedy"]
 
 
 def test_default_ks():
-    assert default_ks(1) == (1,)
-    assert default_ks(8) == (1, 2, 4, 8)
-    assert default_ks(12) == (1, 2, 4, 8, 12)
+    assert list_ks(1) == (1,)
+    assert list_ks(8) == (1, 2, 4, 8)
+    assert list_ks(12) == (1, 2, 4, 8, 12)

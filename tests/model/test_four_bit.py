@@ -20,7 +20,7 @@ from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
 from cohort.recipe.schema import LoraConfig, ModelConfig, OptimizerConfig
-from cohort.training.updates import mismatch_limit
+from cohort.training.updates import find_mismatch_limit
 from cohort.types import NoiseKey, Outcome, Prompt, Rollout, Sampling
 from model_zoo import write_model
 
@@ -79,7 +79,7 @@ def test_engine_trainer_reference_and_export_are_one_rounded_base(tmp_path: Path
     largest = max(
         float((ours - example.sampling_logprobs_T).abs().max()) for ours, example in zip(scored, examples, strict=True)
     )
-    assert largest <= mismatch_limit(policy.model)
+    assert largest <= find_mismatch_limit(policy.model)
     apart = [(ours - base).abs().max() for ours, base in zip(scored, reference.score_examples(examples, 4096), strict=True)]
     assert float(max(apart)) > 1e-3
 

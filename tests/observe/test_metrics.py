@@ -46,14 +46,14 @@ def test_every_row_is_filled_in():
 def test_a_row_says_how_its_values_are_merged():
     """Two optimizer steps of one step, two rounds of 3 prompts and 1: by hand. What no row explains is averaged."""
     from cohort.training.drawing import merge_metrics
-    from cohort.training.updates import mean_metrics
+    from cohort.training.updates import merge_update_metrics
 
     assert {metric.reduce for metric in METRICS} == {"mean", *REDUCTIONS}
     steps = [
         {"loss/policy": 1.0, "loss/trained_tokens": 30, "loss/ratio_max": 1.5, "rollout/mismatch_max": 0.1, "optim/learning_rate": 2e-6},
         {"loss/policy": 4.0, "loss/trained_tokens": 12, "loss/ratio_max": 1.2, "rollout/mismatch_max": 0.7, "optim/learning_rate": 1e-6},
     ]  # fmt: skip
-    assert mean_metrics(steps) == {
+    assert merge_update_metrics(steps) == {
         "loss/policy": 2.5, "loss/trained_tokens": 42, "loss/ratio_max": 1.5, "rollout/mismatch_max": 0.1, "optim/learning_rate": 1e-6,
     }  # fmt: skip
     rounds = [

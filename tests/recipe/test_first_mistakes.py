@@ -454,7 +454,7 @@ def test_an_interrupted_run_names_a_way_to_go_on_that_works(function, words):
     """A function of a notebook cannot be imported by `cohort resume`."""
     recipe = load_recipe(values={"rewards": [{"function": function}]})
     run: Any = SimpleNamespace(recipe=recipe, folder=SimpleNamespace(root=Path("runs/x")))
-    assert words in Session._how_to_go_on(run)
+    assert words in Session._resume_command(run)
 
 
 def test_the_last_lines_of_an_interrupted_run_name_that_way_too(tmp_path, capsys):

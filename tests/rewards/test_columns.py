@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cohort.errors import RecipeError, RewardError
-from cohort.evaluation.evaluate import problem_key
+from cohort.evaluation.evaluate import make_problem_key
 from cohort.recipe.file import load_recipe
 from cohort.recipe.rules import gold_column
 from cohort.rewards.base import RewardPart, RewardRunner
@@ -107,7 +107,7 @@ def test_a_recipe_and_the_command_line_say_it_and_the_gold_follows():
     assert gold_column(load_recipe(values={"rewards": [other, shape, decides]}).rewards) == "b"
     assert gold_column(load_recipe(values={"rewards": [shape]}).rewards) == "answer"
     assert (ROWS[0].gold, Prompt(0, "", {"answer": "7"}, ()).gold) == ("1", "7")
-    assert problem_key(ROWS[0]) == problem_key(Prompt(5, "one?", {"answer": "1"}, (1,)))
+    assert make_problem_key(ROWS[0]) == make_problem_key(Prompt(5, "one?", {"answer": "1"}, (1,)))
     with pytest.raises(RecipeError, match=r"rewards.0.columns.answer: .*should be a valid string"):
         load_recipe(None, ["rewards.0.columns.answer=3"])
 

@@ -24,7 +24,7 @@ def test_the_reward_is_told_what_the_template_opened(prefill, scores):
     tokenizer.chat_template = TEMPLATE.replace("PREFILL", prefill)
     policy = Policy(model, tokenizer)
     data = build.load_data(recipe, Materials(rows))
-    prompt = build.encode_data(recipe, data, policy, build.training_sampling(recipe, policy)).train[0]
+    prompt = build.encode_data(recipe, data, policy, build.make_training_sampling(recipe, policy)).train[0]
     texts = ["1+2</think>3", "<think>1+2</think>3"]
     with RewardRunner.from_recipe(recipe.rewards, max_fault_share=0.0) as rewards:
         completions = [Completion((1,), (0.0,), "stop", text) for text in texts]

@@ -28,8 +28,14 @@ from cohort.rewards.contract import RewardPart, Scored
 from cohort.rewards.entries import from_message, read_entry
 from cohort.rewards.steps import Step, split_steps
 from cohort.training import step_rewards as process
-from cohort.training.step_rewards import find_cuts, step_token, token_steps
+from cohort.training.step_rewards import find_cuts, locate_steps
 from cohort.types import Completion, Prompt
+
+
+def step_token(completion, position, decode):
+    """Index of the token with which the text reaches `position` characters."""
+    [(token, _)] = locate_steps(completion, [(position, 0.0)], decode)
+    return token
 
 
 def run_parts(parts: list[RewardPart], texts: list[str], chat: bool = False, **runner_args) -> Scored:
@@ -388,18 +394,18 @@ def test_characters_are_tokens_and_the_last_step_has_the_stop_token():
     decode = codec("characters").decode
     assert [step_token(completion, position, decode) for position in range(1, 10)] == list(range(9))
     assert step_token(completion, 10, decode) == 10  # the token after the text's last: <eos>
-    assert token_steps(completion, ((7, 1.0), (10, 0.0), (10, 0.5)), decode) == ((6, 1.0), (10, 0.0), (10, 0.5))
+    assert locate_steps(completion, ((7, 1.0), (10, 0.0), (10, 0.5)), decode) == ((6, 1.0), (10, 0.0), (10, 0.5))
     cut_short = written("characters", ids_of("characters", text), stop=False)
     assert step_token(cut_short, 10, decode) == 9
-    assert token_steps(cut_short, (), decode) == ()
+    assert locate_steps(cut_short, (), decode) == ()
     empty = written("characters", [])
-    assert token_steps(empty, ((0, 0.0),), decode) == ((0, 0.0),)
+    assert locate_steps(empty, ((0, 0.0),), decode) == ((0, 0.0),)
 
 
 def test_the_example_at_the_top_of_the_module():
     pieces = ["3", "+", "9", "=", "12", "\n", ">", "12", ""]
     completion = Completion(tuple(range(9)), (0.0,) * 9, "stop", "".join(pieces))
-    found = token_steps(completion, ((7, 1.0), (10, 0.0)), lambda ids: "".join(pieces[index] for index in ids))
+    found = locate_steps(completion, ((7, 1.0), (10, 0.0)), lambda ids: "".join(pieces[index] for index in ids))
     assert found == ((5, 1.0), (8, 0.0))
 
 
@@ -407,7 +413,7 @@ def test_a_token_over_the_seam_ends_the_first_step():
     completion = written("bytes", ids_of("bytes", "12 ab\n\n ab"))
     tokens = [codec("bytes").decode([index]) for index in completion.token_ids]
     assert tokens == ["12", " ab", "\n\n", " ab", ""]
-    assert token_steps(completion, ((6, 1.0), (7, 2.0), (8, 3.0), (10, 4.0)), codec("bytes").decode) == (
+    assert locate_steps(completion, ((6, 1.0), (7, 2.0), (8, 3.0), (10, 4.0)), codec("bytes").decode) == (
         (2, 1.0),
         (2, 2.0),
         (3, 3.0),
@@ -444,7 +450,7 @@ def test_tokens_of_every_position_equal_the_slow_twin(kind, text, stop):
     # Short windows, so that a text of this length has many; a cut may fall anywhere, into characters too.
     for window in (1, 3, 7):
         with mock.patch.object(process, "WINDOW", window):
-            assert token_steps(completion, every, decode) == slow
+            assert locate_steps(completion, every, decode) == slow
 
 
 @pytest.mark.parametrize("kind", ["bytes", "fallback"])
@@ -457,7 +463,7 @@ def test_ids_that_make_no_text_still_have_their_steps_in_order(kind, ids):
     every = [(position, 0.0) for position in range(1, len(completion.text) + 1)]
     for window in (3, 64):
         with mock.patch.object(process, "WINDOW", window):
-            tokens = [token for token, _ in token_steps(completion, every, decode)]
+            tokens = [token for token, _ in locate_steps(completion, every, decode)]
         assert all(0 <= token < len(completion.token_ids) for token in tokens)
         for (position, _), token in zip(every, tokens, strict=True):
             assert (
@@ -480,7 +486,7 @@ def test_a_long_completion_is_cut_into_windows_and_its_steps_are_the_same():
 
     steps = [(step.end, 1.0) for step in split_steps(text)]
     assert len(steps) > 100
-    assert token_steps(completion, steps, counted) == tuple((step_token(completion, end, decode), 1.0) for end, _ in steps)
+    assert locate_steps(completion, steps, counted) == tuple((step_token(completion, end, decode), 1.0) for end, _ in steps)
     assert max(lengths) <= process.WINDOW + process.WINDOW_SLACK
 
 
@@ -490,7 +496,7 @@ def test_positions_outside_the_completion_are_refused():
         with pytest.raises(ValueError, match=rf"position {position} is not in a completion of 3 characters and 4 tokens"):
             step_token(completion, position, codec("characters").decode)
         with pytest.raises(ValueError, match="from 1 to 3"):
-            token_steps(completion, ((position, 1.0),), codec("characters").decode)
+            locate_steps(completion, ((position, 1.0),), codec("characters").decode)
     with pytest.raises(ValueError, match="0 tokens"):
         step_token(Completion((), (), "stop", ""), 0, codec("characters").decode)
 

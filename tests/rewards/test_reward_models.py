@@ -39,8 +39,8 @@ from cohort.recipe.schema import RewardConfig
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
 from cohort.rewards.learned.judging import judge
-from cohort.rewards.learned.model import keep_head_precise, reward_model, unused_end, without_special_tokens
-from cohort.rewards.learned.process_model import find_steps, pieces_of, process_reward_model, tokens_at
+from cohort.rewards.learned.model import find_unused_end, keep_head_precise, remove_special_tokens, reward_model
+from cohort.rewards.learned.process_model import cut_pieces, find_steps, find_tokens, process_reward_model
 from cohort.types import Completion, Prompt
 
 TOLERANCE = 1e-5
@@ -212,7 +212,7 @@ def test_without_a_padding_token_rows_are_padded_with_one_that_none_of_them_ends
             expected, abs=TOLERANCE
         )
     few = [module.Encoded((5, 0)), module.Encoded((7, 1)), module.Encoded((0, 3))]
-    assert unused_end(few) == 2
+    assert find_unused_end(few) == 2
 
 
 def test_more_rows_than_the_vocabulary_has_tokens_still_find_a_padding_token(tmp_path):
@@ -313,8 +313,8 @@ def test_control_tokens_spelled_out_in_a_completion_are_taken_out_and_counted(tm
     assert forged == pytest.approx(fair, abs=TOLERANCE)
     assert nested == pytest.approx(fair, abs=TOLERANCE)
     assert log.metrics["special_tokens"] == 2 + 4
-    assert without_special_tokens("a<s>b", ["<s>"]) == ("ab", 1)
-    assert without_special_tokens("<" * 20_000 + "s>" * 20_000, ["<s>", "</s>"]) == ("", 20_000)
+    assert remove_special_tokens("a<s>b", ["<s>"]) == ("ab", 1)
+    assert remove_special_tokens("<" * 20_000 + "s>" * 20_000, ["<s>", "</s>"]) == ("", 20_000)
 
 
 def test_an_end_token_is_appended_where_it_is_asked_for(tmp_path):
@@ -489,7 +489,7 @@ def test_a_model_that_cannot_be_loaded_is_not_tried_again_for_every_row(tmp_path
 def test_a_language_model_is_no_reward_model(tmp_path):
     tokenizer = letters()
     source = saved(tmp_path, llama(tokenizer, LlamaForCausalLM), tokenizer)
-    with pytest.raises(ModelError, match=r"lacks score.weight, which would be made up at random"):
+    with pytest.raises(ModelError, match=r"lack score.weight, which would be made up at random"):
         reward_model(["2"], ["1="], model=source)
 
 
@@ -686,7 +686,7 @@ def test_steps_by_heading_are_read_at_their_own_last_token(tmp_path):
     assert [position for position, _ in steps] == [13, 27]
     assert [value for _, value in steps] == pytest.approx([softmax(logits[13])[1], softmax(logits[27])[1]], abs=TOLERANCE)
     assert [step.end for step in find_steps("a (b) 1: x (b) 2. y", "\n", "(b)")] == [2, 11, 19]
-    assert pieces_of("\n\na\n\nb", find_steps("\n\na\n\nb", "\n", "")) == [("a", "\n\n"), ("b", "")]
+    assert cut_pieces("\n\na\n\nb", find_steps("\n\na\n\nb", "\n", "")) == [("a", "\n\n"), ("b", "")]
 
 
 def test_a_long_prompt_is_cut_and_steps_that_do_not_fit_are_unscored(tmp_path):
@@ -803,11 +803,11 @@ def test_a_marker_that_merges_with_the_text_beside_it_is_the_verifiers_fault(tmp
 def test_tokens_at_takes_the_last_token_of_a_character_and_passes_over_special_ones():
     offsets = [(0, 0), (0, 1), (1, 3), (3, 4), (3, 4), (4, 5), (5, 6), (5, 6), (0, 0)]
     special = [1, 0, 0, 0, 0, 0, 0, 0, 1]
-    assert tokens_at(offsets, special, [(3, 4), (5, 6)]) == [4, 7]
-    assert tokens_at(offsets, special, [(1, 3)]) == [2]
-    assert tokens_at(offsets, special, [(2, 3)]) is None
-    assert tokens_at(offsets, special, [(1, 2)]) is None
-    assert tokens_at(offsets, special, [(6, 7)]) is None
+    assert find_tokens(offsets, special, [(3, 4), (5, 6)]) == [4, 7]
+    assert find_tokens(offsets, special, [(1, 3)]) == [2]
+    assert find_tokens(offsets, special, [(2, 3)]) is None
+    assert find_tokens(offsets, special, [(1, 2)]) is None
+    assert find_tokens(offsets, special, [(6, 7)]) is None
 
 
 def test_mistakes_of_a_process_model_are_named(tmp_path):
@@ -816,7 +816,7 @@ def test_mistakes_of_a_process_model_are_named(tmp_path):
     causal = saved(tmp_path / "causal", llama(tokenizer, LlamaForCausalLM), tokenizer)
     with pytest.raises(RewardError, match="head: 'auto' does not name one label"):
         process_reward_model(["1"], ["q"], model=labels)
-    with pytest.raises(ModelError, match="lacks score"):
+    with pytest.raises(ModelError, match="lack score"):
         process_reward_model(["1"], ["q"], model=causal)
     with pytest.raises(RewardError, match="style: 'prm' is not one of token_classification, marker"):
         process_reward_model(["1"], ["q"], model=causal, style="prm")

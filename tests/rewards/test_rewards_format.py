@@ -13,7 +13,7 @@ from cohort.rewards import exact_match, math_answer
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
 from cohort.rewards.format import asks_for_form, has_content, regex_format, think_answer_format, think_format
-from cohort.training.preflight import gold_checks
+from cohort.training.preflight import check_golds
 from cohort.types import Prompt
 
 THOUGHT = "<think>6*7</think>"
@@ -138,7 +138,7 @@ def golds_check(outcome, *formats, rows=None, **args):
             cold_start=SimpleNamespace(completion_column="demonstration"), train=SimpleNamespace(num_steps=1)
         )
         policy = SimpleNamespace(tokenizer=lambda text, add_special_tokens: {"input_ids": [0] * len(text)})
-        right, shuffled = gold_checks(SimpleNamespace(rewards=runner, recipe=recipe, policy=policy), prompts)
+        right, shuffled = check_golds(SimpleNamespace(rewards=runner, recipe=recipe, policy=policy), prompts)
     assert (shuffled.level, shuffled.text) == ("ok", "0 of 8 answers of other rows score as success")
     return right.level, right.text
 

@@ -394,7 +394,7 @@ def test_with_one_seed_the_pairing_is_that_of_cohort_evaluate(tmp_path, recipe):
     a, b = (Evaluation.from_json(json.loads((plan.folder(n) / "evaluations.jsonl").read_text().splitlines()[-1]))
             for n in ("grpo-seed-0", "dr_grpo-seed-0"))  # fmt: skip
     mine = measure_plan(plan, {}).standings[1].against_first["held_out"]
-    assert mine == compare(a, b).sets["held_out"]["pass@1"]
+    assert mine == compare(a, b)["held_out"]["pass@1"]
 
 
 def test_a_problem_that_seeds_share_is_one_problem(tmp_path, recipe):

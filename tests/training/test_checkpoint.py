@@ -185,7 +185,7 @@ def operations(monkeypatch, fail_at: int) -> list[str]:
     for name in ("mkdir", "write_text", "rename"):
         monkeypatch.setattr(Path, name, guard(name, getattr(Path, name)))
     monkeypatch.setattr(checkpoint, "save_file", guard("save_file", checkpoint.save_file))
-    monkeypatch.setattr(checkpoint, "sha256", guard("sha256", checkpoint.sha256))
+    monkeypatch.setattr(checkpoint, "digest_file", guard("digest_file", checkpoint.digest_file))
     monkeypatch.setattr(os, "fsync", guard("fsync", os.fsync))
     return done
 
@@ -200,7 +200,7 @@ def count_operations(tmp_path) -> list[str]:
 def test_a_failure_at_any_file_operation_leaves_all_or_nothing(tmp_path):
     """Disk full, or a kill, at each single operation: step-2 is whole or not there, step-1 stays, and trying again works."""
     names = count_operations(tmp_path)
-    assert {"mkdir", "save_file", "write_text", "sha256", "fsync", "rename"} == set(names)
+    assert {"mkdir", "save_file", "write_text", "digest_file", "fsync", "rename"} == set(names)
     for fail_at in range(len(names)):
         root = tmp_path / f"case-{fail_at}"
         checkpoint.save(root, "step-1", snapshot(1))
@@ -208,7 +208,7 @@ def test_a_failure_at_any_file_operation_leaves_all_or_nothing(tmp_path):
             operations(monkeypatch, fail_at)
             with pytest.raises(Failure):
                 checkpoint.save(root, "step-2", snapshot(2))
-        visible = [folder.name for folder in checkpoint.listed(root)]
+        visible = [folder.name for folder in checkpoint.list_checkpoints(root)]
         found = checkpoint.latest(root)
         assert found.problems == []
         # The only operation after the rename is the sync of the root: the checkpoint is whole by then.
@@ -239,7 +239,7 @@ def test_names_are_ordered_by_time(tmp_path):
         (tmp_path / name).mkdir()
     for other in ("best.json", "step-x", ".step-9.tmp", "step-", "model"):
         (tmp_path / other).mkdir()
-    assert [folder.name for folder in checkpoint.listed(tmp_path)] == names
+    assert [folder.name for folder in checkpoint.list_checkpoints(tmp_path)] == names
 
 
 def test_prune_keeps_the_newest_and_the_named(tmp_path):

@@ -20,7 +20,7 @@ from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import CriticConfig, OptimizerConfig
 from cohort.training.drawing import Collected
-from cohort.training.experience import Credit, Models, rewards_of, silent_groups
+from cohort.training.experience import Credit, Models, find_silent_groups, stack_rewards
 from cohort.training.state import Batch
 from cohort.types import Rollout
 from conftest import collect_batch, rollout, tiny_policy
@@ -102,7 +102,7 @@ def test_make_batch_keeps_or_drops_zero_variance_groups_and_always_drops_unusabl
         assert batch.metrics["advantage/dropped_groups"] == {"keep": 1, "drop": 2}[choice]
         assert batch.metrics["advantage/abs_max"] == in_float32
     assert counts == {"keep": 4, "drop": 2}
-    rewards_PG, scored_PG = rewards_of(rollouts)
+    rewards_PG, scored_PG = stack_rewards(rollouts)
     assert rewards_PG.tolist() == [[1.0, 0.0], [0.3, 0.3], [1.0, 0.0]]
     assert scored_PG.tolist() == [[True, True], [True, True], [True, False]]
 
@@ -315,7 +315,7 @@ def test_a_group_is_silent_only_if_all_is_equal_that_a_users_advantage_reads():
 
     def silent(function) -> list[bool]:
         choice = make_choice("advantage", function, "mine:f", (), {})
-        return silent_groups(rollouts, choice, torch.ones(4, 2, dtype=torch.bool), {}).tolist()
+        return find_silent_groups(rollouts, choice, torch.ones(4, 2, dtype=torch.bool), {}).tolist()
 
     assert silent(lambda success_PG, rewards_PG: None) == [True, False, False, True]
     assert silent(lambda steps_N, rewards_PG: None) == [True, True, False, False]

@@ -144,7 +144,7 @@ PLACES = [
     ("os:fsync", 60),
     ("cohort.engine.slots:choose_tokens", 150),
     ("cohort.evaluation.evaluate:score_groups", 6),
-    ("cohort.training.experience:_score_into", 10),
+    ("cohort.training.experience:_score_by_plan", 10),
     ("pyarrow.parquet:write_table", 5),
     ("cohort.loop:observe_step", 5),
     ("cohort.observe.monitors.jsonl:append_line", 9),
@@ -199,7 +199,7 @@ def test_a_signal_inside_a_batch_saves_the_unfinished_batch_and_resume_uses_it(w
     summary = summary_of(run)
     assert summary["status"] == "interrupted"
     assert summary["steps"] == 2
-    assert checkpoint.listed(run / "checkpoints")[-1].name == "step-2.2"  # the update in progress was finished first
+    assert checkpoint.list_checkpoints(run / "checkpoints")[-1].name == "step-2.2"  # the update in progress was finished first
     assert leftovers(run) == []
     # From here four rollouts are left of six: the third step's batch is not drawn again.
     child = server.run("resume", run, traps=[Trap("cohort.loop:make_batch", 3)])
@@ -213,8 +213,8 @@ def test_two_signals_at_once_give_up_politeness_and_corrupt_nothing(world):
     server, recipe, folder, whole = world
     run = folder / "twice"
     traps = [
-        Trap("cohort.training.checkpoint:sha256", 45, signal=signal.SIGTERM),
-        Trap("cohort.training.checkpoint:sha256", 46, signal=signal.SIGINT),
+        Trap("cohort.training.checkpoint:digest_file", 45, signal=signal.SIGTERM),
+        Trap("cohort.training.checkpoint:digest_file", 46, signal=signal.SIGINT),
     ]
     child = server.run("train", recipe, f"name={run.name}", f"runs_folder={folder}", traps=traps)
     assert child.wait() in (1, 130), child.output
@@ -273,7 +273,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(world, how):
     run = stopped_run(world, f"damaged-{how[:3]}")
     recipe_text = (run / "recipe.toml").read_text().replace("console = false", "console = true")
     (run / "recipe.toml").write_text(recipe_text)
-    newest, before = checkpoint.listed(run / "checkpoints")[-1], checkpoint.listed(run / "checkpoints")[-2]
+    newest, before = checkpoint.list_checkpoints(run / "checkpoints")[-1], checkpoint.list_checkpoints(run / "checkpoints")[-2]
     assert (newest.name, before.name) == ("step-4", "step-2")
     damage(newest, how)
     child = server.run("resume", run)
@@ -292,7 +292,7 @@ def test_damage_never_costs_the_checkpoint_that_is_still_whole(world):
         "checkpoints.best=false", traps=[Trap("cohort.loop:make_batch", 4)],
     )  # fmt: skip
     assert child.wait() == -signal.SIGKILL
-    newest = checkpoint.listed(run / "checkpoints")[-1]
+    newest = checkpoint.list_checkpoints(run / "checkpoints")[-1]
     newest = newest.rename(newest.with_name("step-4"))
     shutil.copytree(newest, newest.with_name("step-3"))
     damage(newest, "cut")
@@ -308,7 +308,7 @@ def test_damage_never_costs_the_checkpoint_that_is_still_whole(world):
 def test_if_all_checkpoints_are_damaged_nothing_is_deleted(world):
     server, _, _, _ = world
     run = stopped_run(world, "all-damaged")
-    for folder in checkpoint.listed(run / "checkpoints"):
+    for folder in checkpoint.list_checkpoints(run / "checkpoints"):
         damage(folder, "cut")
     before = sorted(str(path) for path in run.rglob("*"))
     child = server.run("resume", run)

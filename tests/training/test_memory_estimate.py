@@ -15,11 +15,11 @@ from cohort.training.memory_estimate import (
     GIB,
     ModelNumbers,
     RunNumbers,
-    activation_bytes,
+    count_activation_bytes,
+    count_head_bytes,
+    count_slot_bytes,
     describe_memory,
     estimate_memory,
-    head_bytes,
-    kv_bytes_per_slot,
 )
 from session_tools import train_tiny
 
@@ -61,9 +61,9 @@ def test_bytes_per_parameter():
 
 def test_activations_and_cache_by_hand():
     """Qwen2.5 0.5B, one token: 24 layers x (2 bytes x (2 x 896 + 2 x 896 + 2 x 128 + 2 x 4864) + 4 bytes x 16) = 652,800."""
-    assert activation_bytes(QWEN_05B, 1, 2, False) == 24 * (2 * (1792 + 1792 + 256 + 9728) + 64) == 652_800
-    assert activation_bytes(QWEN_05B, 10, 2, True) == 10 * (24 * 2 * 896 + 27_136 + 64)
-    assert kv_bytes_per_slot(QWEN_05B, 640, 2) == 2 * 2 * 24 * 2 * 64 * 640 == 7_864_320
+    assert count_activation_bytes(QWEN_05B, 1, 2, False) == 24 * (2 * (1792 + 1792 + 256 + 9728) + 64) == 652_800
+    assert count_activation_bytes(QWEN_05B, 10, 2, True) == 10 * (24 * 2 * 896 + 27_136 + 64)
+    assert count_slot_bytes(QWEN_05B, 640, 2) == 2 * 2 * 24 * 2 * 64 * 640 == 7_864_320
     needed = estimate_memory(QWEN_05B, RunNumbers(slots=3, longest=640, cache_element=4))
     assert needed.sampling == {"keys and values": 2 * 3 * 7_864_320.0}
     assert needed.training["loss head"] == 2 * 64 * 2**20
@@ -74,10 +74,10 @@ def test_the_loss_head_has_the_sizes_of_the_loss_head():
     gpu = RunNumbers(gpu_bytes=140 * GIB)
     vocabulary, weight = 151936, 151936 * 896
     # 5 x 2^28 bytes are 2,208 rows of logits, 2,048 in whole tiles; 140 GiB / 16 are 15 times as many in bfloat16.
-    assert head_bytes(QWEN_05B, gpu) == 4 * 2048 * vocabulary + 2 * 16384 * vocabulary + 2 * weight
+    assert count_head_bytes(QWEN_05B, gpu) == 4 * 2048 * vocabulary + 2 * 16384 * vocabulary + 2 * weight
     many = replace(gpu, micro_batch_tokens=1 << 20)
-    assert head_bytes(QWEN_05B, many) == 4 * 2048 * vocabulary + 2 * 15 * 2048 * vocabulary + 4 * weight
-    assert head_bytes(QWEN_05B, replace(many, lora_rank=16)) == (4 + 2) * 2048 * vocabulary
+    assert count_head_bytes(QWEN_05B, many) == 4 * 2048 * vocabulary + 2 * 15 * 2048 * vocabulary + 4 * weight
+    assert count_head_bytes(QWEN_05B, replace(many, lora_rank=16)) == (4 + 2) * 2048 * vocabulary
 
 
 def test_modules_keep_more_and_adapters_run_on_modules():
@@ -172,7 +172,7 @@ def test_a_run_reads_its_numbers_from_model_and_recipe(tmp_path, monkeypatch, ra
     seen = []
     monkeypatch.setattr(
         preflight,
-        "memory_check",
+        "check_memory",
         lambda parts, encoded, teacher_parameters: (
             seen.append((parts, preflight.read_model_numbers(parts.policy), preflight.read_run_numbers(parts, encoded)))
             or preflight.Check("ok", "memory", "")
@@ -212,8 +212,8 @@ def test_a_run_reads_its_numbers_from_model_and_recipe(tmp_path, monkeypatch, ra
 def test_a_run_that_will_not_fit_is_told_which_setting_to_change(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(preflight, "measure_room", lambda device: 130 * 2**20)
-    original = preflight.memory_check
-    monkeypatch.setattr(preflight, "memory_check", lambda *args: said.append(original(*args)) or said[-1])
+    original = preflight.check_memory
+    monkeypatch.setattr(preflight, "check_memory", lambda *args: said.append(original(*args)) or said[-1])
     train_tiny(tmp_path, **SHORT, **{"train.prompts_per_step": 64, "model.kernels": "modules"})
     (check,) = said
     assert check.level == "warning"
@@ -226,9 +226,9 @@ def test_a_run_that_will_not_fit_is_told_which_setting_to_change(tmp_path, monke
 def test_slots_that_the_engine_chooses_are_no_reason_to_warn(tmp_path, monkeypatch):
     """With sampling.slots = 0 it takes what is free; a number in the recipe may be too large."""
     said = []
-    original = preflight.memory_check
-    monkeypatch.setattr(preflight, "memory_check", lambda *args: said.append(original(*args)) or said[-1])
-    monkeypatch.setattr(memory_estimate, "kv_bytes_per_slot", lambda *args: 2.0 * GIB)
+    original = preflight.check_memory
+    monkeypatch.setattr(preflight, "check_memory", lambda *args: said.append(original(*args)) or said[-1])
+    monkeypatch.setattr(memory_estimate, "count_slot_bytes", lambda *args: 2.0 * GIB)
     monkeypatch.setattr(preflight, "measure_room", lambda device: 4 * GIB)
     train_tiny(tmp_path, "fixed", **SHORT)
     train_tiny(tmp_path, "chosen", **SHORT | {"sampling.slots": 0})

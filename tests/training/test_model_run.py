@@ -14,7 +14,7 @@ from cohort import session
 from cohort.errors import PromptError
 from cohort.recipe.file import build_recipe
 from cohort.training import build
-from cohort.training.preflight import generation_words
+from cohort.training.preflight import describe_generation
 from model_zoo import edit_config, make_tokenizer, spoilt, whole_model
 from session_tools import summary_of, tiny, train_tiny
 
@@ -90,7 +90,7 @@ def test_sets_take_the_arguments_of_training_unless_they_have_their_own(tmp_path
     configs = recipe.evaluation.sets
     data = build.Data([{"prompt": "x", "answer": "1"}], {name: (config, rows) for name, config in configs.items()}, None)
     policy = build.load_policy(recipe, data)
-    sets_ = build.encode_data(recipe, data, policy, build.training_sampling(recipe, policy)).sets
+    sets_ = build.encode_data(recipe, data, policy, build.make_training_sampling(recipe, policy)).sets
     ends = {name: policy.tokenizer.decode(prompts[0].token_ids)[-20:] for name, prompts in sets_.items()}
     assert ends["as_training"].endswith("</think>\n\n")
     assert ends["thinking"].endswith("assistant\n")
@@ -98,15 +98,15 @@ def test_sets_take_the_arguments_of_training_unless_they_have_their_own(tmp_path
     # What no template renders cannot be told anything.
     idle = build_recipe(recipe.model_dump() | {"prompts": recipe.prompts.model_dump() | {"system": ""}})
     with pytest.raises(PromptError, match=r"prompts\.template_args: the prompts are texts"):
-        build.encode_data(idle, data, policy, build.training_sampling(idle, policy))
+        build.encode_data(idle, data, policy, build.make_training_sampling(idle, policy))
 
 
 def test_what_the_generation_config_would_cut_is_named(tmp_path):
     class Parts:
         policy = build.load_policy(tiny(tmp_path, **words(tmp_path, whole_model())), build.Data([], {}, None))
 
-    assert generation_words(Parts) == "the checkpoint's generation_config is not used"
+    assert describe_generation(Parts) == "the checkpoint's generation_config is not used"
     for name, value in {"top_p": 0.8, "repetition_penalty": 1.05, "min_p": 0.02, "max_new_tokens": 9}.items():
         setattr(Parts.policy.model.generation_config, name, value)
-    named = generation_words(Parts).partition(" is not used: ")[2].split(", ")
+    named = describe_generation(Parts).partition(" is not used: ")[2].split(", ")
     assert sorted(named) == ["min_p 0.02", "repetition_penalty 1.05", "top_p 0.8"]

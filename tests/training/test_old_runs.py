@@ -166,11 +166,11 @@ def test_fields_that_an_old_checkpoint_lacks_are_filled_from_one_table(monkeypat
     """Records of any depth get what they lack, keep what they have, and the document that was read is left alone."""
     old = {"step": 3, "batch": {"rollouts": [{"end": "stop"}, {"end": "stop", "spans": [[0, 2]]}]}}
     monkeypatch.setitem(state.ADDED_FIELDS, "batch.rollouts.*", {"spans": []})
-    whole = state.with_added_fields(old)
+    whole = state.add_missing_fields(old)
     assert whole["base_digest"] == ""
     assert [rollout["spans"] for rollout in whole["batch"]["rollouts"]] == [[], [[0, 2]]]
     assert old["batch"]["rollouts"][0] == {"end": "stop"}
-    assert state.with_added_fields({"base_digest": "abc"})["base_digest"] == "abc"
+    assert state.add_missing_fields({"base_digest": "abc"})["base_digest"] == "abc"
 
 
 def test_a_checkpoint_from_before_adapters_resumes(copied):

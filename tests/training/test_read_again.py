@@ -21,7 +21,7 @@ from cohort.model.scratch import build_scratch
 from cohort.observe.records import find_losses
 from cohort.recipe.materials import Materials
 from cohort.training import checkpoint
-from cohort.training.read_again import digest_reward
+from cohort.training.read_again import digest_reward_module
 from session_tools import bits, rows_of, summary_of, tiny, train_tiny
 
 SMALL: dict[str, Any] = {
@@ -217,7 +217,7 @@ def test_a_run_without_checkpoints_says_that_it_starts_anew(run, monkeypatch):
 
 def test_a_baseline_that_no_checkpoint_holds_is_not_made_up(run):
     """As older checkpoints are: then there is no before, rather than one of step 3."""
-    folder = checkpoint.listed(run / "checkpoints")[-1]
+    folder = checkpoint.list_checkpoints(run / "checkpoints")[-1]
     found = checkpoint.load(folder)
     new = ("baseline", "files", "recipe", "evaluation_digests")
     shutil.rmtree(folder)
@@ -239,12 +239,12 @@ def test_the_module_of_a_reward_is_found_without_being_imported(tmp_path, monkey
     (tmp_path / "pack" / "__init__.py").write_text("raise SystemExit('imported')")
     file = tmp_path / "pack" / "mine.py"
     file.write_text("raise SystemExit('imported')")
-    before = digest_reward("pack.mine:reward")
+    before = digest_reward_module("pack.mine:reward")
     assert list(before) == ["mine.py"]
     file.write_text("other")
-    assert digest_reward("pack.mine:reward") != before
+    assert digest_reward_module("pack.mine:reward") != before
     for nowhere in ("math_answer", "python:reward", "pack.missing:reward", "cohort.rewards.math:x", "absent:f"):
-        assert digest_reward(nowhere) == {}
+        assert digest_reward_module(nowhere) == {}
 
 
 def test_records_that_were_never_asked_for_are_not_missed(tmp_path):

@@ -19,8 +19,8 @@ from cohort.model.policy import Policy
 from cohort.recipe.schema import RewardModelConfig
 from cohort.rewards.contract import Scored
 from cohort.training.learned_scorer import LearnedScorer
-from cohort.training.reward_data import Labelled, Replay, groups_of, is_held_back, label, pairs_of
-from cohort.training.reward_model import RewardModel, auc, fill, fit_losses, fit_units, ranked_right
+from cohort.training.reward_data import Labelled, Replay, is_held_back, label, list_groups, list_pairs
+from cohort.training.reward_model import RewardModel, compute_auc, compute_fit_losses, fill, list_fit_units, measure_ranking
 from cohort.types import Completion, Outcome, Prompt, Rollout
 from conftest import gradients, make_norms_float64, relative_difference, tiny_policy
 
@@ -118,7 +118,7 @@ def test_in_bfloat16_the_masters_keep_the_float32_weights(plain_bfloat16):
     exact = make(policy=policy)
     rounded = RewardModel.from_policy(policy, settings(), torch.bfloat16, 0)
     assert rounded.model.dtype == torch.bfloat16
-    assert all(torch.equal(value, exact.tensors()[name]) for name, value in rounded.tensors().items())
+    assert all(torch.equal(value, exact.weights.tensors()[name]) for name, value in rounded.weights.tensors().items())
     scores = zip(rounded.score(ragged(), 100), exact.score(ragged(), 100), strict=True)
     assert 0 < max(abs(ours - theirs) for ours, theirs in scores) < 0.1
 
@@ -167,13 +167,13 @@ def test_a_model_that_looks_ahead_is_refused():
 def test_losses_by_hand():
     items = [Labelled(0, (5,), (6,), group, right, 1) for group, right in [(0, True), (0, False), (1, False), (0, True)]]
     values = torch.tensor([2.0, 0.5, 9.0, -1.0], dtype=torch.float64)
-    pairs = fit_losses(values, items, "pairwise")
+    pairs = compute_fit_losses(values, items, "pairwise")
     assert pairs.tolist() == pytest.approx([math.log1p(math.exp(-1.5)), math.log1p(math.exp(1.5))], abs=1e-12)
     single = [
         -math.log(1 / (1 + math.exp(-value if item.right else value)))
         for value, item in zip([2.0, 0.5, 9.0, -1.0], items, strict=True)
     ]
-    assert fit_losses(values, items, "pointwise").tolist() == pytest.approx(single, abs=1e-12)
+    assert compute_fit_losses(values, items, "pointwise").tolist() == pytest.approx(single, abs=1e-12)
 
 
 @pytest.mark.parametrize("loss", ["pairwise", "pointwise"])
@@ -249,19 +249,15 @@ def test_a_fit_learns_a_rule_that_holds_for_prompts_it_has_not_seen(loss):
     reward_model = make(
         policy=tiny_policy(dtype=torch.float32, spread=1.0), loss=loss, held_back=0.3, epochs=6, learning_rate=2e-2
     )
-    progress: list[int] = []
-    metrics = reward_model.fit(
-        data, iteration=1, seed=0, micro_batch_tokens=4096, on_progress=lambda done, values: progress.append(done)
-    )
+    metrics = reward_model.fit(data, iteration=1, seed=0, micro_batch_tokens=4096)
     assert metrics["reward_model/accuracy"] > 0.9 > 0.6 > metrics["reward_model/accuracy_before"]
     assert metrics["reward_model/auc"] > 0.9
     assert metrics["reward_model/loss"] < 0.3
     back = [item for item in data if is_held_back(item, 0.3, 0)]
     scores = reward_model.score([(item.prompt_ids, item.completion_ids) for item in back], 4096)
-    pairs = pairs_of([item.right for item in back], groups_of(back))
+    pairs = list_pairs([item.right for item in back], list_groups(back))
     assert metrics["reward_model/held_back_pairs"] == len(pairs) > 20
     assert metrics["reward_model/accuracy"] == sum(scores[a] > scores[b] for a, b in pairs) / len(pairs)
-    assert progress == list(range(1, len(progress) + 1))
 
 
 def test_prompts_held_back_never_train():
@@ -272,7 +268,7 @@ def test_prompts_held_back_never_train():
     first, second = make(held_back=0.3), make(held_back=0.3)
     straight = first.fit(data, iteration=1, seed=0, micro_batch_tokens=4096)
     turned = second.fit(flipped, iteration=1, seed=0, micro_batch_tokens=4096)
-    assert all(torch.equal(value, second.tensors()[name]) for name, value in first.tensors().items())
+    assert all(torch.equal(value, second.weights.tensors()[name]) for name, value in first.weights.tensors().items())
     assert turned["reward_model/accuracy"] == pytest.approx(1 - straight["reward_model/accuracy"])
     assert turned["reward_model/auc"] == pytest.approx(1 - straight["reward_model/auc"])
     # Whatever the iteration: what was held back once is not trained on when it is replayed.
@@ -285,11 +281,11 @@ def test_a_fit_counts_what_it_trained_on_and_is_the_same_when_repeated():
     first, second, other = make(), make(), make()
     metrics = first.fit(data, iteration=2, seed=0, micro_batch_tokens=4096)
     assert second.fit(data, iteration=2, seed=0, micro_batch_tokens=4096) == metrics
-    assert all(torch.equal(value, second.tensors()[name]) for name, value in first.tensors().items())
+    assert all(torch.equal(value, second.weights.tensors()[name]) for name, value in first.weights.tensors().items())
     other.fit(data, iteration=3, seed=0, micro_batch_tokens=4096)
     assert not torch.equal(other.model.score.weight, first.model.score.weight)  # another order of the batches
     train = [item for item in data if not is_held_back(item, 0.1, 0)]
-    mixed = [[train[place] for place in group] for group in groups_of(train)]
+    mixed = [[train[place] for place in group] for group in list_groups(train)]
     mixed = [group for group in mixed if 0 < sum(item.right for item in group) < len(group)]
     assert metrics["reward_model/completions"] == sum(map(len, mixed))
     assert metrics["reward_model/pairs"] == sum(
@@ -300,20 +296,24 @@ def test_a_fit_counts_what_it_trained_on_and_is_the_same_when_repeated():
 
 def test_groups_of_two_iterations_are_never_compared():
     items = [Labelled(0, (5,), (6,), 0, right, iteration) for right, iteration in [(True, 1), (False, 2)]]
-    assert pairs_of([True, False], groups_of(items)) == []
+    assert list_pairs([True, False], list_groups(items)) == []
 
 
-def test_an_interrupted_fit_leaves_the_weights_of_before():
+def test_an_interrupted_fit_leaves_the_weights_of_before(monkeypatch):
     reward_model, data = make(), labelled()
-    before = {name: value.clone() for name, value in reward_model.tensors().items()}
+    before = {name: value.clone() for name, value in reward_model.weights.tensors().items()}
 
-    def stop(done: int, values: Any) -> None:
-        assert not torch.equal(reward_model.model.score.weight, before["score.weight"])
+    accumulate = reward_model.accumulate
+
+    def stop_later(*arguments: Any) -> float:
+        if torch.equal(reward_model.model.score.weight, before["score.weight"]):
+            return accumulate(*arguments)
         raise Interrupted("SIGTERM")
 
+    monkeypatch.setattr(reward_model, "accumulate", stop_later)
     with pytest.raises(Interrupted):
-        reward_model.fit(data, iteration=1, seed=0, micro_batch_tokens=4096, on_progress=stop)
-    assert all(torch.equal(value, before[name]) for name, value in reward_model.tensors().items())
+        reward_model.fit(data, iteration=1, seed=0, micro_batch_tokens=4096)
+    assert all(torch.equal(value, before[name]) for name, value in reward_model.weights.tensors().items())
     assert all(parameter.grad is None for parameter in reward_model.model.parameters())
 
 
@@ -329,10 +329,10 @@ def test_labels_that_teach_nothing_are_refused_with_their_counts():
     right = [replace(item, right=True) for item in labelled(groups=3)]
     wrong = [replace(item, right=False, group=item.group + 3) for item in labelled(groups=2)]
     with pytest.raises(RunError, match=r"5 groups: 3 all right, 2 all wrong.*reward_model.prompts"):
-        fit_units([*right, *wrong], "pairwise")
-    assert len(fit_units([*right, *wrong], "pointwise")) == 20
+        list_fit_units([*right, *wrong], "pairwise")
+    assert len(list_fit_units([*right, *wrong], "pointwise")) == 20
     with pytest.raises(RunError, match=r"same label \(12 right, 0 wrong\)"):
-        fit_units(right, "pointwise")
+        list_fit_units(right, "pointwise")
 
 
 def test_batches_hold_whole_units_up_to_their_size():
@@ -344,9 +344,9 @@ def test_batches_hold_whole_units_up_to_their_size():
 def test_measures_by_hand():
     scores, rights = [0.3, 0.3, 0.9, -1.0, 0.3], [True, False, True, False, False]
     # Pairs of the two right ones (0.3, 0.9) with the three wrong ones (0.3, -1.0, 0.3): 0.5 + 1 + 0.5, then 3.
-    assert auc(scores, rights) == pytest.approx(5 / 6)
-    assert ranked_right(scores, [(0, 1), (0, 3), (2, 4)]) == pytest.approx(2.5 / 3)
-    assert auc(scores, [True] * 5) is None
+    assert compute_auc(scores, rights) == pytest.approx(5 / 6)
+    assert measure_ranking(scores, [(0, 1), (0, 3), (2, 4)]) == pytest.approx(2.5 / 3)
+    assert compute_auc(scores, [True] * 5) is None
     generator = torch.Generator().manual_seed(0)
     many = torch.randint(0, 20, (200,), generator=generator).double().tolist()
     labels = (torch.rand(200, generator=generator) < 0.3).tolist()
@@ -356,7 +356,7 @@ def test_measures_by_hand():
         for b, y in zip(many, labels, strict=True)
         if x and not y
     ]
-    assert auc(many, labels) == pytest.approx(sum(slow) / len(slow), abs=1e-12)
+    assert compute_auc(many, labels) == pytest.approx(sum(slow) / len(slow), abs=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -368,12 +368,12 @@ def test_its_weights_survive_a_checkpoint_and_the_next_fit_goes_on_alike(tmp_pat
     data = labelled()
     first, second = make(), make(seed=9)
     first.fit(data, iteration=1, seed=0, micro_batch_tokens=4096)
-    save_file(first.tensors(), tmp_path / "weights.safetensors")
-    second.load(load_file(tmp_path / "weights.safetensors"))
+    save_file(first.weights.tensors(), tmp_path / "weights.safetensors")
+    second.weights.load(load_file(tmp_path / "weights.safetensors"))
     assert second.score(ragged(), 64) == first.score(ragged(), 64)
     metrics, again = (each.fit(data, iteration=2, seed=0, micro_batch_tokens=4096) for each in (first, second))
     assert metrics == again
-    assert all(torch.equal(value, second.tensors()[name]) for name, value in first.tensors().items())
+    assert all(torch.equal(value, second.weights.tensors()[name]) for name, value in first.weights.tensors().items())
 
 
 def test_a_saved_model_gives_others_the_same_scores(tmp_path: Path):
@@ -394,17 +394,19 @@ def test_a_saved_model_gives_others_the_same_scores(tmp_path: Path):
         assert torch.allclose(model(**padded).logits[:, 0], torch.tensor(scores), atol=1e-6, rtol=0)
     again = RewardModel.from_pretrained(str(tmp_path), policy, settings(), torch.float32)
     assert again.score(rows, 64) == pytest.approx(scores, abs=1e-6)
-    assert again.tensors().keys() == reward_model.tensors().keys()
+    assert again.weights.tensors().keys() == reward_model.weights.tensors().keys()
 
 
 def test_what_is_no_reward_model_of_this_policy_is_refused(tmp_path: Path):
+    from transformers import AutoModelForSequenceClassification
+
     policy = tiny_policy(dtype=torch.float32)
-    policy.save(tmp_path / "policy")
+    for written in (AutoModelForSequenceClassification.from_config(policy.model.config), policy.tokenizer):
+        written.save_pretrained(tmp_path / "two")
     with pytest.raises(ModelError, match=r"has 2 labels; a reward model has exactly one"):
-        RewardModel.from_pretrained(str(tmp_path / "policy"), policy, settings(), torch.float32)
-    policy.model.config.num_labels = 1
+        RewardModel.from_pretrained(str(tmp_path / "two"), policy, settings(), torch.float32)
     policy.save(tmp_path / "headless")
-    with pytest.raises(ModelError, match=r"lacks score.weight, which would be made up at random"):
+    with pytest.raises(ModelError, match=r"lack score.weight, which would be made up at random"):
         RewardModel.from_pretrained(str(tmp_path / "headless"), policy, settings(), torch.float32)
     with pytest.raises(ModelError, match=r"reward_model\.source: .*nothing: there is no such folder"):
         RewardModel.from_pretrained(str(tmp_path / "nothing"), policy, settings(), torch.float32)

@@ -255,9 +255,9 @@ def test_the_kl_to_the_reference_may_act_beside_it(tmp_path, cold):
 def test_the_doctor_and_the_start_of_a_run_look_at_the_teacher(tmp_path, cold, monkeypatch, capsys):
     """Before its weights are read: its size counts in the memory, and another tokenizer ends the run at once."""
     counted = []
-    estimate = preflight.estimate
+    estimate = preflight.estimate_memory
     monkeypatch.setattr(
-        preflight, "estimate", lambda model, run: counted.append(run.teacher_parameters) or estimate(model, run)
+        preflight, "estimate_memory", lambda model, run: counted.append(run.teacher_parameters) or estimate(model, run)
     )
     run_doctor(tiny(tmp_path, **ONE_UPDATE, **{"teacher.source": str(cold)}))
     parameters = sum(value.numel() for value in load_file(cold / "model.safetensors").values())

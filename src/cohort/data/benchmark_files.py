@@ -27,12 +27,12 @@ from typing import Any
 from cohort.errors import PromptError
 from cohort.recipe.section import nearest
 from cohort.rewards.math.find import GOLD_JOINT, join_boxes, merge_contents
+from cohort.rewards.text import find_boxes
 
 Row = dict[str, Any]
 
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ ]*")
-BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 MATH_ENDS = re.compile(r"\$|\\[)\]]|\n")
 
 
@@ -50,23 +50,23 @@ def shape_row(row: Mapping[str, Any], shape: str, place: str) -> Row:
 
 def gsm8k(row: Mapping[str, Any], place: str) -> Row:
     """The answer is what follows the last "####", without the commas of thousands."""
-    solution = text_cell(row, "answer", place)
+    solution = read_text(row, "answer", place)
     _, mark, rest = solution.rpartition("####")
     answer = THOUSANDS.sub("", rest.strip().partition("\n")[0].strip())
     if not mark or not answer:
         raise PromptError(f'{place}, column "answer": no final answer after "####"; it ends with {solution[-60:]!r}')
-    return {"prompt": text_cell(row, "question", place), "answer": answer, "solution": solution}
+    return {"prompt": read_text(row, "question", place), "answer": answer, "solution": solution}
 
 
 def math(row: Mapping[str, Any], place: str) -> Row:
     r"""The answer is the row's own `answer` where it has one, else what the solution's last \boxed{} holds."""
-    prompt = text_cell(row, "problem", place)
+    prompt = read_text(row, "problem", place)
     given = row.get("answer")
     if isinstance(given, int | float) and not isinstance(given, bool):
         return {"prompt": prompt, "answer": str(given)}
     if is_given(row, "answer"):
-        return {"prompt": prompt, "answer": text_cell(row, "answer", place)}
-    solution = text_cell(row, "solution", place)
+        return {"prompt": prompt, "answer": read_text(row, "answer", place)}
+    solution = read_text(row, "solution", place)
     answer = last_box(solution)
     if not answer:
         raise PromptError(
@@ -86,23 +86,14 @@ def last_box(solution: str) -> str:
         return ""
     start = boxes[-1].end()
     if solution[start : start + 1] == "{":
-        content = braced(solution, start)
+        closed = {first: end for _, first, end in find_boxes(solution)}
+        content = solution[start + 1 : closed.get(start + 1, 0)].strip()
         joined, _ = join_boxes(solution, GOLD_JOINT)
         return merge_contents(joined) if content and len(joined) > 1 and joined[-1].endswith(content) else content
     line = MATH_ENDS.split(solution[start:], maxsplit=1)
     if len(line) == 2 and solution[start + len(line[0])] != "\n":
         return line[0].strip()
     return line[0].partition(" ")[0].rstrip(".,;")  # no formula around it: one word
-
-
-def braced(text: str, start: int) -> str:
-    """What stands between the brace at `start` and the one that closes it; "" if none does."""
-    depth = 0
-    for brace in BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
-        if depth == 0:
-            return text[start + 1 : brace.start()].strip()
-    return ""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -112,54 +103,54 @@ def braced(text: str, start: int) -> str:
 
 def humaneval(row: Mapping[str, Any], place: str) -> Row:
     """The prompt is the start of a program; `test` defines check(candidate)."""
-    prompt, test, name = (text_cell(row, column, place) for column in ("prompt", "test", "entry_point"))
+    prompt, test, name = (read_text(row, column, place) for column in ("prompt", "test", "entry_point"))
     if not re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", prompt, re.MULTILINE):
         raise PromptError(f'{place}, column "entry_point": the prompt does not define a function {name!r}')
-    if "check" not in defined_names(parse(test, "test", place)):
+    if "check" not in list_definitions(parse_program(test, "test", place)):
         raise PromptError(f'{place}, column "test": it does not define check(candidate)')
     shaped: Row = {"prompt": prompt, "tests": test, "entry_point": name, "program_prefix": prompt}
     if is_given(row, "canonical_solution"):
-        program = prompt + text_cell(row, "canonical_solution", place)
-        parse(program, "canonical_solution", place)
-        shaped["demonstration"] = fenced(program)
+        program = prompt + read_text(row, "canonical_solution", place)
+        parse_program(program, "canonical_solution", place)
+        shaped["demonstration"] = fence_program(program)
     return shaped
 
 
 def mbpp(row: Mapping[str, Any], place: str) -> Row:
     """The first test is shown, for it alone says what the function is called; the others stay hidden and decide."""
-    text = text_cell(row, "text" if is_given(row, "text") else "prompt", place).strip()
-    first, *rest = list_cell(row, "test_list", place) or [""]
+    text = read_text(row, "text" if is_given(row, "text") else "prompt", place).strip()
+    first, *rest = read_texts(row, "test_list", place) or [""]
     if is_given(row, "challenge_test_list"):
-        rest += list_cell(row, "challenge_test_list", place)
+        rest += read_texts(row, "challenge_test_list", place)
     hidden = [test for test in rest if test.strip() != first.strip()]
     if not hidden:
         raise PromptError(
             f'{place}, column "test_list": at least two different tests are needed. The first is shown in the prompt, and a program '
             "that knows all its tests need not solve anything"
         )
-    imports = list_cell(row, "test_imports", place) if is_given(row, "test_imports") else []
-    setup = "\n".join([*imports, text_cell(row, "test_setup_code", place) if is_given(row, "test_setup_code") else ""]).strip()
-    parse(setup, "test_setup_code", place)
-    code = text_cell(row, "code", place) if is_given(row, "code") else ""
+    imports = read_texts(row, "test_imports", place) if is_given(row, "test_imports") else []
+    setup = "\n".join([*imports, read_text(row, "test_setup_code", place, optional=True)]).strip()
+    parse_program(setup, "test_setup_code", place)
+    code = read_text(row, "code", place, optional=True)
     shaped: Row = {
         "prompt": f"{text}\n\nYour code should pass this test:\n\n{first.strip()}\n",
         "text": text,
-        "tests": {"visible": suite([first], setup), "hidden": suite(hidden, setup)},
-        "entry_point": tested_function([first, *hidden], code, place),
+        "tests": {"visible": write_suite([first], setup), "hidden": write_suite(hidden, setup)},
+        "entry_point": find_tested_function([first, *hidden], code, place),
     }
-    return {**shaped, "demonstration": fenced(code)} if code else shaped
+    return {**shaped, "demonstration": fence_program(code)} if code else shaped
 
 
-def suite(tests: Sequence[str], setup: str) -> Any:
+def write_suite(tests: Sequence[str], setup: str) -> Any:
     return {"tests": list(tests), "setup": setup} if setup else list(tests)
 
 
-def tested_function(tests: Sequence[str], code: str, place: str) -> str:
+def find_tested_function(tests: Sequence[str], code: str, place: str) -> str:
     """The function that every test calls: one that `code` defines, or without code, one that Python does not have."""
-    defined = defined_names(parse(code, "code", place))
+    defined = list_definitions(parse_program(code, "code", place))
     shared: list[str] | None = None
     for test in tests:
-        tree = parse(test, "test_list", place)
+        tree = parse_program(test, "test_list", place)
         if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
             raise PromptError(f'{place}, column "test_list": a test asserts nothing: {test[:60]!r}')
         calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
@@ -172,19 +163,19 @@ def tested_function(tests: Sequence[str], code: str, place: str) -> str:
     raise PromptError(f'{place}, column "test_list": no function {which}is called by all the tests')
 
 
-def defined_names(tree: ast.Module) -> set[str]:
+def list_definitions(tree: ast.Module) -> set[str]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return {statement.name for statement in tree.body if isinstance(statement, kinds)}
 
 
-def parse(text: str, column: str, place: str) -> ast.Module:
+def parse_program(text: str, column: str, place: str) -> ast.Module:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
         raise PromptError(f"{place}, column {column!r}: not Python ({problem}); it begins {text.strip()[:60]!r}") from None
 
 
-def fenced(program: str) -> str:
+def fence_program(program: str) -> str:
     return f"```python\n{program.rstrip()}\n```"
 
 
@@ -198,7 +189,9 @@ def is_given(row: Mapping[str, Any], column: str) -> bool:
     return row.get(column) not in (None, "")
 
 
-def text_cell(row: Mapping[str, Any], column: str, place: str) -> str:
+def read_text(row: Mapping[str, Any], column: str, place: str, optional: bool = False) -> str:
+    if optional and not is_given(row, column):
+        return ""
     if column not in row:
         known = ", ".join(repr(name) for name in row) or "none"
         raise PromptError(
@@ -211,10 +204,10 @@ def text_cell(row: Mapping[str, Any], column: str, place: str) -> str:
     return value
 
 
-def list_cell(row: Mapping[str, Any], column: str, place: str) -> list[str]:
+def read_texts(row: Mapping[str, Any], column: str, place: str) -> list[str]:
     """A list of texts. In a CSV file it is written as JSON, or as Python writes a list."""
     if column not in row:
-        text_cell(row, column, place)  # says what is missing
+        read_text(row, column, place)  # says what is missing
     value = row[column]
     if isinstance(value, str):
         value = read_list(value)

@@ -86,7 +86,7 @@ def check_steps(prompts: Sequence[Any], completions: Sequence[Any], **columns: A
     nothing after it, would be worth as much.
     """
     return [
-        judge_lines(text_of(completion), demonstrate(*numbers_of(text_of(prompt))))
+        judge_lines(text_of(completion), demonstrate(*read_numbers(text_of(prompt))))
         for prompt, completion in zip(prompts, completions, strict=True)
     ]
 
@@ -96,7 +96,7 @@ check_steps.reads = ("prompts", "completions")  # type: ignore[attr-defined]
 
 
 def judge_lines(text: str, demonstration: str) -> list[tuple[int, float]]:
-    written, expected = split_lines(text), split_lines(demonstration)
+    written, expected = cut_lines(text), cut_lines(demonstration)
     right = [line == wanted for (line, _), (wanted, _) in zip(written, expected, strict=False)]
     right += [False] * (len(written) - len(expected))
     if written and len(written) < len(expected):
@@ -104,19 +104,19 @@ def judge_lines(text: str, demonstration: str) -> list[tuple[int, float]]:
     return [(end, float(is_right)) for (_, end), is_right in zip(written, right, strict=True)]
 
 
-def split_lines(text: str) -> list[tuple[str, int]]:
+def cut_lines(text: str) -> list[tuple[str, int]]:
     """(line with the newline before it, where it ends). A first line without a character is one with the second."""
     return [(step.text, step.end) for step in split_steps(text, keep_empty=True, pattern=r"(?=\n)")]
 
 
-def numbers_of(prompt: str) -> tuple[int, int]:
+def read_numbers(prompt: str) -> tuple[int, int]:
     found = re.search(r"(\d+)\+(\d+)=\s*\Z", prompt)
     if found is None:
         raise ValueError(f"check_steps: the prompt {prompt!r} does not end in an addition such as 123+989=")
     return int(found[1]), int(found[2])
 
 
-def split_of(first: int, second: int) -> str:
+def find_split(first: int, second: int) -> str:
     """Which split a problem belongs to. Unordered, and independent of every seed."""
     low, high = min(first, second), max(first, second)
     return "held_out" if keyed_share("column_addition", low, high) < HELD_OUT_SHARE else "train"
@@ -138,7 +138,7 @@ def draw_pairs(split: str, seed: int, digits: int, count: int, kind: str) -> lis
     for attempt in range(wanted * 400 if span * span > 20 * wanted else 0):
         key = ("column_addition", seed, split, kind, attempt)
         pair = (low + keyed_hash(*key, "first") % span, low + keyed_hash(*key, "second") % span)
-        if pair not in found and split_of(*pair) == split and is_kind(*pair, kind):
+        if pair not in found and find_split(*pair) == split and is_kind(*pair, kind):
             found[pair] = None
             if len(found) == wanted:
                 return list(found)
@@ -148,7 +148,7 @@ def draw_pairs(split: str, seed: int, digits: int, count: int, kind: str) -> lis
         (first, second)
         for first in range(low, low + span)
         for second in range(low, low + span)
-        if split_of(first, second) == split and is_kind(first, second, kind)
+        if find_split(first, second) == split and is_kind(first, second, kind)
     ]
     if not count and everything:  # The default takes what there is; a number that was asked for is kept or refused.
         wanted = min(wanted, len(everything))

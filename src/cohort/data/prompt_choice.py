@@ -82,8 +82,8 @@ class InformativeChoice(PromptStream):
         size, weights_P = len(self.prompts), self.weights()
         chosen: list[Prompt] = []
         for lap in range(-(-count // size)):
-            times_P = arrival_times(weights_P, keyed_hash("prompt_choice", self.seed, cursor, lap))
-            chosen += [self.prompts[place] for place in first_arrivals(times_P, min(size, count - lap * size))]
+            times_P = draw_arrival_times(weights_P, keyed_hash("prompt_choice", self.seed, cursor, lap))
+            chosen += [self.prompts[place] for place in list_first_arrivals(times_P, min(size, count - lap * size))]
         return chosen
 
     def estimates(self) -> Floats:
@@ -160,16 +160,16 @@ class InformativeChoice(PromptStream):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def arrival_times(weights_P: Floats, key: int) -> Floats:
+def draw_arrival_times(weights_P: Floats, key: int) -> Floats:
     """E / weight, with E exponential noise that is a pure function of (key, place).
 
     The first to arrive is place i with probability weight_i / sum, the next is drawn so among the rest, and so on. It is
     Gumbel top-k, since log weight + Gumbel = -log(E / weight), with one logarithm in place of three.
     """
-    return -np.log1p(-keyed_uniform(len(weights_P), key)) / weights_P
+    return -np.log1p(-draw_keyed_uniform(len(weights_P), key)) / weights_P
 
 
-def first_arrivals(times_P: Floats, count: int) -> list[int]:
+def list_first_arrivals(times_P: Floats, count: int) -> list[int]:
     """The places of the `count` smallest times, earliest first; ties go to the lower place."""
     if count < len(times_P):
         last = np.partition(times_P, count)[count]
@@ -180,7 +180,7 @@ def first_arrivals(times_P: Floats, count: int) -> list[int]:
     return places
 
 
-def keyed_uniform(size: int, key: int) -> Floats:
+def draw_keyed_uniform(size: int, key: int) -> Floats:
     """Uniform numbers strictly between 0 and 1, each a function of (key, place): the splitmix64 generator, random access.
 
     (52 bits + 1/2) / 2^52 is exact in float64 at both ends, so a logarithm of u or of 1 - u stays finite.

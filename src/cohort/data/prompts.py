@@ -98,7 +98,7 @@ def make_prompts(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def content_key(content: Content) -> str:
+def make_content_key(content: Content) -> str:
     """What makes two prompts the same question: the conversation, without white space at the ends of its texts.
 
     System messages do not count: under another instruction it is the same question, and a model that was trained on it
@@ -124,9 +124,9 @@ def split_held_out(
     """
     if share <= 0:
         return list(rows), []
-    keys = prompt_keys(rows, prompt_column, template)
+    keys = list_prompt_keys(rows, prompt_column, template)
     copies = Counter(keys)
-    positions = {key: held_out_position(seed, key) for key in copies}
+    positions = {key: hash_to_position(seed, key) for key in copies}
     if len(positions) < 2:
         raise PromptError(
             f"evaluation.held_out: the {len(rows)} rows hold {len(positions)} different prompt(s), which cannot be split into "
@@ -152,8 +152,8 @@ def describe_split(
     train: Sequence[Row], held_out: Sequence[Row], share: float, seed: int, prompt_column: str = "prompt", template: str = ""
 ) -> str:
     """How many prompts are held out, and how many of them only because there would be too few: those may move."""
-    trained, kept = (set(prompt_keys(rows, prompt_column, template)) for rows in (train, held_out))
-    added = sum(held_out_position(seed, key) >= share for key in kept)
+    trained, kept = (set(list_prompt_keys(rows, prompt_column, template)) for rows in (train, held_out))
+    added = sum(hash_to_position(seed, key) >= share for key in kept)
     text = f"{len(kept)} of {len(trained) + len(kept)} prompts are held out"
     if not added:
         return text
@@ -163,24 +163,24 @@ def describe_split(
     )
 
 
-def prompt_keys(rows: Sequence[Row], prompt_column: str, template: str) -> list[str]:
+def list_prompt_keys(rows: Sequence[Row], prompt_column: str, template: str) -> list[str]:
     config = PromptsConfig.model_validate({"prompt_column": prompt_column, "template": template})
-    return [content_key(render(row, config, f"prompts, row {index}")) for index, row in enumerate(rows)]
+    return [make_content_key(render(row, config, f"prompts, row {index}")) for index, row in enumerate(rows)]
 
 
-def held_out_position(seed: int, key: str) -> float:
+def hash_to_position(seed: int, key: str) -> float:
     return keyed_share("held_out", seed, key)
 
 
 def assert_disjoint(train_prompts: Iterable[Prompt], held_out_prompts: Iterable[Prompt], set_name: str) -> None:
     """Refuse an evaluation set that shares a question with training: its score would be memory, not skill."""
-    seen = {content_key(prompt.content): prompt.index for prompt in train_prompts}
-    shared = [prompt for prompt in held_out_prompts if content_key(prompt.content) in seen]
+    seen = {make_content_key(prompt.content): prompt.index for prompt in train_prompts}
+    shared = [prompt for prompt in held_out_prompts if make_content_key(prompt.content) in seen]
     if shared:
         example = shared[0]
         raise PromptError(
             f"evaluation set {set_name!r}: {len(shared)} of its prompts also occur in training, for example row {example.index} "
-            f"(training row {seen[content_key(example.content)]}): {content_key(example.content)[:80]!r}. Remove them from one side"
+            f"(training row {seen[make_content_key(example.content)]}): {make_content_key(example.content)[:80]!r}. Remove them from one side"
         )
 
 

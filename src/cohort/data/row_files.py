@@ -19,27 +19,22 @@ def number_rows(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 def read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
     # utf-8-sig: files saved by spreadsheet programs begin with a byte-order mark, which is no part of the JSON.
     with path.open(encoding="utf-8-sig") as lines:
-        try:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    yield f"line {number}", json.loads(line.rstrip())
-                except json.JSONDecodeError as problem:
-                    raise PromptError(
-                        f"{path}, line {number}, column {problem.colno}: not valid JSON ({problem.msg}). "
-                        f"Each line must be one object; the line begins {line.strip()[:60]!r}"
-                    ) from None
-        except UnicodeDecodeError as problem:
-            raise PromptError(f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start}); save it as UTF-8") from None
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield f"line {number}", json.loads(line.rstrip())
+            except json.JSONDecodeError as problem:
+                raise PromptError(
+                    f"{path}, line {number}, column {problem.colno}: not valid JSON ({problem.msg}). "
+                    f"Each line must be one object; the line begins {line.strip()[:60]!r}"
+                ) from None
 
 
 def read_json(path: Path) -> Iterator[tuple[str, Any]]:
     """A list of objects, or an object whose `data` is one. What is otherwise shaped is refused with what to do about it."""
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError as problem:
-        raise PromptError(f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start}); save it as UTF-8") from None
     except json.JSONDecodeError as problem:
         if problem.msg == "Extra data":
             fix = "it holds several values one after another; one object per line is JSON lines: name the file .jsonl"
@@ -77,8 +72,6 @@ def read_csv(path: Path) -> Iterator[tuple[str, Any]]:
                 yield f"line {reader.line_num}", dict(zip(header, cells, strict=True))
         except csv.Error as problem:
             raise PromptError(f"{path}, line {reader.line_num}: not valid CSV ({problem})") from None
-        except UnicodeDecodeError as problem:
-            raise PromptError(f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start}); save it as UTF-8") from None
 
 
 def read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
@@ -92,6 +85,14 @@ def read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
                 yield from ((f"row {next(number)}", row) for row in batch.to_pylist())
     except (arrow.ArrowException, OSError) as problem:
         raise PromptError(f"{path}: not a readable parquet file ({problem})") from problem
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """The rows of a file, by the reader of its ending."""
+    try:
+        yield from READERS[path.suffix](path)
+    except UnicodeDecodeError as problem:
+        raise PromptError(f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start}); save it as UTF-8") from None
 
 
 READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {

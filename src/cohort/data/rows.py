@@ -17,7 +17,7 @@ from typing import Any
 from cohort.base.importing import NotImportable, load_function
 from cohort.base.text import has_lone_surrogate, printable
 from cohort.data.benchmark_files import shape_row
-from cohort.data.row_files import READERS, number_rows
+from cohort.data.row_files import READERS, number_rows, read_rows
 from cohort.data.tasks import load_task
 from cohort.errors import PromptError
 from cohort.recipe.materials import PYTHON_ROWS
@@ -70,7 +70,7 @@ def open_source(
     source = config.source
     if rows is not None:
         refuse_unused(config, "a list of rows", section, split_is_used=isinstance(rows, Mapping))
-        return section, number_rows(rows_from_python(rows, config.split, section))
+        return section, number_rows(read_python_rows(rows, config.split, section))
     if source == PYTHON_ROWS:
         raise PromptError(
             f"{section}.source: these rows were handed in from Python, and only the run folder that keeps them, or the script, has them. "
@@ -88,14 +88,14 @@ def open_source(
     if path.suffix in READERS or path.is_file():
         refuse_unused(config, "a file", section)
         return source, read_file(path, section)
-    if names_function(source):
+    if is_function_name(source):
         return source, number_rows(call_function(source, config, seed, section))
     if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) and not source.startswith("."):
         return source, number_rows(load_hub(config, section))
     raise PromptError(f"{section}.source: {source!r} is no file or folder here{suggest_file(path)}")
 
 
-def names_function(source: str) -> bool:
+def is_function_name(source: str) -> bool:
     """package.module:function, and no task or gym task, which are written alike."""
     return bool(re.fullmatch(r"(?!(?:task|gym):)[A-Za-z_][\w.]*:[A-Za-z_]\w*", source))
 
@@ -109,9 +109,9 @@ def refuse_unused(config: PromptsConfig, what: str, section: str, split_is_used:
         raise PromptError(f"{section}.split: {what} has no splits; remove split = {config.split!r} or name another source")
 
 
-def rows_from_python(rows: Any, split: str, section: str = "prompts") -> Iterable[Any]:
+def read_python_rows(rows: Any, split: str, section: str = "prompts") -> Iterable[Any]:
     if any(kind.__name__ == "DataFrame" for kind in type(rows).__mro__):
-        return rows_of_frame(rows, section)
+        return read_frame(rows, section)
     if isinstance(rows, Mapping):
         if has_splits(rows):
             return choose_split(rows, split, section, section)
@@ -128,7 +128,7 @@ def has_splits(rows: Any) -> bool:
     return isinstance(rows, Mapping) and bool(rows) and all(hasattr(part, "features") for part in rows.values())
 
 
-def rows_of_frame(frame: Any, section: str) -> Iterable[Any]:
+def read_frame(frame: Any, section: str) -> Iterable[Any]:
     """The rows of a DataFrame of pandas or polars, by what it offers. A missing value of pandas becomes null, as in the files."""
     names = [str(name) for name in frame.columns]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -138,16 +138,16 @@ def rows_of_frame(frame: Any, section: str) -> Iterable[Any]:
     if not hasattr(frame, "to_dict") or not hasattr(frame, "notna"):
         raise PromptError(f"{section}: {type(frame).__module__}.DataFrame cannot be read; give a list of rows, one dict each")
     records = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return [{str(name): without_arrays(value) for name, value in record.items()} for record in records]
+    return [{str(name): convert_arrays(value) for name, value in record.items()} for record in records]
 
 
-def without_arrays(value: Any) -> Any:
+def convert_arrays(value: Any) -> Any:
     """Lists and plain numbers where pandas, reading parquet, puts arrays and scalars of numpy: a chat is a list of messages."""
     if type(value).__module__ == "numpy":
         value = value.tolist()
     if isinstance(value, list):
-        return [without_arrays(inner) for inner in value]
-    return {key: without_arrays(inner) for key, inner in value.items()} if isinstance(value, dict) else value
+        return [convert_arrays(inner) for inner in value]
+    return {key: convert_arrays(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
 def choose_split(splits: Mapping[Any, Any], split: str, name: str, section: str) -> Iterable[Any]:
@@ -167,7 +167,7 @@ def read_file(path: Path, section: str) -> Iterator[tuple[str, Any]]:
         )
     if not path.is_file():
         raise PromptError(f"{section}.source: {path}: no such file{suggest_file(path) or '; name a file that is there'}")
-    return READERS[path.suffix](path)
+    return read_rows(path)
 
 
 def suggest_file(path: Path) -> str:
@@ -229,7 +229,7 @@ def call_function(source: str, config: PromptsConfig, seed: int, section: str) -
             signature.bind(**arguments)
         except TypeError as problem:
             raise PromptError(f"{section}.args: {source}{signature} cannot be called with {arguments}: {problem}") from None
-    return rows_from_python(function(**arguments), config.split, section)
+    return read_python_rows(function(**arguments), config.split, section)
 
 
 def import_function(source: str, section: str) -> Callable[..., Any]:
@@ -299,7 +299,7 @@ def check_content(content: Any, place: str) -> None:
         media = [part for part in told if not is_text(part)] if isinstance(told, list) else []
         if media and isinstance(media[0], Mapping):
             raise PromptError(
-                f"{place}: message {number} holds {kind_of_part(media[0])}; prompts are text, and models that see or hear are not trained "
+                f"{place}: message {number} holds {describe_part(media[0])}; prompts are text, and models that see or hear are not trained "
                 "here. Leave such parts out, or describe them in words"
             )
         if not isinstance(told, str) and (media or not told or not isinstance(told, list)):
@@ -314,7 +314,7 @@ def is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def kind_of_part(part: Mapping[str, Any]) -> str:
+def describe_part(part: Mapping[str, Any]) -> str:
     """a part of type 'image_url'"""
     return (
         f"a part of type {part['type']!r}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -54,8 +54,7 @@ class Estimate:
     reason: str = ""
 
     def to_json(self) -> dict[str, float | str | None]:
-        plain: dict[str, float | str | None] = {"value": self.value, "low": self.low, "high": self.high}
-        return {**plain, "reason": self.reason} if self.reason else plain
+        return {name: value for name, value in asdict(self).items() if name != "reason" or value}
 
     def written(self, share: bool = True) -> str:
         """`54.1 % [50.2, 58.0]`; a number that is no share stands as it is."""
@@ -94,15 +93,8 @@ class PairedDifference:
         return f"95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f}, {sure}"
 
     def to_json(self) -> dict[str, float | int | str | None]:
-        plain: dict[str, float | int | str | None] = {
-            "difference": self.difference,
-            "low": self.low,
-            "high": self.high,
-            "p_value": self.p_value,
-            "problems": self.problems,
-            "verdict": self.verdict,
-        }
-        return {**plain, "reason": self.reason} if self.reason else plain
+        reason = {"reason": self.reason} if self.reason else {}
+        return {**asdict(self), "verdict": self.verdict, **reason}
 
     @staticmethod
     def from_json(plain: Mapping[str, Any]) -> PairedDifference:
@@ -161,11 +153,11 @@ def maj_at_k(answers: Sequence[str | None], successes: Sequence[bool], k: int) -
         return sum(tied) / len(tied) if tied else 0.0
     silent = len(answers) - sum(counts)
     # Answers with equally many votes have equal chances, so only distinct counts are worked out.
-    wins = {count: win_chance(count, counts, silent, k) for count in set(counts)}
+    wins = {count: compute_win_chance(count, counts, silent, k) for count in set(counts)}
     return sum(wins[count] * credit for count, credit in zip(counts, credits, strict=True))
 
 
-def win_chance(mine: int, counts: Sequence[int], silent: int, k: int) -> float:
+def compute_win_chance(mine: int, counts: Sequence[int], silent: int, k: int) -> float:
     """Expected share of the win, over all k-subsets, of one answer with `mine` votes among `counts` and `silent` None."""
     others = list(counts)
     others.remove(mine)
@@ -254,11 +246,11 @@ def paired_test(
     low = high = None
     if not why_no_interval(differences.size):
         low, high = bootstrap_interval(differences.tolist(), resamples, seed, bounds=(-1.0, 1.0))
-    p_value = sign_flip_p_value(differences, seed, resamples)
+    p_value = compute_p_value(differences, seed, resamples)
     return PairedDifference(float(differences.mean()), low, high, p_value, int(differences.size))
 
 
-def sign_flip_p_value(differences: np.ndarray, seed: int, resamples: int) -> float:
+def compute_p_value(differences: np.ndarray, seed: int, resamples: int) -> float:
     """Exact for few non-zero differences, sampled otherwise; (hits + 1) / (resamples + 1) so that it is never 0."""
     moved = differences[differences != 0.0]
     if moved.size == 0:
@@ -277,10 +269,10 @@ def sign_flip_p_value(differences: np.ndarray, seed: int, resamples: int) -> flo
     return (hits + 1) / (resamples + 1)
 
 
-def useful_share(p: float, group_size: int) -> float:
+def predict_useful_share(p: float, group_size: int) -> float:
     """Share of groups expected to hold both a success and a failure: 1 - p^G - (1-p)^G. The others teach nothing.
 
-    useful_share(0.18, 2) = 0.30, useful_share(0.18, 8) = 0.80: small groups waste most of a hard task.
+    predict_useful_share(0.18, 2) = 0.30, predict_useful_share(0.18, 8) = 0.80: small groups waste most of a hard task.
     """
     if not 0.0 <= p <= 1.0 or group_size < 1:
         raise ValueError(f"p must lie in [0, 1] and group_size be at least 1, got {p} and {group_size}")

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cohort.base.keyed import keyed_hash
-from cohort.data.prompts import content_key
+from cohort.data.prompts import make_content_key
 from cohort.engine import sample_groups
 from cohort.evaluation.estimators import Estimate, PairedDifference, estimate, maj_at_k, mean_at_k, paired_test, pass_at_k
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Sampling
 
 if TYPE_CHECKING:  # comparing two stored evaluations must not load an engine
     from cohort.engine.protocol import Engine
-    from cohort.rewards.contract import Scorer
+    from cohort.rewards.contract import Scored, Scorer
 
 NO_ANSWER = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
 MARKS: dict[bool | None, str] = {True: "1", False: "0", None: "-"}
@@ -41,7 +41,7 @@ class ProblemVerdicts:
     """Verdicts of one set, kept so that two evaluations can be compared problem by problem."""
 
     problems: tuple[str, ...]
-    """`problem_key` of each problem: what makes two evaluations comparable."""
+    """`make_problem_key` of each problem: what makes two evaluations comparable."""
     success: tuple[tuple[bool | None, ...], ...]
     """[problem][sample]; None: no verdict."""
     greedy: tuple[bool | None, ...] = ()
@@ -54,12 +54,13 @@ class ProblemVerdicts:
 
         Copies of a problem are one problem, with the verdicts of all: they succeed and fail together.
         """
-        rates = {}
-        for key, rows in pool(self.problems, self.success).items():
-            verdicts = [verdict for row in rows for verdict in row if verdict is not None]
-            if len(verdicts) >= k:
-                rates[key] = mean_at_k(verdicts) if k == 1 else pass_at_k(sum(verdicts), len(verdicts), k)
-        return rates
+        enough = {key: row for key, row in self.pool_success().items() if len(row) >= k}
+        return {key: mean_at_k(row) if k == 1 else pass_at_k(sum(row), len(row), k) for key, row in enough.items()}
+
+    def pool_success(self) -> dict[str, list[bool]]:
+        """Problem -> the verdicts of all its copies."""
+        pooled = pool(self.problems, self.success)
+        return {key: [verdict for row in rows for verdict in row if verdict is not None] for key, rows in pooled.items()}
 
     def greedy_verdicts(self) -> dict[str, float]:
         """Problem -> 1 or 0 by its greedy completion (the mean of its copies); problems without a verdict are left out."""
@@ -96,10 +97,10 @@ def pool(keys: Sequence[str], values: Sequence[Value]) -> dict[str, list[Value]]
     return found
 
 
-def problem_key(prompt: Prompt) -> str:
+def make_problem_key(prompt: Prompt) -> str:
     """16 hex digits that say which problem it is, in whatever run, row or chat template it occurs: question and gold answer."""
     gold = prompt.gold
-    return f"{keyed_hash('problem', content_key(prompt.content), '' if gold is None else gold):016x}"
+    return f"{keyed_hash('problem', make_content_key(prompt.content), '' if gold is None else gold):016x}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -171,6 +172,41 @@ class SampledSet:
     outcomes: Sequence[Sequence[Outcome]]
     greedy: Sequence[Outcome] = field(default=())
 
+    def list_verdicts(self) -> ProblemVerdicts:
+        rewards = [[o.reward for o in row if o.reward is not None] for row in self.outcomes]
+        return ProblemVerdicts(
+            tuple(make_problem_key(prompt) for prompt in self.prompts),
+            tuple(tuple(outcome.success for outcome in row) for row in self.outcomes),
+            tuple(outcome.success for outcome in self.greedy),
+            tuple(sum(row) / len(row) if row else None for row in rewards),
+        )
+
+    def count(self) -> dict[str, float]:
+        completions = [completion for group in self.groups for completion in group]
+        total = max(1, len(completions))
+        return {
+            "problems": len({make_problem_key(prompt) for prompt in self.prompts}),
+            "completions": len(completions),
+            "unscored": sum(outcome.success is None for row in self.outcomes for outcome in row),
+            "truncated": sum(completion.end == "length" for completion in completions) / total,
+            "length_mean": sum(completion.length for completion in completions) / total,
+        }
+
+    def list_examples(self, name: str, count: int) -> list[dict[str, Any]]:
+        """The first problems of the set: fixed, so that before and after show the same ones."""
+        return [
+            {
+                "set": name,
+                "prompt": prompt.content,
+                "answer": None if prompt.gold is None else str(prompt.gold),
+                "completions": [
+                    {"text": completion.text, "reward": outcome.reward, "success": outcome.success}
+                    for completion, outcome in zip(group, outcomes, strict=True)
+                ],
+            }
+            for prompt, group, outcomes in list(zip(self.prompts, self.groups, self.outcomes, strict=True))[:count]
+        ]
+
 
 def evaluate(
     engine: Engine,
@@ -183,167 +219,98 @@ def evaluate(
     num_steps: int = 0,
     greedy: bool = True,
     resamples: int = 1000,
-    ks: Sequence[int] = (),
     answers: bool | None = None,
     examples: int = 4,
     label: str = "",
 ) -> Evaluation:
     """Sample `sampling.group_size` completions per problem, score them, and estimate.
 
-    ks: the k of pass@k; empty means powers of two up to the number of samples, and that number. answers: whether a reward
-    exposes an extracted answer; None infers it from whether any completion of the set has one.
+    answers: whether a reward exposes an extracted answer; None infers it from whether any completion of the set has one.
     """
     started = time.monotonic()
     noise = NoiseKey(seed, "evaluate", step=0)
+    # Greedy draws no noise; cuts of the distribution cannot change the most likely token, so they are switched off.
+    best = replace(sampling, group_size=1, temperature=0.0, top_p=1.0, top_k=0)
     first_draw = 0
     sets, counts, per_problem = {}, {}, {}
     rows: list[Mapping[str, Any]] = []
+
+    def draw(problems: Sequence[Prompt], sampling: Sampling) -> tuple[list[list[Completion]], list[list[Outcome]]]:
+        groups = sample_groups(engine, problems, sampling, noise, first_draw)
+        outcomes = iter(score_groups(rewards, problems, groups, step, num_steps).outcomes)
+        return groups, [[next(outcomes) for _ in group] for group in groups]
+
     for name, problems in prompts.items():
-        drawn = sample_set(engine, problems, rewards, sampling, noise, first_draw, step, num_steps, greedy)
+        groups, outcomes = draw(problems, sampling) if problems else ([], [])
+        most_likely = [row[0] for row in draw(problems, best)[1]] if greedy and problems else []
+        drawn = SampledSet(problems, groups, outcomes, most_likely)
         first_draw += len(problems)
-        sets[name] = estimates_of(drawn, ks or default_ks(sampling.group_size), answers, resamples, seed)
-        counts[name] = counts_of(drawn)
-        per_problem[name] = verdicts_of(drawn)
-        rows += example_rows(name, drawn, examples)
+        per_problem[name] = drawn.list_verdicts()
+        sets[name] = estimate_set(drawn, per_problem[name], list_ks(sampling.group_size), answers, resamples, seed)
+        counts[name] = drawn.count()
+        rows += drawn.list_examples(name, examples)
     return Evaluation(step, sets, counts, per_problem, tuple(rows), time.monotonic() - started, label)
 
 
-def default_ks(samples: int) -> tuple[int, ...]:
+def list_ks(samples: int) -> tuple[int, ...]:
     """1, 2, 4, ... up to the number of samples, and that number itself."""
     return tuple(sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples}))
 
 
-def sample_set(
-    engine: Engine,
-    problems: Sequence[Prompt],
-    rewards: Scorer,
-    sampling: Sampling,
-    noise: NoiseKey,
-    first_draw: int,
-    step: int,
-    num_steps: int,
-    greedy: bool,
-) -> SampledSet:
-    groups = sample_groups(engine, problems, sampling, noise, first_draw) if problems else []
-    outcomes = score_groups(problems, groups, rewards, step, num_steps)
-    if not greedy or not problems:
-        return SampledSet(problems, groups, outcomes)
-    # Greedy draws no noise; cuts of the distribution cannot change the most likely token, so they are switched off.
-    best = replace(sampling, group_size=1, temperature=0.0, top_p=1.0, top_k=0)
-    best_outcomes = score_groups(problems, sample_groups(engine, problems, best, noise, first_draw), rewards, step, num_steps)
-    return SampledSet(problems, groups, outcomes, [row[0] for row in best_outcomes])
-
-
 def score_groups(
-    problems: Sequence[Prompt], groups: Sequence[Sequence[Completion]], rewards: Scorer, step: int, num_steps: int
-) -> list[list[Outcome]]:
-    flat_prompts = [problem for problem, group in zip(problems, groups, strict=True) for _ in group]
-    flat = [completion for group in groups for completion in group]
-    outcomes = iter(rewards.score(flat_prompts, flat, step=step, num_steps=num_steps).outcomes if flat else [])
-    return [[next(outcomes) for _ in group] for group in groups]
+    rewards: Scorer, prompts: Sequence[Prompt], completions_PG: Sequence[Sequence[Completion]], step: int, num_steps: int
+) -> Scored:
+    """What the rewards say of groups, laid flat: outcomes in the order of the completions, group after group."""
+    flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
+    return rewards.score([prompt for prompt, _ in flat], [one for _, one in flat], step=step, num_steps=num_steps)
 
 
-def estimates_of(drawn: SampledSet, ks: Sequence[int], answers: bool | None, resamples: int, seed: int) -> dict[str, Estimate]:
+def estimate_set(
+    drawn: SampledSet, verdicts: ProblemVerdicts, ks: Sequence[int], answers: bool | None, resamples: int, seed: int
+) -> dict[str, Estimate]:
     """Every number of one set, in the order people read them. Copies of a problem are one, or its interval would be too narrow."""
-    keys = [problem_key(prompt) for prompt in drawn.prompts]
-    verdicts = [[o for row in rows for o in row if o.success is not None] for rows in pool(keys, drawn.outcomes).values()]
+    success = verdicts.pool_success().values()
     samples = max((len(group) for group in drawn.groups), default=0)
     numbers: dict[str, Estimate] = {}
     for k in ks:
-        values = [pass_at_k(sum(bool(o.success) for o in row), len(row), k) for row in verdicts if len(row) >= k]
-        numbers[f"pass@{k}"] = estimate(values, resamples, seed)
+        numbers[f"pass@{k}"] = estimate([pass_at_k(sum(row), len(row), k) for row in success if len(row) >= k], resamples, seed)
     # 8 beside the full number: the size most papers print, exact over subsets when more were drawn.
+    judged = [
+        [o for row in rows for o in row if o.success is not None] for rows in pool(verdicts.problems, drawn.outcomes).values()
+    ]
     for k in sorted({samples, min(8, samples)} - {0}):
-        numbers[f"maj@{k}"] = majority(verdicts, k, answers, resamples, seed)
-    means = [mean_at_k([bool(o.success) for o in row]) for row in verdicts if row]
-    numbers[f"mean@{samples}"] = estimate(means, resamples, seed)
+        numbers[f"maj@{k}"] = estimate_majority(judged, k, answers, resamples, seed)
+    numbers[f"mean@{samples}"] = estimate([mean_at_k(row) for row in success if row], resamples, seed)
     if drawn.greedy:
-        best = [[o.success for o in copies if o.success is not None] for copies in pool(keys, drawn.greedy).values()]
-        numbers["greedy"] = estimate([mean_at_k(row) for row in best if row], resamples, seed)
-    rewards = [[reward for reward in copies if reward is not None] for copies in pool(keys, mean_rewards(drawn)).values()]
+        numbers["greedy"] = estimate(list(verdicts.greedy_verdicts().values()), resamples, seed)
+    rewards = [[one for one in copies if one is not None] for copies in pool(verdicts.problems, verdicts.reward).values()]
     numbers["reward"] = estimate([sum(row) / len(row) for row in rewards if row], resamples, seed, proportion=False)
     return numbers
 
 
-def mean_rewards(drawn: SampledSet) -> tuple[float | None, ...]:
-    """Mean reward of each problem over its scored completions; None where there is none."""
-    rewards = [[o.reward for o in row if o.reward is not None] for row in drawn.outcomes]
-    return tuple(sum(row) / len(row) if row else None for row in rewards)
-
-
-def majority(verdicts: Sequence[Sequence[Outcome]], k: int, answers: bool | None, resamples: int, seed: int) -> Estimate:
+def estimate_majority(judged: Sequence[Sequence[Outcome]], k: int, answers: bool | None, resamples: int, seed: int) -> Estimate:
     if answers is None:
-        answers = any(outcome.answer is not None for row in verdicts for outcome in row)
+        answers = any(outcome.answer is not None for row in judged for outcome in row)
     if not answers:
         return Estimate(None, None, None, NO_ANSWER)
-    votes = [maj_at_k([o.answer for o in row], [bool(o.success) for o in row], min(k, len(row))) for row in verdicts if row]
+    votes = [maj_at_k([o.answer for o in row], [bool(o.success) for o in row], min(k, len(row))) for row in judged if row]
     return estimate(votes, resamples, seed)
 
 
-def counts_of(drawn: SampledSet) -> dict[str, float]:
-    completions = [completion for group in drawn.groups for completion in group]
-    total = max(1, len(completions))
-    return {
-        "problems": len({problem_key(prompt) for prompt in drawn.prompts}),
-        "completions": len(completions),
-        "unscored": sum(outcome.success is None for row in drawn.outcomes for outcome in row),
-        "truncated": sum(completion.end == "length" for completion in completions) / total,
-        "length_mean": sum(completion.length for completion in completions) / total,
-    }
+def compare(a: Evaluation, b: Evaluation, *, seed: int = 0, resamples: int = 10_000) -> dict[str, dict[str, PairedDifference]]:
+    """b against a, per set: difference of pass@1, of pass@k for the largest k, and of greedy.
 
-
-def verdicts_of(drawn: SampledSet) -> ProblemVerdicts:
-    return ProblemVerdicts(
-        tuple(problem_key(prompt) for prompt in drawn.prompts),
-        tuple(tuple(outcome.success for outcome in row) for row in drawn.outcomes),
-        tuple(outcome.success for outcome in drawn.greedy),
-        mean_rewards(drawn),
-    )
-
-
-def example_rows(name: str, drawn: SampledSet, count: int) -> list[dict[str, Any]]:
-    """The first problems of the set: fixed, so that before and after show the same ones."""
-    rows = []
-    for prompt, group, outcomes in list(zip(drawn.prompts, drawn.groups, drawn.outcomes, strict=True))[:count]:
-        rows.append(
-            {
-                "set": name,
-                "prompt": prompt.content,
-                "answer": None if prompt.gold is None else str(prompt.gold),
-                "completions": [
-                    {"text": completion.text, "reward": outcome.reward, "success": outcome.success}
-                    for completion, outcome in zip(group, outcomes, strict=True)
-                ],
-            }
-        )
-    return rows
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """b against a, per set: difference of pass@1, of pass@k for the largest k, and of greedy, on the problems both have."""
-
-    sets: Mapping[str, Mapping[str, PairedDifference]]
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: {what: d.to_json() for what, d in values.items()} for name, values in self.sets.items()}
-
-
-def compare(a: Evaluation, b: Evaluation, *, seed: int = 0, resamples: int = 10_000) -> Comparison:
-    """Paired comparison on the problems that both evaluations hold, matched by content; sets without common ones are left out."""
-    sets = {}
-    for name in a.per_problem:
-        if name in b.per_problem:
-            found = compare_set(a.per_problem[name], b.per_problem[name], seed, resamples)
-            if found:
-                sets[name] = found
-    return Comparison(sets)
+    Paired on the problems that both evaluations hold, matched by content; sets without common ones are left out.
+    """
+    common = [name for name in a.per_problem if name in b.per_problem]
+    sets = {name: compare_set(a.per_problem[name], b.per_problem[name], seed, resamples) for name in common}
+    return {name: found for name, found in sets.items() if found}
 
 
 def compare_set(a: ProblemVerdicts, b: ProblemVerdicts, seed: int, resamples: int) -> dict[str, PairedDifference]:
     found = {}
     sides = {"pass@1": (a.success_rates(), b.success_rates())}
-    if k := largest_k(a, b):
+    if k := find_largest_k(a, b):
         sides[f"pass@{k}"] = a.success_rates(k), b.success_rates(k)
     sides["greedy"] = a.greedy_verdicts(), b.greedy_verdicts()
     for what, (left, right) in sides.items():
@@ -353,11 +320,11 @@ def compare_set(a: ProblemVerdicts, b: ProblemVerdicts, seed: int, resamples: in
     return found
 
 
-def largest_k(a: ProblemVerdicts, b: ProblemVerdicts) -> int:
+def find_largest_k(a: ProblemVerdicts, b: ProblemVerdicts) -> int:
     """The largest k above 1 that both evaluations print and that most of the problems have verdicts for; 0 where there is none."""
     samples = min(max((len(row) for row in one.success), default=0) for one in (a, b))
     common = len(a.success_rates().keys() & b.success_rates().keys())
-    for k in reversed(default_ks(samples) if samples > 1 else ()):
+    for k in reversed(list_ks(samples) if samples > 1 else ()):
         if k > 1 and 2 * len(a.success_rates(k).keys() & b.success_rates(k).keys()) > common:
             return k
     return 0
@@ -365,18 +332,14 @@ def largest_k(a: ProblemVerdicts, b: ProblemVerdicts) -> int:
 
 def summarize(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
     """The `eval` entry of summary.json: the first set at the top, all sets below, and the paired change."""
-
-    def first(evaluation: Evaluation | None) -> dict[str, Any]:
-        if evaluation is None or not evaluation.sets:
-            return {}
-        return {what: e.to_json() for what, e in next(iter(evaluation.sets.values())).items()}
-
-    names = list(dict.fromkeys([*(before.sets if before else ()), *(after.sets if after else ())]))
-    sets: dict[str, dict[str, Any]] = {}
-    for name in names:
-        for label, evaluation in (("before", before), ("after", after)):
-            if evaluation is not None and name in evaluation.sets:
-                estimates = {what: e.to_json() for what, e in evaluation.sets[name].items()}
-                sets.setdefault(name, {})[label] = {**estimates, **evaluation.counts[name]}
-    change = compare(before, after).to_json() if before is not None and after is not None else {}
-    return {"before": first(before), "after": first(after), "sets": sets, "change": change}
+    sides = {"before": before, "after": after}
+    first: dict[str, dict[str, Any]] = {label: {} for label in sides}
+    sets: dict[str, dict[str, Any]] = {name: {} for side in sides.values() if side for name in side.sets}
+    for label, evaluation in sides.items():
+        for number, (name, values) in enumerate(evaluation.to_json()["sets"].items() if evaluation else ()):
+            sets[name][label] = values
+            if number == 0:
+                first[label] = {what: value for what, value in values.items() if isinstance(value, Mapping)}
+    changed = compare(before, after) if before is not None and after is not None else {}
+    change = {name: {what: paired.to_json() for what, paired in values.items()} for name, values in changed.items()}
+    return {**first, "sets": sets, "change": change}

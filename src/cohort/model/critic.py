@@ -12,16 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cohort.errors import CheckpointError, InvariantError
-from cohort.model.backbone import ModuleBackbone, can_share_prompts, read_states_before, score_tokens
-from cohort.model.optim import MAX_SKIPPED_IN_A_ROW, MasterWeights, Optimizer, StepReport
+from cohort.model.backbone import can_share_prompts, read_states_before, score_tokens
+from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.packing import Example, Layouts, MicroBatch
 from cohort.model.policy import Policy
-from cohort.ops.attention import attention_configs
-from cohort.ops.rounding import run_steadily
+from cohort.model.scalar_head import ScalarModel, add_prefix, select_prefix
 from cohort.recipe.schema import CriticConfig, OptimizerConfig
 
 WEIGHTS, MOMENTS = "weights/", "moments/"
@@ -55,25 +53,9 @@ def _clipped(values_M: Tensor, old_values_M: Tensor, clip: float) -> Tensor:
     return torch.clamp(values_M, old_values_M - clip, old_values_M + clip)
 
 
-class ValueModel(nn.Module):
-    """A backbone and a linear head without bias to one number."""
+class Critic(ScalarModel):
+    """The value function, its optimizer, and what was measured since its last update."""
 
-    def __init__(self, policy: Policy):
-        super().__init__()
-        # The copy keeps what its modules share, so one switch of its own config object reaches all of its attention.
-        self.backbone = policy.copy_backbone()
-        projection: Any = policy.split.projection
-        width = projection.weight.shape[1]
-        self.head = nn.Linear(width, 1, bias=False, device=policy.device, dtype=policy.model.dtype)
-        nn.init.zeros_(self.head.weight)
-
-    def values(self, hidden_MH: Tensor) -> Tensor:
-        """In float32 at least: bfloat16 has steps of 0.004 near 1, as coarse as the differences that GAE is made of."""
-        dtype = torch.promote_types(hidden_MH.dtype, torch.float32)
-        return run_steadily(lambda rows: F.linear(rows, self.head.weight.to(dtype)), hidden_MH.to(dtype)).squeeze(-1)
-
-
-class Critic:
     def __init__(
         self,
         policy: Policy,
@@ -82,25 +64,26 @@ class Critic:
         compute_dtype: torch.dtype,
         total_updates: int,
     ):
-        self.config = config
-        self.model = ValueModel(policy)
+        # The copy keeps what its modules share, so one switch of its own config object reaches all of its attention.
+        backbone = policy.copy_backbone()
+        projection: Any = policy.split.projection
+        head = nn.Linear(projection.weight.shape[1], 1, bias=False, device=policy.device, dtype=policy.model.dtype)
+        nn.init.zeros_(head.weight)
+        model = nn.ModuleDict({"backbone": backbone, "head": head})
         # Where the policy runs on our attention the copy does too: it is the same code with the same shapes.
-        self.attention_configs = attention_configs(self.model) if policy.attention_configs else []
-        self.backbone = ModuleBackbone(self.model.backbone, self.attention_configs, policy.checkpointing)
+        super().__init__(model, backbone, head, bool(policy.attention_configs), policy.checkpointing)
+        self.config = config
         self.share_prompts = can_share_prompts(policy.model, self.attention_configs)
-        weights = MasterWeights(self.model, compute_dtype)
         own = optimizer.model_copy(update={"learning_rate": config.learning_rate})
-        self.optimizer = Optimizer(weights, own, total_updates)
-        self._forget_metrics()
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.head.weight.device
+        self.weights = MasterWeights(model, compute_dtype)
+        self.optimizer = Optimizer(self.weights, own, total_updates)
+        self._measured: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        """Loss, what the clip held, values and returns of each micro-batch since the last update."""
 
     @torch.no_grad()
     def values(self, examples: list[Example], micro_batch_tokens: int, layouts: Layouts | None = None) -> list[Tensor]:
         """V before each completion token (0 where the loss mask is False), without gradients, on the CPU."""
-        dtype = torch.promote_types(self.model.head.weight.dtype, torch.float32)
+        dtype = torch.promote_types(self.head.weight.dtype, torch.float32)
 
         def values(micro: MicroBatch) -> Tensor:
             return self._values_before(micro.to(self.device))
@@ -116,70 +99,49 @@ class Critic:
         loss = (value_loss(*triple, self.config.clip) * micro.loss_weights_M).sum()
         loss.backward()
         with torch.no_grad():
-            self._losses.append(loss.detach().double())
-            self._held_M.append(held_by_clip(*triple, self.config.clip))
-            self._values_M.append(values_M.detach())
-            self._returns_M.append(micro.returns_M)
+            held_M = held_by_clip(*triple, self.config.clip)
+            self._measured.append((loss.detach().double(), held_M, values_M.detach(), micro.returns_M))
 
     def step(self) -> dict[str, float]:
         """One update from the accumulated gradients; what was measured since the one before."""
         report = self.optimizer.clip_and_step()
-        row = self._metrics(report)
-        self._forget_metrics()
+        row = {
+            "critic/loss": float(sum(loss for loss, _, _, _ in self._measured)),
+            "critic/grad_norm": report.grad_norm if not report.skipped else 0.0,
+            "critic/skipped": float(report.skipped),
+        }
+        if self._measured:
+            held_M, values_M, returns_M = (torch.cat(column) for column in list(zip(*self._measured, strict=True))[1:])
+            row["critic/value_mean"] = float(values_M.double().mean())
+            row["critic/clipped_share"] = float(held_M.double().mean())
+            explained = explained_variance(values_M, returns_M)
+            if explained is not None:
+                row["critic/explained_variance"] = explained
+        self._measured = []
         return row
 
     def check_finite(self) -> None:
         """Called once the update is written down, as for the policy's optimizer."""
-        if self.optimizer.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise InvariantError(
-                f"{MAX_SKIPPED_IN_A_ROW} updates of the critic in a row had a non-finite gradient; its weights are as before the "
-                "first of them. Lower critic.learning_rate, or look at the last rollouts for broken rewards."
-            )
+        self.optimizer.check_finite("critic")
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Weights and moments by name, and the counters. Between updates that is all there is."""
         moments, counters = self.optimizer.state()
-        tensors = {WEIGHTS + name: value for name, value in self.optimizer.weights.tensors().items()}
-        return tensors | {MOMENTS + name: value for name, value in moments.items()}, counters
+        return add_prefix(self.weights.tensors(), WEIGHTS) | add_prefix(moments, MOMENTS), counters
 
     def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-        weights = {name.removeprefix(WEIGHTS): value for name, value in tensors.items() if name.startswith(WEIGHTS)}
-        moments = {name.removeprefix(MOMENTS): value for name, value in tensors.items() if name.startswith(MOMENTS)}
-        shapes = {name: tuple(value.shape) for name, value in weights.items()}
-        if shapes != {name: tuple(value.shape) for name, value in self.optimizer.weights.masters.items()}:
-            raise CheckpointError(
-                "the checkpoint's critic has other weights than a copy of this policy; resume with its own model."
-            )
-        self.optimizer.weights.load(weights)
-        self.optimizer.load_state(moments, document)
+        try:
+            self.weights.load(select_prefix(tensors, WEIGHTS))
+        except CheckpointError as problem:
+            raise CheckpointError(f"the critic in the checkpoint is no copy of this policy: {problem}") from problem
+        self.optimizer.load_state(select_prefix(tensors, MOMENTS), document)
 
     def _values_before(self, micro: MicroBatch) -> Tensor:
-        return self.model.values(read_states_before(self.backbone, micro))
-
-    def _forget_metrics(self) -> None:
-        self._losses: list[Tensor] = []
-        self._held_M: list[Tensor] = []
-        self._values_M: list[Tensor] = []
-        self._returns_M: list[Tensor] = []
-
-    def _metrics(self, report: StepReport) -> dict[str, float]:
-        row = {
-            "critic/loss": float(sum(self._losses)),
-            "critic/grad_norm": report.grad_norm if not report.skipped else 0.0,
-            "critic/skipped": float(report.skipped),
-        }
-        if self._values_M:
-            values_M, returns_M = torch.cat(self._values_M), torch.cat(self._returns_M)
-            row["critic/value_mean"] = float(values_M.double().mean())
-            row["critic/clipped_share"] = float(torch.cat(self._held_M).double().mean())
-            explained = explained_variance(values_M, returns_M)
-            if explained is not None:
-                row["critic/explained_variance"] = explained
-        return row
+        return self.read_head(read_states_before(self.backbone, micro))
 
 
 class NoCritic:
-    """Every algorithm but PPO: nothing to value, nothing to train, nothing to save."""
+    """Every algorithm but PPO: nothing to value, nothing to train."""
 
     def values(self, examples: list[Example], micro_batch_tokens: int, layouts: Layouts | None = None) -> list[Tensor]:
         raise InvariantError('values were asked for, but there is no critic: only advantage = "gae" has one.')
@@ -191,10 +153,4 @@ class NoCritic:
         return {}
 
     def check_finite(self) -> None:
-        pass
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {}, {}
-
-    def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
         pass

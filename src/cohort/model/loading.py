@@ -29,6 +29,13 @@ LOADING_PROBLEMS = (
     *(EOFError, SyntaxError, UnpicklingError, SafetensorError),
 )
 """What transformers, those it calls and the code of a model raise over a checkpoint that cannot be loaded."""
+CAUSAL, SCORING = "AutoModelForCausalLM", "AutoModelForSequenceClassification"
+KINDS = {
+    CAUSAL: "causal language",
+    SCORING: "sequence-classification",
+    "AutoModelForTokenClassification": "token-classification",
+}
+"""Classes of transformers that models are loaded with, and what such a model is called."""
 
 
 def hide_progress_bars() -> None:
@@ -93,31 +100,35 @@ def load_model(config: ModelConfig, seed: int, alphabet: Iterable[str] = ()) -> 
 def load_pretrained(
     source: str,
     revision: str = "",
-    dtype: torch.dtype = torch.float32,
+    dtype: Any = torch.float32,
     *,
     device: torch.device | None = None,
     base_alone: bool = False,
     field: str = "model.source",
     trusted: bool = False,
     in_four_bits: bool = False,
+    kind: str = CAUSAL,
+    safetensors_only: bool = False,
 ) -> tuple[Any, Any]:
     """A local folder or a hub id through transformers, checked, on `device`. Code that ships with it runs only where `trusted`.
 
     base_alone: of a folder that holds a base and an adapter, the base. field: the word of the recipe that names the source.
+    kind: the class of transformers that loads it. safetensors_only: files that hold pickles are not read.
     """
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     if lora.is_adapter(source) and not base_alone:
         raise ModelError(explain_adapter(source, field))
-    refuse_unfit_source(source, field, trusted=trusted)
+    refuse_unfit_source(source, field, trusted=trusted, causal=kind == CAUSAL)
     hide_progress_bars()
     device = device or torch.device("cpu")
     options: dict[str, Any] = {"revision": revision} if revision else {}
+    options |= {"use_safetensors": True} if safetensors_only else {}
     options |= four_bit.make_loading_options(dtype, device) if in_four_bits else {}
     tokenizer = read_tokenizer(source, revision, field, trusted)
     loaded: Any
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded = getattr(transformers, kind).from_pretrained(
             source,
             dtype=dtype,
             trust_remote_code=trusted,
@@ -129,11 +140,11 @@ def load_pretrained(
     except LOADING_PROBLEMS as problem:
         refuse_code(problem, source, field)
         raise ModelError(
-            f"{field}: cannot load {source!r} as a causal language model ({first_line(problem)}). "
-            "Give a folder written by save_pretrained, or a hub id that this machine can reach."
+            f"{field}: cannot load {source!r} as a {KINDS[kind]} model ({first_line(problem)}). Give a folder written by "
+            f"save_pretrained{' (safetensors)' if safetensors_only else ''}, or a hub id that this machine can reach."
         ) from problem
     model, report = loaded
-    refuse_other_weights(report, source, field)
+    refuse_other_weights(report, source, field, KINDS[kind])
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers has put the adapter of that folder in
         if not base_alone:
             raise ModelError(explain_adapter(source, field))
@@ -143,7 +154,8 @@ def load_pretrained(
     else:
         model = model.to(device)
     refuse_broken_numbers(model, source, field)
-    refuse_missing_rows(model, tokenizer, source, field)
+    if kind == CAUSAL:
+        refuse_missing_rows(model, tokenizer, source, field)
     return model, tokenizer
 
 
@@ -190,7 +202,7 @@ def explain_adapter(source: str, field: str) -> str:
 # -- what was loaded ---------------------------------------------------------------------------------------------------
 
 
-def refuse_other_weights(report: Mapping[str, Any], source: str, field: str) -> None:
+def refuse_other_weights(report: Mapping[str, Any], source: str, field: str, kind: str) -> None:
     """Weights that the files lack, or hold in another shape, would be made up at random."""
     for name, stored, wanted in sorted(report.get("mismatched_keys") or (), key=str):
         raise ModelError(
@@ -202,7 +214,7 @@ def refuse_other_weights(report: Mapping[str, Any], source: str, field: str) -> 
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelError(
             f"{field}: {source}: its files lack {missing[0]}{more}, which would be made up at random. Copy it again, or give a model that "
-            "was saved as a causal language model."
+            f"was trained and saved as a {kind} model."
         )
     unused = sorted(report.get("unexpected_keys") or ())
     if unused:

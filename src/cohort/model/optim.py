@@ -221,12 +221,13 @@ class Optimizer:
             self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         return StepReport(rate, grad_norm, clipped, skipped)
 
-    def check_finite(self) -> None:
-        """Called once the update is written down: three skipped in a row will not mend themselves."""
+    def check_finite(self, section: str = "optimizer") -> None:
+        """Called once the update is written down: three skipped in a row will not mend themselves. section: where its rate is set."""
         if self.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            whose = "" if section == "optimizer" else f" of the {section.replace('_', ' ')}"
             raise InvariantError(
-                f"{MAX_SKIPPED_IN_A_ROW} updates in a row had a non-finite gradient; the weights are as before the first of "
-                "them. Lower optimizer.learning_rate or the temperature, or look at the last rollouts for broken rewards."
+                f"{MAX_SKIPPED_IN_A_ROW} updates{whose} in a row had a non-finite gradient; the weights are as before the first of "
+                f"them. Lower {section}.learning_rate or the temperature, or look at the last rollouts for broken rewards."
             )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from cohort.errors import RecipeError
-from cohort.evaluation.evaluate import default_ks
+from cohort.evaluation.evaluate import list_ks
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.diagnosis.history import PATIENCE
 from cohort.observe.metrics import AREAS, METRICS, find_metric
@@ -134,7 +134,7 @@ def list_part_names(recipe: Recipe) -> list[str]:
 def list_metric_names(recipe: Recipe) -> Iterator[str]:
     """The names that metrics have in this run, those aside that only the run itself knows."""
     samples = recipe.evaluation.samples
-    sizes = {"pass": default_ks(samples), "maj": sorted({samples, min(8, samples)}), "mean": (samples,)}
+    sizes = {"pass": list_ks(samples), "maj": sorted({samples, min(8, samples)}), "mean": (samples,)}
     for metric in METRICS:
         names = [metric.name.replace("<set>", find_first_set(recipe))]
         if "<part>" in metric.name:

@@ -26,17 +26,16 @@ def run_doctor(recipe: Recipe) -> bool:
         from cohort.observe.monitors import drop_monitors, find_monitor_problems
         from cohort.observe.run_folder import RunFolder
         from cohort.session import Session
-        from cohort.training.own_trial import own_checks
-        from cohort.training.preflight import Check, cheap_checks, trial_checks
+        from cohort.training.preflight import Check, check_own_functions, run_cheap_checks, run_trial_checks
 
         session = Session(RunFolder(Path(scratch)), drop_monitors(recipe), rewards, None)
         parts, _, encoded = session.assemble()
         checks = [Check("warning", "recipe", warning) for warning in list_warnings(session.recipe)]
         checks += [Check("failure", "monitors", problem) for problem in find_monitor_problems(recipe)]
-        checks += cheap_checks(parts, encoded)
+        checks += run_cheap_checks(parts, encoded)
         # Rollouts would only run into what has failed already, and their error would hide the checks.
         if not any(check.level == "failure" for check in checks):
-            checks += [*trial_checks(parts, encoded), *own_checks(parts)]
+            checks += [*run_trial_checks(parts, encoded), *check_own_functions(parts)]
     for check in checks:
         console.print(f"{MARKS[check.level]} {check.name:15} {escape(check.text)}")
     failed = sum(check.level == "failure" for check in checks)

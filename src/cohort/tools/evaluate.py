@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cohort.base.text import printable, write_estimate, write_percent
 from cohort.data.rows import suggest_file
 from cohort.errors import CohortError, RunError
-from cohort.evaluation.estimators import FEW_PROBLEMS, Estimate
+from cohort.evaluation.estimators import FEW_PROBLEMS, Estimate, PairedDifference
 from cohort.observe.changes import write_difference
 from cohort.observe.run_folder import MODEL_FILES, RunFolder, open_run_at
 from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
@@ -26,7 +26,7 @@ from cohort.recipe.schema import Recipe
 from cohort.training.run_weights import Target, find_weights, load_weights
 
 if TYPE_CHECKING:
-    from cohort.evaluation.evaluate import Comparison, Evaluation
+    from cohort.evaluation.evaluate import Evaluation
     from cohort.rewards.base import RewardRunner
     from cohort.training.build import Data
     from cohort.types import Prompt
@@ -75,7 +75,9 @@ def run_evaluation(targets: Sequence[str], recipe: str, checkpoint: str, overrid
     comparisons: dict[str, Any] = {}
     for result in results[1:]:
         comparison = compare(results[0].evaluation, result.evaluation)
-        comparisons[f"{result.target.label} against {results[0].target.label}"] = comparison.to_json()
+        comparisons[f"{result.target.label} against {results[0].target.label}"] = {
+            name: {what: paired.to_json() for what, paired in values.items()} for name, values in comparison.items()
+        }
         print_comparison(console, results[0], result, comparison)
     if output:
         document: dict[str, Any] = {result.target.label: result.evaluation.to_json() for result in results}
@@ -209,26 +211,26 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
     """Load, sample, score. Of the target's own recipe the model alone counts."""
     from cohort.evaluation.evaluate import evaluate
     from cohort.training import build
-    from cohort.training.stages import evaluation_sampling
+    from cohort.training.stages import make_evaluation_sampling
 
     recipe = problems.recipe.model_copy(update={"model": target.recipe.model})
     if recipe.model.trust_remote_code:
         say(console, f"trust_remote_code: Python code that ships with {target.source} runs here, with your rights")
     policy = load_weights(target)
-    sampling = build.training_sampling(recipe, policy)
+    sampling = build.make_training_sampling(recipe, policy)
     encoded = build.encode_data(recipe, data, policy, sampling)
     sets = encoded.sets
     for name in sets:
         if encoded.reports[name].too_long:
             say(console, f"warning: {name}: {encoded.reports[name]}")
-    policy.hold_lengths(build.longest_sequence(recipe, encoded, sampling))
+    policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
     seen = count_seen_problems(console, target, problems, sets)
     engine, _ = build.make_engine(recipe, policy)
     evaluation = evaluate(
         engine,
         sets,
         rewards,
-        sampling=evaluation_sampling(recipe, sampling),
+        sampling=make_evaluation_sampling(recipe, sampling),
         seed=recipe.seed,
         greedy=recipe.evaluation.greedy,
         resamples=recipe.evaluation.resamples,
@@ -243,7 +245,7 @@ def count_seen_problems(
     console: Any, target: Target, problems: Problems, sets: Mapping[str, Sequence[Prompt]]
 ) -> dict[str, int]:
     """How many problems of each set a run was trained on: what one run holds out, another with its own split may train on."""
-    from cohort.data.prompts import content_key
+    from cohort.data.prompts import make_content_key
     from cohort.data.rows import render
     from cohort.training import build
 
@@ -255,8 +257,8 @@ def count_seen_problems(
         say(console, f"note: whether {target.label} was trained on some of these problems is not known: {problem}")
         return {}
     used = [(target.recipe.prompts, own.train), *([own.demonstrations] if own.demonstrations else [])]
-    trained = {content_key(render(row, config, "prompts")) for config, rows in used for row in rows}
-    seen = {name: sum(content_key(prompt.content) in trained for prompt in prompts) for name, prompts in sets.items()}
+    trained = {make_content_key(render(row, config, "prompts")) for config, rows in used for row in rows}
+    seen = {name: sum(make_content_key(prompt.content) in trained for prompt in prompts) for name, prompts in sets.items()}
     seen = {name: count for name, count in seen.items() if count}
     for name, count in seen.items():
         overlap = f"{target.label} was trained on {count} of the {len(sets[name])} problems of {name}"
@@ -272,13 +274,15 @@ def say(console: Any, text: str) -> None:
     console.print(printable(text), markup=False, soft_wrap=True)
 
 
-def print_comparison(console: Any, first: TargetResult, other: TargetResult, comparison: Comparison) -> None:
+def print_comparison(
+    console: Any, first: TargetResult, other: TargetResult, comparison: Mapping[str, Mapping[str, PairedDifference]]
+) -> None:
     pair = f"{other.target.label} against {first.target.label}"
     for name in first.evaluation.sets:
-        for what, paired in comparison.sets.get(name, {}).items():
+        for what, paired in comparison.get(name, {}).items():
             verdict = DIFFERENCES.get(paired.verdict, "no clear difference")
             say(console, f"{name} {what}: {pair} {write_difference(paired)[0]} points ({paired.sureness}): {verdict}")
-        if name not in comparison.sets:
+        if name not in comparison:
             say(console, f"{name}: {pair}: no problem with a verdict on both sides, so nothing to compare")
 
 

@@ -13,7 +13,7 @@ import torch
 from cohort.algorithms.registry import SAMPLED
 from cohort.data.prompt_choice import InformativeChoice
 from cohort.data.prompts import PromptReport, PromptStream, assert_disjoint, describe_split, make_prompts, split_held_out
-from cohort.data.rows import load_rows
+from cohort.data.rows import Row, load_rows
 from cohort.data.written import CHOSEN, REJECTED, WrittenRow, make_demonstrations, make_pairs
 from cohort.engine import EngineSetup, build_engine, stop_ids
 from cohort.engine.protocol import Engine
@@ -28,7 +28,6 @@ from cohort.recipe.rules import gold_column
 from cohort.recipe.schema import PromptsConfig, Recipe
 from cohort.types import Prompt, Sampling
 
-Rows = list[dict[str, Any]]
 HELD_OUT = "held_out"
 
 
@@ -36,9 +35,9 @@ HELD_OUT = "held_out"
 class Data:
     """Rows before tokenisation: enough to build a tokenizer, not yet prompts."""
 
-    train: Rows
-    sets: Mapping[str, tuple[PromptsConfig, Rows]]
-    demonstrations: tuple[PromptsConfig, Rows] | None
+    train: list[Row]
+    sets: Mapping[str, tuple[PromptsConfig, list[Row]]]
+    demonstrations: tuple[PromptsConfig, list[Row]] | None
     notes: tuple[str, ...] = ()
     """What the first lines of a run say of the data."""
 
@@ -48,7 +47,7 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
     evaluation = recipe.evaluation
     seed = recipe.seed if evaluation.problems_seed < 0 else evaluation.problems_seed
 
-    def load(config: PromptsConfig, handed_in: Any, section: str, seed: int) -> Rows:
+    def load(config: PromptsConfig, handed_in: Any, section: str, seed: int) -> list[Row]:
         # Rows kept from Python were loaded, limited and checked when they were handed in.
         if config.source == PYTHON_ROWS and isinstance(handed_in, list):
             return list(handed_in)
@@ -74,7 +73,7 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
     return Data(rows, sets if evaluation.samples else {}, demonstrations, notes)
 
 
-def alphabet_of(data: Data, recipe: Recipe) -> list[str]:
+def collect_alphabet(data: Data, recipe: Recipe) -> list[str]:
     """Every text a character tokenizer must be able to write: prompts, answers and demonstrations, evaluation included."""
     columns = {recipe.prompts.prompt_column, gold_column(recipe.rewards), recipe.cold_start.completion_column, CHOSEN, REJECTED}
     groups = [data.train, *(rows for _, rows in data.sets.values()), data.demonstrations[1] if data.demonstrations else []]
@@ -86,7 +85,7 @@ def load_policy(recipe: Recipe, data: Data, source: str | Path | None = None) ->
     adapter: lora.Adapter | None = None
     if source is None:
         refuse_idle_adapter(recipe)
-        model, tokenizer = load_model(recipe.model, recipe.seed, alphabet_of(data, recipe))
+        model, tokenizer = load_model(recipe.model, recipe.seed, collect_alphabet(data, recipe))
         if recipe.model.lora.rank:
             base = "" if recipe.model.source == "scratch" else recipe.model.source
             adapter = lora.start_adapter(model, recipe.model.lora, recipe.seed, base, recipe.model.revision)
@@ -98,7 +97,7 @@ def load_policy(recipe: Recipe, data: Data, source: str | Path | None = None) ->
     if recipe.prompts.chat_template:
         tokenizer.chat_template = read_template(recipe.prompts.chat_template)
         refuse_blank_template(tokenizer)
-    return Policy(model, tokenizer, training_temperature(recipe) or 1.0, adapter)
+    return Policy(model, tokenizer, find_training_temperature(recipe) or 1.0, adapter)
 
 
 def refuse_idle_adapter(recipe: Recipe) -> None:
@@ -132,7 +131,7 @@ def describe_adapter(recipe: Recipe, policy: Policy) -> Iterator[str]:
         )
 
 
-def adapter_at_start(recipe: Recipe, policy: Policy, start: Path | None) -> Policy:
+def restore_first_adapter(recipe: Recipe, policy: Policy, start: Path | None) -> Policy:
     """The starting policy again, frozen, over the base that the policy holds already: nothing large is loaded."""
     reference = policy.make_frozen_copy()
     folder = start or (Path(recipe.model.lora.adapter) if recipe.model.lora.adapter else None)
@@ -145,7 +144,7 @@ def adapter_at_start(recipe: Recipe, policy: Policy, start: Path | None) -> Poli
     return reference
 
 
-def training_temperature(recipe: Recipe) -> float:
+def find_training_temperature(recipe: Recipe) -> float:
     """What was written and not sampled is learned at temperature 1, whatever temperature it is sampled with later."""
     return recipe.sampling.temperature if recipe.algorithm.data in SAMPLED else 1.0
 
@@ -189,7 +188,7 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
     reports: dict[str, PromptReport] = {}
     codecs: dict[str, ChatCodec] = {}
 
-    def encode(name: str, rows: Rows, config: PromptsConfig) -> list[Prompt]:
+    def encode(name: str, rows: list[Row], config: PromptsConfig) -> list[Prompt]:
         own = "cold_start.source" if name == "demonstrations" else f"evaluation.sets.{name}"
         section = "prompts" if not config.template_args or config == recipe.prompts else own
         told = config.template_args or recipe.prompts.template_args
@@ -260,16 +259,16 @@ def make_stream(recipe: Recipe, encoded: EncodedData) -> PromptStream:
     return PromptStream(prompts, recipe.seed, recipe.prompts.shuffle)
 
 
-def training_sampling(recipe: Recipe, policy: Policy) -> Sampling:
+def make_training_sampling(recipe: Recipe, policy: Policy) -> Sampling:
     return Sampling(
         group_size=recipe.train.group_size,
-        temperature=training_temperature(recipe),
+        temperature=find_training_temperature(recipe),
         max_completion_tokens=recipe.sampling.max_completion_tokens,
         stop_ids=stop_ids(policy.model, policy.tokenizer, recipe.sampling.stop),
     )
 
 
-def longest_sequence(recipe: Recipe, encoded: EncodedData, sampling: Sampling) -> int:
+def find_longest_sequence(recipe: Recipe, encoded: EncodedData, sampling: Sampling) -> int:
     """Tokens of prompt and completion that the run can meet, in training and in evaluation."""
     evaluated = recipe.evaluation.max_completion_tokens or sampling.max_completion_tokens
     lengths = [len(prompt.token_ids) + sampling.max_completion_tokens for prompt in encoded.train]

@@ -16,7 +16,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,13 +68,13 @@ def save(root: Path, name: str, snapshot: Snapshot) -> Path:
         files = sorted(temporary.iterdir())
         manifest = {
             "format": FORMAT,
-            "files": {file.name: {"sha256": sha256(file), "bytes": file.stat().st_size} for file in files},
+            "files": {file.name: {"sha256": digest_file(file), "bytes": file.stat().st_size} for file in files},
         }
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         for file in [*files, temporary / MANIFEST, temporary]:
-            sync(file)
+            flush(file)
         temporary.rename(target)
-        sync(root)
+        flush(root)
     return target
 
 
@@ -101,7 +102,7 @@ def verify(folder: Path) -> list[str]:
             raise CheckpointError(
                 f"checkpoint {folder}: {name} has {file.stat().st_size} bytes instead of {size}; it was cut or overwritten"
             )
-        if sha256(file) != checksum:
+        if digest_file(file) != checksum:
             raise CheckpointError(f"checkpoint {folder}: {name} does not match its checksum; the file is damaged")
     return sorted(files)
 
@@ -117,7 +118,7 @@ class Found:
 def latest(root: Path) -> Found:
     """The newest checkpoint that is whole."""
     problems: list[str] = []
-    for folder in reversed(listed(root)):
+    for folder in reversed(list_checkpoints(root)):
         try:
             snapshot = load(folder)
             if lacking := [name for name in NEEDED if name not in snapshot.tensors]:
@@ -129,16 +130,17 @@ def latest(root: Path) -> Found:
     raise CheckpointError(f"no usable checkpoint:\n{detail}")
 
 
-def listed(root: Path) -> list[Path]:
+def list_checkpoints(root: Path) -> list[Path]:
     """Checkpoint folders, oldest first."""
     if not root.is_dir():
         return []
     return sorted(
-        (folder for folder in root.iterdir() if order(folder.name) is not None), key=lambda folder: order(folder.name) or ()
+        (folder for folder in root.iterdir() if parse_name(folder.name) is not None),
+        key=lambda folder: parse_name(folder.name) or (),
     )
 
 
-def order(name: str) -> tuple[int, int, int, int] | None:
+def parse_name(name: str) -> tuple[int, int, int, int] | None:
     match = re.fullmatch(r"(cold|step)-(\d+)(?:\.(\d+))?(-batch)?", name)
     if not match:
         return None
@@ -154,8 +156,8 @@ def prune(root: Path, keep: int, always: str = "", newest: str = "") -> None:
     with deferred():
         for leftover in [*root.glob(".*.tmp"), *root.glob(".*.old")]:
             shutil.rmtree(leftover, ignore_errors=True)
-        last = order(newest)
-        folders = [folder for folder in listed(root) if last is None or (order(folder.name) or last) <= last]
+        last = parse_name(newest)
+        folders = [folder for folder in list_checkpoints(root) if last is None or (parse_name(folder.name) or last) <= last]
         for folder in folders[:-keep]:
             if folder.name != always:
                 # Renamed first: a kill in the middle of the deletion must not leave half a checkpoint under a real name.
@@ -164,14 +166,26 @@ def prune(root: Path, keep: int, always: str = "", newest: str = "") -> None:
                 shutil.rmtree(doomed, ignore_errors=True)
 
 
-def sha256(file: Path) -> str:
+def digest_file(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def sync(path: Path) -> None:
+def flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def fill_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `folder` in one move once it is whole; one that is there already makes room."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    yield temporary
+    with deferred():
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)

@@ -50,7 +50,7 @@ def cold_start(parts: Parts, state: TrainState, demonstrations: Sequence[Written
 
 def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[WrittenRow]) -> float:
     minibatch = pack(
-        [as_example(demonstration) for demonstration in demonstrations],
+        [make_supervised_example(demonstration) for demonstration in demonstrations],
         aggregation="token_mean",
         max_completion_tokens=parts.sampling.max_completion_tokens,
         micro_batch_tokens=parts.recipe.train.micro_batch_tokens,
@@ -72,7 +72,7 @@ def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[
     return total
 
 
-def as_example(demonstration: WrittenRow) -> Example:
+def make_supervised_example(demonstration: WrittenRow) -> Example:
     [completion_ids] = demonstration.completions
     length = len(completion_ids)
     vectors: dict[str, Any] = {

@@ -16,7 +16,7 @@ from cohort.algorithms.registry import SAMPLED, Choice
 from cohort.errors import RecipeError
 from cohort.model.packing import Example
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.training.step_rewards import token_steps
+from cohort.training.step_rewards import locate_steps
 from cohort.types import Rollout
 
 
@@ -38,7 +38,7 @@ class Credit:
         choice = find_named("advantage", self.algorithm.advantage, self.algorithm.own)
         # Rewards of tokens arrive on trained tokens; what is masked altogether has none.
         rows = [example for example in examples if example.trained_tokens or "token_rewards_N" not in choice.reads]
-        found = choice.call(self.algorithm.tell(choice), **{name: getattr(self, f"read_{name}")(rows) for name in choice.reads})
+        found = choice.call(self.algorithm.tell(choice), **{name: self._read(name, rows) for name in choice.reads})
         if isinstance(found, Tensor) == choice.traits.per_token:
             raise RecipeError(
                 f"algorithm.advantage: {choice.name!r} gave a {type(found).__name__}. One that credits "
@@ -55,53 +55,40 @@ class Credit:
 
     # -- what an advantage may name (registry.READABLE) ------------------------------------------------------------------
 
-    def read_rewards_PG(self, examples: Sequence[Example]) -> Tensor:
+    def _read(self, name: str, examples: Sequence[Example]) -> Any:
+        """What the chosen function is given under this name; nothing else is computed."""
+        readers: dict[str, Callable[[], Any]] = {
+            "rewards_PG": lambda: self._read_rewards(examples),
+            "scored_PG": lambda: self.counted_PG,
+            "success_PG": lambda: torch.tensor([bool(one.outcome.success) for one in self.rollouts]).view_as(self.counted_PG),
+            "parts_PG": lambda: read_parts(self.rollouts),
+            # Of every part that somebody spoke in; a penalty that is no function of the recipe weighs 1.
+            "weights": lambda: {name: self.weights.get(name, 1.0) for name in read_parts(self.rollouts)},
+            "token_rewards_N": lambda: [self._token_rewards(example) for example in examples],
+            "values_N": lambda: [self._read_values(example) for example in examples],
+            "steps_N": lambda: [self._read_steps(self.rollouts[example.rollout]) for example in examples],
+            "lengths_N": lambda: [len(example.completion_ids) for example in examples],
+            "groups_N": lambda: [example.group for example in examples],
+        }
+        return readers[name]()
+
+    def _read_rewards(self, examples: Sequence[Example]) -> Tensor:
         """Rewards, less the KL of the completion where that is part of the reward."""
-        rewards_PG = rewards_of(self.rollouts)[0]
+        rewards_PG = stack_rewards(self.rollouts)[0]
         rewards_N = rewards_PG.flatten().clone()
         for example in examples if self._kl_in_reward else ():
             rewards_N[example.rollout] -= self._kl_rewards(example).sum()
         return rewards_N.view_as(rewards_PG)
 
-    def read_scored_PG(self, examples: Sequence[Example]) -> Tensor:
-        return self.counted_PG
+    def _read_values(self, example: Example) -> Tensor:
+        assert example.old_values_T is not None
+        return example.old_values_T[example.loss_mask_T].double()
 
-    def read_success_PG(self, examples: Sequence[Example]) -> Tensor:
-        return torch.tensor([bool(rollout.outcome.success) for rollout in self.rollouts]).view_as(self.counted_PG)
-
-    def read_parts_PG(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        return read_parts(self.rollouts)
-
-    def read_weights(self, examples: Sequence[Example]) -> dict[str, float]:
-        """Of every part that somebody spoke in; a penalty that is no function of the recipe weighs 1."""
-        return {name: self.weights.get(name, 1.0) for name in read_parts(self.rollouts)}
-
-    def read_token_rewards_N(self, examples: Sequence[Example]) -> list[Tensor]:
-        return [self._token_rewards(example) for example in examples]
-
-    def read_values_N(self, examples: Sequence[Example]) -> list[Tensor]:
-        values_N = []
-        for example in examples:
-            assert example.old_values_T is not None
-            values_N.append(example.old_values_T[example.loss_mask_T].double())
-        return values_N
-
-    def read_steps_N(self, examples: Sequence[Example]) -> list[Steps]:
+    def _read_steps(self, rollout: Rollout) -> Steps:
         """Step rewards placed on tokens. A completion without steps has one: its reward, at its end."""
-        found: list[Steps] = []
-        for example in examples:
-            rollout = self.rollouts[example.rollout]
-            if rollout.outcome.steps:
-                found.append(token_steps(rollout.completion, rollout.outcome.steps, self.decode))
-            else:
-                found.append(((len(rollout.completion.token_ids) - 1, rollout.outcome.reward or 0.0),))
-        return found
-
-    def read_lengths_N(self, examples: Sequence[Example]) -> list[int]:
-        return [len(example.completion_ids) for example in examples]
-
-    def read_groups_N(self, examples: Sequence[Example]) -> list[int]:
-        return [example.group for example in examples]
+        if rollout.outcome.steps:
+            return locate_steps(rollout.completion, rollout.outcome.steps, self.decode)
+        return ((len(rollout.completion.token_ids) - 1, rollout.outcome.reward or 0.0),)
 
     # -- the KL as a part of the reward ----------------------------------------------------------------------------------
 
@@ -131,7 +118,7 @@ class Credit:
 # -- what rollouts say ----------------------------------------------------------------------------------------------------
 
 
-def rewards_of(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
+def stack_rewards(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
     """(rewards_PG, scored_PG). Rollouts are in group order, every group of the same size."""
     num_groups = rollouts[-1].group + 1
     rewards_N = torch.tensor([rollout.outcome.reward or 0.0 for rollout in rollouts], dtype=torch.float64)
@@ -141,7 +128,7 @@ def rewards_of(rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
 
 def count_completions(rollouts: Sequence[Rollout], advantage: Choice, data: str) -> Tensor:
     """[P, G] Completions that an advantage can judge: scored ones; where it reads success, what nobody judged is neither."""
-    scored_PG = rewards_of(rollouts)[1]
+    scored_PG = stack_rewards(rollouts)[1]
     if advantage.reads_success and data in SAMPLED:
         scored_PG = scored_PG & torch.tensor([rollout.outcome.success is not None for rollout in rollouts]).view_as(scored_PG)
     return scored_PG
@@ -149,7 +136,7 @@ def count_completions(rollouts: Sequence[Rollout], advantage: Choice, data: str)
 
 def read_parts(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
     """Name of a reward part -> its values before weighting, [P, G] in float64; NaN where it abstained."""
-    shape = rewards_of(rollouts)[0].shape
+    shape = stack_rewards(rollouts)[0].shape
     names = {name: None for rollout in rollouts for name in rollout.outcome.parts}
     nan = float("nan")
 

@@ -90,7 +90,7 @@ class Drawn:
         scored: Scored,
         metrics: Mapping[str, float],
     ) -> Drawn:
-        groups = as_groups(prompts, completions_PG, scored.outcomes, self.policy_version)
+        groups = group_rollouts(prompts, completions_PG, scored.outcomes, self.policy_version)
         row = (len(prompts), {**scored.metrics, **metrics})
         return replace(self, groups=(*self.groups, *groups), rounds=(*self.rounds, row))
 
@@ -126,7 +126,7 @@ def why_not_full(drawn: Drawn, step: int) -> str:
     return explain_difficulty(drawn.counts, step, drawn.wanted)
 
 
-def as_groups(
+def group_rollouts(
     prompts: Sequence[Prompt],
     completions_PG: Sequence[Sequence[Completion]],
     outcomes_N: Sequence[Outcome],

@@ -23,7 +23,7 @@ from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.rules import name_reward
 from cohort.recipe.schema import Recipe
-from cohort.training.credit import Credit, count_completions, read_parts, rewards_of
+from cohort.training.credit import Credit, count_completions, read_parts, stack_rewards
 from cohort.training.drawing import Collected
 from cohort.training.objective import compares_pairs, has_ratio, needs_critic, pushes_on_all_tokens, reads_logprobs
 from cohort.training.state import Batch
@@ -83,7 +83,7 @@ def credit_tokens(
     if not reads_logprobs(algorithm):
         examples = lesson.add_to(credit.advantages(examples))
     if pairs:
-        examples = whole_pairs(examples)
+        examples = select_whole_pairs(examples)
     groups_N = [example.group for example in examples]
     plan = plan_minibatches(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
     watch.lap("prepare")
@@ -98,11 +98,11 @@ def make_batch(credited: Credited, watch: Stopwatch | None = None) -> Batch:
     """What the step trains on, with the metrics of its first half."""
     collected, chosen, examples = credited.collected, credited.chosen, credited.examples
     rollouts, scored_PG = collected.rollouts, chosen.scored_PG
-    advantages_N = mean_advantages(examples, len(rollouts))
-    metrics = rollout_metrics(rollouts, collected.tokens_sampled) | collected.metrics
-    metrics |= advantage_metrics(advantages_N, scored_PG, examples) | credited.metrics
+    advantages_N = average_advantages(examples, len(rollouts))
+    metrics = measure_rollouts(rollouts, collected.tokens_sampled) | collected.metrics
+    metrics |= measure_advantages(advantages_N, scored_PG, examples) | credited.metrics
     if credited.sampled:
-        metrics |= group_metrics(advantages_N, scored_PG, chosen.silent_P, chosen.left_out_P, rollouts)
+        metrics |= measure_groups(advantages_N, scored_PG, chosen.silent_P, chosen.left_out_P, rollouts)
     if watch:
         watch.lap("prepare")
     return Batch(
@@ -122,12 +122,12 @@ def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: M
     """Completions that can be trained on: judged, and in a group that is not left out."""
     rollouts = collected.rollouts
     advantage, pairs = find_named("advantage", algorithm.advantage, algorithm.own), compares_pairs(algorithm)
-    scored_PG = rewards_of(rollouts)[1]
+    scored_PG = stack_rewards(rollouts)[1]
     judged_PG = count_completions(rollouts, advantage, algorithm.data)
     left_out_P = torch.full((len(scored_PG),), not collected.useful)
     if advantage.traits.compares_group:
         left_out_P = left_out_P | find_unusable_groups(judged_PG)
-    silent_P = silent_groups(rollouts, advantage, judged_PG if advantage.traits.compares_group else scored_PG, weights)
+    silent_P = find_silent_groups(rollouts, advantage, judged_PG if advantage.traits.compares_group else scored_PG, weights)
     if algorithm.zero_variance == "drop" or pairs:  # a pair of equals prefers nothing
         left_out_P = left_out_P | silent_P
     left_out = set(left_out_P.nonzero().flatten().tolist())
@@ -141,7 +141,9 @@ def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: M
     return Selected([one for one in examples if judged_N[one.rollout]], counted_PG, scored_PG, silent_P, left_out_P)
 
 
-def silent_groups(rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Tensor, weights: Mapping[str, float]) -> Tensor:
+def find_silent_groups(
+    rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Tensor, weights: Mapping[str, float]
+) -> Tensor:
     """[P] True where a group says nothing: all that the advantage compares in it (rewards, steps, parts, success) is equal."""
     found = []
     if "steps_N" in advantage.reads:
@@ -163,7 +165,7 @@ def silent_groups(rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Te
         success_PG = torch.tensor([float(bool(rollout.outcome.success)) for rollout in rollouts]).view_as(counted_PG)
         found.append(zero_variance_groups(success_PG, counted_PG))
     if advantage.reads_reward or not found:
-        found.append(zero_variance_groups(rewards_of(rollouts)[0], counted_PG))
+        found.append(zero_variance_groups(stack_rewards(rollouts)[0], counted_PG))
     return torch.stack(found).all(0)
 
 
@@ -177,7 +179,7 @@ def check_steps_exist(rollouts: Sequence[Rollout], advantage: str) -> None:
         )
 
 
-def whole_pairs(examples: Sequence[Example]) -> list[Example]:
+def select_whole_pairs(examples: Sequence[Example]) -> list[Example]:
     """Best and worst of each group, where both have tokens to train on: one cut and masked leaves nothing to prefer."""
     members = [example for example in examples if example.has_gradient]
     sizes = Counter(example.group for example in members)
@@ -230,18 +232,18 @@ def add_logprobs(
         if has_ratio(algorithm) or reads_logprobs(algorithm):
             examples = [replace(example, old_logprobs_T=example.sampling_logprobs_T) for example in examples]
     elif reads_logprobs(algorithm) or (has_ratio(algorithm) and len(plan) > 1):
-        _score_into(examples, plan, "old_logprobs_T", score(models.policy))
+        _score_by_plan(examples, plan, "old_logprobs_T", score(models.policy))
         watch.lap("old")
     if models.reference is not None:
-        _score_into(examples, plan, "ref_logprobs_T", score(models.reference))
+        _score_by_plan(examples, plan, "ref_logprobs_T", score(models.reference))
         watch.lap("reference")
     if needs_critic(algorithm):
-        _score_into(examples, plan, "old_values_T", lambda chosen: models.critic.values(chosen, micro_batch_tokens, layouts))
+        _score_by_plan(examples, plan, "old_values_T", lambda chosen: models.critic.values(chosen, micro_batch_tokens, layouts))
         watch.lap("critic")
     return examples
 
 
-def _score_into(
+def _score_by_plan(
     examples: list[Example], plan: list[list[int]], field: str, score: Callable[[list[Example]], list[Tensor]]
 ) -> None:
     done: set[int] = set()
@@ -255,12 +257,12 @@ def _score_into(
 # -- what the logs are told ------------------------------------------------------------------------------------------
 
 
-def mean_advantages(examples: Sequence[Example], count: int) -> list[float]:
+def average_advantages(examples: Sequence[Example], count: int) -> list[float]:
     """One number per rollout for the logs: the mean over its trained tokens; 0 where it is not trained on."""
     means_N = [0.0] * count
     if examples:
         lengths = torch.tensor([len(example.advantages_T) for example in examples])
-        mask_T, advantages_T = flat_advantages(examples)
+        mask_T, advantages_T = join_advantages(examples)
         sums = torch.segment_reduce(advantages_T.double(), "sum", lengths=lengths)
         trained = torch.segment_reduce(mask_T.double(), "sum", lengths=lengths)
         for example, mean in zip(examples, (sums / trained.clamp(min=1)).tolist(), strict=True):
@@ -268,7 +270,7 @@ def mean_advantages(examples: Sequence[Example], count: int) -> list[float]:
     return means_N
 
 
-def flat_advantages(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+def join_advantages(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
     """(loss mask, advantages, 0 where not trained) over the tokens of all examples, laid flat: two large tensors, not many small."""
     mask_T = torch.cat([example.loss_mask_T for example in examples])
     return mask_T, torch.cat([example.advantages_T for example in examples]).masked_fill(~mask_T, 0.0)
@@ -277,7 +279,7 @@ def flat_advantages(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
 
-def rollout_metrics(rollouts: Sequence[Rollout], tokens_sampled: int) -> dict[str, float]:
+def measure_rollouts(rollouts: Sequence[Rollout], tokens_sampled: int) -> dict[str, float]:
     lengths = [rollout.completion.length for rollout in rollouts]
     distinct: dict[int, set[tuple[int, ...]]] = {}
     for rollout in rollouts:
@@ -294,11 +296,11 @@ def rollout_metrics(rollouts: Sequence[Rollout], tokens_sampled: int) -> dict[st
     }
 
 
-def advantage_metrics(advantages_N: Sequence[float], scored_PG: Tensor, examples: Sequence[Example]) -> dict[str, float]:
+def measure_advantages(advantages_N: Sequence[float], scored_PG: Tensor, examples: Sequence[Example]) -> dict[str, float]:
     scored = torch.tensor(advantages_N, dtype=torch.float64).view_as(scored_PG)[scored_PG]
     largest = 0.0
     if examples:
-        advantages_T = flat_advantages(examples)[1]
+        advantages_T = join_advantages(examples)[1]
         largest = float(advantages_T.abs().max()) if len(advantages_T) else 0.0
     return {
         "advantage/std": float(scored.std(correction=0)) if scored.numel() else 0.0,
@@ -306,10 +308,10 @@ def advantage_metrics(advantages_N: Sequence[float], scored_PG: Tensor, examples
     }
 
 
-def group_metrics(
+def measure_groups(
     advantages_N: Sequence[float], scored_PG: Tensor, silent_P: Tensor, left_out_P: Tensor, rollouts: Sequence[Rollout]
 ) -> dict[str, float]:
-    right_P, wrong_P = verdicts_of(rollouts, scored_PG)
+    right_P, wrong_P = count_group_verdicts(rollouts, scored_PG)
     usable_P = ~find_unusable_groups(scored_PG)
     return {
         "advantage/useful_groups": float((usable_P & ~silent_P & ~left_out_P).double().mean()),
@@ -317,11 +319,11 @@ def group_metrics(
         "advantage/dropped_groups": int(left_out_P.sum()),
         "advantage/all_correct_groups": int((usable_P & (right_P > 0) & (wrong_P == 0)).sum()),
         "advantage/all_wrong_groups": int((usable_P & (right_P == 0) & (wrong_P > 0)).sum()),
-        **difficulty_metrics(advantages_N, right_P, wrong_P),
+        **measure_difficulty(advantages_N, right_P, wrong_P),
     }
 
 
-def difficulty_metrics(advantages_N: Sequence[float], right_P: Tensor, wrong_P: Tensor) -> dict[str, float]:
+def measure_difficulty(advantages_N: Sequence[float], right_P: Tensor, wrong_P: Tensor) -> dict[str, float]:
     """How much of all credit comes from groups with at most one success, or at most one failure; {} where none is given."""
     lopsided_P = (right_P + wrong_P > 0) & (torch.minimum(right_P, wrong_P) <= 1)
     credit_P = torch.tensor(advantages_N, dtype=torch.float64).view(len(right_P), -1).abs().sum(1)
@@ -329,7 +331,7 @@ def difficulty_metrics(advantages_N: Sequence[float], right_P: Tensor, wrong_P: 
     return {"advantage/lopsided_share": float(credit_P[lopsided_P].sum()) / total} if total else {}
 
 
-def verdicts_of(rollouts: Sequence[Rollout], scored_PG: Tensor) -> tuple[Tensor, Tensor]:
+def count_group_verdicts(rollouts: Sequence[Rollout], scored_PG: Tensor) -> tuple[Tensor, Tensor]:
     """(successes, failures) of every group among its scored completions; what nobody judged is neither."""
     verdicts = [rollout.outcome.success for rollout in rollouts]
     judged_PG = torch.tensor([verdict is not None for verdict in verdicts]).view_as(scored_PG) & scored_PG

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cohort.base.interrupts import deferred
 from cohort.data.rows import load_rows
 from cohort.errors import ModelError, RunError
 from cohort.observe.run_folder import RunFolder
@@ -67,6 +65,7 @@ def save_handed_in(model: Any, tokenizer: Any, folder: Path) -> None:
     """The object and its tokenizer as a model folder, from which a run loads a copy of its own."""
     from cohort.model.loading import hide_progress_bars
     from cohort.model.tokenizer import load_tokenizer
+    from cohort.training.checkpoint import fill_folder
 
     hide_progress_bars()
     if tokenizer is None:
@@ -77,10 +76,6 @@ def save_handed_in(model: Any, tokenizer: Any, folder: Path) -> None:
             raise ModelError(
                 f"tokenizer: none is found at {model.name_or_path!r} ({first_line}); give tokenizer= beside the model."
             ) from problem
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    with deferred():
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.replace(folder)
+    with fill_folder(folder) as whole:
+        model.save_pretrained(whole)
+        tokenizer.save_pretrained(whole)

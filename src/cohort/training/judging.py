@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from cohort.base.stopwatch import Stopwatch
+from cohort.evaluation.evaluate import score_groups
 from cohort.recipe.rules import OVERLONG_PART
 from cohort.recipe.schema import Recipe
 from cohort.rewards.contract import Scored, Scorer
@@ -26,11 +27,9 @@ class RewardJudge:
 
     def score(self, prompts: Sequence[Prompt], completions_PG: Groups, step: int, watch: Stopwatch) -> Scored:
         """Outcomes in the order of the completions, group after group."""
-        flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
-        completions = [completion for _, completion in flat]
-        num_steps, share = self.recipe.train.num_steps, self.recipe.algorithm.overlong_share
-        scored = self.scorer.score([prompt for prompt, _ in flat], completions, step=step, num_steps=num_steps)
-        if share:
+        scored = score_groups(self.scorer, prompts, completions_PG, step, self.recipe.train.num_steps)
+        if share := self.recipe.algorithm.overlong_share:
+            completions = [completion for group in completions_PG for completion in group]
             scored = penalize_overlong(scored, completions, self.recipe.sampling.max_completion_tokens, share)
         watch.lap("reward")
         return scored

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from cohort.errors import RewardError
 from cohort.rewards.contract import Scored, Scorer
 from cohort.rewards.summing import mean_and_std
-from cohort.training.reward_model import PART, RewardModel, auc
+from cohort.training.reward_model import PART, RewardModel, compute_auc
 from cohort.types import Completion, Outcome, Prompt
 
 NOT_FINITE = f"{PART}:nan"
@@ -33,17 +33,17 @@ class LearnedScorer:
         verified = self.verifier.score(prompts, completions, step=step, num_steps=num_steps)
         sequences = [(prompt.token_ids, completion.token_ids) for prompt, completion in zip(prompts, completions, strict=True)]
         scores = self.reward_model.rewards(self.reward_model.score(sequences, self.micro_batch_tokens))
-        outcomes = [learned_outcome(outcome, score) for outcome, score in zip(verified.outcomes, scores, strict=True)]
+        outcomes = [replace_reward(outcome, score) for outcome, score in zip(verified.outcomes, scores, strict=True)]
         broken = sum(not math.isfinite(score) for score in scores)
         if broken > self.max_fault_share * len(scores):
             raise RewardError(
                 f"the reward model gave no finite score to {broken} of {len(scores)} completions of step {step}. "
                 "Lower reward_model.learning_rate."
             )
-        return Scored(outcomes, learned_metrics(verified.metrics, outcomes, broken))
+        return Scored(outcomes, replace_reward_metrics(verified.metrics, outcomes, broken))
 
 
-def learned_outcome(outcome: Outcome, score: float) -> Outcome:
+def replace_reward(outcome: Outcome, score: float) -> Outcome:
     """The verifier's own faults do not matter here: the reward does not come from it."""
     if PART in outcome.parts:
         raise RewardError(f"rewards: a part is named {PART!r}, which is the name of the learned one; give it another `name`.")
@@ -52,7 +52,7 @@ def learned_outcome(outcome: Outcome, score: float) -> Outcome:
     return replace(outcome, parts={**outcome.parts, PART: reward}, reward=reward, faults=faults, steps=())
 
 
-def learned_metrics(verified: Mapping[str, float], outcomes: Sequence[Outcome], broken: int) -> dict[str, float]:
+def replace_reward_metrics(verified: Mapping[str, float], outcomes: Sequence[Outcome], broken: int) -> dict[str, float]:
     """The verifier's metrics of its parts and of success, with everything said of the reward itself put right."""
     rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
     metrics = {name: value for name, value in verified.items() if name not in ("reward/mean", "reward/std")}
@@ -62,7 +62,7 @@ def learned_metrics(verified: Mapping[str, float], outcomes: Sequence[Outcome], 
     judged = [
         (outcome.reward, outcome.success) for outcome in outcomes if outcome.reward is not None and outcome.success is not None
     ]
-    agreement = auc([reward for reward, _ in judged], [success for _, success in judged])
+    agreement = compute_auc([reward for reward, _ in judged], [success for _, success in judged])
     if agreement is not None:
         metrics["reward/verifier_agreement"] = agreement
     return metrics

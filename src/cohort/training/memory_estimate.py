@@ -102,12 +102,8 @@ class MemoryEstimate:
     def peak(self) -> float:
         return sum(self.held.values()) + max(sum(self.training.values()), sum(self.sampling.values()))
 
-    @property
-    def parts(self) -> Mapping[str, float]:
-        return {**self.held, **self.training, **self.sampling}
 
-
-def activation_bytes(model: ModelNumbers, tokens: int, element: int, checkpointing: bool) -> float:
+def count_activation_bytes(model: ModelNumbers, tokens: int, element: int, checkpointing: bool) -> float:
     """What the forward of `tokens` keeps for the backward.
 
     Per token and layer: the residual stream before attention and before the MLP (both inputs of a norm), the rotated queries,
@@ -123,7 +119,7 @@ def activation_bytes(model: ModelNumbers, tokens: int, element: int, checkpointi
     return float(tokens) * model.layers * whole
 
 
-def head_bytes(model: ModelNumbers, run: RunNumbers) -> float:
+def count_head_bytes(model: ModelNumbers, run: RunNumbers) -> float:
     """A chunk of logits, and what the backward needs of them; at most, as if every token of a micro-batch were trained.
 
     A trained head keeps the gradients of a block of logits in the compute dtype, and makes its own gradient beside the one
@@ -142,7 +138,7 @@ def head_bytes(model: ModelNumbers, run: RunNumbers) -> float:
     return logits + kept + (run.element if run.micro_batch_tokens <= block else 4.0) * vocabulary * model.width
 
 
-def kv_bytes_per_slot(model: ModelNumbers, longest: int, element: int) -> float:
+def count_slot_bytes(model: ModelNumbers, longest: int, element: int) -> float:
     """Keys and values of one sequence."""
     return 2.0 * element * model.layers * model.kv_heads * model.head_dim * longest
 
@@ -169,22 +165,22 @@ def estimate_memory(model: ModelNumbers, run: RunNumbers) -> MemoryEstimate:
         held["critic"] = (run.element + apart + moments) * trained
     if run.reward_model:
         held["reward model"] = (run.element + apart + moments) * count
-    kept = activation_bytes(model, run.micro_batch_tokens, run.element, run.activation_checkpointing)
+    kept = count_activation_bytes(model, run.micro_batch_tokens, run.element, run.activation_checkpointing)
     # The reward model is fitted between two steps: its gradients and the policy's take turns.
     gradients = 4.0 * max(trained * (2 if run.critic else 1), count if run.reward_model else 0)
     training = {
         "gradients": gradients,
         "activations": kept * (1.0 if run.own_kernels else MODULE_FACTOR),
-        "loss head": head_bytes(model, run),
+        "loss head": count_head_bytes(model, run),
     }
-    cache = kv_bytes_per_slot(model, run.longest, run.cache_element or run.element)
+    cache = count_slot_bytes(model, run.longest, run.cache_element or run.element)
     sampling = {"keys and values": run.slots * cache}
     return MemoryEstimate(held, training, sampling, model, run)
 
 
 def describe_memory(needed: MemoryEstimate, free_bytes: float) -> str:
     """Whether it fits into `free_bytes` (an empty device's), and which setting to change first where it does not."""
-    largest = sorted(needed.parts.items(), key=lambda part: -part[1])
+    largest = sorted({**needed.held, **needed.training, **needed.sampling}.items(), key=lambda part: -part[1])
     detail = ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest if size >= 0.05 * GIB)
     text = f"about {needed.peak / GIB:.1f} GiB at the peak{f' ({detail})' if detail else ''}; {free_bytes / GIB:.1f} GiB are there for it"
     if needed.peak <= free_bytes:
@@ -280,12 +276,12 @@ def tabulate_memory(models: Mapping[str, ModelNumbers]) -> list[str]:
                 "adapters of rank 16": weights(adapters),
                 "the same over a base in 4 bits": weights(replace(adapters, four_bit=True)),
                 "reference for the KL (none with adapters)": 2.0 * model.parameters,
-                "activations of 16,384 tokens": activation_bytes(model, 16384, 2, False),
-                "the same, checkpointed": activation_bytes(model, 16384, 2, True),
-                "loss head of 16,384 tokens on a GPU of 140 GiB": head_bytes(model, gpu),
-                "the same with adapters": head_bytes(model, replace(gpu, lora_rank=ADVISED_RANK)),
-                "keys and values of 256 slots of 640 tokens": 256 * kv_bytes_per_slot(model, 640, 2),
-                "keys and values of 32 slots of 16,512 tokens": 32 * kv_bytes_per_slot(model, 16512, 2),
+                "activations of 16,384 tokens": count_activation_bytes(model, 16384, 2, False),
+                "the same, checkpointed": count_activation_bytes(model, 16384, 2, True),
+                "loss head of 16,384 tokens on a GPU of 140 GiB": count_head_bytes(model, gpu),
+                "the same with adapters": count_head_bytes(model, replace(gpu, lora_rank=ADVISED_RANK)),
+                "keys and values of 256 slots of 640 tokens": 256 * count_slot_bytes(model, 640, 2),
+                "keys and values of 32 slots of 16,512 tokens": 32 * count_slot_bytes(model, 16512, 2),
             }
         )
     return [f"| {what} | " + " | ".join(f"{column[what] / GIB:.2f}" for column in columns) + " |" for what in columns[0]]

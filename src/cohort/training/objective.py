@@ -50,7 +50,7 @@ def token_loss(scores: TokenScores, micro: MicroBatch, algorithm: AlgorithmConfi
         kl_M = estimator.call(algorithm.tell(estimator), policy_logprobs_M=logprobs_M, ref_logprobs_M=micro.ref_logprobs_M)
         kl_loss_M = kl_coef * (corrected(kl_M, ratio(logprobs_M, old_logprobs_M)) if algorithm.kl_corrected else kl_M)
         loss_M = loss_M + kl_loss_M
-    coefficient_M = gradient_coefficient(loss_M, logprobs_M)
+    coefficient_M = compute_gradient_coefficient(loss_M, logprobs_M)
     if algorithm.entropy_coef:
         loss_M = loss_M - algorithm.entropy_coef * scores.entropy_M
     return TokenLoss(loss_M, policy_loss_M, surrogate, coefficient_M, kl_loss_M, weights_M)
@@ -112,7 +112,7 @@ def check_surrogate(found: Any, tokens: Tokens, region: Choice) -> Surrogate:
     return found
 
 
-def gradient_coefficient(loss_M: Tensor, logprobs_M: Tensor) -> Tensor:
+def compute_gradient_coefficient(loss_M: Tensor, logprobs_M: Tensor) -> Tensor:
     """-d loss / d log pi of each token: the gradient coefficient of DeepSeekMath (section 5), for whatever was composed above.
 
     The model is not entered: only the few elementwise operations between its log-probs and the loss are differentiated.

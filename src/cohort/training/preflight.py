@@ -1,31 +1,33 @@
 """What can be found out before a night is spent: each check gives a sentence, and a fix where something is wrong.
 
-`cheap_checks` run at the start of every training; `cohort doctor` runs all of them.
+`run_cheap_checks` run at the start of every training; `cohort doctor` runs all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from cohort.algorithms.registry import SAMPLED
-from cohort.errors import ModelError, RewardError
-from cohort.evaluation.estimators import FEW_PROBLEMS, useful_share, why_no_interval
-from cohort.evaluation.evaluate import problem_key
+from cohort.errors import CohortError, ModelError, RewardError
+from cohort.evaluation.estimators import FEW_PROBLEMS, predict_useful_share, why_no_interval
+from cohort.evaluation.evaluate import make_problem_key
+from cohort.model.critic import NoCritic
 from cohort.model.experts import ASKED_FOR
 from cohort.model.packing import make_examples
 from cohort.model.rotary import count_positions
 from cohort.model.teacher import look_at_teacher
 from cohort.recipe.foreign import explain_missing
-from cohort.recipe.schema import Recipe
+from cohort.recipe.rules import measures_kl
 from cohort.rewards.format import asks_for_form
 from cohort.rewards.math.find import write_cell
 from cohort.sandbox import JailUnavailable, find_tier
 from cohort.training.build import EncodedData
-from cohort.training.experience import rollout_metrics
+from cohort.training.drawing import Collected
+from cohort.training.experience import Models, credit_tokens, make_batch, measure_rollouts
 from cohort.training.memory_estimate import (
     describe_memory,
     estimate_memory,
@@ -34,14 +36,16 @@ from cohort.training.memory_estimate import (
     read_model_numbers,
     read_run_numbers,
 )
+from cohort.training.objective import needs_critic, pack_minibatch, score_tokens, token_loss
 from cohort.training.parts import Parts
 from cohort.training.stages import sample_rollouts
-from cohort.training.updates import mismatch_limit
+from cohort.training.updates import find_mismatch_limit
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Rollout
 
 Level = Literal["ok", "warning", "failure"]
 GOLD_ROWS = 64
 TRIAL_PROMPTS = 32
+OWN_PROMPTS = 8
 
 
 @dataclass(frozen=True)
@@ -53,137 +57,117 @@ class Check:
     """Training would run into an error; other failures leave the choice to the user."""
 
 
-def cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
+def run_cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """No forward pass: rewards on golds, sampling, lengths, memory."""
-    rewards = [*jail_checks(parts), *(column_checks(parts, encoded) or row_checks(parts, encoded.train))]
-    teacher, parameters = teacher_checks(parts, encoded)
-    rows = [*rewards, *problem_checks(parts)]
-    memory = memory_check(parts, encoded, parameters)
-    return [*rows, *model_checks(parts), sampling_check(parts), length_check(parts, encoded), *teacher, memory]
+    rows = [*check_reward_columns(parts, encoded)] or [
+        *check_unusable_rows(parts, encoded.train),
+        *check_golds(parts, encoded.train),
+    ]
+    teacher, parameters = check_teacher(parts, encoded)
+    model = [*check_model(parts), check_sampling(parts), check_prompt_lengths(parts, encoded), *teacher]
+    return [*check_jail(parts), *rows, *check_problem_counts(parts), *model, check_memory(parts, encoded, parameters)]
 
 
-def trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
+def run_trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """Rollouts on a few prompts with the starting policy, and the invariants that must hold at step 1."""
     prompts = parts.stream.take(0, TRIAL_PROMPTS)
     rollouts = sample_rollouts(parts, prompts, parts.sampling, NoiseKey(parts.recipe.seed, "preflight", 0), 1)
-    return [*rollout_checks(parts, rollouts), invariant_check(parts, rollouts)]
+    return [*check_rollouts(parts, rollouts), check_invariants(parts, rollouts)]
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
 
 
-def column_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
+def check_reward_columns(parts: Parts, encoded: EncodedData) -> Iterator[Check]:
     """A column that a reward needs and no row has: said before anything is trained, for the first call would stop the run."""
-    checks = []
-    for place, prompts in scored_rows(parts.recipe, encoded).items():
+    recipe = parts.recipe
+    cold = recipe.cold_start.num_steps > 0 and recipe.cold_start.until_success < 1.0
+    trained = recipe.train.num_steps > 0 and recipe.algorithm.data in SAMPLED
+    # Rows whose completions the rewards will be called on; demonstrations and pairs are trained on unscored.
+    rows: dict[str, Sequence[Prompt]] = {"prompts": encoded.train} if cold or trained else {}
+    for place, prompts in (rows | {f"evaluation set {name}": prompts for name, prompts in encoded.sets.items()}).items():
         try:
             parts.rewards.check_columns(prompts)
         except RewardError as problem:
-            checks.append(Check("failure", "columns", f"{place}: {problem}", blocks=True))
-    return checks
-
-
-def scored_rows(recipe: Recipe, encoded: EncodedData) -> dict[str, Sequence[Prompt]]:
-    """Place -> rows whose completions the rewards will be called on. Demonstrations and pairs are trained on unscored."""
-    cold = recipe.cold_start.num_steps > 0 and recipe.cold_start.until_success < 1.0
-    trained = recipe.train.num_steps > 0 and recipe.algorithm.data in SAMPLED
-    rows: dict[str, Sequence[Prompt]] = {"prompts": encoded.train} if cold or trained else {}
-    return rows | {f"evaluation set {name}": prompts for name, prompts in encoded.sets.items()}
+            yield Check("failure", "columns", f"{place}: {problem}", blocks=True)
 
 
 # -- evaluation sets ---------------------------------------------------------------------------------------------------
 
 
-def problem_checks(parts: Parts) -> list[Check]:
+def check_problem_counts(parts: Parts) -> Iterator[Check]:
     """Sets with so few problems that what training changes can hardly be told from noise."""
     most = parts.recipe.evaluation.max_problems
-    checks = []
     for name, problems in parts.evaluation_sets.items():
-        different = len({problem_key(problem) for problem in problems})  # copies of a problem tell nothing new
+        different = len({make_problem_key(problem) for problem in problems})  # copies of a problem tell nothing new
         if different >= FEW_PROBLEMS:
             continue
         count = "1 problem" if different == 1 else f"{different} problems"
         sure = why_no_interval(different) or "few changes will be clear"
-        source = (
-            "rows"
-            if name in parts.recipe.evaluation.sets
-            else "rows, a larger evaluation.held_out, or a set under [evaluation.sets]"
-        )
-        fix = (
-            f"raise evaluation.max_problems from {most}"
-            if len(problems) == most
-            else f"give it {FEW_PROBLEMS} or more: {source}"
-        )
+        fix = f"give it {FEW_PROBLEMS} or more: rows"
+        if len(problems) == most:
+            fix = f"raise evaluation.max_problems from {most}"
+        elif name not in parts.recipe.evaluation.sets:
+            fix += ", a larger evaluation.held_out, or a set under [evaluation.sets]"
         text = f"{name} has {count}: one is {100 / different:.1f} points of greedy accuracy, and {sure}; {fix}."
-        checks.append(Check("warning", "evaluation", text))
-    return checks
+        yield Check("warning", "evaluation", text)
 
 
 # -- golds -------------------------------------------------------------------------------------------------------------
 
 
-def jail_checks(parts: Parts) -> list[Check]:
+def check_jail(parts: Parts) -> Iterator[Check]:
     """Where model text goes that could run as code."""
     if not parts.rewards.needs_jail:
-        return []
+        return
     try:
         tier = find_tier().name
     except JailUnavailable as problem:
-        return [Check("warning", "jail", str(problem))]
+        yield Check("warning", "jail", str(problem))
+        return
     if tier == "unsafe":
-        return [Check("warning", "jail", "COHORT_JAIL=unsafe: what the policy writes runs on this machine without a jail")]
-    return [Check("ok", "jail", f"model text that could run as code goes to a {tier} jail")]
+        yield Check("warning", "jail", "COHORT_JAIL=unsafe: what the policy writes runs on this machine without a jail")
+    else:
+        yield Check("ok", "jail", f"model text that could run as code goes to a {tier} jail")
 
 
-def row_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
-    return [*unusable_checks(parts, prompts), *gold_checks(parts, prompts)]
-
-
-def unusable_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
+def check_unusable_rows(parts: Parts, prompts: Sequence[Prompt]) -> Iterator[Check]:
     """Rows whose gold answer or tests can never be used: each would cost its rollouts and teach nothing."""
-    checks = []
     for part, problems in parts.rewards.find_unusable(prompts).items():
         row, reason = problems[0]
         text = f"{len(problems)} of {len(prompts)} rows can never be scored by {part}; the first is row {row}: {reason}"
         allowed = parts.recipe.train.max_fault_share
         if len(problems) > allowed * len(prompts):  # a step would lose more than it may, sooner or later
             advice = f"{text}. That is more than train.max_fault_share = {allowed:g}: mend or remove these rows."
-            checks.append(Check("failure", "golds", advice, blocks=True))
+            yield Check("failure", "golds", advice, blocks=True)
         else:
-            checks.append(Check("warning", "golds", f"{text}. Mend or remove these rows."))
-    return checks
+            yield Check("warning", "golds", f"{text}. Mend or remove these rows.")
 
 
-def gold_checks(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
+def check_golds(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
     """Gold answers must score, and the answers of other rows must not: a verifier bug is a corrupted gradient."""
-    rows = [prompt for prompt in prompts[: 4 * GOLD_ROWS] if gold_forms(prompt, parts.recipe.cold_start.completion_column)][
-        :GOLD_ROWS
-    ]
+    column = parts.recipe.cold_start.completion_column
+    rows = [prompt for prompt in prompts[: 4 * GOLD_ROWS] if list_gold_forms(prompt, column)][:GOLD_ROWS]
     if len(rows) < 2:
         return [Check("ok", "golds", "not checked: the rows have neither an `answer` nor a demonstration column")]
-    column = parts.recipe.cold_start.completion_column
-    others = [other_row(number, rows) for number in range(len(rows))]
+    # A row after it with another answer; none where all answers are the same.
+    others = [next((one for one in [*rows[at:], *rows[:at]] if one.gold != row.gold), None) for at, row in enumerate(rows)]
     formats = [part.name for part in parts.rewards.parts if asks_for_form(part.function)]
     try:
-        right, formed = best_success(parts, rows, [gold_forms(row, column, bool(formats)) for row in rows], formats)
-        wrong, _ = best_success(parts, rows, [gold_forms(other, column) if other else [] for other in others])
+        right, formed = score_best_forms(parts, rows, [list_gold_forms(row, column, bool(formats)) for row in rows], formats)
+        wrong, _ = score_best_forms(parts, rows, [list_gold_forms(other, column) if other else [] for other in others])
     except RewardError as problem:
         return [Check("failure", "golds", f"the reward functions fail on gold answers: {problem}")]
     # A demonstration is the right answer in the right form; guessed wrappings of an answer may miss a form of the user's own.
-    sure = column in rows[0].columns
+    fails_below = 0.5 if column in rows[0].columns else -1.0
+    what = f"gold answers score as success{describe_forms(formats, formed)}"
     return [
-        share_check(
-            "golds",
-            right,
-            f"gold answers score as success{in_form(formats, formed)}",
-            low=0.99,
-            fails_below=0.5 if sure else -1.0,
-        ),
-        share_check("shuffled golds", wrong, "answers of other rows score as success", high=0.01),
+        judge_share("golds", right, what, low=0.99, fails_below=fails_below),
+        judge_share("shuffled golds", wrong, "answers of other rows score as success", high=0.01),
     ]
 
 
-def gold_forms(row: Prompt, column: str, thinking: bool = False) -> list[str]:
+def list_gold_forms(row: Prompt, column: str, thinking: bool = False) -> list[str]:
     """Texts that a right completion could be: the demonstration, or the answer in the usual wrappings.
 
     thinking: each wrapping also behind a thought, and behind one that the prompt has opened, for parts that pay such a form.
@@ -199,20 +183,7 @@ def gold_forms(row: Prompt, column: str, thinking: bool = False) -> list[str]:
     return [f"{thought}{text}" for thought in ("", "<think>so</think>\n", "so</think>\n") for text in wrapped]
 
 
-def other_row(number: int, rows: Sequence[Prompt]) -> Prompt | None:
-    """A row with another answer; None where all answers are the same."""
-    mine = rows[number].gold
-    return next(
-        (
-            rows[(number + shift) % len(rows)]
-            for shift in range(1, len(rows))
-            if rows[(number + shift) % len(rows)].gold != mine
-        ),
-        None,
-    )
-
-
-def best_success(
+def score_best_forms(
     parts: Parts, rows: Sequence[Prompt], forms_P: Sequence[Sequence[str]], formats: Sequence[str] = ()
 ) -> tuple[list[bool], bool]:
     """(per row with a form, whether any of its forms is a success; whether every row has one that all parts of `formats` pay).
@@ -236,7 +207,7 @@ def best_success(
     return success, all(paid_P.values())
 
 
-def in_form(formats: Sequence[str], formed: bool) -> str:
+def describe_forms(formats: Sequence[str], formed: bool) -> str:
     """Which forms were judged, where parts of the reward pay one; "" where none does."""
     if not formats:
         return ""
@@ -244,7 +215,7 @@ def in_form(formats: Sequence[str], formed: bool) -> str:
     return f" in a form that {names} accept{'s' * (len(formats) == 1)}" if formed else f", though not in a form for {names}"
 
 
-def share_check(
+def judge_share(
     name: str, verdicts: Sequence[bool], what: str, low: float = 0.0, high: float = 1.0, fails_below: float = -1.0
 ) -> Check:
     if not verdicts:
@@ -260,18 +231,18 @@ def share_check(
 # -- sampling, lengths, memory -----------------------------------------------------------------------------------------
 
 
-def model_checks(parts: Parts) -> list[Check]:
+def check_model(parts: Parts) -> list[Check]:
     """Which engine samples and why, and what is to be said of how the model is trained."""
     slow = parts.engine.capabilities.most_slots == 1
     notes = [Check("warning" if ASKED_FOR in note else "ok", "model", note) for note in parts.policy.notes]
     return [Check("warning" if slow else "ok", "engine", parts.engine_words), *notes]
 
 
-def sampling_check(parts: Parts) -> Check:
+def check_sampling(parts: Parts) -> Check:
     sampling, tokenizer = parts.sampling, parts.policy.tokenizer
     stops = ", ".join(f"{token} {tokenizer.convert_ids_to_tokens(token)!r}" for token in sampling.stop_ids)
     text = (
-        f"temperature {sampling.temperature:g} over the full distribution ({generation_words(parts)}), {sampling.group_size} "
+        f"temperature {sampling.temperature:g} over the full distribution ({describe_generation(parts)}), {sampling.group_size} "
         f"completions of at most {sampling.max_completion_tokens} tokens, stop at {stops or 'nothing'}"
     )
     if not sampling.stop_ids:
@@ -279,7 +250,7 @@ def sampling_check(parts: Parts) -> Check:
     return Check("ok", "sampling", text)
 
 
-def generation_words(parts: Parts) -> str:
+def describe_generation(parts: Parts) -> str:
     """What the model's own generation_config.json would cut, punish or forbid, which sampling in training never does."""
     asked = parts.policy.model.generation_config.to_diff_dict()
     cuts = {name: value for name, value in asked.items() if name in ("top_p", "top_k", "temperature") or explain_missing(name)}
@@ -287,15 +258,13 @@ def generation_words(parts: Parts) -> str:
     return f"the checkpoint's generation_config is not used{f': {listed}' if listed else ''}"
 
 
-def length_check(parts: Parts, encoded: EncodedData) -> Check:
+def check_prompt_lengths(parts: Parts, encoded: EncodedData) -> Check:
     """Prompt and completion must fit into the model's positions, in training and in every evaluation set."""
     most = count_positions(parts.policy.model.config.get_text_config())
-    evaluated = parts.recipe.evaluation.max_completion_tokens
-    needs = [("sampling.max_completion_tokens", "prompts", encoded.train, parts.sampling.max_completion_tokens)]
-    for name, prompts in encoded.sets.items():
-        field = "evaluation.max_completion_tokens" if evaluated else "sampling.max_completion_tokens"
-        needs.append((field, name, prompts, evaluated or parts.sampling.max_completion_tokens))
-    for field, name, prompts, tokens in needs:
+    for name, prompts in {"": encoded.train, **encoded.sets}.items():
+        evaluated = parts.recipe.evaluation.max_completion_tokens if name else 0
+        tokens, name = evaluated or parts.sampling.max_completion_tokens, name or "prompts"
+        field = f"{'evaluation' if evaluated else 'sampling'}.max_completion_tokens"
         longest = max(len(prompt.token_ids) for prompt in prompts)
         if most and longest + tokens > most:
             text = f"{name}: prompts of up to {longest} tokens and {field} = {tokens} need {longest + tokens} positions, the model has {most}"
@@ -305,7 +274,7 @@ def length_check(parts: Parts, encoded: EncodedData) -> Check:
     return Check(level, "lengths", str(report))
 
 
-def teacher_checks(parts: Parts, encoded: EncodedData) -> tuple[list[Check], int]:
+def check_teacher(parts: Parts, encoded: EncodedData) -> tuple[list[Check], int]:
     """(whether the teacher can score what will be sampled, its parameters), before its weights are read."""
     settings = parts.recipe.teacher
     if not settings.source or not parts.recipe.train.num_steps:
@@ -318,7 +287,7 @@ def teacher_checks(parts: Parts, encoded: EncodedData) -> tuple[list[Check], int
     return [Check("ok", "teacher", f"{settings.source}: {count / 1e6:.2f} M parameters, the policy's vocabulary")], count
 
 
-def memory_check(parts: Parts, encoded: EncodedData, teacher_parameters: int = 0) -> Check:
+def check_memory(parts: Parts, encoded: EncodedData, teacher_parameters: int = 0) -> Check:
     """What the run will hold at its peak, against what this device has for it."""
     run = replace(read_run_numbers(parts, encoded), teacher_parameters=teacher_parameters)
     needed = estimate_memory(read_model_numbers(parts.policy), run)
@@ -328,51 +297,43 @@ def memory_check(parts: Parts, encoded: EncodedData, teacher_parameters: int = 0
     return Check("ok" if needed.peak <= there else "warning", "memory", describe_memory(needed, there))
 
 
-def rollout_checks(parts: Parts, rollouts: Sequence[Rollout]) -> list[Check]:
+def check_rollouts(parts: Parts, rollouts: Sequence[Rollout]) -> Iterator[Check]:
     size = parts.sampling.group_size
-    metrics = rollout_metrics(rollouts, 0)
+    metrics = measure_rollouts(rollouts, 0)
     groups = [rollouts[at : at + size] for at in range(0, len(rollouts), size)]
     rates = [sum(bool(rollout.outcome.success) for rollout in group) / len(group) for group in groups]
     mean = sum(rates) / len(rates)
     # A rate of 0 or 1 out of `size` draws is not a probability of 0 or 1: each is pulled towards the mean of all prompts,
     # with the weight of two draws, and the mean itself away from 0 and 1 by half a draw.
     pooled = (mean * len(rollouts) + 0.5) / (len(rollouts) + 1)
-    predicted = sum(useful_share((rate * size + 2 * pooled) / (size + 2), size) for rate in rates) / len(rates)
+    predicted = sum(predict_useful_share((rate * size + 2 * pooled) / (size + 2), size) for rate in rates) / len(rates)
     seen = sum(0 < rate < 1 for rate in rates)
-    checks = []
     cut = f"{metrics['rollout/truncated']:.0%} of completions were cut at {parts.sampling.max_completion_tokens} tokens; mean length {metrics['rollout/length_mean']:.0f}"
     untrained = parts.recipe.cold_start.num_steps > 0
     if metrics["rollout/truncated"] > 0.3 and not untrained:
-        checks.append(Check("warning", "truncation", f"{cut}. Raise sampling.max_completion_tokens."))
+        yield Check("warning", "truncation", f"{cut}. Raise sampling.max_completion_tokens.")
     else:
-        checks.append(Check("ok", "truncation", cut + (" (before the cold start)" if untrained else "")))
+        yield Check("ok", "truncation", cut + (" (before the cold start)" if untrained else ""))
     text = f"{mean:.1%} success on {len(groups)} prompts x {size}; groups with signal: {seen} of {len(groups)} seen, {predicted:.0%} predicted"
     if untrained:
-        checks.append(Check("ok", "success", f"{text} (before the cold start, which comes first)"))
+        yield Check("ok", "success", f"{text} (before the cold start, which comes first)")
+    elif seen == 0 and mean < 0.5:
+        hint = "Too hard or not parsed: try easier prompts, a cold start, or look at a completion."
+        yield Check("warning", "success", f"{text}. {hint}")
     elif seen == 0:
-        hint = (
-            "too hard or not parsed: try easier prompts, a cold start, or look at a completion"
-            if mean < 0.5
-            else "too easy: nothing is left to learn from"
-        )
-        checks.append(Check("warning", "success", f"{text}. {hint[0].upper()}{hint[1:]}."))
+        yield Check("warning", "success", f"{text}. Too easy: nothing is left to learn from.")
     else:
-        checks.append(Check("ok", "success", text))
+        yield Check("ok", "success", text)
     distinct = metrics["rollout/distinct"]
     level: Level = "ok" if distinct > 1.5 / size or size == 1 else "warning"
-    checks.append(Check(level, "diversity", f"{distinct:.0%} of the completions of a group are distinct"))
-    checks.append(Check("ok", "example", example_text(rollouts)))
-    return checks
-
-
-def example_text(rollouts: Sequence[Rollout]) -> str:
+    yield Check(level, "diversity", f"{distinct:.0%} of the completions of a group are distinct")
     best = max(rollouts, key=lambda rollout: (rollout.outcome.reward or 0.0, -rollout.completion.length))
-    content: Any = best.prompt.content
-    return f"{content!r} -> {best.completion.text[:200]!r} (reward {best.outcome.reward})"
+    shown = f"{best.prompt.content!r} -> {best.completion.text[:200]!r} (reward {best.outcome.reward})"
+    yield Check("ok", "example", shown)
 
 
 @torch.no_grad()
-def invariant_check(parts: Parts, rollouts: Sequence[Rollout]) -> Check:
+def check_invariants(parts: Parts, rollouts: Sequence[Rollout]) -> Check:
     """Ratio 1 between engine and trainer, log-probs <= 0, KL 0 to a copy of the weights."""
     scored = [rollout for rollout in rollouts if rollout.outcome.reward is not None]
     examples = make_examples(scored)
@@ -380,15 +341,46 @@ def invariant_check(parts: Parts, rollouts: Sequence[Rollout]) -> Check:
         return Check("failure", "step 1", "no completion was scored, so nothing could be compared")
     policy = parts.policy.score_examples(examples, parts.recipe.train.micro_batch_tokens)
     again = parts.policy.score_examples(examples, parts.recipe.train.micro_batch_tokens)
-    mismatch = torch.cat(
-        [
-            (ours - example.sampling_logprobs_T)[example.loss_mask_T].abs()
-            for ours, example in zip(policy, examples, strict=True)
-        ]
-    )
+    compared = zip(policy, examples, strict=True)
+    mismatch = torch.cat([(ours - one.sampling_logprobs_T)[one.loss_mask_T].abs() for ours, one in compared])
     drift = max(float((ours - twice).abs().max()) for ours, twice in zip(policy, again, strict=True))
-    limit = mismatch_limit(parts.policy.model, parts.engine.capabilities.rounding)
+    limit = find_mismatch_limit(parts.policy.model, parts.engine.capabilities.rounding)
     largest, highest = float(mismatch.max()), max(float(ours.max()) for ours in policy)
     text = f"max |log ratio| engine to trainer {largest:.1e} (limit {limit:.0e}), largest log-prob {highest:.1e}, KL to equal weights {drift:.1e}"
     held = largest <= limit and highest <= 1e-6 and drift == 0.0
     return Check("ok" if held else "failure", "step 1", text)
+
+
+# -- functions of a user's own -----------------------------------------------------------------------------------------
+
+
+def check_own_functions(parts: Parts) -> list[Check]:
+    """One sentence on the user's own functions, tried on the starting policy, or what is wrong with what they gave. No weight moves."""
+    algorithm = parts.recipe.algorithm
+    names = ", ".join(choice.name for choice in algorithm.own.values())
+    if not names:
+        return []
+    if needs_critic(algorithm) or algorithm.data not in SAMPLED:
+        return [Check("ok", "algorithm", f"{names}: not tried here; they need a critic, or rows that are not sampled")]
+    try:
+        return [Check("ok", "algorithm", f"{names}: {try_functions(parts)}")]
+    except CohortError as problem:
+        return [Check("failure", "algorithm", str(problem))]
+
+
+def try_functions(parts: Parts) -> str:
+    recipe, policy = parts.recipe, parts.policy
+    prompts = parts.stream.take(0, OWN_PROMPTS)
+    rollouts = sample_rollouts(parts, prompts, parts.sampling, NoiseKey(recipe.seed, "preflight", 1), 1)
+    # At the start the reference is the policy itself.
+    models = Models(policy, policy if measures_kl(recipe) else None, NoCritic())
+    credited = credit_tokens(Collected(rollouts, {}, len(prompts), 0), models, recipe, 1, recipe.algorithm.kl_coef)
+    advantages_N = make_batch(credited).advantages_N
+    said = f"advantages from {min(advantages_N):.3g} to {max(advantages_N):.3g} on {len(rollouts)} completions"
+    members = [credited.examples[place] for place in credited.plan[0]] if credited.plan else []
+    minibatch = pack_minibatch(members, recipe, policy, credited.layouts)
+    if not minibatch.micro_batches:
+        return f"{said}; no token is pushed on them, so the region was not called"
+    micro = minibatch.micro_batches[0].to(policy.device)
+    loss = token_loss(score_tokens(policy, micro, recipe.algorithm), micro, recipe.algorithm, recipe.algorithm.kl_coef)
+    return f"{said}, a finite loss for each of {loss.loss_M.numel()} tokens"

@@ -7,7 +7,6 @@ What would make a mixture is refused. What a person may mean to change in the mi
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from cohort.errors import RunError
 from cohort.recipe.schema import Recipe
 from cohort.training.build import EncodedData
+from cohort.training.checkpoint import digest_file
 from cohort.training.state import TrainState
 
 START = "start"
@@ -45,11 +45,6 @@ def digest_files(folder: Path) -> dict[str, str]:
     return {name: digest_file(file) for name, file in found.items() if file.is_file()}
 
 
-def digest_file(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def read_files(recipe: Recipe, model: Any) -> dict[str, dict[str, str]]:
     """By place: the files that every start of this run reads. model: as loaded; one of the hub knows its commit."""
     sources = {
@@ -62,11 +57,11 @@ def read_files(recipe: Recipe, model: Any) -> dict[str, dict[str, str]]:
     commit = getattr(model.config, "_commit_hash", None)
     if commit and not found["model.source"]:
         found["model.source"] = {"the commit on the hub": str(commit)}
-    rewards = {f"rewards.{number}": digest_reward(reward.function) for number, reward in enumerate(recipe.rewards)}
+    rewards = {f"rewards.{number}": digest_reward_module(reward.function) for number, reward in enumerate(recipe.rewards)}
     return {place: files for place, files in (found | rewards).items() if files}
 
 
-def digest_reward(function: str) -> dict[str, str]:
+def digest_reward_module(function: str) -> dict[str, str]:
     """The module of a user's function that is named in the recipe, found without being imported; empty for all others."""
     module, _, name = function.partition(":")
     path: list[str] | None = None

@@ -54,7 +54,7 @@ def label(rollouts: Iterable[Rollout], iteration: int) -> list[Labelled]:
     ]
 
 
-def groups_of(data: Sequence[Labelled]) -> list[list[int]]:
+def list_groups(data: Sequence[Labelled]) -> list[list[int]]:
     """Places of the members of each group, groups in order of first appearance."""
     groups: dict[tuple[int, int], list[int]] = {}
     for place, item in enumerate(data):
@@ -62,7 +62,7 @@ def groups_of(data: Sequence[Labelled]) -> list[list[int]]:
     return list(groups.values())
 
 
-def pairs_of(rights_B: Sequence[bool], groups: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
+def list_pairs(rights_B: Sequence[bool], groups: Iterable[Sequence[int]]) -> list[tuple[int, int]]:
     """All (right, wrong) pairs of places within groups."""
     return [
         (right, wrong) for members in groups for right in members if rights_B[right] for wrong in members if not rights_B[wrong]
@@ -96,7 +96,7 @@ class Replay:
             raise InvariantError(f"{strays} of {len(fresh)} completions to mix were not labelled in iteration {iteration}")
         older = [item for item in self.items if item.iteration < iteration]
         self.items = [*older, *fresh]
-        wanted, groups, chosen = round(share * len(fresh)), groups_of(older), list[int]()
+        wanted, groups, chosen = round(share * len(fresh)), list_groups(older), list[int]()
         for place in keyed_permutation(len(groups), "replay", seed, iteration):
             if len(chosen) >= wanted:
                 break

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,17 +23,15 @@ from torch import Tensor
 from cohort.base.keyed import keyed_hash, keyed_permutation
 from cohort.engine.stop import stop_ids
 from cohort.errors import InvariantError, ModelError, RunError
-from cohort.model import folders, loading
-from cohort.model.backbone import ModuleBackbone
-from cohort.model.optim import MAX_SKIPPED_IN_A_ROW, MasterWeights, Optimizer, cast_parameters
+from cohort.model import loading
+from cohort.model.optim import MasterWeights, Optimizer, cast_parameters
 from cohort.model.packing import token_budget_rows
 from cohort.model.policy import Policy
-from cohort.ops.attention import attention_configs
+from cohort.model.scalar_head import ScalarModel
 from cohort.ops.gather import Selection, take
 from cohort.ops.layout import lay_out
-from cohort.ops.rounding import run_steadily
 from cohort.recipe.schema import OptimizerConfig, RewardModelConfig
-from cohort.training.reward_data import Labelled, groups_of, is_held_back, pairs_of
+from cohort.training.reward_data import Labelled, is_held_back, list_groups, list_pairs
 
 PART = "reward_model"
 """Name of its part in an outcome, and of its area among the metrics."""
@@ -46,8 +44,8 @@ Sequences = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 """(prompt ids, completion ids) of each completion."""
 
 
-class RewardModel:
-    """A sequence-classification model with one label. Always in eval mode, like the policy."""
+class RewardModel(ScalarModel):
+    """A sequence-classification model with one label."""
 
     def __init__(
         self,
@@ -59,15 +57,9 @@ class RewardModel:
         checkpointing: bool = False,
         state_bits: Literal[32, 8] = 32,
     ):
-        """`own_attention`: the architecture is proven to run on our attention (model/policy.py); others keep the one they have.
-
-        `checkpointing` and `state_bits`: as in the policy's training, for the reward model is as large.
-        """
-        self.model = model.eval()
-        self.tokenizer = tokenizer
-        self.settings = settings
-        self.backbone = ModuleBackbone(model.base_model, attention_configs(model) if own_attention else [], checkpointing)
-        self.state_bits = state_bits
+        """`checkpointing` and `state_bits`: as in the policy's training, for the reward model is as large."""
+        super().__init__(model, model.base_model, find_head(model), own_attention, checkpointing)
+        self.tokenizer, self.settings, self.state_bits = tokenizer, settings, state_bits
         check_value_head(self)
         self.weights = MasterWeights(model, compute_dtype)
 
@@ -85,7 +77,7 @@ class RewardModel:
 
         config = copy.deepcopy(policy.model.config)
         config.num_labels = 1
-        pad_id = padding_id(policy)
+        pad_id = find_padding_id(policy)
         config.get_text_config().pad_token_id = pad_id
         if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
             raise ModelError(
@@ -99,7 +91,7 @@ class RewardModel:
         cast_parameters(model, torch.promote_types(compute_dtype, torch.float32))
         copy_backbone(policy.merge_model(), model)
         with torch.no_grad():
-            for parameter in head_of(model).parameters():
+            for parameter in find_head(model).parameters():
                 generator = torch.Generator().manual_seed(keyed_hash("reward model, head", seed) % 2**63)
                 values = torch.randn(parameter.shape, generator=generator) * HEAD_STD * parameter.shape[-1] ** -0.5
                 parameter.copy_(values if parameter.dim() >= 2 else torch.zeros_like(values))
@@ -126,45 +118,22 @@ class RewardModel:
         state_bits: Literal[32, 8] = 32,
     ) -> RewardModel:
         """A ready reward model from a folder or the hub. It reads the policy's token ids, so it must share its vocabulary."""
-        from transformers import AutoModelForSequenceClassification
-
-        loading.hide_progress_bars()
-        trusted, field = settings.trust_remote_code, "reward_model.source"
-        folders.refuse_unfit_source(source, field, trusted=trusted, causal=False)
-        tokenizer = loading.read_tokenizer(source, "", field, trusted)
-        try:
-            model, report = AutoModelForSequenceClassification.from_pretrained(
-                source,
-                dtype=torch.promote_types(compute_dtype, torch.float32),
-                trust_remote_code=trusted,
-                output_loading_info=True,
-            )
-        except loading.LOADING_PROBLEMS as problem:
-            raise ModelError(
-                f"reward model: cannot load {source!r} as a sequence-classification model ({loading.first_line(problem)}). "
-                "Give a folder written by save_pretrained, or a hub id that this machine can reach."
-            ) from problem
+        model, tokenizer = loading.load_pretrained(
+            source,
+            dtype=torch.promote_types(compute_dtype, torch.float32),
+            device=policy.device,
+            field="reward_model.source",
+            trusted=settings.trust_remote_code,
+            kind=loading.SCORING,
+        )
         if model.config.num_labels != 1:
             raise ModelError(f"reward model: {source!r} has {model.config.num_labels} labels; a reward model has exactly one.")
-        if report["missing_keys"]:
-            raise ModelError(
-                f"reward model: {source!r} lacks {', '.join(sorted(report['missing_keys'])[:3])}, which would be made up at "
-                "random. Give a model that was trained as a reward model, not a language model."
-            )
         if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
             raise ModelError(
                 f"reward model: {source!r} has another vocabulary than the policy, whose token ids it would have to read. "
                 "Give a reward model of the policy's own family."
             )
-        loading.refuse_broken_numbers(model, source, field)
-        return cls(
-            model.to(policy.device),
-            tokenizer,
-            settings,
-            compute_dtype,
-            checkpointing=policy.checkpointing,
-            state_bits=state_bits,
-        )
+        return cls(model, tokenizer, settings, compute_dtype, checkpointing=policy.checkpointing, state_bits=state_bits)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Scoring
@@ -190,28 +159,15 @@ class RewardModel:
 
     def values(self, sequences: Sequences) -> Tensor:
         """values_B of one micro-batch, in float32 at least."""
-        layout = lay_out(sequences).to(self.model.device)
+        layout = lay_out(sequences).to(self.device)
         last_B = layout.rows.own_start_B + layout.rows.own_length_B - 1
-        hidden_BH = take(self.backbone(layout), Selection.of(last_B, layout.num_tokens).to(self.model.device))
-        # In bfloat16 two scores near 4 differ by 1/64 or not at all: the head's product is taken in float32.
-        dtype = torch.promote_types(hidden_BH.dtype, torch.float32)
-        head = head_of(self.model)
-        weight, bias = head.weight.to(dtype), head.bias.to(dtype) if head.bias is not None else None
-        return run_steadily(lambda rows_BH: F.linear(rows_BH, weight, bias), hidden_BH.to(dtype))[:, 0]
+        return self.read_head(take(self.backbone(layout), Selection.of(last_B, layout.num_tokens).to(self.device)))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Fitting
     # -----------------------------------------------------------------------------------------------------------------
 
-    def fit(
-        self,
-        data: Sequence[Labelled],
-        *,
-        iteration: int,
-        seed: int,
-        micro_batch_tokens: int,
-        on_progress: Callable[[int, Mapping[str, float]], None] | None = None,
-    ) -> dict[str, float]:
+    def fit(self, data: Sequence[Labelled], *, iteration: int, seed: int, micro_batch_tokens: int) -> dict[str, float]:
         """Go on from the present weights with a fresh AdamW, and measure on the prompts held back, before and after.
 
         All or nothing: interrupted, it leaves the weights of before, so that a checkpoint never holds half a fit.
@@ -219,15 +175,15 @@ class RewardModel:
         settings = self.settings
         back = [item for item in data if is_held_back(item, settings.held_back, seed)]
         train = [item for item in data if not is_held_back(item, settings.held_back, seed)]
-        units = fit_units(train, settings.loss)
+        units = list_fit_units(train, settings.loss)
         plan = [
             fill(units, keyed_permutation(len(units), "reward model, batches", seed, iteration, epoch), settings.batch_size)
             for epoch in range(settings.epochs)
         ]
         total = sum(map(len, plan))
-        weights_before = {name: master.to("cpu", copy=True) for name, master in self.tensors().items()}
+        weights_before = {name: master.to("cpu", copy=True) for name, master in self.weights.tensors().items()}
         known = {
-            "pairs": float(len(pairs_of([item.right for item in train], groups_of(train)))),
+            "pairs": float(len(list_pairs([item.right for item in train], list_groups(train)))),
             "completions": float(sum(map(len, units))),
             "replayed": float(sum(item.iteration < iteration for item in data)),
         }
@@ -235,24 +191,18 @@ class RewardModel:
         if "accuracy" in before:
             known["accuracy_before"] = before["accuracy"]
         try:
-            optimizer = Optimizer(self.weights, adamw_settings(settings.learning_rate, total, self.state_bits), total)
+            optimizer = Optimizer(self.weights, make_adamw_settings(settings.learning_rate, total, self.state_bits), total)
             for batches in plan:
                 losses = []
                 for batch in batches:
                     losses.append(self.accumulate([train[place] for place in batch], micro_batch_tokens))
                     optimizer.clip_and_step()
-                    if optimizer.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-                        raise InvariantError(
-                            f"{MAX_SKIPPED_IN_A_ROW} updates of the reward model in a row had a non-finite gradient. "
-                            "Lower reward_model.learning_rate."
-                        )
-                    if on_progress is not None:
-                        on_progress(optimizer.updates, {"loss": losses[-1]})
+                    optimizer.check_finite("reward_model")
             measured = known | {"loss": sum(losses) / len(losses)} | self.measure(back, micro_batch_tokens)
             return {f"{PART}/{name}": value for name, value in measured.items()}
         except BaseException:
             self.weights.drop_gradients()
-            self.load(weights_before)
+            self.weights.load(weights_before)
             raise
 
     def accumulate(self, batch: Sequence[Labelled], micro_batch_tokens: int) -> float:
@@ -261,9 +211,9 @@ class RewardModel:
         The denominator is that of the whole batch. Groups stay whole when pairs are compared: one always fits.
         """
         pairwise = self.settings.loss == "pairwise"
-        groups = groups_of(batch)
+        groups = list_groups(batch)
         group_of = {place: number for number, members in enumerate(groups) for place in members}
-        terms = len(pairs_of([item.right for item in batch], groups)) if pairwise else len(batch)
+        terms = len(list_pairs([item.right for item in batch], groups)) if pairwise else len(batch)
         lengths = [len(item.prompt_ids) + len(item.completion_ids) for item in batch]
         total = 0.0
         for rows in token_budget_rows(
@@ -271,7 +221,7 @@ class RewardModel:
         ):
             items = [batch[row] for row in rows]
             values_B = self.values([(item.prompt_ids, item.completion_ids) for item in items])
-            loss = fit_losses(values_B, items, self.settings.loss).sum() / terms
+            loss = compute_fit_losses(values_B, items, self.settings.loss).sum() / terms
             loss.backward()
             total += float(loss.detach())
         return total
@@ -282,14 +232,14 @@ class RewardModel:
         if not all(map(math.isfinite, scores)):
             raise InvariantError("the reward model's scores are not finite numbers. Lower reward_model.learning_rate.")
         rights = [item.right for item in data]
-        pairs = pairs_of(rights, groups_of(data))
+        pairs = list_pairs(rights, list_groups(data))
         measured = {"held_back_pairs": float(len(pairs))}
         if pairs:
-            measured["accuracy"] = ranked_right(scores, pairs)
-        area = auc(scores, rights)
+            measured["accuracy"] = measure_ranking(scores, pairs)
+        area = compute_auc(scores, rights)
         if area is not None:
             measured["auc"] = area
-        losses = fit_losses(torch.tensor(scores, dtype=torch.float64), data, self.settings.loss)
+        losses = compute_fit_losses(torch.tensor(scores, dtype=torch.float64), data, self.settings.loss)
         if losses.numel():
             measured["held_back_loss"] = float(losses.mean())
         return measured
@@ -297,13 +247,6 @@ class RewardModel:
     # -----------------------------------------------------------------------------------------------------------------
     # Saving
     # -----------------------------------------------------------------------------------------------------------------
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The float32 weights; nothing else lasts from one fit to the next."""
-        return self.weights.tensors()
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.weights.load(tensors)
 
     def save(self, folder: Path) -> None:
         """Hugging Face format; loads with AutoModelForSequenceClassification and AutoTokenizer."""
@@ -317,7 +260,7 @@ class RewardModel:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def padding_id(policy: Policy) -> int | None:
+def find_padding_id(policy: Policy) -> int | None:
     """A token that never ends a completion.
 
     transformers pools at the last token that is not padding. Were that the end token, a saved reward model would be read
@@ -339,7 +282,7 @@ def copy_backbone(policy_model: Any, model: Any) -> None:
         ) from problem
 
 
-def head_of(model: Any) -> torch.nn.Linear:
+def find_head(model: Any) -> torch.nn.Linear:
     head = getattr(model, "score", None)
     if not isinstance(head, torch.nn.Linear) or head.out_features != 1 or model.base_model is model:
         raise ModelError(
@@ -372,19 +315,19 @@ def check_value_head(reward_model: RewardModel) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def fit_losses(values_B: Tensor, items: Sequence[Labelled], kind: str) -> Tensor:
+def compute_fit_losses(values_B: Tensor, items: Sequence[Labelled], kind: str) -> Tensor:
     """One term for each pair, -log sigmoid(value_right - value_wrong); or for each completion, cross-entropy of its label."""
     rights = [item.right for item in items]
     if kind == "pointwise":
         labels_B = torch.tensor(rights, dtype=values_B.dtype, device=values_B.device)
         return F.binary_cross_entropy_with_logits(values_B, labels_B, reduction="none")
-    pairs = torch.tensor(pairs_of(rights, groups_of(items)), dtype=torch.long, device=values_B.device).view(-1, 2)
+    pairs = torch.tensor(list_pairs(rights, list_groups(items)), dtype=torch.long, device=values_B.device).view(-1, 2)
     return F.softplus(values_B[pairs[:, 1]] - values_B[pairs[:, 0]])
 
 
-def fit_units(train: Sequence[Labelled], kind: str) -> list[list[int]]:
+def list_fit_units(train: Sequence[Labelled], kind: str) -> list[list[int]]:
     """What a batch is filled with: groups that hold both labels, or single completions. RunError where nothing can be learned."""
-    groups = groups_of(train)
+    groups = list_groups(train)
     all_right = sum(all(train[place].right for place in members) for members in groups)
     all_wrong = sum(not any(train[place].right for place in members) for members in groups)
     num_right = sum(item.right for item in train)
@@ -414,13 +357,13 @@ def fill(units: Sequence[Sequence[int]], order: Sequence[int], batch_size: int) 
     return batches
 
 
-def adamw_settings(learning_rate: float, total_updates: int, state_bits: Literal[32, 8] = 32) -> OptimizerConfig:
+def make_adamw_settings(learning_rate: float, total_updates: int, state_bits: Literal[32, 8] = 32) -> OptimizerConfig:
     """A short warm-up, for the moments are fresh, then a linear decay to 0: the fit ends where it ends, and settles."""
     warmup_steps = math.ceil(WARMUP_SHARE * total_updates)
     return OptimizerConfig(learning_rate=learning_rate, schedule="linear", warmup_steps=warmup_steps, state_bits=state_bits)
 
 
-def ranked_right(scores: Sequence[float], pairs: Sequence[tuple[int, int]]) -> float:
+def measure_ranking(scores: Sequence[float], pairs: Sequence[tuple[int, int]]) -> float:
     """Share of (right, wrong) pairs whose right one scores higher; a tie counts half."""
     points = (
         1.0 if scores[right] > scores[wrong] else 0.5 if scores[right] == scores[wrong] else 0.0 for right, wrong in pairs
@@ -428,7 +371,7 @@ def ranked_right(scores: Sequence[float], pairs: Sequence[tuple[int, int]]) -> f
     return sum(points) / len(pairs)
 
 
-def auc(scores: Sequence[float], rights: Sequence[bool]) -> float | None:
+def compute_auc(scores: Sequence[float], rights: Sequence[bool]) -> float | None:
     """Probability that a right one scores above a wrong one, over all of them, ties half. None: only one label is there.
 
     Mann and Whitney's count by ranks: n log n where all pairs would be n^2.

@@ -53,23 +53,30 @@ def find_weights(folder: RunFolder, which: str, recipe: Recipe) -> Target:
             )
         return Target(str(folder.root), str(folder.model), None, recipe, folder, "its final model")
     base = str(folder.start) if folder.start.is_dir() else recipe.model.source
-    label = f"{folder.root}@{which or 'last'}"
+    where, words = find_checkpoint(folder, which)
+    return Target(f"{folder.root}@{which or 'last'}", base, where, recipe, folder, words)
+
+
+def find_checkpoint(folder: RunFolder, which: str) -> tuple[Path | None, str]:
+    """(the checkpoint that is meant, None for the start of the run; a sentence about it)."""
     if which == "start":
-        return Target(label, base, None, recipe, folder, "the model it started from")
+        return None, "the model it started from"
     if which in ("", "last"):
-        where, words = find_last(folder)
-        return Target(label, base, where, recipe, folder, words)
-    name = f"step-{which}" if which.isdecimal() else which
+        return find_last(folder)
+    name, best = f"step-{which}" if which.isdecimal() else which, ""
     if which == "best":
         pointer = folder.checkpoints / "best.json"
         if not pointer.is_file():
             raise RunError(f"{folder.root} has no best checkpoint: set evaluation.every_steps to evaluate while training.")
-        name = json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"]
+        name, best = json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"], ", the best by held-out reward"
     where = folder.checkpoints / name
     if Path(name).name != name or not where.is_dir():
-        raise RunError(f"{folder.root} has no checkpoint {name!r}; it has: {known_checkpoints(folder)}.")
-    best = ", the best by held-out reward" if which == "best" else ""
-    return Target(label, base, where, recipe, folder, f"checkpoint {name}{best}")
+        from cohort.training import checkpoint
+
+        names = [one.name for one in checkpoint.list_checkpoints(folder.checkpoints)]
+        known = ", ".join([one for one in names if one.startswith("step-")] or names) or "none"
+        raise RunError(f"{folder.root} has no checkpoint {name!r}; it has: {known}.")
+    return where, f"checkpoint {name}{best}"
 
 
 def find_last(folder: RunFolder) -> tuple[Path, str]:
@@ -77,7 +84,7 @@ def find_last(folder: RunFolder) -> tuple[Path, str]:
     from cohort.training import checkpoint
 
     problems = []
-    for where in reversed(checkpoint.listed(folder.checkpoints)):
+    for where in reversed(checkpoint.list_checkpoints(folder.checkpoints)):
         try:
             checkpoint.verify(where)
         except (CheckpointError, OSError) as problem:
@@ -89,13 +96,6 @@ def find_last(folder: RunFolder) -> tuple[Path, str]:
     if problems:
         raise RunError(f"{folder.root} has no whole checkpoint: {problems[0]}.")
     raise RunError(f"{folder.root} has neither a model/ nor a checkpoint yet. Go on with it: cohort resume {folder.root}")
-
-
-def known_checkpoints(folder: RunFolder) -> str:
-    from cohort.training import checkpoint
-
-    names = [where.name for where in checkpoint.listed(folder.checkpoints)]
-    return ", ".join([name for name in names if name.startswith("step-")] or names) or "none"
 
 
 def load_weights(target: Target) -> Policy:
@@ -172,7 +172,7 @@ def settle_models(recipe: Recipe, folder: RunFolder, handed_in: tuple[Any, Any] 
     said = []
     if handed_in is not None:
         save_handed_in(*handed_in, folder.base)
-        recipe = with_source(recipe, "model", str(folder.base.resolve()))
+        recipe = replace_source(recipe, "model", str(folder.base.resolve()))
         said.append(
             f"model: a {type(handed_in[0]).__name__} from Python, kept in {folder.base}; the object itself is not changed"
         )
@@ -187,7 +187,7 @@ def settle_models(recipe: Recipe, folder: RunFolder, handed_in: tuple[Any, Any] 
         is_model = target.checkpoint is None and not lora.is_adapter(target.source)
         if not is_model:
             export_weights(target, place)
-        recipe = with_source(recipe, section, target.source if is_model else str(place.resolve()))
+        recipe = replace_source(recipe, section, target.source if is_model else str(place.resolve()))
         merged = ", its adapter merged" if run.recipe().model.lora.rank else ""
         said.append(f"{section}: {source} is a run; taking {target.words}{merged}")
     if said and folder.recipe_file.is_file():
@@ -195,5 +195,5 @@ def settle_models(recipe: Recipe, folder: RunFolder, handed_in: tuple[Any, Any] 
     return recipe, said
 
 
-def with_source(recipe: Recipe, section: str, source: str) -> Recipe:
+def replace_source(recipe: Recipe, section: str, source: str) -> Recipe:
     return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update={"source": source, "revision": ""})})

@@ -24,12 +24,12 @@ from cohort.observe.rollouts import list_rows
 from cohort.recipe.rules import name_reward
 from cohort.recipe.schema import Recipe
 from cohort.training import checkpoint
-from cohort.training.drawing import as_groups
+from cohort.training.drawing import group_rollouts
 from cohort.training.judging import RewardJudge
 from cohort.training.kl_control import move_coefficient
 from cohort.training.parts import Parts, TrainingParts
 from cohort.training.state import TrainState
-from cohort.training.updates import UpdateMeter, check_same_policy, kl_limit, mean_metrics, mismatch_limit
+from cohort.training.updates import UpdateMeter, check_same_policy, find_mismatch_limit, kl_limit, merge_update_metrics
 from cohort.types import NoiseKey, Prompt, Rollout, Sampling
 
 CHECKED_UPDATES = 2
@@ -52,7 +52,7 @@ def check_before_update(parts: Parts, state: TrainState, meter: UpdateMeter) -> 
     if state.updates_checked == CHECKED_UPDATES or state.update_metrics or not (meter.mismatch or meter.kl_max):
         return
     model, own_attention = parts.policy.model, bool(parts.policy.attention_configs)
-    limit = mismatch_limit(model, parts.engine.capabilities.rounding)
+    limit = find_mismatch_limit(model, parts.engine.capabilities.rounding)
     check_same_policy(meter, limit, kl_limit(model, own_attention) if state.policy_version == 0 else None)
     state.updates_checked += 1
 
@@ -67,7 +67,12 @@ def observe_step(parts: TrainingParts, state: TrainState, watch: Stopwatch) -> N
     """
     recipe, step, batch = parts.recipe, state.step + 1, state.batch
     assert batch is not None
-    row: dict[str, Any] = {"step": step, **batch.metrics, **mean_metrics(state.update_metrics), **state.constant_metrics}
+    row: dict[str, Any] = {
+        "step": step,
+        **batch.metrics,
+        **merge_update_metrics(state.update_metrics),
+        **state.constant_metrics,
+    }
     row["rollout/epoch"] = parts.stream.epoch(state.cursor + batch.prompts_taken)
     row["optim/policy_version"] = state.policy_version
     if parts.reference:
@@ -104,7 +109,7 @@ def measure_step(parts: TrainingParts, state: TrainState, row: Mapping[str, Any]
         seconds[stage] = seconds.get(stage, 0.0) + more
     state.watch = watch
     speeds = make_speed_metrics(row, seconds, find_costs(parts))
-    return make_time_metrics(seconds) | speeds | {"perf/peak_memory_gib": peak_memory_gib(parts.policy.device)}
+    return make_time_metrics(seconds) | speeds | {"perf/peak_memory_gib": measure_peak_memory(parts.policy.device)}
 
 
 def find_costs(parts: TrainingParts) -> Costs | None:
@@ -121,7 +126,7 @@ def finish_step(parts: TrainingParts, state: TrainState) -> None:
     """The step counts as done, and everything that follows the policy follows it, in one move."""
     assert state.batch is not None
     with deferred():
-        kl = mean_metrics(state.update_metrics).get("loss/kl_per_completion")
+        kl = merge_update_metrics(state.update_metrics).get("loss/kl_per_completion")
         state.kl_coef = move_coefficient(parts.recipe.algorithm.kl_coef, parts.recipe.algorithm.kl_target, state.kl_coef, kl)
         parts.stream.record(state.batch.verdicts)
         state.finish_step()
@@ -175,7 +180,7 @@ def sample_rollouts(
     """Rollouts outside of the loop, group after group, judged by the reward functions."""
     completions_PG = sample_groups(parts.engine, prompts, sampling, noise)
     outcomes = RewardJudge(parts.rewards, parts.recipe).score(prompts, completions_PG, step, Stopwatch()).outcomes
-    return [rollout for group in as_groups(prompts, completions_PG, outcomes, policy_version) for rollout in group]
+    return [rollout for group in group_rollouts(prompts, completions_PG, outcomes, policy_version) for rollout in group]
 
 
 def sync_engine(parts: Parts, state: TrainState) -> None:
@@ -198,7 +203,7 @@ def evaluate_policy(parts: Parts, state: TrainState, label: str, step: int) -> E
         parts.engine,
         sets,
         parts.rewards,
-        sampling=evaluation_sampling(parts.recipe, parts.sampling),
+        sampling=make_evaluation_sampling(parts.recipe, parts.sampling),
         seed=parts.recipe.seed,
         step=step,
         num_steps=parts.recipe.train.num_steps,
@@ -217,14 +222,14 @@ def evaluate_policy(parts: Parts, state: TrainState, label: str, step: int) -> E
 
 def remember_best(parts: Parts, state: TrainState, result: Evaluation) -> None:
     """Best by held-out reward; the loss says nothing about it. The final evaluation competes too, on the problems of the others."""
-    reward = reward_of_first(result, parts.recipe.evaluation.every_problems)
+    reward = average_first_rewards(result, parts.recipe.evaluation.every_problems)
     if parts.recipe.checkpoints.best and reward is not None and (state.best_reward is None or reward > state.best_reward):
         state.best_reward, state.best_step = reward, result.step
         if result.label == "after":  # its checkpoint is there already: this moves the pointer and prunes
             save_run(parts, state)
 
 
-def reward_of_first(result: Evaluation, problems: int) -> float | None:
+def average_first_rewards(result: Evaluation, problems: int) -> float | None:
     """Mean reward on the first problems of the first set: those that every evaluation holds, the looks while training too."""
     name = next(iter(result.sets))
     rewards = result.per_problem[name].reward[:problems]
@@ -234,7 +239,7 @@ def reward_of_first(result: Evaluation, problems: int) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:
+def make_evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:
     """Evaluation draws as [evaluation] says; only the stop ids, and by default the length, are those of training."""
     settings = recipe.evaluation
     return Sampling(
@@ -247,7 +252,7 @@ def evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:
     )
 
 
-def peak_memory_gib(device: torch.device) -> float:
+def measure_peak_memory(device: torch.device) -> float:
     """The most memory held at once so far: of the GPU the policy is on, else of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30

@@ -210,7 +210,7 @@ class TrainState(Record):
         return checkpoint.save(root, self.checkpoint_name, checkpoint.Snapshot(tensors, document))
 
     def restore(self, snapshot: checkpoint.Snapshot, find_prompt: Callable[[int], Prompt]) -> None:
-        document = with_added_fields(snapshot.document)
+        document = add_missing_fields(snapshot.document)
         for name in RECORDED:
             setattr(self, name, document[name])
         self.optimizer.weights.load(snapshot.tensors["weights"])
@@ -236,7 +236,7 @@ ADDED_FIELDS: dict[str, dict[str, Any]] = {
 "batch.rollouts.*": every rollout of the batch), and the value that says what was the case before they were written down."""
 
 
-def with_added_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+def add_missing_fields(document: Mapping[str, Any]) -> dict[str, Any]:
     """The document of a checkpoint of any age with every field, so that nothing behind this asks how old it is."""
     whole: dict[str, Any] = copy.deepcopy(dict(document))
     for pattern, defaults in ADDED_FIELDS.items():
@@ -308,16 +308,10 @@ def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prom
             sampled_mask=None if row["all_sampled"] else tuple(tensors["sampled_mask"][span].tolist()),
             versions=tuple((version, count) for version, count in row.get("versions", ())),
         )
-        rollouts.append(
-            Rollout(
-                find_prompt(row["prompt"]),
-                row["group"],
-                row["sample"],
-                completion,
-                decode_outcome(row["outcome"]),
-                row["policy_version"],
-            )
-        )
+        said = row["outcome"]
+        outcome = Outcome(**said | {"faults": tuple(said["faults"]), "steps": tuple(map(tuple, said["steps"]))})
+        prompt = find_prompt(row["prompt"])
+        rollouts.append(Rollout(prompt, row["group"], row["sample"], completion, outcome, row["policy_version"]))
     examples, offset = [], 0
     for index in document["examples"]:
         prompt, completion = rollouts[index].prompt, rollouts[index].completion
@@ -325,20 +319,10 @@ def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prom
         offset += len(completion.token_ids)
         vectors: dict[str, Any] = {name: tensors[name][span] if name in tensors else None for name in EXAMPLE_VECTORS}
         examples.append(Example(index, rollouts[index].group, prompt.token_ids, completion.token_ids, **vectors))
-    return Batch(
-        rollouts,
-        document["advantages"],
-        examples,
-        document["plan"],
-        document["metrics"],
-        document["prompts_taken"],
-        {prompt: (right, judged) for prompt, right, judged in document["verdicts"]},
-        document.get("keyed", True),
-    )
-
-
-def decode_outcome(row: dict[str, Any]) -> Outcome:
-    return Outcome(**row | {"faults": tuple(row["faults"]), "steps": tuple(map(tuple, row["steps"]))})
+    plain = {name: document[name] for name in ("plan", "metrics", "prompts_taken")}
+    verdicts = {prompt: (right, judged) for prompt, right, judged in document["verdicts"]}
+    keyed = document.get("keyed", True)
+    return Batch(rollouts, document["advantages"], examples, verdicts=verdicts, keyed=keyed, **plain)
 
 
 def lay_flat(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,7 @@
 r"""Process supervision: from characters, in which reward functions speak of steps, to the sampled tokens that are trained.
 
     completion  "3+9=12\n>12"  sampled as  3 · + · 9 · = · 12 · \n · > · 12 · <eos>
-    Outcome.steps  ((7, 1.0), (10, 0.0))   ->   token_steps  ((5, 1.0), (8, 0.0))
+    Outcome.steps  ((7, 1.0), (10, 0.0))   ->   locate_steps  ((5, 1.0), (8, 0.0))
 
 Nothing is tokenised again: the sampled ids are decoded, a few more each time, until the text is long enough.
 """
@@ -25,21 +25,13 @@ WINDOW_SLACK = 16
 """How many tokens later a cut may come, so as not to fall into a character."""
 
 
-def step_token(completion: Completion, position: int, decode: Decode) -> int:
-    """Index of the token with which the text reaches `position` characters.
+def locate_steps(completion: Completion, steps: Sequence[tuple[int, float]], decode: Decode) -> tuple[tuple[int, float], ...]:
+    """`Outcome.steps` with token indices in place of characters: of the token with which the text reaches the end of the step.
 
-    A token that ends one step and begins the next belongs to the one it ends. A step that ends with the text belongs to
-    the last token, the stop token included: to stop there was a part of that step.
+    A token that ends one step and begins the next belongs to the one it ends; two steps may end with the same token. A step that
+    ends with the text belongs to the last token, the stop token included: to stop there was a part of that step. The cost does not
+    grow with the square of the completion.
     """
-    check_position(completion, position)
-    if position == len(completion.text):
-        return len(completion.token_ids) - 1
-    return find_end(completion.token_ids, completion.text[:position], decode)
-
-
-def token_steps(completion: Completion, steps: Sequence[tuple[int, float]], decode: Decode) -> tuple[tuple[int, float], ...]:
-    """`Outcome.steps` with token indices in place of characters: step_token of each, at a cost that does not grow with
-    the square of the completion. Two steps may end with the same token."""
     text, ids = completion.text, completion.token_ids
     cuts = find_cuts(completion, decode) if steps else []
     characters = [character for _, character in cuts]
@@ -90,13 +82,13 @@ def find_cuts(completion: Completion, decode: Decode) -> list[tuple[int, int]]:
     """
     text, ids = completion.text, completion.token_ids
     cuts = [(0, 0)]
-    while (following := next_cut(text, ids, cuts[-1], decode)) is not None:
+    while (following := find_next_cut(text, ids, cuts[-1], decode)) is not None:
         cuts.append(following)
     start, character = cuts[-1]
     return cuts if decode(ids[start:]) == text[character:] else cuts[:1]
 
 
-def next_cut(text: str, ids: Sequence[int], cut: tuple[int, int], decode: Decode) -> tuple[int, int] | None:
+def find_next_cut(text: str, ids: Sequence[int], cut: tuple[int, int], decode: Decode) -> tuple[int, int] | None:
     start, character = cut
     for end in range(start + WINDOW, min(start + WINDOW + WINDOW_SLACK, len(ids))):
         piece = decode(ids[start:end])

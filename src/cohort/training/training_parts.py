@@ -71,7 +71,7 @@ def find_start(parts: Parts, state: TrainState, materials: Materials) -> Policy:
     refuse_other_files({START: state.files.get(START, {})}, {START: digest_files(parts.folder.start)})
     folder = parts.folder.start if parts.folder.start.is_dir() else None
     if parts.policy.adapter:
-        start = build.adapter_at_start(recipe, parts.policy, folder)
+        start = build.restore_first_adapter(recipe, parts.policy, folder)
     else:
         start = build.load_policy(recipe, build.load_data(recipe, materials), folder)
         start.hold_lengths(parts.policy.longest)

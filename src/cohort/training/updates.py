@@ -19,6 +19,17 @@ from cohort.observe.perf import count_minibatch_tokens
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import TokenLoss, compares_pairs
 
+PER_TOKEN = (
+    "loss/entropy",
+    "loss/clip_low",
+    "loss/clip_high",
+    "loss/kl",
+    "loss/mismatch_weight",
+    "loss/mismatch_cut",
+)
+PER_PAIR = ("loss/chosen_gain", "loss/rejected_gain")
+"""Sums that are shown as means; the others are weighted already."""
+
 
 @dataclass
 class UpdateMeter:
@@ -36,29 +47,28 @@ class UpdateMeter:
         weights_M = micro.loss_weights_M
         self._sum("tokens", torch.tensor(float(micro.row_M.numel())))
         self._sum("rows", torch.tensor(float(micro.num_rows)))
-        self._sum("loss", (loss.loss_M * weights_M).sum())
-        self._sum("policy_loss", (loss.policy_loss_M * weights_M).sum())
-        self._sum("entropy", scores.entropy_M.sum())
-        self._sum("clip_low", loss.surrogate.below_M.sum())
-        self._sum("clip_high", loss.surrogate.above_M.sum())
+        self._sum("loss/total", (loss.loss_M * weights_M).sum())
+        self._sum("loss/policy", (loss.policy_loss_M * weights_M).sum())
+        self._sum("loss/entropy", scores.entropy_M.sum())
+        self._sum("loss/clip_low", loss.surrogate.below_M.sum())
+        self._sum("loss/clip_high", loss.surrogate.above_M.sum())
         self.ratio_max.append(loss.surrogate.ratio_M.max())
         self.coefficients.append(loss.coefficient_M)
         if loss.kl_loss_M is not None:
-            self._sum("kl_loss", (loss.kl_loss_M * weights_M).sum())
+            self._sum("loss/kl_term", (loss.kl_loss_M * weights_M).sum())
         if micro.ref_logprobs_M is not None:  # measured by k3 whichever estimator is trained with: it is never negative
             kl_M = k3(scores.logprobs_M, micro.ref_logprobs_M)
             self.kl_max.append(kl_M.abs().max())
-            if self.algorithm.data == "policy" and not compares_pairs(
-                self.algorithm
-            ):  # elsewhere these are not its own samples
-                self._sum("kl", kl_M.sum())
+            own = self.algorithm.data == "policy" and not compares_pairs(self.algorithm)
+            for name in ("loss/kl", "loss/kl_per_completion") if own else ():  # elsewhere these are not its own samples
+                self._sum(name, kl_M.sum())
         if loss.surrogate.margin_M is not None:
-            self._sum("margin", (loss.surrogate.margin_M * weights_M).sum())
-            self._sum("preferred", ((loss.surrogate.margin_M > 0) * weights_M).sum())
+            self._sum("loss/margin", (loss.surrogate.margin_M * weights_M).sum())
+            self._sum("loss/preferred", ((loss.surrogate.margin_M > 0) * weights_M).sum())
             assert micro.ref_logprobs_M is not None
             log_ratio_M = scores.logprobs_M - micro.ref_logprobs_M
-            self._sum("chosen", log_ratio_M[micro.advantages_M > 0].sum())
-            self._sum("rejected", log_ratio_M[micro.advantages_M < 0].sum())
+            self._sum("loss/chosen_gain", log_ratio_M[micro.advantages_M > 0].sum())
+            self._sum("loss/rejected_gain", log_ratio_M[micro.advantages_M < 0].sum())
         if self.algorithm.data == "policy":
             mismatch_M = (scores.logprobs_M - micro.sampling_logprobs_M).abs()
             if micro.fresh_M is not None:  # older tokens differ for a reason
@@ -68,8 +78,8 @@ class UpdateMeter:
         if loss.mismatch_weights_M is not None:
             masked = self.algorithm.mismatch_weight.endswith("mask")
             cut_M = loss.mismatch_weights_M == 0 if masked else loss.mismatch_weights_M >= self.algorithm.mismatch_cap
-            self._sum("mismatch_weight", loss.mismatch_weights_M.sum())
-            self._sum("mismatch_cut", cut_M.sum())
+            self._sum("loss/mismatch_weight", loss.mismatch_weights_M.sum())
+            self._sum("loss/mismatch_cut", cut_M.sum())
 
     def _sum(self, name: str, value: Tensor) -> None:
         value = value.detach().double()
@@ -77,10 +87,10 @@ class UpdateMeter:
 
     def metrics(self, report: StepReport, minibatch: Minibatch) -> dict[str, float]:
         sums = {name: float(value) for name, value in self.sums.items()}
-        tokens = sums.get("tokens", 0.0)
+        tokens, rows = sums.pop("tokens", 0.0), sums.pop("rows", 0.0)
         row = {
-            "loss/total": sums.get("loss", 0.0),
-            "loss/policy": sums.get("policy_loss", 0.0),
+            "loss/total": 0.0,
+            "loss/policy": 0.0,
             "loss/trained_tokens": tokens,
             "optim/learning_rate": report.learning_rate,
             "optim/grad_norm": report.grad_norm if not report.skipped else 0.0,
@@ -89,9 +99,8 @@ class UpdateMeter:
         } | count_minibatch_tokens(minibatch)
         if not tokens:
             return row
-        row["loss/entropy"] = sums["entropy"] / tokens
-        row["loss/clip_low"] = sums["clip_low"] / tokens
-        row["loss/clip_high"] = sums["clip_high"] / tokens
+        divisors = dict.fromkeys(PER_TOKEN, tokens) | dict.fromkeys(PER_PAIR, rows / 2) | {"loss/kl_per_completion": rows}
+        row |= {name: value / divisors[name] if name in divisors else value for name, value in sums.items()}
         row["loss/ratio_max"] = float(torch.stack(self.ratio_max).max())
         coefficient_M = torch.cat(self.coefficients).float()
         row["loss/coefficient_mean"] = float(coefficient_M.mean())
@@ -103,18 +112,6 @@ class UpdateMeter:
             row["rollout/mismatch_mean"] = float(mismatch_M.mean())
             row["rollout/mismatch_p95"] = quantile(mismatch_M, 0.95)
             row["rollout/mismatch_max"] = float(mismatch_M.max())
-        if "kl" in sums:
-            row["loss/kl"] = sums["kl"] / tokens
-            row["loss/kl_per_completion"] = sums["kl"] / sums["rows"]
-        if "kl_loss" in sums:
-            row["loss/kl_term"] = sums["kl_loss"]
-        if "margin" in sums:
-            row["loss/margin"], row["loss/preferred"] = sums["margin"], sums["preferred"]
-            pairs = sums["rows"] / 2
-            row["loss/chosen_gain"], row["loss/rejected_gain"] = sums["chosen"] / pairs, sums["rejected"] / pairs
-        if "mismatch_weight" in sums:
-            row["loss/mismatch_weight"] = sums["mismatch_weight"] / tokens
-            row["loss/mismatch_cut"] = sums["mismatch_cut"] / tokens
         return row
 
 
@@ -136,7 +133,7 @@ LARGE_MODEL = 4096
 """Layers x width up to which the limits hold; rounding grows in proportion beyond."""
 
 
-def mismatch_limit(model: Any, rounding: float = 1.0) -> float:
+def find_mismatch_limit(model: Any, rounding: float = 1.0) -> float:
     """`rounding`: of the engine (Capabilities)."""
     config = model.config.get_text_config()
     limit = MISMATCH_LIMITS[model.dtype] * max(1.0, config.num_hidden_layers * config.hidden_size / LARGE_MODEL)
@@ -159,7 +156,7 @@ def kl_limit(model: Any, own_attention: bool) -> float:
     """
     if model.device.type == "cpu" and own_attention:
         return 0.0
-    return min(mismatch_limit(model) ** 2 / 2, LARGEST_ROUNDED_KL)
+    return min(find_mismatch_limit(model) ** 2 / 2, LARGEST_ROUNDED_KL)
 
 
 def check_same_policy(meter: UpdateMeter, limit: float, kl_limit: float | None) -> None:
@@ -181,7 +178,7 @@ def check_same_policy(meter: UpdateMeter, limit: float, kl_limit: float | None) 
             )
 
 
-def mean_metrics(rows: list[dict[str, float]]) -> dict[str, float]:
+def merge_update_metrics(rows: list[dict[str, float]]) -> dict[str, float]:
     """The step's metrics from those of its optimizer steps, as the table of metrics says: means, sums, maxima, first values."""
     merged: dict[str, float] = {}
     for name in {name: None for row in rows for name in row}:

@@ -21,7 +21,7 @@ from typing import Any
 from cohort.algorithms.named import Own
 from cohort.algorithms.refill import ONE_SIDED
 from cohort.base.text import write_percent
-from cohort.evaluation.estimators import useful_share
+from cohort.evaluation.estimators import predict_useful_share
 from cohort.observe.diagnosis import hacking, held_out, methods, scores
 from cohort.observe.diagnosis.finding import TEXTS, Finding, write_finding
 from cohort.observe.diagnosis.history import PATIENCE, WINDOW, History, Row
@@ -76,7 +76,7 @@ def check_no_useful_groups(history: History) -> Finding | None:
         else "the others had equal rewards",
         success=success,
         larger=larger,
-        then_useful=useful_share(min(success or 0.0, 1.0), larger),
+        then_useful=predict_useful_share(min(success or 0.0, 1.0), larger),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from cohort.evaluation.evaluate import ProblemVerdicts, compare_set, largest_k
+from cohort.evaluation.evaluate import ProblemVerdicts, compare_set, find_largest_k
 from cohort.observe.diagnosis.finding import Finding, write_finding
 from cohort.observe.diagnosis.hacking import quote_evidence
 from cohort.observe.diagnosis.history import PATIENCE, History
@@ -121,7 +121,7 @@ def check_pass_at_k_falls(history: History) -> Finding | None:
     sets = final.get("per_problem") if final.get("label") == "after" and int(final.get("step", 0)) >= done else None
     for name in sets if isinstance(sets, Mapping) else ():
         before, after = find_verdicts(history, name, label="before"), find_verdicts(history, name, label="after")
-        k = largest_k(before, after) if before and after else 0
+        k = find_largest_k(before, after) if before and after else 0
         if before is None or after is None or not k:
             continue
         changes = compare_set(before, after, 0, RESAMPLES)

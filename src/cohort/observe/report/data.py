@@ -117,7 +117,7 @@ class RunData:
             sets = {name: {what: read_change(one) for what, one in as_dict(found).items()} for name, found in stored.items()}
             return {name: {what: one for what, one in found.items() if one is not None} for name, found in sets.items()}
         before, after = self.find_evaluation("before"), self.find_evaluation("after")
-        return compare(before, after).sets if before and after else {}
+        return compare(before, after) if before and after else {}
 
     def find_evaluation(self, label: str) -> Evaluation | None:
         """The newest evaluation with this label, problem by problem; None where there is none, or it is not one."""

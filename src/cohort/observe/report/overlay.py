@@ -104,7 +104,7 @@ def compare_runs(first: RunData, other: RunData, name: str) -> Cell:
     if (reason := find_other_measure(first, other)) is not None:
         return Cell(note=reason)
     sides = [run.find_evaluation("after") for run in (first, other)]
-    paired = compare(sides[0], sides[1]).sets.get(name, {}).get("pass@1") if sides[0] and sides[1] else None
+    paired = compare(sides[0], sides[1]).get(name, {}).get("pass@1") if sides[0] and sides[1] else None
     if paired is None:
         return Cell(note="no common problems")
     most = max(len(side.per_problem[name].problems) for side in sides if side)

@@ -24,11 +24,6 @@ from cohort.errors import ModelError, RewardError
 from cohort.rewards.call import OFFERED
 from cohort.rewards.text import text_of
 
-KINDS = {
-    "AutoModelForSequenceClassification": "sequence-classification",
-    "AutoModelForTokenClassification": "token-classification",
-    "AutoModelForCausalLM": "causal language",
-}
 TEMPLATES = ("auto", "chat", "plain", "pair")
 OVERLONG = ("cut", "refuse")
 OUTPUTS = ("score", "probability")
@@ -74,31 +69,21 @@ def reward_model(
                of its prompt (overlong = "cut") or is left unscored ("refuse"); so is a completion that does not fit alone.
     wall_s     seconds per completion: what is not scored when all of them together are over is left unscored.
     """
-    from torch import no_grad
-
     refuse_unknown("reward_model", reward_model, columns, len(completions))
     check_choice("template", template, TEMPLATES)
-    check_choice("overlong", overlong, OVERLONG)
     check_choice("output", output, OUTPUTS)
     loaded = load_model("AutoModelForSequenceClassification", model, revision, device, dtype)
-    label = chosen_label(loaded, head, output)
-    limit = loaded.longest(max_tokens)
-    notes = Notes(log_metric, log_verdict)
-    rows: list[Encoded | None] = []
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        text, removed = without_special_tokens(text_of(completion), loaded.special_tokens)
-        notes.count("special_tokens", removed)
-        encoded = encode(loaded.tokenizer, prompt, text, template, end_token, limit)
-        rows.append(fitted(encoded, limit, overlong, row, notes))
-    scores: list[float | None] = [None] * len(rows)
-    with no_grad(), loaded.lock:
-        for members, inputs in batches(loaded, rows, batch_tokens, wall_s * len(rows)):
-            logits_BL = loaded.model(**inputs).logits.float()
-            for row, value in zip(members, label.values(logits_BL).tolist(), strict=True):
-                scores[row] = notes.finite(row, value)
-                notes.scored(row)
-    notes.finish(rows, scores, wall_s)
-    return scores
+    label = choose_label(loaded, head, output)
+    reading = ModelCall(loaded, max_tokens, overlong, batch_tokens, wall_s, log_metric, log_verdict)
+    for prompt, completion in zip(prompts, completions, strict=True):
+        text = reading.clean(text_of(completion))
+        reading.add(encode(loaded.tokenizer, prompt, text, template, end_token, reading.limit))
+
+    def read(inputs: dict[str, Any], rows: Sequence[Encoded]) -> list[list[float]]:
+        values: list[list[float]] = label.read(loaded.model(**inputs).logits.float())[:, None].tolist()
+        return values
+
+    return [None if values is None else values[0] for values in reading.score(read)]
 
 
 reward_model.reads = ("completions", "prompts", "log_metric", "log_verdict")  # type: ignore[attr-defined]
@@ -127,47 +112,6 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise RewardError(f"{name}: {value!r} is not one of {', '.join(choices)}.")
 
 
-@dataclass
-class Notes:
-    """What a call reports beside the scores: counts, and who is to blame for a completion without one."""
-
-    log_metric: Callable[[str, float], None] | None
-    log_verdict: Callable[..., None] | None
-    counts: dict[str, int] = field(default_factory=lambda: {"cut": 0, "refused": 0, "special_tokens": 0})
-    told: set[int] = field(default_factory=set)
-
-    def count(self, name: str, number: int = 1) -> None:
-        self.counts[name] = self.counts.get(name, 0) + number
-
-    def fault(self, row: int, detail: str) -> None:
-        self.told.add(row)
-        if self.log_verdict is not None:
-            self.log_verdict(row, "infrastructure", detail)
-
-    def finite(self, row: int, value: float) -> float | None:
-        if abs(value) < float("inf"):
-            return value
-        self.fault(row, f"the model's score is {value}, which is not a finite number")
-        return None
-
-    def scored(self, row: int) -> None:
-        """One more is done, which whoever waits for the step would like to know."""
-        if row not in self.told and self.log_verdict is not None:
-            self.log_verdict(row, "scored")
-
-    def finish(self, rows: Sequence[Encoded | None], scores: Sequence[Any], wall_s: float) -> None:
-        late = [row for row, score in enumerate(scores) if score is None and row not in self.told]
-        for row in late:
-            self.fault(
-                row,
-                f"not scored in time: {len(rows)} completions x {wall_s:g} s (timeout_s) are over. Raise timeout_s, or take a "
-                "smaller model, a faster device or larger batch_tokens.",
-            )
-        if self.log_metric is not None:
-            for name, number in self.counts.items():
-                self.log_metric(name, float(number))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Loading
 # ---------------------------------------------------------------------------------------------------------------------
@@ -187,12 +131,10 @@ class LoadedModel:
     special_tokens: tuple[str, ...]
     lock: threading.Lock
 
-    def longest(self, max_tokens: int) -> int:
-        if max_tokens < 0 or max_tokens > self.window:
-            raise RewardError(
-                f"max_tokens: {max_tokens} is not between 0 and {self.window}, the most tokens that {self.source!r} can read."
-            )
-        return max_tokens or self.window
+    @property
+    def labels(self) -> list[str]:
+        config = self.model.config
+        return [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
 
 
 _lock = threading.Lock()
@@ -221,39 +163,22 @@ def load_model(kind: str, source: str, revision: str, device: str, dtype: str) -
 
 def _load(kind: str, source: str, revision: str, device_name: str, dtype_name: str) -> LoadedModel:
     import torch
-    import transformers
 
-    from cohort.model import folders, loading
+    from cohort.model import loading
 
-    loading.hide_progress_bars()
     device = loading.find_device(device_name, "device")
     if device.type == "cpu" and dtype_name in ("bfloat16", "float16"):
         raise ModelError(f'dtype: {dtype_name} on a CPU is slow, and on some CPUs ends the process; use "float32".')
     dtype: Any = getattr(torch, dtype_name) if dtype_name != "auto" else torch.float32 if device.type == "cpu" else "auto"
-    options: dict[str, Any] = {"trust_remote_code": False, **({"revision": revision} if revision else {})}
-    folders.refuse_unfit_source(source, "model", causal=False)
-    tokenizer = loading.read_tokenizer(source, revision, "model")
-    try:
-        model, report = getattr(transformers, kind).from_pretrained(
-            source, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
-        )
-    except loading.LOADING_PROBLEMS as problem:
-        raise ModelError(
-            f"model: cannot load {source!r} as a {KINDS[kind]} model ({loading.first_line(problem)}). Give a folder written by save_pretrained "
-            "(safetensors), or a hub id that this machine can reach; models that bring code of their own are not run."
-        ) from problem
-    if report["missing_keys"]:
-        raise ModelError(
-            f"model: {source!r} lacks {', '.join(sorted(report['missing_keys'])[:3])}, which would be made up at random. "
-            f"Give a model that was trained as a {KINDS[kind]} model."
-        )
-    model = model.to(device).eval().requires_grad_(False)
-    loading.refuse_broken_numbers(model, source, "model")
+    model, tokenizer = loading.load_pretrained(
+        source, revision, dtype, device=device, field="model", kind=kind, safetensors_only=True
+    )
+    model.eval().requires_grad_(False)
     keep_head_precise(model)
     added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     special = tuple(token for token in {*added, *tokenizer.all_special_tokens} if len(token) >= SHORTEST_CONTROL)
     pad = model.config.get_text_config().pad_token_id
-    return LoadedModel(source, model, tokenizer, window_of(model, tokenizer), pad, special, threading.Lock())
+    return LoadedModel(source, model, tokenizer, find_window(model, tokenizer), pad, special, threading.Lock())
 
 
 def keep_head_precise(model: Any) -> None:
@@ -267,7 +192,7 @@ def keep_head_precise(model: Any) -> None:
             head.register_forward_pre_hook(lambda _, arguments: (arguments[0].float(), *arguments[1:]))
 
 
-def window_of(model: Any, tokenizer: Any) -> int:
+def find_window(model: Any, tokenizer: Any) -> int:
     """What model and tokenizer agree to read. RoBERTa counts positions from after its padding token's."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
     for name, module in model.named_modules():
@@ -309,23 +234,23 @@ def encode(tokenizer: Any, prompt: Any, completion: str, template: str, end_toke
     """`limit`: where the prompt lies is looked up in a chat only if the input is longer."""
     is_chat = not isinstance(prompt, str)
     if template == "chat" or (template == "auto" and is_chat):
-        text = rendered_chat(tokenizer, prompt, completion)
-        found = tokenized(tokenizer, text, add_special_tokens=False)
+        text = render_chat(tokenizer, prompt, completion)
+        found = tokenize(tokenizer, text, add_special_tokens=False)
         first = int(found["input_ids"][:1] == [tokenizer.bos_token_id])
         # The same conversation with another completion is the same text up to the completion. (Or a little further, where
         # both begin alike: hence a character that no completion begins with.)
         too_long = len(found["input_ids"]) + end_token > limit
-        seam = common_start(text, rendered_chat(tokenizer, prompt, SEAM)) if too_long else 0
-        prompt_span = (first, tokens_before(found, seam, first))
+        seam = count_common_start(text, render_chat(tokenizer, prompt, SEAM)) if too_long else 0
+        prompt_span = (first, count_tokens_before(found, seam, first))
     elif template == "pair":
-        found = tokenized(tokenizer, prompt_text(prompt), completion)
+        found = tokenize(tokenizer, join_prompt(prompt), completion)
         parts = found.sequence_ids(0) if tokenizer.is_fast else []
         prompt_span = (parts.index(0), parts.index(0) + parts.count(0)) if 0 in parts else (0, 0)
     else:
-        start = prompt_text(prompt)
-        found = tokenized(tokenizer, start + completion)
+        start = join_prompt(prompt)
+        found = tokenize(tokenizer, start + completion)
         first = next((index for index, special in enumerate(found["special_tokens_mask"]) if not special), 0)
-        prompt_span = (first, tokens_before(found, len(start), first))
+        prompt_span = (first, count_tokens_before(found, len(start), first))
     ids, types = list(found["input_ids"]), found.get("token_type_ids")
     if end_token and (not ids or ids[-1] != tokenizer.eos_token_id):
         if tokenizer.eos_token_id is None:
@@ -335,14 +260,14 @@ def encode(tokenizer: Any, prompt: Any, completion: str, template: str, end_toke
     return Encoded(tuple(ids), None if types is None else tuple(types), prompt_span)
 
 
-def tokenized(tokenizer: Any, *texts: str, **options: Any) -> Any:
+def tokenize(tokenizer: Any, *texts: str, **options: Any) -> Any:
     """`verbose`: the length is our own concern."""
     return tokenizer(
         *texts, return_offsets_mapping=tokenizer.is_fast, return_special_tokens_mask=True, verbose=False, **options
     )
 
 
-def tokens_before(found: Any, seam: int, first: int) -> int:
+def count_tokens_before(found: Any, seam: int, first: int) -> int:
     """Index of the first token from `first` on that reaches beyond `seam` characters."""
     offsets = found.get("offset_mapping")
     if offsets is None:
@@ -350,29 +275,29 @@ def tokens_before(found: Any, seam: int, first: int) -> int:
     return next((index for index in range(first, len(offsets)) if offsets[index][1] > seam), len(offsets))
 
 
-def common_start(one: str, other: str) -> int:
+def count_common_start(one: str, other: str) -> int:
     """Characters with which both begin."""
     return next(
         (index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
     )
 
 
-def prompt_text(prompt: Any) -> str:
+def join_prompt(prompt: Any) -> str:
     """A prompt as one text; of a chat, what its messages say."""
     return prompt if isinstance(prompt, str) else "\n".join(text_of([message]) for message in prompt)
 
 
-def rendered_chat(tokenizer: Any, prompt: Any, completion: str) -> str:
+def render_chat(tokenizer: Any, prompt: Any, completion: str) -> str:
     """The whole conversation. A completion that goes on with an assistant's message belongs to that message."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
     if messages and messages[-1].get("role") == "assistant":
         messages[-1]["content"] = text_of(messages) + completion
     else:
         messages.append({"role": "assistant", "content": completion})
-    return rendered(tokenizer, messages)
+    return render_messages(tokenizer, messages)
 
 
-def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+def render_messages(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
     if not tokenizer.chat_template:
         raise RewardError(
             "the prompts are chats (or template is chat), but the reward model's tokenizer has no chat template. For an outcome "
@@ -386,7 +311,7 @@ def rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: A
         raise RewardError(f"the reward model's chat template refuses the messages ({roles}): {problem}") from problem
 
 
-def without_special_tokens(text: str, special_tokens: Sequence[str], any_case: bool = False) -> tuple[str, int]:
+def remove_special_tokens(text: str, special_tokens: Sequence[str], any_case: bool = False) -> tuple[str, int]:
     """(the text without them, how many there were). One pass: what closes up to another one is met at its last character."""
     tokens = [token.lower() if any_case else token for token in special_tokens]
     if not any(token in (text.lower() if any_case else text) for token in tokens):
@@ -408,66 +333,133 @@ def without_special_tokens(text: str, special_tokens: Sequence[str], any_case: b
     return "".join(kept), removed
 
 
-def fitted(encoded: Encoded, limit: int, overlong: str, row: int, notes: Notes) -> Encoded | None:
-    """The input within the limit, or None where it cannot be: then the row is unscored."""
-    length, (start, end) = len(encoded.token_ids), encoded.prompt
-    if not length:
-        notes.fault(row, "prompt and completion together are empty, which the model cannot read")
+# ---------------------------------------------------------------------------------------------------------------------
+# One call
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ModelCall:
+    """One call of a learned reward: the inputs of its rows, their batches, and what is reported beside the scores."""
+
+    loaded: LoadedModel
+    max_tokens: int
+    overlong: str
+    batch_tokens: int
+    wall_s: float
+    log_metric: Callable[[str, float], None] | None
+    log_verdict: Callable[..., None] | None
+    rows: list[Encoded | None] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=lambda: {"cut": 0, "refused": 0, "special_tokens": 0})
+
+    def __post_init__(self) -> None:
+        check_choice("overlong", self.overlong, OVERLONG)
+        if self.batch_tokens < 1:
+            raise RewardError(f"batch_tokens: {self.batch_tokens} is not a number of tokens.")
+        if not 0 <= self.max_tokens <= self.loaded.window:
+            raise RewardError(
+                f"max_tokens: {self.max_tokens} is not between 0 and {self.loaded.window}, the most tokens that "
+                f"{self.loaded.source!r} can read."
+            )
+
+    @property
+    def limit(self) -> int:
+        """The most tokens of an input."""
+        return self.max_tokens or self.loaded.window
+
+    def clean(self, text: str, *also: str) -> str:
+        """The text without the control tokens that it spells out, and without what is named beside them; they are counted."""
+        cleaned, removed = remove_special_tokens(text, (*self.loaded.special_tokens, *also))
+        self.counts["special_tokens"] += removed
+        return cleaned
+
+    def add(self, encoded: Encoded | None) -> None:
+        """The input of the next row, cut to the limit; one that cannot be is reported, and None is a row with nothing to read."""
+        self.rows.append(None if encoded is None else self._fit(encoded))
+
+    def _fit(self, encoded: Encoded) -> Encoded | None:
+        length, (start, end) = len(encoded.token_ids), encoded.prompt
+        if not length:
+            self.report_fault(len(self.rows), "prompt and completion together are empty, which the model cannot read")
+            return None
+        if length <= self.limit:
+            return encoded
+        if self.overlong == "cut" and length - self.limit <= end - start:
+            self.counts["cut"] += 1
+            return encoded.without(length - self.limit)
+        self.counts["refused"] += 1
+        reason = (
+            "the completion alone is too long for it"
+            if self.overlong == "cut"
+            else "and overlong = refuse keeps prompts from being cut"
+        )
+        self.report_fault(
+            len(self.rows),
+            f"an input of {length} tokens for a model that reads {self.limit} (max_tokens), {reason}. Lower "
+            "max_completion_tokens, or take a reward model that reads more.",
+        )
         return None
-    if length <= limit:
-        return encoded
-    if overlong == "cut" and length - limit <= end - start:
-        notes.count("cut")
-        return encoded.without(length - limit)
-    notes.count("refused")
-    reason = (
-        "the completion alone is too long for it" if overlong == "cut" else "and overlong = refuse keeps prompts from being cut"
-    )
-    notes.fault(
-        row,
-        f"an input of {length} tokens for a model that reads {limit} (max_tokens), {reason}. Lower max_completion_tokens, or "
-        "take a reward model that reads more.",
-    )
-    return None
+
+    def report_fault(self, row: int, detail: str) -> None:
+        if self.log_verdict is not None:
+            self.log_verdict(row, "infrastructure", detail)
+
+    def score(self, read: Callable[[dict[str, Any], Sequence[Encoded]], list[list[float]]]) -> list[list[float] | None]:
+        """What `read` makes of each row: of padded inputs within batch_tokens, until the time is over. None: it is not scored."""
+        from torch import no_grad
+
+        results: list[list[float] | None] = [None] * len(self.rows)
+        late = {row for row, encoded in enumerate(self.rows) if encoded is not None}
+        with no_grad(), self.loaded.lock:
+            for members, encoded, inputs in self._batches():
+                for row, values in zip(members, read(inputs, encoded), strict=True):
+                    late.remove(row)
+                    broken = [value for value in values if not abs(value) < float("inf")]
+                    if broken:
+                        self.report_fault(row, f"the model's score is {broken[0]}, which is not a finite number")
+                        continue
+                    results[row] = values
+                    if self.log_verdict is not None:  # one more is done, which whoever waits for the step would like to know
+                        self.log_verdict(row, "scored")
+        for row in sorted(late):
+            self.report_fault(
+                row,
+                f"not scored in time: {len(self.rows)} completions x {self.wall_s:g} s (timeout_s) are over. Raise timeout_s, or "
+                "take a smaller model, a faster device or larger batch_tokens.",
+            )
+        if self.log_metric is not None:
+            for name, number in self.counts.items():
+                self.log_metric(name, float(number))
+        return results
+
+    def _batches(self) -> Iterator[tuple[list[int], list[Encoded], dict[str, Any]]]:
+        """(row numbers, the rows, padded inputs), until the time is over. The model's lock is held."""
+        from cohort.model.packing import token_budget_rows
+
+        deadline = time.monotonic() + self.wall_s * len(self.rows)
+        present = {index: row for index, row in enumerate(self.rows) if row is not None}
+        lengths = [0 if row is None else len(row.token_ids) for row in self.rows]
+        config = self.loaded.model.config.get_text_config()
+        for members in token_budget_rows(list(present), lengths, self.batch_tokens):
+            # A row must not end in a padding token that is borrowed: one token of the vocabulary has to be left over for it.
+            size = len(members) if self.loaded.pad is not None else max(1, config.vocab_size - 1)
+            for start in range(0, len(members), size):
+                if time.monotonic() > deadline:
+                    return
+                part = members[start : start + size]
+                encoded = [present[index] for index in part]
+                config.pad_token_id = pad = self.loaded.pad if self.loaded.pad is not None else find_unused_end(encoded)
+                yield part, encoded, pad_rows(encoded, pad, self.loaded)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Forward
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def batches(
-    loaded: LoadedModel, rows: Sequence[Encoded | None], batch_tokens: int, seconds: float
-) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """(row numbers, padded inputs) within batch_tokens, until the time is over. Call it with the model's lock held."""
-    from cohort.model.packing import token_budget_rows
-
-    if batch_tokens < 1:
-        raise RewardError(f"batch_tokens: {batch_tokens} is not a number of tokens.")
-    deadline = time.monotonic() + seconds
-    lengths = [0 if row is None else len(row.token_ids) for row in rows]
-    config = loaded.model.config.get_text_config()
-    for members in token_budget_rows([index for index, row in enumerate(rows) if row is not None], lengths, batch_tokens):
-        # A row must not end in a padding token that is borrowed: one token of the vocabulary has to be left over for it.
-        size = len(members) if loaded.pad is not None else max(1, config.vocab_size - 1)
-        for start in range(0, len(members), size):
-            if time.monotonic() > deadline:
-                return
-            part = members[start : start + size]
-            encoded = [row for index in part if (row := rows[index]) is not None]
-            pad = loaded.pad if loaded.pad is not None else unused_end(encoded)
-            config.pad_token_id = pad
-            yield part, padded(encoded, pad, loaded)
-
-
-def unused_end(rows: Sequence[Encoded]) -> int:
+def find_unused_end(rows: Sequence[Encoded]) -> int:
     """A token that none of the rows ends with. transformers pools at the last token that is not padding, so this one can
     stand for padding, wherever else it occurs."""
     ends = {row.token_ids[-1] for row in rows}
     return next(token for token in range(len(rows) + 1) if token not in ends)
 
 
-def padded(rows: Sequence[Encoded], pad: int, loaded: LoadedModel) -> dict[str, Any]:
+def pad_rows(rows: Sequence[Encoded], pad: int, loaded: LoadedModel) -> dict[str, Any]:
     """Right-padded: a causal model never sees what follows, and positions count from the first token."""
     import torch
 
@@ -499,7 +491,7 @@ class Label:
     """The label does not compete with the others: its logit says all."""
     probability: bool
 
-    def values(self, logits_BL: Any) -> Any:
+    def read(self, logits_BL: Any) -> Any:
         """One number per row, of logits in float32."""
         chosen_B = logits_BL[:, self.index]
         if not self.independent:
@@ -508,10 +500,9 @@ class Label:
         return chosen_B.sigmoid() if self.probability else chosen_B
 
 
-def chosen_label(loaded: LoadedModel, head: str | int, output: str) -> Label:
-    config = loaded.model.config
-    labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
-    index = label_index(loaded.source, labels, head)
+def choose_label(loaded: LoadedModel, head: str | int, output: str) -> Label:
+    config, labels = loaded.model.config, loaded.labels
+    index = find_label(loaded, head)
     regression = config.problem_type == "regression"
     if regression and output == "probability":
         raise RewardError(f'output: {loaded.source!r} is a regression model, which gives no probabilities; use "score".')
@@ -519,7 +510,8 @@ def chosen_label(loaded: LoadedModel, head: str | int, output: str) -> Label:
     return Label(index, independent, output == "probability")
 
 
-def label_index(source: str, labels: Sequence[str], head: str | int) -> int:
+def find_label(loaded: LoadedModel, head: str | int) -> int:
+    labels = loaded.labels
     if head == "auto" and len(labels) == 1:
         return 0
     if isinstance(head, int) and not isinstance(head, bool) and 0 <= head < len(labels):
@@ -528,5 +520,5 @@ def label_index(source: str, labels: Sequence[str], head: str | int) -> int:
         return labels.index(head)
     listed = ", ".join(f"{index} {label!r}" for index, label in enumerate(labels))
     raise RewardError(
-        f"head: {head!r} does not name one label of {source!r}; its labels are {listed}. Give an index or a name."
+        f"head: {head!r} does not name one label of {loaded.source!r}; its labels are {listed}. Give an index or a name."
     )

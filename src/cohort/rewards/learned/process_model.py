@@ -24,20 +24,16 @@ from typing import Any
 from cohort.errors import RewardError
 from cohort.rewards.learned.model import (
     NOWHERE,
-    OVERLONG,
     Encoded,
     LoadedModel,
-    Notes,
-    batches,
+    ModelCall,
     check_choice,
-    fitted,
-    label_index,
+    count_tokens_before,
+    find_label,
     load_model,
     refuse_unknown,
-    rendered,
-    tokenized,
-    tokens_before,
-    without_special_tokens,
+    render_messages,
+    tokenize,
 )
 from cohort.rewards.steps import Step, split_steps
 from cohort.rewards.text import text_of
@@ -78,43 +74,31 @@ def process_reward_model(
     marker, good, bad    marker: what is written after each step, and the two tokens that are compared there.
     max_tokens, overlong, batch_tokens, wall_s    as for reward_model.
     """
-    from torch import no_grad
-
     refuse_unknown("process_reward_model", process_reward_model, columns, len(completions))
     check_choice("style", style, tuple(STYLES))
-    check_choice("overlong", overlong, OVERLONG)
     loaded = load_model(STYLES[style], model, revision, device, dtype)
-    limit = loaded.longest(max_tokens)
-    notes = Notes(log_metric, log_verdict)
+    reading = ModelCall(loaded, max_tokens, overlong, batch_tokens, wall_s, log_metric, log_verdict)
     reader: Labels | Markers
     if style == "marker":
         reader = Markers(loaded, marker, good, bad)
     else:
         reader = Labels(loaded, head, "" if step_heading else step_separator)
     ends: list[list[int]] = []
-    rows: list[Encoded | None] = []
-    results: list[StepRewards | None] = [None] * len(completions)
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         text = text_of(completion)
         steps = find_steps(text, step_separator, step_heading)
         ends.append([step.end for step in steps])
-        encoded = reader.encode(prompt, between, pieces_of(text, steps), notes) if steps else None
-        if not steps:
-            results[row] = []
-        elif encoded is None:
-            notes.fault(
+        encoded = reader.encode(prompt, between, cut_pieces(text, steps), reading) if steps else None
+        if steps and encoded is None:
+            reading.report_fault(
                 row, f"the marker {marker!r} is not a token of its own beside the text of a step; choose another marker"
             )
-        rows.append(None if encoded is None else fitted(encoded, limit, overlong, row, notes))
-    with no_grad(), loaded.lock:
-        for members, inputs in batches(loaded, rows, batch_tokens, wall_s * len(rows)):
-            places = [found.read_at for row in members if (found := rows[row]) is not None]
-            for row, values in zip(members, reader.read(inputs, places), strict=True):
-                if all(notes.finite(row, value) is not None for value in values):
-                    results[row] = list(zip(ends[row], values, strict=True))
-                notes.scored(row)
-    notes.finish(rows, results, wall_s)
-    return results
+        reading.add(encoded)
+    scored = reading.score(lambda inputs, rows: reader.read(inputs, [encoded.read_at for encoded in rows]))
+    return [
+        [] if not found else None if values is None else list(zip(found, values, strict=True))
+        for found, values in zip(ends, scored, strict=True)
+    ]
 
 
 process_reward_model.reads = ("completions", "prompts", "log_metric", "log_verdict")  # type: ignore[attr-defined]
@@ -134,7 +118,7 @@ def find_steps(text: str, separator: str, heading: str) -> list[Step]:
     return split_steps(text, pattern=rf"(?={re.escape(heading)} ?\d{{1,4}}[:.])")
 
 
-def pieces_of(text: str, steps: Sequence[Step]) -> list[tuple[str, str]]:
+def cut_pieces(text: str, steps: Sequence[Step]) -> list[tuple[str, str]]:
     """(what a step says, what lies between it and the next: its separator and empty lines), for each step.
 
     White space before the first step is left out.
@@ -159,15 +143,13 @@ class Labels:
 
     def __init__(self, loaded: LoadedModel, head: str | int, closing: str) -> None:
         self.loaded = loaded
-        config = loaded.model.config
-        labels = [str(config.id2label.get(index, index)) for index in range(config.num_labels)]
-        self.label = 1 if head == "auto" and len(labels) == 2 else label_index(loaded.source, labels, head)
+        self.label = 1 if head == "auto" and len(loaded.labels) == 2 else find_label(loaded, head)
         self.closing_ids = self.ids(closing) if closing else []
 
     def ids(self, text: str) -> list[int]:
         return list(self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def encode(self, prompt: Any, between: str, pieces: Sequence[tuple[str, str]], notes: Notes) -> Encoded:
+    def encode(self, prompt: Any, between: str, pieces: Sequence[tuple[str, str]], reading: ModelCall) -> Encoded:
         from cohort.model.chat import ChatCodec
 
         tokenizer = self.loaded.tokenizer
@@ -175,9 +157,7 @@ class Labels:
         kept = int(bool(prompt_ids) and prompt_ids[0] in (tokenizer.bos_token_id, tokenizer.cls_token_id))
         token_ids, read_at = list(prompt_ids), []
         for said, _ in pieces:
-            clean, removed = without_special_tokens(said, self.loaded.special_tokens)
-            notes.count("special_tokens", removed)
-            said_ids = self.ids(clean)
+            said_ids = self.ids(reading.clean(said))
             token_ids += said_ids + self.closing_ids
             read_at.append(len(token_ids) - 1 if said_ids else NOWHERE)
         return Encoded(tuple(token_ids), None, (kept, len(prompt_ids)), tuple(read_at))
@@ -186,7 +166,7 @@ class Labels:
         logits_BTL = self.loaded.model(**inputs).logits.float()
         single = logits_BTL.shape[-1] == 1
         right_BT = logits_BTL[..., 0].sigmoid() if single else logits_BTL.softmax(dim=-1)[..., self.label]
-        return values_at(right_BT.tolist(), places)
+        return pick_values(right_BT.tolist(), places)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -217,7 +197,7 @@ class Markers:
             raise RewardError(f"{name}: {text!r} is not one token of {self.loaded.source!r} (ids {list(found)}).")
         return int(found[0])
 
-    def encode(self, prompt: Any, between: str, pieces: Sequence[tuple[str, str]], notes: Notes) -> Encoded | None:
+    def encode(self, prompt: Any, between: str, pieces: Sequence[tuple[str, str]], reading: ModelCall) -> Encoded | None:
         """One text, tokenised at once, as these models are trained. None: a marker has merged with the text beside it.
 
         A marker that the completion has written itself is taken out: what stands there looks like a step that was judged.
@@ -226,30 +206,28 @@ class Markers:
         if isinstance(prompt, str):
             text = prompt + between
         else:
-            text = rendered(tokenizer, prompt, add_generation_prompt=True)
+            text = render_messages(tokenizer, prompt, add_generation_prompt=True)
         seam = len(text)
         spans: list[tuple[int, int]] = []
         visible: list[bool] = []
-        forbidden = (*self.loaded.special_tokens, self.marker.strip())
         for said, after in pieces:
-            clean, removed = without_special_tokens(said, forbidden)
-            notes.count("special_tokens", removed)
+            clean = reading.clean(said, self.marker.strip())
             visible.append(bool(clean.strip()))
             text += clean
             if visible[-1]:
                 spans.append((len(text), len(text) + len(self.marker)))
                 text += self.marker
             text += after
-        found = tokenized(tokenizer, text, add_special_tokens=isinstance(prompt, str))
+        found = tokenize(tokenizer, text, add_special_tokens=isinstance(prompt, str))
         ids, offsets, special = found["input_ids"], found["offset_mapping"], found["special_tokens_mask"]
-        tokens = tokens_at(offsets, special, spans)
+        tokens = find_tokens(offsets, special, spans)
         if tokens is None:
             return None
         following = iter(tokens)
         read_at = [next(following) if seen else NOWHERE for seen in visible]
         first = next((index for index, mask in enumerate(special) if not mask), 0)
         first += int(ids[first : first + 1] == [tokenizer.bos_token_id])
-        return Encoded(tuple(ids), None, (first, tokens_before(found, seam, first)), tuple(read_at))
+        return Encoded(tuple(ids), None, (first, count_tokens_before(found, seam, first)), tuple(read_at))
 
     def read(self, inputs: dict[str, Any], places: Sequence[Sequence[int]]) -> list[list[float]]:
         import torch
@@ -265,10 +243,10 @@ class Markers:
             logits_BKV = model(**inputs, use_cache=False).logits[:, kept]
         good_BK, bad_BK = logits_BKV[..., self.candidates].float().unbind(-1)
         column = {place: index for index, place in enumerate(kept)} | {NOWHERE: NOWHERE}
-        return values_at((good_BK - bad_BK).sigmoid().tolist(), [[column[place] for place in found] for found in places])
+        return pick_values((good_BK - bad_BK).sigmoid().tolist(), [[column[place] for place in found] for found in places])
 
 
-def values_at(values_BT: Sequence[Sequence[float]], places: Sequence[Sequence[int]]) -> list[list[float]]:
+def pick_values(values_BT: Sequence[Sequence[float]], places: Sequence[Sequence[int]]) -> list[list[float]]:
     """The values at these places of each row. A step of which the model sees nothing is worth 0: it must not inherit the
     score of the step before."""
     return [
@@ -277,7 +255,9 @@ def values_at(values_BT: Sequence[Sequence[float]], places: Sequence[Sequence[in
     ]
 
 
-def tokens_at(offsets: Sequence[tuple[int, int]], special: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[int] | None:
+def find_tokens(
+    offsets: Sequence[tuple[int, int]], special: Sequence[int], spans: Sequence[tuple[int, int]]
+) -> list[int] | None:
     """The last token of each span of characters; None where a token belongs to a span and to what is beside it.
 
     A character of several bytes may be several tokens, all with the offsets of that character: the last one counts.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cohort.errors import RewardError
-from cohort.rewards.learned.model import check_choice, without_special_tokens
+from cohort.rewards.learned.model import check_choice, remove_special_tokens
 from cohort.rewards.math.find import write_cell
 from cohort.rewards.text import text_of
 
@@ -163,7 +163,7 @@ class Question:
 def disarm_text(completion: str, forbidden: Sequence[str]) -> tuple[str, int]:
     """(the completion as the judge sees it, how much of it was disarmed)."""
     text = completion.encode("utf-8", "replace").decode()  # half a surrogate pair is not JSON everywhere
-    text, removed = without_special_tokens(text, forbidden, any_case=True)
+    text, removed = remove_special_tokens(text, forbidden, any_case=True)
     text, broken = CONTROL_TOKEN.subn(lambda token: f"{token.group()[0]} {token.group()[1:]}", text)
     return text, removed + broken
 

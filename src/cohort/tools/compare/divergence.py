@@ -48,9 +48,9 @@ def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
         raise RunError(f"{root} has no model/ yet")
     data = build.load_data(recipe, folder.read_kept_rows(recipe))
     final = load_model(recipe, data, folder.model)
-    sampling = replace(build.training_sampling(recipe, final), group_size=1)
+    sampling = replace(build.make_training_sampling(recipe, final), group_size=1)
     encoded = build.encode_data(recipe, data, final, sampling)
-    longest = build.longest_sequence(recipe, encoded, sampling)
+    longest = build.find_longest_sequence(recipe, encoded, sampling)
     final.hold_lengths(longest)
     name, problems = next(iter(encoded.sets.items()), ("prompts", encoded.train))
     problems = problems[:prompts]

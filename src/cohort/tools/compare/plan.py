@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cohort.base.files import lock_file, write_whole
-from cohort.data.rows import names_function
+from cohort.data.rows import is_function_name
 from cohort.errors import RecipeError, RunError
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.recipe.schema import EvaluationConfig, Recipe
@@ -83,7 +83,7 @@ def fix_problems(evaluation: EvaluationConfig, seed: int) -> EvaluationConfig:
     A user's function may divide its rows by the seed, and held-out rows of one seed be training rows of another: there each
     seed keeps its own, and what is measured says so.
     """
-    if evaluation.problems_seed >= 0 or any(names_function(config.source) for config in evaluation.sets.values()):
+    if evaluation.problems_seed >= 0 or any(is_function_name(config.source) for config in evaluation.sets.values()):
         return evaluation
     return evaluation.model_copy(update={"problems_seed": seed})
 
