@@ -37,7 +37,7 @@ from cohort.rewards.contract import (
     column_names,
     find_unusable_rows,
 )
-from cohort.rewards.entries import Answered, Entry, Failed, is_plain
+from cohort.rewards.entries import Answered, Failed, RewardEntry, is_plain
 from cohort.rewards.pool import HelperPool, LoadFailed, Worker
 from cohort.rewards.singles import Progress, Singles, spread_rows
 from cohort.rewards.summing import add_answers, check_faults, measure_rewards, sum_parts
@@ -111,7 +111,7 @@ class RewardRunner:
                 concurrently([functools.partial(self._warm_up, remote) for _ in range(self._workers)])
             for bound in self._bound:
                 if bound.spec is None:
-                    bound.signature = Signature.of(bound.load_here())
+                    bound.signature = Signature.read(bound.load_here())
                 check_args(bound)
             # A part holds at most `workers` of them, so with one more than all the others can hold, none ever waits.
             parts = sum(bound.spec is not None for bound in remote)
@@ -206,7 +206,7 @@ class RewardRunner:
         self.start()
         if not completions:
             return Scored([], {})
-        batch = ScoringBatch.collect(prompts, completions, TrainerState.at(step, num_steps))
+        batch = ScoringBatch.collect(prompts, completions, TrainerState.for_step(step, num_steps))
         for bound in self._bound:
             check_columns(bound, batch.columns)
         self._pool.terminal.refill()
@@ -223,7 +223,7 @@ class RewardRunner:
     def _run_part(self, bound: Bound, batch: ScoringBatch) -> Verdicts:
         """The whole batch first; where the call raised, hung or crashed, again completion by completion."""
         started, count = time.monotonic(), len(batch.texts)
-        verdicts, in_worker = Verdicts([Entry()] * count), self._fits_worker(bound, batch.make_call(bound, range(count)))
+        verdicts, in_worker = Verdicts([RewardEntry()] * count), self._fits_worker(bound, batch.make_call(bound, range(count)))
         judged = Progress(bound.name, count, self.on_progress)
 
         def call(rows: Sequence[int]) -> Answered | Failed:
@@ -275,14 +275,13 @@ class RewardRunner:
 
     def _call_in_worker(self, bound: Bound, call: RewardCall) -> Answered | Failed:
         assert bound.spec is not None
-        message = {"op": "call", "spec": bound.spec, **vars(call), "state": vars(call.state)}
         while True:
             with self._pool.borrow() as worker:
                 try:
                     worker.load(bound.spec, bound.memory_mb)
                 except LoadFailed as problem:
                     raise RewardError(f"{bound.place}.function: a new worker could not import it. {problem}") from None
-                reply = worker.call(message, call.lengths, bound.part.timeout_s)
+                reply = worker.call(bound.spec, call, bound.part.timeout_s)
             # One that was called before may be full of what others left there: a fresh one decides.
             if not (isinstance(reply, Failed) and reply.kind == "memory" and worker.calls > 1):
                 return reply

@@ -16,8 +16,8 @@ from cohort.rewards.entries import (
     INFRASTRUCTURE,
     VERDICT_WORD,
     Answered,
-    Entry,
     Failed,
+    RewardEntry,
     count_noun,
     describe_value,
     make_plain,
@@ -47,7 +47,7 @@ class TrainerState:
     is_world_process_zero: bool = True
 
     @classmethod
-    def at(cls, step: int, num_steps: int) -> TrainerState:
+    def for_step(cls, step: int, num_steps: int) -> TrainerState:
         done = max(step - 1, 0)
         return cls(global_step=done, max_steps=num_steps, epoch=done / num_steps if num_steps else 0.0)
 
@@ -75,7 +75,7 @@ class Signature:
     """It hands model text to the jail of this machine."""
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> Signature:
+    def read(cls, function: Callable[..., Any]) -> Signature:
         accepted, required, takes_any = read_parameters(function)
         reads = getattr(function, "reads", None)
         return cls(
@@ -173,7 +173,7 @@ class CallLog:
         except Exception:
             self.dropped += 1
 
-    def complete_answer(self, entries: Sequence[Entry]) -> Answered:
+    def complete_answer(self, entries: Sequence[RewardEntry]) -> Answered:
         """The entries with what was logged of each. A column with any other number of values cannot be attributed."""
         extras = {column: values for column, values in self.columns.items() if len(values) == len(entries)}
         self.dropped += len(self.columns) - len(extras) + sum(not 0 <= row < len(entries) for row in self.verdicts)
@@ -181,7 +181,7 @@ class CallLog:
         for row, entry in enumerate(entries):
             word, detail = self.verdicts.get(row, ("", ""))
             if word == INFRASTRUCTURE and entry.fault is None:
-                entry = Entry(fault=INFRASTRUCTURE, detail=detail or "what it relies on failed")
+                entry = RewardEntry(fault=INFRASTRUCTURE, detail=detail or "what it relies on failed")
             logged = {column: values[row] for column, values in extras.items()}
             completed.append(replace(entry, word=word, detail=shorten(entry.detail), extras=logged))
         metrics = {name: sum(values) / len(values) for name, values in self.values.items()}

@@ -14,7 +14,7 @@ from cohort.errors import CohortError, RewardError
 from cohort.recipe.section import nearest
 from cohort.rewards import BUILT_IN, built_in
 from cohort.rewards.call import OFFERED, RewardCall, Signature, TrainerState, pick_accepted, read_parameters
-from cohort.rewards.entries import LIMIT_KINDS, Answered, Entry, Failed
+from cohort.rewards.entries import LIMIT_KINDS, Answered, Failed, RewardEntry
 from cohort.rewards.pool import MEMORY_MB
 from cohort.types import Completion, Outcome, Prompt
 
@@ -26,7 +26,7 @@ WALL_ARGUMENT = "wall_s"
 """The argument under which a supervised function is told the part's timeout_s."""
 PATTERN_ARGUMENT = "pattern"
 """The argument of Cohort's own rewards that is a regular expression."""
-NOT_LOADED_YET = Signature.of(lambda: None)
+NOT_LOADED_YET = Signature.read(lambda: None)
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class ScoringBatch:
 class Verdicts:
     """What one part said of every completion of the step."""
 
-    entries: list[Entry]
+    entries: list[RewardEntry]
     logged: dict[str, list[float]] = field(default_factory=dict)
     dropped: int = 0
     retry_detail: str = ""

@@ -30,7 +30,7 @@ LARGEST = 1e18
 
 
 @dataclass(frozen=True)
-class Entry:
+class RewardEntry:
     """What the function says of one completion, or why that cannot be used."""
 
     value: float | None = None
@@ -56,7 +56,7 @@ class Entry:
 class Answered:
     """The function gave one entry per completion; single entries may still be faults."""
 
-    entries: list[Entry]
+    entries: list[RewardEntry]
     metrics: dict[str, float] = field(default_factory=dict)
     dropped: int = 0
     """Logged values that could not be used."""
@@ -75,11 +75,11 @@ class Failed:
         return self.kind in ("type", "length")
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> RewardEntry:
         """What a completion is left with if the call is not repeated: at a limit a score of 0, else none."""
         if self.kind in LIMIT_KINDS:
-            return Entry(0.0, fault=self.kind, word="" if self.kind == "timeout" else self.kind)
-        return Entry(fault=self.kind, detail=self.detail)
+            return RewardEntry(0.0, fault=self.kind, word="" if self.kind == "timeout" else self.kind)
+        return RewardEntry(fault=self.kind, detail=self.detail)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -92,20 +92,20 @@ PAIRS = (
 )
 
 
-def read_entry(said: Any, length: int) -> Entry:
+def read_entry(said: Any, length: int) -> RewardEntry:
     """One entry of the returned list, for a completion of `length` characters."""
     if is_listed(said):
         return read_steps(said, length)
     value, fault = read_value(said)
     if fault is None:
-        return Entry(value)
-    return Entry(
+        return RewardEntry(value)
+    return RewardEntry(
         fault=fault,
         detail=f"it returned {describe_value(said)} for a completion; return a finite float, at most {LARGEST:g}, or None.",
     )
 
 
-def read_steps(said: Any, length: int) -> Entry:
+def read_steps(said: Any, length: int) -> RewardEntry:
     """No pairs at all means that no step was found, which is the completion's doing: one step, at its end, worth 0.
 
     Without that, a completion without steps would escape the mean that wrong steps lower.
@@ -115,12 +115,12 @@ def read_steps(said: Any, length: int) -> Entry:
     for pair in unpack_values(said):
         items = unpack_values(pair) if is_listed(pair) else []
         if len(items) != 2:
-            return Entry(fault="type", detail=f"it returned {describe_value(said)} for a completion of {size}; {PAIRS}")
+            return RewardEntry(fault="type", detail=f"it returned {describe_value(said)} for a completion of {size}; {PAIRS}")
         position, last = read_integer(items[0]), steps[-1][0] if steps else low - 1
         if position is None or not last < position <= length:
             kind = f" ({type(items[0]).__name__})" if position is None else ""
             order = f" after one at position {last}" if steps else ""
-            return Entry(
+            return RewardEntry(
                 fault="position",
                 detail=f"it gave a step reward at position {show_value(items[0])}{kind}{order}, but the completion has {size}; a "
                 "position is an integer, the number of characters up to and including the end of the step, from "
@@ -128,7 +128,7 @@ def read_steps(said: Any, length: int) -> Entry:
             )
         reward, fault = read_value(items[1])
         if reward is None:
-            return Entry(
+            return RewardEntry(
                 fault=fault or "type",
                 detail=f"it gave the reward {describe_value(items[1])} to the step at position {position} of a completion with "
                 f"{size}; the reward of a step is a finite number.",
@@ -136,7 +136,7 @@ def read_steps(said: Any, length: int) -> Entry:
         steps.append((position, reward))
     found = tuple(steps) or ((length, 0.0),)
     # The one number a list of step rewards stands for: in sums, metrics and against the threshold.
-    return Entry(math.fsum(reward for _, reward in found) / len(found), found)
+    return RewardEntry(math.fsum(reward for _, reward in found) / len(found), found)
 
 
 def read_value(said: Any) -> tuple[float | None, str | None]:
@@ -200,10 +200,10 @@ def from_message(message: Any, lengths: Sequence[int]) -> Answered | Failed | No
         return None
 
 
-def reread_entry(length: int, *, value: Any, steps: Any, fault: Any, detail: Any, word: Any, extras: Any) -> Entry:
+def reread_entry(length: int, *, value: Any, steps: Any, fault: Any, detail: Any, word: Any, extras: Any) -> RewardEntry:
     """One entry as a worker sends it; ValueError where no worker of ours sends such a thing."""
     if fault in FAULT_KINDS and value is steps is None:
-        entry = Entry(fault=fault, detail=shorten(str(detail)))
+        entry = RewardEntry(fault=fault, detail=shorten(str(detail)))
     else:
         entry = read_entry(value if steps is None else steps, length)
     well_formed = (

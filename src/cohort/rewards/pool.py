@@ -22,6 +22,7 @@ from typing import Any
 from cohort.base.importing import package_folder
 from cohort.base.processes import memory_below
 from cohort.base.workers import Answer, Channel, Place, Pool, ProcessEnded
+from cohort.rewards.call import RewardCall
 from cohort.rewards.entries import Answered, Failed, from_message, shorten
 from cohort.rewards.terminal import Terminal
 
@@ -118,11 +119,12 @@ class Worker:
             self.kill()
             raise
 
-    def call(self, message: dict[str, Any], lengths: Sequence[int], limit_s: float) -> Answered | Failed:
-        """One call of a function it has loaded, on completions of these lengths."""
+    def call(self, spec: str, call: RewardCall, limit_s: float) -> Answered | Failed:
+        """One call of a function that it has loaded."""
         self.calls += 1
+        message = {"op": "call", "spec": spec, **vars(call), "state": vars(call.state)}
         try:
-            reply = from_message(self.ask(message, limit_s), lengths)
+            reply = from_message(self.ask(message, limit_s), call.lengths)
         except ProcessEnded as ended:
             return Failed(ended.kind, ended.detail)
         if reply is None:

@@ -12,14 +12,14 @@ from typing import Any
 from cohort.base.text import writable
 from cohort.errors import RewardError
 from cohort.rewards.contract import Bound, Verdicts
-from cohort.rewards.entries import LARGEST, Entry, Steps
+from cohort.rewards.entries import LARGEST, RewardEntry, Steps
 from cohort.types import Outcome
 
 SUM_FAULT = "sum:nan"
 """The parts can be used, and their weighted sum, or a weighted step, is no number or too large a one."""
 
 
-def sum_parts(bound: Sequence[Bound], decisive: int, entries: Sequence[Entry], length: int) -> Outcome:
+def sum_parts(bound: Sequence[Bound], decisive: int, entries: Sequence[RewardEntry], length: int) -> Outcome:
     """What all parts together say of one completion of `length` characters; `decisive` is the part that decides success."""
     parts = list(zip(bound, entries, strict=True))
     faults = [f"{one.name}:{entry.fault}" for one, entry in parts if entry.fault]
@@ -50,7 +50,7 @@ def add_answers(outcomes: Sequence[Outcome], answers: Sequence[str | None]) -> l
     return [replace(outcome, answer=writable(answer)) for outcome, answer in zip(outcomes, answers, strict=True)]
 
 
-def merge_steps(bound: Sequence[Bound], entries: Sequence[Entry], length: int) -> Steps:
+def merge_steps(bound: Sequence[Bound], entries: Sequence[RewardEntry], length: int) -> Steps:
     """Weighted step rewards of all parts by position, parts in the order of the recipe where positions are equal.
 
     A part that gave one number has judged the whole completion: it is one more step, at the end. Without a part that
@@ -97,7 +97,7 @@ def check_faults(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: 
     )
 
 
-def merge_extras(bound: Sequence[Bound], entries: Sequence[Entry]) -> dict[str, Any]:
+def merge_extras(bound: Sequence[Bound], entries: Sequence[RewardEntry]) -> dict[str, Any]:
     """What all parts logged of one completion, as a file can hold it: a function may quote anything."""
     extras: dict[str, Any] = {}
     for one, entry in zip(bound, entries, strict=True):

@@ -70,7 +70,7 @@ class Desk:
     def load(self, spec: str) -> dict[str, Any]:
         try:
             self.functions[spec] = load_function(spec)
-            return {"signature": vars(Signature.of(self.functions[spec]))}
+            return {"signature": vars(Signature.read(self.functions[spec]))}
         except NotImportable as problem:
             return {"error": str(problem)}
         except BaseException as problem:

@@ -6,15 +6,26 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
+<<<<<<< HEAD
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+=======
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+>>>>>>> 7fff5cb (Hand a worker the call itself, and name the readers of functions and steps)
 from typing import Any
 
 from cohort.base.importing import search_current_folder
 from cohort.errors import RewardError
 from cohort.recipe.section import nearest
+<<<<<<< HEAD
 from cohort.rewards import BUILT_IN, contract
 from cohort.rewards.call import Signature, TrainerState
+=======
+from cohort.rewards import BUILT_IN
+from cohort.rewards.call import RewardCall, Signature, TrainerState
+from cohort.rewards.contract import RESERVED, find_argument_problem, find_feeding_problem, find_renaming_problem
+>>>>>>> 7fff5cb (Hand a worker the call itself, and name the readers of functions and steps)
 from cohort.rewards.entries import Answered, Failed, is_plain
 from cohort.rewards.pool import LoadFailed, Worker
 from cohort.tools.audit.cases import AuditCase, AuditRow, CaseResult, safe_text
@@ -245,17 +256,11 @@ class Bench:
         self, spec: str, arguments: Mapping[str, Any], lengths: Sequence[int], limit_s: float | None = None
     ) -> Answered | Failed:
         """Call a function in the worker: the audited one, or one that calls it."""
-        message = {
-            "op": "call",
-            "spec": spec,
-            "arguments": dict(arguments),
-            "lengths": list(lengths),
-            "state": asdict(TrainerState.at(1, 100)),
-            "names": [name for name in self.list_asked() if name not in arguments],
-        }
+        names = [name for name in self.list_asked() if name not in arguments]
+        call = RewardCall(arguments, lengths, TrainerState.for_step(1, 100), names)
         own = START_S + self.timeout_s * len(lengths) if self.signature.supervised else self.timeout_s
         self.load_function(spec)
-        return self._worker.call(message, lengths, own if limit_s is None else limit_s)
+        return self._worker.call(spec, call, own if limit_s is None else limit_s)
 
 
 def find_built_in(spec: str) -> str:
