@@ -6,26 +6,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-<<<<<<< HEAD
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-=======
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
->>>>>>> 7fff5cb (Hand a worker the call itself, and name the readers of functions and steps)
 from typing import Any
 
 from cohort.base.importing import search_current_folder
 from cohort.errors import RewardError
 from cohort.recipe.section import nearest
-<<<<<<< HEAD
 from cohort.rewards import BUILT_IN, contract
-from cohort.rewards.call import Signature, TrainerState
-=======
-from cohort.rewards import BUILT_IN
 from cohort.rewards.call import RewardCall, Signature, TrainerState
-from cohort.rewards.contract import RESERVED, find_argument_problem, find_feeding_problem, find_renaming_problem
->>>>>>> 7fff5cb (Hand a worker the call itself, and name the readers of functions and steps)
 from cohort.rewards.entries import Answered, Failed, is_plain
 from cohort.rewards.pool import LoadFailed, Worker
 from cohort.tools.audit.cases import AuditCase, AuditRow, CaseResult, safe_text
