@@ -106,12 +106,12 @@ class ExpressionReader:
 
     def read_product(self, depth: int) -> Node:
         """Left to right, so that 1/2x is (1/2)x; factors side by side multiply. Flat, so that long products are not deep."""
-        above, below = [self.read_factor(depth)], []
+        above, below = [self.read_factor(depth)], list[Node]()
         while True:
-            if any(map(self.skip, TIMES)):
-                above.append(self.read_signed(self.read_factor, depth))
-            elif any(map(self.skip, DIVIDE)):
-                below.append(self.read_signed(self.read_factor, depth))
+            sign = self.peek()
+            if sign in TIMES or sign in DIVIDE:
+                self.place += 1
+                (above if sign in TIMES else below).append(self.read_signed(self.read_factor, depth))
             elif not self.starts_factor():
                 break
             elif self.is_number_by_number():

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 MAX_ANSWER_CHARS = 1000
@@ -122,10 +121,12 @@ class Token:
     roman: bool = False
     r"""A letter in upright type: \mathrm{m} may be a unit where m is a variable."""
 
-    @cached_property
-    def latex(self) -> str:
-        r"""As LaTeX writes it, which tells the sign = from \text{=}, and the bracket ( from \(."""
-        return {COMMAND: f"\\{self.text}", TEXT: f"\\text{{{self.text}}}"}.get(self.kind, self.text)
+    latex: str = field(init=False)
+    r"""As LaTeX writes it, which tells the sign = from \text{=}, and the bracket ( from \(."""
+
+    def __post_init__(self) -> None:
+        marked = {COMMAND: f"\\{self.text}", TEXT: f"\\text{{{self.text}}}"}
+        object.__setattr__(self, "latex", marked.get(self.kind, self.text))
 
     @property
     def word(self) -> str:
