@@ -4,8 +4,8 @@
     python benchmarks/weight.py OTHER_CHECKOUT  # beside that of another one
     python benchmarks/weight.py --files 20      # and the longest files
 
-A line counts where it holds code: blank lines, comments and docstrings do not, whatever their
-number, so that words about the code are never what is saved. Templates, TOML tables and C count
+A line counts where it holds code: blank lines, comments and docstrings (those below a field or a
+constant too) do not, whatever their number, so that words about the code are never what is saved. Templates, TOML tables and C count
 by their lines that are neither blank nor a comment.
 """
 
@@ -46,10 +46,9 @@ def count_python_lines(source: str) -> int:
         if token.type not in _NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-                lines.difference_update(range(first.lineno, (first.end_lineno or 0) + 1))
+        # A string that stands alone describes what it follows: a module, class, function, field or constant.
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
     return len(lines)
 
 
