@@ -33,7 +33,7 @@ from speed_cases import RESULTS, read_revision, say
 from speed_plot import draw_curves
 
 from cohort.errors import RecipeError
-from cohort.ops.flops import Accelerator, Dimensions, decode_limit, find_accelerator, live_rows, training_cost
+from cohort.ops.flops import Accelerator, Dimensions, count_live_rows, decode_limit, estimate_training_cost, find_accelerator
 from cohort.tools.bench import machine as machines
 from cohort.tools.bench.command import Options, choose_stages, describe_job, make_job, write_inputs
 from cohort.tools.bench.job import BenchJob
@@ -274,11 +274,11 @@ def model_seconds(stage: str, job: BenchJob, accelerator: Accelerator | None) ->
     """What the time should be proportional to. Without a known accelerator: FLOPs alone, at any rate."""
     dimensions, work = job.shape.dimensions, job.workload
     if stage == "train":
-        return training_cost(dimensions, work.prompt_tokens, work.flat_plan, work.group)
+        return estimate_training_cost(dimensions, work.prompt_tokens, work.flat_plan, work.group)
     slots = job.slots or work.completions
     if accelerator:
         return decode_limit(dimensions, work.prompt_tokens, work.flat_plan, slots, accelerator).seconds
-    live, context = live_rows(work.prompt_tokens, work.flat_plan, slots)
+    live, context = count_live_rows(work.prompt_tokens, work.flat_plan, slots)
     parameters = dimensions.body_parameters + dimensions.head_parameters
     return float(2 * parameters * sum(live) + dimensions.attention_flops(sum(context)))
 

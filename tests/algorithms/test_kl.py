@@ -295,7 +295,7 @@ def every_outcome(case: Vocabulary, advantages_V: Tensor, *, stale: bool) -> tup
     count = len(log_policy_V)
     micro = MicroBatch(
         layout=lay_out([((0,), (outcome,)) for outcome in range(count)]),
-        before=Selection.of(2 * np.arange(count), 2 * count),
+        before=Selection.from_index(2 * np.arange(count), 2 * count),
         token_ids_M=torch.arange(count),
         row_M=torch.arange(count),
         loss_weights_M=case.log_old_V.exp(),

@@ -696,13 +696,13 @@ def test_slots_asked_for_that_do_not_fit_any_more_are_fewer(monkeypatch):
 def test_a_kept_workspace_serves_what_fits_into_it_and_nothing_else():
     wanted = sampling()
     kept = decoding.Workspace(None, None, None, 8, 8, 64, 20, wanted, ("here",))
-    assert kept.serves(8, 64, 20, wanted, ("here",))
-    assert kept.serves(8, 10, 2, wanted, ("here",)), "a refill with fewer completions"
-    assert not kept.serves(4, 64, 20, wanted, ("here",)), "another number of slots was asked for since"
-    assert not kept.serves(8, 65, 20, wanted, ("here",))
-    assert not kept.serves(8, 64, 21, wanted, ("here",))
-    assert not kept.serves(8, 64, 20, sampling(temperature=0.5), ("here",))
-    assert not kept.serves(8, 64, 20, wanted, ("elsewhere",))
+    assert kept.can_serve(8, 64, 20, wanted, ("here",))
+    assert kept.can_serve(8, 10, 2, wanted, ("here",)), "a refill with fewer completions"
+    assert not kept.can_serve(4, 64, 20, wanted, ("here",)), "another number of slots was asked for since"
+    assert not kept.can_serve(8, 65, 20, wanted, ("here",))
+    assert not kept.can_serve(8, 64, 21, wanted, ("here",))
+    assert not kept.can_serve(8, 64, 20, sampling(temperature=0.5), ("here",))
+    assert not kept.can_serve(8, 64, 20, wanted, ("elsewhere",))
 
 
 def test_own_kernels_that_do_not_run_here_are_a_reason(monkeypatch):
@@ -738,7 +738,7 @@ def pretend_graphs(monkeypatch):
         "get_sync_debug_mode": lambda: modes[-1], "set_sync_debug_mode": modes.append,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(graphs, "side_stream", lambda: stream)
+    monkeypatch.setattr(graphs, "find_side_stream", lambda: stream)
     return modes, capturing
 
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from cohort.errors import PromptError
-from cohort.model.chat import ChatCodec, decodes_in_rust, read_template, refuse_blank_template
+from cohort.model.chat import ChatCodec, can_decode_in_rust, read_template, refuse_blank_template
 from cohort.model.scratch import build_tokenizer
 from model_zoo import TEMPLATE, make_tokenizer
 
@@ -116,7 +116,7 @@ class LoudTokenizer(PreTrainedTokenizerFast):
 def test_decoding_all_at_once_is_decoding_one_by_one(make):
     tokenizer = make()
     codec = ChatCodec(tokenizer)
-    assert decodes_in_rust(tokenizer)
+    assert can_decode_in_rust(tokenizer)
     generator = random.Random(0)
     rows = [generator.choices(range(len(tokenizer)), k=length) for length in (0, 1, 2, 7, 64, 200) for _ in range(20)]
     rows += [[tokenizer.eos_token_id], tuple(tokenizer("é , 日本\n  x")["input_ids"])[:-1], (tokenizer.pad_token_id, 5)]
@@ -128,7 +128,7 @@ def test_a_class_that_decodes_in_its_own_way_is_left_to_it():
     plain = chat_tokenizer()
     loud = LoudTokenizer(tokenizer_object=plain.backend_tokenizer, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
     codec = ChatCodec(loud)
-    assert not decodes_in_rust(loud)
+    assert not can_decode_in_rust(loud)
     rows = [ids_of(plain, "abc"), ids_of(plain, "1+x", "<eos>")]
     assert codec.decode_all(rows) == [codec.decode(row) for row in rows] == ["ABC", "1+X"]
 
@@ -147,7 +147,7 @@ def test_a_demonstration_begins_where_the_prompt_ends_and_stops():
 def test_a_template_without_an_end_of_turn_falls_back_to_the_stop_id():
     tokenizer = chat_tokenizer("{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
     codec = ChatCodec(tokenizer)
-    assert codec.end_of_turn_id(default=77) == 77
+    assert codec.find_end_of_turn_id(default=77) == 77
     assert codec.encode_demonstration(CHAT, "2", tokenizer.eos_token_id)[1] == ids_of(tokenizer, "2", "<eos>")
 
 
@@ -169,10 +169,10 @@ def thinking_codec(template: str = TEMPLATE) -> ChatCodec:
 
 def test_arguments_reach_the_template_and_only_where_they_are_told():
     codec = thinking_codec()
-    plain, told = codec.encode(CHAT), codec.told({"enable_thinking": False}, "prompts.template_args").encode(CHAT)
+    plain, told = codec.encode(CHAT), codec.use_template_args({"enable_thinking": False}, "prompts.template_args").encode(CHAT)
     assert codec.tokenizer.decode(told[len(plain) :]) == "<think>\n\n</think>\n\n"
     assert told[: len(plain)] == plain == codec.encode(CHAT)
-    prompt, completion = codec.told({"enable_thinking": False}, "x").encode_demonstration(CHAT, "2", 256)
+    prompt, completion = codec.use_template_args({"enable_thinking": False}, "x").encode_demonstration(CHAT, "2", 256)
     assert prompt == told
     assert completion == (*codec.tokenizer("2")["input_ids"], codec.tokenizer.convert_tokens_to_ids("<|im_end|>"))
 
@@ -191,7 +191,7 @@ def test_arguments_reach_the_template_and_only_where_they_are_told():
 )
 def test_an_argument_that_the_template_does_not_read_is_refused(name: str, words: str):
     with pytest.raises(PromptError, match=rf"prompts\.template_args: .*{words}"):
-        thinking_codec().told({name: 1}, "prompts.template_args")
+        thinking_codec().use_template_args({name: 1}, "prompts.template_args")
 
 
 def test_arguments_are_found_wherever_a_template_reads_them():
@@ -200,9 +200,9 @@ def test_arguments_are_found_wherever_a_template_reads_them():
         "{% for m in messages %}{{ m.content }}{% if loop.last and budget is defined %}{% break %}{% endif %}{% endfor %}{{ end(1) }}"
     )
     codec = thinking_codec(template)
-    codec.told({"think": False, "style": "s", "budget": 3}, "x")
+    codec.use_template_args({"think": False, "style": "s", "budget": 3}, "x")
     with pytest.raises(PromptError, match="it reads budget, style, think"):
-        codec.told({"x": 1}, "x")
+        codec.use_template_args({"x": 1}, "x")
 
 
 def test_a_template_of_ones_own_is_read_and_checked(tmp_path):

@@ -101,7 +101,7 @@ def test_engine_trainer_reference_and_export_are_one_rounded_base(tmp_path: Path
 
 def test_an_update_moves_the_adapter_alone_and_its_gradient_is_that_of_the_rounded_weights(tmp_path: Path) -> None:
     policy = policy_of(write_model(tmp_path / "base", **WIDE), "cpu")
-    plain = lora.plain_model(policy.model, merge=True)
+    plain = lora.make_plain_model(policy.model, merge=True)
     before = {name: value.clone() for name, value in policy.model.named_parameters()}
     weights = MasterWeights(policy.model, torch.float32)
     optimizer = Optimizer(weights, OptimizerConfig(learning_rate=1e-3), 1)

@@ -75,15 +75,15 @@ def test_a_layer_computes_the_formula():
 
 def test_every_linear_layer_but_the_head_has_an_adapter_and_alpha_is_twice_the_rank():
     policy = lora_policy()
-    names = {name.rpartition(".")[2] for name in lora.lora_layers(policy.model)}
+    names = {name.rpartition(".")[2] for name in lora.list_lora_layers(policy.model)}
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    assert len(lora.lora_layers(policy.model)) == 14
-    assert {layer.scaling["default"] for layer in lora.lora_layers(policy.model).values()} == {2.0}
+    assert len(lora.list_lora_layers(policy.model)) == 14
+    assert {layer.scaling["default"] for layer in lora.list_lora_layers(policy.model).values()} == {2.0}
     trained = {name for name, value in policy.model.named_parameters() if value.requires_grad}
     assert trained == set(policy.list_own_parameters())
     few = lora_policy(targets=["q_proj", "layers.1.mlp.up_proj"])
-    assert [name for name in lora.lora_layers(few.model) if "layers.0" in name] == ["model.layers.0.self_attn.q_proj"]
-    assert len(lora.lora_layers(few.model)) == 3
+    assert [name for name in lora.list_lora_layers(few.model) if "layers.0" in name] == ["model.layers.0.self_attn.q_proj"]
+    assert len(lora.list_lora_layers(few.model)) == 3
 
 
 def test_a_new_adapter_changes_no_bit_and_depends_on_its_seed_alone():
@@ -110,7 +110,7 @@ def test_gradients_are_those_of_the_full_weights_by_the_chain_rule():
     assert loss == pytest.approx(expected_loss, rel=1e-10)
     ours, full = by_parameter(policy, gradient), by_parameter(merged, full_gradient)
     own = policy.list_own_parameters()
-    for name in lora.lora_layers(policy.model):
+    for name in lora.list_lora_layers(policy.model):
         of_weight = full[f"{name}.weight"]
         a, b = (f"{name}.lora_{part}.default.weight" for part in "AB")
         assert relative_difference(ours[b], 2.0 * of_weight @ own[a].detach().T) < 1e-9
@@ -168,8 +168,8 @@ def test_other_families_merge_to_the_same_numbers(family):
             value.normal_(std=0.3, generator=torch.Generator().manual_seed(value.numel()))
     expected = logits_of(model)
     assert (expected - plain).abs().max() > 0.1
-    assert torch.allclose(logits_of(lora.plain_model(model, merge=True)), expected, atol=1e-5)
-    assert torch.equal(logits_of(lora.plain_model(model, merge=False)), plain)
+    assert torch.allclose(logits_of(lora.make_plain_model(model, merge=True)), expected, atol=1e-5)
+    assert torch.equal(logits_of(lora.make_plain_model(model, merge=False)), plain)
     prove_local(model.float())
     assert explain_not_own_attention(model, split(model)) is None
 
@@ -200,9 +200,9 @@ def test_copies_share_the_base_and_own_their_adapters():
 def test_a_reference_that_is_the_base_runs_without_its_adapter_and_follows_when_told():
     policy = lora_policy()
     reference = Reference(policy.make_frozen_copy(), every=1)
-    layers = lora.lora_layers(reference.policy.model).values()
+    layers = lora.list_lora_layers(reference.policy.model).values()
     assert all(layer.disable_adapters for layer in layers)
-    assert not any(layer.disable_adapters for layer in lora.lora_layers(policy.model).values())
+    assert not any(layer.disable_adapters for layer in lora.list_lora_layers(policy.model).values())
     base = logits_of(policy.model)
     with torch.no_grad():
         for value in policy.list_own_parameters().values():
@@ -275,7 +275,7 @@ def test_exports_load_with_transformers_and_peft_and_compute_the_same(tmp_path, 
     with pytest.raises(ModelError, match="is a PEFT adapter and not a model"):
         load_pretrained(str(tmp_path / "moved"))
 
-    lora.plain_model(policy.model, merge=False).save_pretrained(tmp_path / "base")
+    lora.make_plain_model(policy.model, merge=False).save_pretrained(tmp_path / "base")
     named = Policy(policy.model, policy.tokenizer, adapter=lora.Adapter(policy.adapter.config, str(tmp_path / "base")))
     named.save(tmp_path / "named")
     assert sorted(path.name for path in (tmp_path / "named").iterdir()) == [
@@ -446,7 +446,7 @@ def test_a_run_moves_the_adapter_and_never_the_base_and_its_checkpoints_are_smal
     assert set(saved["weights"]) == set(own)
     assert all(torch.equal(saved["weights"][name], value) for name, value in own.items())
     assert any(value.any() for name, value in own.items() if ".lora_B." in name)
-    plain = lora.plain_model(policy, merge=False)
+    plain = lora.make_plain_model(policy, merge=False)
     plain.save_pretrained(tmp_path / "below")
     assert weights_in(tmp_path / "below") == weights_in(base)
     assert adapter.base == str(base)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cohort.algorithms.named import NAMED
 from cohort.errors import InvariantError
 from cohort.model import packing
-from cohort.model.packing import Example, Layouts, MicroBatch, make_examples, pack, plan_minibatches, token_budget_rows
+from cohort.model.packing import Example, Layouts, MicroBatch, cut_by_tokens, make_examples, pack, plan_minibatches
 from cohort.training.state import TrainState
 from conftest import ragged_examples, rollout, tiny_policy
 from session_tools import train_tiny
@@ -298,7 +298,7 @@ def test_minibatch_order_is_keyed_by_seed_step_and_pass():
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=30), st.integers(1, 120))
 def test_the_budget_bounds_the_tokens(lengths, budget):
-    batches = token_budget_rows(range(len(lengths)), lengths, budget)
+    batches = cut_by_tokens(range(len(lengths)), lengths, budget)
     assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
     for batch in batches:
         assert sum(lengths[row] for row in batch) <= budget or len(batch) == 1

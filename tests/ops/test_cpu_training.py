@@ -269,7 +269,7 @@ def shared(*groups: tuple[int, Sequence[int]]) -> Layout:
 
 
 def unshared(*lengths: int) -> Layout:
-    return Layout.of([completion for _, completion in sequences((0, lengths))[0]])
+    return Layout.from_rows([completion for _, completion in sequences((0, lengths))[0]])
 
 
 LAYOUTS = {

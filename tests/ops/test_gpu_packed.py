@@ -18,7 +18,7 @@ from cohort.ops import packed_attention
 from cohort.ops.attention import attention_configs
 from cohort.ops.gather import Selection, take
 from cohort.ops.layout import Layout, lay_out
-from cohort.ops.packed_attention import FlashKernel, TorchKernel, attend, padded_attention, segment_attention
+from cohort.ops.packed_attention import FlashKernel, TorchKernel, attend, attend_padded, attend_segments
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -70,7 +70,7 @@ def relative_errors(ours: list[Tensor], theirs: list[Tensor]) -> list[float]:
 def in_float32(layout: Layout, inputs: list[Tensor], scaling: float, window: int | None = None) -> list[Tensor]:
     wide = [tensor.detach().float().requires_grad_() for tensor in inputs]
     assert not packed_attention.can_use_flash(wide[0], wide[2])
-    return with_gradients(padded_attention(layout, *wide, scaling, window, 0.0), wide)
+    return with_gradients(attend_padded(layout, *wide, scaling, window, 0.0), wide)
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def test_bfloat16_is_the_padded_way_in_float32(name, shape, monkeypatch):
     inputs = heads(layout, shape)
     scaling = shape[2] ** -0.5
     expected = in_float32(layout, inputs, scaling)
-    monkeypatch.setattr(packed_attention, "padded_attention", lambda *_: pytest.fail("the slow way was taken"))
+    monkeypatch.setattr(packed_attention, "attend_padded", lambda *_: pytest.fail("the slow way was taken"))
     found = with_gradients(attend(layout, *inputs, scaling), inputs)
     errors = relative_errors(found, expected)
     print(f"{name} {shape}: out, query, key, value differ by {', '.join(f'{error:.4f}' for error in errors)}")
@@ -110,7 +110,7 @@ def test_flash_segments_without_cudnn(name, shape):
     """Rows of one length go to cuDNN by themselves; the varlen kernel must serve them as well."""
     layout = LAYOUTS[name]()
     inputs = heads(layout, shape)
-    found = with_gradients(segment_attention(layout, *inputs, 0.1, None, FlashKernel()), inputs)
+    found = with_gradients(attend_segments(layout, *inputs, 0.1, None, FlashKernel()), inputs)
     assert max(relative_errors(found, in_float32(layout, inputs, 0.1))) < BF16_NOISE
 
 
@@ -162,7 +162,7 @@ def test_runs_repeat_to_the_bit_where_that_is_asked_for(name):
 def test_the_gradient_of_a_selection_repeats_to_the_bit():
     generator = np.random.default_rng(0)
     index = generator.integers(0, 500, 20_000)
-    selection = Selection.of(index, 500).to("cuda")
+    selection = Selection.from_index(index, 500).to("cuda")
     source = torch.randn(500, 64, device="cuda", requires_grad=True)
     weights = torch.randn(20_000, 64, device="cuda")
     found = [torch.autograd.grad((take(source, selection) * weights).sum(), source)[0] for _ in range(4)]

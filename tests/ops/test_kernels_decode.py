@@ -12,7 +12,7 @@ from cohort.engine.support import prove_decoder, prove_local
 from cohort.ops.fused import kernels_decode as kernels
 from cohort.ops.fused.decoding import FusedDecoder
 from cohort.ops.fused.family import fuse
-from cohort.ops.noise import gumbel, make_row_key
+from cohort.ops.noise import make_gumbel, make_row_key
 from cohort.types import NoiseKey, Sampling
 
 KEY = NoiseKey(seed=0, stream="train", step=1)
@@ -36,7 +36,7 @@ def test_add_norm():
 def test_gated():
     torch.manual_seed(0)
     gate_up = torch.randn(3, 2 * 1500)
-    assert torch.allclose(kernels.gated(gate_up), F.silu(gate_up[:, :1500]) * gate_up[:, 1500:], atol=1e-6)
+    assert torch.allclose(kernels.apply_swiglu(gate_up), F.silu(gate_up[:, :1500]) * gate_up[:, 1500:], atol=1e-6)
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -136,7 +136,7 @@ def test_noise_is_the_noise_of_every_engine():
         counts = torch.tensor([count], dtype=torch.int32)
         state.admit(torch.tensor([0]), torch.tensor([0], dtype=torch.int32), torch.tensor([1]), counts)
         state._sample_with_kernels(slice(0, 1), torch.zeros(1, 30_000), Sampling(1, 1.0, 8, ()), advance=True)
-        expected = gumbel(state.keys_S2[:1], torch.tensor([count]), 30_000).argmax()
+        expected = make_gumbel(state.keys_S2[:1], torch.tensor([count]), 30_000).argmax()
         assert state.token_ids_NT[0, count] == expected
 
 

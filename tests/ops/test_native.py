@@ -24,7 +24,7 @@ from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
 from cohort.ops.fused.cpu_native import NativeDecoder, NativeLane
 from cohort.ops.fused.family import FusedModel, fuse
 from cohort.ops.fused.native import LANES, NoNative, attend_plainly, fill_structure
-from cohort.ops.noise import gumbel
+from cohort.ops.noise import make_gumbel
 from cohort.types import NoiseKey, Prompt, Sampling
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, native.COMPILERS)), reason="no C compiler on this machine")
@@ -118,8 +118,8 @@ def test_noise_has_the_bits_of_noise_py(kernels, vocabulary):
     keys_S2 = torch.randint(-(2**31), 2**31, (60, 2)).int()
     positions_S = torch.randint(0, 2**31, (60,)).int()
     for rows in (slice(0, 40), torch.tensor([7, 3, 59])):
-        found_BV = kernels(32, 2, 64).gumbel(keys_S2[rows], positions_S[rows], vocabulary)
-        assert torch.equal(found_BV, gumbel(keys_S2[rows], positions_S[rows], vocabulary))
+        found_BV = kernels(32, 2, 64).make_gumbel(keys_S2[rows], positions_S[rows], vocabulary)
+        assert torch.equal(found_BV, make_gumbel(keys_S2[rows], positions_S[rows], vocabulary))
 
 
 @needs_compiler

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from cohort.ops.noise import gumbel, make_random_bits, make_row_key, mix, shift_right
+from cohort.ops.noise import make_gumbel, make_random_bits, make_row_key, mix_bits, shift_right
 from cohort.types import NoiseKey
 
 TRAIN = NoiseKey(seed=0, stream="train", step=1)
@@ -37,7 +37,7 @@ def test_the_hash_is_the_published_one_bit_for_bit():
 
     values = [0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xDEADBEEF, 123456789]
     signed = torch.tensor([value - (1 << 32) if value >> 31 else value for value in values], dtype=torch.int32)
-    assert [value & 0xFFFFFFFF for value in mix(signed).tolist()] == [lowbias32(value) for value in values]
+    assert [value & 0xFFFFFFFF for value in mix_bits(signed).tolist()] == [lowbias32(value) for value in values]
     assert shift_right(signed, 16).tolist() == [value >> 16 for value in values]
 
 
@@ -58,10 +58,10 @@ def test_every_part_of_the_key_counts_and_none_collides():
 
 def test_noise_is_a_pure_function_of_key_and_position():
     row_keys_B2, positions_B = keys(6), torch.arange(6)
-    together = gumbel(row_keys_B2, positions_B, 33)
-    alone = torch.cat([gumbel(row_keys_B2[at : at + 1], positions_B[at : at + 1], 33) for at in range(6)])
+    together = make_gumbel(row_keys_B2, positions_B, 33)
+    alone = torch.cat([make_gumbel(row_keys_B2[at : at + 1], positions_B[at : at + 1], 33) for at in range(6)])
     assert torch.equal(together, alone)
-    wider = gumbel(row_keys_B2, positions_B, 100)
+    wider = make_gumbel(row_keys_B2, positions_B, 100)
     assert torch.equal(wider[:, :33], together), "the noise of an index must not depend on the size of the vocabulary"
 
 
@@ -76,7 +76,7 @@ def test_uniformity_in_bins_and_in_every_bit():
 
 
 def test_gumbel_distribution_and_its_winning_tail():
-    noise = torch.cat([gumbel(keys(100), torch.full((100,), position), 4000) for position in range(5)]).flatten().numpy()
+    noise = torch.cat([make_gumbel(keys(100), torch.full((100,), position), 4000) for position in range(5)]).flatten().numpy()
     assert stats.kstest(noise, "gumbel_r").pvalue > 1e-4
     # The tail that wins: P(g > x) = 1 - exp(-exp(-x)); 2 million draws, so about 90 above 10.
     for threshold in (5.0, 8.0, 10.0):
@@ -136,7 +136,7 @@ def test_collisions_are_as_rare_as_chance():
 def test_finite_for_every_uniform_and_extreme_keys():
     extreme = torch.tensor([[0, 0], [-1, -1], [2**31 - 1, -(2**31)], [-(2**31), 2**31 - 1]], dtype=torch.int32)
     for position in (0, 1, 2**31 - 1):
-        noise = gumbel(extreme, torch.full((4,), position), 150_000)
+        noise = make_gumbel(extreme, torch.full((4,), position), 150_000)
         assert noise.dtype == torch.float32
         assert torch.isfinite(noise).all()
     # The two ends of the 31-bit uniform, through the same arithmetic.
@@ -147,7 +147,7 @@ def test_finite_for_every_uniform_and_extreme_keys():
 
 def test_argmax_of_logits_plus_noise_is_a_draw_from_the_softmax():
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -4.0, 0.5, -0.5])
-    draws = torch.cat([(logits + gumbel(keys(2000), torch.full((2000,), at), 7)).argmax(-1) for at in range(20)])
+    draws = torch.cat([(logits + make_gumbel(keys(2000), torch.full((2000,), at), 7)).argmax(-1) for at in range(20)])
     observed = np.bincount(draws.numpy(), minlength=7)
     assert stats.chisquare(observed, logits.double().softmax(0).numpy() * len(draws)).pvalue > 1e-4
 
@@ -158,5 +158,5 @@ def test_the_same_bits_on_cuda():
     row_keys_B2, positions_B = keys(64), torch.arange(64)
     on_cpu = make_random_bits(row_keys_B2, positions_B, 5000)
     assert torch.equal(on_cpu, make_random_bits(row_keys_B2.cuda(), positions_B.cuda(), 5000).cpu())
-    difference = gumbel(row_keys_B2, positions_B, 5000) - gumbel(row_keys_B2.cuda(), positions_B.cuda(), 5000).cpu()
+    difference = make_gumbel(row_keys_B2, positions_B, 5000) - make_gumbel(row_keys_B2.cuda(), positions_B.cuda(), 5000).cpu()
     assert difference.abs().max() < 1e-5

@@ -17,16 +17,16 @@ from cohort.model.backbone import ModuleBackbone, can_share_prompts, read_states
 from cohort.model.packing import Example, pack
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
-from cohort.ops.attention import attention_configs, causal_attention, use_attention
+from cohort.ops.attention import attend_causally, attention_configs, use_attention
 from cohort.ops.gather import Selection, take
 from cohort.ops.layout import PADDING_FREE, Layout, choose_block_shapes, lay_out
 from cohort.ops.packed_attention import (
     CAUSAL_ATTENTION,
     TorchKernel,
     attend,
-    laid_out,
-    padded_attention,
-    segment_attention,
+    attend_padded,
+    attend_segments,
+    use_layout,
 )
 from cohort.recipe.schema import ScratchConfig
 from conftest import gradients, ragged_examples, relative_difference, tiny_policy
@@ -126,7 +126,7 @@ def test_attention_in_two_calls_is_attention_over_each_row(name, queries, keys):
     layout = layouts()[name]
     inputs = heads(layout, queries, keys)
     expected = with_gradients(row_by_row(layout, *inputs, 0.3, None, 0.0), inputs)
-    found = with_gradients(segment_attention(layout, *inputs, 0.3, None, TorchKernel()), inputs)
+    found = with_gradients(attend_segments(layout, *inputs, 0.3, None, TorchKernel()), inputs)
     assert largest_difference(found, expected) < 1e-13
 
 
@@ -135,7 +135,7 @@ def test_segments_with_a_window_are_rows_with_a_window(window):
     layout = layouts()["rows"]
     inputs = heads(layout)
     expected = with_gradients(row_by_row(layout, *inputs, 0.3, window, 0.0), inputs)
-    found = with_gradients(segment_attention(layout, *inputs, 0.3, window, TorchKernel()), inputs)
+    found = with_gradients(attend_segments(layout, *inputs, 0.3, window, TorchKernel()), inputs)
     assert largest_difference(found, expected) < 1e-13
 
 
@@ -144,7 +144,7 @@ def test_two_calls_stay_exact_where_one_part_has_all_the_weight():
     layout = layouts()["shared"]
     inputs = [tensor.detach().mul(30.0 if place < 2 else 1.0).requires_grad_() for place, tensor in enumerate(heads(layout))]
     expected = with_gradients(row_by_row(layout, *inputs, 0.3, None, 0.0), inputs)
-    found = with_gradients(segment_attention(layout, *inputs, 0.3, None, TorchKernel()), inputs)
+    found = with_gradients(attend_segments(layout, *inputs, 0.3, None, TorchKernel()), inputs)
     assert all(bool(part.isfinite().all()) for part in found)
     assert largest_difference(found, expected) < 1e-11
 
@@ -155,7 +155,7 @@ def test_two_calls_in_bfloat16_are_merged_in_float32():
     inputs = [tensor.detach().bfloat16().requires_grad_() for tensor in heads(layout)]
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     expected = with_gradients(row_by_row(layout, *exact, 0.3, None, 0.0), exact)
-    out = segment_attention(layout, *inputs, 0.3, None, TorchKernel())
+    out = attend_segments(layout, *inputs, 0.3, None, TorchKernel())
     assert out.dtype == torch.bfloat16
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     found = [out.detach(), *torch.autograd.grad((out.double() * weights).sum(), inputs)]
@@ -171,7 +171,7 @@ def test_float32_on_a_cpu_has_the_bits_of_each_row_alone(name):
     out = attend(layout, *inputs, 0.3)
     for row in range(layout.num_rows):
         places = row_tokens(layout, row)
-        alone = causal_attention(*(tensor[places].transpose(0, 1)[None] for tensor in inputs), 0.3, None, 0.0)[0]
+        alone = attend_causally(*(tensor[places].transpose(0, 1)[None] for tensor in inputs), 0.3, None, 0.0)[0]
         assert torch.equal(out[places], alone)
 
 
@@ -194,7 +194,7 @@ def test_attention_over_several_blocks(monkeypatch):
         assert len(layout.padding.shapes) >= 2
         inputs = heads(layout)
         expected = with_gradients(row_by_row(layout, *inputs, 0.3, None, 0.0), inputs)
-        found = with_gradients(padded_attention(layout, *inputs, 0.3, None, 0.0), inputs)
+        found = with_gradients(attend_padded(layout, *inputs, 0.3, None, 0.0), inputs)
         assert largest_difference(found, expected) < 1e-13
 
 
@@ -207,7 +207,7 @@ def test_attention_over_several_blocks(monkeypatch):
 def test_the_gradient_of_a_selection(index, ignored):
     source = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
     mask = np.isin(np.arange(len(index)), ignored)
-    found = take(source, Selection.of(np.array(index), 4, mask))
+    found = take(source, Selection.from_index(np.array(index), 4, mask))
     assert torch.equal(found, source[index])
     weights = torch.randn(found.shape, dtype=torch.float64)
     (gradient,) = torch.autograd.grad((found * weights).sum(), source)
@@ -220,7 +220,7 @@ def test_the_gradient_of_a_selection(index, ignored):
 
 def test_broken_gradients_of_padding_go_nowhere():
     source = torch.ones(3, 2, requires_grad=True)
-    found = take(source, Selection.of(np.array([0, 2, 0, 0]), 3, np.array([False, False, True, False])))
+    found = take(source, Selection.from_index(np.array([0, 2, 0, 0]), 3, np.array([False, False, True, False])))
     weights = torch.tensor([1.0, 1.0, torch.nan, 1.0])[:, None]
     (gradient,) = torch.autograd.grad((found * weights).sum(), source)
     assert gradient.tolist() == [[2.0, 2.0], [0.0, 0.0], [1.0, 1.0]]
@@ -305,9 +305,9 @@ def test_the_trainers_attention_refuses_anything_but_the_layout():
     with use_attention(attention_configs(model), CAUSAL_ATTENTION):
         with pytest.raises(InvariantError, match="one flat layout"):
             model.base_model(input_ids=layout.token_ids_T[None])
-        with laid_out(layout), pytest.raises(InvariantError, match="one flat layout"):
+        with use_layout(layout), pytest.raises(InvariantError, match="one flat layout"):
             model.base_model(input_ids=layout.token_ids_T[None].repeat(2, 1))
-        with laid_out(layout), pytest.raises(InvariantError, match="one flat layout"):
+        with use_layout(layout), pytest.raises(InvariantError, match="one flat layout"):
             model.base_model(input_ids=layout.token_ids_T[None, :5])
 
 

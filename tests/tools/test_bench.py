@@ -25,12 +25,12 @@ from cohort.errors import RecipeError
 from cohort.ops.flops import (
     ACCELERATORS,
     Dimensions,
+    count_live_rows,
     count_training_flops,
     decode_limit,
+    estimate_training_cost,
     find_accelerator,
-    live_rows,
     mfu,
-    training_cost,
 )
 from cohort.tools.bench import child, command, machine, output, peers
 from cohort.tools.bench.child import count_executed_tokens
@@ -125,7 +125,7 @@ def test_live_rows_equal_a_slow_simulation() -> None:
         live.append(len(rows))
         context.append(sum(prompt + done for done, _ in rows))
         rows = [[done + 1, length] for done, length in rows if done + 1 < length]
-    assert live_rows(prompt, lengths, slots) == (live, context)
+    assert count_live_rows(prompt, lengths, slots) == (live, context)
     assert sum(live) == sum(lengths)
 
 
@@ -622,5 +622,5 @@ def test_shares_of_the_machine() -> None:
 def test_training_cost_by_hand() -> None:
     tiny = SHAPES["tiny"]
     # two completions of 2 and 3 tokens on one prompt of 4: 4 + 5 tokens, 6 * 7 / 2 + 7 * 8 / 2 pairs
-    cost = training_cost(tiny, 4, [2, 3], group=2)
+    cost = estimate_training_cost(tiny, 4, [2, 3], group=2)
     assert cost == 6 * (tiny.body_parameters * 9 + tiny.head_parameters * 5) + 3 * 4 * 6 * 4 * 64 * (21 + 28)

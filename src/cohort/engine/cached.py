@@ -22,7 +22,7 @@ from cohort.engine.protocol import Capabilities, EngineSetup, OnFinish
 from cohort.engine.scheduler import Workspace
 from cohort.engine.slot_engine import MOST_SLOTS, SlotEngine
 from cohort.engine.slots import SlotState
-from cohort.engine.support import DecoderProof, proving
+from cohort.engine.support import DecoderProof, name_problems
 from cohort.errors import EngineError, describe_problem
 from cohort.model.head import SplitModel, split
 from cohort.types import Completion, NoiseKey, Request, Sampling
@@ -166,7 +166,7 @@ def make_cached(setup: EngineSetup) -> tuple[CachedEngine, str]:
 def prove_cached(model: Any) -> tuple[SplitModel, CacheRows, str | None]:
     """(halves, a few rows to weigh, why rows must be of one length or None); EngineError where no batch can be decoded exactly."""
     config = model.config.get_text_config()
-    with proving(model, "its modules do not decode with their own cache"):
+    with name_problems(model, "its modules do not decode with their own cache"):
         if getattr(model.config, "is_encoder_decoder", False):
             raise EngineError("it is an encoder-decoder")
         if getattr(config, "index_topk", None):

@@ -83,7 +83,7 @@ class CpuSteps:
             cache, last_hidden_PH = prefill(self.backbone, self.layers, prompts, torch.device("cpu"))
         return self.decoder.stack(*cache.all()), last_hidden_PH
 
-    def sharing(self, logits: int) -> AbstractContextManager[None]:
+    def share_threads(self, logits: int) -> AbstractContextManager[None]:
         """How many threads share an operation outside of `step` and `prefill`, where so many logits are sampled from."""
         return intra_op_threads(1 if self.decoder.small and logits < LOGITS_TO_SHARE else self.decoder.threads)
 

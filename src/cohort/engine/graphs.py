@@ -41,7 +41,7 @@ class GraphedSteps:
     def run(self, rows: int, times: int) -> None:
         assert self.step is not None
         if rows not in self.graphs and self.waits < MOST_WAITS:
-            self.first_step(rows)
+            self.run_first_step(rows)
             times -= 1
         graph = self.graphs.get(rows)
         for _ in range(times):
@@ -50,11 +50,11 @@ class GraphedSteps:
             else:
                 graph.replay()
 
-    def first_step(self, rows: int) -> None:
+    def run_first_step(self, rows: int) -> None:
         """A step outside a graph, in which kernels are compiled and libraries choose their algorithms; then the capture."""
         assert self.step is not None
         waits = self.waits
-        side = side_stream()
+        side = find_side_stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             try:
@@ -74,7 +74,7 @@ class GraphedSteps:
 
 
 @cache
-def side_stream() -> torch.cuda.Stream:
+def find_side_stream() -> torch.cuda.Stream:
     """One for all first steps: what a stream has allocated, and the workspaces of libraries, stay with it for good."""
     return torch.cuda.Stream()
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from cohort.engine.protocol import Capabilities, EngineSetup, OnFinish
 from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
 from cohort.engine.sampling import check_finite, check_request, choose_tokens, sampling_mode
-from cohort.ops.noise import gumbel, make_row_key
+from cohort.ops.noise import make_gumbel, make_row_key
 from cohort.types import Completion, End, NoiseKey, Request, Sampling
 
 
@@ -57,7 +57,7 @@ class HFEngine:
             input_ids = torch.tensor([[*request.context_ids, *token_ids]], device=device)
             logits_1V = self.model(input_ids=input_ids, use_cache=False).logits[:, -1].float()
             positions_1 = torch.tensor([request.position + place], device=device)
-            noise_1V = None if sampling.greedy else gumbel(row_keys_12, positions_1, logits_1V.shape[-1])
+            noise_1V = None if sampling.greedy else make_gumbel(row_keys_12, positions_1, logits_1V.shape[-1])
             ids_1, logprobs_1 = choose_tokens(logits_1V, sampling, noise_1V)
             check_finite(logprobs_1)
             token_ids.append(int(ids_1))

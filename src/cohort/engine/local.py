@@ -35,7 +35,7 @@ from cohort.ops.fused import has_kernels, make_fused_error, native
 from cohort.ops.fused.cpu import DecodeMemory
 from cohort.ops.fused.family import FusedModel, fuse
 from cohort.ops.kv import kv_bytes
-from cohort.ops.noise import gumbel
+from cohort.ops.noise import make_gumbel
 from cohort.ops.rounding import count_missing_rows
 from cohort.types import Sampling
 
@@ -119,7 +119,7 @@ class LocalEngine(SlotEngine):
             yield
             return
         try:
-            with workspace.decoder.sharing(workspace.slots * self.model.config.get_text_config().vocab_size):
+            with workspace.decoder.share_threads(workspace.slots * self.model.config.get_text_config().vocab_size):
                 yield
         finally:
             workspace.decoder.close()
@@ -143,7 +143,7 @@ class LocalEngine(SlotEngine):
             self.fused = fuse(self.model)  # somebody gave the parameters new storage
         signature = (columns, *(self._sign_parameters() if device.type == "cuda" else ()))
         kept, self.workspace = self.workspace, None
-        if kept and kept.serves(self.slots, longest, completions, sampling, signature):
+        if kept and kept.can_serve(self.slots, longest, completions, sampling, signature):
             return kept
         del kept
         slots = self.fit_slots(longest, completions)
@@ -153,7 +153,7 @@ class LocalEngine(SlotEngine):
             decoder = self._make_decoder(self.fused, rows, length)
         else:
             decoder = ModuleDecoder(self.local, rows, length, device)
-        noise = gumbel if self.native is None else self.native.gumbel
+        noise = make_gumbel if self.native is None else self.native.make_gumbel
         state = SlotState(rows, completions, sampling, device, noise, columns)
         steps = GraphedSteps() if self.cuda_graphs else None
         return Workspace(decoder, state, steps, self.slots, slots, length, completions, sampling, signature)

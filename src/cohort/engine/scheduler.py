@@ -54,7 +54,7 @@ class Workspace:
     sampling: Sampling
     signature: tuple[Any, ...]
 
-    def serves(self, asked: int, length: int, completions: int, sampling: Sampling, signature: tuple[Any, ...]) -> bool:
+    def can_serve(self, asked: int, length: int, completions: int, sampling: Sampling, signature: tuple[Any, ...]) -> bool:
         fits = self.asked == asked and self.length >= length and self.completions >= completions
         return fits and self.sampling == sampling and self.signature == signature
 
@@ -156,7 +156,7 @@ class Decoding:
             self.step(self.live)
         else:
             # Buckets are those of the workspace, so that calls of many sizes share their graphs.
-            rows, times = round_to_bucket(self.live, len(self.state.tokens_S)), self.steps_until_look()
+            rows, times = round_to_bucket(self.live, len(self.state.tokens_S)), self.count_steps_until_look()
             if self.steps is not None:
                 self.steps.run(rows, times)
             else:
@@ -167,7 +167,7 @@ class Decoding:
         self.tally.looks += 1
         return Look(self.state, self.live)
 
-    def steps_until_look(self) -> int:
+    def count_steps_until_look(self) -> int:
         """Until the first row can be full, but no more than a few where a stop may come at any time."""
         left = self.sampling.max_completion_tokens - self.counts_S[: self.live]
         return max(1, min(int(left[left > 0].min(initial=STEPS_BETWEEN_LOOKS)), STEPS_BETWEEN_LOOKS))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cohort.ops.attention import additive, attention, choose_accumulation_dtype, visible
+from cohort.ops.attention import attention, choose_accumulation_dtype, find_visible, make_bias
 from cohort.ops.cached_attention import RaggedCache
 from cohort.ops.fused import has_kernels
 from cohort.ops.kv import ALIGNMENT, KVBlocks, KVShape
@@ -72,8 +72,8 @@ class SlotCache(RaggedCache):
             out = attend(one, key, value, self.positions_B, self.done_B, scaling, window, softcap)
             return out.to(query.dtype).reshape(rows, 1, query_heads, dim)
         if window not in self.biases:
-            seen_BT = visible(self.positions_B[:, None], self.at_T[None, : self.live_length], window)
-            self.biases[window] = additive(seen_BT, self.dtype)[:, None, None]
+            seen_BT = find_visible(self.positions_B[:, None], self.at_T[None, : self.live_length], window)
+            self.biases[window] = make_bias(seen_BT, self.dtype)[:, None, None]
         grouped = query.to(self.dtype).reshape(rows, key.shape[1], query_heads // key.shape[1], dim)
         out = attention(grouped, key, value, self.biases[window], scaling, softcap)
         return out.to(query.dtype).reshape(rows, 1, query_heads, dim)

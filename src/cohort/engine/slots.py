@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cohort.engine.sampling import choose_tokens
 from cohort.ops.fused import has_kernels
-from cohort.ops.noise import gumbel
+from cohort.ops.noise import make_gumbel
 from cohort.types import Sampling
 
 
@@ -26,7 +26,7 @@ class SlotState:
         completions: int,
         sampling: Sampling,
         device: torch.device,
-        noise: Callable[[Tensor, Tensor, int], Tensor] = gumbel,
+        noise: Callable[[Tensor, Tensor, int], Tensor] = make_gumbel,
         columns: int = 0,
     ) -> None:
         """`noise` of (row keys, positions, vocabulary): gumbel, or what gives the same bits faster.

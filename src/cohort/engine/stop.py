@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from cohort.errors import EngineError
-from cohort.model.chat import end_of_turn_id
+from cohort.model.chat import find_end_of_turn_id
 from cohort.recipe.section import nearest
 
 
 def stop_ids(model: Any, tokenizer: Any, extra: Sequence[str]) -> tuple[int, ...]:
     """Ids that end a completion, ascending and without duplicates."""
-    ids = {int(token) for token in as_list(getattr(getattr(model, "generation_config", None), "eos_token_id", None))}
-    ids |= {int(token) for token in as_list(tokenizer.eos_token_id)}
-    end_of_turn = end_of_turn_id(tokenizer)
+    ids = {int(token) for token in make_list(getattr(getattr(model, "generation_config", None), "eos_token_id", None))}
+    ids |= {int(token) for token in make_list(tokenizer.eos_token_id)}
+    end_of_turn = find_end_of_turn_id(tokenizer)
     if end_of_turn is not None:
         ids.add(end_of_turn)
     ids = {token for token in ids if token >= 0}  # -1 is how some checkpoints write that there is none
     return tuple(sorted(ids | {find_single_token(tokenizer, text) for text in extra}))
 
 
-def as_list(value: Any) -> list[Any]:
+def make_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple | set) else [value]

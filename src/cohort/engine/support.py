@@ -71,7 +71,7 @@ class DecoderProof:
 
 
 @contextmanager
-def proving(model: Any, failure: str) -> Iterator[None]:
+def name_problems(model: Any, failure: str) -> Iterator[None]:
     """What goes wrong inside is an EngineError that names the model; `failure`: what its modules do not do."""
     name = type(model).__name__
     try:
@@ -86,7 +86,7 @@ def proving(model: Any, failure: str) -> Iterator[None]:
 
 def prove_local(model: Any) -> LocalModel:
     """Inspect and try out a model; EngineError with the reason where it cannot be served exactly."""
-    with proving(model, "its modules do not run on the slot cache"):
+    with name_problems(model, "its modules do not run on the slot cache"):
         reason = find_reason_by_reading(model)
         if reason:
             raise EngineError(reason)

@@ -20,7 +20,7 @@ from cohort.model.packing import Example, Layouts, MicroBatch, pack
 from cohort.ops.attention import CAUSAL_ATTENTION, use_attention
 from cohort.ops.gather import take
 from cohort.ops.layout import Layout
-from cohort.ops.packed_attention import laid_out
+from cohort.ops.packed_attention import use_layout
 from cohort.ops.rounding import count_missing_rows
 
 
@@ -78,21 +78,21 @@ class ModuleBackbone:
         self.layers = list_layers(backbone) if checkpointing else []
 
     def __call__(self, layout: Layout) -> Tensor:
-        return self._flat(layout) if self.attention_configs else self._padded(layout)
+        return self._run_flat(layout) if self.attention_configs else self._run_padded(layout)
 
-    def _flat(self, layout: Layout) -> Tensor:
+    def _run_flat(self, layout: Layout) -> Tensor:
         token_ids_T, positions_T = layout.token_ids_T, layout.positions_T
         missing = count_missing_rows(layout.num_tokens, token_ids_T.device)
         if missing:
             token_ids_T, positions_T = F.pad(token_ids_T, (0, missing)), F.pad(positions_T, (0, missing))
-        with self._reading(layout), self._checkpointed(layout):
+        with self._read_layout(layout), self._checkpoint_layers(layout):
             hidden_1TH = self.backbone(
                 input_ids=token_ids_T[None], position_ids=positions_T[None], use_cache=False
             ).last_hidden_state
         hidden_TH: Tensor = hidden_1TH[0]
         return hidden_TH[: layout.num_tokens] if missing else hidden_TH
 
-    def _padded(self, layout: Layout) -> Tensor:
+    def _run_padded(self, layout: Layout) -> Tensor:
         """No mask: under a causal one padding after the end is never seen."""
         if layout.shared is not None:
             raise InvariantError("prompts are shared, but this model keeps its own attention, which cannot read them so.")
@@ -104,19 +104,19 @@ class ModuleBackbone:
             missing = count_missing_rows(token_ids_BT.numel(), token_ids_BT.device)
             if missing:
                 token_ids_BT = F.pad(token_ids_BT, (0, -(-missing // rows)))
-            with self._checkpointed(layout):
+            with self._checkpoint_layers(layout):
                 hidden_BTH = self.backbone(input_ids=token_ids_BT, use_cache=False).last_hidden_state
             states.append(hidden_BTH[:, :width].flatten(0, 1))
         hidden_NH = torch.cat(states)
         return hidden_NH if padding.flat is None else take(hidden_NH, padding.flat)
 
     @contextmanager
-    def _reading(self, layout: Layout) -> Iterator[None]:
-        with use_attention(self.attention_configs, CAUSAL_ATTENTION), laid_out(layout):
+    def _read_layout(self, layout: Layout) -> Iterator[None]:
+        with use_attention(self.attention_configs, CAUSAL_ATTENTION), use_layout(layout):
             yield
 
     @contextmanager
-    def _checkpointed(self, layout: Layout) -> Iterator[None]:
+    def _checkpoint_layers(self, layout: Layout) -> Iterator[None]:
         """Each layer keeps its input alone and is computed again in the backward, over the same layout.
 
         transformers' own checkpointing acts in train mode only, where dropout would act too.
@@ -127,7 +127,7 @@ class ModuleBackbone:
         replaced = [vars(layer).get("forward") for layer in self.layers]
         try:
             for layer in self.layers:
-                layer.forward = partial(self._recomputed, layout, layer.forward)
+                layer.forward = partial(self._recompute_layer, layout, layer.forward)
             yield
         finally:
             for layer, before in zip(self.layers, replaced, strict=True):
@@ -136,9 +136,9 @@ class ModuleBackbone:
                 else:
                     layer.forward = before
 
-    def _recomputed(self, layout: Layout, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _recompute_layer(self, layout: Layout, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def run(*inner_args: Any, **inner_kwargs: Any) -> Any:
-            with self._reading(layout):
+            with self._read_layout(layout):
                 return forward(*inner_args, **inner_kwargs)
 
         return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

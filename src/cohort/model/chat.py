@@ -28,7 +28,7 @@ class ChatCodec:
         """`template_args`: what the chat template is told beside the messages."""
         self.tokenizer, self.template_args = tokenizer, dict(template_args or {})
 
-    def told(self, template_args: Mapping[str, Any], field: str) -> ChatCodec:
+    def use_template_args(self, template_args: Mapping[str, Any], field: str) -> ChatCodec:
         """The same tokenizer, its template rendered with these arguments; PromptError where it reads none of that name."""
         if template_args and self.tokenizer.chat_template:
             refuse_unread(template_args, self.tokenizer, field)
@@ -37,8 +37,8 @@ class ChatCodec:
     def encode(self, content: Content) -> tuple[int, ...]:
         """Token ids of a prompt: text as a base model reads it, or a chat rendered up to the assistant's turn."""
         if isinstance(content, str):
-            return self._drop_added_eos(content, self._one_bos(self.tokenizer(content)["input_ids"]))
-        return self._one_bos(self._apply_template(content, tokenize=True))
+            return self._drop_added_eos(content, self._drop_extra_bos(self.tokenizer(content)["input_ids"]))
+        return self._drop_extra_bos(self._apply_template(content, tokenize=True))
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of the ids: special tokens left out, spaces exactly as the tokens have them."""
@@ -47,7 +47,7 @@ class ChatCodec:
     def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """`decode` of every row. The Rust tokenizer takes them all in one call, on all cores; others take them one by one."""
         tokenizer = self.tokenizer
-        if not decodes_in_rust(tokenizer):
+        if not can_decode_in_rust(tokenizer):
             return [self.decode(row) for row in rows]
         texts: list[str] = tokenizer.backend_tokenizer.decode_batch([list(row) for row in rows], skip_special_tokens=True)
         return texts
@@ -61,12 +61,12 @@ class ChatCodec:
         and the model would be trained on a prompt it is never sampled from. The completion ends with the stop id; in a
         chat that is the template's end of turn, where the template has one.
         """
-        end_id = stop_id if isinstance(content, str) else self.end_of_turn_id(stop_id)
+        end_id = stop_id if isinstance(content, str) else self.find_end_of_turn_id(stop_id)
         completion_ids = self.tokenizer(completion_text, add_special_tokens=False)["input_ids"]
         return self.encode(content), (*completion_ids, end_id)
 
-    def end_of_turn_id(self, default: int) -> int:
-        found = end_of_turn_id(self.tokenizer)
+    def find_end_of_turn_id(self, default: int) -> int:
+        found = find_end_of_turn_id(self.tokenizer)
         return default if found is None else found
 
     def prefills_think(self, content: Content) -> bool:
@@ -95,7 +95,7 @@ class ChatCodec:
         # One conversation is a flat list of ids in some versions of transformers and a batch of one in others.
         return rendered[0] if tokenize and rendered and isinstance(rendered[0], list) else rendered
 
-    def _one_bos(self, token_ids: list[int]) -> tuple[int, ...]:
+    def _drop_extra_bos(self, token_ids: list[int]) -> tuple[int, ...]:
         """A text or template that writes BOS itself gets a second one from the tokenizer; models are not trained on two."""
         bos = self.tokenizer.bos_token_id
         extra = 0
@@ -121,7 +121,7 @@ def read_template(value: str) -> str:
         except (OSError, UnicodeDecodeError) as problem:
             reason = "no such file" if isinstance(problem, FileNotFoundError) else problem
             raise PromptError(f"prompts.chat_template: {value}: {reason}; name a file that holds a Jinja template") from problem
-    if "messages" not in template_words(text, "prompts.chat_template"):
+    if "messages" not in find_template_words(text, "prompts.chat_template"):
         raise PromptError(
             f"prompts.chat_template: {text[:40]!r} never reads `messages`, so every prompt would be the same; a template loops over "
             "them: {% for message in messages %}...{% endfor %}"
@@ -142,7 +142,7 @@ def refuse_blank_template(tokenizer: Any) -> None:
         )
 
 
-def template_words(template: str, field: str) -> set[str]:
+def find_template_words(template: str, field: str) -> set[str]:
     """Names that a template reads from outside."""
     from jinja2 import TemplateError, meta
     from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -156,7 +156,7 @@ def template_words(template: str, field: str) -> set[str]:
 def refuse_unread(template_args: Mapping[str, Any], tokenizer: Any, field: str) -> None:
     """An argument that the template never reads would be accepted and do nothing; one that is set here would be set twice."""
     ours = {*inspect.signature(type(tokenizer).apply_chat_template).parameters, "messages"} - {"tools", "documents"}
-    read = template_words(tokenizer.get_chat_template(), field) - ours - set(tokenizer.special_tokens_map)
+    read = find_template_words(tokenizer.get_chat_template(), field) - ours - set(tokenizer.special_tokens_map)
     for name in template_args:
         if name in ours:
             raise PromptError(f"{field}: {name!r} is set by the trainer itself; leave it out")
@@ -167,7 +167,7 @@ def refuse_unread(template_args: Mapping[str, Any], tokenizer: Any, field: str) 
             )
 
 
-def decodes_in_rust(tokenizer: Any) -> bool:
+def can_decode_in_rust(tokenizer: Any) -> bool:
     """Whether `decode` is the Rust tokenizer's decoding and nothing else: a class with a decoding of its own is left to it."""
     from transformers import PreTrainedTokenizerFast
 
@@ -179,7 +179,7 @@ def decodes_in_rust(tokenizer: Any) -> bool:
     )
 
 
-def end_of_turn_id(tokenizer: Any) -> int | None:
+def find_end_of_turn_id(tokenizer: Any) -> int | None:
     """The added token that the chat template writes right after an assistant message; None where there is none."""
     if not getattr(tokenizer, "chat_template", None):
         return None

@@ -148,7 +148,7 @@ def load_pretrained(
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers has put the adapter of that folder in
         if not base_alone:
             raise ModelError(explain_adapter(source, field))
-        model = lora.plain_model(model, merge=False)
+        model = lora.make_plain_model(model, merge=False)
     if in_four_bits:
         four_bit.make_steady(model)
     else:
@@ -268,7 +268,7 @@ def refuse_missing_rows(model: Any, tokenizer: Any, source: str, field: str) -> 
 def load_adapted(folder: Path, settings: ModelConfig) -> tuple[Any, Any, lora.Adapter]:
     """An adapter folder as a run or PEFT writes it: its base in float32 or in 4 bits, with the adapter, and the tokenizer."""
     config = lora.read_config(folder, "adapter")
-    inside = lora.holds_base(folder)
+    inside = lora.has_base(folder)
     base = str(folder) if inside else config.base_model_name_or_path
     if not base:
         raise ModelError(f"{folder}: adapter_config.json names no base (base_model_name_or_path), and none lies in the folder.")

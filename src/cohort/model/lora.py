@@ -92,7 +92,7 @@ def start_adapter(model: Any, settings: LoraConfig, seed: int, base: str = "", r
     config = peft.LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha or 2.0 * settings.rank,
-        target_modules=check_targets(model, settings.targets) or all_targets(model),
+        target_modules=check_targets(model, settings.targets) or list_targets(model),
         task_type="CAUSAL_LM",
     )
     inject(model, config)
@@ -125,7 +125,7 @@ def inject(model: Any, config: Any) -> None:
     model.requires_grad_(False)
     model.eval()
     head = model.get_output_embeddings()
-    for name, layer in lora_layers(model).items():
+    for name, layer in list_lora_layers(model).items():
         plain = isinstance(layer, peft.tuners.lora.Linear) or four_bit.is_four_bit(layer.get_base_layer().weight)
         if layer is head or not plain:
             what = "the output projection" if layer is head else f"a {type(layer.get_base_layer()).__name__}"
@@ -173,7 +173,7 @@ def check_targets(model: Any, targets: list[str]) -> list[str]:
     return list(targets)
 
 
-def all_targets(model: Any) -> list[str]:
+def list_targets(model: Any) -> list[str]:
     return sorted({name.rpartition(".")[2] for name in linear_layers(model)})
 
 
@@ -205,7 +205,7 @@ def is_adapter(folder: str | Path) -> bool:
     return (Path(folder) / CONFIG_FILE).is_file()
 
 
-def holds_base(folder: str | Path) -> bool:
+def has_base(folder: str | Path) -> bool:
     """Whether the base lies in the adapter's own folder."""
     return (Path(folder) / "config.json").is_file()
 
@@ -223,7 +223,7 @@ def read_config(folder: Path, field: str) -> Any:
     except (OSError, ValueError, TypeError, AttributeError) as problem:
         raise ModelError(f"{field}: {folder / CONFIG_FILE} cannot be read ({problem}).") from problem
     found = [words for name, words in REFUSED.items() if getattr(config, name, None)]
-    found += [f"a variant of LoRA ({name})" for name in variants(config)]
+    found += [f"a variant of LoRA ({name})" for name in list_variants(config)]
     if config.bias != "none":
         found.append(f"trained biases (bias = {config.bias!r})")
     if isinstance(config.init_lora_weights, str) and config.init_lora_weights not in HARMLESS_STARTS:
@@ -235,7 +235,7 @@ def read_config(folder: Path, field: str) -> Any:
     return config
 
 
-def variants(config: Any) -> list[str]:
+def list_variants(config: Any) -> list[str]:
     """DoRA, aLoRA and the like: settings that PEFT itself marks as changing what an adapter computes."""
     fields = [field.name for field in dataclasses.fields(config) if field.metadata.get("is_lora_variant")]
     return [name for name in fields if getattr(config, name)]
@@ -253,7 +253,7 @@ def read_values(model: Any, folder: Path, field: str, made_for: str) -> dict[str
     except (SafetensorError, OSError) as problem:
         raise ModelError(f"{field}: {file} cannot be read ({problem}).") from problem
     parameters = adapter_parameters(model)
-    names = {file_key(name): name for name in parameters}
+    names = {make_file_key(name): name for name in parameters}
     wrong = sorted(names.keys() ^ stored.keys())
     wrong += [key for key, name in names.items() if key in stored and stored[key].shape != parameters[name].shape]
     if wrong:
@@ -269,8 +269,10 @@ def save_adapter(model: Any, adapter: Adapter, folder: Path) -> None:
     """In PEFT's format; AutoModelForCausalLM loads the folder. A base made here has no other place and is saved beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     if not adapter.base:
-        plain_model(model, merge=False).save_pretrained(folder)
-    values = {PREFIX + file_key(name): value.detach().cpu().contiguous() for name, value in adapter_parameters(model).items()}
+        make_plain_model(model, merge=False).save_pretrained(folder)
+    values = {
+        PREFIX + make_file_key(name): value.detach().cpu().contiguous() for name, value in adapter_parameters(model).items()
+    }
     save_file(values, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     config = dataclasses.replace(
         adapter.config,
@@ -289,7 +291,7 @@ def name_base(folder: Path, base: str) -> None:
     file.write_text(json.dumps(document, indent=2, sort_keys=True), encoding="utf-8")
 
 
-def file_key(name: str) -> str:
+def make_file_key(name: str) -> str:
     """model.layers.0.mlp.up_proj.lora_A.default.weight -> model.layers.0.mlp.up_proj.lora_A.weight"""
     return name.replace(f".{NAME}.weight", ".weight")
 
@@ -297,7 +299,7 @@ def file_key(name: str) -> str:
 # -- trees of modules --------------------------------------------------------------------------------------------------
 
 
-def lora_layers(model: nn.Module) -> dict[str, Any]:
+def list_lora_layers(model: nn.Module) -> dict[str, Any]:
     layer_class = import_peft().tuners.lora.LoraLayer
     return {name: module for name, module in model.named_modules() if isinstance(module, layer_class)}
 
@@ -322,14 +324,14 @@ def switch_off_where_zero(model: Any) -> None:
     parameters = adapter_parameters(model)
     needed = any(bool(value.any()) for name, value in parameters.items() if ".lora_B." in name)
     trained = {name: value.requires_grad for name, value in parameters.items()}
-    for layer in lora_layers(model).values():
+    for layer in list_lora_layers(model).values():
         layer.enable_adapters(needed)
     for name, value in parameters.items():  # PEFT's switch also decides what is trained
         value.requires_grad_(trained[name])
 
 
 @torch.no_grad()
-def plain_model(model: Any, *, merge: bool) -> Any:
+def make_plain_model(model: Any, *, merge: bool) -> Any:
     """The same model without PEFT's layers, with the adapter added to its weights or left out. The model is not changed.
 
     Merged weights are added up in float32, rounded once to the dtype of the base, and put into the host's memory: beside a
@@ -337,7 +339,7 @@ def plain_model(model: Any, *, merge: bool) -> Any:
     shared.
     """
     tree = copy_over_base(model)
-    for name, layer in lora_layers(tree).items():
+    for name, layer in list_lora_layers(tree).items():
         parent, _, child = name.rpartition(".")
         base = layer.get_base_layer()
         if merge:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cohort.algorithms.named import find_named
 from cohort.errors import InvariantError
-from cohort.ops.gather import Indices, Selection, move_record, ranges
+from cohort.ops.gather import Indices, Selection, list_ranges, move_record
 from cohort.ops.layout import Layout, lay_out
 from cohort.types import Rollout
 
@@ -248,10 +248,10 @@ def cut_rows(
         units = make_sharing_units(examples, rows, budget, keep_groups)
         if sum(unit.tokens for unit in units) <= (1.0 - SHARING_PAYS) * sum(num_tokens.values()):
             return True, fill_batches(units, budget)
-    return False, token_budget_rows(rows, num_tokens, budget, (lambda row: examples[row].group) if keep_groups else None)
+    return False, cut_by_tokens(rows, num_tokens, budget, (lambda row: examples[row].group) if keep_groups else None)
 
 
-def token_budget_rows(
+def cut_by_tokens(
     rows: Sequence[int],
     num_tokens: Sequence[int] | Mapping[int, int],
     budget: int,
@@ -344,13 +344,13 @@ def _lay_out_rows(examples: Sequence[Example], rows: Sequence[int], share_prompt
     length_B = np.array([len(example.completion_ids) for example in chosen])
     mask_C = np.concatenate([example.loss_mask_T.numpy() for example in chosen])  # C: all tokens of all completions
     row_C = np.repeat(np.arange(len(chosen)), length_B)
-    here_C = ranges(layout.rows.completion_start_B, length_B)
+    here_C = list_ranges(layout.rows.completion_start_B, length_B)
     before_C = here_C - 1  # the only shift in the project
     before_C[np.cumsum(length_B) - length_B] = layout.rows.before_completion_B
     trained_M = np.flatnonzero(mask_C)
     return LaidOut(
         layout=layout,
-        before=Selection.of(before_C[trained_M], layout.num_tokens),
+        before=Selection.from_index(before_C[trained_M], layout.num_tokens),
         token_ids_M=layout.token_ids_T[torch.from_numpy(here_C[trained_M])],
         row_M=torch.from_numpy(row_C[trained_M]),
         group_B=torch.tensor([example.group for example in chosen]),

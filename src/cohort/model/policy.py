@@ -168,7 +168,7 @@ class Policy:
 
     def merge_model(self) -> Any:
         """A model of plain layers that computes what this policy computes; to read, not to train."""
-        return lora.plain_model(self.model, merge=True) if self.adapter else self.model
+        return lora.make_plain_model(self.model, merge=True) if self.adapter else self.model
 
     def save(self, folder: Path, *, merge: bool = False) -> None:
         """Hugging Face format; loads with AutoModelForCausalLM and AutoTokenizer. merge: an adapter goes into the weights."""

@@ -118,7 +118,7 @@ MOMENT_TENSORS = ("first_codes", "first_scales", "second_codes", "second_scales"
 def encode_first(values_KE: Tensor, uniform_KE: Tensor) -> tuple[Tensor, Tensor]:
     """(codes, scales) of signed values, one block per row; `uniform` in [0, 1) decides which neighbour is taken."""
     scales_K = values_KE.abs().amax(1)
-    share_KE = values_KE.abs() / divisor(scales_K)
+    share_KE = values_KE.abs() / choose_divisor(scales_K)
     low_KE = (share_KE.sqrt() * FIRST_LEVELS).floor_().clamp_(max=FIRST_LEVELS - 1)
     # (low + 1)^2 - low^2 = 2 low + 1.
     chance_KE = (share_KE * FIRST_LEVELS**2 - low_KE * low_KE) / (2.0 * low_KE + 1.0)
@@ -134,25 +134,25 @@ def decode_first(codes_KE: Tensor, scales_K: Tensor) -> Tensor:
 def encode_second(values_KE: Tensor, uniform_KE: Tensor) -> tuple[Tensor, Tensor]:
     """(codes, scales) of values >= 0; one that is above 0 keeps a code above 0."""
     scales_K = values_KE.amax(1)
-    share_KE = values_KE / divisor(scales_K)
+    share_KE = values_KE / choose_divisor(scales_K)
     low_KE = (share_KE.sqrt().sqrt_() * SECOND_LEVELS).floor_().clamp_(max=SECOND_LEVELS - 1)
-    bottom_KE, top_KE = fourth_power(low_KE), fourth_power(low_KE + 1.0)
+    bottom_KE, top_KE = raise_to_fourth(low_KE), raise_to_fourth(low_KE + 1.0)
     chance_KE = (share_KE - bottom_KE) / (top_KE - bottom_KE)
     codes_KE = torch.maximum(low_KE + (uniform_KE < chance_KE), (values_KE > 0).float())
     return codes_KE.to(torch.uint8), scales_K
 
 
 def decode_second(codes_KE: Tensor, scales_K: Tensor) -> Tensor:
-    return fourth_power(codes_KE.float()) * scales_K[:, None]
+    return raise_to_fourth(codes_KE.float()) * scales_K[:, None]
 
 
-def fourth_power(codes: Tensor) -> Tensor:
+def raise_to_fourth(codes: Tensor) -> Tensor:
     root = codes * (1.0 / SECOND_LEVELS)
     square = root * root
     return square * square
 
 
-def divisor(scales_K: Tensor) -> Tensor:
+def choose_divisor(scales_K: Tensor) -> Tensor:
     """A block of zeros is divided by 1."""
     return torch.where(scales_K > 0, scales_K, 1.0)[:, None]
 

@@ -100,7 +100,7 @@ def choose_accumulation_dtype(dtype: torch.dtype, device: torch.device) -> torch
     return torch.float64 if dtype == torch.float32 and device.type == "cpu" else dtype
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float) -> Tensor:
+def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float) -> Tensor:
     """[B, H, T, D] queries over [B, kv_heads, T, D] keys and values of the same positions; gives [B, T, H, D]."""
     dtype = choose_accumulation_dtype(query.dtype, query.device)
     wide_query, wide_key, wide_value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -108,7 +108,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float, 
     if softcap or (window is not None and window < length):
         # Queries are laid out as the group of decoding is, [B, kv_heads, group * T, D], so one function serves both.
         at = torch.arange(length, device=query.device)
-        bias_TT = additive(visible(at[:, None], at[None], window), dtype)
+        bias_TT = make_bias(find_visible(at[:, None], at[None], window), dtype)
         group = query.shape[1] // key.shape[1]
         grouped = wide_query.reshape(query.shape[0], key.shape[1], group * length, query.shape[3])
         out = attention(grouped, wide_key, wide_value, bias_TT.repeat(group, 1)[None, None], scaling, softcap)
@@ -134,12 +134,12 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: 
     return torch.matmul((scores + bias).softmax(-1, dtype=softmax_dtype).to(query.dtype), value)
 
 
-def visible(query_at: Tensor, key_at: Tensor, window: int | None) -> Tensor:
+def find_visible(query_at: Tensor, key_at: Tensor, window: int | None) -> Tensor:
     seen = key_at <= query_at
     return seen if window is None else seen & (key_at > query_at - window)
 
 
-def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+def make_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from cohort.errors import EngineError
-from cohort.ops.attention import causal_attention, register_attention
+from cohort.ops.attention import attend_causally, register_attention
 from cohort.ops.rounding import count_missing_rows
 
 SLOT_ATTENTION = "cohort_slots"
@@ -84,7 +84,7 @@ class PrefixCache(RaggedCache):
     ) -> Tensor:
         if layer is not None:
             self.windows[layer] = window
-        return causal_attention(query, key, value, scaling, window, softcap)
+        return attend_causally(query, key, value, scaling, window, softcap)
 
 
 def hidden_states(backbone: Any, cache: AttendingCache, input_ids_BT: Tensor, position_ids_BT: Tensor) -> Tensor:

@@ -100,21 +100,21 @@ class Accelerator:
     """Whether `flops` and `bandwidth` were measured."""
 
 
-def data_sheet(tera_flops: float, tera_bytes: float) -> Accelerator:
+def read_data_sheet(tera_flops: float, tera_bytes: float) -> Accelerator:
     return Accelerator(tera_flops * 1e12, tera_flops * 1e12, tera_bytes * 1e12, measured=False)
 
 
 ACCELERATORS = {
     "NVIDIA H200": Accelerator(989e12, 790e12, 4.3e12, measured=True),
-    "NVIDIA H100 PCIe": data_sheet(756, 2.0),
-    "NVIDIA H100 NVL": data_sheet(835, 3.9),
-    "NVIDIA H100": data_sheet(989, 3.35),
-    "NVIDIA A100-SXM4-80GB": data_sheet(312, 2.039),
-    "NVIDIA A100 80GB PCIe": data_sheet(312, 1.935),
-    "NVIDIA A100": data_sheet(312, 1.555),
-    "NVIDIA L40S": data_sheet(362, 0.864),
-    "NVIDIA L4": data_sheet(121, 0.300),
-    "NVIDIA GeForce RTX 4090": data_sheet(165, 1.008),
+    "NVIDIA H100 PCIe": read_data_sheet(756, 2.0),
+    "NVIDIA H100 NVL": read_data_sheet(835, 3.9),
+    "NVIDIA H100": read_data_sheet(989, 3.35),
+    "NVIDIA A100-SXM4-80GB": read_data_sheet(312, 2.039),
+    "NVIDIA A100 80GB PCIe": read_data_sheet(312, 1.935),
+    "NVIDIA A100": read_data_sheet(312, 1.555),
+    "NVIDIA L40S": read_data_sheet(362, 0.864),
+    "NVIDIA L4": read_data_sheet(121, 0.300),
+    "NVIDIA GeForce RTX 4090": read_data_sheet(165, 1.008),
 }
 """By the beginning of the name that the driver gives; the first that fits counts, so longer names stand first."""
 
@@ -153,7 +153,7 @@ def decode_limit(
     Each step is max(bytes / bandwidth, FLOPs / rate). The prompts' own forward is left out: it is run once per group and
     small beside the rest.
     """
-    live, context = live_rows(prompt_tokens, lengths, slots)
+    live, context = count_live_rows(prompt_tokens, lengths, slots)
     parameters = dimensions.body_parameters + dimensions.head_parameters
     kv_bytes = dimensions.kv_bytes(bytes_per_element)
     seconds = bytes_seconds = flops_seconds = 0.0
@@ -166,7 +166,7 @@ def decode_limit(
     return Limit(seconds, sum(lengths) / seconds, len(live), bytes_seconds, flops_seconds)
 
 
-def live_rows(prompt_tokens: int, lengths: Sequence[int], slots: int) -> tuple[list[int], list[int]]:
+def count_live_rows(prompt_tokens: int, lengths: Sequence[int], slots: int) -> tuple[list[int], list[int]]:
     """For each decode step: the rows that are live, and the tokens of context that they read together.
 
     Rows start in the order given, as soon as a slot is free. The token sampled as number j of a completion attends to the
@@ -192,7 +192,7 @@ def live_rows(prompt_tokens: int, lengths: Sequence[int], slots: int) -> tuple[l
     return live, context
 
 
-def training_cost(dimensions: Dimensions, prompt_tokens: int, lengths: Sequence[int], group: int) -> float:
+def estimate_training_cost(dimensions: Dimensions, prompt_tokens: int, lengths: Sequence[int], group: int) -> float:
     """FLOPs of training on completions of these lengths, attention included: what time should be proportional to.
 
     The prompt counts once per group. Attention over n tokens costs n(n + 1) / 2 pairs, forward and backward three times that.

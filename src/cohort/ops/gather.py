@@ -36,7 +36,7 @@ class Selection:
     """Where a source of K has fewer than R outputs; None: all have R."""
 
     @classmethod
-    def of(cls, index_N: Indices, num_sources: int, ignored_N: NDArray[np.bool_] | None = None) -> Selection:
+    def from_index(cls, index_N: Indices, num_sources: int, ignored_N: NDArray[np.bool_] | None = None) -> Selection:
         """`ignored_N`: outputs whose gradient goes nowhere, such as padding."""
         places = np.arange(len(index_N)) if ignored_N is None else np.flatnonzero(~ignored_N)
         sources = index_N[places]
@@ -88,22 +88,22 @@ def give_back(gradient: Tensor, selection: Selection) -> Tensor:
     """The gradient of the source from that of what was taken: a source taken several times gets the sum."""
     back = gradient.index_select(0, selection.once_S)
     if selection.unused_S is not None:
-        back.masked_fill_(_wide(selection.unused_S, back), 0.0)
+        back.masked_fill_(_broadcast_mask(selection.unused_S, back), 0.0)
     if selection.repeated_K is not None and selection.places_KR is not None:
         several = gradient.index_select(0, selection.places_KR.flatten())
         several = several.view(*selection.places_KR.shape, *gradient.shape[1:])
         if selection.absent_KR is not None:
-            several.masked_fill_(_wide(selection.absent_KR, several), 0.0)
+            several.masked_fill_(_broadcast_mask(selection.absent_KR, several), 0.0)
         back.index_copy_(0, selection.repeated_K, several.sum(1))
     return back
 
 
-def _wide(mask: Tensor, like: Tensor) -> Tensor:
+def _broadcast_mask(mask: Tensor, like: Tensor) -> Tensor:
     """The mask over the first dimensions of `like`, ready to be broadcast over the others."""
     return mask.view(*mask.shape, *[1] * (like.dim() - mask.dim()))
 
 
-def ranges(starts_B: Indices, lengths_B: Indices) -> Indices:
+def list_ranges(starts_B: Indices, lengths_B: Indices) -> Indices:
     """start, start + 1, ... of each row, one after the other."""
     firsts_B = np.cumsum(lengths_B) - lengths_B
     return np.arange(lengths_B.sum()) + np.repeat(starts_B - firsts_B, lengths_B)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cohort.ops.gather import Indices, Selection, move_record, ranges
+from cohort.ops.gather import Indices, Selection, list_ranges, move_record
 
 PADDING_SHARE = 0.25
 PADDING_FREE = 1024
@@ -99,7 +99,7 @@ class Layout:
     shared: SharedPrompts | None
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[int] | Tensor]) -> Layout:
+    def from_rows(cls, rows: Sequence[Sequence[int] | Tensor]) -> Layout:
         """Whole rows one after the other, nothing shared."""
         return lay_out([((), row.tolist() if isinstance(row, Tensor) else row) for row in rows])
 
@@ -145,19 +145,19 @@ def lay_out(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], keys: Sequ
     if keys is not None:
         first_B = np.fromiter((row == 0 or keys[row] != keys[row - 1] for row in range(len(keys))), np.bool_, len(keys))
         if not first_B.all():
-            return _with_shared_prompts(sequences, first_B, prompt_length_B, completion_length_B)
+            return _lay_out_shared(sequences, first_B, prompt_length_B, completion_length_B)
     length_B = prompt_length_B + completion_length_B
-    starts = _starts(length_B)
+    starts = _find_starts(length_B)
     start_B = starts[:-1]
     completion_start_B = start_B + prompt_length_B
     nothing_B = np.zeros_like(length_B)
     rows = Rows(nothing_B, nothing_B, start_B, length_B, completion_start_B, completion_start_B - 1)
-    token_ids_T = _flat(list(chain.from_iterable(sequences)), int(starts[-1]))
-    positions_T = ranges(nothing_B, length_B)
-    return _layout(token_ids_T, positions_T, length_B, rows, None)
+    token_ids_T = _join_ids(list(chain.from_iterable(sequences)), int(starts[-1]))
+    positions_T = list_ranges(nothing_B, length_B)
+    return _make_layout(token_ids_T, positions_T, length_B, rows, None)
 
 
-def _with_shared_prompts(
+def _lay_out_shared(
     sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
     first_B: np.ndarray,
     prompt_length_B: Indices,
@@ -165,9 +165,9 @@ def _with_shared_prompts(
 ) -> Layout:
     prompt_B = np.cumsum(first_B) - 1
     prompt_length_P = prompt_length_B[first_B]
-    prompt_starts = _starts(prompt_length_P)
+    prompt_starts = _find_starts(prompt_length_P)
     num_prompt_tokens = int(prompt_starts[-1])
-    completion_starts = _starts(completion_length_B)
+    completion_starts = _find_starts(completion_length_B)
     own_start_B = num_prompt_tokens + completion_starts[:-1]
     rows = Rows(
         shared_start_B=prompt_starts[:-1][prompt_B],
@@ -179,28 +179,28 @@ def _with_shared_prompts(
     )
     prompts = [prompt for (prompt, _), first in zip(sequences, first_B, strict=True) if first]
     completions = [completion for _, completion in sequences]
-    token_ids_T = _flat([*prompts, *completions], num_prompt_tokens + int(completion_starts[-1]))
+    token_ids_T = _join_ids([*prompts, *completions], num_prompt_tokens + int(completion_starts[-1]))
     positions_T = np.concatenate(
-        [ranges(np.zeros_like(prompt_length_P), prompt_length_P), ranges(prompt_length_B, completion_length_B)]
+        [list_ranges(np.zeros_like(prompt_length_P), prompt_length_P), list_ranges(prompt_length_B, completion_length_B)]
     )
     shared = SharedPrompts(
         num_tokens=num_prompt_tokens,
         longest=int(prompt_length_P.max()),
-        completion_starts=_int32(completion_starts),
+        completion_starts=_to_int32(completion_starts),
         longest_completion=int(completion_length_B.max()),
-        copy_starts=_int32(_starts(prompt_length_B)),
-        copies=Selection.of(ranges(rows.shared_start_B, prompt_length_B), num_prompt_tokens),
+        copy_starts=_to_int32(_find_starts(prompt_length_B)),
+        copies=Selection.from_index(list_ranges(rows.shared_start_B, prompt_length_B), num_prompt_tokens),
     )
-    return _layout(token_ids_T, positions_T, np.concatenate([prompt_length_P, completion_length_B]), rows, shared)
+    return _make_layout(token_ids_T, positions_T, np.concatenate([prompt_length_P, completion_length_B]), rows, shared)
 
 
-def _layout(
+def _make_layout(
     token_ids_T: Indices, positions_T: Indices, segment_lengths: Indices, rows: Rows, shared: SharedPrompts | None
 ) -> Layout:
     return Layout(
         token_ids_T=torch.from_numpy(token_ids_T),
         positions_T=torch.from_numpy(positions_T),
-        segment_starts=_int32(_starts(segment_lengths)),
+        segment_starts=_to_int32(_find_starts(segment_lengths)),
         longest_segment=int(segment_lengths.max()),
         rows=rows,
         shared=shared,
@@ -226,11 +226,15 @@ def make_padding(rows: Rows, num_tokens: int, equal_rows: bool, device: torch.de
         (rows.shared_start_B, rows.shared_length_B, places_B),
         (rows.own_start_B, rows.own_length_B, places_B + rows.shared_length_B),
     ):
-        tokens, places = ranges(starts_B, lengths_B), ranges(offsets_B, lengths_B)
+        tokens, places = list_ranges(starts_B, lengths_B), list_ranges(offsets_B, lengths_B)
         index_N[places] = tokens
         ignored_N[places] = False
         flat_T[tokens] = places
-    return Padding(shapes, Selection.of(index_N, num_tokens, ignored_N).to(device), Selection.of(flat_T, num_places).to(device))
+    return Padding(
+        shapes,
+        Selection.from_index(index_N, num_tokens, ignored_N).to(device),
+        Selection.from_index(flat_T, num_places).to(device),
+    )
 
 
 def choose_block_shapes(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -249,13 +253,13 @@ def choose_block_shapes(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(shapes)
 
 
-def _starts(lengths: Indices) -> Indices:
+def _find_starts(lengths: Indices) -> Indices:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
 
-def _flat(parts: Sequence[Sequence[int]], count: int) -> Indices:
+def _join_ids(parts: Sequence[Sequence[int]], count: int) -> Indices:
     return np.fromiter(chain.from_iterable(parts), np.int64, count)
 
 
-def _int32(values: Indices) -> Tensor:
+def _to_int32(values: Indices) -> Tensor:
     return torch.from_numpy(values.astype(np.int32))

@@ -122,7 +122,7 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """The same from any differentiable function of hidden states: for heads that are more than a matrix, and the slow twin."""
 
-    def one_chunk(hidden_CH: Tensor, token_ids_C: Tensor) -> tuple[Tensor, Tensor]:
+    def score_chunk(hidden_CH: Tensor, token_ids_C: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_CV = torch.log_softmax(logits(hidden_CH) / temperature, dim=-1)
         chosen_C = logprobs_CV.gather(1, token_ids_C[:, None]).squeeze(1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
@@ -131,13 +131,13 @@ def token_logprobs(
 
     rows = max(1, chunk_elements // vocabulary)
     if hidden_MH.shape[0] <= rows:
-        return one_chunk(hidden_MH, token_ids_M)
+        return score_chunk(hidden_MH, token_ids_M)
     pieces = []
     for hidden_CH, token_ids_C in zip(hidden_MH.split(rows), token_ids_M.split(rows), strict=True):
         if torch.is_grad_enabled():
-            pieces.append(checkpoint(one_chunk, hidden_CH, token_ids_C, use_reentrant=False))
+            pieces.append(checkpoint(score_chunk, hidden_CH, token_ids_C, use_reentrant=False))
         else:
-            pieces.append(one_chunk(hidden_CH, token_ids_C))
+            pieces.append(score_chunk(hidden_CH, token_ids_C))
     return torch.cat([chosen for chosen, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
 
 

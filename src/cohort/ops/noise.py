@@ -6,7 +6,7 @@ size, on the order of the prompts, on which rows had already finished. Here the 
 Gumbel noise), which is an exact draw from the softmax. Every engine, slot count and order then meets the same noise.
 
 Two stages: the host hashes what names a completion into two 32-bit words (`make_row_key`); the device turns words, position
-and vocabulary index into noise with int32 wrap-around arithmetic (`gumbel`). Integers come out the same on CPU and CUDA;
+and vocabulary index into noise with int32 wrap-around arithmetic (`make_gumbel`). Integers come out the same on CPU and CUDA;
 only the last bit of the two logarithms may differ. No generator, no branch on a value: it can be compiled or captured.
 """
 
@@ -42,7 +42,7 @@ def shift_right(bits: Tensor, by: int) -> Tensor:
     return (bits >> by) & ((1 << (32 - by)) - 1)
 
 
-def mix(bits: Tensor) -> Tensor:
+def mix_bits(bits: Tensor) -> Tensor:
     """lowbias32: each input bit flips each output bit about half of the time."""
     bits = (bits ^ shift_right(bits, 16)) * MULTIPLY_1
     bits = (bits ^ shift_right(bits, 15)) * MULTIPLY_2
@@ -57,8 +57,8 @@ def make_random_bits(row_keys_B2: Tensor, positions_B: Tensor, vocab_size: int) 
     """
     first_B, second_B = row_keys_B2[:, 0], row_keys_B2[:, 1]
     spread_B = positions_B.to(torch.int32) * SPREAD_POSITION
-    outer_B = mix(mix(spread_B + first_B) ^ second_B)
-    inner_B = mix(mix(spread_B ^ second_B) + first_B)
+    outer_B = mix_bits(mix_bits(spread_B + first_B) ^ second_B)
+    inner_B = mix_bits(mix_bits(spread_B ^ second_B) + first_B)
     index_V = torch.arange(vocab_size, dtype=torch.int32, device=row_keys_B2.device) * SPREAD_INDEX
     bits_BV = index_V[None] ^ outer_B[:, None]
     bits_BV = (bits_BV ^ shift_right(bits_BV, 16)) * MULTIPLY_1 + inner_B[:, None]
@@ -66,7 +66,7 @@ def make_random_bits(row_keys_B2: Tensor, positions_B: Tensor, vocab_size: int) 
     return bits_BV ^ shift_right(bits_BV, 16)
 
 
-def gumbel(row_keys_B2: Tensor, positions_B: Tensor, vocab_size: int) -> Tensor:
+def make_gumbel(row_keys_B2: Tensor, positions_B: Tensor, vocab_size: int) -> Tensor:
     """Standard Gumbel noise [B, V] float32 for the token at `positions_B` of the completions `row_keys_B2` (int32).
 
     The largest values win, so those need the precision: g = -log(E) with E = -log1p(-u) exponential, where a large g is

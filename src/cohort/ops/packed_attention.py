@@ -2,7 +2,7 @@
 
 Three ways to the same numbers:
 
-- padded: rows are gathered side by side and given to `causal_attention`. Everywhere, and exact to the bits of decoding where
+- padded: rows are gathered side by side and given to `attend_causally`. Everywhere, and exact to the bits of decoding where
   that is (ops/attention.py); the only way with a soft-cap, in float32 and on a CPU.
 - rows of one length on a GPU: the flat tokens are a rectangle already, and cuDNN's kernel is the fastest there is for it.
 - segments, with a varlen kernel in bfloat16 or float16 on a GPU. With shared prompts in two calls: every segment causally by
@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cohort.errors import InvariantError
-from cohort.ops.attention import CAUSAL_ATTENTION, causal_attention, register_attention
+from cohort.ops.attention import CAUSAL_ATTENTION, attend_causally, register_attention
 from cohort.ops.gather import give_back, take
 from cohort.ops.layout import Layout, SharedPrompts
 
@@ -54,10 +54,10 @@ def attend(
         window = None
     # The window of a completion would end inside its prompt, at another place for every token: two calls cannot say that.
     if softcap or (window is not None and layout.shared is not None) or not can_use_flash(query_THD, value_TKD):
-        return padded_attention(layout, query_THD, key_TKD, value_TKD, scaling, window, softcap)
+        return attend_padded(layout, query_THD, key_TKD, value_TKD, scaling, window, softcap)
     if layout.equal_rows and window is None and not torch.are_deterministic_algorithms_enabled():
-        return rectangle_attention(layout, query_THD, key_TKD, value_TKD, scaling)
-    return segment_attention(layout, query_THD, key_TKD, value_TKD, scaling, window, FlashKernel())
+        return attend_rectangle(layout, query_THD, key_TKD, value_TKD, scaling)
+    return attend_segments(layout, query_THD, key_TKD, value_TKD, scaling, window, FlashKernel())
 
 
 def can_use_flash(query_THD: Tensor, value_TKD: Tensor) -> bool:
@@ -74,7 +74,7 @@ def can_use_flash(query_THD: Tensor, value_TKD: Tensor) -> bool:
 # -- padded ------------------------------------------------------------------------------------------------------------
 
 
-def padded_attention(
+def attend_padded(
     layout: Layout,
     query_THD: Tensor,
     key_TKD: Tensor,
@@ -94,7 +94,7 @@ def padded_attention(
         ]
 
     blocks = zip(side_by_side(query_THD), side_by_side(key_TKD), side_by_side(value_TKD), strict=True)
-    outs = [causal_attention(*block, scaling, window, softcap).flatten(0, 1) for block in blocks]
+    outs = [attend_causally(*block, scaling, window, softcap).flatten(0, 1) for block in blocks]
     out = torch.cat(outs) if len(outs) > 1 else outs[0]
     return out if padding.flat is None else take(out, padding.flat)
 
@@ -102,7 +102,7 @@ def padded_attention(
 # -- rows of one length ------------------------------------------------------------------------------------------------
 
 
-def rectangle_attention(layout: Layout, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float) -> Tensor:
+def attend_rectangle(layout: Layout, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float) -> Tensor:
     def rectangle(flat: Tensor) -> Tensor:
         return flat.unflatten(0, (layout.num_rows, layout.longest_row)).transpose(1, 2)
 
@@ -151,7 +151,7 @@ class Kernel(Protocol):
         ...
 
 
-def segment_attention(
+def attend_segments(
     layout: Layout,
     query_THD: Tensor,
     key_TKD: Tensor,
@@ -310,7 +310,7 @@ _LAYOUT: ContextVar[Layout | None] = ContextVar("layout", default=None)
 
 
 @contextmanager
-def laid_out(layout: Layout) -> Iterator[None]:
+def use_layout(layout: Layout) -> Iterator[None]:
     """The layout of the tokens that modules read meanwhile: their attention function has no argument for it."""
     token = _LAYOUT.set(layout)
     try:

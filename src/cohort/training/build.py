@@ -192,7 +192,7 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
         own = "cold_start.source" if name == "demonstrations" else f"evaluation.sets.{name}"
         section = "prompts" if not config.template_args or config == recipe.prompts else own
         told = config.template_args or recipe.prompts.template_args
-        codec = codecs[name] = policy.codec.told(told, f"{section}.template_args")
+        codec = codecs[name] = policy.codec.use_template_args(told, f"{section}.template_args")
         prompts, reports[name] = make_prompts(
             rows, config, codec.encode, policy.tokenizer.unk_token_id, gold_column(recipe.rewards)
         )

@@ -25,7 +25,7 @@ from cohort.engine.stop import stop_ids
 from cohort.errors import InvariantError, ModelError, RunError
 from cohort.model import loading
 from cohort.model.optim import MasterWeights, Optimizer, cast_parameters
-from cohort.model.packing import token_budget_rows
+from cohort.model.packing import cut_by_tokens
 from cohort.model.policy import Policy
 from cohort.model.scalar_head import ScalarModel
 from cohort.ops.gather import Selection, take
@@ -144,7 +144,7 @@ class RewardModel(ScalarModel):
         """The head's value at the last token of each completion. Not finite where the model is broken; see LearnedScorer."""
         scores = [0.0] * len(prompt_and_completion_ids)
         lengths = [len(prompt) + len(completion) for prompt, completion in prompt_and_completion_ids]
-        for rows in token_budget_rows(range(len(scores)), lengths, micro_batch_tokens):
+        for rows in cut_by_tokens(range(len(scores)), lengths, micro_batch_tokens):
             for row, value in zip(rows, self.values([prompt_and_completion_ids[row] for row in rows]).tolist(), strict=True):
                 scores[row] = value
         return scores
@@ -161,7 +161,7 @@ class RewardModel(ScalarModel):
         """values_B of one micro-batch, in float32 at least."""
         layout = lay_out(sequences).to(self.device)
         last_B = layout.rows.own_start_B + layout.rows.own_length_B - 1
-        return self.read_head(take(self.backbone(layout), Selection.of(last_B, layout.num_tokens).to(self.device)))
+        return self.read_head(take(self.backbone(layout), Selection.from_index(last_B, layout.num_tokens).to(self.device)))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Fitting
@@ -216,7 +216,7 @@ class RewardModel(ScalarModel):
         terms = len(list_pairs([item.right for item in batch], groups)) if pairwise else len(batch)
         lengths = [len(item.prompt_ids) + len(item.completion_ids) for item in batch]
         total = 0.0
-        for rows in token_budget_rows(
+        for rows in cut_by_tokens(
             range(len(batch)), lengths, micro_batch_tokens, group_of.__getitem__ if pairwise else None
         ):
             items = [batch[row] for row in rows]

@@ -137,7 +137,7 @@ def export_weights(target: Target, out: Path, *, adapter: bool = False) -> str:
         shutil.copytree(target.source, temporary)
     else:
         save_weights(target, temporary, adapter)
-    if adapter and lora.holds_base(temporary):
+    if adapter and lora.has_base(temporary):
         lora.name_base(temporary, str(out.resolve()))
     with deferred():
         temporary.replace(out)

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cohort.errors import EngineError
-from cohort.ops.attention import additive, choose_accumulation_dtype, visible
+from cohort.ops.attention import choose_accumulation_dtype, find_visible, make_bias
 from cohort.ops.fused.family import FusedLayer, FusedModel
 from cohort.ops.rounding import STEADY_ROWS
 
@@ -225,7 +225,7 @@ class CpuDecoder:
             )
             head_norm = torch.cat(norms)
 
-        def in_pairs(rows: Tensor) -> Tensor:
+        def pair_dimensions(rows: Tensor) -> Tensor:
             if head_norm is not None:
                 return rows.detach()
             heads = rows.detach().reshape(-1, dim, *rows.shape[1:])
@@ -236,8 +236,8 @@ class CpuDecoder:
 
         return PackedLayer(
             input_norm=layer.input_norm.detach(),
-            qkv=transposed(in_pairs(layer.qkv.weight)),
-            qkv_bias=None if layer.qkv.bias is None else in_pairs(layer.qkv.bias),
+            qkv=transposed(pair_dimensions(layer.qkv.weight)),
+            qkv_bias=None if layer.qkv.bias is None else pair_dimensions(layer.qkv.bias),
             head_norm=head_norm,
             out=transposed(layer.out),
             post_norm=layer.post_norm.detach(),
@@ -340,7 +340,7 @@ class CpuDecoder:
             torch.mm(lane.mixed, layer.out, out=lane.delta)
             self.add_and_normalize(lane, layer.post_norm, True)
             torch.mm(lane.normed, layer.gate_up, out=lane.gate_up)
-            activate(lane.gate, lane.activated)
+            apply_silu(lane.gate, lane.activated)
             torch.mm(lane.activated.mul_(lane.up), layer.down, out=lane.delta)
         self.add_and_normalize(lane, self.norm, True)
 
@@ -350,8 +350,8 @@ class CpuDecoder:
         written = (self.start_B2K[lane.rows] + positions_B[:, None, None]).flatten()
         biases: dict[int | None, Tensor] = {}
         for window in {layer.window for layer in self.layers}:
-            seen_BT = visible(positions_B[:, None], self.at_T[None, : lane.live_length], window)
-            bias_BHT = additive(seen_BT, self.wide)[:, None].expand(-1, self.fused.query_heads, -1)
+            seen_BT = find_visible(positions_B[:, None], self.at_T[None, : lane.live_length], window)
+            bias_BHT = make_bias(seen_BT, self.wide)[:, None].expand(-1, self.fused.query_heads, -1)
             biases[window] = bias_BHT.reshape(lane.scores.shape)
         return turns_B1D, written, biases
 
@@ -395,7 +395,7 @@ def rotate_pairs(pairs_BHD: Tensor, turns_B1D: Tensor) -> None:
     first.copy_(turned)
 
 
-def activate(gate_BI: Tensor, into_BI: Tensor) -> None:
+def apply_silu(gate_BI: Tensor, into_BI: Tensor) -> None:
     """silu. What is left of a strided row after full vectors, torch computes with another exponential."""
     if gate_BI.shape[-1] % FLOATS_AT_ONCE == 0:
         torch.ops.aten.silu.out(gate_BI, out=into_BI)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from cohort.ops.fused.cpu import activate
+from cohort.ops.fused.cpu import apply_silu
 from cohort.ops.fused.functions import Heads, NormInputs, Rotary, Twins
 from cohort.ops.fused.native import LANES, Native, NoNative, fill_structure
 from cohort.ops.layout import Layout, lay_out
@@ -181,7 +181,7 @@ class NativeOperations:
     def swiglu_forward(gate_up_TJ: Tensor) -> Tensor:
         gate_TI, up_TI = gate_up_TJ.chunk(2, dim=1)
         activated_TI = gate_TI.new_empty(gate_TI.shape)
-        activate(gate_TI, activated_TI)
+        apply_silu(gate_TI, activated_TI)
         return activated_TI.mul_(up_TI)
 
     def swiglu_backward(

@@ -30,7 +30,7 @@ class FusedDecoder:
         """Run prompts, laid flat, with the kernels of training: the trainer then meets the very same keys and values."""
         device, width = self.fused.device, max(map(len, prompts))
         kept: list[tuple[Tensor, Tensor]] = []
-        hidden_TH = hidden_states(self.fused, Layout.of(prompts).to(device), kept=kept)
+        hidden_TH = hidden_states(self.fused, Layout.from_rows(prompts).to(device), kept=kept)
         length_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
         end_P = length_P.cumsum(0)
         at_W = torch.arange(width, device=device)
@@ -56,7 +56,7 @@ class FusedDecoder:
             mixed_BHD = kernels.attend(query_BHD, keys, values, positions_B, done_B, fused.scaling, layer.window)
             delta_BH = project(mixed_BHD.view(rows, -1), layer.out)
             normed_BH = kernels.add_norm(hidden_BH, delta_BH, layer.post_norm, fused.epsilon)
-            delta_BH = project(kernels.gated(project(normed_BH, layer.gate_up.weight)), layer.down)
+            delta_BH = project(kernels.apply_swiglu(project(normed_BH, layer.gate_up.weight)), layer.down)
         return kernels.add_norm(hidden_BH, delta_BH, fused.norm, fused.epsilon)
 
 

@@ -36,7 +36,7 @@ VOCABULARY_SPLIT = 16384
 """Vocabulary entries per program of the sampler."""
 
 
-def power_of_two(number: int) -> int:
+def round_to_power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
@@ -62,7 +62,7 @@ def add_norm(hidden_BH: Tensor, delta_BH: Tensor | None, weight_H: Tensor, epsil
     """hidden += delta in place, then its RMSNorm."""
     rows, width = hidden_BH.shape
     normed_BH = torch.empty_like(hidden_BH)
-    block = power_of_two(width)
+    block = round_to_power_of_two(width)
     _add_norm[(rows,)](
         hidden_BH,
         delta_BH,
@@ -78,7 +78,7 @@ def add_norm(hidden_BH: Tensor, delta_BH: Tensor | None, weight_H: Tensor, epsil
 
 
 @triton.jit
-def _gated(gate_up, out, width, BLOCK: tl.constexpr):
+def _apply_swiglu(gate_up, out, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
@@ -87,11 +87,11 @@ def _gated(gate_up, out, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + at, gate / (1.0 + tl.exp(-gate)) * up, mask=inside)
 
 
-def gated(gate_up_BI: Tensor) -> Tensor:
+def apply_swiglu(gate_up_BI: Tensor) -> Tensor:
     """silu(gate) * up of rows that hold gate and up side by side."""
     rows, width = gate_up_BI.shape[0], gate_up_BI.shape[1] // 2
     out = torch.empty(rows, width, dtype=gate_up_BI.dtype, device=gate_up_BI.device)
-    _gated[(rows, triton.cdiv(width, 1024))](gate_up_BI, out, width, 1024, num_warps=4)
+    _apply_swiglu[(rows, triton.cdiv(width, 1024))](gate_up_BI, out, width, 1024, num_warps=4)
     return out
 
 
@@ -99,7 +99,7 @@ def gated(gate_up_BI: Tensor) -> Tensor:
 
 
 @triton.jit
-def _rotated(source, cosine, sine, head, at, inside, weight, epsilon, half, HAS_NORM: tl.constexpr):
+def _rotate_heads(source, cosine, sine, head, at, inside, weight, epsilon, half, HAS_NORM: tl.constexpr):
     """Two halves of the heads at `source`, normalised where the family does that, and turned."""
     first = tl.load(source + head * 2 * half + at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + head * 2 * half + half + at, mask=inside, other=0.0).to(tl.float32)
@@ -127,7 +127,7 @@ def _rotate_and_store(
 
     head = tl.arange(0, HEADS_BLOCK)[:, None]
     inside = (head < QUERY_HEADS) & (at < HALF)
-    first, second = _rotated(source, cosine, sine, head, at, inside, query_norm, epsilon, HALF, HAS_NORM)
+    first, second = _rotate_heads(source, cosine, sine, head, at, inside, query_norm, epsilon, HALF, HAS_NORM)
     target = query_out + row * QUERY_HEADS * 2 * HALF + head * 2 * HALF + at
     tl.store(target, first, mask=inside)
     tl.store(target + HALF, second, mask=inside)
@@ -135,7 +135,7 @@ def _rotate_and_store(
     head = tl.arange(0, KV_BLOCK)[:, None]
     inside = (head < KV_HEADS) & (at < HALF)
     source += QUERY_HEADS * 2 * HALF
-    first, second = _rotated(source, cosine, sine, head, at, inside, key_norm, epsilon, HALF, HAS_NORM)
+    first, second = _rotate_heads(source, cosine, sine, head, at, inside, key_norm, epsilon, HALF, HAS_NORM)
     offset = row * slot_stride + head * head_stride + position * 2 * HALF + at
     tl.store(keys + offset, first, mask=inside)
     tl.store(keys + offset + HALF, second, mask=inside)
@@ -162,7 +162,7 @@ def rotate_and_store(
     _rotate_and_store[(rows,)](
         qkv_BX, positions_B, cosines_TD, sines_TD, norms[0] if norms else None, norms[1] if norms else None, query_BHD,
         keys_SKTD, values_SKTD, keys_SKTD.stride(0), keys_SKTD.stride(1), epsilon,
-        query_heads, kv_heads, half, power_of_two(query_heads), power_of_two(kv_heads), power_of_two(half), norms is not None,
+        query_heads, kv_heads, half, round_to_power_of_two(query_heads), round_to_power_of_two(kv_heads), round_to_power_of_two(half), norms is not None,
         num_warps=4,
     )  # fmt: skip
     return query_BHD
@@ -257,7 +257,7 @@ def _join(
 def choose_splits(rows: int, kv_heads: int, length: int) -> int:
     """Into how many parts the keys of a row are cut, so that few rows keep the whole GPU busy."""
     wanted = -(-PROGRAMS_WANTED // (rows * kv_heads))
-    return min(MOST_SPLITS, power_of_two(wanted), power_of_two(-(-length // KEYS_AT_ONCE)))
+    return min(MOST_SPLITS, round_to_power_of_two(wanted), round_to_power_of_two(-(-length // KEYS_AT_ONCE)))
 
 
 def attend(
@@ -277,11 +277,11 @@ def attend(
     partial: Any = out_BHD
     if splits > 1:
         partial = torch.empty(rows * heads * splits * (dim + 2), dtype=torch.float32, device=out_BHD.device)
-    dim_block = max(16, power_of_two(dim))
+    dim_block = max(16, round_to_power_of_two(dim))
     _attend[(rows, kv_heads, splits)](
         query_BHD, keys_SKTD, values_SKTD, positions_B, done_B, out_BHD, partial,
         keys_SKTD.stride(0), keys_SKTD.stride(1), scaling, window or (1 << 30), softcap,
-        group, kv_heads, dim, max(16, power_of_two(group)), dim_block, KEYS_AT_ONCE, splits, query_BHD.dtype == torch.float32,
+        group, kv_heads, dim, max(16, round_to_power_of_two(group)), dim_block, KEYS_AT_ONCE, splits, query_BHD.dtype == torch.float32,
         num_warps=4, num_stages=3 if dim_block < 128 else 2,  # as measured on an H200: deeper pipelines fill the shared memory
     )  # fmt: skip
     if splits > 1:
@@ -320,7 +320,7 @@ def _mix(bits, M1: tl.constexpr, M2: tl.constexpr):
 
 
 @triton.jit
-def _scan(
+def _scan_vocabulary(
     logits, slot_of_row, row_keys, counts, partial, vocabulary, temperature, largest_uniform,
     SPLIT: tl.constexpr, BLOCK: tl.constexpr, GREEDY: tl.constexpr, M1: tl.constexpr, M2: tl.constexpr, SPREAD_P: tl.constexpr,
     SPREAD_I: tl.constexpr,
@@ -375,7 +375,7 @@ def _scan(
 
 
 @triton.jit
-def _note(
+def _write_token(
     partial, slot_of_row, owners, counts, positions, done, tokens, limits, stop_ids, token_ids, logprobs, width,
     PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, STOPS: tl.constexpr, STOPS_BLOCK: tl.constexpr, ADVANCE: tl.constexpr,
 ):  # fmt: skip
@@ -420,15 +420,15 @@ def sample(logits_BV: Tensor, slot_of_row_B: Tensor, state: Any, temperature: fl
     rows, vocabulary = logits_BV.shape
     parts, stops = -(-vocabulary // VOCABULARY_SPLIT), len(state.stop_ids)
     partial = torch.empty(rows * parts * 5, dtype=torch.float32, device=logits_BV.device)
-    _scan[(rows, parts)](
+    _scan_vocabulary[(rows, parts)](
         logits_BV, slot_of_row_B, state.keys_S2, state.counts_S, partial, vocabulary, temperature, LARGEST_UNIFORM,
         VOCABULARY_SPLIT, VOCABULARY_AT_ONCE, temperature == 0,
         MULTIPLY_1, MULTIPLY_2 & 0xFFFFFFFF, SPREAD_POSITION & 0xFFFFFFFF, SPREAD_INDEX & 0xFFFFFFFF,
         num_warps=8,
     )  # fmt: skip
-    _note[(rows,)](
+    _write_token[(rows,)](
         partial, slot_of_row_B, state.owners_S, state.counts_S, state.positions_S, state.done_S, state.tokens_S, state.limits_N,
         state.stop_ids, state.token_ids_NT, state.logprobs_NT,
-        state.token_ids_NT.shape[1], parts, power_of_two(parts), stops, power_of_two(max(1, stops)), advance,
+        state.token_ids_NT.shape[1], parts, round_to_power_of_two(parts), stops, round_to_power_of_two(max(1, stops)), advance,
         num_warps=1,
     )  # fmt: skip

@@ -24,7 +24,7 @@ LOWEST = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def _curved(raw, scale, softcap, inverse_temperature, HAS_SOFTCAP: tl.constexpr):
+def _apply_curve(raw, scale, softcap, inverse_temperature, HAS_SOFTCAP: tl.constexpr):
     logits = raw * scale
     if HAS_SOFTCAP:
         tail = tl.exp(-2.0 * tl.abs(logits) / softcap)
@@ -34,7 +34,7 @@ def _curved(raw, scale, softcap, inverse_temperature, HAS_SOFTCAP: tl.constexpr)
 
 
 @triton.jit
-def _slope(curved, scale, softcap, inverse_temperature, HAS_SOFTCAP: tl.constexpr):
+def _find_slope(curved, scale, softcap, inverse_temperature, HAS_SOFTCAP: tl.constexpr):
     """d curved / d raw, from the curved value."""
     if HAS_SOFTCAP:
         share = curved / (inverse_temperature * softcap)
@@ -59,7 +59,7 @@ def _score_kernel(
         places = start + lanes
         inside = places < vocabulary
         raw = tl.load(logits + places, mask=inside, other=0.0)
-        curved = tl.where(inside, _curved(raw, scale, softcap, inverse_temperature, HAS_SOFTCAP), LOWEST)
+        curved = tl.where(inside, _apply_curve(raw, scale, softcap, inverse_temperature, HAS_SOFTCAP), LOWEST)
         # Either the old sum shrinks or the new term is below the peak, never both: one exponential serves.
         gap = curved - peak
         factor = tl.exp(-tl.abs(gap))
@@ -76,7 +76,7 @@ def _score_kernel(
     first = tl.sum((moment + drop * total) * shrink, 0)
     log_sum = tl.log(mass)
     token = tl.load(token_ids + row)
-    chosen = _curved(tl.load(logits + token), scale, softcap, inverse_temperature, HAS_SOFTCAP)
+    chosen = _apply_curve(tl.load(logits + token), scale, softcap, inverse_temperature, HAS_SOFTCAP)
     tl.store(logprobs + row, (chosen - top) - log_sum)
     tl.store(entropies + row, log_sum - first / mass)
     tl.store(peaks + row, top)
@@ -87,9 +87,9 @@ def _score_kernel(
             places = start + lanes
             inside = places < vocabulary
             raw = tl.load(logits + places, mask=inside, other=0.0)
-            curved = _curved(raw, scale, softcap, inverse_temperature, HAS_SOFTCAP)
+            curved = _apply_curve(raw, scale, softcap, inverse_temperature, HAS_SOFTCAP)
             result = tl.where(places == token, 1.0, 0.0) - tl.exp((curved - top) - log_sum)
-            result *= _slope(curved, scale, softcap, inverse_temperature, HAS_SOFTCAP)
+            result *= _find_slope(curved, scale, softcap, inverse_temperature, HAS_SOFTCAP)
             tl.store(gradient + places, result.to(gradient.dtype.element_ty), mask=inside)
 
 
@@ -104,14 +104,14 @@ def _differentiate_kernel(
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = places < vocabulary
     raw = tl.load(logits + row * vocabulary + places, mask=inside, other=0.0)
-    curved = _curved(raw, scale, softcap, inverse_temperature, HAS_SOFTCAP)
+    curved = _apply_curve(raw, scale, softcap, inverse_temperature, HAS_SOFTCAP)
     logprob = (curved - tl.load(peaks + row)) - tl.load(log_sums + row)
     probability = tl.exp(logprob)
     result = tl.where(places == tl.load(token_ids + row), 1.0, 0.0) - probability
     if HAS_WEIGHTS:
         entropy_part = probability * (logprob + tl.load(entropies + row))
         result = tl.load(logprob_weights + row) * result - tl.load(entropy_weights + row) * entropy_part
-    result *= _slope(curved, scale, softcap, inverse_temperature, HAS_SOFTCAP)
+    result *= _find_slope(curved, scale, softcap, inverse_temperature, HAS_SOFTCAP)
     tl.store(gradient + row * gradient_stride + places, result.to(gradient.dtype.element_ty), mask=inside)
 
 

@@ -101,7 +101,7 @@ def _add_norm_backward_kernel(
 
 
 @triton.jit
-def _head_norm(first, second, first_scale, second_scale, epsilon, DIM: tl.constexpr):
+def _normalise_heads(first, second, first_scale, second_scale, epsilon, DIM: tl.constexpr):
     """Norm over each head of a tile of two halves; gives the normed halves, rounded as the modules round, and 1 / root."""
     low, high = first.to(tl.float32), second.to(tl.float32)
     mean = (tl.sum(low * low, axis=2) + tl.sum(high * high, axis=2)) / DIM
@@ -112,7 +112,7 @@ def _head_norm(first, second, first_scale, second_scale, epsilon, DIM: tl.conste
 
 
 @triton.jit
-def _head_scale(query_norm, key_norm, head, at, inside, QUERY_HEADS: tl.constexpr):
+def _load_head_scale(query_norm, key_norm, head, at, inside, QUERY_HEADS: tl.constexpr):
     """The norm weights of each head of a tile: those of queries or of keys."""
     query_scale = tl.load(query_norm + at, mask=inside, other=0.0).to(tl.float32)
     key_scale = tl.load(key_norm + at, mask=inside, other=0.0).to(tl.float32)
@@ -149,9 +149,9 @@ def _rotary_forward_kernel(
     first = tl.load(qkv + at, mask=inside, other=0.0)
     second = tl.load(qkv + at + HALF, mask=inside, other=0.0)
     if HAS_NORM:
-        first_scale = _head_scale(query_norm, key_norm, head, place, place < HALF, QUERY_HEADS)
-        second_scale = _head_scale(query_norm, key_norm, head, place + HALF, place < HALF, QUERY_HEADS)
-        first, second, _ = _head_norm(first, second, first_scale, second_scale, epsilon, DIM)
+        first_scale = _load_head_scale(query_norm, key_norm, head, place, place < HALF, QUERY_HEADS)
+        second_scale = _load_head_scale(query_norm, key_norm, head, place + HALF, place < HALF, QUERY_HEADS)
+        first, second, _ = _normalise_heads(first, second, first_scale, second_scale, epsilon, DIM)
     cos = tl.load(cosine + token * HALF + place, mask=angle_inside, other=0.0)
     sin = tl.load(sine + token * HALF + place, mask=angle_inside, other=0.0)
     low, high = first.to(tl.float32), second.to(tl.float32)
@@ -207,8 +207,8 @@ def _rotary_backward_kernel(
     place = tl.arange(0, BLOCK)[None, None, :]
     of_head = (head < QUERY_HEADS + 2 * KV_HEADS) & (place < HALF)
     if HAS_NORM:
-        first_scale = _head_scale(query_norm, key_norm, head, place, place < HALF, QUERY_HEADS)
-        second_scale = _head_scale(query_norm, key_norm, head, place + HALF, place < HALF, QUERY_HEADS)
+        first_scale = _load_head_scale(query_norm, key_norm, head, place, place < HALF, QUERY_HEADS)
+        second_scale = _load_head_scale(query_norm, key_norm, head, place + HALF, place < HALF, QUERY_HEADS)
     first_bias = tl.zeros([HEADS, BLOCK], dtype=tl.float32)
     second_bias = tl.zeros([HEADS, BLOCK], dtype=tl.float32)
     first_norm = tl.zeros([HEADS, BLOCK], dtype=tl.float32)
@@ -236,7 +236,7 @@ def _rotary_backward_kernel(
             turned = inside & (head < TURNED)
             raw_first = tl.load(qkv + at, mask=turned, other=0.0)
             raw_second = tl.load(qkv + at + HALF, mask=turned, other=0.0)
-            unit_first, unit_second, inverse_root = _head_norm(raw_first, raw_second, 1.0, 1.0, epsilon, DIM)
+            unit_first, unit_second, inverse_root = _normalise_heads(raw_first, raw_second, 1.0, 1.0, epsilon, DIM)
             if NORM_GRADIENT:
                 first_norm += tl.sum(first * unit_first.to(tl.float32), axis=0)
                 second_norm += tl.sum(second * unit_second.to(tl.float32), axis=0)
@@ -322,7 +322,7 @@ def add_norm_forward(
         COLUMNS=columns,
         HAS_DELTA=delta_TH is not None,
         BLOCK=block,
-        num_warps=_warps(block),
+        num_warps=_choose_warps(block),
     )
     return total_TH, normed_TH, inverse_T
 
@@ -334,8 +334,8 @@ def add_norm_backward(
     total_TH, inverse_T, weight_H = inputs.total_TH.contiguous(), inputs.inverse_T, inputs.weight_H
     rows, columns = total_TH.shape
     block = triton.next_power_of_2(columns)
-    warps = _warps(block)
-    programs = max(1, min(rows, _processors(total_TH.device) * max(1, WARPS_PER_PROCESSOR // warps)))
+    warps = _choose_warps(block)
+    programs = max(1, min(rows, _count_processors(total_TH.device) * max(1, WARPS_PER_PROCESSOR // warps)))
     d_input_TH = torch.empty_like(total_TH)
     normed_TH = torch.empty_like(total_TH) if want_normed else None
     partial_PH = torch.empty(programs, columns, dtype=torch.float32, device=total_TH.device) if want_weight else None
@@ -360,11 +360,11 @@ def rotary_forward(qkv_TP: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tens
     heads, tokens, turned = rotary.heads, qkv_TP.shape[0], rotary.heads.query + rotary.heads.kv
     has_norm = rotary.query_norm is not None
     out_TP = torch.empty(tokens, turned * heads.dim, dtype=qkv_TP.dtype, device=qkv_TP.device) if has_norm else qkv_TP
-    tile = _rotary_tile(heads, turned, FORWARD_TILE)
+    tile = _choose_tile(heads, turned, FORWARD_TILE)
     _launch(
         _rotary_forward_kernel,
         (triton.cdiv(tokens, tile["TOKENS"]), triton.cdiv(turned, tile["HEADS"])),
-        (qkv_TP, *_rotary_inputs(rotary), out_TP, tokens, rotary.epsilon),
+        (qkv_TP, *_list_rotary_inputs(rotary), out_TP, tokens, rotary.epsilon),
         OUT_WIDTH=out_TP.shape[1],
         HAS_NORM=has_norm,
         **tile,
@@ -379,9 +379,9 @@ def rotary_backward(
     gradients = [gradient if gradient.stride(-1) == 1 else gradient.contiguous() for gradient in d_heads]
     heads, (tokens, device) = rotary.heads, (gradients[0].shape[0], gradients[0].device)
     d_qkv_TP = torch.empty(tokens, heads.width, dtype=gradients[0].dtype, device=device)
-    tile = _rotary_tile(heads, heads.query + 2 * heads.kv, BACKWARD_TILE)
+    tile = _choose_tile(heads, heads.query + 2 * heads.kv, BACKWARD_TILE)
     head_programs = triton.cdiv(heads.query + 2 * heads.kv, tile["HEADS"])
-    at_once = max(1, _processors(device) * WARPS_PER_PROCESSOR // (4 * head_programs))
+    at_once = max(1, _count_processors(device) * WARPS_PER_PROCESSOR // (4 * head_programs))
     programs = max(1, min(triton.cdiv(tokens, tile["TOKENS"]), at_once))
     bias_SP, norm_SP = (
         torch.empty(programs, heads.width, dtype=torch.float32, device=device) if wanted else None
@@ -393,7 +393,7 @@ def rotary_backward(
     _launch(
         _rotary_backward_kernel,
         (programs, head_programs),
-        (*gradients, read_TP, *_rotary_inputs(rotary), d_qkv_TP, *sums, tokens, *strides, rotary.epsilon),
+        (*gradients, read_TP, *_list_rotary_inputs(rotary), d_qkv_TP, *sums, tokens, *strides, rotary.epsilon),
         HAS_NORM=rotary.query_norm is not None,
         BIAS_GRADIENT=want_bias,
         NORM_GRADIENT=want_norm,
@@ -420,13 +420,13 @@ def swiglu_backward(d_activation_TI: Tensor, gate_up_TJ: Tensor, want_activation
     return d_gate_up_TJ, d_activation_TI if want_activation else None
 
 
-def _rotary_inputs(rotary: Rotary) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _list_rotary_inputs(rotary: Rotary) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Angles and norms; where there is no norm any tensor stands for it, and is not read."""
     norms = [rotary.cosine if norm is None else norm for norm in (rotary.query_norm, rotary.key_norm)]
     return rotary.cosine, rotary.sine, norms[0], norms[1]
 
 
-def _rotary_tile(heads: Heads, served: int, pairs: int) -> dict[str, int]:
+def _choose_tile(heads: Heads, served: int, pairs: int) -> dict[str, int]:
     """What both rotary kernels are compiled for. A tile of so many pairs has tokens, some of the heads that are served, few of
     them empty, and the places of half a head."""
     block = triton.next_power_of_2(heads.dim // 2)
@@ -442,13 +442,13 @@ def _rotary_tile(heads: Heads, served: int, pairs: int) -> dict[str, int]:
     }
 
 
-def _warps(block: int) -> int:
+def _choose_warps(block: int) -> int:
     """8 values, 16 bytes of bfloat16, for each thread of a program that holds one row."""
     return min(16, max(4, block // 256))
 
 
 @lru_cache
-def _processors(device: torch.device) -> int:
+def _count_processors(device: torch.device) -> int:
     """Multiprocessors of a GPU; Triton's interpreter on the CPU counts as a small one, so that programs loop there too."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 

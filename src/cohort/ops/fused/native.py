@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from cohort.errors import EngineError
-from cohort.ops.noise import gumbel
+from cohort.ops.noise import make_gumbel
 
 SWITCH = "COHORT_NATIVE"
 COMPILERS = ("cc", "gcc", "clang")
@@ -128,8 +128,8 @@ class Native:
     """What `decode_layers` needs of PyTorch; None: it has other functions, or they give other bits, and Python calls one
     operation after the other."""
 
-    def gumbel(self, row_keys_B2: Tensor, positions_B: Tensor, vocab_size: int) -> Tensor:
-        """noise.gumbel in a few calls instead of a hundred; the logarithms are PyTorch's, and so are the bits."""
+    def make_gumbel(self, row_keys_B2: Tensor, positions_B: Tensor, vocab_size: int) -> Tensor:
+        """noise.make_gumbel in a few calls instead of a hundred; the logarithms are PyTorch's, and so are the bits."""
         keys_B2, positions_B = row_keys_B2.contiguous(), positions_B.to(torch.int32).contiguous()
         uniform_BV = torch.empty(len(keys_B2), vocab_size)
         self.uniforms(keys_B2.data_ptr(), positions_B.data_ptr(), len(keys_B2), vocab_size, uniform_BV.data_ptr())
@@ -303,7 +303,7 @@ def compare_library(native: Native, head_dim: int, group: int, width: int) -> Na
         if not torch.equal(mixed, expected):
             raise NoNative("its attention has other bits than PyTorch's")
     noise_keys = torch.randint(-(2**31), 2**31, (count, 2), generator=generator).int()
-    if not torch.equal(native.gumbel(noise_keys, positions, 50), gumbel(noise_keys, positions, 50)):
+    if not torch.equal(native.make_gumbel(noise_keys, positions, 50), make_gumbel(noise_keys, positions, 50)):
         raise NoNative("its noise has other bits than PyTorch's")
     added = hidden + delta
     expected_BH = added * torch.rsqrt((added * added).mean(-1, keepdim=True) + epsilon) * weight

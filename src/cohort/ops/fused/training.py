@@ -43,7 +43,7 @@ class FusedBackbone:
         """Two ragged sequences must have the hidden states that the modules give them; EngineError where they do not."""
         vocabulary, device = len(self.fused.embedding), self.fused.device
         rows = [[(7 * at + 11 * row + 3) % vocabulary for at in range(length)] for row, length in enumerate((37, 5))]
-        layout = Layout.of(rows).to(device)
+        layout = Layout.from_rows(rows).to(device)
         expected, found = modules(layout).float(), self(layout).float()
         # Same sums in another order: a few roundings of the compute dtype, relative to the largest state.
         tolerance = max(1e-4, 8 * torch.finfo(self.fused.dtype).eps) * max(1.0, float(expected.abs().max()))

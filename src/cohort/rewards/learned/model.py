@@ -434,13 +434,13 @@ class ModelCall:
 
     def _batches(self) -> Iterator[tuple[list[int], list[Encoded], dict[str, Any]]]:
         """(row numbers, the rows, padded inputs), until the time is over. The model's lock is held."""
-        from cohort.model.packing import token_budget_rows
+        from cohort.model.packing import cut_by_tokens
 
         deadline = time.monotonic() + self.wall_s * len(self.rows)
         present = {index: row for index, row in enumerate(self.rows) if row is not None}
         lengths = [0 if row is None else len(row.token_ids) for row in self.rows]
         config = self.loaded.model.config.get_text_config()
-        for members in token_budget_rows(list(present), lengths, self.batch_tokens):
+        for members in cut_by_tokens(list(present), lengths, self.batch_tokens):
             # A row must not end in a padding token that is borrowed: one token of the vocabulary has to be left over for it.
             size = len(members) if self.loaded.pad is not None else max(1, config.vocab_size - 1)
             for start in range(0, len(members), size):
