@@ -213,7 +213,9 @@ def test_time_of_forward_and_backward():
         with torch.no_grad():
             linear_logprobs(hidden_MH, token_ids_M, LinearHead(weight_VH), temperature=1.0)
 
-    print(f"\n{tokens} tokens, plan {logprobs.plan_sizes(V, torch.bfloat16, hidden_MH.device)}; one product {product * 1e3:.2f} ms")
+    print(
+        f"\n{tokens} tokens, plan {logprobs.plan_sizes(V, torch.bfloat16, hidden_MH.device)}; one product {product * 1e3:.2f} ms"
+    )
     cases = {
         "scoring (1 product)": (forward_only, 1),
         "frozen head (2 products)": (lambda: run(False, False, None), 2),
