@@ -216,9 +216,7 @@ class RewardModel(ScalarModel):
         terms = len(list_pairs([item.right for item in batch], groups)) if pairwise else len(batch)
         lengths = [len(item.prompt_ids) + len(item.completion_ids) for item in batch]
         total = 0.0
-        for rows in cut_by_tokens(
-            range(len(batch)), lengths, micro_batch_tokens, group_of.__getitem__ if pairwise else None
-        ):
+        for rows in cut_by_tokens(range(len(batch)), lengths, micro_batch_tokens, group_of.__getitem__ if pairwise else None):
             items = [batch[row] for row in rows]
             values_B = self.values([(item.prompt_ids, item.completion_ids) for item in items])
             loss = compute_fit_losses(values_B, items, self.settings.loss).sum() / terms
