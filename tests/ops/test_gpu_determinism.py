@@ -69,7 +69,7 @@ PARTS = """
 import hashlib, json, sys
 import torch
 from cohort.algorithms.regions import sum_over_rows
-from cohort.ops.attention import causal_attention
+from cohort.ops.attention import attend_causally
 from cohort.ops.determinism import deterministic
 
 def digest(*tensors):
@@ -81,7 +81,7 @@ def random(*shape, seed, dtype=torch.bfloat16):
 
 def attention(dtype):
     query, key, value = (random(2, heads, 2048, 64, seed=heads, dtype=dtype) for heads in (8, 2, 2))
-    out = causal_attention(query, key, value, 0.125, None, 0.0)
+    out = attend_causally(query, key, value, 0.125, None, 0.0)
     out.backward(random(*out.shape, seed=5, dtype=dtype).detach())
     return digest(out.detach(), query.grad, key.grad, value.grad)
 
