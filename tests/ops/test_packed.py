@@ -343,7 +343,7 @@ def common_prompts(examples: list[Example]) -> list[Example]:
 
 
 def gradient_of(policy: Policy, backbone: Any, examples: list[Example], budget: int, share_prompts: bool) -> Tensor:
-    """Through states_before and the head, of weighted log-probs."""
+    """Through read_states_before and the head, of weighted log-probs."""
     options = {"aggregation": "token_mean", "max_completion_tokens": 8, "skip_zero_advantage": False}
     policy.model.zero_grad(set_to_none=True)
     for micro in pack(examples, micro_batch_tokens=budget, share_prompts=share_prompts, **options).micro_batches:
