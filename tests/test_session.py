@@ -138,11 +138,12 @@ def test_it_holds_after_a_cold_start_and_with_several_minibatches(tmp_path):
 def sabotage_stale(monkeypatch: Any) -> None:
     """An engine with its own copy of the weights, taken when it was built."""
     import copy
+    from dataclasses import replace
 
     original = build.build_engine
 
-    def with_copy(name: Any, model: Any, decode: Any, slots: int = 0, **options: Any) -> Any:
-        return original(name, copy.deepcopy(model), decode, slots, **options)
+    def with_copy(name: str, setup: Any) -> Any:
+        return original(name, replace(setup, model=copy.deepcopy(setup.model)))
 
     monkeypatch.setattr(build, "build_engine", with_copy)
 
