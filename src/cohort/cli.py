@@ -27,7 +27,7 @@ app = typer.Typer(
 @contextmanager
 def print_plain_errors() -> Iterator[None]:
     """Errors made for people are printed as they are; a traceback is for bugs."""
-    from cohort.base.text import printable
+    from cohort.base.text import make_printable
     from cohort.errors import CohortError
 
     try:
@@ -38,7 +38,7 @@ def print_plain_errors() -> Iterator[None]:
         message = f"{problem.strerror or problem}{f': {problem.filename}' if problem.filename else ''}"
     else:
         return
-    print_error(f"error: {printable(message)}")  # it may quote what a model wrote, and a terminal would obey
+    print_error(f"error: {make_printable(message)}")  # it may quote what a model wrote, and a terminal would obey
     raise typer.Exit(1)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cohort.base.interrupts import deferred
+from cohort.base.interrupts import defer_interrupts
 from cohort.loop import train
 from cohort.model.scalar_head import add_prefix, select_prefix
 from cohort.recipe.schema import Recipe
@@ -97,7 +97,7 @@ def begin_iteration(parts: TrainingParts, state: TrainState, learned: LearnedRew
         f"iteration {iteration} of {settings.iterations}: fitting the reward model on {len(data)} completions"
     )
     metrics = learned.model.fit(data, iteration=iteration, seed=seed, micro_batch_tokens=parts.recipe.train.micro_batch_tokens)
-    with deferred():
+    with defer_interrupts():
         learned.metrics, learned.before_fit = metrics, {}
         learned.metrics["reward_model/tokens"] = float(sum(len(item.completion_ids) for item in fresh))
         learned.metrics["reward_model/seconds"] = time.monotonic() - started

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cohort.base.interrupts import handled
+from cohort.base.interrupts import handle_interrupts
 from cohort.errors import CheckpointError, Interrupted, RunError
 from cohort.observe.early_stop import check_conditions
 from cohort.observe.outcome import RunResult, describe_failure
@@ -57,7 +57,7 @@ def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None) -> 
     # Reward workers start before torch is imported: they are small, and nothing of CUDA or of thread pools leaks into them.
     try:
         with (
-            handled(),
+            handle_interrupts(),
             RewardRunner.from_recipe(
                 recipe.rewards, materials.functions if materials else {}, max_fault_share=recipe.train.max_fault_share
             ) as rewards,
@@ -245,7 +245,7 @@ class Session:
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def _cold_start(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
-        from cohort.base.interrupts import deferred
+        from cohort.base.interrupts import defer_interrupts
         from cohort.training.cold_start import cold_start
         from cohort.training.stages import save_run
         from cohort.training.training_parts import make_optimizer
@@ -256,7 +256,7 @@ class Session:
             self._evaluate_if_missing("before", parts, state)  # the cold start is the whole run, so "before" is before it
         self.monitors.on_stage("cold start", total=self.recipe.cold_start.num_steps, done=state.cold_steps)
         cold_start(parts, state, encoded.demonstrations)
-        with deferred():
+        with defer_interrupts():
             parts.policy.save(self.folder.start)
             state.phase = "train"
             state.optimizer = make_optimizer(state.optimizer.weights, self.recipe, "train")

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from cohort.base import interrupts
-from cohort.base.interrupts import deferred, handled
+from cohort.base.interrupts import defer_interrupts, handle_interrupts
 from cohort.errors import Interrupted
 
 
@@ -32,7 +32,7 @@ def safe_handlers():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_outside_a_section_it_raises_at_once(number):
     passed = False
-    with pytest.raises(Interrupted, match=signal.Signals(number).name), handled():
+    with pytest.raises(Interrupted, match=signal.Signals(number).name), handle_interrupts():
         send(number)
         passed = True
     assert not passed
@@ -41,8 +41,8 @@ def test_outside_a_section_it_raises_at_once(number):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_inside_a_section_it_waits_for_the_end_and_keeps_its_name(number):
     done = []
-    with pytest.raises(Interrupted, match=signal.Signals(number).name), handled():
-        with deferred():
+    with pytest.raises(Interrupted, match=signal.Signals(number).name), handle_interrupts():
+        with defer_interrupts():
             send(number)
             done.append("rest of the section")
         done.append("after the section")
@@ -51,9 +51,9 @@ def test_inside_a_section_it_waits_for_the_end_and_keeps_its_name(number):
 
 def test_nested_sections_wait_for_the_outermost():
     done = []
-    with pytest.raises(Interrupted), handled():
-        with deferred():
-            with deferred():
+    with pytest.raises(Interrupted), handle_interrupts():
+        with defer_interrupts():
+            with defer_interrupts():
                 send()
                 done.append("inner")
             done.append("outer")
@@ -62,7 +62,7 @@ def test_nested_sections_wait_for_the_outermost():
 
 
 def test_interrupted_is_not_an_exception_that_user_code_can_swallow():
-    with pytest.raises(Interrupted), handled():
+    with pytest.raises(Interrupted), handle_interrupts():
         try:
             send()
         except Exception:
@@ -71,7 +71,7 @@ def test_interrupted_is_not_an_exception_that_user_code_can_swallow():
 
 def test_a_second_signal_gives_up_politeness():
     done = []
-    with pytest.raises(KeyboardInterrupt), handled(), deferred():
+    with pytest.raises(KeyboardInterrupt), handle_interrupts(), defer_interrupts():
         send()
         done.append("first")
         send()
@@ -82,11 +82,11 @@ def test_a_second_signal_gives_up_politeness():
 def test_a_second_signal_while_saving_after_the_first():
     """The save after Interrupted runs in a section of its own; only a second signal breaks it."""
     saved = []
-    with handled():
+    with handle_interrupts():
         try:
             send()
         except Interrupted:
-            with deferred():
+            with defer_interrupts():
                 saved.append("whole")
     assert saved == ["whole"]
 
@@ -97,11 +97,11 @@ def test_handlers_are_restored_however_it_ends():
 
     signal.signal(signal.SIGTERM, mine)
     signal.signal(signal.SIGINT, mine)
-    with handled():
+    with handle_interrupts():
         assert signal.getsignal(signal.SIGTERM) is not mine
-    with pytest.raises(Interrupted), handled():
+    with pytest.raises(Interrupted), handle_interrupts():
         send()
-    with pytest.raises(ValueError, match="problem"), handled():
+    with pytest.raises(ValueError, match="problem"), handle_interrupts():
         raise ValueError("problem")
     assert signal.getsignal(signal.SIGTERM) is mine
     assert signal.getsignal(signal.SIGINT) is mine
@@ -109,18 +109,18 @@ def test_handlers_are_restored_however_it_ends():
 
 def test_a_signal_overtaken_by_an_error_does_not_come_up_later():
     """The error wins; afterwards sections outside of any run, and the next run, are quiet."""
-    with pytest.raises(ValueError, match="disk full"), handled(), deferred():
+    with pytest.raises(ValueError, match="disk full"), handle_interrupts(), defer_interrupts():
         send()
         raise ValueError("disk full")
-    with deferred():
+    with defer_interrupts():
         pass
-    with handled(), deferred():
+    with handle_interrupts(), defer_interrupts():
         pass
 
 
 def test_each_run_starts_counting_anew():
     for _ in range(2):
-        with pytest.raises(Interrupted), handled():
+        with pytest.raises(Interrupted), handle_interrupts():
             send()
 
 
@@ -129,7 +129,7 @@ def test_outside_the_main_thread_nothing_is_installed():
     seen = []
 
     def work():
-        with handled():
+        with handle_interrupts():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)

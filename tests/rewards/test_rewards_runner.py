@@ -905,7 +905,7 @@ def test_a_supervised_function_must_take_its_limit():
 SIGNALLED = """
 import os, signal, threading, time
 from cohort.errors import Interrupted
-from cohort.base.interrupts import handled
+from cohort.base.interrupts import handle_interrupts
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
 from cohort.types import Completion, Prompt
@@ -915,7 +915,7 @@ def waits(completions, wall_s=10.0, **columns):
     time.sleep(600)
 waits.supervised = True
 
-with RewardRunner([RewardPart("waits", waits)]) as runner, handled():
+with RewardRunner([RewardPart("waits", waits)]) as runner, handle_interrupts():
     try:
         runner.score([Prompt(0, "p", {}, (1,))], [Completion((1,), (), "stop", "x")], step=1, num_steps=1)
     except Interrupted:

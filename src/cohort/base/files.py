@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
-from cohort.base.interrupts import deferred
+from cohort.base.interrupts import defer_interrupts
 
 
 def write_whole(path: Path, text: str) -> Path:
     """Replace a file in one move, so that a reader never sees half of it; gives its path."""
-    with deferred():
+    with defer_interrupts():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.tmp")
         temporary.write_text(text, encoding="utf-8")

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from cohort.base.text import printable
-from cohort.base.threads import with_limit
+from cohort.base.text import make_printable
+from cohort.base.threads import run_with_limit
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Endpoint:
         """Text of the server without the key. First that, then the cut: half a key is a secret too."""
         if self.key:
             text = text.replace(self.key, "[key]")
-        return text if length is None else printable(text[:length])
+        return text if length is None else make_printable(text[:length])
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def find_addresses(endpoint: Endpoint, limit_s: float) -> list[str]:
     its own threads at the end."""
     look_up = functools.partial(socket.getaddrinfo, endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     try:
-        found = with_limit(look_up, min(limit_s, 2 * CONNECT_S))
+        found = run_with_limit(look_up, min(limit_s, 2 * CONNECT_S))
     except TimeoutError:
         raise OSError("the look-up took too long") from None
     except UnicodeError as problem:
@@ -213,7 +213,7 @@ def run_in_loop(task: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T
         asyncio.get_running_loop()
     except RuntimeError:
         return run()
-    return with_limit(run, limit_s)
+    return run_with_limit(run, limit_s)
 
 
 def post_and_wait(endpoint: Endpoint, body: bytes, limit_s: float) -> Response:

@@ -58,10 +58,10 @@ def load_function(spec: str) -> Callable[..., Any]:
 
 def reason(problem: BaseException) -> str:
     """The last line of the traceback, and where in the imported code it happened."""
-    from cohort.base.text import printable  # here: that package imports this module
+    from cohort.base.text import make_printable  # here: that package imports this module
 
     first_line = (str(problem).strip().splitlines() or [""])[0]
-    text = printable(f"{type(problem).__name__}: {first_line}" if first_line else type(problem).__name__)
+    text = make_printable(f"{type(problem).__name__}: {first_line}" if first_line else type(problem).__name__)
     if len(text) > MAX_REASON_CHARS:
         text = text[:MAX_REASON_CHARS] + "..."
     skipped = (__file__, importlib.__file__)

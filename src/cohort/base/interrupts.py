@@ -1,7 +1,7 @@
 """SIGTERM and Ctrl-C, turned into one exception at a moment when nothing is half done.
 
 Between the critical sections the signal raises `Interrupted` at once, also in the middle of a long rollout: rollouts are
-keyed, so they come out the same after a resume. Inside `deferred()` (an optimizer step, a save) it waits for the end of
+keyed, so they come out the same after a resume. Inside `defer_interrupts()` (an optimizer step, a save) it waits for the end of
 the section. A second signal gives up politeness and raises KeyboardInterrupt.
 """
 
@@ -33,7 +33,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
+def defer_interrupts() -> Iterator[None]:
     """Signals wait until the outermost of these blocks is left."""
     global _depth, _pending
     _depth += 1
@@ -47,7 +47,7 @@ def deferred() -> Iterator[None]:
 
 
 @contextmanager
-def handled() -> Iterator[None]:
+def handle_interrupts() -> Iterator[None]:
     """Install the handlers for the duration of a run (in the main thread, the only one that receives signals)."""
     global _pending, _seen
     if threading.current_thread() is not threading.main_thread():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from cohort.base.text import printable
+from cohort.base.text import make_printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,10 +19,10 @@ def make_table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int =
     from rich.table import Table
     from rich.text import Text
 
-    shown = Text(printable(title), style="italic") if title else None
+    shown = Text(make_printable(title), style="italic") if title else None
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold", title=shown, title_justify="left")
     for place, head in enumerate(heads):
-        table.add_column(Text(printable(head)), justify="left" if place < texts else "right", no_wrap=place >= texts)
+        table.add_column(Text(make_printable(head)), justify="left" if place < texts else "right", no_wrap=place >= texts)
     for cells in rows:
-        table.add_row(*(Text(printable(cell)) for cell in cells))
+        table.add_row(*(Text(make_printable(cell)) for cell in cells))
     return table

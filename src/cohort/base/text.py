@@ -27,18 +27,18 @@ def has_lone_surrogate(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(has_lone_surrogate, value))
 
 
-def writable(value: Any) -> Any:
+def make_writable(value: Any) -> Any:
     """The value with U+FFFD in place of each lone surrogate, in texts inside of lists and tables too."""
     if not has_lone_surrogate(value):
         return value
     if isinstance(value, str):
         return LONE.sub("\N{REPLACEMENT CHARACTER}", value)
     if isinstance(value, Mapping):
-        return {writable(key): writable(inner) for key, inner in value.items()}
-    return [writable(inner) for inner in value]
+        return {make_writable(key): make_writable(inner) for key, inner in value.items()}
+    return [make_writable(inner) for inner in value]
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     r"""The text with control characters written out (\x1b): model text and exceptions must not steer a terminal."""
     return CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
@@ -48,7 +48,7 @@ def shorten_text(text: str, most: int, one_line: bool = False) -> str:
 
     one_line: newlines and tabs are written out as well.
     """
-    safe = printable(text.replace("\r\n", "\n"))
+    safe = make_printable(text.replace("\r\n", "\n"))
     if most and len(safe) > most:
         head, tail = safe[: most * 2 // 3], safe[-(most // 3) :]
         left_out = len(safe) - len(head) - len(tail)

@@ -27,7 +27,7 @@ def start_thread(task: Callable[[], T], ended: Ended[T], index: int = 0) -> None
     threading.Thread(target=run, daemon=True, name="reward").start()
 
 
-def concurrently(tasks: Sequence[Callable[[], T]]) -> list[T]:
+def run_concurrently(tasks: Sequence[Callable[[], T]]) -> list[T]:
     """Results of all tasks, in order; the first error, in order, once all have ended.
 
     Daemon threads and a queue, not an executor: an executor's threads are joined at exit, and a reward function that
@@ -44,7 +44,7 @@ def concurrently(tasks: Sequence[Callable[[], T]]) -> list[T]:
     return [value for _, value, _ in results]  # type: ignore[misc]
 
 
-def with_limit(task: Callable[[], T], limit_s: float) -> T:
+def run_with_limit(task: Callable[[], T], limit_s: float) -> T:
     """The task's result, or TimeoutError with the thread left behind."""
     ended: Ended[T] = queue.SimpleQueue()
     start_thread(task, ended)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from cohort.base.threads import concurrently
+from cohort.base.threads import run_concurrently
 from cohort.errors import RewardError
 
 HEADER_BYTES = 4
@@ -186,7 +186,7 @@ class Pool(ABC, Generic[W]):
             for index in todo:
                 answers[index] = self.ask(messages[index], limits)
 
-        concurrently([work] * min(self.size, len(messages)))
+        run_concurrently([work] * min(self.size, len(messages)))
         return [answers[index] for index in range(len(messages))]
 
     @property

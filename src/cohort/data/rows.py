@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cohort.base.importing import NotImportable, load_function
-from cohort.base.text import has_lone_surrogate, printable
+from cohort.base.text import has_lone_surrogate, make_printable
 from cohort.data.benchmark_files import shape_row
 from cohort.data.row_files import READERS, number_rows, read_rows
 from cohort.data.tasks import load_task
@@ -47,7 +47,7 @@ def load_rows(config: PromptsConfig, seed: int, rows: Iterable[Any] | None = Non
         row = {str(column): value for column, value in row.items()}
         if column := next((column for column, value in row.items() if has_lone_surrogate([column, value])), None):
             raise PromptError(
-                f"{name}, {place}: column {printable(column)!r} holds half of a surrogate pair (an emoji cut in two?), which no tokenizer "
+                f"{name}, {place}: column {make_printable(column)!r} holds half of a surrogate pair (an emoji cut in two?), which no tokenizer "
                 "reads and no file can hold; mend the text: text.encode('utf-8', 'replace').decode()"
             )
         if config.shape:

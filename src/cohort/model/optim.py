@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from cohort.base.interrupts import deferred
+from cohort.base.interrupts import defer_interrupts
 from cohort.errors import CheckpointError, InvariantError
 from cohort.ops.adam8 import SMALLEST, Adam8
 from cohort.recipe.schema import OptimizerConfig
@@ -201,7 +201,7 @@ class Optimizer:
 
     def clip_and_step(self) -> StepReport:
         """One update from the accumulated gradients. A non-finite gradient changes nothing and is counted."""
-        with deferred():
+        with defer_interrupts():
             masters = [master for master in self.weights.masters.values() if master.grad is not None]
             gradients = [master.grad for master in masters if master.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cohort.base.text import printable, shorten_text
+from cohort.base.text import make_printable, shorten_text
 from cohort.observe.monitors.width import INDENT, laid_out, line_width, print_wrapped
 from cohort.observe.rollouts import find_parts
 
@@ -114,7 +114,7 @@ def describe_completion(row: Row) -> str:
     elif row.get("end") == "length":
         words.append("cut")
     words += [f"fault {', '.join(row['faults'])}"] if row.get("faults") else []
-    return printable(" · ".join(words))
+    return make_printable(" · ".join(words))
 
 
 def shorten_lines(text: str, most: int) -> str:

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cohort.base.interrupts import deferred
+from cohort.base.interrupts import defer_interrupts
 from cohort.errors import RunError
 from cohort.types import Prompt, Rollout
 
@@ -122,7 +122,7 @@ def write_rollouts(file: Path, step: int, rollouts: Sequence[Rollout], advantage
     with_dictionary = [path for name in columns if name != "sampling_logprobs" for path in (name, f"{name}.list.element")]
     table = pa.table(columns)
     file.parent.mkdir(exist_ok=True)
-    with deferred():
+    with defer_interrupts():
         pq.write_table(table, file.with_suffix(".tmp"), use_dictionary=with_dictionary, write_page_checksum=True)
         file.with_suffix(".tmp").replace(file)
 

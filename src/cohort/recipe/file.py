@@ -18,7 +18,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from cohort.algorithms.presets import PRESETS
-from cohort.base.text import has_lone_surrogate, printable
+from cohort.base.text import has_lone_surrogate, make_printable
 from cohort.errors import RecipeError
 from cohort.recipe.foreign import convert_value, explain_missing, explain_unclear, find_remark, is_foreign, list_translated
 from cohort.recipe.schema import Recipe
@@ -105,7 +105,7 @@ def refuse_unwritable(node: Any, path: str) -> None:
         raise RecipeError(f"{path}: None, but a recipe has no null; leave the key out, or give the value that switches it off")
     if isinstance(node, str) and has_lone_surrogate(node):
         raise RecipeError(
-            f"{printable(path)}: {printable(node)!r} holds a character that cannot be written as UTF-8 (half of a surrogate pair, or a byte "
+            f"{make_printable(path)}: {make_printable(node)!r} holds a character that cannot be written as UTF-8 (half of a surrogate pair, or a byte "
             "of another encoding); leave it out"
         )
     if isinstance(node, Mapping | list | tuple):

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cohort.base.importing import search_current_folder
-from cohort.base.threads import concurrently, split_evenly, with_limit
+from cohort.base.threads import run_concurrently, run_with_limit, split_evenly
 from cohort.base.workers import ProcessEnded
 from cohort.errors import CohortError, RewardError
 from cohort.rewards.call import RewardCall, Signature, TrainerState, call_reward, extract_answers
@@ -108,7 +108,7 @@ class RewardRunner:
             if remote:
                 search_current_folder()  # here, so that workers started later see the same folder
                 self._pool.grow(self._workers)
-                concurrently([functools.partial(self._warm_up, remote) for _ in range(self._workers)])
+                run_concurrently([functools.partial(self._warm_up, remote) for _ in range(self._workers)])
             for bound in self._bound:
                 if bound.spec is None:
                     bound.signature = Signature.read(bound.load_here())
@@ -210,7 +210,7 @@ class RewardRunner:
         for bound in self._bound:
             check_columns(bound, batch.columns)
         self._pool.terminal.refill()
-        verdicts = concurrently([functools.partial(self._run_part, bound, batch) for bound in self._bound])
+        verdicts = run_concurrently([functools.partial(self._run_part, bound, batch) for bound in self._bound])
         by_row = zip(*(verdict.entries for verdict in verdicts), strict=True)
         outcomes = [
             sum_parts(self._bound, self._outcome, entries, len(text)) for entries, text in zip(by_row, batch.texts, strict=True)
@@ -235,7 +235,7 @@ class RewardRunner:
 
         chunks = split_evenly(count, self._workers) if in_worker and bound.signature.per_completion else [list(range(count))]
         retry: list[int] = []
-        for rows, reply in zip(chunks, concurrently([functools.partial(call, rows) for rows in chunks]), strict=True):
+        for rows, reply in zip(chunks, run_concurrently([functools.partial(call, rows) for rows in chunks]), strict=True):
             if isinstance(reply, Answered) or reply.has_wrong_form:
                 verdicts.add(rows, reply)
                 bound.limits_in_a_row = 0
@@ -294,7 +294,7 @@ class RewardRunner:
             except JailUnavailable as problem:
                 raise RewardError(f"reward {bound.name!r}: {problem}") from problem
         try:
-            return with_limit(run, bound.part.timeout_s)
+            return run_with_limit(run, bound.part.timeout_s)
         except TimeoutError:
             raise RewardError(
                 f"reward {bound.name!r}: no answer within timeout_s = {bound.part.timeout_s:g} s for {len(call.lengths)} completions. "
@@ -325,7 +325,7 @@ class RewardRunner:
         in_worker = bound.spec is not None and all(map(is_plain, bound.part.args.values()))
         chunks = [[rows[i] for i in chunk] for chunk in split_evenly(len(rows), self._workers if in_worker else 1)]
         texts = [[batch.texts[row] for row in chunk] for chunk in chunks]
-        replies = concurrently([functools.partial(self._extract_chunk, bound, chunk, in_worker) for chunk in texts])
+        replies = run_concurrently([functools.partial(self._extract_chunk, bound, chunk, in_worker) for chunk in texts])
         for chunk, (found, missed) in zip(chunks, replies, strict=True):
             failed += missed
             for row, answer in zip(chunk, found, strict=True):
@@ -337,7 +337,7 @@ class RewardRunner:
         args, limit_s = bound.part.args, bound.part.timeout_s
         try:
             if not in_worker:
-                return with_limit(functools.partial(extract_answers, bound.load_here(), texts, args), limit_s)
+                return run_with_limit(functools.partial(extract_answers, bound.load_here(), texts, args), limit_s)
             assert bound.spec is not None
             with self._pool.borrow() as worker:
                 worker.load(bound.spec, bound.memory_mb)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from cohort.base.text import printable
+from cohort.base.text import make_printable
 
 Steps = tuple[tuple[int, float], ...]
 """What a process reward says of one completion: (characters up to and including the end of a step, reward), in order."""
@@ -268,6 +268,6 @@ def show_value(value: Any) -> str:
 
 def shorten(text: str) -> str:
     """Foreign text as it can be shown: not endless, and without control characters."""
-    text = printable(text)
+    text = make_printable(text)
     half = MAX_DETAIL_CHARS // 2
     return text if len(text) <= MAX_DETAIL_CHARS else f"{text[:half]}\n[...]\n{text[-half:]}"

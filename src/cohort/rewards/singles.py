@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from cohort.base.threads import concurrently
+from cohort.base.threads import run_concurrently
 from cohort.errors import RewardError
 from cohort.rewards.contract import Bound, Verdicts
 from cohort.rewards.entries import LIMIT_KINDS, Answered, Failed
@@ -34,7 +34,7 @@ class Singles:
 
     def call_each(self, rows: Sequence[int], side_by_side: int) -> None:
         todo = iter(rows)
-        concurrently([functools.partial(self._call_next, todo) for _ in range(min(side_by_side, len(rows)))])
+        run_concurrently([functools.partial(self._call_next, todo) for _ in range(min(side_by_side, len(rows)))])
 
     def _call_next(self, todo: Iterable[int]) -> None:
         while not self.stop:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cohort.base.text import writable
+from cohort.base.text import make_writable
 from cohort.errors import RewardError
 from cohort.rewards.contract import Bound, Verdicts
 from cohort.rewards.entries import LARGEST, RewardEntry, Steps
@@ -47,7 +47,7 @@ def sum_parts(bound: Sequence[Bound], decisive: int, entries: Sequence[RewardEnt
 
 def add_answers(outcomes: Sequence[Outcome], answers: Sequence[str | None]) -> list[Outcome]:
     """The outcomes with what was extracted, as a file can hold it."""
-    return [replace(outcome, answer=writable(answer)) for outcome, answer in zip(outcomes, answers, strict=True)]
+    return [replace(outcome, answer=make_writable(answer)) for outcome, answer in zip(outcomes, answers, strict=True)]
 
 
 def merge_steps(bound: Sequence[Bound], entries: Sequence[RewardEntry], length: int) -> Steps:
@@ -105,7 +105,7 @@ def merge_extras(bound: Sequence[Bound], entries: Sequence[RewardEntry]) -> dict
             extras[f"{one.name}/verdict"] = entry.word
         for column, value in entry.extras.items():
             extras[f"{one.name}/{column}" if column in extras else column] = value
-    return dict(writable(extras))
+    return dict(make_writable(extras))
 
 
 def measure_rewards(
@@ -143,7 +143,7 @@ def measure_part(area: str, verdict: Verdicts) -> dict[str, float]:
     if verdict.dropped:
         metrics[f"{area}/dropped_logs"] = float(verdict.dropped)
     for name, values in verdict.logged.items():
-        key = f"{area}/{writable(name)}"
+        key = f"{area}/{make_writable(name)}"
         metrics[f"{key}_logged" if key in metrics else key] = statistics.fmean(values)
     return metrics
 

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 
-from cohort.base.text import printable
+from cohort.base.text import make_printable
 
 SHOWN_CHARS = 64 * 1024
 """Of all workers together, in one step."""
@@ -56,5 +56,5 @@ class Terminal:
                 last = f"\n[rewards printed more than {SHOWN_CHARS} characters in this step; the rest is left out]\n"
         if shown or last:
             with contextlib.suppress(Exception):  # a terminal that was closed stops nobody
-                sys.stderr.write(printable(shown.replace("\r\n", "\n").replace("\r", "\n")) + last)
+                sys.stderr.write(make_printable(shown.replace("\r\n", "\n").replace("\r", "\n")) + last)
                 sys.stderr.flush()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cohort.base.text import printable, write_estimate, write_percent
+from cohort.base.text import make_printable, write_estimate, write_percent
 from cohort.data.rows import suggest_file
 from cohort.errors import CohortError, RunError
 from cohort.evaluation.estimators import FEW_PROBLEMS, Estimate, PairedDifference
@@ -271,7 +271,7 @@ def count_seen_problems(
 
 def say(console: Any, text: str) -> None:
     """One line stays one line, however narrow the log is."""
-    console.print(printable(text), markup=False, soft_wrap=True)
+    console.print(make_printable(text), markup=False, soft_wrap=True)
 
 
 def print_comparison(

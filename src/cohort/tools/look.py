@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from cohort.base.text import printable
+from cohort.base.text import make_printable
 from cohort.errors import CohortError, RunError
 from cohort.observe.look import BRIEF, Row, group_rows, pick_best_and_worst, print_group
 from cohort.observe.monitors.width import make_console, print_wrapped
@@ -88,7 +88,7 @@ def read_step(folder: RunFolder, step: int | None, console: Console) -> list[Row
         except RunError as problem:
             if number == candidates[-1]:
                 raise
-            console.print(printable(f"{problem} Showing the step before."), soft_wrap=True, markup=False)
+            console.print(make_printable(f"{problem} Showing the step before."), soft_wrap=True, markup=False)
             continue
         if rows:
             return [{**row, "row": place} for place, row in enumerate(rows)]

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cohort.base.interrupts import deferred
+from cohort.base.interrupts import defer_interrupts
 from cohort.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -45,7 +45,7 @@ class Snapshot:
 
 def save(root: Path, name: str, snapshot: Snapshot) -> Path:
     """Write a checkpoint so that it either exists whole or not at all, whatever happens in between."""
-    with deferred():
+    with defer_interrupts():
         root.mkdir(parents=True, exist_ok=True)
         target, temporary = root / name, root / f".{name}.tmp"
         if target.exists():
@@ -153,7 +153,7 @@ def prune(root: Path, keep: int, always: str = "", newest: str = "") -> None:
     newest: the checkpoint just saved. One that claims to be newer is damaged, else the run would have gone on from it; it
     must not count as one of those that are kept. It is written anew when the run gets there.
     """
-    with deferred():
+    with defer_interrupts():
         for leftover in [*root.glob(".*.tmp"), *root.glob(".*.old")]:
             shutil.rmtree(leftover, ignore_errors=True)
         last = parse_name(newest)
@@ -186,6 +186,6 @@ def fill_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     yield temporary
-    with deferred():
+    with defer_interrupts():
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)

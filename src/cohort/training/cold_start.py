@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cohort.base.interrupts import deferred
+from cohort.base.interrupts import defer_interrupts
 from cohort.data.prompts import PromptStream
 from cohort.data.written import WrittenRow
 from cohort.model.packing import Example, pack
@@ -63,7 +63,7 @@ def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[
         loss = (-scores.logprobs_M * micro.loss_weights_M).sum()
         loss.backward()
         total += float(loss.detach())
-    with deferred():
+    with defer_interrupts():
         report = state.optimizer.clip_and_step()
         state.cold_steps += 1
     if report.skipped:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cohort.base.files import write_whole
-from cohort.base.interrupts import deferred
+from cohort.base.interrupts import defer_interrupts
 from cohort.errors import CheckpointError, RunError
 from cohort.observe.run_folder import RunFolder, open_run_at
 from cohort.recipe.file import dump_recipe
@@ -139,7 +139,7 @@ def export_weights(target: Target, out: Path, *, adapter: bool = False) -> str:
         save_weights(target, temporary, adapter)
     if adapter and lora.has_base(temporary):
         lora.name_base(temporary, str(out.resolve()))
-    with deferred():
+    with defer_interrupts():
         temporary.replace(out)
     return target.words
 

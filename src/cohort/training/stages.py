@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from cohort.algorithms.registry import SAMPLED
-from cohort.base.interrupts import deferred
+from cohort.base.interrupts import defer_interrupts
 from cohort.base.stopwatch import Stopwatch
 from cohort.engine import sample_groups
 from cohort.errors import RewardError
@@ -125,7 +125,7 @@ def find_costs(parts: TrainingParts) -> Costs | None:
 def finish_step(parts: TrainingParts, state: TrainState) -> None:
     """The step counts as done, and everything that follows the policy follows it, in one move."""
     assert state.batch is not None
-    with deferred():
+    with defer_interrupts():
         kl = merge_update_metrics(state.update_metrics).get("loss/kl_per_completion")
         state.kl_coef = move_coefficient(parts.recipe.algorithm.kl_coef, parts.recipe.algorithm.kl_target, state.kl_coef, kl)
         parts.stream.record(state.batch.verdicts)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from cohort.base.interrupts import deferred
+from cohort.base.interrupts import defer_interrupts
 from cohort.base.stopwatch import Stopwatch
 from cohort.base.trees import reach
 from cohort.model.critic import Critic, NoCritic
@@ -161,7 +161,7 @@ class TrainState(Record):
 
     def update(self, meter: UpdateMeter, minibatch: Minibatch, critic: Critic | NoCritic) -> None:
         """One optimizer step, and its metrics, with no moment in between at which only one of the two is done."""
-        with deferred():
+        with defer_interrupts():
             probe = self.optimizer.weights.probe() if self.policy_version == 0 else None
             report = self.optimizer.clip_and_step()
             row = meter.metrics(report, minibatch) | critic.step()
@@ -173,7 +173,7 @@ class TrainState(Record):
 
     def finish_step(self) -> None:
         assert self.batch is not None
-        with deferred():
+        with defer_interrupts():
             self.step += 1
             self.cursor += self.batch.prompts_taken
             self.scored_steps += self.batch.any_scored

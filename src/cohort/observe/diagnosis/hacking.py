@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from cohort.base.text import printable, write_percent
+from cohort.base.text import make_printable, write_percent
 from cohort.observe.diagnosis.finding import Finding, Level, write_finding
 from cohort.observe.diagnosis.history import FAILURE_WORDS, WINDOW, History, Trend, measure_trend
 from cohort.observe.diagnosis.scores import read_parts
@@ -209,4 +209,4 @@ def quote_rollout(history: History, step: int, one: Mapping[str, Any]) -> str:
 
 def quote_text(text: Any) -> str:
     """What a file of the run says the policy wrote; made printable once more, for a terminal trusts nobody."""
-    return f"“{printable(str(text or ''))}”"
+    return f"“{make_printable(str(text or ''))}”"

@@ -19,7 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cohort.base.table import make_table
-from cohort.base.text import printable, write_duration, write_estimate, write_percent, write_rate
+from cohort.base.text import make_printable, write_duration, write_estimate, write_percent, write_rate
 from cohort.observe.changes import describe_changes
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.diagnosis.finding import Finding
@@ -192,11 +192,11 @@ class ConsoleMonitor(Monitor):
     def print_finding(self, finding: Finding) -> None:
         step = self.rows[-1].get("step") if self.rows else None
         mark = finding.level if step is None else f"{finding.level}, step {step}"
-        print_wrapped(self.console, Text.assemble((f"{mark}: ", STYLES[finding.level]), printable(finding.text)))
+        print_wrapped(self.console, Text.assemble((f"{mark}: ", STYLES[finding.level]), make_printable(finding.text)))
 
     def print_line(self, text: str) -> None:
         """Text, not markup: names of sets and files may hold brackets, and a message may quote what a model wrote."""
-        print_wrapped(self.console, Text(printable(text)))
+        print_wrapped(self.console, Text(make_printable(text)))
 
     # The end -----------------------------------------------------------------------------------------------------
 

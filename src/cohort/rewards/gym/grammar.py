@@ -40,7 +40,7 @@ class Grammar:
     max_exponent: int = 200
 
 
-class ExpressionReader:
+class ArithmeticReader:
     """Recursive descent over the tokens of one expression. Its value is exact; None where it holds names or powers."""
 
     def __init__(self, text: str, grammar: Grammar) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from cohort.rewards.gym.grammar import AnswerRefused, ExpressionReader, Grammar, unparsed
+from cohort.rewards.gym.grammar import AnswerRefused, ArithmeticReader, Grammar, unparsed
 
 MAX_CHARS = 100_000
 """Of an answer to a task without a grammar; with one, each grammar has its own, lower bound."""
@@ -104,7 +104,7 @@ def check_puzzle24(answer: str, entry: Mapping[str, Any]) -> str:
 
 
 def check_puzzle(answer: str, numbers: list[int], target: int) -> str:
-    reader = ExpressionReader(answer, ARITHMETIC)
+    reader = ArithmeticReader(answer, ARITHMETIC)
     value = reader.read()
     if Counter(reader.numbers) != Counter(map(Fraction, numbers)):
         raise AnswerRefused("wrong", "it does not use each given number once")
@@ -124,14 +124,14 @@ def read_variables(names: list[str]) -> frozenset[str]:
 def check_polynomial(answer: str, entry: Mapping[str, Any]) -> str:
     # A product that is zero has no variables left; those of the answer are then wrong, which the verifier finds.
     names = read_variables(entry["metadata"]["variables"])
-    ExpressionReader(answer, Grammar(names=names, powers=True, max_chars=5000, max_digits=60)).read()
+    ArithmeticReader(answer, Grammar(names=names, powers=True, max_chars=5000, max_digits=60)).read()
     return answer
 
 
 def check_antiderivative(answer: str, entry: Mapping[str, Any]) -> str:
     names = read_variables([entry["metadata"]["variable"]]) | {"C"} | CONSTANTS
     grammar = Grammar(names=names, functions=FUNCTIONS, powers=True, decimals=True, max_chars=1000, max_digits=30)
-    ExpressionReader(answer, grammar).read()
+    ArithmeticReader(answer, grammar).read()
     return answer
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cohort.base.http import FAILURES, Endpoint, Response, find_addresses, post
-from cohort.base.text import printable
+from cohort.base.text import make_printable
 from cohort.rewards.entries import INFRASTRUCTURE
 from cohort.rewards.learned.questions import NUMBER, NoVerdict, Question, VerdictForm
 
@@ -156,7 +156,7 @@ def read_refusal(response: Response, endpoint: Endpoint) -> AttemptFailed:
     after_s = read_retry_after(response.headers.get("retry-after", ""), time.time())
     if 300 <= status < 400:
         place = urlsplit(response.headers.get("location", ""))
-        where = f" to the host {printable(place.hostname)!r}" if place.hostname else ""
+        where = f" to the host {make_printable(place.hostname)!r}" if place.hostname else ""
         return AttemptFailed(
             f"status {status}, a redirect{where}, which is not followed; give the final address as endpoint", False
         )

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cohort.base.http import run_in_loop
-from cohort.base.text import printable
+from cohort.base.text import make_printable
 from cohort.errors import RewardError
 from cohort.rewards.learned.asking import JudgeClient, JudgeReply, ask_all
 from cohort.rewards.learned.endpoint import read_endpoint
@@ -131,7 +131,7 @@ def judge(
         log_metric("lookalikes", float(sum(question.lookalikes for question in questions.values())))
     ordered = [replies[row] for row in range(len(completions))]
     if log_extra is not None:
-        log_extra("judge_answer", [printable(reply.answer[-KEPT_CHARS:]) for reply in ordered])
+        log_extra("judge_answer", [make_printable(reply.answer[-KEPT_CHARS:]) for reply in ordered])
     return [reply.score for reply in ordered]
 
 

@@ -33,7 +33,7 @@ def run_audit(words: Sequence[str], *, json_file: Path | None = None, **given: A
     """
     from rich.console import Console
 
-    from cohort.base.text import printable
+    from cohort.base.text import make_printable
 
     try:
         target, settings = split_words(words)
@@ -53,7 +53,7 @@ def run_audit(words: Sequence[str], *, json_file: Path | None = None, **given: A
         if json_file is not None:
             write_json(reports, json_file)
     except CohortError as problem:
-        print(f"error: {printable(str(problem))}", file=sys.stderr)
+        print(f"error: {make_printable(str(problem))}", file=sys.stderr)
         return IMPOSSIBLE
     except OSError as problem:
         print(f"error: {problem.strerror or problem}{f': {problem.filename}' if problem.filename else ''}", file=sys.stderr)

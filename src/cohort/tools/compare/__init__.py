@@ -23,7 +23,7 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
     from rich.text import Text
 
     from cohort.base.files import write_whole
-    from cohort.base.text import printable
+    from cohort.base.text import make_printable
     from cohort.observe.monitors.jsonl import make_strict
     from cohort.observe.monitors.width import make_console
     from cohort.observe.run_folder import make_new_folder
@@ -48,7 +48,7 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
     console = make_console()
 
     def say(text: str) -> None:
-        console.print(Text(f"{time.strftime('%H:%M:%S')}  {printable(text)}"), soft_wrap=True)
+        console.print(Text(f"{time.strftime('%H:%M:%S')}  {make_printable(text)}"), soft_wrap=True)
 
     with open_output(plan):
         outcome = run_plan(plan, jobs, say)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cohort.base.table import make_table
-from cohort.base.text import printable, shorten_text, write_duration, write_percent
+from cohort.base.text import make_printable, shorten_text, write_duration, write_percent
 from cohort.evaluation.estimators import PairedDifference
 from cohort.observe.changes import colour_change
 from cohort.observe.report.data import as_dict
@@ -35,7 +35,7 @@ def print_comparison(console: Console, comparison: Contest) -> None:
     cells = [(label, *row) for label, row in zip(labels, rows, strict=True)]
     console.print(make_table(("", *heads[left_out:]), cells, gap=1))
     for line in describe_table(comparison):
-        console.print(Text(printable(line)), soft_wrap=True)
+        console.print(Text(make_printable(line)), soft_wrap=True)
 
 
 def list_texts(standing: Standing, comparison: Contest) -> list[str]:
