@@ -163,7 +163,7 @@ class Session:
         encoded = build.encode_data(recipe, data, policy, sampling)
         weights = MasterWeights(policy.model, build.compute_dtype(recipe))
         stream = build.make_stream(recipe, encoded)
-        state = self._restore_state(policy, weights, encoded, stream)
+        state = self._make_or_restore_state(policy, weights, encoded, stream)
         policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
         engine, sentence = build.make_engine(recipe, policy)
         trained = policy.prepare(recipe.model.kernels, recipe.train.activation_checkpointing)
@@ -190,7 +190,9 @@ class Session:
         )
         return parts, state, encoded
 
-    def _restore_state(self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: PromptStream) -> TrainState:
+    def _make_or_restore_state(
+        self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: PromptStream
+    ) -> TrainState:
         """The state of the newest whole checkpoint, or the beginning."""
         from cohort.model.lora import digest_base
         from cohort.training import read_again
@@ -214,13 +216,13 @@ class Session:
             # Of what was read the document alone is looked at again; the weights would stay in the host's memory for the whole run.
             self.found = replace(self.found, snapshot=replace(self.found.snapshot, tensors={}))
             self._say(f"resuming from {name}")
-            self._mend_records(state)
+            self._restore_baseline_and_warn(state)
         elif policy.adapter:
             state.base_digest = digest_base(policy.model)
         read_again.write_down(state, encoded, self.recipe, files)
         return state
 
-    def _mend_records(self, state: TrainState) -> None:
+    def _restore_baseline_and_warn(self, state: TrainState) -> None:
         """What finished steps wrote is there; a baseline that is not is restored, for it cannot be measured again."""
         from cohort.observe.records import find_losses
 

@@ -219,7 +219,7 @@ def test_a_failure_at_any_file_operation_leaves_all_or_nothing(tmp_path):
             assert same(found.snapshot, snapshot(1))
         checkpoint.save(root, "step-2", snapshot(2))
         assert same(checkpoint.latest(root).snapshot, snapshot(2))
-        checkpoint.prune(root, keep=2)
+        checkpoint.prune_checkpoints(root, keep=2)
         assert sorted(os.listdir(root)) == ["step-1", "step-2"]
 
 
@@ -247,9 +247,9 @@ def test_prune_keeps_the_newest_and_the_named(tmp_path):
         checkpoint.save(tmp_path, f"step-{step}", snapshot(step))
     (tmp_path / ".step-11.tmp").mkdir()
     (tmp_path / ".step-0.old").mkdir()
-    checkpoint.prune(tmp_path, keep=2, always="step-1")
+    checkpoint.prune_checkpoints(tmp_path, keep=2, always="step-1")
     assert sorted(os.listdir(tmp_path)) == ["step-1", "step-10", "step-3"]
-    checkpoint.prune(tmp_path, keep=5)
+    checkpoint.prune_checkpoints(tmp_path, keep=5)
     assert sorted(os.listdir(tmp_path)) == ["step-1", "step-10", "step-3"]
     assert same(checkpoint.latest(tmp_path).snapshot, snapshot(10))
 

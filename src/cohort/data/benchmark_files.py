@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cohort.errors import PromptError
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 from cohort.rewards.math.find import GOLD_JOINT, join_boxes, merge_contents
 from cohort.rewards.text import find_boxes
 
@@ -39,7 +39,7 @@ MATH_ENDS = re.compile(r"\$|\\[)\]]|\n")
 def shape_row(row: Mapping[str, Any], shape: str, place: str) -> Row:
     """The row with the columns that prompts and rewards need; `place` names it in messages."""
     if shape not in SHAPES:
-        raise PromptError(f"prompts.shape: no shape {shape!r}{nearest(shape, SHAPES)}; known: {', '.join(SHAPES)}")
+        raise PromptError(f"prompts.shape: no shape {shape!r}{suggest_nearest(shape, SHAPES)}; known: {', '.join(SHAPES)}")
     return {**row, **SHAPES[shape](row, place)}
 
 
@@ -195,7 +195,7 @@ def read_text(row: Mapping[str, Any], column: str, place: str, optional: bool = 
     if column not in row:
         known = ", ".join(repr(name) for name in row) or "none"
         raise PromptError(
-            f"{place}: no column {column!r}{nearest(column, row)}; it has {known}. prompts.shape says which columns a row has"
+            f"{place}: no column {column!r}{suggest_nearest(column, row)}; it has {known}. prompts.shape says which columns a row has"
         )
     value = row[column]
     if not isinstance(value, str) or not value.strip():

@@ -27,7 +27,7 @@ from typing import Any
 
 from cohort.base.keyed import keyed_hash, keyed_permutation, keyed_share
 from cohort.errors import PromptError
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 from cohort.rewards.steps import split_steps
 from cohort.rewards.text import text_of
 
@@ -44,10 +44,10 @@ def column_addition(
     """`count` different problems of a split, drawn by the seed. count 0: 8000 for training, 1000 held out."""
     if split not in DEFAULT_COUNTS:
         raise PromptError(
-            f"prompts.split: column_addition has no split {split!r}{nearest(split, DEFAULT_COUNTS)}; it has train and held_out"
+            f"prompts.split: column_addition has no split {split!r}{suggest_nearest(split, DEFAULT_COUNTS)}; it has train and held_out"
         )
     if kind not in KINDS:
-        raise PromptError(f"prompts.args.kind: {kind!r} is not one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
+        raise PromptError(f"prompts.args.kind: {kind!r} is not one of {', '.join(KINDS)}{suggest_nearest(kind, KINDS)}")
     if not isinstance(digits, int) or not 1 <= digits <= 18:
         raise PromptError(f"prompts.args.digits: give a whole number from 1 to 18 (got {digits!r})")
     if not isinstance(count, int) or count < 0:

@@ -22,7 +22,7 @@ from cohort.data.tasks import load_task
 from cohort.errors import PromptError
 from cohort.recipe.materials import PYTHON_ROWS
 from cohort.recipe.schema import PromptsConfig
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 from cohort.rewards.gym.rows import load_gym
 from cohort.types import Message
 
@@ -153,7 +153,9 @@ def convert_arrays(value: Any) -> Any:
 def choose_split(splits: Mapping[Any, Any], split: str, name: str, section: str) -> Iterable[Any]:
     if split not in splits:
         known = [str(known) for known in splits]
-        raise PromptError(f"{name}: no split {split!r}{nearest(split, known)}; it has {', '.join(known)}. Set {section}.split")
+        raise PromptError(
+            f"{name}: no split {split!r}{suggest_nearest(split, known)}; it has {', '.join(known)}. Set {section}.split"
+        )
     return splits[split]
 
 
@@ -176,7 +178,7 @@ def suggest_file(path: Path) -> str:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         return f"; the folder {path.parent} does not exist either"
-    return nearest(path.name, names)
+    return suggest_nearest(path.name, names)
 
 
 # --- datasets --------------------------------------------------------------------------------------------------------
@@ -252,7 +254,7 @@ def render(row: Mapping[str, Any], config: PromptsConfig, place: str, section: s
         content = row[config.prompt_column]
     else:
         joined = len(row) == 1 and any(sign in str(*row) for sign in ";\t|")
-        hint = "; columns of a file are separated by commas" if joined else nearest(config.prompt_column, row)
+        hint = "; columns of a file are separated by commas" if joined else suggest_nearest(config.prompt_column, row)
         raise PromptError(
             f"{place}: no column {config.prompt_column!r}{hint}; it has {list_columns(row)}. "
             f"Set {section}.prompt_column, or build the prompt with {section}.template"
@@ -275,7 +277,7 @@ def fill_template(template: str, row: Mapping[str, Any], place: str, section: st
                 continue
             if field not in row:
                 raise PromptError(
-                    f"{place}: {section}.template uses {{{field}}}, but there is no such column{nearest(field, row)}; the row has "
+                    f"{place}: {section}.template uses {{{field}}}, but there is no such column{suggest_nearest(field, row)}; the row has "
                     f"{list_columns(row)}. Write {{{{ and }}}} for braces that are meant as such"
                 )
             value = string.Formatter().convert_field(row[field], conversion)

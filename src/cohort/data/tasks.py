@@ -14,7 +14,7 @@ from typing import Any
 
 from cohort.data.column_addition import column_addition
 from cohort.errors import PromptError
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 
 TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {"column_addition": column_addition}
 
@@ -22,11 +22,13 @@ TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {"column_addition": colu
 def load_task(name: str, split: str, seed: int, args: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Rows of a built-in task."""
     if name not in TASKS:
-        raise PromptError(f"prompts.source: no built-in task {name!r}{nearest(name, TASKS)}; known: {', '.join(sorted(TASKS))}")
+        raise PromptError(
+            f"prompts.source: no built-in task {name!r}{suggest_nearest(name, TASKS)}; known: {', '.join(sorted(TASKS))}"
+        )
     known = [parameter for parameter in inspect.signature(TASKS[name]).parameters if parameter not in ("split", "seed")]
     for given in args:
         if given not in known:
             raise PromptError(
-                f"prompts.args: task {name} takes no {given!r}{nearest(given, known)}; it takes {', '.join(known)}"
+                f"prompts.args: task {name} takes no {given!r}{suggest_nearest(given, known)}; it takes {', '.join(known)}"
             )
     return TASKS[name](split=split, seed=seed, **args)

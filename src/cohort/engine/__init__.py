@@ -13,7 +13,7 @@ from cohort.engine.requests import make_requests, regroup, sample_groups
 from cohort.engine.stop import stop_ids
 from cohort.errors import EngineError
 from cohort.recipe.engines import AUTO, AUTO_ORDER, ENGINES
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 
 __all__ = ["Engine", "EngineSetup", "build_engine", "make_requests", "regroup", "sample_groups", "stop_ids"]
 
@@ -36,7 +36,9 @@ def build_engine(name: str, setup: EngineSetup) -> tuple[Engine, str]:
 def make_engine(name: str, setup: EngineSetup) -> tuple[Engine, str]:
     if name not in ENGINES:
         known = [AUTO, *ENGINES]
-        raise EngineError(f"sampling.engine: {name!r} is not an engine (known: {', '.join(known)}){nearest(name, known)}")
+        raise EngineError(
+            f"sampling.engine: {name!r} is not an engine (known: {', '.join(known)}){suggest_nearest(name, known)}"
+        )
     try:
         made: tuple[Engine, str] = load_function(ENGINES[name].maker)(setup)
     except EngineError as problem:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cohort.errors import EngineError
 from cohort.model.chat import find_end_of_turn_id
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 
 
 def stop_ids(model: Any, tokenizer: Any, extra: Sequence[str]) -> tuple[int, ...]:
@@ -44,5 +44,5 @@ def find_single_token(tokenizer: Any, text: str) -> int:
     usable = [str(token) for token in tokenizer.all_special_tokens if token != tokenizer.unk_token]
     raise EngineError(
         f"sampling.stop: {what}; a completion is stopped by single tokens alone. Name a token of its vocabulary"
-        f"{nearest(text, tokenizer.get_vocab()) or '.'} Special ones: {', '.join(usable) or 'none'}. The model's own end needs no mention."
+        f"{suggest_nearest(text, tokenizer.get_vocab()) or '.'} Special ones: {', '.join(usable) or 'none'}. The model's own end needs no mention."
     )

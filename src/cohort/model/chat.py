@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cohort.errors import PromptError
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 from cohort.types import Message
 
 Content = str | list[Message]
@@ -161,7 +161,7 @@ def refuse_unread(template_args: Mapping[str, Any], tokenizer: Any, field: str) 
         if name in ours:
             raise PromptError(f"{field}: {name!r} is set by the trainer itself; leave it out")
         if name not in read:
-            has = f"it reads {', '.join(sorted(read))}{nearest(name, read)}" if read else "it takes none"
+            has = f"it reads {', '.join(sorted(read))}{suggest_nearest(name, read)}" if read else "it takes none"
             raise PromptError(
                 f"{field}: the chat template does not read {name!r} ({has}), so it would change nothing. Leave it out"
             )

@@ -19,7 +19,7 @@ from cohort.observe.metrics import AREAS, METRICS, find_metric
 from cohort.observe.run_folder import RunFolder, read_known_functions
 from cohort.recipe.rules import OVERLONG_PART, name_reward
 from cohort.recipe.schema import Recipe
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 from cohort.recipe.stopping import Condition, parse_conditions
 
 HELD_OUT = "held_out"
@@ -96,7 +96,7 @@ def explain_never_met(recipe: Recipe, metric: str) -> str:
             return "the number of steps is no metric; the last step is train.num_steps."
         measured = [name for name in known if not name.startswith(("time/", "perf/"))]
         ending = sorted((name for name in measured if name.endswith(f"/{metric}")), key=len)
-        meant = f"; did you mean {ending[0]!r}?" if ending else nearest(metric, measured) or "."
+        meant = f"; did you mean {ending[0]!r}?" if ending else suggest_nearest(metric, measured) or "."
         return f"no metric has this name{meant} All of them: docs/metrics.md"
     if area in ("time", "perf") or rest.endswith("seconds"):
         return "times differ from machine to machine, so a resumed run would stop elsewhere. Take a metric of the training."
@@ -105,7 +105,7 @@ def explain_never_met(recipe: Recipe, metric: str) -> str:
             "" if metric in known else describe_unknown(metric, known)
         )
     if area == "reward" and "/" in rest and rest.split("/")[0] not in (parts := list_part_names(recipe)):
-        return f"the recipe has no part {rest.split('/')[0]!r}{nearest(rest.split('/')[0], parts) or '.'} Parts: {', '.join(parts)}."
+        return f"the recipe has no part {rest.split('/')[0]!r}{suggest_nearest(rest.split('/')[0], parts) or '.'} Parts: {', '.join(parts)}."
     return ""
 
 
@@ -122,7 +122,7 @@ def explain_never_evaluated(recipe: Recipe, name: str, what: str) -> str:
 
 def describe_unknown(metric: str, known: list[str]) -> str:
     measured = ", ".join(name for name in known if name.startswith("eval/"))
-    return f"evaluation does not measure it{nearest(metric, known) or '.'} It measures {measured}."
+    return f"evaluation does not measure it{suggest_nearest(metric, known) or '.'} It measures {measured}."
 
 
 def list_part_names(recipe: Recipe) -> list[str]:

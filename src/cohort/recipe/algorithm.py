@@ -11,7 +11,7 @@ from cohort.algorithms.fitting import find_contradiction
 from cohort.algorithms.named import FIELDS, NAMED, OWN_FUNCTION, OWN_KINDS, Chosen, Own, is_word, list_declared_words, list_own
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import Choice, Kind
-from cohort.recipe.section import Section, nearest
+from cohort.recipe.section import Section, suggest_nearest
 
 
 def list_choices(kind: Kind) -> str:
@@ -135,7 +135,7 @@ class AlgorithmWords(Section):
         kind = next(kind for kind, field in FIELDS.items() if field == info.field_name)
         if name in NAMED[kind] or (kind in OWN_KINDS and OWN_FUNCTION.fullmatch(name)):
             return name
-        raise ValueError(f"no such {kind}{nearest(name, NAMED[kind])} Known: {list_choices(kind)}")
+        raise ValueError(f"no such {kind}{suggest_nearest(name, NAMED[kind])} Known: {list_choices(kind)}")
 
     @model_validator(mode="before")
     @classmethod
@@ -144,7 +144,9 @@ class AlgorithmWords(Section):
         if not isinstance(given, Mapping) or not isinstance(name, str):
             return given
         if name not in PRESETS:
-            raise ValueError(f"unknown algorithm {name!r} (known: {', '.join(sorted(PRESETS))}){nearest(name, PRESETS)}")
+            raise ValueError(
+                f"unknown algorithm {name!r} (known: {', '.join(sorted(PRESETS))}){suggest_nearest(name, PRESETS)}"
+            )
         return {**PRESETS[name], **given, "name": name}
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ from cohort.base.text import has_lone_surrogate, make_printable
 from cohort.errors import RecipeError
 from cohort.recipe.foreign import convert_value, explain_missing, explain_unclear, find_remark, is_foreign, list_translated
 from cohort.recipe.schema import Recipe
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 from cohort.recipe.versions import bring_up_to_date, refuse_moved_functions
 
 PREFERRED = {
@@ -231,7 +231,7 @@ def suggest_word(
     if said := explain_unclear(word):
         return f": {said}"
     homes = [path for path, _ in list_leaf_fields(Recipe) if path.rsplit(".", 1)[-1] == word]
-    return nearest(word, siblings) or (f"; it belongs to {' or '.join(homes)}" if homes else "")
+    return suggest_nearest(word, siblings) or (f"; it belongs to {' or '.join(homes)}" if homes else "")
 
 
 def write_value(word: str, value: Any, words: Mapping[str, Any], dotted: bool) -> str:
@@ -342,7 +342,7 @@ def add_hint(kind: str, path: str, location: Sequence[Any], given: Any) -> str:
     if kind == "string_type" and not isinstance(given, Mapping | list):
         return f""", write it in quotes: {path}='"{given}"'"""
     if kind == "literal_error" and isinstance(given, str):
-        return nearest(given, [str(choice) for choice in get_args(walk(location)[0])])
+        return suggest_nearest(given, [str(choice) for choice in get_args(walk(location)[0])])
     return ""
 
 
@@ -354,7 +354,7 @@ def explain_unknown(location: Sequence[Any], given: Any, words: Mapping[str, Any
     if isinstance(given, Mapping):  # perhaps a section of another tool: each word that is known
         known = [(name, value) for name, value in list_leaves(given) if is_foreign(name)]
         if said := ", ".join(f"{name!r}{suggest_word(name, siblings, parent, value, words)}" for name, value in known):
-            hint = f"{nearest(key, siblings)}: {said}"
+            hint = f"{suggest_nearest(key, siblings)}: {said}"
     return f"unknown recipe key {key!r}{f' in [{parent}]' if parent else ''}{hint}"
 
 

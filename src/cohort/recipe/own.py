@@ -28,7 +28,7 @@ from cohort.base.importing import NotImportable, load_function
 from cohort.errors import RecipeError
 from cohort.recipe.rules import find_refusal
 from cohort.recipe.schema import Recipe
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:
@@ -101,7 +101,7 @@ def refuse_unknown_args(own: Own, words: Mapping[str, Any]) -> None:
         if is_word(name, words):
             raise RecipeError(f"algorithm.args.{name}: it is a word of [algorithm]: set algorithm.{name} instead.")
         if name not in taken:
-            hint = nearest(name, taken) or "."
+            hint = suggest_nearest(name, taken) or "."
             raise RecipeError(
                 f"algorithm.args.{name}: no function of this recipe takes it{hint} Their parameters: {', '.join(taken) or 'none'}."
             )

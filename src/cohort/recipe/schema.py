@@ -15,7 +15,7 @@ from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.devices import explain_device
 from cohort.recipe.engines import ABOUT_ENGINES, AUTO, ENGINES
 from cohort.recipe.rules import find_refusal
-from cohort.recipe.section import Section, nearest
+from cohort.recipe.section import Section, suggest_nearest
 from cohort.recipe.stopping import parse_conditions
 from cohort.recipe.versions import VERSION, explain_version
 
@@ -212,7 +212,7 @@ class SamplingConfig(Section):
     def refuse_unknown_engine(cls, name: str) -> str:
         known = [AUTO, *ENGINES]
         if name not in known:
-            raise ValueError(f"{name!r} is not an engine (known: {', '.join(known)}){nearest(name, known)}")
+            raise ValueError(f"{name!r} is not an engine (known: {', '.join(known)}){suggest_nearest(name, known)}")
         return name
 
 

@@ -35,7 +35,7 @@ class Section(BaseModel):
         return value
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggest_nearest(word: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
     close.sort(key=lambda other: sorted(other) != sorted(word))  # letters that changed places come first

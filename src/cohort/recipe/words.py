@@ -12,7 +12,7 @@ from cohort.algorithms.registry import SAMPLED, Choice, Kind
 from cohort.errors import RecipeError
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.schema import PromptsConfig, Recipe, TeacherConfig
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 
 Choices = dict[str, Any]
 COLUMNS = ("data", "advantage", "region", "aggregation", "KL", "extras")
@@ -143,7 +143,7 @@ def format_value(value: Any) -> str:
 def read_preset(name: str) -> Choices:
     """Every choice of a named algorithm, the defaults included."""
     if name not in PRESETS:
-        raise RecipeError(f"unknown algorithm {name!r} (known: {', '.join(PRESETS)}){nearest(name, PRESETS)}")
+        raise RecipeError(f"unknown algorithm {name!r} (known: {', '.join(PRESETS)}){suggest_nearest(name, PRESETS)}")
     return AlgorithmConfig(name=name).model_dump()
 
 

@@ -281,7 +281,7 @@ class RewardRunner:
                     worker.load(bound.spec, bound.memory_mb)
                 except LoadFailed as problem:
                     raise RewardError(f"{bound.place}.function: a new worker could not import it. {problem}") from None
-                reply = worker.call(bound.spec, call, bound.part.timeout_s)
+                reply = worker.call_reward(bound.spec, call, bound.part.timeout_s)
             # One that was called before may be full of what others left there: a fresh one decides.
             if not (isinstance(reply, Failed) and reply.kind == "memory" and worker.calls > 1):
                 return reply

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from cohort.base.importing import NotImportable, load_function
 from cohort.errors import CohortError, RewardError
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 from cohort.rewards import BUILT_IN, built_in
 from cohort.rewards.call import OFFERED, RewardCall, Signature, TrainerState, pick_accepted, read_parameters
 from cohort.rewards.entries import LIMIT_KINDS, Answered, Failed, RewardEntry
@@ -266,7 +266,7 @@ def find_mistakes(bound: Bound) -> Iterator[str]:
         elif name == WALL_ARGUMENT and signature.supervised:
             yield f"args.{name}: set {bound.place}.timeout_s, which is passed on under this name."
         elif signature.is_strict and name not in signature.accepted:
-            hint = nearest(name, [known for known in signature.accepted if known not in OFFERED]) or "."
+            hint = suggest_nearest(name, [known for known in signature.accepted if known not in OFFERED]) or "."
             yield f"args: reward {part.name!r} has no argument {name!r}{hint}"
         elif name == PATTERN_ARGUMENT and home.startswith("cohort."):
             try:
@@ -326,7 +326,7 @@ def find_renaming_problem(signature: Signature, columns: Mapping[str, str], args
             return f"{name}: args sets it too; keep one of them."
         if signature.is_strict and name not in known:
             listed = f"It can read {', '.join(known)}." if known else "It reads no column."
-            return f"{name}: the function does not read it{nearest(name, known) or '.'} {listed}"
+            return f"{name}: the function does not read it{suggest_nearest(name, known) or '.'} {listed}"
     return ""
 
 
@@ -355,7 +355,7 @@ def describe_missing(name: str, columns: Sequence[str]) -> str:
 
 def list_known(name: str, columns: Sequence[str]) -> str:
     """The end of a sentence about a column that is not there: the nearest one, and which there are."""
-    return f"{nearest(name, columns) or '.'} Columns: {', '.join(columns) or 'none beside the prompt'}"
+    return f"{suggest_nearest(name, columns) or '.'} Columns: {', '.join(columns) or 'none beside the prompt'}"
 
 
 def find_argument_problem(function: Callable[..., Any] | None, args: Mapping[str, Any], columns: Sequence[str]) -> str:

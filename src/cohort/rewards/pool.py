@@ -119,7 +119,7 @@ class Worker:
             self.kill()
             raise
 
-    def call(self, spec: str, call: RewardCall, limit_s: float) -> Answered | Failed:
+    def call_reward(self, spec: str, call: RewardCall, limit_s: float) -> Answered | Failed:
         """One call of a function that it has loaded."""
         self.calls += 1
         message = {"op": "call", "spec": spec, **vars(call), "state": vars(call.state)}

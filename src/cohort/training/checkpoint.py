@@ -147,7 +147,7 @@ def parse_name(name: str) -> tuple[int, int, int, int] | None:
     return int(match[1] == "step"), int(match[2]), int(match[3]) if match[3] else -1, int(bool(match[4]))
 
 
-def prune(root: Path, keep: int, always: str = "", newest: str = "") -> None:
+def prune_checkpoints(root: Path, keep: int, always: str = "", newest: str = "") -> None:
     """Delete all but the newest `keep` checkpoints and the one named `always`, and what an unfinished save left.
 
     newest: the checkpoint just saved. One that claims to be newer is damaged, else the run would have gone on from it; it

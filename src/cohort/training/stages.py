@@ -168,7 +168,7 @@ def save_run(parts: Parts, state: TrainState) -> None:
     state.seconds = parts.clock.read()
     saved = state.save(parts.folder.checkpoints)
     keep = parts.recipe.checkpoints.keep
-    checkpoint.prune(parts.folder.checkpoints, keep, always=f"step-{state.best_step}", newest=saved.name)
+    checkpoint.prune_checkpoints(parts.folder.checkpoints, keep, always=f"step-{state.best_step}", newest=saved.name)
     if state.best_step >= 0:
         best = {"checkpoint": f"step-{state.best_step}", "reward": state.best_reward}
         parts.folder.write_json(parts.folder.checkpoints / "best.json", best)

@@ -36,7 +36,7 @@ def check_unscored(history: History) -> Finding | None:
         share=count / completions,
         where="the last step" if len(rows) == 1 else f"the last {len(rows)} steps",
         groups=f" {lost:.0f} groups have fewer than two scores, and are left out." if lost >= 1 else "",
-        silent=name_silent_parts(history, rows),
+        silent=describe_failed_parts(history, rows),
     )
 
 
@@ -99,7 +99,7 @@ def compares_in_groups(history: History) -> bool:
     return bool(find_named("advantage", name, history.own).traits.compares_group)
 
 
-def name_silent_parts(history: History, rows: Sequence[Row]) -> str:
+def describe_failed_parts(history: History, rows: Sequence[Row]) -> str:
     """The parts that abstained or failed, with how often."""
     said = [
         f"{part} {verb} {count:.0f}"

@@ -23,7 +23,7 @@ from cohort.errors import CohortError, RecipeError
 from cohort.observe.monitors.base import Monitor, Monitors, Watched, check_methods
 from cohort.observe.monitors.jsonl import JsonlMonitor, read_rows
 from cohort.recipe.schema import MonitorsConfig, Recipe
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 
 __all__ = [
     "MONITORS",
@@ -60,7 +60,7 @@ class Asked:
         """The class. One that cannot work here is a RecipeError."""
         if ":" not in self.spec:
             raise RecipeError(
-                f"monitors.also: unknown monitor {self.spec!r}{nearest(self.spec, MONITORS) or '.'} "
+                f"monitors.also: unknown monitor {self.spec!r}{suggest_nearest(self.spec, MONITORS) or '.'} "
                 f'Built in: {", ".join(MONITORS)}. One of your own is written "package.module:Class".'
             )
         try:

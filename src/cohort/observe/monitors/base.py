@@ -19,7 +19,7 @@ from typing import Any
 
 from cohort.errors import RecipeError
 from cohort.recipe.schema import Recipe
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def check_methods(monitor: Any, place: str) -> None:
     called = f"A run calls {', '.join(METHODS)}, those of them that the monitor has."
     for name in dir(monitor):
         if name.startswith("on_") and name not in METHODS:
-            raise RecipeError(f"{place}: no run calls {name!r} of {kind}{nearest(name, METHODS) or '.'} {called}")
+            raise RecipeError(f"{place}: no run calls {name!r} of {kind}{suggest_nearest(name, METHODS) or '.'} {called}")
     if not any(callable(getattr(monitor, name, None)) for name in METHODS):
         raise RecipeError(f"{place}: {kind} has none of the methods of a monitor. {called}")
 

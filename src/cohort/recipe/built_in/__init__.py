@@ -8,7 +8,7 @@ from pathlib import Path
 from cohort.errors import RecipeError
 from cohort.recipe.file import load_recipe, write_override
 from cohort.recipe.schema import Recipe
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 
 HERE = Path(__file__).parent
 DEMO = "column_addition"
@@ -40,5 +40,5 @@ def find_recipe_path(recipe: str | Path) -> Path:
     if (meant := write_override(name, "VALUE")).startswith(f"{name}="):
         raise RecipeError(f"{name}: words of a recipe are written key=value, without spaces: {meant}")
     raise RecipeError(
-        f"recipe {name!r}: neither a file nor a built-in recipe{nearest(name, built_in())}. Built in: {', '.join(built_in())}"
+        f"recipe {name!r}: neither a file nor a built-in recipe{suggest_nearest(name, built_in())}. Built in: {', '.join(built_in())}"
     )

@@ -12,7 +12,7 @@ Three questions decide, and the tests ask them again of the installed package:
 from __future__ import annotations
 
 from cohort.errors import PromptError
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 from cohort.sandbox import JailUnavailable, find_tier
 
 SAFE_TASKS: tuple[str, ...] = (
@@ -163,7 +163,7 @@ def require_served(name: str) -> None:
     if name in SAFE_TASKS:
         return
     if name not in JAILED_TASKS:
-        close = nearest(name, [*SERVED_TASKS, *REFUSED_TASKS])
+        close = suggest_nearest(name, [*SERVED_TASKS, *REFUSED_TASKS])
         raise PromptError(
             f"prompts.source: there is no gym task {name!r}{close}; docs/gym-tasks.md lists the {len(SERVED_TASKS)} that are served"
         )

@@ -20,7 +20,7 @@ from typing import Any
 
 from cohort.base.keyed import keyed_hash, keyed_share
 from cohort.errors import PromptError
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 from cohort.rewards.gym.catalogue import FIXED_HASH_TASKS, JAILED_TASKS, require_served
 from cohort.rewards.gym.catalogue import REFUSED_TASKS as REFUSED_TASKS
 from cohort.rewards.gym.catalogue import SAFE_TASKS as SAFE_TASKS
@@ -49,7 +49,7 @@ def load_gym(name: str, split: str, seed: int, args: Mapping[str, Any]) -> list[
     require_served(name)
     if split not in DEFAULT_COUNTS:
         raise PromptError(
-            f"prompts.split: gym tasks have no split {split!r}{nearest(split, DEFAULT_COUNTS)}; they have train and held_out"
+            f"prompts.split: gym tasks have no split {split!r}{suggest_nearest(split, DEFAULT_COUNTS)}; they have train and held_out"
         )
     settings = dict(args)
     count = settings.pop("count", DEFAULT_COUNTS[split])
@@ -104,7 +104,7 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> None:
             raise PromptError(f"prompts.args.{given}: use {word} instead, from which it is derived")
         if given not in fields:
             raise PromptError(
-                f"prompts.args: gym task {name} takes no {given!r}{nearest(given, [*fields, 'count'])}; it takes count, {', '.join(fields)}"
+                f"prompts.args: gym task {name} takes no {given!r}{suggest_nearest(given, [*fields, 'count'])}; it takes count, {', '.join(fields)}"
             )
     if name == "codeio" and "input_prediction_probability" in settings:
         raise PromptError(

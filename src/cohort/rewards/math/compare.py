@@ -61,7 +61,7 @@ class ExactJudge:
             self.unread = found.refused
         return False if gold.refused or found.refused else None
 
-    def compare_sides(self, found: Sides, gold: Sides, directed: bool) -> Decision:
+    def compare_relations(self, found: Sides, gold: Sides, directed: bool) -> Decision:
         """Whether left - right is a constant multiple of the other one's; directed: a positive multiple."""
         return True if found == gold else None
 
@@ -341,7 +341,7 @@ def are_same_relations(found: Relation, gold: Relation, judge: ExactJudge) -> De
         pair, wanted = find_sides(found), find_sides(gold)
         if pair is None or wanted is None or (ops[0] != ops[1] and ops[0] != INEQUALITIES[ops[1]]):
             return False
-        return judge.compare_sides(pair if ops[0] == ops[1] else pair[::-1], wanted, directed=True)
+        return judge.compare_relations(pair if ops[0] == ops[1] else pair[::-1], wanted, directed=True)
     return is_same_in_order(found.parts, gold.parts, judge) if found.ops == gold.ops else False
 
 
@@ -357,7 +357,7 @@ def are_same_equations(found: Relation, gold: Relation, judge: ExactJudge) -> De
         return is_same_in_order(found.parts, gold.parts, judge)
     if list_symbols(Node("add", pair)) != list_symbols(Node("add", wanted)):
         return False
-    return judge.compare_sides(pair, wanted, directed=False)
+    return judge.compare_relations(pair, wanted, directed=False)
 
 
 def find_sides(relation: Relation) -> Sides | None:

@@ -108,7 +108,7 @@ class SymbolicJudge(ExactJudge):
         if exactly is not None:
             return exactly
         if found.node is None or gold.node is None:
-            return self.ask_math_verify(found, gold)
+            return self.compare_by_sympy(found, gold)
         decision = are_equal(found.node, gold.node, tolerance)
         if decision is None and not has_value(found.node):
             self.unread = NO_VALUE
@@ -116,11 +116,11 @@ class SymbolicJudge(ExactJudge):
             self.gold_unread = NO_VALUE
         return bool(decision)
 
-    def compare_sides(self, found: Sides, gold: Sides, directed: bool) -> bool:
+    def compare_relations(self, found: Sides, gold: Sides, directed: bool) -> bool:
         left, right = (Node("add", (side[0], Node("negate", (side[1],)))) for side in (found, gold))
         return found == gold or NodePair(left, right).is_proportional(directed)
 
-    def ask_math_verify(self, found: Value, gold: Value) -> bool:
+    def compare_by_sympy(self, found: Value, gold: Value) -> bool:
         left, right = make_sympy(found), make_sympy(gold)
         if left is None:
             self.unread = UNREAD

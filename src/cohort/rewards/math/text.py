@@ -231,7 +231,7 @@ def read_tokens(text: str) -> list[Token] | None:
         token = make_token(match, spaced)
         spaced = token is None
         if token is not None:
-            tokens += split_text(token)
+            tokens += expand_text_token(token)
         if len(tokens) > MAX_TOKENS:
             return None
     return tokens
@@ -258,7 +258,7 @@ def make_token(match: re.Match[str], spaced: bool) -> Token | None:
     return Token(kind, found, spaced)
 
 
-def split_text(token: Token) -> list[Token]:
+def expand_text_token(token: Token) -> list[Token]:
     r"""The tokens of \text{12 apples}, \text{9:30 pm}, \text{x = 5} and \text{(1, 2)}; any other token by itself."""
     if token.kind != TEXT:
         return [token]

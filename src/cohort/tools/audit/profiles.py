@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cohort.base.keyed import keyed_permutation
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 from cohort.rewards import BUILT_IN, built_in
 from cohort.rewards.contract import importable_name
 from cohort.tools.audit import attacks, golds, programs
@@ -108,7 +108,7 @@ def make_rows(rows: Sequence[Mapping[str, Any]], options: AuditOptions | None = 
             raise AuditError(f"rows: row {number} is a {type(row).__name__}; each must be an object with named columns.")
         if number == 0 and gold != "answer" and gold not in row:
             columns = ", ".join(map(str, row))
-            raise AuditError(f"gold: the rows have no column {gold!r}{nearest(gold, row)}; they have {columns}.")
+            raise AuditError(f"gold: the rows have no column {gold!r}{suggest_nearest(gold, row)}; they have {columns}.")
         demonstration, program = row.get(words.demonstration), row.get(words.solution)
         found.append(
             AuditRow(

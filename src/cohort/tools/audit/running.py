@@ -12,7 +12,7 @@ from typing import Any
 
 from cohort.base.importing import search_current_folder
 from cohort.errors import RewardError
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 from cohort.rewards import BUILT_IN, contract
 from cohort.rewards.call import RewardCall, Signature, TrainerState
 from cohort.rewards.entries import Answered, Failed, is_plain
@@ -70,7 +70,7 @@ class AuditOptions:
 
     def __post_init__(self) -> None:
         if self.kind and self.kind not in KINDS:
-            raise AuditError(f"kind: {self.kind!r} is not one of {', '.join(KINDS)}{nearest(self.kind, KINDS)}")
+            raise AuditError(f"kind: {self.kind!r} is not one of {', '.join(KINDS)}{suggest_nearest(self.kind, KINDS)}")
         if self.limit is not None and self.limit < 1:
             raise AuditError(f"limit: at least one row is needed, got {self.limit}.")
         if self.timeout_s <= 0:
@@ -129,7 +129,7 @@ class Bench:
         given = {*contract.RESERVED, *self.columns, *self.rename, *self.args}
         missing = [name for name in self.signature.required if name not in given]
         if missing:
-            hint = nearest(missing[0], self.columns) or "."
+            hint = suggest_nearest(missing[0], self.columns) or "."
             raise AuditError(
                 f"reward {self.spec}: it needs {missing[0]!r}, which neither the rows nor the arguments have{hint} Columns: "
                 f"{', '.join(self.columns) or 'none beside the prompt'}. Give rows that have it (--rows FILE), feed it from another "
@@ -138,7 +138,7 @@ class Bench:
         for name in self.args:
             if self.signature.is_strict and name not in self.signature.accepted:
                 raise AuditError(
-                    f"{name}: reward {self.spec} has no such argument{nearest(name, self.signature.accepted) or '.'}"
+                    f"{name}: reward {self.spec} has no such argument{suggest_nearest(name, self.signature.accepted) or '.'}"
                 )
         if problem := contract.find_argument_problem(
             BUILT_IN.get(find_built_in(self.spec)), self.args, [*self.columns, *self.rename]
@@ -249,7 +249,7 @@ class Bench:
         call = RewardCall(arguments, lengths, TrainerState.for_step(1, 100), names)
         own = START_S + self.timeout_s * len(lengths) if self.signature.supervised else self.timeout_s
         self.load_function(spec)
-        return self._worker.call(spec, call, own if limit_s is None else limit_s)
+        return self._worker.call_reward(spec, call, own if limit_s is None else limit_s)
 
 
 def find_built_in(spec: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cohort.base.table import make_table
 from cohort.errors import RecipeError
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 from cohort.tools.bench import machine as machines
 from cohort.tools.bench.job import BenchJob
 from cohort.tools.bench.output import refuse_unwritable, write_result
@@ -152,7 +152,7 @@ def read_recipe_sizes(name: str, work: Workload) -> tuple[BenchShape, Workload]:
     try:
         find_recipe_path(name)
     except RecipeError:
-        close = nearest(name.lower(), [*SHAPES, *built_in()])
+        close = suggest_nearest(name.lower(), [*SHAPES, *built_in()])
         raise RecipeError(
             f"{name!r}: neither a shape, a recipe nor a file{close or '.'} Shapes: {', '.join(SHAPES)}. "
             f"Recipes: {', '.join(built_in())}."
@@ -264,10 +264,10 @@ def join_rounds(before: dict[str, dict[str, Any]], found: dict[str, dict[str, An
 def describe_job(job: BenchJob, machine: dict[str, Any]) -> str:
     turns = f"median of {count(job.repeats * job.rounds, 'turn')}" if job.repeats * job.rounds > 1 else "one turn"
     rounds = f" in each of {job.rounds} rounds" if job.rounds > 1 else ""
-    return f"{describe_model(job, machine)}: {describe_work(job.workload)}; {turns} after a warm-up{rounds}"
+    return f"{describe_model_and_machine(job, machine)}: {describe_work(job.workload)}; {turns} after a warm-up{rounds}"
 
 
-def describe_model(job: BenchJob, machine: dict[str, Any]) -> str:
+def describe_model_and_machine(job: BenchJob, machine: dict[str, Any]) -> str:
     where = machine["gpu"] if job.device.startswith("cuda") else f"{machine['cpu']}, {count(machine['threads'], 'thread')}"
     return f"{job.shape.name} ({job.shape.dimensions.total_parameters / 1e6:.1f} M parameters, random weights) on {where}"
 

@@ -32,7 +32,7 @@ from cohort.recipe.file import (
 from cohort.recipe.foreign import is_foreign
 from cohort.recipe.own import resolve_recipe
 from cohort.recipe.schema import Recipe
-from cohort.recipe.section import nearest
+from cohort.recipe.section import suggest_nearest
 
 BUDGET = ("train.num_steps", "train.prompts_per_step", "train.group_size", "evaluation")
 """Equal for all, or the table compares budgets and not algorithms."""
@@ -109,10 +109,10 @@ def sort_words(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
             specs.append((check_label(key), value))
         else:
             known = [path for path, _ in list_leaf_fields(Recipe)]
-            close = nearest(key, [*known, *(path.rsplit(".", 1)[-1] for path in known)])
+            close = suggest_nearest(key, [*known, *(path.rsplit(".", 1)[-1] for path in known)])
             raise RecipeError(
                 f"{word!r}: {key!r} is no recipe key{close}, and {value!r} is no contender to be called {key!r}"
-                f"{nearest(value.partition(':')[0], list_contender_names())}"
+                f"{suggest_nearest(value.partition(':')[0], list_contender_names())}"
             )
     return specs, overrides
 
@@ -184,7 +184,7 @@ def make_contender(label: str, spec: str, base_tree: Mapping[str, Any], base: Re
             raise RecipeError(f"contender {spec!r}: choices after a colon are for algorithms; put them into {name}")
         raise RecipeError(
             f"contender {spec!r}: neither an algorithm ({', '.join(PRESETS)}) nor a recipe (a file, or one of "
-            f"{', '.join(built_in())}){nearest(name, list_contender_names())}"
+            f"{', '.join(built_in())}){suggest_nearest(name, list_contender_names())}"
         )
     path = find_recipe_path(spec)
     label = label or (path.parent.name if path.name == "recipe.toml" else path.stem)
@@ -206,7 +206,7 @@ def parse_choices(label: str, words: str) -> dict[str, Any]:
         if key not in AlgorithmConfig.model_fields and not key.startswith("args."):
             shared = f". Words for all contenders stand alone: {word.strip()}" if is_recipe_key(key) else ""
             raise RecipeError(
-                f"contender {label!r}: {key!r} is not a choice of [algorithm]{nearest(key, AlgorithmConfig.model_fields)}{shared}"
+                f"contender {label!r}: {key!r} is not a choice of [algorithm]{suggest_nearest(key, AlgorithmConfig.model_fields)}{shared}"
             )
         choices[f"algorithm.{key}"] = parse_value(value)
     return choices
