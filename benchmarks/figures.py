@@ -332,8 +332,8 @@ def speed(settings: Settings) -> list[Figure]:
             continue
         document = json.loads(file.read_text(encoding="utf-8"))
         for target in case.targets:
-            _, what, measured, wanted, _ = target.row(case.name, document).strip("| ").split(" | ")
-            figures.append(Figure(f"speed: {case.name}, {what}", command, measured, wanted, target.met(document)))
+            _, what, measured, wanted, _ = target.make_row(case.name, document).strip("| ").split(" | ")
+            figures.append(Figure(f"speed: {case.name}, {what}", command, measured, wanted, target.is_met(document)))
     return figures
 
 

@@ -470,7 +470,7 @@ def watch_the_run(watched: Watched) -> None:
 
     SlotCache.__init__ = cache  # type: ignore[method-assign]
 
-    pack, train = loop.pack, loop.train
+    pack, train = loop.pack_minibatch, loop.train
 
     def packing(*args: Any, **kwargs: Any) -> Any:
         minibatch = pack(*args, **kwargs)
@@ -486,7 +486,7 @@ def watch_the_run(watched: Watched) -> None:
         watched.finished = True
         raise Trained
 
-    loop.pack, loop.train = packing, training
+    loop.pack_minibatch, loop.train = packing, training
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
