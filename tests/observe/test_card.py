@@ -65,6 +65,11 @@ def test_a_checkpoint_has_the_figures_of_its_own_step_or_none(tmp_path):
     assert f"| {100 * value:.1f} % [" in at_25
     assert "95.2" not in at_25
     assert " points" not in at_25
+    del during["sets"]["held_out"]["greedy"]  # on the way it is left out, so there is nothing of these weights to set beside it
+    with (folder / "evaluations.jsonl").open("a") as file:
+        file.write(json.dumps(during) + "\n")
+    lines = written(folder, checkpoint="step-25")
+    assert [f"| held\\_out (512) | {what} |" in lines for what in ("pass@1", "greedy")] == [True, False]
     for other in ("step-26", "step-25.2", "cold-25"):
         assert "These weights were not evaluated by the run; the start was." in written(folder, checkpoint=other)
     (folder / "evaluations.jsonl").unlink()

@@ -88,7 +88,7 @@ def list_rows(run: RunData, checkpoint: str, before: Numbers, after: Numbers) ->
     for name in dict.fromkeys([*before, *after]):
         a, b = before.get(name, {}), after.get(name, {})
         problems = as_number((b or a).get("problems"))
-        for what in list_measures(a, b):
+        for what in (what for what in list_measures(a, b) if not b or what in b):  # an evaluation on the way may measure less
             found = [make_interval_cell(as_dict(side.get(what)), what != "reward") for side in (a, b)]
             sides = [f"{cell.text} {cell.small}".strip() for cell in found]
             # Brackets of our own stay as they are.
