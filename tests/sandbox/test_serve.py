@@ -56,8 +56,17 @@ def test_a_remote_that_fails_says_nothing_about_the_program(backend, monkeypatch
     monkeypatch.setattr("cohort.sandbox.serve.run_job", lambda document, ceiling: {"end": "finished", "replies": []})
     odd = run_calls("def f(): return 1", [Call("f")], backend=backend)
     assert (odd.end, odd.replies) == ("infrastructure", (None,))
-    with pytest.raises(ValueError, match="backend"):
+    with pytest.raises(ValueError, match=r'backend: .*is not like "http://sandbox-host:8088"'):
         run_calls("def f(): return 1", [Call("f")], backend="ftp://x")
+
+
+@pytest.mark.parametrize("said", [5, [5], ["word"], [{}], {"value": 1}])
+def test_replies_that_make_no_sense_are_nobodys_verdict(said, backend, monkeypatch):
+    monkeypatch.setattr(serve, "run_job", lambda document, ceiling: {"end": "finished", "replies": said, "checks": said})
+    calls = run_calls("def f(): return 1", [Call("f")] * 2, backend=backend)
+    assert (calls.end, calls.replies) == ("infrastructure", (None, None))
+    checks = run_checks("def f(): return 1", ["assert f() == 1"], ["f"], backend=backend)
+    assert (checks.end, [check.passed for check in checks.checks]) == ("infrastructure", [False])
 
 
 @pytest.mark.parametrize(

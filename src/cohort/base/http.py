@@ -48,18 +48,19 @@ class Endpoint:
     addresses: list[str] = field(default_factory=list)
 
     @classmethod
-    def parse(cls, address: str, suffix: str, key_word: str) -> Endpoint:
-        """`suffix`: what the path ends in, given or not; `key_word`: where a key is told instead. Raises ValueError."""
+    def parse(cls, address: str, suffix: str, key_word: str, example: str) -> Endpoint:
+        """`suffix`: what the path ends in, given or not; `key_word`: where a key is told instead; `example`: an address that
+        would do, for messages. Raises ValueError."""
         try:
             parts = urlsplit(address)
             port = parts.port
             host = (parts.hostname or "").encode("idna").decode()
         except (ValueError, UnicodeError) as problem:
-            raise ValueError(f'not an address ({problem}); it is like "http://localhost:8000/v1".') from None
+            raise ValueError(f'not an address ({problem}); it is like "{example}".') from None
         if parts.username is not None or parts.password is not None:
             raise ValueError(f"it holds a name or password, which would stand in the recipe; use {key_word}.")
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-            raise ValueError(f'{address!r} is not like "http://localhost:8000/v1" (http or https, no query).')
+            raise ValueError(f'{address!r} is not like "{example}" (http or https, no query).')
         if not HEADER_WORD.fullmatch(parts.path):
             raise ValueError(f"the path of {address!r} holds characters that an address cannot have.")
         tls = parts.scheme == "https"

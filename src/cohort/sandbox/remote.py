@@ -44,7 +44,8 @@ def read_token() -> str:
 def run_remotely(kind: type[R], backend: str, limits: Limits, count: int = 0, **request: Any) -> R:
     """The result of a run over there. `count`: so many replies or checks must come back, or nothing is known of any."""
     document, problem = ask_server(backend, request, limits)
-    fields: dict[str, Any] = {}
+    empty: dict[type[Run], dict[str, Any]] = {CallsResult: {"replies": ()}, ChecksResult: {"checks": ()}}
+    fields = empty.get(kind, {})
     try:
         if kind is CallsResult:
             fields["replies"] = tuple(None if one is None else Reply.read(**one) for one in document.get("replies") or [])
@@ -71,7 +72,7 @@ def read_check(passed: Any, detail: Any) -> CheckResult:
 def ask_server(backend: str, document: Mapping[str, Any], limits: Limits) -> tuple[dict[str, Any], str]:
     """(the answer, what went wrong)."""
     try:
-        server = Endpoint.parse(backend, "/run", key_word=TOKEN_VARIABLE)
+        server = Endpoint.parse(backend, "/run", key_word=TOKEN_VARIABLE, example="http://sandbox-host:8088")
     except ValueError as problem:
         raise ValueError(f"backend: {problem}") from None
     server.key, server.max_bytes = read_token(), MAX_BODY_BYTES

@@ -14,7 +14,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def read_endpoint(address: str, api_key_env: str) -> Endpoint:
     """Where a judge is asked for chat completions. Raises RewardError."""
     try:
-        endpoint = Endpoint.parse(address, "/chat/completions", key_word="api_key_env")
+        endpoint = Endpoint.parse(address, "/chat/completions", key_word="api_key_env", example="http://localhost:8000/v1")
     except ValueError as problem:
         raise RewardError(f"endpoint: {problem}") from None
     endpoint.key = read_key(api_key_env)
