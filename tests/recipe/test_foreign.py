@@ -45,6 +45,7 @@ VALUES = [
     ("lr=1e-6", [], "learning_rate=1e-06"),
     ("loss_type=dr_grpo", [], "aggregation=constant"),
     ("scale_rewards=false", [], "advantage=group_centered"),
+    ("scale_rewards=0", [], "advantage=group_centered"),
     ("scale_rewards=batch", [], "advantage=batch_std"),
     ("kl_loss_type=low_var_kl", [], "kl_estimator=k3"),
     ("adv_estimator=reinforce_plus_plus", [], "algorithm.name=reinforce++"),
@@ -52,6 +53,8 @@ VALUES = [
     ("warmup_ratio=0.1", ["max_steps=45", "steps_per_generation=4"], "warmup_steps=5"),  # ceil(4.5) optimizer steps
     ("lr_scheduler_type=constant_with_warmup", [], "schedule=constant"),
     ("bf16=true", [], "dtype=bfloat16"),
+    ("bf16=1", [], "dtype=bfloat16"),
+    ("use_wandb=0123abcd", [], "wandb=true"),  # there the key of an account
     ("torch_dtype=torch.bfloat16", [], "dtype=bfloat16"),
     ("report_to=wandb", [], "wandb=true"),
     ('report_to=["wandb", "tensorboard"]', [], "wandb=true tensorboard=true"),
@@ -80,6 +83,10 @@ def test_a_value_is_written_in_our_words_and_what_is_written_is_accepted(word, b
         load_recipe(overrides=[*written.split(), 'rewards=[{function="math_answer"}, {function="think_format"}]'][::-1])
     values = dict(map(parse_override, [word, *beside]))
     assert line in message(**values).splitlines()  # from Python the same
+
+
+def test_a_table_under_a_word_of_others_is_not_read_as_our_words():
+    assert "write warmup_steps={" in message("lr_warmup_steps={ratio=1}")
 
 
 @pytest.mark.parametrize(

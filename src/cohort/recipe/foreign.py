@@ -64,10 +64,13 @@ def convert_value(word: str, value: Any, beside: Words) -> dict[str, Any]:
     if not convert and not known:
         return {ours: value}
     try:
-        found = convert(value, beside) if convert else known.get(str(value).lower().removeprefix("torch."))
+        switch = bool(value) if value in (0, 1) else value  # 1 and 0 are how others write true and false
+        found = convert(value, beside) if convert else known.get(str(switch).lower().removeprefix("torch."))
     except (TypeError, ValueError, LookupError, ZeroDivisionError, OverflowError):
         return {}
-    return found if isinstance(found, dict) else {} if found is None else {ours: found}
+    if isinstance(found, dict) and found is not value:
+        return found
+    return {} if found is None else {ours: found}
 
 
 # -- values that are counted otherwise ---------------------------------------------------------------------------------
@@ -141,6 +144,8 @@ CONVERSIONS: dict[str, Callable[[Any, Words], Any]] = {
     "rewards.N.columns": lambda v, w: {"rewards.0.columns.answer": v},
     "evaluation.sets": lambda v, w: {"evaluation.sets.test.source": v} if isinstance(v, str) else None,
     "runs_folder": split_folder,
+    "monitors.wandb": lambda v, w: True if v else None,  # others take the key of an account, or a folder
+    "monitors.tensorboard": lambda v, w: True if v else None,
     "monitors.also": name_trackers,
 }
 """Their word, or ours for all of theirs -> the value as ours has it, or our words with their values; None: it cannot be told."""
