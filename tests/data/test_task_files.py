@@ -96,6 +96,7 @@ def test_math():
         (r"\boxed{\boxed{4}}", "4"),
         (r"\fbox{7}", "7"),
         (r"\boxed {7}", "7"),
+        (r"\\boxed{8}", "8"),  # escaped once too often
         (r"\boxed{\{1\} \cup \}2\{}", r"\{1\} \cup \}2\{"),
         (r"is $\boxed 5$.", "5"),
         (r"is $\boxed 10\text{ cm}$.", r"10\text{ cm}"),

@@ -86,8 +86,8 @@ def last_box(solution: str) -> str:
         return ""
     start = boxes[-1].end()
     if solution[start : start + 1] == "{":
-        closed = {first: end for _, first, end in find_boxes(solution)}
-        content = solution[start + 1 : closed.get(start + 1, 0)].strip()
+        tail = solution[boxes[-1].start() :]  # from its own backslash: in text that was escaped twice another stands before it
+        content = next((tail[first:end].strip() for begin, first, end in find_boxes(tail) if not begin), "")
         joined, _ = join_boxes(solution, GOLD_JOINT)
         return merge_contents(joined) if content and len(joined) > 1 and joined[-1].endswith(content) else content
     line = MATH_ENDS.split(solution[start:], maxsplit=1)

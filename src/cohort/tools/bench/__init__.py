@@ -2,10 +2,8 @@
 
     workload.py  what is to be done: prompts, group size, planned lengths, the reward; the same for every engine
     shapes.py    models of real shapes with random weights, and a tokenizer made on the spot: nothing is downloaded
-    flops.py     what that work must cost: parameters, FLOPs, bytes, the limit of the machine; no torch
     child.py     one stage of ours, in a process of its own; peers.py: the same for the peers' scripts
-    result.py    one JSON document from all of it; table.py, plot.py: the table of docs/speed.md and a drawing from the JSON
-    curves.py    cost against one axis at a time, measured slope beside expected slope
+    result.py    one JSON document from all of it; output.py: where it goes. Tables and drawings are made of it in benchmarks/
 
 Nothing here is imported by training.
 """
