@@ -153,7 +153,7 @@ from cohort.engine.hf import HFEngine
 
 
 def make_backwards(setup):
-    return Backwards(setup.model, setup.decode), "engine backwards: the last request first"
+    return Backwards(setup), "engine backwards: the last request first"
 
 
 class Backwards(HFEngine):

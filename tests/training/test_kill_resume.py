@@ -99,7 +99,7 @@ SAVING = "cohort.training.checkpoint:"
 MOMENTS = {
     "inside the cold start, then inside a save": [
         Trap("cohort.training.cold_start:supervised_update", 7),
-        Trap(SAVING + "sha256", 29),
+        Trap(SAVING + "digest_file", 29),
     ],
     "between minibatches, twice": [
         Trap("cohort.model.optim:Optimizer.clip_and_step", 24 + 6 + 2, after=True),
@@ -136,9 +136,9 @@ def test_the_uninterrupted_run_in_another_process_is_the_same(world, tmp_path):
 PLACES = [
     ("cohort.training.cold_start:supervised_update", 24),
     ("cohort.model.optim:Optimizer.clip_and_step", 24 + 30),
-    (SAVING + "sha256", 40),
+    (SAVING + "digest_file", 40),
     (SAVING + "save_file", 28),
-    (SAVING + "sync", 60),
+    (SAVING + "flush", 60),
     ("pathlib:Path.rename", 20),
     ("shutil:rmtree", 30),
     ("os:fsync", 60),

@@ -233,7 +233,9 @@ def assume_choice(kind: Kind, name: str) -> Choice:
     return Choice(kind, name, "", TRAITS[kind](), (), (), known=False)
 
 
-def _decorator(kind: Kind, name: str, words: Sequence[Word], traits: Mapping[str, Any]) -> Callable[[Function], Function]:
+def _make_choice_decorator(
+    kind: Kind, name: str, words: Sequence[Word], traits: Mapping[str, Any]
+) -> Callable[[Function], Function]:
     def attach(function: Function) -> Function:
         made = make_choice(kind, function, name or function.__name__, words, traits)
         function.choice = made  # type: ignore[attr-defined]
@@ -244,22 +246,22 @@ def _decorator(kind: Kind, name: str, words: Sequence[Word], traits: Mapping[str
 
 def advantage(name: str = "", *, words: Sequence[Word] = (), **traits: Any) -> Callable[[Function], Function]:
     """What a completion, or a token, is credited with. Traits: AdvantageTraits."""
-    return _decorator("advantage", name, words, traits)
+    return _make_choice_decorator("advantage", name, words, traits)
 
 
 def region(name: str = "", *, words: Sequence[Word] = (), **traits: Any) -> Callable[[Function], Function]:
     """How far an update may move the policy: tokens in, a loss for each of them out. Traits: RegionTraits."""
-    return _decorator("region", name, words, traits)
+    return _make_choice_decorator("region", name, words, traits)
 
 
 def aggregation(name: str = "", *, words: Sequence[Word] = (), **traits: Any) -> Callable[[Function], Function]:
     """How tokens become one number: the weight of a token of each completion."""
-    return _decorator("aggregation", name, words, traits)
+    return _make_choice_decorator("aggregation", name, words, traits)
 
 
 def kl(name: str = "", *, words: Sequence[Word] = (), **traits: Any) -> Callable[[Function], Function]:
     """An estimator of the KL to the reference, from the sampled tokens. Traits: KLTraits."""
-    return _decorator("kl", name, words, traits)
+    return _make_choice_decorator("kl", name, words, traits)
 
 
 def find_choice(function: Callable[..., Any]) -> Choice | None:

@@ -244,7 +244,7 @@ class _Work(NamedTuple):
     def score_rows(self, scored: ChunkScores, rows: slice, gradient_CV: Tensor | None = None) -> None:
         """Fill `rows` of `scored`. A function of its own, so that a chunk's logits are gone before the next are made."""
         logits_CV = project(self.hidden_MH[rows], self.weight_VH, self.bias_V)
-        chunk = _choose_passes(logits_CV)[0](logits_CV, self.token_ids_M[rows], self.curve, gradient_CV)
+        chunk = _choose_kernels_or_twins(logits_CV)[0](logits_CV, self.token_ids_M[rows], self.curve, gradient_CV)
         for whole, part in zip(scored, chunk, strict=True):
             whole[rows] = part
 
@@ -254,7 +254,7 @@ class _Work(NamedTuple):
         """The gradient of rows that were scored before, into `gradient_CV`; again so that their logits go."""
         logits_CV = project(self.hidden_MH[rows], self.weight_VH, self.bias_V)
         chunk = ChunkScores(*(part[rows] for part in scored))
-        _choose_passes(logits_CV)[1](logits_CV, self.token_ids_M[rows], chunk, self.curve, gradient_CV, weights)
+        _choose_kernels_or_twins(logits_CV)[1](logits_CV, self.token_ids_M[rows], chunk, self.curve, gradient_CV, weights)
 
     def make_scores(self) -> ChunkScores:
         tokens, dtype = self.hidden_MH.shape[0], torch.promote_types(self.hidden_MH.dtype, torch.float32)
@@ -390,7 +390,7 @@ def _each_span(start: int, stop: int, rows: int) -> Iterator[slice]:
         yield slice(place, min(place + rows, stop))
 
 
-def _choose_passes(logits_CV: Tensor) -> tuple[Callable[..., ChunkScores], Callable[..., None]]:
+def _choose_kernels_or_twins(logits_CV: Tensor) -> tuple[Callable[..., ChunkScores], Callable[..., None]]:
     """The two passes over a chunk's logits: kernels where they run, their twins elsewhere (float64, other devices)."""
     if logits_CV.dtype == torch.float32 and has_kernels(logits_CV.device):
         from cohort.ops.fused import kernels_head

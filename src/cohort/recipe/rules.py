@@ -65,7 +65,7 @@ def has_group_of_one(r: Recipe) -> bool:
     return alone and advantage.known and advantage.traits.compares_group
 
 
-def mixes_up_parts(r: Recipe) -> bool:
+def reward_takes_overlong_name(r: Recipe) -> bool:
     """Whether an advantage that reads parts would take the overlong penalty for one of the recipe."""
     reads_parts = "parts_PG" in r.algorithm.chosen.advantage.reads
     return bool(r.algorithm.overlong_share) and reads_parts and OVERLONG_PART in map(name_reward, r.rewards)
@@ -123,7 +123,7 @@ RULES: tuple[tuple[Callable[[Recipe], Any], str], ...] = (
         "advantage 0. Use a group_size of at least 2 (8 is usual).",
     ),
     (
-        mixes_up_parts,
+        reward_takes_overlong_name,
         f"rewards: {OVERLONG_PART!r} is the part that algorithm.overlong_share adds, and advantage {{r.algorithm.advantage!r}} would "
         "read it in place of yours; give yours another `name`, or set algorithm.overlong_share = 0.",
     ),

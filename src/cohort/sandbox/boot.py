@@ -147,7 +147,7 @@ def confine(setup: dict[str, Any]) -> None:
         give_up_rights(setup, ruleset)
     os.chdir(setup["scratch"])
     sys.path += setup["path"]
-    reroute_imports(open_folders)
+    import_from_held_folders(open_folders)
     if not setup["unsafe"]:
         install_filter(setup["filter"])
 
@@ -213,7 +213,7 @@ def hold_folders(setup: dict[str, Any]) -> dict[str, int]:
     return folders
 
 
-def reroute_imports(open_folders: dict[str, int]) -> None:
+def import_from_held_folders(open_folders: dict[str, int]) -> None:
     moved = {folder: f"/proc/self/fd/{where}" for folder, where in open_folders.items() if not os.access(folder, os.R_OK)}
     if not moved:
         return

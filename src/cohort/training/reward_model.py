@@ -191,7 +191,9 @@ class RewardModel(ScalarModel):
         if "accuracy" in before:
             known["accuracy_before"] = before["accuracy"]
         try:
-            optimizer = Optimizer(self.weights, make_adamw_settings(settings.learning_rate, total, self.state_bits), total)
+            optimizer = Optimizer(
+                self.weights, make_warmed_up_adamw_settings(settings.learning_rate, total, self.state_bits), total
+            )
             for batches in plan:
                 losses = []
                 for batch in batches:
@@ -355,7 +357,7 @@ def fill(units: Sequence[Sequence[int]], order: Sequence[int], batch_size: int) 
     return batches
 
 
-def make_adamw_settings(learning_rate: float, total_updates: int, state_bits: Literal[32, 8] = 32) -> OptimizerConfig:
+def make_warmed_up_adamw_settings(learning_rate: float, total_updates: int, state_bits: Literal[32, 8] = 32) -> OptimizerConfig:
     """A short warm-up, for the moments are fresh, then a linear decay to 0: the fit ends where it ends, and settles."""
     warmup_steps = math.ceil(WARMUP_SHARE * total_updates)
     return OptimizerConfig(learning_rate=learning_rate, schedule="linear", warmup_steps=warmup_steps, state_bits=state_bits)

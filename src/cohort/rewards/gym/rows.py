@@ -63,7 +63,7 @@ def load_gym(name: str, split: str, seed: int, args: Mapping[str, Any]) -> list[
         if entry is None or entry["question"] in rows or choose_split(name, entry["question"]) != split:
             continue
         row = make_row(name, entry, settings)
-        if is_answerable(row):
+        if admits_own_answer(row):
             rows[entry["question"]] = row
     if not rows:
         raise PromptError(f"prompts.source: gym task {name} has no {split} problem with these arguments; widen prompts.args")
@@ -83,7 +83,7 @@ def make_row(name: str, entry: Mapping[str, Any], settings: Mapping[str, Any]) -
     }
 
 
-def is_answerable(row: Mapping[str, Any]) -> bool:
+def admits_own_answer(row: Mapping[str, Any]) -> bool:
     """Whether the row's own answer passes the task's guard. Some do not: of an integral that the package could not solve
     it stores the integral."""
     try:
