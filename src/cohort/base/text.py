@@ -71,6 +71,11 @@ def write_duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def write_count(number: int, noun: str) -> str:
+    """ "1 step", "3 steps"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def write_rate(rate: float) -> str:
     """ "950 tok/s", "8.4k tok/s"."""
     return f"{rate / 1000:.1f}k tok/s" if rate >= 1000 else f"{rate:.0f} tok/s"

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cohort.base.keyed import keyed_hash
+from cohort.base.text import write_count
 from cohort.data.prompts import make_content_key
 from cohort.engine import sample_groups
 from cohort.evaluation.estimators import Estimate, PairedDifference, estimate, maj_at_k, mean_at_k, paired_test, pass_at_k
@@ -128,7 +129,7 @@ class Evaluation:
         shown = [what for what in self.sets[name] if not what.startswith(("mean@", "maj@"))]
         numbers = [f"{what} {self.sets[name][what].written(share=what != 'reward')}" for what in shown]
         count = int(self.counts[name]["problems"])
-        problems = f"{count} problem{'' if count == 1 else 's'}"
+        problems = write_count(count, "problem")
         return f"{name}: {', '.join([problems, *numbers])}"
 
     def metrics(self) -> dict[str, float]:

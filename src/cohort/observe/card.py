@@ -16,6 +16,7 @@ from typing import Any
 import tomli_w
 from markupsafe import Markup
 
+from cohort.base.text import write_count
 from cohort.evaluation.estimators import UNCLEAR
 from cohort.observe.changes import write_difference
 from cohort.observe.report.data import RunData, as_dict, as_number
@@ -48,7 +49,7 @@ def render_card(run: RunData, adapter: bool, weights: str, checkpoint: str, name
             source=name_source(source),
             prompts=name_source(prompts),
             run=escape_markdown(run.name),
-            weights=escape_markdown(f"{weights}, after {steps} step{'' if steps == 1 else 's'}"),
+            weights=escape_markdown(f"{weights}, after {write_count(steps, 'step')}"),
             rows=list(list_rows(run, checkpoint, before, after)),
             measured=bool(after),
             paired="" if checkpoint else "; the change is paired, problem by problem",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cohort.base.text import write_count
 from cohort.errors import CohortError
 from cohort.observe.changes import describe_before_and_after
 
@@ -40,7 +41,7 @@ def describe_result(folder: Path, status: str, summary: Mapping[str, Any]) -> st
     steps = int(summary.get("steps") or 0)
     words = [
         status,
-        f"{steps} step{'' if steps == 1 else 's'}",
+        write_count(steps, "step"),
         "stopped early" if summary.get("stopped") else "",
         describe_before_and_after(summary.get("eval")),
         str(folder),

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cohort.base.text import write_count
 from cohort.rewards.entries import (
     INFRASTRUCTURE,
     VERDICT_WORD,
     Answered,
     Failed,
     RewardEntry,
-    count_noun,
     describe_value,
     make_plain,
     read_entry,
@@ -209,7 +209,7 @@ def call_reward(
 ) -> Answered | Failed:
     """Make the call. `let_through`: exceptions that are not about these completions but about the run, and end it."""
     log, lengths = CallLog(on_verdict), call.lengths
-    expected = f"for {count_noun(len(lengths), 'completion')}; {EXPECTED}"
+    expected = f"for {write_count(len(lengths), 'completion')}; {EXPECTED}"
     given = {"trainer_state": call.state} | {name: getattr(log, name) for name in CALLBACKS[1:]}
     try:
         result = function(**call.arguments, **{name: given[name] for name in call.names if name in given})

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from cohort.base.text import make_printable
+from cohort.base.text import make_printable, write_count
 
 Steps = tuple[tuple[int, float], ...]
 """What a process reward says of one completion: (characters up to and including the end of a step, reward), in order."""
@@ -110,7 +110,7 @@ def read_steps(said: Any, length: int) -> RewardEntry:
 
     Without that, a completion without steps would escape the mean that wrong steps lower.
     """
-    size, low = count_noun(length, "character"), min(1, length)  # the end of an empty completion is position 0
+    size, low = write_count(length, "character"), min(1, length)  # the end of an empty completion is position 0
     steps: list[tuple[int, float]] = []
     for pair in unpack_values(said):
         items = unpack_values(pair) if is_listed(pair) else []
@@ -247,10 +247,6 @@ def make_plain(value: Any) -> Any:
 # ---------------------------------------------------------------------------------------------------------------------
 # Words
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def count_noun(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def describe_value(value: Any) -> str:

@@ -154,7 +154,7 @@ class ConsoleMonitor(Monitor):
         return sum(recent) / len(recent) * max(0, self.total - step) if recent and self.total else None
 
     def end_stage(self) -> None:
-        """The last state of a stage stays on the screen."""
+        """End the live line of a stage: with a number of steps its last state stays on the screen; a plain line that was held back is printed."""
         if self.progress is not None:
             self.progress.stop()
             self.progress = self.task = None

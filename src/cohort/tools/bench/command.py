@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cohort.base.table import make_table
+from cohort.base.text import write_count
 from cohort.errors import RecipeError
 from cohort.recipe.section import suggest_nearest
 from cohort.tools.bench import machine as machines
@@ -262,29 +263,27 @@ def join_rounds(before: dict[str, dict[str, Any]], found: dict[str, dict[str, An
 
 
 def describe_job(job: BenchJob, machine: dict[str, Any]) -> str:
-    turns = f"median of {count(job.repeats * job.rounds, 'turn')}" if job.repeats * job.rounds > 1 else "one turn"
+    turns = f"median of {write_count(job.repeats * job.rounds, 'turn')}" if job.repeats * job.rounds > 1 else "one turn"
     rounds = f" in each of {job.rounds} rounds" if job.rounds > 1 else ""
     return f"{describe_model_and_machine(job, machine)}: {describe_work(job.workload)}; {turns} after a warm-up{rounds}"
 
 
 def describe_model_and_machine(job: BenchJob, machine: dict[str, Any]) -> str:
-    where = machine["gpu"] if job.device.startswith("cuda") else f"{machine['cpu']}, {count(machine['threads'], 'thread')}"
+    where = (
+        machine["gpu"] if job.device.startswith("cuda") else f"{machine['cpu']}, {write_count(machine['threads'], 'thread')}"
+    )
     return f"{job.shape.name} ({job.shape.dimensions.total_parameters / 1e6:.1f} M parameters, random weights) on {where}"
 
 
 def describe_work(work: Workload) -> str:
     lengths = (
-        f"of {count(work.new, 'token')}"
+        f"of {write_count(work.new, 'token')}"
         if work.lengths == "fixed"
-        else f"of up to {count(work.new, 'token')}, mean {work.tokens / work.completions:.0f}"
+        else f"of up to {write_count(work.new, 'token')}, mean {work.tokens / work.completions:.0f}"
     )
     silent = f", 1 of {work.silent_every} groups without signal" if work.silent_every else ""
-    prompts = f"{count(work.prompts, 'prompt')} of {count(work.prompt_tokens, 'token')}"
-    return f"{prompts}, {count(work.group, 'completion')} each {lengths}{silent}"
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    prompts = f"{write_count(work.prompts, 'prompt')} of {write_count(work.prompt_tokens, 'token')}"
+    return f"{prompts}, {write_count(work.group, 'completion')} each {lengths}{silent}"
 
 
 def describe_noise(document: dict[str, Any]) -> str:
@@ -298,7 +297,9 @@ def describe_noise(document: dict[str, Any]) -> str:
         return ""
     machine = document["machine"]
     load = (
-        f" (load average {machine['load']:g} on {count(machine['cores'], 'core')} at the start)" if machine.get("load") else ""
+        f" (load average {machine['load']:g} on {write_count(machine['cores'], 'core')} at the start)"
+        if machine.get("load")
+        else ""
     )
     return (
         f"{', '.join(shaky)}: the slowest turn took {max(widest.values()):.2f} times the fastest, so the machine was not quiet{load}. "
