@@ -1,0 +1,8 @@
+"""A plugin for vLLM: the weight-transfer backend "cohort". Every process of a server loads it, by its entry point."""
+
+
+def register() -> None:
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if "cohort" not in WeightTransferEngineFactory._registry:  # plugins may be loaded more than once in a process
+        WeightTransferEngineFactory.register_engine("cohort", "cohort_vllm.engine", "GroupEngine")
