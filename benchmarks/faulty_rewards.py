@@ -131,7 +131,7 @@ def counted_kinds(run: Path) -> dict[str, int]:
 
     words = Counter(
         fault
-        for file in sorted((run / "rollouts").glob("*.parquet"))
+        for file in sorted((run / "rollouts").glob("step-*[0-9].parquet"))
         for faults in pq.read_table(file, columns=["faults"])["faults"].to_pylist()
         for fault in faults
     )

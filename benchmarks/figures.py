@@ -314,6 +314,48 @@ def faulty_rewards(settings: Settings) -> list[Figure]:
     return [verdict_of("200 steps with 5 % reward faults", command, "finishes, counts each, improves")]
 
 
+def soak_servers(settings: Settings) -> list[Figure]:
+    command = ["benchmarks/soak_servers.py", str(settings.folder / "soak")]
+    target = "finishes; every step once; the weights of the run without faults"
+    return [verdict_of("200 steps on two vLLM servers, 20 random faults", command, target)]
+
+
+# -- findings ----------------------------------------------------------------------------------------------------------
+
+
+def findings(settings: Settings) -> list[Figure]:
+    """Runs made to fail and healthy ones: how many are found, how early, and how many alarms are false."""
+    out = settings.folder / "findings"
+    command = ["benchmarks/findings.py", "--out", str(out), "--json", str(out / "findings.json")]
+    ended = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    if not (out / "findings.json").is_file():
+        return [Figure("findings", f"python {command[0]}", f"{ended.stderr.strip()[-300:]!r}", "runs", False)]
+    print(ended.stdout)
+    made = json.loads((out / "findings.json").read_text(encoding="utf-8"))["figures"]
+    missed, bound = ", ".join(made["missed"]) or "none", made["bound"]
+    share = f"{made['found']} of {made['pathologies']}, {made['found_by_alarm']} of them by an alarm; missed: {missed}"
+    lead = f"median {made['median_lead']} steps; {made['found_before_the_fall']} of {made['found_and_fell']} before the fall"
+    confident = f": the rate is below {bound:.0%} with 95 % confidence" if bound else ""
+    alarms = f"{made['false_alarms']} in {made['healthy']} runs{confident}"
+    script = f"python {command[0]}"
+    return [
+        Figure("findings: pathologies found", script, share, "of at least 15 nine tenths", made["found"] >= 0.9 * made["pathologies"] >= 13.5),
+        Figure("findings: lead", script, lead, "stated", True),
+        Figure("findings: false alarms", script, alarms, "0 in 30", not made["false_alarms"] and made["healthy"] >= 30),
+    ]  # fmt: skip
+
+
+def dashboard(settings: Settings) -> list[Figure]:
+    """Pages of a very long run and of huge files, and the CPU that following a run takes."""
+    target = "a page of 10,000 steps and 1 million rollouts, or of 1 GB, within 2 s; under 2 % of a core"
+    return [verdict_of("the dashboard's cost", ["benchmarks/dashboard.py"], target)]
+
+
+def record(settings: Settings) -> list[Figure]:
+    """Index, events and single tokens, on the demo."""
+    return [verdict_of("the record's cost", ["benchmarks/record.py"], "at most 1 % of a step and 2 MB")]
+
+
 # -- speed -------------------------------------------------------------------------------------------------------------
 
 
@@ -357,4 +399,8 @@ FIGURES: dict[str, Callable[[Settings], list[Figure]]] = {
     "jail": jail,
     "math": math_rewards,
     "faults": faulty_rewards,
+    "soak": soak_servers,
+    "findings": findings,
+    "dashboard": dashboard,
+    "record": record,
 }

@@ -249,7 +249,7 @@ def hash_rollouts(folder: Path) -> dict[str, str]:
     import pyarrow.parquet as pq
 
     digests: dict[str, Any] = {}
-    for file in sorted(folder.glob("*.parquet")):
+    for file in sorted(folder.glob("step-*[0-9].parquet")):  # of tokens, which lie beside them, older commits write none
         columns = pq.read_table(file).to_pydict()
         called = {"extracted": "answer", "answer": "row/answer"} if "extracted" in columns else {}
         for name, values in columns.items():

@@ -14,7 +14,7 @@ What the columns mean (bytes of distinct storages):
     weights      parameters of the policy, in the dtype they are computed in
     masters      their float32 copies in the optimizer; 0 where parameters are float32 already
     moments      both of AdamW
-    gradients    as the optimizer found them, in float32
+    gradients    as the optimizer found them, in float32, or in float64 where parallel.sums are exact
     reference    the frozen copy for the KL (DPO: for its implicit reward)
     critic       PPO's second network: weights, masters, moments and gradients together
     activations  peak of the update less all of the above: activations, and buffers that live for an operation or a batch
@@ -423,7 +423,7 @@ class Watched:
 
 
 def moments(optimizer: Any) -> list[Any]:
-    return [value for state in optimizer.adamw.state.values() for value in state.values()]
+    return [*optimizer.state()[0].values()]
 
 
 def nbytes(tensors: Any, besides: Any = ()) -> int:
@@ -455,7 +455,8 @@ def watch_the_run(watched: Watched) -> None:
 
     def note_gradients(optimizer: Any) -> None:
         masters = optimizer.weights.masters.values()
-        watched.gradients[id(optimizer)] = nbytes(master.grad for master in masters if master.grad is not None)
+        found = [master.grad for master in masters if master.grad is not None]
+        watched.gradients[id(optimizer)] = nbytes([*found, *optimizer.weights.sums.values()])
 
     around(LocalEngine, "generate", "rollout")
     around(Policy, "score_examples", "score")

@@ -1,11 +1,11 @@
 """Prove the claims of docs/results.md again, part by part, and note what came out and when.
 
-    make prove                                       all parts, one after the other (about four hours on two cores)
+    make prove                                       all parts, one after the other (about five hours on two cores)
     make prove PART=jail                             one of them, at most forty minutes
     python benchmarks/prove.py --list                the parts: minutes, what is in them, and how they ended last
     python benchmarks/prove.py --only demo --seeds 0 one figure, nothing noted
 
-A part is a set of tests (those marked `prove`) and of figures (benchmarks/figures.py). Its result goes to docs/results/prove/PART.json:
+A part is a set of tests (those marked `prove` or `vllm`) and of figures (benchmarks/figures.py). Its result goes to docs/results/prove/PART.json:
 commit, date, machine, seconds, every figure and the tests that failed. Figures are printed as rows of a markdown table with the command
 that makes them. Exit code 1 if anything misses its target. Runs go into a temporary folder unless --keep names one.
 """
@@ -31,7 +31,7 @@ from typing import Any
 from figures import FIGURES, ROOT, Figure, Settings
 
 RESULTS = ROOT / "docs" / "results" / "prove"
-MARKED = "prove and not gpu"
+MARKED = "(prove or vllm) and not gpu"
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,18 @@ class Part:
 
 PARTS = {
     "maths": Part(12, ("algorithms", "base", "data", "engine", "evaluation", "model", "observe", "ops", "recipe"), ("lines",)),
-    "runs": Part(8, ("training", "tools", "test_*.py"), ("help", "doctor")),
+    "runs": Part(20, ("training", "tools/test_*.py", "test_*.py"), ("help", "doctor")),
+    "eyes": Part(25, ("tools/dashboard",), ("dashboard", "record")),
+    "ranks": Part(36, ("parallel",)),
+    "vllm": Part(30, ("vllm_servers",)),
+    "vllm-soak": Part(30, (), ("soak",)),
     "rewards": Part(15, ("rewards",), ("math",)),
     "jail": Part(28, ("sandbox",), ("jail",)),
     "demo": Part(10, (), ("demo", "rollouts")),
     "speed": Part(12, (), ("speed", "memory")),
     "iterative": Part(14, (), ("iterative",)),
     "faults": Part(36, (), ("faults",)),
+    "findings": Part(40, (), ("findings",)),
     "family-1": Part(34, (), ("family-1",)),
     "family-2": Part(34, (), ("family-2",)),
     "family-3": Part(34, (), ("family-3",)),

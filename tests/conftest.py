@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,14 @@ def make_norms_float64(model: Any) -> None:
                 norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
                 norm.weight = child.weight
                 setattr(module, name, norm)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of real servers are skipped where there is no vLLM to serve with."""
+    python = Path(os.environ.get("COHORT_VLLM_PYTHON", Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"))
+    for item in items:
+        if item.get_closest_marker("vllm") and not python.exists():
+            item.add_marker(pytest.mark.skip(reason=f"there is no {python}: `make vllm` makes it"))
 
 
 @pytest.fixture
@@ -148,7 +157,7 @@ def examples_for(policy: Policy, algorithm: AlgorithmConfig, seed: int = 0, **op
         "reference": algorithm.kl_coef > 0,
         "per_token": algorithm.chosen.advantage.traits.per_token,
         "pairs": compares_pairs(algorithm),
-        "mismatch": 0.0 if algorithm.mismatch_weight == "off" and not algorithm.chosen.region.traits.corrects_mismatch else 0.3,
+        "mismatch": 0.0 if not algorithm.weighs_mismatch and not algorithm.chosen.region.traits.corrects_mismatch else 0.3,
     }
     return ragged_examples(policy, seed, **(choices | options))
 

@@ -6,17 +6,20 @@ real command line. A kill test then costs the run and not the import of torch.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import importlib
 import json
 import os
+import re
 import resource
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +56,7 @@ TINY: dict[str, Any] = {
         "sets": {"held_out": PROBLEMS | {"split": "held_out"}},
     },
     "checkpoints": {"every_steps": 2},
-    "monitors": {"console": False},
+    "monitors": {"console": False, "tokens_every": 2},
 }
 """About two seconds: cold start, several minibatches and passes, KL to a reference, evaluation on the way."""
 
@@ -89,6 +92,15 @@ def train_tiny(runs: Path, name: str = "run", **overrides: Any) -> Any:
     return start(tiny(runs, name, **overrides))
 
 
+def prove_others(values: Iterable[str], *kept: str) -> list[Any]:
+    """Parameters of a test: those kept are the sample of `make test`, the others are run by `make prove`."""
+    import pytest
+
+    values = list(values)
+    assert {*kept} <= {*values}, {*kept} - {*values}
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.prove) for value in values]
+
+
 def rows_of(run: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """Strict: every line must be a whole JSON object, and every metric of a step one that the table of metrics explains."""
     from cohort.observe.metrics import find_metric
@@ -108,7 +120,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def is_timing(name: str) -> bool:
-    return name.startswith(("time/", "perf/")) or name.endswith("seconds") or name == "peak_memory_gib"
+    return name.startswith(("time/", "perf/", "ranks/")) or name.endswith("seconds") or name in ("peak_memory_gib", "saving")
 
 
 def without_timing(node: Any) -> Any:
@@ -137,8 +149,7 @@ def differences(run: Path, expected: Path) -> list[str]:
     if sorted(path.name for path in (run / "checkpoints" / last).glob("*.safetensors")) != saved:
         return [f"files in checkpoints/{last}"]
     weights = ["model/model.safetensors", *(f"checkpoints/{last}/{name}" for name in saved)]
-    if (expected / "start").is_dir():
-        weights.append("start/model.safetensors")
+    weights += [f"start/{path.name}" for path in (expected / "start").glob("*.safetensors")]  # of an adapter, with LoRA
     found += [file for file in weights if bits(run / file) != bits(expected / file)]
     for file in ("metrics.jsonl", "evaluations.jsonl"):
         if (expected / file).exists() and without_timing(rows_of(run, file)) != without_timing(rows_of(expected, file)):
@@ -149,13 +160,27 @@ def differences(run: Path, expected: Path) -> list[str]:
     names = sorted(path.name for path in (expected / "rollouts").iterdir())
     if sorted(path.name for path in (run / "rollouts").iterdir()) != names:
         found.append("names in rollouts/")
-    found += [
-        name for name in names if not pq.read_table(run / "rollouts" / name).equals(pq.read_table(expected / "rollouts" / name))
-    ]
-    if without_timing(summary_of(run)) != without_timing(summary_of(expected)):
+    if not {"index.bin", "step-000001.tokens.parquet"} <= {*names}:
+        found.append("what is recorded beside the rollouts")
+    for name in names:
+        one, other = run / "rollouts" / name, expected / "rollouts" / name
+        tables = name.endswith(".parquet")
+        if not (pq.read_table(one).equals(pq.read_table(other)) if tables else one.read_bytes() == other.read_bytes()):
+            found.append(name)
+    if list_found(run) != list_found(expected):
+        found.append("findings in events.jsonl")
+    summaries = [{**without_timing(summary_of(one)), "ranks": None} for one in (run, expected)]
+    if summaries[0] != summaries[1]:
         found.append("summary.json")
     found += [f"leftover {path}" for path in leftovers(run)]
     return found
+
+
+def list_found(run: Path) -> list[dict[str, Any]]:
+    """Findings as they were told; those about seconds and ranks aside, which differ from machine to machine."""
+    rows = rows_of(run, "events.jsonl") if (run / "events.jsonl").exists() else []
+    told = [{name: value for name, value in row.items() if name != "time"} for row in rows if row["kind"] == "finding"]
+    return [one for one in told if not one["name"].startswith(("slow_", "rank_", "ahead_"))]
 
 
 def leftovers(run: Path) -> list[Path]:
@@ -173,7 +198,7 @@ def cpu_of_children() -> float:
 
 @dataclass(frozen=True)
 class Trap:
-    """At the n-th call of a function the process sends itself a signal."""
+    """At the n-th call of a function the process sends itself a signal, or does what `do` says."""
 
     target: str
     """"module:attribute.path" as looked up by the code under test."""
@@ -181,6 +206,23 @@ class Trap:
     signal: int = signal.SIGKILL
     after: bool = False
     """Once the call has returned, instead of before it begins."""
+    do: str = ""
+    """Instead of the signal: "sleep 20", "exit" (as sys.exit), "leave" (as os._exit), "hide FOLDER" (from this process alone), "give TEXT"
+    (instead of every call from here on), else the words of a RuntimeError."""
+
+    def spring(self) -> None:
+        if not self.do:
+            os.kill(os.getpid(), self.signal)
+        elif self.do.startswith("sleep "):
+            time.sleep(float(self.do.removeprefix("sleep ")))
+        elif self.do.startswith("hide "):
+            hide_folder(self.do.removeprefix("hide "))
+        elif self.do == "exit":
+            sys.exit(3)
+        elif self.do == "leave":
+            os._exit(3)
+        else:
+            raise RuntimeError(self.do)
 
     def set(self) -> None:
         module, _, path = self.target.partition(":")
@@ -193,14 +235,26 @@ class Trap:
         def trapped(*args: Any, **kwargs: Any) -> Any:
             nonlocal calls
             calls += 1
+            if calls >= self.call and self.do.startswith("give "):
+                return self.do.removeprefix("give ")
             if calls == self.call and not self.after:
-                os.kill(os.getpid(), self.signal)
+                self.spring()
             result = original(*args, **kwargs)
             if calls == self.call and self.after:
-                os.kill(os.getpid(), self.signal)
+                self.spring()
             return result
 
         setattr(owner, name, trapped)
+
+
+def hide_folder(folder: str) -> None:
+    """Another file system in the place of the folder, in this process and its children alone. For root."""
+    import ctypes
+
+    libc, new_mounts, private = ctypes.CDLL(None, use_errno=True), 0x20000, 0x44000
+    assert libc.unshare(new_mounts) == 0
+    assert libc.mount(b"none", b"/", None, private, None) == 0
+    assert libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, None) == 0
 
 
 @dataclass
@@ -235,21 +289,38 @@ class Child:
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
 
-class ForkServer:
-    """Starts `cohort ARGUMENTS` in a fork of a process that has torch imported already."""
+@functools.cache
+def start_forking(script: str) -> subprocess.Popen[str]:
+    """The process that forks, one for all tests of a worker: to import torch takes seconds. It ends with the worker."""
+    process = subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ONE_THREAD, cwd="/", text=True
+    )
+    assert process.stdin is not None
+    atexit.register(process.stdin.close)
+    return process
 
-    def __init__(self, folder: Path):
+
+class ForkServer:
+    """Starts `cohort ARGUMENTS` in a folder, in a fork of a process that has torch imported already."""
+
+    def __init__(self, folder: Path, script: str = __file__):
         self.folder = folder
         self.count = 0
-        self.process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ONE_THREAD, cwd=folder, text=True
-        )
+        self.process = start_forking(script)
 
-    def run(self, *arguments: object, traps: Sequence[Trap] = ()) -> Child:
+    def run(self, *arguments: object, traps: Sequence[Trap] = (), env: Mapping[str, str] | None = None) -> Child:
+        """traps: where the process sends itself a signal; env: what its environment says beside that of the tests."""
         self.count += 1
         log = self.folder / f"log-{self.count}.txt"
         words = [str(argument) for argument in arguments]
-        reply = self.ask({"run": words, "log": str(log), "traps": [asdict(trap) for trap in traps]})
+        request = {
+            "run": words,
+            "cwd": str(self.folder),
+            "log": str(log),
+            "traps": [asdict(trap) for trap in traps],
+            "env": dict(env or {}),
+        }
+        reply = self.ask(request)
         return Child(self, reply["pid"], log)
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,23 +330,14 @@ class ForkServer:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(30)
-
 
 @contextlib.contextmanager
 def fork_server(folder: Path) -> Iterator[ForkServer]:
-    server = ForkServer(folder)
-    try:
-        yield server
-    finally:
-        server.close()
+    yield ForkServer(folder)
 
 
-def serve() -> None:
-    """One request per line on stdin, one reply per line on stdout."""
+def serve(become: Callable[[Mapping[str, Any]], None]) -> None:
+    """One request per line on stdin, one reply per line on stdout. become: what a forked process does; it does not return."""
     import torch
 
     torch.set_num_threads(1)
@@ -308,23 +370,37 @@ def serve() -> None:
         else:
             ready, _, _ = select.select([children[request["wait"]]], [], [], request["timeout"])
             code = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1]) if ready else None
+            if ready:
+                os.close(children.pop(request["wait"]))
             print(json.dumps({"code": code}), flush=True)
 
 
 def become(request: Mapping[str, Any]) -> None:
     """The forked process: its own process group and output, then the command line as a person would call it."""
+    stand_alone(request)
+    os._exit(run_command(request["run"], request["traps"]))
+
+
+def stand_alone(request: Mapping[str, Any]) -> None:
     os.setpgid(0, 0)
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.chdir(request["cwd"])
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.environ.update(request["env"])
+
+
+def run_command(words: Sequence[str], traps: Sequence[Mapping[str, Any]]) -> int:
+    """`cohort WORDS` with these traps set; its exit code."""
+    notes = note_updates() if "NOTES" in os.environ else {}
     code: Any = 0
     try:
         from cohort.cli import app
 
-        for trap in request["traps"]:
+        for trap in traps:
             Trap(**trap).set()
-        app(request["run"])
+        app(list(words))
     except SystemExit as end:
         code = end.code
     except BaseException:
@@ -332,12 +408,37 @@ def become(request: Mapping[str, Any]) -> None:
 
         traceback.print_exc()
         code = 99  # nothing but SystemExit may leave the command line
+    if notes:
+        import torch.distributed
+
+        notes |= {"modules": sorted(sys.modules), "process_group": torch.distributed.is_initialized()}
+        Path(os.environ["NOTES"]).write_text(json.dumps(notes), encoding="utf-8")
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1 if code else 0)
+    return code if isinstance(code, int) else 1 if code else 0
+
+
+def note_updates() -> dict[str, Any]:
+    """How many micro-batches each update has from now on, by the function that trains."""
+    from cohort.model.packing import Minibatch
+
+    original, counts = Minibatch.deal, {"update_policy": [], "supervised_update": []}
+
+    def deal(self: Any, world: Any) -> Any:
+        counts.get(sys._getframe(1).f_code.co_name, []).append(len(self.micro_batches))
+        return original(self, world)
+
+    Minibatch.deal = deal  # type: ignore[method-assign]
+    return {"micro_batches": counts}
 
 
 # -- rewards that tests name by import ---------------------------------------------------------------------------------
+
+
+def only_boxed(completions: list[str], answer: list[Any], **columns: Any) -> list[float]:
+    """1 where the last box holds the gold. It stands here because a worker imports the module of a reward: this one is light."""
+    found = [re.findall(r"\\boxed\{(.*?)\}", text) for text in completions]
+    return [float(boxes[-1:] == [str(gold)]) for boxes, gold in zip(found, answer, strict=True)]
 
 
 def digit_share(completions: list[str], **columns: Any) -> list[float]:
@@ -366,4 +467,4 @@ def broken_until_mended(completions: list[str], mended: str, answer: list[str], 
 
 
 if __name__ == "__main__":
-    serve()
+    serve(become)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cohort import session
+from cohort.base.world import ALONE
 from cohort.data.written import WrittenRow
 from cohort.engine.local import LocalEngine
 from cohort.errors import InvariantError
@@ -25,7 +26,7 @@ from cohort.recipe.materials import Materials
 from cohort.training.cold_start import supervised_update
 from cohort.training.objective import token_loss
 from cohort.training.preflight import Check, check_invariants, check_rollouts
-from cohort.training.updates import UpdateMeter, check_same_policy
+from cohort.training.updates import Measured, UpdateMeter, check_same_policy
 from cohort.types import Completion, Outcome, Prompt, Rollout, Sampling
 from conftest import gradients, ragged_examples, relative_difference, rollout, tiny_policy
 from session_tools import always_right, always_wrong, digit_share, rows_of, tiny
@@ -75,7 +76,7 @@ def test_one_token_in_a_thousand_stops_the_run_and_so_do_many_small_differences_
     def check(*off: float) -> None:
         off_M = torch.zeros(1000)
         off_M[: len(off)] = torch.tensor(off)
-        check_same_policy(UpdateMeter(AlgorithmConfig(), mismatch=[off_M]), 1e-5, None)
+        check_same_policy(UpdateMeter(AlgorithmConfig(), {0: Measured(mismatch_M=off_M)}), 1e-5, None)
 
     check(9e-6)
     for off in ([2e-5], [5e-6] * 1000, [float("nan")]):
@@ -136,7 +137,8 @@ def test_the_micro_batch_size_cannot_change_the_gradient_of_the_cold_start():
     losses = []
     for budget in (10_000, 24, 12, 1):
         recipe = SimpleNamespace(train=SimpleNamespace(micro_batch_tokens=budget))
-        parts: Any = SimpleNamespace(policy=policy, recipe=recipe, sampling=SimpleNamespace(max_completion_tokens=8))
+        sampling = SimpleNamespace(max_completion_tokens=8)
+        parts: Any = SimpleNamespace(policy=policy, recipe=recipe, sampling=sampling, world=ALONE)
         state: Any = SimpleNamespace(optimizer=Watched(), cold_steps=0)
         losses.append(supervised_update(parts, state, demonstrations))
     assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
@@ -268,7 +270,7 @@ def test_without_a_named_set_a_share_of_the_rows_is_held_out_and_never_trained_o
     run = session.start(tiny(tmp_path, **settings), Materials(sums(60), {"python:reward": digit_share}))
     (before, after) = [document["sets"] for document in rows_of(run.folder, "evaluations.jsonl")]
     assert before.keys() == after.keys() == {"held_out"}
-    files = sorted((run.folder / "rollouts").iterdir())
+    files = sorted((run.folder / "rollouts").glob("step-*[0-9].parquet"))
     trained = {prompt for file in files for prompt in pq.read_table(file).column("prompt").to_pylist()}
     evaluated = {example["prompt"] for example in rows_of(run.folder, "samples/after.jsonl")}
     assert evaluated

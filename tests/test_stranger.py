@@ -111,6 +111,7 @@ def rollouts_of(run: Path, step: int) -> list[dict]:
     return pq.read_table(run / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
 
 
+@pytest.mark.prove
 def test_a_reward_is_one_file_and_one_line(stranger):
     stranger.write(
         "rewards/brevity.py",
@@ -166,6 +167,7 @@ class Backwards(HFEngine):
 '''
 
 
+@pytest.mark.prove
 def test_an_engine_is_one_file_and_one_line(stranger):
     stranger.write("engine/backwards.py", BACKWARDS)
     stranger.insert(
@@ -236,6 +238,7 @@ def test_a_command_is_one_file_and_one_line(stranger):
     assert stranger.run("-m", "cohort", "count", "nowhere", code=1) == ""  # the error is in words, on stderr
 
 
+@pytest.mark.prove
 def test_a_metric_is_a_line_where_it_arises_and_its_row(stranger):
     stranger.insert('"rollout/length_min": min(lengths),', after='"rollout/length_max": max(lengths)')
     stranger.insert(

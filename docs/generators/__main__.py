@@ -14,6 +14,7 @@ import api_page
 import choices_page
 import gym_page
 import house
+import lab_page
 import metrics_page
 import recipe_page
 import rewards_page
@@ -26,6 +27,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "rewards.md": rewards_page.make_page,
     "gym-tasks.md": gym_page.make_page,
     "api.md": api_page.make_page,
+    "lab.html": lab_page.make_page,
     "house.svg": house.draw_house,
     "how-it-works.md": house.make_page,
 }

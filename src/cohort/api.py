@@ -23,6 +23,7 @@ from cohort.recipe.words import describe_start
 from cohort.rewards.contract import importable_name
 from cohort.session import resume as resume_session
 from cohort.session import start as start_session
+from cohort.training.agreement import speaks_to_people
 
 if TYPE_CHECKING:
     from cohort.evaluation.evaluate import Evaluation
@@ -72,7 +73,7 @@ def train(
         values["monitors"], monitors = dict(monitors), ()
     materials = replace(materials, monitors=check_monitors(monitors))
     resolved = load_recipe(None if recipe is None else find_recipe_path(recipe), values=values)
-    if resolved.monitors.console:
+    if resolved.monitors.console and speaks_to_people():
         print(describe_start(resolved), flush=True)
     if evaluate_on is not None:
         refuse_second_sets(settings, resolved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from cohort.base.processes import begin_process
-from cohort.tools.commands import COMMANDS
+from cohort.tools.commands import COMMANDS, KNOW_RANKS
 from cohort.tools.commands.options import Command
 
 app = typer.Typer(
@@ -33,6 +34,8 @@ def print_plain_errors() -> Iterator[None]:
     try:
         yield
     except CohortError as problem:
+        if problem.told:
+            raise typer.Exit(1) from None
         message = str(problem)
     except OSError as problem:  # a full disk, a folder that cannot be written: nobody's bug
         message = f"{problem.strerror or problem}{f': {problem.filename}' if problem.filename else ''}"
@@ -40,6 +43,15 @@ def print_plain_errors() -> Iterator[None]:
         return
     print_error(f"error: {make_printable(message)}")  # it may quote what a model wrote, and a terminal would obey
     raise typer.Exit(1)
+
+
+def refuse_ranks(command: str) -> None:
+    """Of commands that one process does: several would do it several times, and write over each other."""
+    from cohort.errors import RankError
+
+    if command not in KNOW_RANKS and "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        known = " and ".join([", ".join(KNOW_RANKS[:-1]), KNOW_RANKS[-1]])
+        raise RankError(f"cohort {command} is the work of one process: start it without torchrun. {known} know ranks.")
 
 
 def print_error(text: str) -> None:
@@ -77,6 +89,7 @@ def wrap_command(function: Callable[..., int | None]) -> Callable[..., None]:
     def command(*arguments: Any, **options: Any) -> None:
         begin_process()
         with print_plain_errors():
+            refuse_ranks(function.__name__)
             code = function(*arguments, **options)
         if code:
             raise typer.Exit(code)

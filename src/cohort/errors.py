@@ -6,6 +6,9 @@ from __future__ import annotations
 class CohortError(Exception):
     """Base of all errors raised on purpose. The command line prints the message alone, without a traceback."""
 
+    told = False
+    """Whether another process of the run says it to people: they should read it once."""
+
 
 def describe_problem(problem: Exception) -> str:
     """What a problem says, with its kind where it is none that was raised on purpose."""
@@ -40,8 +43,16 @@ class RunError(CohortError):
     """The run folder cannot be used: locked by another process, already finished, or not a run."""
 
 
+class NotFound(CohortError):
+    """A page names a run, a step or a group that is not there."""
+
+
 class InvariantError(CohortError):
     """Something that must hold before training can be trusted does not (for instance ratio 1 at step 1)."""
+
+
+class RankError(CohortError):
+    """Another process of the run is lost, or the processes do not belong to one run."""
 
 
 class Interrupted(BaseException):

@@ -25,7 +25,7 @@ def train(parts: TrainingParts, state: TrainState, until: int) -> None:
     """Train until `until` steps are finished, from wherever `state` stands."""
     recipe, source = parts.recipe, parts.source
     for step in state.remaining_steps(until):
-        watch = Stopwatch(parts.policy.wait)
+        watch = Stopwatch(parts.policy.wait, parts.world)
 
         if state.batch is None:  # a run resumed inside a step goes on with the batch it had
             source.sync(state.policy_version)
@@ -37,26 +37,32 @@ def train(parts: TrainingParts, state: TrainState, until: int) -> None:
                 scored = parts.judge.score(prompts, completions_PG, step, watch)
                 drawn = drawn.add_round(prompts, completions_PG, scored, figures)
             say_why_not_full(parts, state, why_not_full(drawn, step))
-            rollouts = finish_drawing(drawn, sampled=source.samples, keyed=source.keyed)
+            rollouts = finish_drawing(drawn, state.policy_version, sampled=source.samples, keyed=source.keyed)
             credited = credit_tokens(rollouts, parts.models, recipe, step, state.kl_coef, watch)
             state.begin_batch(make_batch(credited, watch))
 
-        for members in state.remaining_minibatches():
-            minibatch = pack_minibatch(members, recipe, parts.policy, state.layouts)
-            watch.lap("pack")
-            meter = UpdateMeter(recipe.algorithm)
-            for micro in minibatch.micro_batches:
-                micro = micro.to(parts.policy.device)
-                scores = score_tokens(parts.policy, micro, recipe.algorithm)
-                loss = token_loss(scores, micro, recipe.algorithm, state.kl_coef)
-                (loss.loss_M * micro.loss_weights_M).sum().backward()
-                parts.critic.backward(micro)
-                meter.add(scores, micro, loss)
-            check_before_update(parts, state, meter)
-            watch.lap("update")
-            state.update(meter, minibatch, parts.critic)
-            watch.lap("optimizer")
-
+        update_policy(parts, state, watch)
         observe_step(parts, state, watch)
         finish_step(parts, state)
         save_if_due(parts, state)
+
+
+def update_policy(parts: TrainingParts, state: TrainState, watch: Stopwatch) -> None:
+    """The updates that the step still owes, one for each minibatch of its batch."""
+    recipe = parts.recipe
+    for members in state.remaining_minibatches():
+        minibatch = pack_minibatch(members, recipe, parts.policy, state.layouts)
+        watch.lap("pack")
+        meter = UpdateMeter(recipe.algorithm, keeps_tokens=recipe.monitors.tokens_every > 0)
+        for micro in minibatch.deal(parts.world):  # all of them, or this rank's share
+            micro = micro.to(parts.policy.device)
+            scores = score_tokens(parts.policy, micro, recipe.algorithm)
+            loss = token_loss(scores, micro, recipe.algorithm, state.kl_coef)
+            (loss.loss_M * micro.loss_weights_M).sum().backward()
+            parts.critic.backward(micro)
+            meter.add(scores, micro, loss)
+        meter.join(parts.world)
+        check_before_update(parts, state, meter)
+        watch.lap("update", meter.own_tokens)
+        state.update(meter, minibatch, parts.critic)
+        watch.lap("optimizer")

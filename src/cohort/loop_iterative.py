@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from cohort.base.interrupts import defer_interrupts
 from cohort.loop import train
+from cohort.model.optim import Adding
 from cohort.model.scalar_head import add_prefix, select_prefix
 from cohort.recipe.schema import Recipe
 from cohort.training.checkpoint import fill_folder
@@ -47,7 +49,7 @@ class LearnedReward:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         kept, document = self.replay.state()
-        weights = self.before_fit or self.model.weights.tensors()
+        weights = self.model.weights.make_whole(self.before_fit) if self.before_fit else self.model.weights.tensors()
         return add_prefix(weights, MODEL) | add_prefix(kept, REPLAY), {"replay": document, "metrics": self.metrics}
 
     def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
@@ -59,7 +61,7 @@ class LearnedReward:
 def train_in_iterations(parts: TrainingParts, state: TrainState, compute_dtype: torch.dtype) -> None:
     """Train until `num_steps` steps are finished, in `reward_model.iterations` parts of equal length."""
     recipe = parts.recipe
-    learned = LearnedReward(make_reward_model(parts, compute_dtype))
+    learned = LearnedReward(make_reward_model(parts, compute_dtype, state.optimizer.weights.adding))
     state.attach("reward_model", learned)
     scorer = LearnedScorer(
         parts.rewards, learned.model, recipe.train.micro_batch_tokens, max_fault_share=recipe.train.max_fault_share
@@ -72,15 +74,20 @@ def train_in_iterations(parts: TrainingParts, state: TrainState, compute_dtype: 
             begin_iteration(parts, state, learned, iteration)
         state.constant_metrics = {"reward_model/iteration": iteration, **learned.metrics}
         train(parts, state, until=find_last_step(recipe, iteration))
-    with fill_folder(parts.folder.reward_model) as whole:
-        learned.model.save(whole)
+    whole = learned.model.collect_weights()
+    parts.world.on_main(lambda: save_reward_model(learned.model, parts.folder.reward_model, whole))
 
 
-def make_reward_model(parts: TrainingParts, compute_dtype: torch.dtype) -> RewardModel:
+def save_reward_model(model: RewardModel, folder: Path, whole: Mapping[str, Tensor]) -> None:
+    with fill_folder(folder) as filled:
+        model.save(filled, whole)
+
+
+def make_reward_model(parts: TrainingParts, compute_dtype: torch.dtype, adding: Adding) -> RewardModel:
     settings, bits = parts.recipe.reward_model, parts.recipe.optimizer.state_bits
     if settings.source:
-        return RewardModel.from_pretrained(settings.source, parts.policy, settings, compute_dtype, state_bits=bits)
-    return RewardModel.from_policy(parts.policy, settings, compute_dtype, parts.recipe.seed, state_bits=bits)
+        return RewardModel.from_pretrained(settings.source, parts.policy, settings, compute_dtype, bits, adding)
+    return RewardModel.from_policy(parts.policy, settings, compute_dtype, parts.recipe.seed, bits, adding)
 
 
 def find_last_step(recipe: Recipe, iteration: int) -> int:
@@ -92,7 +99,7 @@ def begin_iteration(parts: TrainingParts, state: TrainState, learned: LearnedRew
     settings, seed, started = parts.recipe.reward_model, parts.recipe.seed, time.monotonic()
     fresh = label_fresh_rollouts(parts, state, iteration)
     data = learned.replay.mix(fresh, settings.replay_share, seed, iteration)
-    learned.before_fit = {name: value.to("cpu", copy=True) for name, value in learned.model.weights.tensors().items()}
+    learned.before_fit = learned.model.weights.copy_held()
     parts.monitors.on_message(
         f"iteration {iteration} of {settings.iterations}: fitting the reward model on {len(data)} completions"
     )

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cohort.base.interrupts import handle_interrupts
-from cohort.errors import CheckpointError, Interrupted, RunError
+from cohort.base.world import ALONE, World
+from cohort.errors import CheckpointError, Interrupted, RankError, RunError
 from cohort.observe.early_stop import check_conditions
-from cohort.observe.outcome import RunResult, describe_failure
+from cohort.observe.outcome import RunResult, begin_summary, describe_failure, explain_exit
 from cohort.observe.run_folder import RunFolder, make_paths_absolute
 from cohort.recipe.materials import Materials
 from cohort.recipe.own import resolve_recipe
@@ -22,6 +23,7 @@ from cohort.recipe.rules import list_trusted_sources, list_warnings
 from cohort.recipe.schema import Recipe
 from cohort.recipe.words import describe_algorithm, describe_template
 from cohort.rewards.base import RewardRunner
+from cohort.training import agreement
 
 if TYPE_CHECKING:
     from cohort.data.prompts import PromptStream
@@ -34,35 +36,48 @@ if TYPE_CHECKING:
 
 
 def start(recipe: Recipe, materials: Materials | None = None) -> RunResult:
+    """Begin a run; under torchrun, with all of its processes. One that torchrun has restarted goes on where it was."""
     recipe = make_paths_absolute(recipe)
-    folder = RunFolder.create(recipe)
-    try:
-        return _execute(folder, recipe, materials)
-    except Exception:
-        folder.discard()
-        raise
+    world = agreement.find_world(lambda: recipe.parallel.limit_s)
+    if world.earlier_run and (Path(world.earlier_run) / "recipe.toml").is_file():
+        return _resume(world.earlier_run, materials, world)
+    with agreement.end_together(world):
+        agreement.compare_ranks(world, lambda: agreement.list_launch_facts(recipe))
+        folder = agreement.claim_folder(world, lambda: RunFolder.create(recipe))
+        try:
+            return agreement.share_result(world, _execute(folder, recipe, materials, world))
+        except Exception:
+            folder.discard()
+            raise
 
 
 def resume(root: str | Path, materials: Materials | None = None) -> RunResult:
-    folder = RunFolder.open(root)
-    folder.lock()
-    summary = folder.read_summary()
-    if summary.get("status") == "finished":
-        folder.unlock()
-        return RunResult(folder.root, "finished", summary)
-    return _execute(folder, folder.recipe(), materials)
+    return _resume(root, materials, agreement.find_world(lambda: RunFolder.open(root).recipe().parallel.limit_s))
 
 
-def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None) -> RunResult:
+def _resume(root: str | Path, materials: Materials | None, world: World) -> RunResult:
+    with agreement.end_together(world):
+        folder = agreement.claim_folder(world, lambda: agreement.lock_folder(root))
+        summary = world.on_main(folder.read_summary)
+        if summary.get("status") == "finished":
+            folder.unlock()
+            return RunResult(folder.root, "finished", summary)
+        recipe = folder.recipe()
+        agreement.compare_ranks(world, lambda: agreement.list_launch_facts(recipe))
+        return agreement.share_result(world, _execute(folder, recipe, materials, world))
+
+
+def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None, world: World = ALONE) -> RunResult:
     # Reward workers start before torch is imported: they are small, and nothing of CUDA or of thread pools leaks into them.
     try:
         with (
-            handle_interrupts(),
+            handle_interrupts(joint=world.size > 1, apart=recipe.parallel.shard == "none"),
             RewardRunner.from_recipe(
                 recipe.rewards, materials.functions if materials else {}, max_fault_share=recipe.train.max_fault_share
             ) as rewards,
         ):
-            return Session(folder, recipe, rewards, materials).run()
+            rewards.world = world
+            return Session(folder, recipe, rewards, materials, world).run()
     except Interrupted:  # before the phases began, so there is nothing to save
         summary = begin_summary(recipe) | folder.read_summary() | {"status": "interrupted"}
         folder.write_json(folder.summary_file, summary)
@@ -71,29 +86,29 @@ def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None) -> 
         folder.unlock()
 
 
-def begin_summary(recipe: Recipe) -> dict[str, Any]:
-    """The summary of a run that has earned nothing yet."""
-    return {"status": "running", "steps": 0, "seconds": 0.0, "eval": {"before": {}, "after": {}}, "seed": recipe.seed}
-
-
 class Session:
     """The phases of one run. Everything that lasts is in the folder; an instance only walks through it."""
 
-    def __init__(self, folder: RunFolder, recipe: Recipe, rewards: RewardRunner, materials: Materials | None):
-        from cohort.observe.monitors import build_monitors
-        from cohort.training import checkpoint
+    def __init__(
+        self, folder: RunFolder, recipe: Recipe, rewards: RewardRunner, materials: Materials | None, world: World = ALONE
+    ):
+        from cohort.observe.monitors import Monitors, build_monitors
+        from cohort.training.state import add_missing_fields
 
-        self.started = time.monotonic()
+        self.world, self.started = world, time.monotonic()
         recipe = resolve_recipe(recipe)
         check_conditions(recipe)
         folder.keep_own_functions(recipe.algorithm)
         self.folder, self.recipe, self.rewards = folder, recipe, rewards
         self.materials = materials or Materials()
-        self.found = checkpoint.latest(folder.checkpoints) if checkpoint.list_checkpoints(folder.checkpoints) else None
+        self.found = agreement.find_checkpoint(world, folder.checkpoints)
+        self.saved = add_missing_fields(self.found.snapshot.document) if self.found else {}
         # Rows of steps that this process is about to repeat are cut off, so that no step appears twice.
-        done = self.found.snapshot.document["step"] if self.found else 0
+        done = self.saved.get("step", 0)
         again = 0 if self.found else len(folder.metrics())
-        self.monitors = build_monitors(recipe, folder.root, resume_step=done, handed_in=self.materials.monitors)
+        self.monitors = Monitors([])
+        if world.is_main:
+            self.monitors = build_monitors(recipe, folder.root, resume_step=done, handed_in=self.materials.monitors)
         if again:
             self._say(f"warning: checkpoints/ holds none: starting anew, with the {again} steps that were done before")
 
@@ -127,23 +142,27 @@ class Session:
                 self._save_last_state(parts, state)
                 self._say(f"{signal}: saved. Go on with: {self._resume_command()}")
                 return self._finish("interrupted", parts, state)
-            except Exception as problem:
+            except (Exception, SystemExit) as happened:
+                problem = self.world.explain(explain_exit(happened) if isinstance(happened, SystemExit) else happened)
+                self.world.fail(problem)
                 self._save_last_state(parts, state)
                 self._finish("failed", parts, state, error=problem)
-                raise
+                raise problem from problem.__cause__
 
     # -- building ------------------------------------------------------------------------------------------------------
 
     def assemble(self) -> tuple[Parts, TrainState, EncodedData]:
-        from cohort.model.optim import MasterWeights
+        import torch
+
+        from cohort.model.optim import Adding
         from cohort.training import build
         from cohort.training.handed_in import keep_rows
         from cohort.training.parts import Clock, Parts
-        from cohort.training.run_weights import settle_models
+        from cohort.training.run_weights import replace_sources, settle_models
 
-        self.recipe, settled = settle_models(self.recipe, self.folder, self.materials.model)
+        sources, settled = self.world.on_main(lambda: settle_models(self.recipe, self.folder, self.materials.model))
+        recipe = self.recipe = replace_sources(self.recipe, sources)
         self._say(*settled)
-        recipe = self.recipe
         if recipe.train.num_steps:
             iterations = recipe.reward_model.iterations
             learned = f"; the reward is a learned model's, fitted {iterations} times" if iterations else ""
@@ -161,14 +180,23 @@ class Session:
         policy = build.load_policy(recipe, data)
         sampling = build.make_training_sampling(recipe, policy)
         encoded = build.encode_data(recipe, data, policy, sampling)
-        weights = MasterWeights(policy.model, build.compute_dtype(recipe))
+        policy.world = self.world
+        threads, exact = torch.get_num_threads(), build.adds_exactly(recipe, self.saved.get("sums"))
+        agreement.compare_ranks(self.world, lambda: agreement.list_run_facts(recipe, policy.model, encoded, threads * exact))
+        self._say(*agreement.describe_ranks(self.world, policy.device, threads, exact, self.saved.get("threads")))
+        policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
+        weights = build.make_weights(recipe, policy, Adding(exact, self.world))
         stream = build.make_stream(recipe, encoded)
         state = self._make_or_restore_state(policy, weights, encoded, stream)
-        policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
-        engine, sentence = build.make_engine(recipe, policy)
+        engine, sentence = build.make_engine(recipe, policy, self.folder.root, self._say)
+        build.refuse_ahead(recipe, engine, self.world)
         trained = policy.prepare(recipe.model.kernels, recipe.train.activation_checkpointing)
-        state.slots = engine.slots = state.slots or build.choose_slots(recipe, engine, encoded.train, sampling)
+        # The fewest that any rank has room for: another number could flip near-ties.
+        slots = state.slots or -self.world.max(-build.choose_slots(recipe, engine, encoded.train, sampling))
+        state.slots = engine.slots = slots
+        state.sums, state.threads = "exact" if exact else "fast", threads
         self._say(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}; {trained}")
+        self._say(*agreement.describe_company(self.world, exact, engine.name, engine.capabilities.steady))
         self._say(*policy.notes, *build.describe_adapter(recipe, policy))
         for name, report in encoded.reports.items():
             if name == "prompts" or report.too_long or report.with_unknown:
@@ -187,6 +215,7 @@ class Session:
             evaluation_sets=encoded.sets,
             monitors=self.monitors,
             clock=Clock(state.seconds, self.started),
+            world=self.world,
         )
         return parts, state, encoded
 
@@ -196,20 +225,17 @@ class Session:
         """The state of the newest whole checkpoint, or the beginning."""
         from cohort.model.lora import digest_base
         from cohort.training import read_again
-        from cohort.training.state import TrainState, add_missing_fields
+        from cohort.training.state import TrainState
         from cohort.training.training_parts import make_optimizer
 
-        phase = "cold_start" if self.recipe.cold_start.num_steps else "train"
-        if self.found:
-            phase = self.found.snapshot.document["phase"]
+        phase = self.saved.get("phase", "cold_start" if self.recipe.cold_start.num_steps else "train")
         state = TrainState(optimizer=make_optimizer(weights, self.recipe, phase), phase=phase)
         state.data_digest, state.kl_coef = encoded.digest(), self.recipe.algorithm.kl_coef
         files = read_again.read_files(self.recipe, policy.model)
         if self.found:
-            saved = add_missing_fields(self.found.snapshot.document)
-            state.base_digest = digest_base(policy.model, like=saved["base_digest"]) if policy.adapter else ""
-            self._say(*(f"warning: {sentence}" for sentence in read_again.mention_changes(saved, self.recipe, files)))
-            read_again.refuse_mixtures(saved, state, encoded, self.recipe, files)
+            state.base_digest = digest_base(policy.model, like=self.saved["base_digest"]) if policy.adapter else ""
+            self._say(*(f"warning: {sentence}" for sentence in read_again.mention_changes(self.saved, self.recipe, files)))
+            read_again.refuse_mixtures(self.saved, state, encoded, self.recipe, files)
             name = self.found.folder.name
             self._say(*(f"warning: {problem}; using {name} instead" for problem in self.found.problems))
             state.restore(self.found.snapshot, {prompt.index: prompt for prompt in stream.prompts}.__getitem__)
@@ -224,12 +250,12 @@ class Session:
 
     def _restore_baseline_and_warn(self, state: TrainState) -> None:
         """What finished steps wrote is there; a baseline that is not is restored, for it cannot be measured again."""
-        from cohort.observe.records import find_losses
+        from cohort.observe.records import find_losses, restore_index
 
         if state.baseline and self.folder.evaluation("before", 0) != state.baseline:
             self.folder.keep_baseline(state.baseline)
             self._say("warning: evaluations.jsonl had lost or changed the baseline; restored from the checkpoint")
-        for loss in find_losses(self.folder, self.recipe, state.step):
+        for loss in (*find_losses(self.folder, self.recipe, state.step), *restore_index(self.folder, state.step)):
             self._say(f"warning: {loss}")
 
     def _preflight(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
@@ -269,7 +295,7 @@ class Session:
         from cohort.loop_iterative import train_in_iterations
         from cohort.training import build
         from cohort.training.stages import save_run
-        from cohort.training.training_parts import make_training_parts
+        from cohort.training.training_parts import make_training_parts, samples_ahead
 
         learned = self.recipe.reward_model.iterations > 0
         if (state.step < self.recipe.train.num_steps and not state.stopped) or (
@@ -279,6 +305,10 @@ class Session:
             self.monitors.on_stage("training", total=self.recipe.train.num_steps, done=state.step)
             if learned:
                 train_in_iterations(training, state, build.compute_dtype(self.recipe))
+            elif samples_ahead(self.recipe, state):
+                from cohort.loop_async import train_ahead
+
+                train_ahead(training, state, until=self.recipe.train.num_steps)
             else:
                 train(training, state, until=self.recipe.train.num_steps)
             if state.stopped:
@@ -297,7 +327,7 @@ class Session:
 
         if not parts.evaluation_sets:
             return
-        result = self._find_evaluation(label, state)
+        result = self.world.on_main(lambda: self._find_evaluation(label, state))
         if result is None and label == "before" and self._has_moved(state):
             self._say(
                 "warning: the evaluation before training is lost, and the policy is no longer what it was then: the report has no "
@@ -308,7 +338,7 @@ class Session:
             self.monitors.on_stage("baseline evaluation" if label == "before" else "final evaluation")
             result = evaluate_policy(parts, state, label, state.step)
         if label == "before":
-            state.baseline = self.folder.evaluation(label, 0) or {}
+            state.baseline = self.world.on_main(lambda: self.folder.evaluation(label, 0) or {})
         else:
             remember_best(parts, state, result)
 
@@ -332,31 +362,23 @@ class Session:
 
             try:
                 save_run(parts, state)
-            except (OSError, CheckpointError) as problem:
+            except (OSError, CheckpointError, RankError) as problem:
                 self._say(f"the last steps could not be saved: {problem}")
 
     def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: Exception | None = None) -> RunResult:
         from cohort.evaluation.evaluate import summarize
         from cohort.observe.card import write_card
         from cohort.observe.report import write_report
-        from cohort.training.stages import measure_peak_memory
+        from cohort.training.stages import describe_end
 
+        if parts:
+            parts.engine.close()
+        if not self.world.is_main:
+            return RunResult(self.folder.root, status, {"status": status})
         before, after = self._find_evaluation("before", state), self._find_evaluation("after", state)
         summary: dict[str, Any] = {"eval": summarize(before, after)}
         if parts and state:
-            parts.engine.close()
-            summary["steps"] = state.step
-            summary["seconds"] = round(parts.clock.read(), 2)
-            summary["parameters"] = parts.policy.num_parameters
-            summary["peak_memory_gib"] = round(measure_peak_memory(parts.policy.device), 4)
-            if trusted := list_trusted_sources(self.recipe):
-                summary["trust_remote_code"] = trusted
-            if jail := self.rewards.jail:
-                summary["jail"] = jail
-            if state.stopped:
-                summary["stopped"] = state.stopped
-            if state.best_step >= 0:
-                summary["best"] = {"step": state.best_step, "reward": state.best_reward}
+            summary |= describe_end(parts, state)
         if error:
             summary |= describe_failure(error)
         if status == "interrupted":
@@ -372,7 +394,7 @@ class Session:
         return RunResult(self.folder.root, status, written)
 
     def _write_summary(self, status: str, **more: Any) -> dict[str, Any]:
-        found = {"steps": self.found.snapshot.document["step"]} if self.found else {}
+        found = {"steps": self.saved["step"]} if self.found else {}
         summary = begin_summary(self.recipe) | found | {"status": status, **more}
         self.folder.write_json(self.folder.summary_file, summary)
         return summary

@@ -243,7 +243,7 @@ def flips(choices: dict[str, Any], choice: str) -> Iterator[AlgorithmConfig]:
 
 @pytest.mark.parametrize(
     "base",
-    [pytest.param(base, marks=pytest.mark.slow if base in VARIANTS else ()) for base in BASES],
+    [pytest.param(base, marks=pytest.mark.prove if base in VARIANTS else ()) for base in BASES],
     ids=lambda base: ",".join(map(str, base.values())),
 )
 def test_what_is_idle_changes_no_bit_and_what_is_not_changes_some(base):

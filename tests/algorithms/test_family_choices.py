@@ -57,7 +57,7 @@ def test_the_numbers_of_the_papers():
     assert AlgorithmConfig(name="cispo").ratio_cap == 5.0
     sapo, dppo = AlgorithmConfig(name="sapo"), AlgorithmConfig(name="dppo")
     assert (sapo.soft_up, sapo.soft_down) == (1.0, 1.05)
-    assert (dppo.divergence_limit, dppo.divergence_cap, dppo.mismatch_weight) == (0.15, 0.0, "off")
+    assert (dppo.divergence_limit, dppo.divergence_cap, dppo.weighs_mismatch) == (0.15, 0.0, False)
     for name in ("maxrl", "gdpo", "lite_ppo"):
         assert (AlgorithmConfig(name=name).clip_low, AlgorithmConfig(name=name).clip_high) == (0.2, 0.2)
 

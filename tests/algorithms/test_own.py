@@ -22,7 +22,7 @@ from cohort.algorithms.registry import READABLE, AdvantageTraits, BadChoice, Kin
 from cohort.errors import RecipeError, RunError
 from cohort.model.packing import make_examples, pack
 from cohort.observe.diagnosis.checks import diagnose
-from cohort.observe.monitors.console import ConsoleMonitor
+from cohort.observe.monitors import build_monitors, drop_monitors
 from cohort.observe.report import write_report
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.algorithm import AlgorithmConfig
@@ -382,10 +382,12 @@ def test_diagnosis_asks_the_document_whether_the_advantage_compares_groups(known
     recipe = {"algorithm": made.model_dump()}
     keys = {finding.name for finding in diagnose(rows, recipe)}
     assert keys - {finding.name for finding in diagnose(rows, recipe, own=made.own)} == {"no_useful_groups"}
-    run = RunFolder.create(build_recipe({"name": "run", "algorithm": made.model_dump()}))
+    built = build_recipe({"name": "run", "algorithm": made.model_dump()})
+    run = RunFolder.create(built)
     run.keep_own_functions(made)
-    assert ConsoleMonitor(run.root, recipe).own["advantage"].traits.compares_group is False
-    assert ConsoleMonitor(run.root, {}).own == {}
+    watch = build_monitors(drop_monitors(built), run.root).watch
+    assert watch.own["advantage"].traits.compares_group is False
+    assert build_monitors(drop_monitors(build_recipe({})), run.root).watch.own == {}
 
 
 # -- what they give ------------------------------------------------------------------------------------------------------

@@ -210,6 +210,7 @@ def test_the_doctor_calls_the_functions_before_a_night_is_spent(world):
     assert "algorithm.args.flor: no function of this recipe takes it; did you mean 'floor'?" in child.output
 
 
+@pytest.mark.prove
 def test_a_contender_that_names_functions_is_compared_and_an_edit_in_the_middle_is_refused(world):
     server, _, _ = world
     base = write(server.folder / "base.toml", **{"train.num_steps": 1, "algorithm.kl_coef": 0.0})

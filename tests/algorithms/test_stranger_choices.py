@@ -106,6 +106,7 @@ def test_an_advantage_is_one_function_in_one_file(stranger):
     assert "did you mean 'ranked'?" in stranger.run("-c", ASK, "advantage=rankd")
 
 
+@pytest.mark.prove
 def test_a_region_with_two_parameters_is_one_function_in_one_file(stranger):
     add_region(stranger)
     assert edited(stranger) == ["algorithms/regions.py"]
@@ -120,6 +121,7 @@ def test_a_region_with_two_parameters_is_one_function_in_one_file(stranger):
     assert "| `damp_down` | number | `0.5` | ≥ 0 | damped: below 1. |" in page
 
 
+@pytest.mark.prove
 def test_choices_of_a_users_own_need_no_edit_and_train_to_the_bits_of_the_built_in_ones(stranger):
     (stranger.folder / "mine.py").write_text(OWN)
     steps = {"train.minibatches_per_step": 2, "rewards": [SHARE]}

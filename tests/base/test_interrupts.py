@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from cohort.base import interrupts
-from cohort.base.interrupts import defer_interrupts, handle_interrupts
+from cohort.base.interrupts import allow_interrupts, defer_interrupts, handle_interrupts, pass_on, raise_when_free, read_pending
 from cohort.errors import Interrupted
 
 
@@ -136,3 +136,44 @@ def test_outside_the_main_thread_nothing_is_installed():
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+# -- several processes of one run --------------------------------------------------------------------------------------
+
+
+def test_where_others_wait_a_signal_is_noted_and_gives_up_only_what_may_be_given_up():
+    done = []
+    with handle_interrupts(joint=True):
+        send()
+        done.append("between")
+        with pytest.raises(Interrupted, match="SIGTERM"), allow_interrupts():
+            done.append("not begun")
+        with defer_interrupts(), allow_interrupts():
+            done.append("deferred")
+        assert read_pending() == "SIGTERM"
+        with pytest.raises(Interrupted, match="SIGTERM on rank 1"):
+            raise_when_free("SIGTERM on rank 1")  # all know
+        send()  # the launcher's, after the terminal's: everybody is ending already
+        pass_on("SIGTERM on rank 1")
+        assert read_pending() == ""
+        with allow_interrupts():
+            done.append("saving")
+    assert done == ["between", "deferred", "saving"]
+
+
+def test_where_no_work_is_done_apart_none_is_given_up():
+    with handle_interrupts(joint=True, apart=False), allow_interrupts():
+        send()
+        assert read_pending() == "SIGTERM"
+
+
+def test_a_signal_of_another_process_gives_up_work_that_waits():
+    never = threading.Event()
+    with handle_interrupts(joint=True):
+        teller = threading.Timer(0.05, pass_on, ["SIGINT on rank 3"])
+        teller.start()
+        with pytest.raises(Interrupted, match="SIGINT on rank 3"), allow_interrupts():
+            never.wait(60)
+        teller.join()
+        assert read_pending() == "SIGINT on rank 3"
+    pass_on("SIGINT on rank 3")  # no run is there to end: the process is not killed

@@ -415,7 +415,7 @@ def test_a_limit_for_every_completion(limits):
 class EagerSteps:
     """What graphs.GraphedSteps does, without graphs."""
 
-    def __init__(self):
+    def __init__(self, watched=True):
         self.step, self.graphs = None, {}
 
     def run(self, rows, times):
@@ -727,7 +727,7 @@ def pretend_graphs(monkeypatch):
     modes, capturing = ["default"], []
 
     @contextmanager
-    def graph(captured, pool):
+    def graph(captured, pool, capture_error_mode):
         capturing.append(captured)
         yield
         capturing.pop()

@@ -233,7 +233,7 @@ def test_gradient_equals_finite_differences():
         return float((value_loss(values_M, micro.old_values_M, micro.returns_M, 0.2) * micro.loss_weights_M).sum())
 
     critic.backward(micro)
-    assert float(critic._measured[0][0]) == pytest.approx(loss(), rel=1e-13)
+    assert float(critic._measured[0][1]) == pytest.approx(loss(), rel=1e-13)
     for name, at in (("head.weight", (0, 5)), ("backbone.layers.0.mlp.up_proj.weight", (3, 2)), ("backbone.norm.weight", (4,))):
         parameter = dict(critic.model.named_parameters())[name]
         with torch.no_grad():

@@ -12,6 +12,7 @@ pytest.importorskip("bitsandbytes", reason="a base in 4 bits needs bitsandbytes"
 pytest.importorskip("peft", reason="adapters need peft")
 
 from cohort.engine import build_engine, sample_groups
+from cohort.engine.mismatch import find_mismatch_limit
 from cohort.engine.protocol import EngineSetup
 from cohort.errors import ModelError
 from cohort.model import four_bit, lora
@@ -20,7 +21,6 @@ from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
 from cohort.recipe.schema import LoraConfig, ModelConfig, OptimizerConfig
-from cohort.training.updates import find_mismatch_limit
 from cohort.types import NoiseKey, Outcome, Prompt, Rollout, Sampling
 from model_zoo import write_model
 

@@ -32,7 +32,7 @@ from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import LoraConfig, ModelConfig, OptimizerConfig
 from cohort.training import build, checkpoint, training_parts
 from conftest import library_loss_and_gradients, ragged_examples, relative_difference, tiny_policy
-from session_tools import bits, digit_share, rows_of, summary_of, tiny, train_tiny, without_timing
+from session_tools import bits, digit_share, prove_others, rows_of, summary_of, tiny, train_tiny, without_timing
 from test_session import FAST, run_with
 
 RANK = 2
@@ -537,10 +537,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-QUICK = ("from an adapter", "after a cold start", "ppo", "dpo from rollouts of the start", "moving reference", "reward model")
-
-
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.prove) for name in RUNS])
+@pytest.mark.parametrize("name", prove_others(RUNS, "after a cold start", "ppo", "moving reference"))
 def test_a_stopped_run_ends_with_the_same_bits(tmp_path, monkeypatch, base, sft, name):
     """Stopped between two minibatches of a step, so that the batch is in the checkpoint too."""
     choices = {key: str(value).format(sft=sft) if key == "model.lora.adapter" else value for key, value in RUNS[name].items()}

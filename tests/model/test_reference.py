@@ -88,10 +88,12 @@ def test_a_reference_refreshed_every_step_is_at_distance_zero_in_every_step(tmp_
     "choices",
     [
         {"algorithm.name": "grpo", "algorithm.kl_estimator": "k3"},
-        {"algorithm.name": "grpo", "algorithm.kl_estimator": "k2"},
-        {"algorithm.name": "grpo", "algorithm.kl_estimator": "k1", "algorithm.kl_corrected": True},
-        {"algorithm.name": "rloo"},
-        {"algorithm.name": "reinforce++"},
+        pytest.param({"algorithm.name": "grpo", "algorithm.kl_estimator": "k2"}, marks=pytest.mark.prove),
+        pytest.param(
+            {"algorithm.name": "grpo", "algorithm.kl_estimator": "k1", "algorithm.kl_corrected": True}, marks=pytest.mark.prove
+        ),
+        pytest.param({"algorithm.name": "rloo"}, marks=pytest.mark.prove),
+        pytest.param({"algorithm.name": "reinforce++"}, marks=pytest.mark.prove),
     ],
     ids=["k3", "k2", "k1 corrected", "k1 in the reward", "k1 per token"],
 )
@@ -109,7 +111,7 @@ def timed(name: str) -> bool:
     return name.startswith(("time/", "perf/")) or name.endswith("seconds")
 
 
-@pytest.mark.parametrize("stale", [False, True], ids=["one update", "two passes"])
+@pytest.mark.parametrize("stale", [False, pytest.param(True, marks=pytest.mark.prove)], ids=["one update", "two passes"])
 def test_the_kl_can_be_watched_without_being_held(tmp_path, stale):
     """Same bits of training with and without a watcher, and the same KL as with a coefficient too small to hold anything."""
     passes = {"train.passes_per_step": 2, "algorithm.kl_in": "loss"} if stale else {}

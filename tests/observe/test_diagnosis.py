@@ -114,6 +114,19 @@ TRIGGERS = [
     ("skipped_steps", "warning", {"optim/skipped": lambda s: int(s == 57)}, "1 optimizer step in the last 10 steps"),
     ("skipped_steps", "warning", {"critic/skipped": lambda s: int(s == 57)}, "step of the critic in the last 10 steps"),
     ("clipping", "warning", {"loss/clip_high": 0.4}, "41 % of tokens"),
+    (
+        "kl_outweighs",
+        "warning",
+        {"loss/kl_coef": 50.0, "loss/kl": 0.02, "advantage/std": 0.8},
+        "The pull to the reference is 12.5 times as strong as that of the rewards (algorithm.kl_coef is 50).",  # 50 sqrt(0.04) / 0.8
+    ),
+    (
+        "policy_still",
+        "warning",
+        {"loss/kl_per_completion": 1e-4, "reward/success": lambda s: 0.3 + 0.01 * (s % 2)},
+        "After 60 steps the policy is 0.0001 nats per completion away from its reference, and success has not moved from 30 %. There is "
+        "a signal (80 % of groups)",
+    ),
     ("mismatch", "warning", {"rollout/mismatch_p95": 0.2}, "0.2"),
     ("mismatch", "alarm", {"rollout/mismatch_p95": 2.0}, "maximum of 0.2"),
     ("weights_still", "alarm", {"optim/weight_change": lambda s: 0.0 if s == 1 else None}, "no parameter changed"),
@@ -154,6 +167,55 @@ TRIGGERS = [
         {"time/observe": 20.0, "time/step": 30.0},
         "67 % of a step's time goes into writing things down",
     ),
+    (
+        "ahead_waits",
+        "warning",
+        {"ahead/sample_seconds": 9.0, "ahead/score_seconds": 1.0, "time/wait": 4.0},
+        "Training waits for what is sampled ahead in 40 % of its time (time/wait): a step is sampled in 9 s, scored in 1 s and trained in 6 s. Sampling "
+        "is the slowest of the three",
+    ),
+    (
+        "ahead_waits",
+        "warning",
+        {"ahead/sample_seconds": 1.0, "ahead/score_seconds": 9.0, "time/wait": 4.0},
+        "The reward functions are the slowest of the three",
+    ),
+    (
+        "ahead_waits",
+        "warning",
+        {"ahead/sample_seconds": 5.0, "ahead/score_seconds": 5.0, "time/wait": 4.0},
+        "Raise ahead.lag: a batch is then scored while later ones are sampled.",
+    ),
+    (
+        "rank_behind",
+        "warning",
+        {"ranks/count": 4, "ranks/slowest": 2, "ranks/behind": 3.0, "ranks/behind/update": 2.8, "ranks/wait_share": 0.25},
+        "Rank 2 makes the others wait for 30 % of the steps' time, mostly in forward and backward passes (ranks/behind/update).",
+    ),
+    (
+        "rank_behind",
+        "warning",
+        {"ranks/slowest": 0, "ranks/behind": 3.0, "ranks/behind/checkpoint": 2.8, "ranks/wait_share": 0.25},
+        "It is the main rank, which writes to the run folder while the others stand by",
+    ),
+    (
+        "rank_behind",
+        "warning",
+        {"ranks/slowest": 1, "ranks/behind": 1.6, "ranks/behind/rollout": 1.5, "ranks/explained_by_tokens": 0.8},
+        "It samples more tokens than the others",
+    ),
+    (
+        "rank_behind",
+        "warning",
+        {"ranks/slowest": 1, "ranks/behind": 1.6, "ranks/behind/old": 1.5, "ranks/explained_by_tokens": 0.8},
+        "Lower train.micro_batch_tokens",
+    ),
+    (
+        "rank_behind",
+        "warning",
+        {"ranks/slowest": 1, "ranks/behind": 1.6, "ranks/behind/reward": 1.5, "ranks/explained_by_tokens": 0.1},
+        "Its reward functions take longer than those of the others, and more completions do not explain it",
+    ),
     ("slow_old", "warning", {"time/old": 20.0, "time/step": 30.0}, "old log-probs (time/old)"),
     ("steps_missing", "warning", {"step": lambda s: s if s < 30 else s + 5}, "from step 29 to step 35"),
     ("steps_missing", "warning", {"step": lambda s: s + 2}, "metrics.jsonl begins with step 3."),
@@ -192,10 +254,36 @@ TRIGGERS = [
         "83 % of the successes of step 60 share the last line “I am sure.”",
     ),
     (
+        "other_number",
+        "warning",
+        {"rollout/other_number": lambda s: 0.01 + 0.005 * s},
+        "29 % of the successes of the last steps answer another number than their gold (rollout/other_number), up from 3.8 %.",
+    ),
+    ("other_number", "alarm", {"rollout/other_number": lambda s: s / 60}, "92 % of the successes"),
+    (
+        "other_number",
+        "warning",
+        {"rollout/other_number": 0.9},
+        "Either several numbers are right, or the verifier takes wrong ones",
+    ),
+    (
+        "inconsistent",
+        "warning",
+        {"reward/inconsistent": 0.2},
+        "In 20 % of the cases in which a group holds the same completion twice",
+    ),
+    ("inconsistent", "alarm", {"reward/inconsistent": 0.7}, "Call the reward function twice on one completion."),
+    (
         "failures_rise",
         "warning",
         {"reward/math_answer/verdict/unparsed": lambda s: s},
         "The verifier gave up on 22 % of completions, up from 2.1 % (mostly math_answer: unparsed)",
+    ),
+    (
+        "failures_rise",
+        "alarm",
+        {"evidence": lambda s: {"failed/math_answer/timeout": {"row": 3, "passed": 2}} if s > 55 else None},
+        "In 5 of the last 10 steps completions on which the verifier gave up (math_answer: timeout) count as successes.",
     ),
     (
         "wrong_grows",
@@ -229,6 +317,27 @@ def test_what_looks_bad_but_is_not():
     assert "loss_zero" not in keys(healthy(**{"loss/policy": 0.0, "optim/grad_norm": 0.0}))
     falling = {"eval/held_out/pass@1": lambda s: {20: 0.52, 40: 0.5, 60: 0.49}.get(s)}
     assert keys(healthy(**falling)) == {}  # within noise
+    in_turn = {"ranks/slowest": lambda s: s % 3, "ranks/behind": 3.0, "ranks/behind/rollout": 3.0}
+    assert keys(healthy(**in_turn)) == {}  # now this rank, now that: a third of 30 % each
+    assert keys(healthy(**{"ranks/slowest": 1, "ranks/behind": 1.4, "ranks/behind/rollout": 1.4})) == {}  # 14 %
+    assert (
+        keys(healthy(**{"ahead/sample_seconds": 9.0, "ahead/score_seconds": 9.0, "time/wait": 0.9})) == {}
+    )  # training is the slowest
+    assert keys(healthy(**{"rollout/other_number": lambda s: 0.08 + 0.0005 * s})) == {}  # few, and hardly more than at first
+    held = {"loss/kl_coef": 0.04, "loss/kl": 0.02, "advantage/std": 0.8}
+    assert keys(healthy(**held)) == {}  # 0.04 * 0.2: a hundredth of the push
+    in_reward = build_recipe({"algorithm": {"name": "rloo"}})
+    of_reward = {"loss/kl_coef": 0.5, "loss/kl": 0.02, "loss/kl_per_completion": 2.0, "reward/std": 0.5}
+    assert keys(healthy(**of_reward), in_reward).keys() == {"kl_outweighs"}  # 0.5 * 2 against 0.5
+    assert keys(healthy(**of_reward | {"loss/kl_coef": 0.01}), in_reward) == {}
+    assert keys(healthy(**of_reward), build_recipe({"algorithm": {"name": "dpo"}})) == {}  # its beta
+    idle = {"optim/weight_change": lambda s: 0.0 if s == 1 else None, "optim/grad_norm": lambda s: 0.4 * (s > 1)}
+    assert keys(healthy(**idle)) == {}  # no useful group in the first step: its update had nothing to do
+    still = {"loss/kl_per_completion": 1e-4}
+    assert keys(healthy(**still)) == {}  # next to no KL, and success rises: it is enough
+    flat = still | {"reward/success": 0.3, "reward/mean": 0.3}
+    assert keys(healthy(39, **flat)) == {}  # too early to say
+    assert keys(healthy(**flat), build_recipe({"algorithm": {"reference_every": 5}})) == {}  # a reference that follows
 
 
 def test_held_out_uses_the_intervals_of_evaluations():

@@ -14,6 +14,8 @@ from cohort.evaluation.estimators import pass_at_k
 from cohort.evaluation.evaluate import Evaluation, summarize
 from cohort.observe.changes import describe_changes
 from cohort.observe.diagnosis.checks import diagnose
+from cohort.observe.diagnosis.watch import FindingWatch
+from cohort.observe.monitors import Monitors
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.report import write_report
 
@@ -107,9 +109,12 @@ def test_only_the_end_of_a_run_is_judged():
     assert diagnose((), None, torn) == []
 
 
-def console_of(folder, **more):
+def console_of(folder, **before):
+    """before: what the watch has of the run from before a resume."""
     stream = io.StringIO()
-    return ConsoleMonitor(folder, {}, console=Console(file=stream, width=400), **more), stream
+    return Monitors(
+        [ConsoleMonitor(folder, {}, console=Console(file=stream, width=400))], watch=FindingWatch({}, **before)
+    ), stream
 
 
 def test_the_end_on_the_console_and_the_report_say_what_is_clear_and_what_is_not(tmp_path):
@@ -118,7 +123,7 @@ def test_the_end_on_the_console_and_the_report_say_what_is_clear_and_what_is_not
     summary = {"status": "finished", "steps": 9, "seconds": 1.0}
     summary["eval"] = summarize(Evaluation.from_json(first), Evaluation.from_json(last))
     assert summary["eval"]["change"]["test"]["pass@16"]["verdict"] == "fell"
-    monitor, stream = console_of(tmp_path, evaluations=[first])  # from before a resume
+    monitor, stream = console_of(tmp_path, evaluations=[first])
     monitor.on_evaluation(last)
     monitor.on_finish(summary)
     text = stream.getvalue()

@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from cohort.errors import Interrupted, RecipeError
+from cohort.observe.diagnosis.watch import FindingWatch
 from cohort.observe.monitors import MONITORS, JsonlMonitor, Monitor, Monitors, build_monitors, find_monitor_problems, read_rows
 from cohort.observe.monitors.base import METHODS, check_methods
 from cohort.observe.monitors.console import ConsoleMonitor, make_before_after_table, write_with_interval
@@ -198,6 +199,11 @@ def make_console(tmp_path, terminal=False, width=200):
     return ConsoleMonitor(tmp_path, recipe, console=console, interval_s=15, clock=clock), out, clock
 
 
+def watched(monitor):
+    """The monitor in a run whose rows are looked at."""
+    return Monitors([monitor], report=pytest.fail, watch=FindingWatch(monitor.recipe))
+
+
 def test_plain_output_is_one_line_per_interval(tmp_path):
     monitor, out, clock = make_console(tmp_path)
     monitor.on_stage("training", total=100)
@@ -214,7 +220,8 @@ def test_plain_output_is_one_line_per_interval(tmp_path):
 
 def test_missing_scores_are_on_the_line_and_only_then(tmp_path):
     """Dynamic sampling scores what it draws: 6 groups of 8 here, of which 4 were kept."""
-    monitor, out, _ = make_console(tmp_path)
+    console, out, _ = make_console(tmp_path)
+    monitor = watched(console)
     monitor.on_stage("training", total=1)
     drawn = {"rollout/completions": 32, "rollout/groups_drawn": 6}
     monitor.on_metrics(row(1, **drawn, **{"reward/unscored": 0.0}))
@@ -266,9 +273,10 @@ def test_cold_start_and_evaluation_lines(tmp_path):
 
 def test_findings_are_printed_once_each_in_words(tmp_path):
     monitor, out, _ = make_console(tmp_path)
-    monitor.on_stage("training", total=40)
+    monitors = watched(monitor)
+    monitors.on_stage("training", total=40)
     for step in range(1, 31):
-        monitor.on_metrics(row(step, **{"rollout/truncated": 0.97}))
+        monitors.on_metrics(row(step, **{"rollout/truncated": 0.97}))
     text = out.getvalue()
     assert text.count("97 % of completions were cut at 256 tokens") == 1
     assert "alarm, step 1: " in text
@@ -359,7 +367,7 @@ def test_no_line_is_wider_than_the_terminal_or_100_columns(tmp_path, monkeypatch
     monkeypatch.delenv("COLUMNS", raising=False)
     monitor, out, clock = make_console(tmp_path, terminal, width)
     monitor.folder = Path("runs/a")
-    everything_said(monitor, clock)
+    everything_said(watched(monitor), clock)
     lines = [line for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", out.getvalue())) if line]
     assert [line for line in lines if cell_len(line) > most] == []
     text = "\n".join(line.rstrip() for line in lines)
@@ -368,6 +376,7 @@ def test_no_line_is_wider_than_the_terminal_or_100_columns(tmp_path, monkeypatch
     assert re.search(r"reward +-0.250( \[-0.500, 0.125\])? +-0.250.* +\+0.000", text)
     assert ("[-0.500, 0.125]" in text) == (most == 100)  # the table drops its intervals rather than wrap
     assert "95.2 %" in text
+    assert "alarm, step 1: 97 % of completions were cut at 256 tokens" in text
 
 
 def test_the_live_line_is_one_line(tmp_path, monkeypatch):

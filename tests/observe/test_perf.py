@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from cohort.base import stopwatch
-from cohort.base.stopwatch import Stopwatch
+from cohort.base.stopwatch import Laps, Stopwatch
+from cohort.base.world import World
 from cohort.model.policy import Policy
 from cohort.observe.perf import (
     EXECUTED,
@@ -48,10 +49,25 @@ def test_laps_add_up_and_begin_again_when_taken(monkeypatch):
     for stage, seconds in (("rollout", 2.0), ("reward", 0.5), ("rollout", 1.0)):
         now.value += seconds
         watch.lap(stage)
-    assert watch.take() == {"rollout": 3.0, "reward": 0.5}
+    assert watch.take() == Laps({"rollout": 3.0, "reward": 0.5})
     now.value += 0.25
     watch.lap("observe")
-    assert watch.take() == {"observe": 0.25}
+    assert watch.take() == Laps({"observe": 0.25})
+
+
+def test_a_lap_says_how_much_of_it_was_waiting_and_for_how_many_tokens(monkeypatch):
+    now, world = SimpleNamespace(value=100.0), World()
+    world.waited = 7.0  # before this watch began
+    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(monotonic=lambda: now.value))
+    watch = Stopwatch(world=world)
+    for stage, seconds, waited, tokens in (("rollout", 2.0, 0.5, 30), ("reward", 1.0, 0.0, 0), ("rollout", 1.0, 0.25, 12)):
+        now.value += seconds
+        world.waited += waited
+        watch.lap(stage, tokens)
+    assert watch.take() == Laps({"rollout": 3.0, "reward": 1.0}, {"rollout": 0.75}, {"rollout": 42})
+    earlier = Laps({"observe": 1.0, "rollout": 1.0}, {"observe": 0.5}, {"rollout": 1})
+    earlier.add_all(Laps({"rollout": 3.0}, {"rollout": 0.75}, {"rollout": 42}))
+    assert earlier == Laps({"observe": 1.0, "rollout": 4.0}, {"observe": 0.5, "rollout": 0.75}, {"rollout": 43})
 
 
 @pytest.mark.parametrize(("device", "waits"), [("cpu", 0), ("cuda:1", 2)])
@@ -82,20 +98,25 @@ def test_the_stages_of_every_step_add_up_and_no_second_is_lost(tmp_path, monkeyp
         began.append(float(next(ticks)))
         original(*arguments, **options)
 
-    def noted(watch: Stopwatch) -> dict[str, float]:
+    def noted(watch: Stopwatch) -> Laps:
         taken.append(watch.last)
         return take(watch)
 
     monkeypatch.setattr(loop, "train", train)
     monkeypatch.setattr(Stopwatch, "take", noted)
     settings = FAST | {"train.num_steps": 6, "evaluation.samples": 4, "checkpoints.every_steps": 2}
-    rows = rows_of(train_tiny(tmp_path, **settings).folder)
+    run = train_tiny(tmp_path, **settings)
+    rows = rows_of(run.folder)
+    assert not (run.folder / "ranks.jsonl").exists()
+    assert run.summary["saving"]["count"] == 5  # in and after the cold start, steps 2, 4 and 6; the end finds it saved
     for row in rows:
         stages = stages_of(row)
         assert sum(stages.values()) == pytest.approx(row["time/step"], rel=0.01)
+        assert not any(name.startswith("ranks/") for name in row)
         assert {"rollout", "reward", "prepare", "old", "reference", "pack", "update", "optimizer", "observe"} <= stages.keys()
         assert ("evaluate" in stages) == (row["step"] % 2 == 0 and row["step"] < 6)
         assert ("checkpoint" in stages) == (row["step"] % 2 == 1 and row["step"] > 1)  # after the row of the step before
+        assert ("perf/checkpoint_bytes_per_second" in row) == ("checkpoint" in stages)
         assert all(seconds > 0 for seconds in stages.values())
         assert row["perf/slowest_stage_share"] == pytest.approx(max(stages.values()) / row["time/step"])
         assert 0 < row["perf/host_share"] < 1
@@ -141,7 +162,7 @@ def test_each_second_is_charged_to_the_stage_that_spent_it(tmp_path, monkeypatch
     takes(RunFolder, "write_rollouts", 512.0)
     takes(Monitors, "on_metrics", 1024.0)
     takes(Reference, "follow", 2048.0)
-    takes(TrainState, "save", 4096.0)
+    takes(TrainState, "make_snapshot", 4096.0)
     rows = rows_of(train_tiny(tmp_path, **FAST).folder)
     own = {
         "rollout": 1.0,
@@ -199,8 +220,8 @@ def test_rates_and_shares_by_hand():
 
 
 def test_tokens_of_a_minibatch_are_passed_on():
-    minibatch = SimpleNamespace(executed_tokens=90, forwarded_tokens=120, trained_tokens=80)
-    assert count_minibatch_tokens(minibatch) == {EXECUTED: 90.0, FORWARDED: 120.0, TRAINABLE: 80.0}
+    minibatch = SimpleNamespace(executed_tokens=90, forwarded_tokens=120, trained_tokens=80, micro_batches=[None] * 3)
+    assert count_minibatch_tokens(minibatch) == {"perf/micro_batches": 3, EXECUTED: 90.0, FORWARDED: 120.0, TRAINABLE: 80.0}
 
 
 QWEN = {
@@ -219,6 +240,9 @@ def test_utilisation_counts_the_body_on_every_token_and_the_head_on_scored_ones(
     assert costs.utilisation(163_840, 131_072, 0.9) == pytest.approx(work / 0.9 / 989e12)
     row = {"loss/trained_tokens": 131_072.0, EXECUTED: 163_840.0, FORWARDED: 163_840.0}
     assert make_speed_metrics(row, {"update": 0.9}, costs)["perf/update_mfu"] == pytest.approx(0.516, abs=1e-3)
+    four = Costs.of(SimpleNamespace(**QWEN), "NVIDIA H200", frozen_base=False, ranks=4)
+    assert four is not None
+    assert four.utilisation(163_840, 131_072, 0.9) == pytest.approx(work / 4 / 0.9 / 989e12)  # tokens of all, peak of each
     adapter = Costs.of(SimpleNamespace(**QWEN), "NVIDIA H200", frozen_base=True)
     assert adapter is not None
     assert adapter.utilisation(163_840, 131_072, 0.9) == pytest.approx(4 / 6 * work / 0.9 / 989e12)

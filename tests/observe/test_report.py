@@ -343,7 +343,7 @@ def test_a_wheel_holds_what_the_pages_are_made_of():
     patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["cohort"]
     package = root / "src" / "cohort"
     files = [file for file in (package / "observe" / "report").iterdir() if file.is_file() and file.suffix != ".py"]
-    assert {file.suffix for file in files} == {".html", ".j2", ".css", ".js"}
+    assert {file.suffix for file in files} == {".html", ".j2", ".css", ".js", ".svg"}
     assert [file for file in files if not any(file.relative_to(package).match(pattern) for pattern in patterns)] == []
 
 

@@ -13,14 +13,20 @@ from browser import CHROMIUM, find_overflow
 from test_report import EVIL, Page, interval, make_run, write_lines
 from typer.testing import CliRunner
 
+from cohort.base.stopwatch import Laps
 from cohort.cli import app
 from cohort.errors import RewardError, RunError
 from cohort.observe.outcome import describe_failure
 from cohort.observe.report import write_overlay, write_report
+from cohort.observe.report.charts import Chart, Series, draw_chart
 from cohort.observe.report.data import RunData
 from cohort.observe.report.frame import render_section
 from cohort.observe.report.histograms import Side, count_shares, draw_histograms, find_edges
+from cohort.observe.report.lab import render_lab
 from cohort.observe.report.overlay import load_overlay
+from cohort.observe.rollouts import write_rollouts as keep_rollouts
+from cohort.observe.waiting import make_record
+from cohort.types import Completion, Outcome, Prompt, Rollout
 
 NOTE = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
 LONG_NAME = "problems_of_my_own_task_without_a_single_space_" * 3
@@ -83,6 +89,15 @@ def test_what_is_kept_of_an_error():
     assert raise_it(AssertionError())["error"] == "AssertionError"
 
 
+def test_a_stacked_area_that_is_high_enough_has_its_name_in_it():
+    steps = [float(step) for step in range(1, 40)]
+    series = tuple(Series(label, [(x, y) for x in steps]) for label, y in (("rollout", 6.0), ("save", 0.1), ("update", 3.0)))
+    drawn = draw_chart(Chart("Time", "", series, stacked=True))
+    named = [(text, float(attributes["y"])) for tag, attributes, text in drawn.marks if attributes["class"] == "within"]
+    assert [text for text, _ in named] == ["rollout", "update"]
+    assert named[0][1] > named[1][1], "as they lie on each other"
+
+
 # -- histograms --------------------------------------------------------------------------------------------------------
 
 
@@ -122,6 +137,7 @@ def test_first_and_last_steps_stand_beside_each_other(tmp_path):
         "Rewards, first 10 kept steps: median 0 of 27; last 10: median 1 of 30",
         "Lengths, first 10 kept steps: median 16 of 36; last 10: median 35.5 of 40",
     ]
+    assert "first 10 kept steps (left)" in page.text
     assert "first 10 kept steps: 66.7 % from -0.5 to 0.5" in page.text
     assert "last 10: 66.7 % from 0.5 to 1.5" in page.text
     for step in range(2, 31):
@@ -163,7 +179,7 @@ def test_several_runs_share_a_page(runs, tmp_path):
     assert "What failed" in page.text
     charts = {}
     for chart in re.findall(r'<figure class="card chart".*?</figure>', source, re.DOTALL):
-        charts[re.search(r"<h3>(.*?)</h3>", chart)[1]] = re.findall(r'<i class="(c\d)"></i>', chart)
+        charts[re.search(r"<h3>(.*?)</h3>", chart)[1]] = re.findall(r'<svg class="key (c\d)"', chart)
     assert charts["Reward"] == ["c0", "c1", "c2"]
     assert charts["Entropy"] == ["c1", "c2"]  # the first has none; the others keep their colours
     assert charts["pass@1 on held-out problems"] == ["c0", "c1", "c2"]
@@ -213,7 +229,35 @@ def test_no_card_is_wider_inside_than_outside(tmp_path, runs):
         "failure": {"type": LONG_NAME, "where": LONG_NAME},
     }
     (folder / "summary.json").write_text(json.dumps(error))
+    ranks = [make_record(rank, f"{rank}{LONG_NAME}", Laps({"rollout": 1234.5, "update": 0.1}), 123.45) for rank in range(20)]
+    (folder / "ranks.jsonl").write_text(json.dumps({"step": 30, "ranks": ranks}) + "\n")
     pages = [write_report(folder).read_text(), write_overlay([folder, *runs], tmp_path / "runs.html").read_text()]
     for boxes, wide in find_overflow(pages, (1280, 390), tmp_path):
         assert boxes > 10
         assert wide == []
+
+
+def test_a_report_leads_to_the_lab_with_the_rewards_of_one_of_its_groups(tmp_path):
+    folder = tmp_path / "runs" / "a & b"
+    folder.mkdir(parents=True)
+
+    def make_rollouts(rewards_PG):
+        for group, rewards_G in enumerate(rewards_PG):
+            for sample, reward in enumerate(rewards_G):
+                said = Completion((5, 6), (-0.1, -0.2), "stop", "x")
+                outcome = Outcome({"part": reward}, reward, bool(reward))
+                yield Rollout(Prompt(group, "q", {}, (1,)), group, sample, said, outcome, 0)
+
+    for step, rewards_PG in ((1, [[1.0, 1.0], [0.25, 1.0]]), (2, [[0.0, 0.0], [1.0, 1.0]])):
+        rollouts = list(make_rollouts(rewards_PG))
+        keep_rollouts(folder / "rollouts" / f"step-{step:06d}.parquet", step, rollouts, [0.0] * len(rollouts))
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert 'href="lab.html#rewards=0.25,1&amp;from=step+1,+group+1+of+a+%26+b"' in page
+    assert "<code>cohort dashboard runs/a &amp; b</code>" in page
+    assert (folder / "lab.html").read_text(encoding="utf-8") == render_lab()
+
+
+def test_a_report_without_completions_names_no_group(tmp_path):
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "lab.html" not in page
+    assert "cohort dashboard" in page

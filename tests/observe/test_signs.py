@@ -2,8 +2,8 @@
 
 import json
 import random
-import time
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from test_diagnosis import SHARED, healthy, keys
@@ -13,8 +13,13 @@ from cohort.data.column_addition import column_addition
 from cohort.observe.diagnosis.history import Trend, measure_trend
 from cohort.observe.diagnosis.shared_string import SAMPLED, find_frequent_pieces, find_shared_string, is_same_answer
 from cohort.observe.diagnosis.signs import find_signs
+from cohort.observe.monitors import read_rows
+from cohort.observe.row_index import EVIDENCE, read_index
+from cohort.observe.run_folder import RunFolder
+from cohort.observe.token_record import list_recorded_steps, read_tokens
 from cohort.recipe.file import build_recipe
 from cohort.types import Completion, Outcome, Prompt, Rollout
+from yardstick import measure_quiet_ms
 
 
 def rollout(group, text, right, gold="", answer=None, sample=0, end="stop", tokens=0, prompt="", **changes):
@@ -525,7 +530,7 @@ def test_failures_of_the_verifier_and_favourites_of_the_parts():
     ]
     evidence = find_signs(rollouts).evidence
     assert evidence["failed/correct/timeout"] | {"prompt": ""} == {
-        "row": 1, "rows": [1, 2], "prompt": "", "completion": "b", "count": 2, "reward": 0.9,
+        "row": 1, "rows": [1, 2], "prompt": "", "completion": "b", "count": 2, "passed": 0, "reward": 0.9,
     }  # fmt: skip
     assert evidence["part/neat"]["row"] == 1
     assert evidence["part/neat"]["value"] == 0.9
@@ -548,13 +553,8 @@ def test_a_step_of_512_completions_of_1000_characters_takes_less_than_50_ms():
     rollouts = groups(64, write, size=8)
     assert len(rollouts) == 512
     assert SAMPLED < 64
-    seconds = []
-    while not seconds or (min(seconds) >= 0.05 and len(seconds) < 50):  # whoever shares the cache and the core slows it too
-        started = time.process_time()
-        signs = find_signs(rollouts)
-        seconds.append(time.process_time() - started)
-    assert signs.metrics["rollout/shared_rewarded"] == 1.0
-    assert min(seconds) < 0.05
+    assert find_signs(rollouts).metrics["rollout/shared_rewarded"] == 1.0
+    assert measure_quiet_ms(lambda: find_signs(rollouts)) < 50
 
 
 # -- trends ------------------------------------------------------------------------------------------------------------
@@ -666,6 +666,13 @@ def test_held_out_falls_while_the_reward_rises():
     gamed = held_out(evaluation(10, 0.6, 0.6), evaluation(60, 0.4, 0.8))
     assert "the reward went from 0.60 to 0.80" in gamed.why
     assert "without solving the task" in gamed.why
+
+
+def test_one_look_below_the_best_of_several_is_a_warning_and_two_in_a_row_are_an_alarm():
+    looks = [evaluation(10, 0.5), evaluation(20, 0.6), evaluation(30, 0.4), evaluation(40, 0.41), evaluation(50, 0.58)]
+    assert held_out(*looks[:3]).level == "warning"
+    assert held_out(*looks[:4]).level == "alarm"
+    assert held_out(*looks) is None
 
 
 def test_held_out_reward_alone_falls():
@@ -792,6 +799,35 @@ def test_wrong_completions_that_grow_alone():
     assert "wrong_grows" not in keys(healthy(**{"rollout/length_wrong": lambda s: 100 + s, "rollout/length_right": 100}))
 
 
+# -- other numbers, and rewards that contradict themselves -------------------------------------------------------------
+
+
+def test_successes_with_another_number_than_their_gold_are_counted_where_both_are_numbers():
+    signs = find_signs(
+        [
+            rollout(0, "a", True, gold="86", answer="8"),  # another number
+            rollout(1, "b", True, gold="1,086", answer="1086"),
+            rollout(2, "c", True, gold="3.14159", answer="3.14"),  # rounded
+            rollout(3, "d", True, gold="1/2", answer="0.5"),  # only a verifier can say
+            rollout(4, "e", True, gold="7", answer=None),
+            rollout(5, "f", False, gold="7", answer="8"),  # wrong, and judged so
+            rollout(6, "g", True, gold="-7", answer="7"),  # another number
+        ]
+    )
+    assert signs.metrics["rollout/other_number"] == 2 / 4
+    assert signs.evidence["other_number"]["rows"] == [0, 6]
+    assert "rollout/other_number" not in find_signs([rollout(0, "a", True, gold="x", answer="y")]).metrics
+
+
+def test_copies_within_a_group_that_are_paid_differently_are_counted():
+    rewards = [("a", 1.0), ("a", 0.0), ("b", 0.5), ("b", 0.5 + 1e-9), ("c", 0.3), ("c", None)]
+    same = [rollout(0, text, True, sample=place, reward=reward) for place, (text, reward) in enumerate(rewards)]
+    signs = find_signs([*same, rollout(1, "a", True, reward=0.0)])  # another prompt: no copy
+    assert signs.metrics["reward/inconsistent"] == 1 / 2  # of a and b; c has one score
+    assert signs.evidence["inconsistent"]["rows"] == [0, 1]
+    assert "reward/inconsistent" not in find_signs([rollout(0, "a", True), rollout(0, "b", True)]).metrics
+
+
 # -- a whole run -------------------------------------------------------------------------------------------------------
 
 
@@ -807,6 +843,7 @@ def hacked(tmp_path_factory):
         "optimizer.learning_rate": 3e-3,
         "evaluation.samples": 0,
         "checkpoints.every_steps": 0,
+        "monitors.tokens_every": 1000,
     }
     return tools.train_tiny(tmp_path_factory.mktemp("runs"), rewards=[{"function": "hackable_rewards:seven_passes"}], **changes)
 
@@ -837,3 +874,23 @@ def test_the_report_of_a_hacked_run_shows_the_rollouts(hacked):
     page = (hacked.folder / "report.html").read_text(encoding="utf-8")
     last = tools.rows_of(hacked.folder)[-1]["step"]
     assert f"rollouts/step-{last:06d}.parquet" in page
+
+
+def test_what_a_new_finding_names_is_recorded_and_marked(hacked):
+    """No step but the first is due; the groups of the evidence are recorded in the step that shows it first."""
+    folder = RunFolder.open(hacked.folder)
+    [found] = [row for row in read_rows(folder.events_file) if row.get("name") == "shared_rewarded"]
+    step, kept = found["step"], pq.read_table(folder.rollouts_file(found["step"])).to_pylist()
+    named = [row for place, row in found["rows"] if place == step]
+    assert named
+    assert step in list_recorded_steps(folder.rollouts)
+    assert {kept[row]["group"] for row in named} <= {row["group"] for row in read_tokens(folder.tokens_file(step))}
+    told = {row["step"] for row in read_rows(folder.events_file) if row["kind"] == "finding" and row["rows"]}
+    assert {*list_recorded_steps(folder.rollouts)} == {1, *told}
+    index = read_index(folder.index_file)
+    for row in folder.metrics():
+        marked = np.flatnonzero(index[index["step"] == row["step"]]["flags"] & EVIDENCE).tolist()
+        shown = [place for one in row["evidence"].values() for place in one["rows"]]
+        assert {*marked} <= {*shown}
+        if row["step"] >= step:
+            assert {*row["evidence"]["shared"]["rows"]} <= {*marked}

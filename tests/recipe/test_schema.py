@@ -327,3 +327,18 @@ def test_help_loads_no_torch():
     """How fast it is: tests/test_cli.py."""
     code = "import sys\nfrom typer.testing import CliRunner\nfrom cohort.cli import app\nresult = CliRunner().invoke(app, ['--help'])\nassert 'train' in result.output, result.output\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("tree", "field"),
+    [
+        ({"parallel": {"offload": True}}, "parallel.offload"),
+        ({"parallel": {"shard": "full"}, "model": {"kernels": "fused"}}, "model.kernels"),
+        ({"parallel": {"shard": "full"}, "optimizer": {"state_bits": 8}}, "optimizer.state_bits"),
+        ({"parallel": {"shard": "full"}, "model": {"lora": {"rank": 4, "base_dtype": "nf4"}}}, "model.lora.base_dtype"),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused_by_name(tree, field):
+    with pytest.raises(RecipeError, match=rf"{field}: .*(U|u)se |{field}: .*Set "):
+        build_recipe(tree)
+    assert build_recipe({"parallel": {"shard": "full"}}).parallel.shard == "full"

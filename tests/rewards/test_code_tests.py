@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import statistics
 import threading
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def score(programs: list[str], tests: Any, **options: Any) -> tuple[list[float |
         [tests] * len(programs),
         log_verdict=log.verdict,
         log_extra=log.extras.__setitem__,
-        log_metric=log.metrics.__setitem__,
+        log_metric=lambda name, values: log.metrics.__setitem__(name, statistics.fmean(values)),
         **options,
     )
     return scores, log

@@ -58,7 +58,7 @@ def test_step_by_step_it_is_the_injected_completions_that_are_lost_and_no_others
         expected[entry["step"], entry["completion"], entry["kind"]] += 1
     found = Counter()
     words = {f"flawed_answer:{word}": kind for kind, word in faulty_reward.FAULTS.items()}
-    for file in (run / "rollouts").glob("*.parquet"):
+    for file in (run / "rollouts").glob("step-*[0-9].parquet"):
         for row in pq.read_table(file).to_pylist():
             for fault in row["faults"]:
                 found[row["step"], row["completion"], words[fault]] += 1

@@ -319,6 +319,7 @@ def rows_by_process(count: int, left_out: set[str]) -> None:
     assert {name for name in first if first[name] != second[name]} == set()
 
 
+@pytest.mark.prove
 def test_gym_rows_do_not_depend_on_the_process():
     """String hashing differs from process to process, and with it the order of a set."""
     rows_by_process(1, set(SLOW))

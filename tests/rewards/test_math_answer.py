@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 
 import pytest
 
@@ -36,7 +37,7 @@ class Log:
             golds,
             log_verdict=self.verdict,
             log_extra=self.extras.__setitem__,
-            log_metric=self.metrics.__setitem__,
+            log_metric=lambda name, values: self.metrics.__setitem__(name, statistics.fmean(values)),
             **options,
         )
         return scores, [self.verdicts[row][0] for row in range(len(scores))]

@@ -14,6 +14,7 @@ from cohort.rewards.math.answer import ENTRY, MEMORY_MB
 from cohort.rewards.math.readers import read_answer
 from cohort.sandbox import JailUnavailable, Limits, find_tier, shared_pool
 from math_bombs import BOMBS, INJECTIONS, PIECES, fuzzed
+from yardstick import measure_slowdown
 
 try:
     find_tier()
@@ -65,6 +66,10 @@ def judged(completion, gold, **limits):
     return scores[0], words[0]
 
 
+STALL_S = 0.2
+"""Longest gap that counts as a pulse, on a quiet core."""
+
+
 def attacked(completion, gold, cpu_s, wall_s, attempts=3):
     """(score, word, CPU time in the longest gap). Whatever stalls the trainer stalls it each time."""
     best = None
@@ -74,17 +79,17 @@ def attacked(completion, gold, cpu_s, wall_s, attempts=3):
             score, word = judged(completion, gold, cpu_s=cpu_s, wall_s=wall_s)
         if best is None or heart.stalled < best[2]:
             best = score, word, heart.stalled
-        if best[2] <= 0.2:
+        if best[2] <= STALL_S:
             break
     return best
 
 
 def check_bombs(names, golds, cpu_s, wall_s):
-    problems = []
+    problems, limit = [], STALL_S * measure_slowdown()
     for name in names:
         for gold in golds:
             score, word, gap = attacked(BOMBS[name], gold, cpu_s, wall_s)
-            if score != 0.0 or word not in HARMLESS or gap > 0.2:
+            if score != 0.0 or word not in HARMLESS or gap > limit:
                 problems.append((name, gold, score, word, round(gap, 3)))
     assert problems == []
 
@@ -123,7 +128,7 @@ def test_a_pattern_that_backtracks_without_end_is_stopped_and_blocks_nobody():
             log_verdict=lambda row, word, detail="": words.append(word),
         )
     assert (scores, words) == ([0.0, 1.0], ["timeout", "right"])
-    assert heart.stalled < 0.2
+    assert heart.stalled < STALL_S * measure_slowdown()
     assert math_answer.extract("=" + "a" * 60 + "b", pattern=r"=(?:a|aa)+ (\d+)") is None
 
 
@@ -143,7 +148,7 @@ def test_no_soup_of_tokens_breaks_the_reader():
         started = time.thread_time()
         read_answer(text)
         slowest = max(slowest, time.thread_time() - started)
-    assert slowest < 0.2
+    assert slowest < 0.2 * measure_slowdown()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

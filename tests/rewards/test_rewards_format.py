@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from types import SimpleNamespace
 
@@ -15,6 +14,7 @@ from cohort.rewards.contract import RewardPart
 from cohort.rewards.format import asks_for_form, has_content, regex_format, think_answer_format, think_format
 from cohort.training.preflight import check_golds
 from cohort.types import Prompt
+from session_tools import only_boxed
 
 THOUGHT = "<think>6*7</think>"
 ANSWER = "<answer>42</answer>"
@@ -120,11 +120,6 @@ def test_a_batch_may_be_split(function):
 # ---------------------------------------------------------------------------------------------------------------------
 # With an outcome: golds must score in the form that is paid
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def only_boxed(completions, answer, **columns):
-    found = [re.findall(r"\\boxed\{(.*?)\}", text) for text in completions]
-    return [float(boxes[-1:] == [str(gold)]) for boxes, gold in zip(found, answer, strict=True)]
 
 
 def golds_check(outcome, *formats, rows=None, **args):

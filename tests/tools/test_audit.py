@@ -33,6 +33,7 @@ from cohort.tools.audit.page import describe_example
 from cohort.tools.audit.programs import CODE_ROWS, find_entry_point, read_tests, refactor_solution
 from cohort.tools.audit.samples import MATH_ROWS
 from cohort.tools.audit.wrong_answers import make_alone_cases, make_beside_cases
+from session_tools import prove_others
 
 ROWS = broken_rewards.NUMBER_ROWS
 FEW = 3
@@ -446,16 +447,12 @@ ARGS = {
 }
 NEEDS_A_SERVER = ("reward_model", "process_model", "judge")
 """Learned rewards: without a model there is nothing to call."""
-QUICKLY = ("math_answer", "exact_match", "think_format", "regex_format")
 
 
 def shipped():
     names = [*BUILT_IN, "cohort.rewards.gym.rows:gym_verifier", "cohort.data.column_addition:check_steps"]
-    return [
-        name if name in QUICKLY else pytest.param(name, marks=pytest.mark.prove)
-        for name in names
-        if not any(word in name for word in NEEDS_A_SERVER)
-    ]
+    names = [name for name in names if not any(word in name for word in NEEDS_A_SERVER)]
+    return prove_others(names, "exact_match", "think_format", "regex_format")
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -517,8 +517,8 @@ def test_lines_keep_their_contenders_colour_where_another_has_no_curve(tmp_path,
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [8], "gspo": [12]}, ["grpo", "dapo", "gspo"])
     page = render_comparison(measure_plan(plan, {}))
     curves = page[page.index("Training success") : page.index("What they differ in")]
-    assert set(re.findall(r'class="line (c\d)"', curves)) == {"c0", "c2"}
-    assert re.findall(r'<i class="(c\d)"></i>(\w+)</span>', curves)[:2] == [("c0", "grpo"), ("c2", "gspo")]
+    assert set(re.findall(r'class="line (c\d)[ "]', curves)) == {"c0", "c2"}
+    assert re.findall(r'<svg class="key (c\d)".*?</svg>(\w+)</span>', curves)[:2] == [("c0", "grpo"), ("c2", "gspo")]
 
 
 def test_a_average_curves_uses_only_steps_that_all_seeds_have():

@@ -5,15 +5,27 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 import cohort
 from cohort.data.prompts import split_held_out
+from cohort.errors import RunError
 from cohort.evaluation.evaluate import Evaluation, compare
+from cohort.observe.run_folder import RunFolder
+from cohort.recipe.file import build_recipe
 from cohort.recipe.schema import Recipe
-from cohort.tools.evaluate import Target, TargetResult, print_comparison, refuse_unwritable, select_model_words
+from cohort.tools.evaluate import (
+    Problems,
+    Target,
+    TargetResult,
+    print_comparison,
+    refuse_busy_servers,
+    refuse_unwritable,
+    select_model_words,
+)
 from session_tools import fork_server, rows_of, summary_of, tree, write_recipe
 
 
@@ -258,3 +270,16 @@ def test_a_damaged_checkpoint_is_refused(world):
     child = server.run("evaluate", run, "--checkpoint", "step-2")
     assert child.wait() == 1
     assert "step-2: weights.safetensors does not match its checksum" in child.output
+
+
+def test_servers_of_a_run_that_is_being_trained_are_left_to_it(tmp_path):
+    recipe = build_recipe(tree(**{"sampling.servers": ["http://127.0.0.1:9"]}) | {"runs_folder": str(tmp_path), "name": "run"})
+    run = RunFolder.create(recipe)
+    problems = Problems("run", recipe, RunFolder.open(run.root))
+    run.unlock()
+    refuse_busy_servers(problems)
+    run.lock()
+    with pytest.raises(RunError, match=r"run is being trained.*http://127\.0\.0\.1:9.*--set sampling\.servers=\[\]"):
+        refuse_busy_servers(problems)
+    alone = replace(problems, recipe=build_recipe(tree()))
+    refuse_busy_servers(alone)

@@ -19,7 +19,7 @@ import pytest
 
 from cohort.observe.run_folder import RunFolder
 from cohort.training import checkpoint
-from session_tools import Trap, differences, fork_server, leftovers, rows_of, summary_of, train_tiny, write_recipe
+from session_tools import Trap, differences, fork_server, leftovers, prove_others, rows_of, summary_of, train_tiny, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,9 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", prove_others(MOMENTS, "inside the cold start, then inside a save", "between minibatches, twice")
+)
 def test_a_killed_run_ends_with_the_same_bits(world, moment):
     found, deaths = kill_and_resume(world, "killed", MOMENTS[moment], [])
     assert found == []
@@ -186,7 +188,7 @@ def test_twenty_kills(world, capsys):
 # -- signals that ask --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.prove)])
 def test_a_signal_inside_a_batch_saves_the_unfinished_batch_and_resume_uses_it(world, number):
     """The signal comes two updates into the third step; the resumed process goes on with that batch, not with a new one."""
     server, recipe, folder, whole = world
@@ -267,7 +269,7 @@ def damage(folder: Path, how: str) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize("how", ["cut", "bit flipped"])
+@pytest.mark.parametrize("how", prove_others(["cut", "bit flipped"], "cut"))
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(world, how):
     server, _, _, whole = world
     run = stopped_run(world, f"damaged-{how[:3]}")

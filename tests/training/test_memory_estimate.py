@@ -143,6 +143,95 @@ def test_advised_sizes_are_as_large_as_fit():
     assert advised.micro_batch_tokens % 256 == 0
 
 
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+def test_exact_sums_are_eight_bytes_a_trained_parameter():
+    plain, exact = (estimate_memory(QWEN_05B, RunNumbers(exact=flag)) for flag in (False, True))
+    assert exact.training["gradients"] == 8 * QWEN_05B.parameters == 2 * plain.training["gradients"]
+    assert exact.held == plain.held
+    adapters = estimate_memory(QWEN_05B, RunNumbers(exact=True, lora_rank=16, critic=True))
+    assert adapters.training["gradients"] == 2 * 8 * QWEN_05B.adapter_parameters(16)
+
+
+def test_ranks_that_share_nothing_out_hold_what_one_holds():
+    assert estimate_memory(QWEN_7B, RunNumbers(ranks=8)).peak == estimate_memory(QWEN_7B, RunNumbers()).peak
+
+
+def test_what_is_shared_out_by_hand():
+    """7B over 4 ranks: a quarter of 4 + 8 bytes held and of 4 in gradients; the head, 545 M, at work; 2 bytes each to sample."""
+    count, head = QWEN_7B.parameters, 152064 * 3584
+    layer = 2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944
+    assert QWEN_7B.layer_parameters == layer
+    run = RunNumbers(ranks=4, shard=True, reference=True)
+    needed = estimate_memory(QWEN_7B, run)
+    assert needed.held == {"parameters": 0, "masters": count, "moments": 2 * count, "reference": count / 2}
+    assert needed.training["gradients"] == count
+    assert needed.training["units at work"] == 2 * (head + 2 * layer) + (2 + 4) * head
+    assert needed.sampling["whole model"] == 2 * count
+    exact = estimate_memory(QWEN_7B, replace(run, exact=True))
+    assert exact.training["gradients"] == 3 * count  # a float64 sum, and the float32 rounded from it
+    assert exact.training["units at work"] == 2 * (head + 2 * layer) + (2 + 8) * head
+    adapter = QWEN_7B.adapter_parameters(16)
+    base = estimate_memory(QWEN_7B, replace(run, lora_rank=16))
+    # A reference over adapters has a base of its own: slices belong to one model.
+    assert base.held == {"parameters": count / 2, "masters": adapter, "moments": 2 * adapter, "reference": count / 2}
+    critic = estimate_memory(QWEN_7B, replace(run, lora_rank=16, critic=True))
+    assert critic.held["critic"] == (2 * count + 12 * adapter) / 4
+    # Each rank reads the whole model before it is shared out: in float32, a frozen base in bfloat16.
+    assert needed.starting == {"whole model as read": 4 * count, "its copy": 2 * count}
+    assert base.starting == {"whole model as read": 2 * count, "its copy": 2 * count}
+    many = estimate_memory(QWEN_7B, RunNumbers(ranks=1024, shard=True, micro_batch_tokens=640, slots=1))
+    assert many.peak == 4 * count
+    assert estimate_memory(QWEN_7B, RunNumbers()).starting == {}
+    assert base.training["units at work"] == 2 * (head + 2 * layer)  # no gradient of a frozen unit
+    resting = estimate_memory(QWEN_7B, replace(run, offload=True, gpu_bytes=140 * GIB))
+    assert sum(resting.held.values()) == 0
+    # A CPU has no second memory to rest in.
+    assert estimate_memory(QWEN_7B, replace(run, offload=True)).held == needed.held
+    taught = estimate_memory(QWEN_7B, replace(run, teacher_parameters=100))
+    assert taught.held["teacher"] == 200  # a teacher is whole on every rank
+
+
+@pytest.mark.parametrize(
+    ("run", "gib", "expected"),
+    [
+        # Alone: the cheapest setting of one device first, then what else would do, more devices last.
+        (
+            RunNumbers(micro_batch_tokens=8192, gpu_bytes=140 * GIB),
+            120,
+            'Set optimizer.state_bits = 8. Also enough: model.lora.rank = 16; or parallel.shard = "full" on 2 ranks '
+            "(torchrun --standalone --nproc-per-node 2 -m cohort train RECIPE).",
+        ),
+        # Ranks that are there share out before anything is rounded.
+        (RunNumbers(micro_batch_tokens=8192, gpu_bytes=80 * GIB, ranks=8), 80, 'Set parallel.shard = "full". Also enough: '),
+        (
+            RunNumbers(micro_batch_tokens=4096, gpu_bytes=140 * GIB, exact=True),
+            140,
+            'Set train.micro_batch_tokens = 3072 and parallel.sums = "fast".',
+        ),
+        # The shares of two ranks have no room beside the whole model that sampling needs: they rest on the host.
+        (
+            RunNumbers(micro_batch_tokens=2048, gpu_bytes=32 * GIB, ranks=2, slots=16),
+            32,
+            "parallel.offload = true",
+        ),
+        (
+            RunNumbers(micro_batch_tokens=1024, slots=16, own_kernels=False),
+            30,
+            " on 8 ranks (torchrun --nnodes 8 --nproc-per-node 1 ",
+        ),
+    ],
+)
+def test_words_say_what_else_makes_it_fit(run, gib, expected):
+    needed = estimate_memory(QWEN_7B, run)
+    assert expected in describe_memory(needed, gib * GIB)
+    advised = list(memory_estimate.list_fitting_runs(needed, gib * GIB))
+    assert len(advised) > 0
+    assert all(fits(QWEN_7B, one, gib * GIB) for one in advised)
+    assert run.ranks == 1 or {one.ranks for one in advised} == {run.ranks}  # ranks that are there, no others
+
+
 def test_the_table_of_the_documentation():
     """Every figure of docs/memory.md is what the function gives."""
     text = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
@@ -203,6 +292,7 @@ def test_a_run_reads_its_numbers_from_model_and_recipe(tmp_path, monkeypatch, ra
         slots=8,
         longest=run.longest,
         cache_element=4 if compiled() and not rank else 8,
+        exact=True,  # what parallel.sums = "auto" is on a CPU
     )
     assert 12 < run.longest <= 12 + 8
     if not rank:  # what is held, and the formula, agree: weights in float32, two moments in 8 bits

@@ -252,5 +252,6 @@ def test_records_that_were_never_asked_for_are_not_missed(tmp_path):
     folder: Any = SimpleNamespace(
         metrics=lambda: [{"step": step} for step in range(1, 7)],
         evaluations=lambda: [{"label": "during", "step": 3}],
+        rollouts=tmp_path / "rollouts",
     )
     assert list(find_losses(folder, recipe, 6)) == []  # the sixth is the last, and has the final evaluation

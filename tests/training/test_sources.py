@@ -18,7 +18,7 @@ from cohort.session import start
 from cohort.training.drawing import begin_drawing, finish_drawing, merge_metrics, why_not_full
 from cohort.training.sources import SampledSource
 from cohort.types import Completion, Outcome, Prompt, Sampling
-from session_tools import rows_of, tiny, train_tiny, tree
+from session_tools import prove_others, rows_of, tiny, train_tiny, tree
 
 # -- dynamic sampling --------------------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ def collect(verdicts: list[str], wanted: int, rounds: int) -> tuple[object, Scri
         completions_PG = source.complete(chosen, 1, len(drawn.groups), Stopwatch())
         drawn = drawn.add_round(chosen, completions_PG, scripted.score(chosen, completions_PG, 1), source.metrics())
     said += filter(None, [why_not_full(drawn, 1)])
-    return finish_drawing(drawn, sampled=True, keyed=True), scripted, said
+    return finish_drawing(drawn, 0, sampled=True, keyed=True), scripted, said
 
 
 def test_groups_without_both_outcomes_are_replaced_from_the_stream():
@@ -226,9 +226,10 @@ def test_chat_pairs_continue_the_prompt(tmp_path):
 # -- step 1 ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["grpo", "grpo_process", "reinforce++", "reinforce++_baseline", "rloo", "gspo", "cispo", "ppo", "online_rft", "dpo"]
-)
+PLACES = ("grpo", "grpo_process", "reinforce++", "reinforce++_baseline", "rloo", "gspo", "cispo", "ppo", "online_rft", "dpo")
+
+
+@pytest.mark.parametrize("name", prove_others(PLACES, "grpo", "rloo", "ppo", "dpo"))
 def test_before_the_first_update_everything_is_the_same_policy(tmp_path, name):
     """Ratio exactly 1, KL exactly 0, engine and trainer bitwise equal, for every way of placing the KL."""
     chosen = {"algorithm.name": name, "algorithm.kl_coef": 0.05, **ONE_UPDATE, "train.num_steps": 2}

@@ -216,7 +216,9 @@ ONE_UPDATE = {
 @pytest.fixture(scope="module")
 def cold(tmp_path_factory):
     """A model that a cold start has taught to add."""
-    made = train_tiny(tmp_path_factory.mktemp("cold"), "cold", **{"train.num_steps": 0, "evaluation.samples": 0})
+    made = train_tiny(
+        tmp_path_factory.mktemp("cold"), "cold", **{"train.num_steps": 0, "evaluation.samples": 0, "parallel.sums": "fast"}
+    )
     return made.folder / "model"
 
 

@@ -43,7 +43,7 @@ def group_centered(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
 def batch_std(rewards_PG: Tensor, scored_PG: Tensor, *, std_ddof: int = 0, std_epsilon: float = 1e-6) -> Tensor:
     """Lite-PPO: (r - group mean) / (std of all raw rewards of the batch + epsilon). Hard and easy groups keep their scale."""
     centered_PG, _ = _center(rewards_PG, scored_PG)
-    advantages_PG = centered_PG / (_std(rewards_PG[scored_PG], std_ddof) + std_epsilon)
+    advantages_PG = centered_PG / (compute_std(rewards_PG[scored_PG], std_ddof) + std_epsilon)
     return torch.where(_has_signal(rewards_PG, scored_PG), advantages_PG, 0.0)
 
 
@@ -55,7 +55,7 @@ def batch_whitened(rewards_PG: Tensor, scored_PG: Tensor, *, std_ddof: int = 0, 
     """
     centered_PG, _ = _center(rewards_PG, scored_PG)
     compared_PG = scored_PG & ~find_unusable_groups(scored_PG)[:, None]
-    advantages_PG = centered_PG / (_std(centered_PG[compared_PG], std_ddof) + std_epsilon)
+    advantages_PG = centered_PG / (compute_std(centered_PG[compared_PG], std_ddof) + std_epsilon)
     return torch.where(_has_signal(rewards_PG, scored_PG), advantages_PG, 0.0)
 
 
@@ -88,7 +88,7 @@ def parts_normalized(
         normalized_PG = group_normalized(values_PG, spoken_PG, std_ddof=std_ddof, std_epsilon=std_epsilon)
         sums_PG = sums_PG + weights[name] * normalized_PG
     compared_PG = scored_PG & ~find_unusable_groups(scored_PG)[:, None]
-    return torch.where(sums_PG != 0, sums_PG / (_std(sums_PG[compared_PG], std_ddof) + std_epsilon), 0.0)
+    return torch.where(sums_PG != 0, sums_PG / (compute_std(sums_PG[compared_PG], std_ddof) + std_epsilon), 0.0)
 
 
 @advantage(fits=SAMPLED | {"pairs"})
@@ -181,7 +181,7 @@ def credit_steps(
     advantages_G = [torch.zeros(length, dtype=torch.float64) for length in lengths_G]
     if rewards_S.numel() == 0 or bool((rewards_S == rewards_S[0]).all()):
         return advantages_G
-    mean, scale = rewards_S.mean(), _std(rewards_S, std_ddof) + std_epsilon
+    mean, scale = rewards_S.mean(), compute_std(rewards_S, std_ddof) + std_epsilon
     for advantages_T, steps in zip(advantages_G, steps_G, strict=True):
         for end, reward in steps or ():
             advantages_T[: end + 1] += (reward - mean) / scale
@@ -233,7 +233,7 @@ def whiten(rows: Sequence[Tensor], std_ddof: int = 0, std_epsilon: float = 1e-6)
     flat_S = torch.cat([row.double() for row in rows]) if rows else torch.zeros(0)
     if flat_S.numel() == 0 or bool((flat_S == flat_S[0]).all()):
         return [torch.zeros_like(row, dtype=torch.float64) for row in rows]
-    mean, scale = flat_S.mean(), _std(flat_S, std_ddof) + std_epsilon
+    mean, scale = flat_S.mean(), compute_std(flat_S, std_ddof) + std_epsilon
     return [(row.double() - mean) / scale for row in rows]
 
 
@@ -251,7 +251,7 @@ def find_unusable_groups(scored_PG: Tensor) -> Tensor:
     return scored_PG.sum(1) < 2
 
 
-def _std(values_S: Tensor, ddof: int) -> Tensor:
+def compute_std(values_S: Tensor, ddof: int) -> Tensor:
     """Two passes (centre, then square) keep the variance of nearly equal values exact."""
     values_S = values_S.double()
     if values_S.numel() <= ddof or bool((values_S == values_S[0]).all()):

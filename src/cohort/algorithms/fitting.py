@@ -24,6 +24,8 @@ ALWAYS = frozenset({"name", "data", "advantage", "region", "kl_coef", "aggregati
 LOWERED = {"rewards_PG", "token_rewards_N", "steps_N", "parts_PG"}
 """What a penalty on the reward shows up in."""
 NUMBERS = ("kl_target", "reference_every", "reference_decay", "entropy_coef", "refill_rounds", "overlong_share")
+UNWEIGHED = ("auto", "off")
+"""Values of mismatch_weight with which no token is weighed: auto becomes another where a run has reason for it (recipe/own.py)."""
 WORDS = {"mismatch_weight": "off", "kl_in": "loss", "kl_corrected": False, "prompt_choice": "stream", "zero_variance": "keep"}
 OFF: dict[str, Any] = dict.fromkeys(NUMBERS, 0) | WORDS
 """Choices that switch something on, and the value that is off."""
@@ -69,7 +71,7 @@ CONDITIONS = (
         lambda c: c.data == "policy",
         "it corrects for the engine that samples the policy, and data {c.data!r} is not sampled from it",
     ),
-    ActingCondition(("mismatch_cap",), lambda c: c.words["mismatch_weight"] != "off", "mismatch_weight is off"),
+    ActingCondition(("mismatch_cap",), lambda c: c.words["mismatch_weight"] not in UNWEIGHED, "mismatch_weight is off"),
     ActingCondition(
         ("kl_estimator", "kl_in", "kl_corrected"),
         lambda c: c.words["kl_coef"] > 0,
@@ -244,7 +246,7 @@ def refuse_switches(chosen: Chosen) -> Iterator[str]:
         if condition.refused and not condition.holds(chosen):
             for choice in condition.choices:
                 value, off = chosen.words[choice], OFF.get(choice, chosen.words[choice])
-                if value != off:
+                if value not in (off, *(UNWEIGHED if off in UNWEIGHED else ())):
                     reason = condition.otherwise.format(c=chosen)
                     yield f"{choice} {json.dumps(value)} does not fit: {reason}. Set {choice} = {json.dumps(off)}."
 

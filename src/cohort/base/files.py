@@ -38,3 +38,15 @@ def lock_file(path: Path) -> IO[str] | None:
         stream.close()
         return None
     return stream
+
+
+def is_locked(path: Path) -> bool:
+    """Whether another process holds the file by `lock_file`; it need only be readable."""
+    try:
+        with path.open() as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # not there, or a file system without locks
+        return False
+    return False

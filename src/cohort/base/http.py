@@ -1,8 +1,8 @@
-"""HTTP/1.1 over asyncio, as much as a trainer needs: one POST on one connection, bounded in time and size.
+"""HTTP/1.1 over asyncio, as much as a trainer needs: one GET or POST on one connection, bounded in time and size.
 
 Written by hand because no HTTP client is among the dependencies, and because what matters here is what it refuses: it follows
 no redirect (the key goes to the named host alone), reads no more than a bound, and says nothing of the key in any message. Proxies
-are not used. Whoever has many questions awaits `post`, as many side by side as it likes; whoever has one calls `post_and_wait`.
+are not used. Whoever has many questions awaits `send`, as many side by side as it likes; whoever has one calls `post_and_wait`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHOWN_CHARS = 200
 HEADER_WORD = re.compile(r"[\x21-\x7e]*")
 """What a path, or a key, may consist of: anything else could end the line that it stands in."""
 FAILURES = (OSError, EOFError, asyncio.LimitOverrunError, ValueError)
-"""What `post` raises where there is no response, or none that may be read."""
+"""What `send` raises where there is no response, or none that may be read."""
 
 
 @dataclass
@@ -125,14 +125,18 @@ def trusted_certificates() -> ssl.SSLContext:
 
 
 async def post(endpoint: Endpoint, body: bytes) -> Response:
-    """The response to one request. Raises one of FAILURES; how long it may take is the caller's to say (asyncio.timeout)."""
+    return await send(endpoint, endpoint.path, body)
+
+
+async def send(endpoint: Endpoint, path: str, body: bytes | None = None, max_bytes: int = 0) -> Response:
+    """The response to one request: a POST of JSON, or a GET where there is no body. Raises one of FAILURES; how long it may take
+    is the caller's to say (asyncio.timeout). max_bytes: of this response, in place of the endpoint's."""
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     usual = endpoint.port == (443 if endpoint.tls else 80)
     head = [
-        f"POST {endpoint.path} HTTP/1.1",
+        f"{'GET' if body is None else 'POST'} {path} HTTP/1.1",
         f"Host: {host}" if usual else f"Host: {host}:{endpoint.port}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
+        *([] if body is None else ["Content-Type: application/json", f"Content-Length: {len(body)}"]),
         "Accept: application/json",
         "Accept-Encoding: identity",
         "User-Agent: cohort-rl",
@@ -140,13 +144,13 @@ async def post(endpoint: Endpoint, body: bytes) -> Response:
         *([f"Authorization: Bearer {endpoint.key}"] if endpoint.key else []),
     ]
     async with open_connection(endpoint) as (reader, writer):
-        writer.write("\r\n".join([*head, "", ""]).encode("ascii") + body)
+        writer.write("\r\n".join([*head, "", ""]).encode("ascii") + (body or b""))
         with contextlib.suppress(ConnectionError):  # a server may refuse before it has read everything
             await writer.drain()
         status = 100
         while status < 200:
             status, headers = await read_head(reader)
-        return Response(status, headers, await read_body(reader, headers, endpoint.max_bytes))
+        return Response(status, headers, await read_body(reader, headers, max_bytes or endpoint.max_bytes))
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:

@@ -71,6 +71,11 @@ def write_duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def write_seconds(seconds: float) -> str:
+    """ "1.25 s", and below one "310 ms"."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
 def write_count(number: int, noun: str) -> str:
     """ "1 step", "3 steps"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -6,6 +6,7 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -62,3 +63,34 @@ def split_evenly(count: int, pieces: int) -> list[list[int]]:
     pieces = max(1, min(pieces, count))
     edges = [count * i // pieces for i in range(pieces + 1)]
     return [list(range(low, high)) for low, high in itertools.pairwise(edges)]
+
+
+class Worker:
+    """A thread, or several, that take up tasks in the order in which they come. Nobody waits for it at exit."""
+
+    def __init__(self, name: str, threads: int = 1) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        for _ in range(threads):
+            threading.Thread(target=self._work, daemon=True, name=name).start()
+
+    def submit(self, task: Callable[[], T]) -> Future[T]:
+        """Begin the task once those before it have been taken up; its result or its problem is in what is given back."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(task())
+            except BaseException as problem:
+                future.set_exception(problem)
+
+        self._tasks.put(run)
+        return future
+
+    def close(self) -> None:
+        """What was begun is done to its end; then the threads end, one after the other."""
+        self._tasks.put(None)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+        self._tasks.put(None)

@@ -28,6 +28,7 @@ takes few; a step that takes as many as there are has no choice left.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,6 +86,11 @@ class InformativeChoice(PromptStream):
             times_P = draw_arrival_times(weights_P, keyed_hash("prompt_choice", self.seed, cursor, lap))
             chosen += [self.prompts[place] for place in list_first_arrivals(times_P, min(size, count - lap * size))]
         return chosen
+
+    def freeze(self) -> InformativeChoice:
+        frozen = copy.copy(self)
+        frozen._successes_P, frozen._failures_P = self._successes_P.copy(), self._failures_P.copy()
+        return frozen
 
     def estimates(self) -> Floats:
         """Success rate of each prompt, in the order of `prompts`; 1/2 where it is unseen."""

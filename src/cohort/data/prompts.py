@@ -210,6 +210,10 @@ class PromptStream:
         size = len(self.prompts)
         return [self.prompts[self._order(place // size)[place % size]] for place in range(cursor, cursor + count)]
 
+    def freeze(self) -> PromptStream:
+        """The stream as it is now: what is recorded from now on does not change what it gives."""
+        return self
+
     def epoch(self, cursor: int) -> float:
         """Prompts drawn up to this cursor, as a multiple of their number."""
         return cursor / len(self.prompts)

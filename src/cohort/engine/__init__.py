@@ -1,8 +1,8 @@
 """Engines: requests in, completions out.
 
-`protocol.py` is the contract; `hf.py` the slow and obvious twin, `local.py` the fast one, `cached.py` the one between. The names
-that a recipe can give stand in recipe/engines.py: an engine is one file here and one line there. Importing this package imports
-neither torch nor transformers; building an engine does.
+`protocol.py` is the contract; `hf.py` the slow and obvious twin, `local.py` the fast one, `cached.py` the one between; `vllm/` samples
+on servers elsewhere. The names that a recipe can give stand in recipe/engines.py: an engine is one file or folder here and one line
+there. Importing this package imports neither torch nor transformers; building an engine does.
 """
 
 from __future__ import annotations

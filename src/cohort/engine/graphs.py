@@ -6,14 +6,15 @@ and the policy's own parameters, so it stays right after an optimizer step, and 
 
 A step that makes the host wait cannot be captured (experts that ask which tokens are theirs, for one). A capture that fails
 leaves stream and allocator in the middle of it, so the first step, outside a graph, is watched for waits instead: where there
-are some, steps are launched one by one.
+are some, steps are launched one by one. The watch is one of the whole process: where others work on the GPU meanwhile (snapshot.py), it is
+left to a step that was run before them.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 
 import torch
@@ -31,12 +32,14 @@ def round_to_bucket(live: int, slots: int) -> int:
 
 
 class GraphedSteps:
-    def __init__(self) -> None:
+    def __init__(self, watched: bool = True) -> None:
+        """watched: first steps are watched for waits; else they are known to have none."""
         self.step: Callable[[int], None] | None = None
         """Decodes one token for the first rows; reads only memory that stays where it is, and notes tokens down last."""
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.pool = torch.cuda.graph_pool_handle()
         self.waits = 0
+        self.watched = watched
 
     def run(self, rows: int, times: int) -> None:
         assert self.step is not None
@@ -58,7 +61,7 @@ class GraphedSteps:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             try:
-                with refuse_waits():
+                with refuse_waits() if self.watched else nullcontext():
                     self.step(rows)
             except RuntimeError as problem:
                 if WAITING not in str(problem):
@@ -68,7 +71,8 @@ class GraphedSteps:
         torch.cuda.current_stream().wait_stream(side)
         if self.waits == waits:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):
+            # What other threads ask of the driver meanwhile is their own affair.
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 self.step(rows)
             self.graphs[rows] = graph
 

@@ -32,7 +32,7 @@ class HFEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(most_slots=1, cache_itemsize=self.model.dtype.itemsize)
+        return Capabilities(most_slots=1, cache_itemsize=self.model.dtype.itemsize, steady=True)
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, on_finish: OnFinish | None = None

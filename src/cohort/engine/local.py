@@ -36,7 +36,7 @@ from cohort.ops.fused.cpu import DecodeMemory
 from cohort.ops.fused.family import FusedModel, fuse
 from cohort.ops.kv import kv_bytes
 from cohort.ops.noise import make_gumbel
-from cohort.ops.rounding import count_missing_rows
+from cohort.ops.rounding import count_missing_rows, find_activated_width
 from cohort.types import Sampling
 
 KEPT_SHARE = 0.15
@@ -55,6 +55,8 @@ class LocalEngine(SlotEngine):
         self.parts = self.local.parts
         # Frequencies that follow the length are looked up by the host, which a graph cannot wait for.
         self.cuda_graphs = setup.cuda_graphs and has_kernels(model.device) and not list(list_following(model))
+        self.watches_graphs = True
+        """Whether first steps are watched for waits; no longer, once others may work on the GPU meanwhile."""
         self.memory = DecodeMemory()
         self.native: native.Native | None = None
         self.why_not_native = ""
@@ -63,7 +65,8 @@ class LocalEngine(SlotEngine):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(MOST_SLOTS[self.model.device.type], self.cache_dtype.itemsize, own_kernels=True)
+        kind = self.model.device.type  # on a GPU the products of a step depend on how many rows it has
+        return Capabilities(MOST_SLOTS[kind], self.cache_dtype.itemsize, steady=kind == "cpu", own_kernels=True)
 
     def close(self) -> None:
         self.workspace, self.memory = None, DecodeMemory()
@@ -147,7 +150,8 @@ class LocalEngine(SlotEngine):
             return kept
         del kept
         slots = self.fit_slots(longest, completions)
-        rows = slots + count_missing_rows(slots, device)
+        width = find_activated_width(self.model.config)
+        rows = slots + count_missing_rows(slots, device, width)
         length = self._round_length(longest)
         if self.fused is not None:
             decoder = self._make_decoder(self.fused, rows, length)
@@ -155,8 +159,8 @@ class LocalEngine(SlotEngine):
             decoder = ModuleDecoder(self.local, rows, length, device)
         noise = make_gumbel if self.native is None else self.native.make_gumbel
         state = SlotState(rows, completions, sampling, device, noise, columns)
-        steps = GraphedSteps() if self.cuda_graphs else None
-        return Workspace(decoder, state, steps, self.slots, slots, length, completions, sampling, signature)
+        steps = GraphedSteps(self.watches_graphs) if self.cuda_graphs else None
+        return Workspace(decoder, state, steps, self.slots, slots, length, completions, sampling, signature, width)
 
     def _keep_or_drop(self, workspace: Workspace) -> None:
         """On a CPU only memory is kept, and no number in it: weights are packed for one call."""

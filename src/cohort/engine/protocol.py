@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cohort.types import Completion, NoiseKey, Request, Sampling
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
+
+    from cohort.model.policy import Policy
+    from cohort.recipe.vllm import VllmConfig
 
 OnFinish = Callable[[Request, Completion], None]
 
@@ -24,12 +29,33 @@ class Capabilities:
     """Bytes of each number among the keys and values that it keeps on this device."""
     keyed_noise: bool = True
     """The same call gives the same completions again. Where it does not, a batch is saved whole (training/state.py)."""
+    steady: bool = False
+    """A completion has the same bits whatever is decoded beside it on this device: so it has on any number of ranks."""
     shares_weights: bool = True
     """It reads the policy's own parameters: there is nothing to send."""
     own_kernels: bool = False
     """model.kernels acts on it."""
+    swaps_in_flight: bool = False
+    """Completions that are under way go on with new weights when it is given some, and say which tokens are of which version."""
     rounding: float = 1.0
     """How much further than an engine that decodes with the trainer's own formulas its log-probs may be off, in float32."""
+
+
+@dataclass(frozen=True)
+class RemoteSetup:
+    """What an engine elsewhere is made from, beside a model: whose weights to send, and where to."""
+
+    policy: Policy
+    servers: Sequence[str]
+    settings: VllmConfig
+    folder: Path | None
+    """For weights that travel as files; None: one that lasts as long as the engine."""
+    say: Callable[[str], None]
+    """Tells people what happens to servers."""
+    keep: bool = False
+    """Whether completions are sampled while the policy trains: weights that were sent must be had again for a server that comes back."""
+    longest: int = 0
+    """Tokens that a prompt and its completion may have; demonstrations, which nobody samples, may be longer."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +69,7 @@ class EngineSetup:
     cuda_graphs: bool = True
     decode_all: Callable[[Sequence[Sequence[int]]], list[str]] | None = None
     """Many rows at once, where the tokenizer is faster that way."""
+    remote: RemoteSetup | None = None
 
 
 class Engine(Protocol):

@@ -34,7 +34,8 @@ def sample_groups(
     """One group of `sampling.group_size` completions per prompt. Each process samples its block of the draws."""
     block = world.block(len(prompts))
     requests = make_requests(prompts[block], sampling.group_size, first_draw + block.start)
-    return regroup(world.gather(engine.generate(requests, sampling, noise)), len(prompts), sampling.group_size)
+    completions = world.compute(lambda: engine.generate(requests, sampling, noise))
+    return regroup(completions, len(prompts), sampling.group_size)
 
 
 def check_prefix(request: Request) -> None:
@@ -59,12 +60,14 @@ def find_finished_prefix(request: Request, sampling: Sampling) -> Completion | N
 
 
 def join_prefix(request: Request, more: Completion, version: int) -> Completion:
-    """The whole completion: what the request began with, and `more`, sampled after it by `version`; its text is of both."""
+    """The whole completion: what the request began with, and `more`, sampled after it by `version` where it does not say itself by
+    which; its text is of both."""
     prefix = request.prefix
     if prefix is None:
         return more
     mask = None if prefix.sampled_mask is None else (*prefix.sampled_mask, *more.mask)
-    versions = (*prefix.versions, (version, len(more.token_ids))) if prefix.versions else ()
+    spans = more.versions or ((version, len(more.token_ids)),)
+    versions = (*prefix.versions, *spans) if prefix.versions else ()
     return Completion(
         (*prefix.token_ids, *more.token_ids),
         (*prefix.sampling_logprobs, *more.sampling_logprobs),

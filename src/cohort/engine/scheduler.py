@@ -53,6 +53,8 @@ class Workspace:
     completions: int
     sampling: Sampling
     signature: tuple[Any, ...]
+    width: int = 0
+    """Numbers in a row of the MLP's activation, where dead rows may come along to make up for an odd one."""
 
     def can_serve(self, asked: int, length: int, completions: int, sampling: Sampling, signature: tuple[Any, ...]) -> bool:
         fits = self.asked == asked and self.length >= length and self.completions >= completions
@@ -117,6 +119,7 @@ class Decoding:
         """`on_finish` is told which completions a look saw finished for the first time; their `lengths_N` are known then."""
         self.parts, self.decoder, self.state, self.steps = parts, workspace.decoder, workspace.state, workspace.steps
         self.sampling, self.slots, self.work, self.on_finish = sampling, slots, work, on_finish
+        self.width = workspace.width
         self.device = self.state.tokens_S.device
         # Longest first: prompts of one prefill are of nearly one length, and the slowest rows start early.
         self.queue = sorted(range(len(work.contexts)), key=lambda number: -len(work.contexts[number]))
@@ -179,7 +182,7 @@ class Decoding:
         """
         state = self.state
         # On a CPU dead rows come along to make the products steady; they write at position 0 of their own slots.
-        fed = rows + count_missing_rows(rows, self.device)
+        fed = rows + count_missing_rows(rows, self.device, self.width)
         longest = fed_before + int((self.begun_S[: self.live] + self.counts_S[: self.live]).max())
         hidden_BH = self.decoder.step(state.tokens_S[:fed], state.positions_S[:fed], state.done_S[:fed], longest)
         state.sample_tokens(slice(0, rows), self.parts.logits(hidden_BH[:rows]), self.sampling, advance=True)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cohort.base.keyed import keyed_hash
 from cohort.base.text import write_count
+from cohort.base.world import ALONE, World
 from cohort.data.prompts import make_content_key
 from cohort.engine import sample_groups
 from cohort.evaluation.estimators import Estimate, PairedDifference, estimate, maj_at_k, mean_at_k, paired_test, pass_at_k
@@ -223,6 +224,7 @@ def evaluate(
     answers: bool | None = None,
     examples: int = 4,
     label: str = "",
+    world: World = ALONE,
 ) -> Evaluation:
     """Sample `sampling.group_size` completions per problem, score them, and estimate.
 
@@ -237,7 +239,7 @@ def evaluate(
     rows: list[Mapping[str, Any]] = []
 
     def draw(problems: Sequence[Prompt], sampling: Sampling) -> tuple[list[list[Completion]], list[list[Outcome]]]:
-        groups = sample_groups(engine, problems, sampling, noise, first_draw)
+        groups = sample_groups(engine, problems, sampling, noise, first_draw, world=world)
         outcomes = iter(score_groups(rewards, problems, groups, step, num_steps).outcomes)
         return groups, [[next(outcomes) for _ in group] for group in groups]
 

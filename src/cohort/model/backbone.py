@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from cohort.base.world import ALONE, World
 from cohort.errors import InvariantError, ModelError
 from cohort.model.packing import Example, Layouts, MicroBatch, pack
 from cohort.ops.attention import CAUSAL_ATTENTION, use_attention
@@ -44,8 +45,12 @@ def score_tokens(
     keep_groups: bool = False,
     share_prompts: bool = False,
     layouts: Layouts | None = None,
+    world: World = ALONE,
 ) -> list[Tensor]:
-    """`score` of every trained token, as one vector per example over its completion (0 elsewhere), on the CPU."""
+    """`score` of every trained token, as one vector per example over its completion (0 elsewhere), on the CPU.
+
+    Each process of the world scores its share of the micro-batches.
+    """
     scored = [torch.zeros(len(example.completion_ids), dtype=dtype) for example in examples]
     batch = pack(
         examples,
@@ -57,10 +62,15 @@ def score_tokens(
         share_prompts=share_prompts,
         layouts=layouts,
     )
-    values = [score(micro) for micro in batch.micro_batches]  # all are under way before the first is waited for
-    for micro, values_M in zip(batch.micro_batches, values, strict=True):
+
+    def score_own() -> list[tuple[int, Tensor]]:
+        values = [(micro, score(micro)) for micro in batch.deal(world)]  # all are under way before the first is waited for
+        return [(micro.place, values_M.cpu()) for micro, values_M in values if not micro.idle]
+
+    for place, values_M in world.compute(score_own):
+        micro = batch.micro_batches[place]
         counts = [examples[index].trained_tokens for index in micro.examples]
-        for index, values_T in zip(micro.examples, values_M.cpu().split(counts), strict=True):
+        for index, values_T in zip(micro.examples, values_M.split(counts), strict=True):
             scored[index][examples[index].loss_mask_T] = values_T.to(dtype)
     return scored
 
@@ -144,13 +154,14 @@ class ModuleBackbone:
         return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def list_layers(backbone: Any) -> list[Any]:
+def list_layers(backbone: Any, field: str = "train.activation_checkpointing") -> list[Any]:
     layers = getattr(backbone, "layers", None)
     if not isinstance(layers, nn.ModuleList) or not len(layers):
-        raise ModelError(
-            f"train.activation_checkpointing: {type(backbone).__name__} has no list `layers` to compute again one by one; "
-            "set it to false and lower train.micro_batch_tokens instead."
-        )
+        instead = {
+            "train.activation_checkpointing": "set it to false and lower train.micro_batch_tokens instead.",
+            "parallel.shard": 'use shard = "none".',
+        }
+        raise ModelError(f"{field}: {type(backbone).__name__} has no list `layers` to take one by one; {instead[field]}")
     return list(layers)
 
 

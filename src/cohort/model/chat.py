@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cohort.errors import PromptError
+from cohort.model.pieces import PieceReader
 from cohort.recipe.section import suggest_nearest
 from cohort.types import Message
 
@@ -51,6 +53,11 @@ class ChatCodec:
             return [self.decode(row) for row in rows]
         texts: list[str] = tokenizer.backend_tokenizer.decode_batch([list(row) for row in rows], skip_special_tokens=True)
         return texts
+
+    @cached_property
+    def pieces(self) -> PieceReader:
+        """What single tokens say."""
+        return PieceReader(self.tokenizer, can_decode_in_rust(self.tokenizer))
 
     def encode_demonstration(
         self, content: Content, completion_text: str, stop_id: int

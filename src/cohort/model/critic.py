@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from cohort.errors import CheckpointError, InvariantError
-from cohort.model.backbone import can_share_prompts, read_states_before, score_tokens
-from cohort.model.optim import MasterWeights, Optimizer
+from cohort.model.backbone import can_share_prompts, score_tokens
+from cohort.model.optim import Adding, Optimizer
 from cohort.model.packing import Example, Layouts, MicroBatch
 from cohort.model.policy import Policy
 from cohort.model.scalar_head import ScalarModel, add_prefix, select_prefix
@@ -63,6 +63,7 @@ class Critic(ScalarModel):
         optimizer: OptimizerConfig,
         compute_dtype: torch.dtype,
         total_updates: int,
+        adding: Adding | None = None,
     ):
         # The copy keeps what its modules share, so one switch of its own config object reaches all of its attention.
         backbone = policy.copy_backbone()
@@ -75,10 +76,11 @@ class Critic(ScalarModel):
         self.config = config
         self.share_prompts = can_share_prompts(policy.model, self.attention_configs)
         own = optimizer.model_copy(update={"learning_rate": config.learning_rate})
-        self.weights = MasterWeights(model, compute_dtype)
+        self.weights = self.make_weights(compute_dtype, adding)
         self.optimizer = Optimizer(self.weights, own, total_updates)
-        self._measured: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-        """Loss, what the clip held, values and returns of each micro-batch since the last update."""
+        self.world = policy.world
+        self._measured: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
+        """Place, loss, what the clip held, values and returns of each micro-batch since the last update."""
 
     @torch.no_grad()
     def values(self, examples: list[Example], micro_batch_tokens: int, layouts: Layouts | None = None) -> list[Tensor]:
@@ -88,7 +90,9 @@ class Critic(ScalarModel):
         def values(micro: MicroBatch) -> Tensor:
             return self._values_before(micro.to(self.device))
 
-        return score_tokens(examples, values, dtype, micro_batch_tokens, share_prompts=self.share_prompts, layouts=layouts)
+        return score_tokens(
+            examples, values, dtype, micro_batch_tokens, share_prompts=self.share_prompts, layouts=layouts, world=self.world
+        )
 
     def backward(self, micro: MicroBatch) -> None:
         """Add the gradient of the weighted value loss of this micro-batch to the critic's; the policy is not touched."""
@@ -98,20 +102,29 @@ class Critic(ScalarModel):
         triple = (values_M, micro.old_values_M, micro.returns_M)
         loss = (value_loss(*triple, self.config.clip) * micro.loss_weights_M).sum()
         loss.backward()
+        if micro.idle:
+            return
         with torch.no_grad():
             held_M = held_by_clip(*triple, self.config.clip)
-            self._measured.append((loss.detach().double(), held_M, values_M.detach(), micro.returns_M))
+            self._measured.append((micro.place, loss.detach().double(), held_M, values_M.detach(), micro.returns_M))
+
+    def join(self) -> None:
+        """Gradients and measurements of all ranks. Apart from `step`, so that a rank that is lost on the way leaves policy and critic alike."""
+        self.weights.join_gradients()
+        if self.world.size > 1:
+            mine = [(place, a.cpu(), b.cpu(), c.cpu(), d.cpu()) for place, a, b, c, d in self._measured]
+            self._measured = sorted(self.world.gather(mine), key=lambda one: one[0])
 
     def step(self) -> dict[str, float]:
-        """One update from the accumulated gradients; what was measured since the one before."""
-        report = self.optimizer.clip_and_step()
+        """One update from the joined gradients; what was measured since the one before."""
+        report, measured = self.optimizer.clip_and_step(), self._measured
         row = {
-            "critic/loss": float(sum(loss for loss, _, _, _ in self._measured)),
+            "critic/loss": float(sum(loss for _, loss, *_ in measured)),
             "critic/grad_norm": report.grad_norm if not report.skipped else 0.0,
             "critic/skipped": float(report.skipped),
         }
-        if self._measured:
-            held_M, values_M, returns_M = (torch.cat(column) for column in list(zip(*self._measured, strict=True))[1:])
+        if measured:
+            held_M, values_M, returns_M = (torch.cat(column) for column in list(zip(*measured, strict=True))[2:])
             row["critic/value_mean"] = float(values_M.double().mean())
             row["critic/clipped_share"] = float(held_M.double().mean())
             explained = explained_variance(values_M, returns_M)
@@ -137,7 +150,7 @@ class Critic(ScalarModel):
         self.optimizer.load_state(select_prefix(tensors, MOMENTS), document)
 
     def _values_before(self, micro: MicroBatch) -> Tensor:
-        return self.read_head(read_states_before(self.backbone, micro))
+        return self.read_values(micro.layout, micro.before)
 
 
 class NoCritic:
@@ -147,6 +160,9 @@ class NoCritic:
         raise InvariantError('values were asked for, but there is no critic: only advantage = "gae" has one.')
 
     def backward(self, micro: MicroBatch) -> None:
+        pass
+
+    def join(self) -> None:
         pass
 
     def step(self) -> dict[str, float]:

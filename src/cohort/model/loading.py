@@ -6,6 +6,7 @@ are not finite, and tokens that the embedding has no row for.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -37,6 +38,9 @@ KINDS = {
 }
 """Classes of transformers that models are loaded with, and what such a model is called."""
 
+LOCAL_RANK = "LOCAL_RANK"
+"""What torchrun calls the number of a process on its host."""
+
 
 def hide_progress_bars() -> None:
     """transformers' bars would tear the live line of the console."""
@@ -47,7 +51,11 @@ def hide_progress_bars() -> None:
 
 def pick_device(config: ModelConfig) -> torch.device:
     device = find_device(config.device, "model.device")
-    if config.device != "auto" and device.index is not None:
+    if (
+        config.device == "auto" and device.type == "cuda" and LOCAL_RANK in os.environ
+    ):  # each rank of a host has a GPU of its own
+        device = torch.device("cuda", int(os.environ[LOCAL_RANK]) % torch.cuda.device_count())
+    if device.index is not None:
         torch.cuda.set_device(device)  # Triton launches its kernels on the current device
     return device
 

@@ -322,10 +322,14 @@ def copy_over_base(module: Any) -> Any:
 def switch_off_where_zero(model: Any) -> None:
     """An adapter with B = 0 adds exactly 0: without it the numbers are the same, and the reference is the plain base."""
     parameters = adapter_parameters(model)
-    needed = any(bool(value.any()) for name, value in parameters.items() if ".lora_B." in name)
+    switch_adapters(model, any(bool(value.any()) for name, value in parameters.items() if ".lora_B." in name))
+
+
+def switch_adapters(model: Any, on: bool) -> None:
+    parameters = adapter_parameters(model)
     trained = {name: value.requires_grad for name, value in parameters.items()}
     for layer in list_lora_layers(model).values():
-        layer.enable_adapters(needed)
+        layer.enable_adapters(on)
     for name, value in parameters.items():  # PEFT's switch also decides what is trained
         value.requires_grad_(trained[name])
 

@@ -4,6 +4,11 @@ The module holds its parameters in the compute dtype. Where that is float32 the 
 bfloat16 the masters live here: gradients of every micro-batch are added up in float32, the step is taken in float32,
 and the result is copied back. (AdamW in pure bfloat16 at a learning rate of 1e-6 moves nothing at all.)
 
+With exact sums the gradients of micro-batches are added in float64 and rounded once, and so is the norm. A gradient has 24 bits
+and a sum 53, so that the order of adding, and with it the number of ranks the micro-batches were dealt out to, leaves no trace: a
+sum can only come out differently where micro-batches differ by more than 2^26 in an element and their sum then lies within 2^-53
+of the middle between two floats.
+
 An update reads one number back from the device, the norm of the gradient: everything else is queued behind it.
 """
 
@@ -12,15 +17,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from cohort.base.interrupts import defer_interrupts
+from cohort.base.world import ALONE, World
 from cohort.errors import CheckpointError, InvariantError
 from cohort.ops.adam8 import SMALLEST, Adam8
 from cohort.recipe.schema import OptimizerConfig
+
+if TYPE_CHECKING:
+    from cohort.model.sharding import Sharding
 
 MAX_SKIPPED_IN_A_ROW = 3
 PROBED_ELEMENTS = 4096
@@ -55,20 +64,68 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
+@dataclass(frozen=True)
+class Adding:
+    """How gradients of micro-batches become one: of this process or of many, in float64 (`exact`) or in float32."""
+
+    exact: bool = False
+    world: World = ALONE
+    sharding: Sharding | None = None
+    """How the ranks share models out, where they do."""
+
+
 class MasterWeights:
     """The float32 truth behind each trained parameter: the parameter itself where it is computed in float32 already."""
 
-    def __init__(self, model: nn.Module, compute_dtype: torch.dtype):
+    def __init__(self, model: nn.Module, compute_dtype: torch.dtype, adding: Adding | None = None):
+        self.adding = adding or Adding()
         self.parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.masters: dict[str, Tensor] = dict(self.parameters)
+        self.sums: dict[str, Tensor] = {}
+        """Gradients of the micro-batches so far in float64, where they are added exactly."""
+        self.joined = False
+        """Whether the masters hold the gradient of all ranks already."""
         if compute_dtype in (torch.bfloat16, torch.float16):
             # The cast gives each parameter a tensor of its own, so the one loaded in float32 becomes the master, uncopied.
             self.masters = {name: value.detach().float() for name, value in self.parameters.items()}
             cast_parameters(model, compute_dtype)
-            for name, parameter in self.parameters.items():
-                if parameter.data_ptr() == self.masters[name].data_ptr():
-                    raise InvariantError(f"{name}: the parameter and its float32 master share one memory")
-                parameter.register_post_accumulate_grad_hook(_add_to_master(self.masters[name]))
+        for name, parameter in self.parameters.items():
+            master = self.masters[name]
+            if master is not parameter and parameter.data_ptr() == master.data_ptr():
+                raise InvariantError(f"{name}: the parameter and its float32 master share one memory")
+            if self.adding.exact:
+                parameter.register_post_accumulate_grad_hook(self._add_to_sum(name))
+            elif master is not parameter:
+                parameter.register_post_accumulate_grad_hook(_add_to_master(master))
+
+    def _add_to_sum(self, name: str) -> Any:
+        def add(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            if name in self.sums:  # add_ widens each element on its way: no float64 copy of the gradient is made
+                self.sums[name].add_(parameter.grad)
+            else:
+                self.sums[name] = parameter.grad.double()
+            parameter.grad = None
+
+        return add
+
+    @torch.no_grad()
+    def join_gradients(self) -> None:
+        """The gradient of every master over all micro-batches of all ranks, rounded once where sums are exact."""
+        if self.joined:
+            return
+        exact, world = self.adding.exact, self.adding.world
+        summed = self.sums if exact else {name: value.grad for name, value in self.masters.items() if value.grad is not None}
+        if world.size > 1:
+            # A rank without a micro-batch that reaches a parameter brings zeros; one that no rank reaches has no gradient, as alone.
+            reached = set(world.gather(sorted(summed)))
+            for name, master in self.masters.items():
+                if name in reached and name not in summed:
+                    summed[name] = torch.zeros_like(master, dtype=torch.float64 if exact else None, requires_grad=False)
+            world.add_up(summed[name] for name in self.masters if name in reached)
+        for name in [*summed]:  # each sum goes as it is rounded: 8 bytes a parameter at the peak, not 12
+            self.masters[name].grad = summed.pop(name).to(self.masters[name].dtype)
+        self.joined = True
 
     @torch.no_grad()
     def copy_back(self) -> None:
@@ -86,6 +143,27 @@ class MasterWeights:
         """Largest |change| of any probed element."""
         return float((self.probe() - probe).abs().max())
 
+    def measure_norm(self, gradients: list[Tensor]) -> Tensor:
+        return measure_norm(gradients, self.adding.exact)
+
+    def copy_held(self) -> dict[str, Tensor]:
+        """The masters as they are now, in the memory of the host."""
+        return {name: master.detach().to("cpu", copy=True) for name, master in self.masters.items()}
+
+    @torch.no_grad()
+    def put_back(self, held: Mapping[str, Tensor]) -> None:
+        for name, master in self.masters.items():
+            master.copy_(held[name])
+        self.copy_back()
+
+    def make_whole(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What belongs to masters that this process holds, as it belongs to all of them; by name or name|kind."""
+        return dict(held)
+
+    def take_own(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The other way round."""
+        return dict(whole)
+
     def tensors(self) -> dict[str, Tensor]:
         return {name: master.detach() for name, master in self.masters.items()}
 
@@ -97,6 +175,7 @@ class MasterWeights:
         self.copy_back()
 
     def drop_gradients(self) -> None:
+        self.sums, self.joined = {}, False
         for value in [*self.masters.values(), *self.parameters.values()]:
             value.grad = None
 
@@ -124,6 +203,15 @@ def _add_to_master(master: Tensor) -> Any:
         parameter.grad = None
 
     return add
+
+
+def measure_norm(gradients: list[Tensor], exact: bool) -> Tensor:
+    """Of all gradients together; exact: in float64, which leaves no trace of how the sum was cut up."""
+    if not gradients:
+        return torch.zeros(())
+    if exact:
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=torch.float64)))
+    return torch.nn.utils.get_total_norm(gradients)
 
 
 class Update(Protocol):
@@ -202,9 +290,10 @@ class Optimizer:
     def clip_and_step(self) -> StepReport:
         """One update from the accumulated gradients. A non-finite gradient changes nothing and is counted."""
         with defer_interrupts():
+            self.weights.join_gradients()
             masters = [master for master in self.weights.masters.values() if master.grad is not None]
             gradients = [master.grad for master in masters if master.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+            norm = self.weights.measure_norm(gradients)
             grad_norm = float(norm)  # the only wait for the device
             rate = find_learning_rate(self.updates, self.total_updates, self.config)
             skipped = not math.isfinite(grad_norm)
@@ -233,11 +322,11 @@ class Optimizer:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The moments by parameter name, and the counters."""
         tensors = {name: tensor for moments in self.moments for name, tensor in moments.state().items()}
-        return tensors, {"updates": self.updates, "skipped_in_a_row": self.skipped_in_a_row}
+        return self.weights.make_whole(tensors), {"updates": self.updates, "skipped_in_a_row": self.skipped_in_a_row}
 
     def load_state(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
         parts: dict[str, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
+        for key, value in self.weights.take_own(tensors).items():
             name, _, kind = key.rpartition("|")
             parts.setdefault(name, {})[kind] = value
         owners = {name: moments for moments in self.moments for name in moments.masters}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from cohort.algorithms.named import find_named
+from cohort.base.world import World
 from cohort.errors import InvariantError
 from cohort.ops.gather import Indices, Selection, list_ranges, move_record
 from cohort.ops.layout import Layout, lay_out
@@ -105,6 +106,8 @@ class MicroBatch(LaidOut):
     old_values_M: Tensor | None
     returns_M: Tensor | None
     fresh_M: Tensor | None
+    place: int = 0
+    """Its number in the minibatch, the same on every rank; -1: it counts nowhere (`make_idle`)."""
 
     @property
     def before_M(self) -> Tensor:
@@ -113,6 +116,14 @@ class MicroBatch(LaidOut):
     @property
     def num_rows(self) -> int:
         return len(self.examples)
+
+    @property
+    def idle(self) -> bool:
+        return self.place < 0
+
+    def make_idle(self) -> MicroBatch:
+        """The same without weight: for a process that takes a turn only because the others do."""
+        return replace(self, loss_weights_M=torch.zeros_like(self.loss_weights_M), place=-1)
 
     def to(self, device: torch.device | str) -> MicroBatch:
         return move_record(self, device)
@@ -128,6 +139,13 @@ class Minibatch:
     trained_tokens: int
     forwarded_tokens: int
     """Prompt and completion of every row that is forwarded, each counted whole."""
+    weights_N: Sequence[float] = ()
+    """Of one token of each example, forwarded or not."""
+
+    def deal(self, world: World) -> list[MicroBatch]:
+        """Those that are this process's to do; and turns in which it only keeps step, where it must."""
+        turns = world.list_turns([micro.layout.num_tokens for micro in self.micro_batches])
+        return [self.micro_batches[place] if weight else self.micro_batches[place].make_idle() for place, weight in turns]
 
     @property
     def executed_tokens(self) -> int:
@@ -206,12 +224,13 @@ def pack(
     ]
     layouts = layouts or Layouts()
     laid_out = layouts.find(examples, forwarded, micro_batch_tokens, keep_groups, share_prompts)
-    micro_batches = [_make_micro_batch(examples, rows, weights_N) for rows in laid_out]
+    micro_batches = [_make_micro_batch(examples, rows, weights_N, place) for place, rows in enumerate(laid_out)]
     return Minibatch(
         micro_batches,
         completions=sum(length > 0 for length in lengths_N),
         trained_tokens=sum(lengths_N),
         forwarded_tokens=sum(examples[index].num_tokens for index in forwarded),
+        weights_N=weights_N,
     )
 
 
@@ -359,7 +378,7 @@ def _lay_out_rows(examples: Sequence[Example], rows: Sequence[int], share_prompt
     )
 
 
-def _make_micro_batch(examples: Sequence[Example], laid_out: LaidOut, weights_N: Sequence[float]) -> MicroBatch:
+def _make_micro_batch(examples: Sequence[Example], laid_out: LaidOut, weights_N: Sequence[float], place: int) -> MicroBatch:
     chosen = [examples[row] for row in laid_out.examples]
 
     def join_vectors(name: str) -> Tensor | None:
@@ -372,4 +391,4 @@ def _make_micro_batch(examples: Sequence[Example], laid_out: LaidOut, weights_N:
     weights_B = np.array([weights_N[row] for row in laid_out.examples], dtype=np.float64)
     weights_M = torch.from_numpy(weights_B[laid_out.row_M.numpy()])
     vectors: dict[str, Any] = {f"{name}_M": join_vectors(f"{name}_T") for name in VECTORS}
-    return MicroBatch(**vars(laid_out), loss_weights_M=weights_M, **vectors)
+    return MicroBatch(**vars(laid_out), loss_weights_M=weights_M, place=place, **vectors)

@@ -8,13 +8,15 @@ share the base.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from cohort.base.world import ALONE, World
 from cohort.errors import EngineError, ModelError, describe_problem
 from cohort.model import head, lora
 from cohort.model.backbone import Backbone, ModuleBackbone, can_share_prompts, read_states_before, score_tokens
@@ -29,11 +31,22 @@ from cohort.ops.attention import attention_configs
 from cohort.ops.fused import has_kernels, make_fused_error
 from cohort.ops.fused.training import FusedBackbone
 
+if TYPE_CHECKING:
+    from cohort.model.sharding import PolicyShards, Sharding
+
 
 @dataclass(frozen=True)
 class TokenScores:
     logprobs_M: Tensor
     entropy_M: Tensor
+
+
+def score_trained_tokens(
+    backbone: Backbone, split: head.SplitModel, micro: MicroBatch, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """(logprobs_M, entropy_M) of a micro-batch by both halves of a model."""
+    hidden_MH = read_states_before(backbone, micro)
+    return split.token_logprobs(hidden_MH, micro.token_ids_M, temperature=temperature, entropy_gradient=entropy_gradient)
 
 
 class Policy:
@@ -53,7 +66,11 @@ class Policy:
         self.backbone: Backbone = ModuleBackbone(self.split.backbone, self.attention_configs)
         self.share_prompts = can_share_prompts(model, self.attention_configs)
         self.kernels, self.checkpointing = "modules", False
+        self.shards: PolicyShards | None = None
+        """Where the ranks share the model out: what is trained. The modules here are then whole while they are read (`hold_whole`)."""
         self.temperature = temperature
+        self.world: World = ALONE
+        """The processes that score examples together."""
         self.longest = 0
         """Tokens of the longest sequence of the run, once that is known; 0 before."""
         self.notes = [note for note in (describe_experts(model.config.get_text_config()),) if note]
@@ -76,6 +93,8 @@ class Policy:
         On a CPU own kernels need a compiler, which is no condition for a run: what they replace is slower and has the same bits.
         """
         self.kernels, self.checkpointing = kernels, checkpointing
+        if self.shards is not None:
+            return self.shards.prepare(checkpointing)
         modules = ModuleBackbone(self.split.backbone, self.attention_configs, checkpointing)
         self.backbone = modules
         on_cpu = self.device.type == "cpu"
@@ -113,11 +132,12 @@ class Policy:
         self, micro: MicroBatch, *, temperature: float | None = None, entropy_gradient: bool = False
     ) -> TokenScores:
         """Log-probs and entropies of the trained tokens alone, at the sampling temperature unless told otherwise."""
-        hidden_MH = read_states_before(self.backbone, micro)
         temperature = self.temperature if temperature is None else temperature
-        return TokenScores(
-            *self.split.token_logprobs(hidden_MH, micro.token_ids_M, temperature=temperature, entropy_gradient=entropy_gradient)
-        )
+        compute = self.compute_plain if self.shards is None else self.shards
+        return TokenScores(*compute(micro, temperature, entropy_gradient))
+
+    def compute_plain(self, micro: MicroBatch, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+        return score_trained_tokens(self.backbone, self.split, micro, temperature, entropy_gradient)
 
     @torch.no_grad()
     def score_examples(
@@ -136,42 +156,94 @@ class Policy:
 
         dtype = torch.promote_types(self.model.dtype, torch.float32)
         return score_tokens(
-            examples, logprobs, dtype, micro_batch_tokens, skip_zero_advantage, keep_groups, self.share_prompts, layouts
+            examples,
+            logprobs,
+            dtype,
+            micro_batch_tokens,
+            skip_zero_advantage,
+            keep_groups,
+            self.share_prompts,
+            layouts,
+            self.world,
         )
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """How the models beside it are shared out, as it is itself."""
+        return self.shards.sharding if self.shards is not None else None
+
+    def hold_whole(self) -> None:
+        """Called before weights are read by somebody who is no part of training; of a model that is shared out this gathers them."""
+        if self.shards is not None:
+            self.shards.hold_whole()
 
     def list_own_parameters(self) -> dict[str, Tensor]:
         """What is its own, and not of a base that others share: the adapter, or everything."""
         return dict(lora.adapter_parameters(self.model) if self.adapter else self.model.named_parameters())
 
+    def read_weights(self) -> dict[str, Tensor]:
+        """Its own parameters, whole, for whoever reads them outside of training."""
+        self.hold_whole()
+        return self.list_own_parameters()
+
+    def list_held_parameters(self) -> dict[str, Tensor]:
+        """Of its own parameters what this process holds: all of them, or its slices."""
+        if self.shards is None:
+            return self.list_own_parameters()
+        names = lora.adapter_parameters(self.model) if self.adapter else self.shards.parameters
+        return {name: self.shards.read_slice(name) for name in names}
+
+    def make_whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What belongs to parameters that are held, as it belongs to all of them."""
+        return dict(tensors) if self.shards is None else self.shards.make_whole(tensors)
+
+    def take_own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The other way round."""
+        return dict(tensors) if self.shards is None else self.shards.take_own(tensors)
+
     def make_frozen_copy(self) -> Policy:
         """A reference: the same weights, never trained. Over the same base, where there is one."""
-        model = lora.copy_over_base(self.model) if self.adapter else copy.deepcopy(self.model)
+        self.hold_whole()
+        shares_base = self.adapter and self.shards is None  # slices of a base belong to one model
+        model = lora.copy_over_base(self.model) if shares_base else copy.deepcopy(self.model)
         reference = Policy(model.requires_grad_(False), self.tokenizer, self.temperature, self.adapter)
         reference.prepare(self.kernels)
         reference.notice_new_weights()
-        reference.longest = self.longest
+        reference.longest, reference.world = self.longest, self.world
         return reference
 
     def copy_backbone(self) -> nn.Module:
         """A copy of the backbone to train apart from the policy: of all of it, or of the adapter over the same base."""
+        self.hold_whole()
         if self.adapter is None:
             return copy.deepcopy(self.split.backbone).requires_grad_(True)
-        backbone: nn.Module = lora.copy_over_base(self.split.backbone)
+        shares_base = self.shards is None
+        backbone: nn.Module = (lora.copy_over_base if shares_base else copy.deepcopy)(self.split.backbone)
         for parameter in lora.adapter_parameters(backbone).values():
             parameter.requires_grad_(True)
         return backbone
 
     def notice_new_weights(self) -> None:
         """Called when a reference got other weights: an adapter that does nothing is switched off, and costs nothing."""
-        if self.adapter:
+        if self.shards is not None:
+            self.shards.let_go()
+        elif self.adapter:
             lora.switch_off_where_zero(self.model)
 
     def merge_model(self) -> Any:
         """A model of plain layers that computes what this policy computes; to read, not to train."""
+        self.hold_whole()
         return lora.make_plain_model(self.model, merge=True) if self.adapter else self.model
 
     def save(self, folder: Path, *, merge: bool = False) -> None:
-        """Hugging Face format; loads with AutoModelForCausalLM and AutoTokenizer. merge: an adapter goes into the weights."""
+        """Hugging Face format; loads with AutoModelForCausalLM and AutoTokenizer. merge: an adapter goes into the weights.
+
+        Of several processes all call this, and the main one writes.
+        """
+        self.hold_whole()
+        self.world.on_main(lambda: self._write(folder, merge))
+
+    def _write(self, folder: Path, merge: bool) -> None:
         hide_progress_bars()
         if self.adapter and not merge:
             lora.save_adapter(self.model, self.adapter, folder)

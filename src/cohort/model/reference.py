@@ -19,7 +19,6 @@ from cohort.model.policy import Policy
 class Reference:
     def __init__(self, policy: Policy, every: int = 0, decay: float = 0.0):
         self.policy = policy
-        self.values = policy.list_own_parameters()
         self.every, self.decay = every, decay
         self.moved = False
         """By hand, at the start of an iteration: from then on it is part of the checkpoint."""
@@ -27,6 +26,10 @@ class Reference:
         """Moving averages in float32: a small step would be lost in a bfloat16 parameter."""
         if decay:
             self.averages = {name: value.detach().float().clone() for name, value in self.values.items()}
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        return self.policy.list_held_parameters()
 
     @property
     def moves(self) -> bool:
@@ -42,7 +45,7 @@ class Reference:
     @torch.no_grad()
     def become(self, policy: Policy) -> None:
         self.moved = True
-        theirs = policy.list_own_parameters()
+        theirs = policy.list_held_parameters()
         for name, mine in self.values.items():
             mine.copy_(theirs[name])
             if self.averages:  # a moving average starts over from here
@@ -51,7 +54,7 @@ class Reference:
 
     @torch.no_grad()
     def _average(self, policy: Policy) -> None:
-        theirs = policy.list_own_parameters()
+        theirs = policy.list_held_parameters()
         for name, mine in self.values.items():
             self.averages[name].lerp_(theirs[name].float(), 1.0 - self.decay)
             mine.copy_(self.averages[name])
@@ -61,13 +64,13 @@ class Reference:
         if not self.moves:
             return {}, {}
         current = self.averages or {name: value.detach() for name, value in self.values.items()}
-        return dict(current), {"moved": self.moved}
+        return self.policy.make_whole(current), {"moved": self.moved}
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
         if not tensors:
             return
-        self.moved = bool(document["moved"])
+        self.moved, tensors = bool(document["moved"]), self.policy.take_own(tensors)
         for name, mine in self.values.items():
             mine.copy_(tensors[name])
             if self.averages:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cohort.model.backbone import ModuleBackbone
-from cohort.model.optim import MasterWeights
+from cohort.model.optim import Adding, MasterWeights
 from cohort.ops.attention import attention_configs
+from cohort.ops.gather import Selection, take
+from cohort.ops.layout import Layout
 from cohort.ops.rounding import run_steadily
+
+if TYPE_CHECKING:
+    from cohort.model.sharding import Shards
 
 
 class ScalarModel:
@@ -26,10 +31,31 @@ class ScalarModel:
         self.model, self.head = model.eval(), head
         self.attention_configs = attention_configs(model) if own_attention else []
         self.backbone = ModuleBackbone(backbone, self.attention_configs, checkpointing)
+        self.device = head.weight.device
+        self.shards: Shards | None = None
+        """Where the ranks share the model out."""
 
-    @property
-    def device(self) -> torch.device:
-        return self.head.weight.device
+    def make_weights(self, compute_dtype: torch.dtype, adding: Adding | None) -> MasterWeights:
+        if adding is None or adding.sharding is None:
+            return MasterWeights(self.model, compute_dtype, adding)
+        from cohort.model.sharding import ShardedWeights, Shards
+
+        # A view would lose the hook that FSDP lays on what is given back, if anybody wrote into it.
+        self.shards = Shards(adding.sharding, self.model, self.backbone.backbone, lambda *args: self.compute(*args).clone())
+        return ShardedWeights(self.shards, adding)
+
+    def collect_weights(self) -> dict[str, Tensor]:
+        """Of a model that is shared out: its weights, on the main process; of any other nothing, for it has them."""
+        return (
+            self.shards.collect({name: self.shards.read_slice(name) for name in self.shards.parameters}) if self.shards else {}
+        )
+
+    def read_values(self, layout: Layout, selection: Selection) -> Tensor:
+        """One number for each of the chosen tokens of a layout."""
+        return self.compute(layout, selection) if self.shards is None else self.shards(layout, selection)
+
+    def compute(self, layout: Layout, selection: Selection) -> Tensor:
+        return self.read_head(take(self.backbone(layout), selection))
 
     def read_head(self, hidden_MH: Tensor) -> Tensor:
         """One number for each hidden state, in float32 at least: in bfloat16 two near 4 differ by 1/64 or not at all."""

@@ -109,4 +109,5 @@ def load_teacher(settings: TeacherConfig, policy: Policy) -> Teacher:
     teacher = Policy(model, tokenizer, policy.temperature)
     teacher.hold_lengths(policy.longest)
     teacher.prepare(policy.kernels)
+    teacher.world = policy.world
     return Teacher(teacher, settings)

@@ -15,6 +15,7 @@ from cohort.errors import RecipeError
 from cohort.evaluation.evaluate import list_ks
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.diagnosis.history import PATIENCE
+from cohort.observe.diagnosis.watch import is_looked_at
 from cohort.observe.metrics import AREAS, METRICS, find_metric
 from cohort.observe.run_folder import RunFolder, read_known_functions
 from cohort.recipe.rules import OVERLONG_PART, name_reward
@@ -24,8 +25,6 @@ from cohort.recipe.stopping import Condition, parse_conditions
 
 HELD_OUT = "held_out"
 """The set of a recipe that names none."""
-EARLY_STEPS, THEN_EVERY = 50, 10
-"""Alarms are looked for after each of the early steps, and later after every tenth: as the console does."""
 
 
 def find_reason_to_stop(recipe: Recipe, folder: RunFolder, row: Mapping[str, Any]) -> str:
@@ -38,8 +37,9 @@ def find_reason_to_stop(recipe: Recipe, folder: RunFolder, row: Mapping[str, Any
         if all(condition.holds(row) for condition in resolved):
             seen = " and ".join(f"{condition.metric} is {row[condition.metric]:.4g}" for condition in resolved)
             return f'stopped early, at step {step} of {last}: {seen} (train.stop_when = "{recipe.train.stop_when}")'
-    due = step <= EARLY_STEPS or step % THEN_EVERY == 0
-    if recipe.train.on_alarm == "stop" and due and step >= PATIENCE:  # before, a few unlucky batches would end it
+    if (
+        recipe.train.on_alarm == "stop" and is_looked_at(step) and step >= PATIENCE
+    ):  # before, a few unlucky batches would end it
         own, _ = read_known_functions(folder.root, recipe.model_dump())
         for finding in diagnose(folder.metrics(), recipe, folder.evaluations(), own):
             if finding.level == "alarm":
@@ -94,11 +94,11 @@ def explain_never_met(recipe: Recipe, metric: str) -> str:
     if find_metric(metric) is None or area not in AREAS:
         if metric in ("step", "steps"):
             return "the number of steps is no metric; the last step is train.num_steps."
-        measured = [name for name in known if not name.startswith(("time/", "perf/"))]
+        measured = [name for name in known if not name.startswith(("time/", "perf/", "ranks/"))]
         ending = sorted((name for name in measured if name.endswith(f"/{metric}")), key=len)
         meant = f"; did you mean {ending[0]!r}?" if ending else suggest_nearest(metric, measured) or "."
         return f"no metric has this name{meant} All of them: docs/metrics.md"
-    if area in ("time", "perf") or rest.endswith("seconds"):
+    if area in ("time", "perf", "ranks") or rest.endswith("seconds"):
         return "times differ from machine to machine, so a resumed run would stop elsewhere. Take a metric of the training."
     if area == "eval":
         return explain_never_evaluated(recipe, *rest.split("/", 1)) or (

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cohort.base.text import make_printable, shorten_text
 from cohort.observe.monitors.width import INDENT, laid_out, line_width, print_wrapped
-from cohort.observe.rollouts import find_parts
+from cohort.observe.rollouts import find_parts, order_by_telling
 
 Row = Mapping[str, Any]
 
@@ -38,8 +38,9 @@ def group_rows(rows: Sequence[Row]) -> dict[int, list[Row]]:
 
 def find_telling_group(rows: Sequence[Row]) -> list[Row]:
     """The first group whose rewards differ, for it is the one that teaches; without any, the first."""
-    groups = list(group_rows(rows).values())
-    return next((group for group in groups if len({row["reward"] for row in group} - {None}) > 1), groups[0] if groups else [])
+    groups = group_rows(rows)
+    order = order_by_telling({number: [row["reward"] for row in group] for number, group in groups.items()})
+    return groups[order[0]] if order else []
 
 
 def pick_best_and_worst(group: Sequence[Row]) -> list[tuple[str, Row]]:

@@ -3,7 +3,7 @@
 This table is the one place where metrics are explained: `docs/metrics.md` is written from it (docs/generators/metrics_page.py),
 the report and the dashboard take their captions from it, and a test holds the file to it. Names are `<area>/<what>`,
 areas in data-flow order. `<part>` stands for a reward function's name, `<set>` for an evaluation set, `<logged>` for a
-number that a reward function logged, `<k>` for a number of completions.
+number that a reward function logged, `<k>` for a number of completions, `<stage>` for a stage of the step.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ AREAS = {
     "eval": "Held-out problems, sampled with the settings under [evaluation] and the same noise every time.",
     "time": "Wall-clock seconds of each stage of the step; on a GPU a stage ends when the device has finished it. They add up to time/step.",
     "perf": "Throughput, use of the device, and memory: which stage to look at.",
+    "ahead": "What was sampled before its step (`ahead.lag` above 0 alone), and how much older it is than the policy that trains on it.",
+    "ranks": "How the processes of a run went together (torchrun with several ranks alone); `ranks.jsonl` has every rank's seconds, waiting, tokens and memory by stage.",
+    "servers": "The vLLM servers that sample (`sampling.servers` alone), as the main rank sees them; `<n>` is a server's place in the list, from 1.",
 }
 
 
@@ -63,6 +66,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/truncated", "share", "completions that ended at max_completion_tokens ÷ all", "below 0.1", "Cut completions rarely hold an answer, so they score 0 for being long, not for being wrong. Raise sampling.max_completion_tokens, or check that the model knows its stop token."),
     Metric("rollout/distinct", "share", "mean over groups of distinct completions ÷ group_size", "above 0.5 for open tasks", "At 1 ÷ group_size every group holds copies of one completion: no variance, no signal. Raise the temperature, or accept that the task is solved."),
     Metric("rollout/shared_rewarded", "share", "successes that hold one string, unexplained by their gold ÷ all successes (docs/hacking-alarms.md)", "0", "Above 0.5 in several steps: the verifier may be fooled, or a form is being learned; evidence in the row names rollouts."),
+    Metric("rollout/other_number", "share", "successes whose extracted answer is another number than their gold ÷ successes where both are numbers", "0; constant where several numbers are right", "Rising: the verifier takes wrong numbers for right ones, and the policy learns which."),
     Metric("rollout/prompt_tokens_mean", "tokens", "mean prompt length, template included", "constant", "A jump means that the mix of prompts changed."),
     Metric("rollout/epoch", "epochs", "prompts drawn so far ÷ prompts in the source", "below about 10", "Many passes over few prompts invite memorising; watch held-out pass@1 rather than reward."),
     Metric("rollout/mismatch_mean", "nats", "mean |log π_trainer − log π_engine| over sampled tokens, before the first update of the step", "below 0.01 (bfloat16), 1e-5 (float32)", "Engine and trainer disagree on the policy they are both supposed to be. The mean hides outliers: read p95 and max.", reduce="first"),
@@ -84,6 +88,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("reward/unscored", "count", "completions for which no part with a weight gave a value", "0", "They are out of both sides of every mean. Many of them means that a reward function keeps abstaining or failing.", reduce="sum"),
     Metric("reward/faults", "count", "exceptions, NaN, wrong types and the like, of the reward functions", "0", "A bug in a reward function. Past train.max_fault_share of a step the run stops.", reduce="sum"),
     Metric("reward/timeouts", "count", "completions that ran into the time limit of the verifier or the jail; they score 0", "near 0", "Rising: the policy is writing what the verifier cannot digest, for instance endless loops or huge numbers.", reduce="sum"),
+    Metric("reward/inconsistent", "share", "sets of equal completions of one group whose rewards differ ÷ all such sets (absent where no completion comes twice)", "0", "The reward of a completion is partly chance: a judge that samples, or a function that depends on something else."),
     Metric("reward/failed_extracts", "count", "completions whose answer could not be extracted because `extract` itself failed", "0", "They do not vote in maj@k; their reward is unaffected. Fix the function's `extract`.", reduce="sum"),
     Metric("reward/<part>/mean", "reward", "mean of one reward function before weighting, where it spoke", "rising", "One part rising while the outcome part falls is reward hacking: the policy found the cheaper points."),
     Metric("reward/<part>/std", "reward", "standard deviation of the same", "above 0", "0: this part no longer separates completions and contributes nothing."),
@@ -138,7 +143,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("optim/clipped", "share", "optimizer steps whose gradient was clipped to max_grad_norm ÷ all", "any; constant 1 is a rescaled learning rate", "At 1 throughout, max_grad_norm sets the step size rather than the learning rate."),
     Metric("optim/skipped", "count", "optimizer steps left out because loss or gradient was not finite", "0", "Weights stay as they were; three in a row stop the run. Lower the learning rate, check for extreme log-probs.", reduce="sum"),
     Metric("optim/policy_version", "count", "optimizer steps taken since the start", "rises by minibatches × passes", "Standing still: every step was skipped or empty."),
-    Metric("optim/weight_change", "—", "largest |change| of any parameter at the first update", "about the learning rate with AdamW", "0: the update was lost to rounding or the learning rate is 0; training is running without training.", reduce="first"),
+    Metric("optim/weight_change", "—", "largest |change| of any parameter at the first update; absent where that has no gradient", "about the learning rate with AdamW", "0: the update was lost to rounding or the learning rate is 0; training is running without training.", reduce="first"),
     # critic ------------------------------------------------------------------------------------------------------
     Metric("critic/loss", "—", "clipped squared error of the value, halved, weighted as the policy's loss", "falling", "Rising: the critic lags behind the policy; raise critic.learning_rate."),
     Metric("critic/explained_variance", "share", "1 − Var(return − value) ÷ Var(return)", "rising towards 1", "At or below 0 the critic is no better than a constant: PPO is then REINFORCE with noise."),
@@ -169,6 +174,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("eval/<set>/length_mean", "tokens", "mean sampled tokens per completion", "stable", "Tells longer reasoning from mere padding, next to pass@1."),
     Metric("eval/<set>/unscored", "count", "completions without a verdict", "0", "They are out of both sides; many make the numbers a statement about fewer completions."),
     # time --------------------------------------------------------------------------------------------------------
+    Metric("time/wait", "seconds", "waiting for what is sampled and scored ahead (`ahead.lag` above 0 alone)", "near 0", "Training waits. ahead/sample_seconds and ahead/score_seconds say for whom, and the report what to change."),
     Metric("time/rollout", "seconds", "sampling the completions, their copy to the host included", "the largest stage", "Grows with length. Shorter limits or a faster engine; see perf/engine_occupancy."),
     Metric("time/reward", "seconds", "all reward functions", "below a quarter of time/step", "The accelerator waits for the verifier. Look at reward/<part>/seconds."),
     Metric("time/prepare", "seconds", "rollouts become examples with advantages; host only", "below 5 % of time/step", "Grows with rollout/tokens alone."),
@@ -181,7 +187,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/optimizer", "seconds", "clipping, the optimizer steps, and the metrics of the update", "small beside time/update", "Does not depend on the batch: more prompts_per_step or fewer minibatches_per_step."),
     Metric("time/observe", "seconds", "metrics, signs of hacking, rollouts/, monitors (these: of the step before)", "below 5 % of time/step", "Raise monitors.rollouts_every, or write to a faster disk."),
     Metric("time/evaluate", "seconds", "held-out evaluation, when the step evaluated", "a small share over the run", "Raise evaluation.every_steps or lower evaluation.every_problems."),
-    Metric("time/checkpoint", "seconds", "saving, when the step before saved", "a small share over the run", "Raise checkpoints.every_steps, or write to a faster disk."),
+    Metric("time/checkpoint", "seconds", "saving, when the step before saved: nothing is trained meanwhile. Saves that no row comes after are in summary.json (`saving`)", "a small share over the run", "Raise checkpoints.every_steps, or write to a faster disk; see perf/checkpoint_bytes_per_second."),
     Metric("time/step", "seconds", "the whole step: the sum of the stages above", "steady", "A slow rise follows length; a jump is usually another process on the machine."),
     # perf --------------------------------------------------------------------------------------------------------
     Metric("perf/slowest_stage_share", "share", "the largest of the stages above ÷ time/step", "rollout or update, below 0.9", "The report names the stage and what to change; making any other stage faster can gain no more than the rest."),
@@ -197,11 +203,37 @@ METRICS: tuple[Metric, ...] = (
     Metric("perf/train_tokens_per_second", "tokens/s", "loss/trained_tokens ÷ time/update", "steady", "Falls with short completions behind long prompts, and with small micro-batches."),
     Metric("perf/executed_tokens_per_second", "tokens/s", "tokens run through the policy (prompts, and padding if any) ÷ time/update", "steady", "The rate of the hardware; far above train_tokens_per_second, most work goes into prompts."),
     Metric("perf/update_mfu", "share", "6 × (body × tokens run + head × tokens trained) ÷ (time/update × peak); 4 × with a frozen base; known GPUs in 16 bits only", "above 0.3", "Low: micro-batches too small to fill the device (micro_batch_tokens), or a very small model."),
+    Metric("perf/micro_batches", "count", "forward-backward passes of the step, of all ranks", "several for each rank and optimizer step", "Fewer than ranks: some stand by. Lower train.micro_batch_tokens, or use fewer ranks.", reduce="sum"),
     Metric("perf/padding_share", "share", "padding ÷ tokens run", "0", "Rows of different lengths side by side; a model that cannot be packed pays for it."),
     Metric("perf/shared_share", "share", "tokens not run because a group's prompt is run once ÷ tokens of the rows trained on", "up to prompt ÷ (prompt + completion)", "0 with long prompts: the model cannot share them, or sharing did not pay."),
     Metric("perf/skipped_share", "share", "tokens not run because nothing pushes on them (advantage 0) ÷ tokens that could be trained on", "1 − useful_groups, or 0 where a KL or entropy term acts on all", "High: most rollouts are paid for and teach nothing; see advantage/useful_groups."),
     Metric("perf/tokens_per_second", "tokens/s", "rollout/tokens ÷ time/step", "steady", "The number that decides how long the run takes."),
     Metric("perf/peak_memory_gib", "GiB", "peak memory of the device (CUDA) or of the process (CPU)", "flat after the first steps", "Rising steadily: a leak. Near the limit: smaller micro_batch_tokens or fewer slots."),
+    Metric("perf/checkpoint_bytes_per_second", "bytes/s", "bytes of the checkpoint ÷ the seconds in which saving it stopped training, when the step before saved", "near what the disk can do", "Far below: a busy or distant disk. Raise checkpoints.every_steps, or set runs_folder to a nearer one."),
+    # ahead -------------------------------------------------------------------------------------------------------
+    Metric("ahead/staleness_mean", "updates", "optimizer updates between the policy that sampled a token and the one that trains on it, mean over tokens", "lag × updates per step, less in the first steps", "Older rollouts teach less; see loss/clip_low, loss/clip_high, loss/ratio_max. Lower ahead.lag."),
+    Metric("ahead/staleness_max", "updates", "the oldest token of the same", "lag × updates per step", "As above."),
+    Metric("ahead/staleness_steps", "steps", "the oldest token of the step, in steps (`ahead.in_flight` alone)", "at most ahead.max_staleness, by construction", "As above."),
+    Metric("ahead/groups", "count", "groups that were being sampled or scored, or waited, when the step took its own (`ahead.in_flight` alone)", "prompts_per_step × max_staleness", "Fewer only at the end of a run."),
+    Metric("ahead/dropped_groups", "count", "groups that had become older than ahead.max_staleness and were not trained on (`ahead.in_flight` alone)", "0 in most steps", "Rollouts thrown away: a few completions take longer than whole steps. Raise ahead.max_staleness, or lower sampling.max_completion_tokens."),
+    Metric("ahead/batches", "count", "batches of later steps that were begun when the step took its own", "ahead.lag; fewer at the end", "More: the lag was lowered, and what was sampled before is trained on first."),
+    Metric("ahead/sample_seconds", "seconds", "sampling this batch, in its own thread; with in_flight: its slowest group, from asking to the last token", "below the seconds of training in a step", "Above: training waits for sampling. More servers or shorter completions; a larger lag does not help."),
+    Metric("ahead/score_seconds", "seconds", "scoring this batch, in its own thread", "below the seconds of training in a step", "Above: training waits for the reward functions. Make them faster; a larger lag does not help. Below, and training waits: a larger lag lets scoring, sampling and training overlap."),
+    # ranks -------------------------------------------------------------------------------------------------------
+    Metric("ranks/count", "count", "ranks that train together", "constant", "Changes only where a run was resumed on another number of ranks."),
+    Metric("ranks/wait_share", "share", "seconds of all ranks spent until the last of them had come ÷ their seconds", "below 0.1", "That part of the devices stands by: ranks/slowest and ranks/behind/<stage> say for whom."),
+    Metric("ranks/slowest", "rank", "the rank with the most seconds of work: its seconds without its waiting", "now this one, now that", "The same in every step: the others wait for it; the report says why."),
+    Metric("ranks/behind", "seconds", "work of the slowest rank − mean work of the others", "below 5 % of time/step", "About as long the others wait for it in every step."),
+    Metric("ranks/behind/<stage>", "seconds", "the same in the one stage where it is largest", "small", "rollout, update: uneven shares or a slower device. reward: slow reward functions there. observe, checkpoint: the main rank writes."),
+    Metric("ranks/explained_by_tokens", "share", "(tokens of the slowest rank ÷ mean of the others − 1) × their seconds in that stage ÷ ranks/behind/<stage>; sampled tokens for rollout and reward, run ones for stages of training; 1 where the others have none", "any", "Above 0.5 the slowest rank simply has more to do: uneven shares. Near 0 it, its device or its host is slower."),
+    Metric("ranks/tokens_per_second", "tokens/s", "rollout/tokens (trained tokens where nothing is sampled) ÷ time/step ÷ ranks/count", "near that of a single device", "What each device yields: its fall from one device to several is the price of working together."),
+    # servers -----------------------------------------------------------------------------------------------------
+    Metric("servers/ready", "count", "servers that have the weights of the step", "all of them", "Fewer: some are lost, and the others have their work. The run's messages name them and say why.", reduce="last"),
+    Metric("servers/lost", "count", "servers lost while the step was sampled", "0", "Their completions were asked for elsewhere, with the same seeds: nothing is lost but time.", reduce="sum"),
+    Metric("servers/moved", "count", "requests that moved to another server", "0", "Follows servers/lost.", reduce="sum"),
+    Metric("servers/push_seconds", "seconds", "the last push of weights, from the pause to the last server that goes on", "a small part of time/rollout", "Large: a slow network between trainer and servers, or files on a slow disk (vllm.push).", reduce="last"),
+    Metric("servers/<n>/tokens_per_second", "tokens/s", "tokens sampled there ÷ seconds until its last completion", "alike for all", "One below the others: a slower or shared device, or a queue that never fills."),
+    Metric("servers/<n>/waiting", "count", "most requests that waited there for their turn (vLLM's num_requests_waiting, seen every second)", "above 0 for most of the step", "Always 0: the server could take more; fewer servers would do, or more prompts_per_step. Large on all: more servers would help.", reduce="max"),
 )  # fmt: skip
 """In data-flow order. One line per metric reads better as a table, hence no line wrapping."""
 

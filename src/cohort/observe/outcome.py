@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from cohort.base.text import write_count
-from cohort.errors import CohortError
+from cohort.errors import CohortError, RunError
 from cohort.observe.changes import describe_before_and_after
+from cohort.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,6 +37,11 @@ class RunResult:
         return describe_result(self.folder, self.status, self.summary)
 
 
+def begin_summary(recipe: Recipe) -> dict[str, Any]:
+    """The summary of a run that has earned nothing yet."""
+    return {"status": "running", "steps": 0, "seconds": 0.0, "eval": {"before": {}, "after": {}}, "seed": recipe.seed}
+
+
 def describe_result(folder: Path, status: str, summary: Mapping[str, Any]) -> str:
     """`RunResult(finished, 200 steps, pass@1 54.1 % -> 95.2 %, runs/demo)`: what a notebook shows of a result."""
     steps = int(summary.get("steps") or 0)
@@ -47,6 +53,11 @@ def describe_result(folder: Path, status: str, summary: Mapping[str, Any]) -> st
         str(folder),
     ]
     return f"RunResult({', '.join(word for word in words if word)})"
+
+
+def explain_exit(leaving: SystemExit) -> RunError:
+    """A reward or a monitor of the user's that leaves the trainer's process, as an error that says so."""
+    return RunError(f"something in the trainer's process called sys.exit({leaving.code!r}); raise an error instead.")
 
 
 def describe_failure(problem: Exception) -> dict[str, Any]:

@@ -37,6 +37,13 @@ class Stage:
 
 STAGES = (
     Stage(
+        "wait",
+        "waiting for what is sampled ahead",
+        "training waits for completions that are sampled and scored in the background",
+        "See ahead/sample_seconds and ahead/score_seconds for who is waited for.",
+        1.0,  # a finding of its own speaks of it
+    ),
+    Stage(
         "rollout",
         "sampling completions",
         "prompts are run and completions sampled, the copy to the host included",
@@ -47,7 +54,7 @@ STAGES = (
         "reward",
         "rewards",
         "reward functions judge the completions",
-        "Look at reward/<part>/seconds for the slow one; make it cheaper or lower its timeout_s.",
+        "Look at reward/<part>/seconds for the slow one; make it cheaper or lower its timeout_s. ahead.lag = 1 trains meanwhile.",
     ),
     Stage(
         "prepare",
@@ -135,24 +142,25 @@ class Costs:
     dimensions: Dimensions
     accelerator: Accelerator
     frozen_base: bool = False
+    ranks: int = 1
+    """Devices that the tokens are run on, one for each rank."""
 
     @classmethod
-    def of(cls, config: Any, device_name: str, frozen_base: bool) -> Costs | None:
+    def of(cls, config: Any, device_name: str, frozen_base: bool, ranks: int = 1) -> Costs | None:
         """None where the formula does not hold for the model, or the peak of the device is not known."""
         from cohort.ops.flops import Dimensions, find_accelerator
 
         accelerator = find_accelerator(device_name)
         if accelerator is None or config.model_type not in DENSE:
             return None
-        return cls(Dimensions.from_config(config), accelerator, frozen_base)
+        return cls(Dimensions.from_config(config), accelerator, frozen_base, ranks)
 
     def utilisation(self, executed: float, scored: float, seconds: float) -> float:
         """MFU: the body on every token that is run, the head on those whose log-prob is taken, forward and backward."""
         from cohort.ops.flops import count_training_flops, mfu
 
-        return mfu(
-            count_training_flops(self.dimensions, int(executed), int(scored), self.frozen_base), seconds, self.accelerator
-        )
+        flops = count_training_flops(self.dimensions, int(executed), int(scored), self.frozen_base)
+        return mfu(flops / self.ranks, seconds, self.accelerator)
 
 
 EXECUTED, FORWARDED, TRAINABLE = "tokens/executed", "tokens/forwarded", "tokens/trainable"
@@ -160,8 +168,10 @@ EXECUTED, FORWARDED, TRAINABLE = "tokens/executed", "tokens/forwarded", "tokens/
 
 
 def count_minibatch_tokens(minibatch: Any) -> dict[str, float]:
-    """Tokens of one minibatch: run through the model, of the rows that were run, and all that could have been trained on."""
+    """Tokens of one minibatch: run through the model, of the rows that were run, and all that could have been trained on; and
+    the micro-batches that they lie in."""
     return {
+        "perf/micro_batches": float(len(minibatch.micro_batches)),
         EXECUTED: float(minibatch.executed_tokens),
         FORWARDED: float(minibatch.forwarded_tokens),
         TRAINABLE: float(minibatch.trained_tokens),
@@ -172,7 +182,7 @@ def make_speed_metrics(row: Row, seconds: Mapping[str, float], costs: Costs | No
     """Rates and shares of one step, those that can be told."""
     speeds: dict[str, float] = {}
     step = sum(seconds.values())
-    rollout, update = seconds.get("rollout", 0.0), seconds.get("update", 0.0)
+    rollout, update = seconds.get("rollout", 0.0) or row.get("ahead/sample_seconds", 0.0), seconds.get("update", 0.0)
     sampled, trained = row.get("rollout/tokens", 0), row.get("loss/trained_tokens", 0)
     executed, forwarded, trainable = (row.get(name, 0) for name in (EXECUTED, FORWARDED, TRAINABLE))
     if rollout and sampled:
@@ -196,8 +206,9 @@ def make_speed_metrics(row: Row, seconds: Mapping[str, float], costs: Costs | No
 
 
 def make_engine_metrics(engine: Any) -> dict[str, float]:
-    """What the engine counted in its last call, where it counts anything (`engine.last`)."""
-    return {f"perf/engine_{name}": float(value) for name, value in getattr(engine, "last", {}).items()}
+    """What the engine counted in its last call, where it counts anything (`engine.last`); a name with an area is whole."""
+    counted = getattr(engine, "last", {}).items()
+    return {name if "/" in name else f"perf/engine_{name}": float(value) for name, value in counted}
 
 
 # -- in words --------------------------------------------------------------------------------------------------------------
@@ -216,8 +227,8 @@ class StageTime:
 
 def measure_stages(rows: Sequence[Row]) -> list[StageTime]:
     """Every stage that took time, in the order of a step. Shares are of sums, so that rare stages count for what they are."""
-    laps = {stage: [value for row in rows if (value := seconds_of(row, stage.name))] for stage in STAGES}
-    whole = sum(seconds_of(row, "step") or 0.0 for row in rows)
+    laps = {stage: [value for value in list_seconds(rows, stage.name) if value] for stage in STAGES}
+    whole = sum(list_seconds(rows, "step"))
     return [
         StageTime(stage, median(values), sum(values), sum(values) / whole, len(values))
         for stage, values in laps.items()
@@ -231,10 +242,14 @@ def drop_first_step(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def seconds_of(row: Row, stage: str) -> float | None:
-    value = row.get(f"time/{stage}")
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        return None
-    return max(0.0, float(value))
+    return next(iter(list_seconds([row], stage)), None)
+
+
+def list_seconds(rows: Sequence[Row], stage: str) -> list[float]:
+    """Of those steps that went through the stage."""
+    name = f"time/{stage}"
+    values: list[Any] = [row.get(name) for row in rows]
+    return [max(0.0, float(value)) for value in values if type(value) in (float, int) and math.isfinite(value)]
 
 
 def describe_times(rows: Sequence[Row], most: int = 4) -> str:

@@ -8,6 +8,7 @@ and log-probs too.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -139,24 +140,28 @@ def make_list_column(rows: Sequence[Sequence[float]], dtype: str) -> Any:
 
 def list_kept_steps(folder: Path) -> list[int]:
     """The steps whose completions a run's rollouts/ holds, in order."""
-    found = [FILE_NAME.fullmatch(file.name) for file in folder.glob("step-*.parquet")]
+    try:
+        found = [FILE_NAME.fullmatch(name) for name in os.listdir(folder)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
     return sorted(int(match.group(1)) for match in found if match)
 
 
-def read_rollouts(file: Path) -> list[dict[str, Any]]:
-    """The completions of a step without their tokens. In files of older runs what was extracted is called `answer`."""
+def read_rollouts(file: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The completions of a step without their tokens, or these columns of them. In files of older runs what was extracted is called `answer`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         # An open file rather than its path: a folder called rollouts/ would else be taken for a partition of a data set.
         with file.open("rb") as stream:
-            names = [name for name in pq.read_schema(stream).names if name not in TOKENS]
+            there = pq.read_schema(stream).names
+            names = [name for name in there if (name not in TOKENS if columns is None else name in columns)]
             stream.seek(0)
             rows: list[dict[str, Any]] = pq.read_table(stream, columns=names).to_pylist()
     except (OSError, pa.ArrowException) as problem:
         raise RunError(f"{file} cannot be read ({str(problem).splitlines()[0]}).") from problem
-    if rows and "extracted" not in rows[0]:
+    if rows and columns is None and "extracted" not in rows[0]:
         rows = [{"extracted" if name == "answer" else name: value for name, value in row.items()} for row in rows]
     return rows
 
@@ -164,3 +169,8 @@ def read_rollouts(file: Path) -> list[dict[str, Any]]:
 def find_parts(row: Mapping[str, Any]) -> dict[str, float | None]:
     """The parts of the reward by name."""
     return {name.removeprefix("reward/"): value for name, value in row.items() if name.startswith("reward/")}
+
+
+def order_by_telling(rewards: Mapping[int, Sequence[float | None]]) -> list[int]:
+    """Groups whose rewards differ, for they are the ones that teach, and behind them the others."""
+    return sorted(rewards, key=lambda group: len({*rewards[group]} - {None}) < 2)

@@ -1,7 +1,7 @@
 """The run folder: the one place where a run lives, readable without this package.
 
-runs/<name>/  recipe.toml · metrics.jsonl · evaluations.jsonl · rollouts/ · samples/ · checkpoints/ · start/ · model/
-              summary.json · report.html · algorithm.json (of functions of the user's own)
+runs/<name>/  recipe.toml · metrics.jsonl · evaluations.jsonl · events.jsonl · rollouts/ · samples/ · checkpoints/ · start/ · model/
+              ranks.jsonl (of several ranks) · summary.json · report.html · lab.html · algorithm.json (of functions of the user's own)
               prompts.jsonl, evaluate_on.SET.jsonl, base/ (rows and a model that were handed in from Python)
 """
 
@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import IO, Any
 
 from cohort.algorithms.named import Own, list_own
 from cohort.algorithms.registry import BadChoice
-from cohort.base.files import lock_file, read_object, write_whole
+from cohort.base.files import is_locked, lock_file, read_object, write_whole
 from cohort.errors import CohortError, RunError
 from cohort.model.chat import read_template
 from cohort.observe.monitors.jsonl import read_rows
@@ -36,6 +37,8 @@ from cohort.types import Rollout
 
 MODEL_FILES = ("config.json", "adapter_config.json")
 """One of these makes a folder a model, or an adapter."""
+SEEN_WITHIN_S = 10.0
+"""In which another host sees what was just written to a folder they share."""
 MAX_OWN_BYTES = 1 << 20
 """Of an algorithm.json that is read: three entries are a few kilobytes."""
 
@@ -47,7 +50,10 @@ class RunFolder:
         self.own_file = root / "algorithm.json"
         self.metrics_file = root / "metrics.jsonl"
         self.evaluations_file = root / "evaluations.jsonl"
+        self.ranks_file = root / "ranks.jsonl"
+        self.events_file = root / "events.jsonl"
         self.rollouts = root / "rollouts"
+        self.index_file = self.rollouts / "index.bin"
         self.samples = root / "samples"
         self.checkpoints = root / "checkpoints"
         self.start = root / "start"
@@ -55,6 +61,8 @@ class RunFolder:
         self.reward_model = root / "reward_model"
         self.summary_file = root / "summary.json"
         self.base = root / "base"
+        self.owned = True
+        """Whether this process writes here. Of the ranks of a run the main one does, and the others read."""
         self.made: list[Path] = []
         """The folder and those above it that this process has made for it."""
         self._lock: IO[str] | None = None
@@ -77,12 +85,27 @@ class RunFolder:
                 folder.root.mkdir(parents=True, exist_ok=True)
             folder.lock()
             folder.made = [folder.root, *above] if new else []
-            folder.own_file.unlink(missing_ok=True)  # left by a start that failed at once
+            for left in (folder.own_file, folder.events_file):  # by a start that failed at once
+                left.unlink(missing_ok=True)
             write_whole(folder.recipe_file, dump_recipe(recipe))
         except OSError as problem:
             raise RunError(
                 f"runs_folder: cannot make {folder.root} ({problem.strerror}); set runs_folder to one that can be written."
             ) from problem
+        return folder
+
+    @classmethod
+    def watch(cls, root: str | Path) -> RunFolder:
+        """The folder of a run that another process owns."""
+        folder, until = cls(Path(root)), time.monotonic() + SEEN_WITHIN_S
+        while not folder.recipe_file.is_file():
+            if time.monotonic() > until:
+                raise RunError(
+                    f"runs_folder: {root} was made by the main rank and is not seen on {socket.gethostname()}. Set runs_folder to one that all "
+                    "hosts share."
+                )
+            time.sleep(0.1)
+        folder.owned = False
         return folder
 
     def discard(self) -> None:
@@ -168,6 +191,11 @@ class RunFolder:
         stream.flush()
         self._lock = stream
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether another process of this host trains the run now."""
+        return is_locked(self.root / "run.lock")
+
     def has_model(self) -> bool:
         """Whether model/ was exported: a model, or with LoRA perhaps an adapter."""
         return any((self.model / name).is_file() for name in MODEL_FILES)
@@ -178,7 +206,8 @@ class RunFolder:
             self._lock = None
 
     def write_json(self, path: Path, document: Mapping[str, Any]) -> None:
-        write_whole(path, json.dumps(document, indent=2))
+        if self.owned:
+            write_whole(path, json.dumps(document, indent=2))
 
     def rows_file(self, set_name: str = "") -> Path:
         """Where rows from Python are kept: the prompts, or an evaluation set."""
@@ -188,7 +217,7 @@ class RunFolder:
         """Write rows handed in from Python into the folder, so that a resume needs nothing else. False: JSON would change them."""
         if not all(is_plain(dict(row)) for row in rows):
             return False
-        if not self.rows_file(set_name).is_file():
+        if self.owned and not self.rows_file(set_name).is_file():
             write_whole(self.rows_file(set_name), "".join(json.dumps(row) + "\n" for row in rows))
         return True
 
@@ -216,6 +245,10 @@ class RunFolder:
         """Every completion of the step; see observe/rollouts.py."""
         return self.rollouts / f"step-{step:06d}.parquet"
 
+    def tokens_file(self, step: int) -> Path:
+        """Single tokens of a few groups of the step; see observe/token_record.py."""
+        return self.rollouts / f"step-{step:06d}.tokens.parquet"
+
     def evaluations(self) -> list[dict[str, Any]]:
         """Every evaluation written so far."""
         return read_rows(self.evaluations_file)
@@ -228,7 +261,8 @@ class RunFolder:
     def keep_baseline(self, document: Mapping[str, Any]) -> None:
         """Put the evaluation before training back to where it belongs, before all others."""
         others = [row for row in self.evaluations() if row.get("label") != "before"]
-        write_whole(self.evaluations_file, "".join(json.dumps(row) + "\n" for row in (document, *others)))
+        if self.owned:
+            write_whole(self.evaluations_file, "".join(json.dumps(row) + "\n" for row in (document, *others)))
 
     def read_summary(self) -> dict[str, Any]:
         return read_object(self.summary_file)
@@ -249,8 +283,16 @@ class RunFolder:
             f"To train longer, start a new run from its model: {start}={self.model} cold_start.num_steps=0 name=NEW"
         )
 
+    def write_samples(self, label: str, examples: Sequence[Mapping[str, Any]]) -> None:
+        """The completions of the first problems, of the evaluation before or after."""
+        if self.owned:
+            self.samples.mkdir(exist_ok=True)
+            text = "".join(json.dumps(example) + "\n" for example in examples)
+            (self.samples / f"{label}.jsonl").write_text(text, encoding="utf-8")
+
     def write_rollouts(self, step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[float]) -> None:
-        write_rollouts(self.rollouts_file(step), step, rollouts, advantages_N)
+        if self.owned:
+            write_rollouts(self.rollouts_file(step), step, rollouts, advantages_N)
 
 
 def open_run_at(path: Path) -> RunFolder | None:
@@ -293,8 +335,14 @@ def make_paths_absolute(recipe: Recipe) -> Recipe:
         template = read_template(prompts.chat_template) if prompts.chat_template else ""
         return prompts.model_copy(update={"source": resolve_source(prompts.source), "chat_template": template})
 
+    def resolve_servers(entry: str) -> str:
+        return f"@{Path(entry[1:]).resolve()}" if entry.startswith("@") else entry
+
     cold, evaluation, lora = recipe.cold_start, recipe.evaluation, recipe.model.lora
+    folder = recipe.vllm.folder
     changes = {
+        "sampling": recipe.sampling.model_copy(update={"servers": [resolve_servers(one) for one in recipe.sampling.servers]}),
+        "vllm": recipe.vllm.model_copy(update={"folder": str(Path(folder).resolve()) if folder else ""}),
         "model": recipe.model.model_copy(
             update={
                 "source": resolve_source(recipe.model.source),

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cohort.errors import EngineError
 from cohort.ops.attention import attend_causally, register_attention
-from cohort.ops.rounding import count_missing_rows
+from cohort.ops.rounding import count_missing_rows, find_activated_width
 
 SLOT_ATTENTION = "cohort_slots"
 
@@ -102,7 +102,9 @@ def prefill(
 ) -> tuple[PrefixCache, Tensor]:
     """Run prompts as one right-padded batch; give their keys and values and the hidden states [P, H] at their last tokens."""
     width = max(map(len, prompts))
-    rows = [*prompts, *[()] * -(-count_missing_rows(len(prompts) * width, device) // width)]
+    rows = list(prompts)
+    while count_missing_rows(len(rows) * width, device, find_activated_width(backbone.config)):
+        rows.append(())
     token_ids_PT = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in rows], device=device)
     position_ids_PT = torch.arange(width, device=device).expand(len(rows), width)
     cache = PrefixCache(num_layers)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PrivateAttr, create_model, field_validator, model_validator
 
-from cohort.algorithms.fitting import find_contradiction
+from cohort.algorithms.fitting import UNWEIGHED, find_contradiction
 from cohort.algorithms.named import FIELDS, NAMED, OWN_FUNCTION, OWN_KINDS, Chosen, Own, is_word, list_declared_words, list_own
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import Choice, Kind
@@ -47,10 +47,11 @@ class AlgorithmWords(Section):
     clip_high: float = Field(0.2, ge=0, description="The ratio is clipped above 1 + clip_high.")
     dual_clip: float = Field(3.0, gt=1, description="dual_clip: for A < 0 a token's loss is at most this times |A|.")
     ratio_cap: float = Field(5.0, gt=0, description="cispo: the ratio that weighs a token is capped here.")
-    mismatch_weight: Literal["off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(
-        "off",
+    mismatch_weight: Literal["auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = Field(
+        "auto",
         description="Importance weight pi_old / pi_engine for a gap between engine and trainer, per token or completion; "
-        "cut at mismatch_cap (truncate), or 0 outside 1/mismatch_cap to mismatch_cap (mask).",
+        "cut at mismatch_cap (truncate), or 0 outside 1/mismatch_cap to mismatch_cap (mask). auto: token_truncate with the engine vllm, "
+        "which computes with another program, where it fits the other choices; else off.",
     )
     mismatch_cap: float = Field(2.0, gt=1, description="Cap of mismatch_weight.")
     # -- KL to the reference -------------------------------------------------------------------------------------------
@@ -117,6 +118,11 @@ class AlgorithmWords(Section):
     def chosen(self) -> Chosen:
         """The choices with the facts about them."""
         return Chosen.of(self.model_dump(), self._own)
+
+    @property
+    def weighs_mismatch(self) -> bool:
+        """Whether tokens are weighed for a gap between engine and trainer. auto is off, until a run finds reason (recipe/own.py)."""
+        return self.mismatch_weight not in UNWEIGHED
 
     def tell(self, choice: Choice) -> dict[str, Any]:
         """The words that a choice names, with their values here; a parameter of a user's own comes from args, or is its default."""

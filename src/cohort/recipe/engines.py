@@ -15,6 +15,8 @@ class EngineEntry(NamedTuple):
     about: str
     cost: str = ""
     """What it costs to have this one, for the console: measured by benchmarks/tiers.py."""
+    foreign: bool = False
+    """Whether it computes with another program than the trainer, so that log-probs of equal weights differ by its rounding."""
 
 
 ENGINES = {
@@ -25,6 +27,11 @@ ENGINES = {
         "a quarter of local's tokens per second on a CPU, a twentieth on a GPU",
     ),
     "hf": EngineEntry("cohort.engine.hf:make_hf", "slow and obvious", "a thirtieth to a hundredth of cached's speed"),
+    "vllm": EngineEntry(
+        "cohort.engine.vllm.engine:make_vllm",
+        "vLLM servers elsewhere (sampling.servers), which weights are pushed to",
+        foreign=True,
+    ),
 }
 
 AUTO = "auto"
@@ -33,5 +40,6 @@ AUTO_ORDER = ("local", "cached", "hf")
 
 ABOUT_ENGINES = (
     "".join(f"{name}: {entry.about}. " for name, entry in ENGINES.items())
-    + f"{AUTO}: the first of {', '.join(AUTO_ORDER)} that is exact for the architecture, and says which and why."
+    + f"{AUTO}: vllm where sampling.servers names any; else the first of {', '.join(AUTO_ORDER)} that is exact for the architecture, "
+    "and says which and why."
 )

@@ -26,23 +26,42 @@ from cohort.algorithms.named import FIELDS, OWN_FUNCTION, OWN_KINDS, Own, is_wor
 from cohort.algorithms.registry import READABLE, TRAITS, BadChoice, Choice, Kind, find_choice, make_choice, read_signature
 from cohort.base.importing import NotImportable, load_function
 from cohort.errors import RecipeError
+from cohort.recipe.engines import AUTO, ENGINES
 from cohort.recipe.rules import find_refusal
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import suggest_nearest
+
+FOREIGN_WEIGHT = "token_truncate"
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:
     """The recipe with the user's functions that it names. Executes their code, so only what starts a run calls it."""
     words = recipe.algorithm.model_dump()
     if not list_own(words):
-        return recipe
+        return weigh_foreign_engine(recipe)
     own = resolve_own(words)
     resolved = recipe.model_copy(update={"algorithm": recipe.algorithm.resolved(own)})
     if reason := find_contradiction(words, own):
         raise RecipeError(f"algorithm: {reason}")
     if reason := find_refusal(resolved):
         raise RecipeError(reason)
-    return resolved
+    return weigh_foreign_engine(resolved)
+
+
+def weigh_foreign_engine(recipe: Recipe) -> Recipe:
+    """mismatch_weight "auto" as this run means it: an engine of another program is weighed for, where a weight fits."""
+    algorithm, engine = recipe.algorithm, recipe.sampling.chosen_engine
+    if engine == "vllm" and not recipe.sampling.servers:  # a recipe without them can be served, and not trained
+        raise RecipeError(
+            'sampling.engine: "vllm" samples on servers, and sampling.servers names none. Start one with `cohort serve RECIPE`, then name '
+            "it: sampling.servers=http://127.0.0.1:8000"
+        )
+    if algorithm.mismatch_weight != "auto" or engine == AUTO or not ENGINES[engine].foreign:
+        return recipe
+    weighed = algorithm.model_copy(update={"mismatch_weight": FOREIGN_WEIGHT}).resolved(algorithm.own)
+    if find_contradiction(weighed.model_dump(), weighed.own):
+        return recipe
+    return recipe.model_copy(update={"algorithm": weighed})
 
 
 def resolve_own(words: Mapping[str, Any]) -> Own:

@@ -77,6 +77,14 @@ def find_idle_teacher_word(r: Recipe) -> str:
     return "" if r.teacher.source else next(changed, "")
 
 
+def find_idle_server_word(r: Recipe) -> str:
+    """A word about servers that nothing would read: there are none, or weights reach them another way. `cohort serve` reads push."""
+    fields = type(r.vllm).model_fields
+    idle = {"group": ("folder",), "files": ("address",), "adapter": ("address",)}[r.vllm.push]
+    words = idle if r.sampling.servers else tuple(word for word in fields if word != "push")
+    return next((word for word in words if getattr(r.vllm, word) != fields[word].default), "")
+
+
 def find_second_template(r: Recipe) -> str:
     others = {f"evaluation.sets.{name}": config for name, config in r.evaluation.sets.items()}
     others |= {"cold_start.source": r.cold_start.source} if r.cold_start.source else {}
@@ -86,6 +94,11 @@ def find_second_template(r: Recipe) -> str:
 def find_shared_names(r: Recipe) -> str:
     names = [name_reward(reward) for reward in r.rewards]
     return ", ".join(names) if len(set(names)) < len(names) else ""
+
+
+def find_ahead(r: Recipe) -> str:
+    """The word by which steps are sampled ahead; "" where they are not."""
+    return "ahead.lag" if r.ahead.lag else "ahead.in_flight" if r.ahead.in_flight else ""
 
 
 RULES: tuple[tuple[Callable[[Recipe], Any], str], ...] = (
@@ -170,6 +183,63 @@ RULES: tuple[tuple[Callable[[Recipe], Any], str], ...] = (
         lambda r: r.teacher.source and r.algorithm.chosen.region.traits.one_value,
         "teacher.source: region {r.algorithm.region!r} gives a completion one value, which fits one advantage per completion, and a "
         "teacher credits single tokens. Use region = 'clip'.",
+    ),
+    (
+        lambda r: r.parallel.offload and r.parallel.shard != "full",
+        'parallel.offload: what rests in the memory of the host are the slices of shard = "full". Set that, or leave offload out.',
+    ),
+    (
+        lambda r: r.parallel.shard == "full" and r.model.kernels == "fused",
+        'model.kernels: own kernels lay matrices side by side in one memory, and parallel.shard = "full" cuts each into slices. Use '
+        'kernels = "auto": training runs on the modules of transformers then, and the engine still on own kernels.',
+    ),
+    (
+        lambda r: r.parallel.shard == "full" and r.optimizer.state_bits == 8,
+        'optimizer.state_bits: 8-bit states are scaled by blocks of neighbours, and parallel.shard = "full" would cut other blocks for '
+        "every number of ranks. Use state_bits = 32, which takes 8 bytes a parameter over all ranks together.",
+    ),
+    (
+        lambda r: r.parallel.shard == "full" and r.model.lora.base_dtype == "nf4",
+        'model.lora.base_dtype: codes of 4 bits are not cut into slices. Use base_dtype = "auto" with parallel.shard = "full".',
+    ),
+    (
+        lambda r: r.ahead.lag and r.ahead.in_flight,
+        "ahead.in_flight: it keeps ahead.max_staleness in place of a fixed lag. Leave ahead.lag out, or in_flight.",
+    ),
+    (
+        lambda r: not r.ahead.in_flight and r.ahead.max_staleness != type(r.ahead).model_fields["max_staleness"].default,
+        "ahead.max_staleness: it is what ahead.in_flight = true keeps to; a fixed lag is ahead.lag. Set in_flight, or leave it out.",
+    ),
+    (
+        lambda r: r.ahead.in_flight and r.algorithm.refill_rounds,
+        "ahead.in_flight: dynamic sampling (algorithm.refill_rounds) decides by a whole round what to draw next, and groups that come one by "
+        "one have no rounds. Use ahead.lag, or refill_rounds = 0.",
+    ),
+    (
+        lambda r: find_ahead(r) if r.algorithm.data != "policy" else "",
+        "{found}: nothing is sampled from the policy with algorithm.data {r.algorithm.data!r}, so there is nothing to sample ahead. Leave it "
+        "out.",
+    ),
+    (
+        lambda r: find_ahead(r) if r.reward_model.iterations else "",
+        "{found}: a reward model that is fitted between steps (reward_model.iterations) would judge completions that were sampled before "
+        "the fit. Leave it out, or set iterations = 0.",
+    ),
+    (
+        lambda r: r.sampling.servers and r.sampling.chosen_engine != "vllm",
+        'sampling.servers: engine {r.sampling.engine!r} samples in this process. Use engine = "vllm" (or "auto") with servers, or name none.',
+    ),
+    (
+        find_idle_server_word,
+        "vllm.{found}: nothing reads it, with push = {r.vllm.push!r} and {r.sampling.servers!r} as sampling.servers. Leave it out.",
+    ),
+    (
+        lambda r: r.vllm.push == "adapter" and not r.model.lora.rank,
+        'vllm.push: "adapter" sends the adapter of a LoRA policy, and model.lora.rank is 0. Use push = "group".',
+    ),
+    (
+        lambda r: r.sampling.servers and not r.sampling.cuda_graphs,
+        "sampling.cuda_graphs: servers have their own. Give `cohort serve` the flag --enforce-eager there, and leave this out.",
     ),
     (
         lambda r: next((word for word, (trusted, source) in list_trust(r).items() if trusted and not source), ""),
@@ -274,6 +344,11 @@ def list_warnings(recipe: Recipe) -> list[str]:
         warnings.append(
             f"algorithm.region = {recipe.algorithm.region} corrects nothing on stale data, and with several minibatches or passes all but the first "
             "are stale: set train.minibatches_per_step = train.passes_per_step = 1, or use region = clip"
+        )
+    if find_ahead(recipe) and leaves_stale(recipe.algorithm) and not recipe.algorithm.weighs_mismatch:
+        warnings.append(
+            f"algorithm.region = {recipe.algorithm.region} corrects nothing on stale data, and with {find_ahead(recipe)} all of it is: use "
+            "region = clip, or mismatch_weight = token_truncate"
         )
     if unread := list_unread_rewards(recipe):
         warnings.append(

@@ -11,13 +11,17 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from cohort.recipe.ahead import AheadConfig
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.devices import explain_device
 from cohort.recipe.engines import ABOUT_ENGINES, AUTO, ENGINES
+from cohort.recipe.monitors import MonitorsConfig
+from cohort.recipe.parallel import ParallelConfig
 from cohort.recipe.rules import find_refusal
 from cohort.recipe.section import Section, suggest_nearest
 from cohort.recipe.stopping import parse_conditions
 from cohort.recipe.versions import VERSION, explain_version
+from cohort.recipe.vllm import VllmConfig
 
 
 class ScratchConfig(Section):
@@ -199,6 +203,10 @@ class SamplingConfig(Section):
     """How training rollouts are drawn."""
 
     engine: str = Field(AUTO, description=ABOUT_ENGINES, json_schema_extra={"choices": [AUTO, *ENGINES]})
+    servers: list[str] = Field(
+        default_factory=list,
+        description='Addresses of vLLM servers, such as "http://10.0.0.5:8000" (`cohort serve` starts one), or "@FILE" with one a line.',
+    )
     temperature: float = Field(1.0, ge=0, description="Sampling temperature; also divides the logits wherever they are scored.")
     max_completion_tokens: int = Field(512, ge=1, description="Completions are cut here.")
     stop: list[str] = Field(default_factory=list, description="Extra single-token stops, beside the model's own.")
@@ -214,6 +222,26 @@ class SamplingConfig(Section):
         if name not in known:
             raise ValueError(f"{name!r} is not an engine (known: {', '.join(known)}){suggest_nearest(name, known)}")
         return name
+
+    @field_validator("servers", mode="before")
+    @classmethod
+    def split_servers(cls, given: Any) -> Any:
+        """On the command line: sampling.servers=URL,URL or sampling.servers=@FILE."""
+        return [part.strip() for part in given.split(",")] if isinstance(given, str) else given
+
+    @field_validator("servers")
+    @classmethod
+    def refuse_other_addresses(cls, given: list[str]) -> list[str]:
+        if given:
+            from cohort.recipe.servers import check_entries  # a plain run has no use for HTTP
+
+            check_entries(given)
+        return given
+
+    @property
+    def chosen_engine(self) -> str:
+        """The engine that is meant: whoever names servers wants them."""
+        return "vllm" if self.servers and self.engine == AUTO else self.engine
 
 
 class TrainConfig(Section):
@@ -323,44 +351,6 @@ class CheckpointsConfig(Section):
     best: bool = Field(True, description="Also keep the checkpoint with the best held-out reward.")
 
 
-class MonitorsConfig(Section):
-    """Who watches. metrics.jsonl is always written and is the source of truth."""
-
-    console: bool = Field(True, description="Live lines on the terminal.")
-    tensorboard: bool = Field(False, description="Write TensorBoard events into the run folder.")
-    wandb: bool = Field(False, description="Send metrics to Weights & Biases.")
-    wandb_project: str = Field("cohort", description="Project for Weights & Biases and for Trackio.")
-    also: list[str] = Field(
-        default_factory=list,
-        description='More monitors: names from cohort.observe.monitors, or "package.module:Class" of your own, which is imported when '
-        "a run starts and never when a recipe is read.",
-    )
-    completions: bool = Field(
-        False,
-        description="Also send completions, with their prompts and rewards, as tables to wandb and trackio, whenever a group is shown "
-        "(show_every). Off: what the policy writes stays in the run folder.",
-    )
-    rollouts_every: int = Field(1, ge=0, description="Keep every completion of every N-th step as parquet; 0 keeps none.")
-    show_every: int = Field(
-        25,
-        ge=0,
-        description="Show a group on the console (prompt, best and worst completion, reward parts) at step 1 and every N steps; 0 shows none.",
-    )
-    kl: bool = Field(
-        False,
-        description="Measure the KL to the reference also where algorithm.kl_coef is 0, on the completions that are trained on. It "
-        "costs what a reference costs (its memory, a forward per step), and changes no bit of the training.",
-    )
-
-    @model_validator(mode="after")
-    def refuse_unread(self) -> MonitorsConfig:
-        if self.completions and not (self.wandb or {"wandb", "trackio"} & {*self.also}):
-            raise ValueError("completions: no monitor that takes them is asked for; set wandb = true or also = ['trackio'].")
-        if self.completions and not self.show_every:
-            raise ValueError("completions: they are sent whenever a group is shown, and show_every is 0; set it to N steps.")
-        return self
-
-
 class Recipe(Section):
     """Everything a run depends on."""
 
@@ -376,10 +366,13 @@ class Recipe(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     sampling: SamplingConfig = SamplingConfig()
     train: TrainConfig = TrainConfig()
+    ahead: AheadConfig = AheadConfig()
     critic: CriticConfig = CriticConfig()
     teacher: TeacherConfig = TeacherConfig()
     reward_model: RewardModelConfig = RewardModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    vllm: VllmConfig = VllmConfig()
     cold_start: ColdStartConfig = ColdStartConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cohort.algorithms.fitting import OFF, explain_idle
+from cohort.algorithms.fitting import OFF, UNWEIGHED, explain_idle
 from cohort.algorithms.named import Own
 from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import SAMPLED, Choice, Kind
@@ -82,7 +82,9 @@ def describe_kl(algorithm: AlgorithmConfig) -> str:
 
 def list_extras(algorithm: AlgorithmConfig) -> list[str]:
     used = list_used(algorithm.model_dump(), algorithm.own)
-    return [text.format(algorithm) for choice, text in EXTRAS.items() if used.get(choice, 0) not in (0, OFF.get(choice))]
+    return [
+        text.format(algorithm) for choice, text in EXTRAS.items() if used.get(choice, 0) not in (0, OFF.get(choice), *UNWEIGHED)
+    ]
 
 
 def list_changes(algorithm: AlgorithmConfig, taught: bool = False) -> str:
@@ -104,9 +106,9 @@ def list_ignored(algorithm: AlgorithmConfig, taught: bool = False) -> str:
 
 
 def list_differences(algorithm: AlgorithmConfig) -> Choices:
-    """Choice -> the value it has in the preset, wherever the algorithm has another."""
+    """Choice -> the value it has in the preset, wherever the algorithm has another; one that is left to the run has any."""
     own = algorithm.model_dump()
-    return {choice: value for choice, value in read_preset(algorithm.name).items() if own[choice] != value}
+    return {choice: value for choice, value in read_preset(algorithm.name).items() if value not in (own[choice], "auto")}
 
 
 def describe_template(prompts: PromptsConfig) -> str:

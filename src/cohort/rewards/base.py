@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cohort.base.importing import search_current_folder
 from cohort.base.threads import run_concurrently, run_with_limit, split_evenly
 from cohort.base.workers import ProcessEnded
+from cohort.base.world import ALONE, World
 from cohort.errors import CohortError, RewardError
 from cohort.rewards.call import RewardCall, Signature, TrainerState, call_reward, extract_answers
 from cohort.rewards.contract import (
@@ -39,6 +40,7 @@ from cohort.rewards.contract import (
 )
 from cohort.rewards.entries import Answered, Failed, RewardEntry, is_plain
 from cohort.rewards.pool import HelperPool, LoadFailed, Worker
+from cohort.rewards.shares import JudgedShare, find_own_rows, join_verdicts
 from cohort.rewards.singles import Progress, Singles, spread_rows
 from cohort.rewards.summing import add_answers, check_faults, measure_rewards, sum_parts
 from cohort.sandbox import JailUnavailable, find_tier
@@ -71,7 +73,9 @@ class RewardRunner:
         self._pool = HelperPool()
         self._started = self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._loop_lock = threading.Lock()
+        self._loop_lock, self._one_by_one = threading.Lock(), threading.Lock()
+        self.world = ALONE
+        """The processes that judge together, each the completions of its share of the prompts."""
         self.on_progress: Callable[[str, int, int], None] | None = None
         """Told (part, completions judged, completions) from the threads that judge, as the parts get on."""
 
@@ -199,26 +203,47 @@ class RewardRunner:
     # Scoring
     # -----------------------------------------------------------------------------------------------------------------
 
-    def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, step: int, num_steps: int) -> Scored:
-        """One outcome per completion; prompts[i] is the prompt of completions[i]."""
+    def score(
+        self,
+        prompts: Sequence[Prompt],
+        completions: Sequence[Completion],
+        *,
+        step: int,
+        num_steps: int,
+        world: World | None = None,
+    ) -> Scored:
+        """One outcome per completion; prompts[i] is the prompt of completions[i]. world: who judges, if not all processes together."""
         if len(prompts) != len(completions):
             raise ValueError(f"{len(prompts)} prompts for {len(completions)} completions: one prompt each is expected")
         self.start()
         if not completions:
             return Scored([], {})
-        batch = ScoringBatch.collect(prompts, completions, TrainerState.for_step(step, num_steps))
+        columns, state = column_names(prompts), TrainerState.for_step(step, num_steps)
         for bound in self._bound:
-            check_columns(bound, batch.columns)
-        self._pool.terminal.refill()
-        verdicts = run_concurrently([functools.partial(self._run_part, bound, batch) for bound in self._bound])
+            check_columns(bound, columns)
+        world = world or self.world
+        own = find_own_rows(world, prompts)
+        batch = ScoringBatch.collect(prompts[own], completions[own], columns, state)
+        with self._one_by_one:  # what is scored ahead and an evaluation take turns
+            shares = world.compute(lambda: [self._judge(batch)])
+        verdicts = [join_verdicts(of_part) for of_part in zip(*(share.verdicts for share in shares), strict=True)]
         by_row = zip(*(verdict.entries for verdict in verdicts), strict=True)
         outcomes = [
-            sum_parts(self._bound, self._outcome, entries, len(text)) for entries, text in zip(by_row, batch.texts, strict=True)
+            sum_parts(self._bound, self._outcome, entries, len(completion.text))
+            for entries, completion in zip(by_row, completions, strict=True)
         ]
         check_faults(self._bound, outcomes, verdicts, self._max_fault_share)
-        answers, failed_extracts = self._extract(self._bound[self._outcome], batch, verdicts[self._outcome])
-        outcomes = add_answers(outcomes, answers)
+        outcomes = add_answers(outcomes, [answer for share in shares for answer in share.answers])
+        failed_extracts = sum(share.failed_extracts for share in shares)
         return Scored(outcomes, measure_rewards(self._bound, outcomes, verdicts, failed_extracts))
+
+    def _judge(self, batch: ScoringBatch) -> JudgedShare:
+        """What all parts say of these completions, and the answers in them."""
+        if not batch.texts:
+            return JudgedShare([Verdicts([]) for _ in self._bound], [], 0)
+        self._pool.terminal.refill()
+        verdicts = run_concurrently([functools.partial(self._run_part, bound, batch) for bound in self._bound])
+        return JudgedShare(verdicts, *self._extract(self._bound[self._outcome], batch, verdicts[self._outcome]))
 
     def _run_part(self, bound: Bound, batch: ScoringBatch) -> Verdicts:
         """The whole batch first; where the call raised, hung or crashed, again completion by completion."""

@@ -20,6 +20,7 @@ from cohort.rewards.entries import (
     Failed,
     RewardEntry,
     describe_value,
+    is_listed,
     make_plain,
     read_entry,
     read_integer,
@@ -153,11 +154,13 @@ class CallLog:
             self.dropped += 1
 
     def log_metric(self, name: str, value: Any) -> None:
-        number, _ = read_value(value)
-        if number is None:
-            self.dropped += 1
-        else:
-            self.values.setdefault(str(name), []).append(number)
+        """A number, or several: the mean of all that is logged in a step is written, however the step was cut into calls."""
+        for one in unpack_values(value) if is_listed(value) else [value]:
+            number, _ = read_value(one)
+            if number is None:
+                self.dropped += 1
+            else:
+                self.values.setdefault(str(name), []).append(number)
 
     def log_verdict(self, row: Any, word: Any, detail: Any = "") -> None:
         """What became of one completion, in a word. "infrastructure" takes its score away."""
@@ -184,8 +187,7 @@ class CallLog:
                 entry = RewardEntry(fault=INFRASTRUCTURE, detail=detail or "what it relies on failed")
             logged = {column: values[row] for column, values in extras.items()}
             completed.append(replace(entry, word=word, detail=shorten(entry.detail), extras=logged))
-        metrics = {name: sum(values) / len(values) for name, values in self.values.items()}
-        return Answered(completed, metrics, self.dropped)
+        return Answered(completed, self.values, self.dropped)
 
 
 @dataclass(frozen=True)

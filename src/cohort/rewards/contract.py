@@ -134,9 +134,11 @@ class ScoringBatch:
     state: TrainerState
 
     @classmethod
-    def collect(cls, prompts: Sequence[Prompt], completions: Sequence[Completion], state: TrainerState) -> ScoringBatch:
+    def collect(
+        cls, prompts: Sequence[Prompt], completions: Sequence[Completion], names: tuple[str, ...], state: TrainerState
+    ) -> ScoringBatch:
+        """`names`: columns of the rows of the whole step, of which these may be a share."""
         texts = [completion.text for completion in completions]
-        names = column_names(prompts)
         values: dict[str, list[Any]] = {
             # Messages are copied: a function that edits its arguments must not edit the prompts of the run.
             "prompts": [p.content if isinstance(p.content, str) else [dict(m) for m in p.content] for p in prompts],
@@ -180,8 +182,8 @@ class Verdicts:
         for row, entry in zip(rows, reply.entries, strict=True):
             limited = entry.fault is None and entry.word in LIMIT_KINDS
             self.entries[row] = replace(entry, value=0.0, steps=None, fault=entry.word) if limited else entry
-        for name, value in reply.metrics.items():
-            self.logged.setdefault(name, []).append(value)
+        for name, values in reply.metrics.items():
+            self.logged.setdefault(name, []).extend(values)
         self.dropped += reply.dropped
 
     @property

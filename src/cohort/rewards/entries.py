@@ -57,7 +57,8 @@ class Answered:
     """The function gave one entry per completion; single entries may still be faults."""
 
     entries: list[RewardEntry]
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    """All that was logged under each name."""
     dropped: int = 0
     """Logged values that could not be used."""
 
@@ -193,7 +194,10 @@ def from_message(message: Any, lengths: Sequence[int]) -> Answered | Failed | No
         if message.get("kind") in FAULT_KINDS:
             return Failed(message["kind"], shorten(str(message["detail"])))
         entries = [reread_entry(length, **entry) for entry, length in zip(message["entries"], lengths, strict=True)]
-        if not all(map(is_finite_number, message["metrics"].values())) or not isinstance(message["dropped"], int):
+        logged = message["metrics"].values()
+        if not all(values and all(map(is_finite_number, values)) for values in logged) or not isinstance(
+            message["dropped"], int
+        ):
             return None
         return Answered(entries, message["metrics"], message["dropped"])
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -7,6 +7,7 @@ have been trained on, which is counted and said.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Container, Mapping, Sequence
@@ -161,6 +162,16 @@ def refuse_lost_rewards(problems: Problems, functions: Container[str] = ()) -> N
             )
 
 
+def refuse_busy_servers(problems: Problems) -> None:
+    """Servers have the weights of one at a time: an evaluation there would end the run that samples from them."""
+    servers, folder = problems.recipe.sampling.servers, problems.folder
+    if servers and folder is not None and folder.is_in_use:
+        raise RunError(
+            f"{problems.label} is being trained, and its servers ({', '.join(servers)}) would be given other weights. Wait for it, or sample in this "
+            "process: --set sampling.servers=[] --set sampling.engine=auto"
+        )
+
+
 def refuse_unwritable(output: Path | None) -> None:
     """Found out before the evaluation, which may take an hour, and not after it."""
     if output is None:
@@ -195,6 +206,7 @@ def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems
     """One after another, each printed as soon as it is there."""
     from cohort.rewards.base import RewardRunner
 
+    refuse_busy_servers(problems)
     recipe = problems.recipe
     results = []
     # Reward workers start before torch is imported, as in training.
@@ -225,7 +237,8 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
             say(console, f"warning: {name}: {encoded.reports[name]}")
     policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
     seen = count_seen_problems(console, target, problems, sets)
-    engine, _ = build.make_engine(recipe, policy)
+    engine, _ = build.make_engine(recipe, policy, say=functools.partial(say, console))
+    engine.sync(policy.read_weights(), 0)
     evaluation = evaluate(
         engine,
         sets,

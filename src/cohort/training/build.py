@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,24 @@ from typing import Any
 import torch
 
 from cohort.algorithms.registry import SAMPLED
+from cohort.base.world import World
 from cohort.data.prompt_choice import InformativeChoice
 from cohort.data.prompts import PromptReport, PromptStream, assert_disjoint, describe_split, make_prompts, split_held_out
 from cohort.data.rows import Row, load_rows
 from cohort.data.written import CHOSEN, REJECTED, WrittenRow, make_demonstrations, make_pairs
 from cohort.engine import EngineSetup, build_engine, stop_ids
-from cohort.engine.protocol import Engine
-from cohort.errors import ModelError, PromptError
+from cohort.engine.protocol import Engine, RemoteSetup
+from cohort.errors import EngineError, ModelError, PromptError, RankError
 from cohort.model import lora
 from cohort.model.chat import ChatCodec, read_template, refuse_blank_template
 from cohort.model.loading import load_adapted, load_model, load_pretrained, pick_device, pick_dtype
+from cohort.model.optim import Adding, MasterWeights
 from cohort.model.policy import Policy
 from cohort.model.rotary import count_positions
 from cohort.recipe.materials import PYTHON_ROWS, Materials
 from cohort.recipe.rules import gold_column
 from cohort.recipe.schema import PromptsConfig, Recipe
+from cohort.recipe.servers import count_longest_rollout
 from cohort.types import Prompt, Sampling
 
 HELD_OUT = "held_out"
@@ -147,6 +150,47 @@ def restore_first_adapter(recipe: Recipe, policy: Policy, start: Path | None) ->
 def find_training_temperature(recipe: Recipe) -> float:
     """What was written and not sampled is learned at temperature 1, whatever temperature it is sampled with later."""
     return recipe.sampling.temperature if recipe.algorithm.data in SAMPLED else 1.0
+
+
+def adds_exactly(recipe: Recipe, begun: str | None = None) -> bool:
+    """Whether gradients are added in float64. begun: how a run that goes on was begun, which it keeps."""
+    sums = recipe.parallel.sums
+    if sums == "auto" and begun:
+        sums = "exact" if begun == "exact" else "fast"
+    if sums == "auto":
+        return recipe.train.deterministic or pick_device(recipe.model).type == "cpu"
+    return sums == "exact"
+
+
+def make_weights(recipe: Recipe, policy: Policy, adding: Adding) -> MasterWeights:
+    """The masters of the policy, from which on it computes in its dtype; with parallel.shard = "full" each rank has its slices."""
+    if recipe.parallel.shard == "none":
+        return MasterWeights(policy.model, compute_dtype(recipe), adding)
+    if not adding.world.launched:
+        raise RankError(
+            'parallel.shard: "full" shares the model out over the processes that torchrun starts, and this one is alone. Start it with '
+            '`torchrun --nproc-per-node 8 -m cohort train ...`, or use shard = "none".'
+        )
+    if recipe.parallel.offload and policy.device.type == "cpu":
+        raise ModelError("parallel.offload: the model is in the memory of the host already. Leave it out.")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from cohort.model.sharding import PolicyShards, ShardedWeights, Sharding
+
+    adding.world.in_step = True
+    mesh = init_device_mesh(policy.device.type, (adding.world.size,))
+    sharding = Sharding(mesh, compute_dtype(recipe), exact=adding.exact, offload=recipe.parallel.offload, world=adding.world)
+    weights = ShardedWeights(PolicyShards(policy, sharding), replace(adding, sharding=sharding))
+    policy.hold_whole()  # of a frozen base the digest is taken
+    return weights
+
+
+def share_out(policy: Policy, like: Policy) -> None:
+    """A model that is read beside another, in slices where the other is."""
+    if like.sharding is not None:
+        from cohort.model.sharding import PolicyShards
+
+        PolicyShards(policy, like.sharding)
 
 
 def compute_dtype(recipe: Recipe) -> torch.dtype:
@@ -277,7 +321,16 @@ def find_longest_sequence(recipe: Recipe, encoded: EncodedData, sampling: Sampli
     return max(lengths, default=0)
 
 
-def make_engine(recipe: Recipe, policy: Policy) -> tuple[Engine, str]:
+def make_engine(
+    recipe: Recipe, policy: Policy, folder: Path | None = None, say: Callable[[str], None] = lambda sentence: None
+) -> tuple[Engine, str]:
+    """The engine of the recipe, and a sentence for the console. folder: of the run; say: tells people what happens later."""
+    policy.hold_whole()
+    remote = None
+    if recipe.sampling.servers:
+        shared = Path(recipe.vllm.folder) if recipe.vllm.folder else folder and folder / "weights"
+        keep = recipe.ahead.lag > 0 or recipe.ahead.in_flight
+        remote = RemoteSetup(policy, recipe.sampling.servers, recipe.vllm, shared, say, keep, count_longest_rollout(recipe))
     setup = EngineSetup(
         policy.model,
         policy.codec.decode,
@@ -285,14 +338,29 @@ def make_engine(recipe: Recipe, policy: Policy) -> tuple[Engine, str]:
         recipe.model.kernels,
         recipe.sampling.cuda_graphs,
         policy.codec.decode_all,
+        remote,
     )
-    engine, sentence = build_engine(recipe.sampling.engine, setup)
+    engine, sentence = build_engine(recipe.sampling.chosen_engine, setup)
     if recipe.model.kernels == "fused" and policy.device.type == "cpu" and not engine.capabilities.own_kernels:
         raise ModelError(
             f'model.kernels = "fused" is not possible: on a CPU own kernels only sample, and this run has {sentence.rstrip(".")}. '
             'Use kernels = "auto" or "modules".'
         )
     return engine, sentence
+
+
+def refuse_ahead(recipe: Recipe, engine: Engine, world: World) -> None:
+    """Sampling ahead is one process's, which an engine of this process can only do for a policy that it holds whole and trains alone."""
+    if recipe.ahead.in_flight and not engine.capabilities.swaps_in_flight:
+        raise EngineError(
+            f'ahead.in_flight: weights are swapped under completions that are on their way, and engine "{engine.name}" cannot. Use '
+            'sampling.engine = "vllm" with sampling.servers, or ahead.lag.'
+        )
+    if recipe.ahead.lag and engine.capabilities.shares_weights and (world.size > 1 or world.in_step):
+        raise EngineError(
+            f'ahead.lag: on several ranks, or with the model cut into slices, what is sampled ahead comes from servers, and engine "{engine.name}" samples with the weights of '
+            'this process. Use sampling.engine = "vllm" with sampling.servers, or ahead.lag = 0.'
+        )
 
 
 def choose_slots(recipe: Recipe, engine: Engine, prompts: Sequence[Prompt], sampling: Sampling) -> int:

@@ -18,7 +18,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cohort.base.interrupts import defer_interrupts
+from cohort.base.world import World
 from cohort.errors import CheckpointError
+from cohort.training.slices import is_slice, join_parts, select_slices
 
 MANIFEST = "manifest.json"
 NEEDED = ("weights", "optimizer")
@@ -46,54 +48,101 @@ class Snapshot:
 def save(root: Path, name: str, snapshot: Snapshot) -> Path:
     """Write a checkpoint so that it either exists whole or not at all, whatever happens in between."""
     with defer_interrupts():
-        root.mkdir(parents=True, exist_ok=True)
-        target, temporary = root / name, root / f".{name}.tmp"
-        if target.exists():
-            try:
-                verify(target)
-                return target  # The name fixes the state: a whole checkpoint of this name is this checkpoint.
-            except CheckpointError:
-                shutil.rmtree(target)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        return finish(root, name, snapshot) if begin(root, name) else root / name
+
+
+def name_temporary(root: Path, name: str) -> Path:
+    return root / f".{name}.tmp"
+
+
+def begin(root: Path, name: str) -> bool:
+    """Make the folder that the files are written into first; False where the checkpoint is there already."""
+    root.mkdir(parents=True, exist_ok=True)
+    target, temporary = root / name, name_temporary(root, name)
+    if target.exists():
+        try:
+            verify(target)
+            return False  # The name fixes the state: a whole checkpoint of this name is this checkpoint.
+        except CheckpointError:
+            shutil.rmtree(target)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    return True
+
+
+def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """One file of a checkpoint; what its manifest says of it."""
+    file = folder / f"{stem}.safetensors"
+    try:
+        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, file)
+    except SafetensorError as problem:  # how the library reports a full disk
+        raise CheckpointError(f"cannot write {file}: {problem}. Free some space; the run can be resumed.") from problem
+    return describe_file(file)
+
+
+def describe_file(file: Path) -> dict[str, Any]:
+    flush(file)
+    return {"sha256": digest_file(file), "bytes": file.stat().st_size}
+
+
+def finish(root: Path, name: str, snapshot: Snapshot, written: Mapping[str, dict[str, Any]] | None = None) -> Path:
+    """Write the files, the manifest, and then the name. written: what others have put there already, as the manifest says it."""
+    with defer_interrupts():
+        target, temporary = root / name, name_temporary(root, name)
+        files = dict(written or {})
         for part, tensors in snapshot.tensors.items():
-            contiguous = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-            try:
-                save_file(contiguous, temporary / f"{part}.safetensors")
-            except SafetensorError as problem:  # how the library reports a full disk
-                raise CheckpointError(
-                    f"cannot write {target}: {problem}. Free some space; the run can be resumed."
-                ) from problem
+            files[f"{part}.safetensors"] = write_tensors(temporary, part, tensors)
         (temporary / "state.json").write_text(json.dumps(snapshot.document), encoding="utf-8")
-        files = sorted(temporary.iterdir())
-        manifest = {
-            "format": FORMAT,
-            "files": {file.name: {"sha256": digest_file(file), "bytes": file.stat().st_size} for file in files},
-        }
+        files["state.json"] = describe_file(temporary / "state.json")
+        manifest = {"format": FORMAT, "files": dict(sorted(files.items()))}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        for file in [*files, temporary / MANIFEST, temporary]:
-            flush(file)
+        for path in (temporary / MANIFEST, temporary):
+            flush(path)
         temporary.rename(target)
         flush(root)
     return target
 
 
-def load(folder: Path) -> Snapshot:
-    """Read a checkpoint back, verifying every file against the manifest."""
-    names = verify(folder)  # Only what the manifest names is read: a stray file is not part of the checkpoint.
-    tensors = {Path(name).stem: load_file(folder / name) for name in names if name.endswith(".safetensors")}
+def save_together(world: World, root: Path, name: str, snapshot: Snapshot) -> Path:
+    """A checkpoint of what all ranks hold; called by all of them. Tensors that are whole are those of the main process."""
+    slices = {part: own for part, tensors in snapshot.tensors.items() if (own := select_slices(tensors))}
+    if not slices:
+        return world.on_main(lambda: save(root, name, snapshot))
+    if not world.on_main(lambda: begin(root, name)):
+        return root / name
+    folder = name_temporary(root, name)
+
+    def write_own() -> list[tuple[str, dict[str, Any]]]:
+        files = {f"{part}.{world.rank}-of-{world.size}": own for part, own in slices.items()}
+        return [(f"{stem}.safetensors", write_tensors(folder, stem, own)) for stem, own in files.items()]
+
+    written = dict(world.compute(write_own))
+    whole = {
+        part: {key: value for key, value in tensors.items() if not is_slice(value)}
+        for part, tensors in snapshot.tensors.items()
+    }
+    rest = replace(snapshot, tensors={part: tensors for part, tensors in whole.items() if tensors})
+    return world.on_main(lambda: finish(root, name, rest, written))
+
+
+def load(folder: Path, *, verified: bool = False) -> Snapshot:
+    """Read a checkpoint back, verifying every file against the manifest. verified: another process of the run has just done so."""
+    names = (
+        list_files(folder) if verified else verify(folder)
+    )  # Only what the manifest names is read: a stray file is not part of the checkpoint.
+    stems = [Path(name).stem for name in names if name.endswith(".safetensors")]
+    whole: dict[str, Mapping[str, Tensor]] = {
+        stem: load_file(folder / f"{stem}.safetensors") for stem in stems if "-of-" not in stem
+    }
+    tensors = whole
+    if len(whole) < len(stems):
+        tensors = join_parts(folder, stems, whole)
     return Snapshot(tensors, json.loads((folder / "state.json").read_text(encoding="utf-8")))
 
 
 def verify(folder: Path) -> list[str]:
     """The names of the checkpoint's files, every byte of which is as it was written."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise CheckpointError(f"checkpoint {folder}: {MANIFEST} is missing or unreadable ({problem})") from problem
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"checkpoint {folder}: format {manifest.get('format')!r}, this version reads format {FORMAT}")
+    files = list_files(folder)
     for name, (size, checksum) in files.items():
         file = folder / name
         if not file.is_file():
@@ -105,6 +154,18 @@ def verify(folder: Path) -> list[str]:
         if digest_file(file) != checksum:
             raise CheckpointError(f"checkpoint {folder}: {name} does not match its checksum; the file is damaged")
     return sorted(files)
+
+
+def list_files(folder: Path) -> dict[str, tuple[int, str]]:
+    """Name -> (bytes, SHA-256) of the checkpoint's files, as its manifest has them."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise CheckpointError(f"checkpoint {folder}: {MANIFEST} is missing or unreadable ({problem})") from problem
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"checkpoint {folder}: format {manifest.get('format')!r}, this version reads format {FORMAT}")
+    return files
 
 
 @dataclass(frozen=True)

@@ -56,20 +56,21 @@ def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[
         micro_batch_tokens=parts.recipe.train.micro_batch_tokens,
         skip_zero_advantage=False,
     )
-    total = 0.0
-    for micro in minibatch.micro_batches:
+    losses = []
+    for micro in minibatch.deal(parts.world):
         micro = micro.to(parts.policy.device)
         scores = parts.policy.compute_logprobs(micro, temperature=1.0)
         loss = (-scores.logprobs_M * micro.loss_weights_M).sum()
         loss.backward()
-        total += float(loss.detach())
+        if not micro.idle:
+            losses.append((micro.place, float(loss.detach())))
     with defer_interrupts():
         report = state.optimizer.clip_and_step()
         state.cold_steps += 1
     if report.skipped:
         parts.monitors.on_message(f"cold start {state.cold_steps}: non-finite gradient, update skipped")
     state.optimizer.check_finite()
-    return total
+    return sum(loss for _, loss in sorted(parts.world.gather(losses)))
 
 
 def make_supervised_example(demonstration: WrittenRow) -> Example:

@@ -47,7 +47,7 @@ class Collected:
     useful: bool = True
     """False: dynamic sampling found no group worth training on; what is here only shows what was sampled."""
     policy_version: int | None = None
-    """Of the policy that trains on this, where it sampled; tokens of other versions are stale. None: none are told apart."""
+    """Of the policy that trains on this, where a policy sampled; tokens of other versions are stale. None: none are told apart."""
     keyed: bool = True
     """Whether collecting again would give the same."""
 
@@ -61,6 +61,7 @@ class Drawn:
     """Groups that the step is to train on."""
     refill_rounds: int
     policy_version: int
+    """Of the policy that samples."""
     groups: tuple[list[Rollout], ...] = ()
     rounds: tuple[tuple[int, dict[str, float]], ...] = ()
     """(prompts drawn, metrics) of each round."""
@@ -99,8 +100,9 @@ def begin_drawing(recipe: Recipe, cursor: int, policy_version: int) -> Drawn:
     return Drawn(cursor, recipe.train.prompts_per_step, recipe.algorithm.refill_rounds, policy_version)
 
 
-def finish_drawing(drawn: Drawn, *, sampled: bool, keyed: bool) -> Collected:
-    """The groups to train on. With no useful one at all the first are kept to be looked at, and nothing is trained."""
+def finish_drawing(drawn: Drawn, policy_version: int, *, sampled: bool, keyed: bool) -> Collected:
+    """The groups that this version of the policy trains on. With no useful one at all the first are kept to be looked at, and nothing is
+    trained."""
     groups, counts, wanted = list(drawn.groups), drawn.counts, drawn.wanted
     row, kept = merge_metrics(drawn.rounds), groups
     if drawn.refill_rounds:
@@ -114,7 +116,7 @@ def finish_drawing(drawn: Drawn, *, sampled: bool, keyed: bool) -> Collected:
         tokens_sampled=sum(rollout.completion.length for group in groups for rollout in group) if sampled else 0,
         verdicts=count_verdicts(groups) if sampled else {},
         useful=not drawn.refill_rounds or counts.useful > 0,
-        policy_version=drawn.policy_version if sampled else None,
+        policy_version=policy_version if sampled else None,
         keyed=keyed,
     )
 

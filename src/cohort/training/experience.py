@@ -228,7 +228,7 @@ def add_logprobs(
         return lambda chosen: model.score_examples(chosen, micro_batch_tokens, skip, keep_groups=together, layouts=layouts)
 
     stale = any(example.fresh_T is not None for example in examples)
-    if stale and algorithm.mismatch_weight == "off":
+    if stale and not algorithm.weighs_mismatch:
         if has_ratio(algorithm) or reads_logprobs(algorithm):
             examples = [replace(example, old_logprobs_T=example.sampling_logprobs_T) for example in examples]
     elif reads_logprobs(algorithm) or (has_ratio(algorithm) and len(plan) > 1):

@@ -40,7 +40,7 @@ def token_loss(scores: TokenScores, micro: MicroBatch, algorithm: AlgorithmConfi
     old_logprobs_M = logprobs_M.detach() if micro.old_logprobs_M is None else micro.old_logprobs_M
     surrogate = bound_update(scores, old_logprobs_M, micro, algorithm, kl_coef)
     policy_loss_M, weights_M, kl_loss_M = surrogate.loss_M, None, None
-    if algorithm.mismatch_weight != "off":
+    if algorithm.weighs_mismatch:
         kind, cap = algorithm.mismatch_weight, algorithm.mismatch_cap
         weights_M = compute_mismatch_weights(old_logprobs_M, micro.sampling_logprobs_M, micro.row_M, num_rows, kind, cap)
         policy_loss_M = policy_loss_M * weights_M
@@ -152,7 +152,7 @@ def has_ratio(algorithm: AlgorithmConfig) -> bool:
     """Whether the policy that sampled is asked for its log-probs. Those of the engine are there already."""
     traits = find_named("region", algorithm.region, algorithm.own).traits
     needed = traits.needs_ratio and not traits.corrects_mismatch
-    return needed or algorithm.kl_corrected or algorithm.mismatch_weight != "off"
+    return needed or algorithm.kl_corrected or algorithm.weighs_mismatch
 
 
 def weigh_tokens(algorithm: AlgorithmConfig) -> Weigh:

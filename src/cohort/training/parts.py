@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cohort.base.world import World
 from cohort.data.prompts import PromptStream
 from cohort.engine.protocol import Engine
 from cohort.model.critic import Critic, NoCritic
@@ -56,6 +57,8 @@ class Parts:
     evaluation_sets: Mapping[str, Sequence[Prompt]]
     monitors: Monitors
     clock: Clock
+    world: World
+    """The processes that train this policy together."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from cohort.algorithms.registry import SAMPLED
+from cohort.engine.mismatch import find_mismatch_limit
 from cohort.errors import CohortError, ModelError, RewardError
 from cohort.evaluation.estimators import FEW_PROBLEMS, predict_useful_share, why_no_interval
 from cohort.evaluation.evaluate import make_problem_key
@@ -28,18 +29,11 @@ from cohort.sandbox import JailUnavailable, find_tier
 from cohort.training.build import EncodedData
 from cohort.training.drawing import Collected
 from cohort.training.experience import Models, credit_tokens, make_batch, measure_rollouts
-from cohort.training.memory_estimate import (
-    describe_memory,
-    estimate_memory,
-    fit_slots,
-    measure_room,
-    read_model_numbers,
-    read_run_numbers,
-)
+from cohort.training.memory_estimate import MemoryEstimate, describe_memory, estimate_memory, fit_slots
 from cohort.training.objective import needs_critic, pack_minibatch, score_tokens, token_loss
 from cohort.training.parts import Parts
+from cohort.training.run_numbers import measure_room, read_model_numbers, read_run_numbers
 from cohort.training.stages import sample_rollouts
-from cohort.training.updates import find_mismatch_limit
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Rollout
 
 Level = Literal["ok", "warning", "failure"]
@@ -58,7 +52,8 @@ class Check:
 
 
 def run_cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
-    """No forward pass: rewards on golds, sampling, lengths, memory."""
+    """No forward pass: servers, rewards on golds, sampling, lengths, memory."""
+    reach_servers(parts)
     rows = [*check_reward_columns(parts, encoded)] or [
         *check_unusable_rows(parts, encoded.train),
         *check_golds(parts, encoded.train),
@@ -71,11 +66,18 @@ def run_cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
 def run_trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """Rollouts on a few prompts with the starting policy, and the invariants that must hold at step 1."""
     prompts = parts.stream.take(0, TRIAL_PROMPTS)
+    parts.engine.sync(parts.policy.read_weights(), 0)
     rollouts = sample_rollouts(parts, prompts, parts.sampling, NoiseKey(parts.recipe.seed, "preflight", 0), 1)
     return [*check_rollouts(parts, rollouts), check_invariants(parts, rollouts)]
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def reach_servers(parts: Parts) -> None:
+    """Bring the weights to engines elsewhere: one that is absent or wrong is named before anything is trained, cold start included."""
+    if not parts.engine.capabilities.shares_weights:
+        parts.engine.sync(parts.policy.read_weights(), 0)
 
 
 def check_reward_columns(parts: Parts, encoded: EncodedData) -> Iterator[Check]:
@@ -287,14 +289,20 @@ def check_teacher(parts: Parts, encoded: EncodedData) -> tuple[list[Check], int]
     return [Check("ok", "teacher", f"{settings.source}: {count / 1e6:.2f} M parameters, the policy's vocabulary")], count
 
 
-def check_memory(parts: Parts, encoded: EncodedData, teacher_parameters: int = 0) -> Check:
-    """What the run will hold at its peak, against what this device has for it."""
-    run = replace(read_run_numbers(parts, encoded), teacher_parameters=teacher_parameters)
-    needed = estimate_memory(read_model_numbers(parts.policy), run)
+def check_memory(parts: Parts, encoded: EncodedData, teacher_parameters: int = 0, ranks: int = 0) -> Check:
+    """What a rank of the run will hold at its peak, against what this device has for it. ranks: other than those there are."""
+    needed = estimate_rank(parts, encoded, teacher_parameters, ranks or parts.world.size)
     there = measure_room(parts.policy.device)
-    if not parts.recipe.sampling.slots:  # then the engine takes what is free, and no more
-        needed = estimate_memory(needed.model, replace(needed.run, slots=fit_slots(needed, there)))
     return Check("ok" if needed.peak <= there else "warning", "memory", describe_memory(needed, there))
+
+
+def estimate_rank(parts: Parts, encoded: EncodedData, teacher_parameters: int, ranks: int) -> MemoryEstimate:
+    run = replace(read_run_numbers(parts, encoded, ranks), teacher_parameters=teacher_parameters)
+    needed = estimate_memory(read_model_numbers(parts.policy), run)
+    if not parts.recipe.sampling.slots:  # then the engine takes what is free, and no more
+        slots = fit_slots(needed, measure_room(parts.policy.device))
+        needed = estimate_memory(needed.model, replace(needed.run, slots=slots))
+    return needed
 
 
 def check_rollouts(parts: Parts, rollouts: Sequence[Rollout]) -> Iterator[Check]:

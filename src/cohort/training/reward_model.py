@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,11 +25,11 @@ from cohort.base.keyed import keyed_hash, keyed_permutation
 from cohort.engine.stop import stop_ids
 from cohort.errors import InvariantError, ModelError, RunError
 from cohort.model import loading
-from cohort.model.optim import MasterWeights, Optimizer, cast_parameters
+from cohort.model.optim import Adding, Optimizer, cast_parameters
 from cohort.model.packing import cut_by_tokens
 from cohort.model.policy import Policy
 from cohort.model.scalar_head import ScalarModel
-from cohort.ops.gather import Selection, take
+from cohort.ops.gather import Selection
 from cohort.ops.layout import lay_out
 from cohort.recipe.schema import OptimizerConfig, RewardModelConfig
 from cohort.training.reward_data import Labelled, is_held_back, list_groups, list_pairs
@@ -56,12 +57,13 @@ class RewardModel(ScalarModel):
         own_attention: bool = False,
         checkpointing: bool = False,
         state_bits: Literal[32, 8] = 32,
+        adding: Adding | None = None,
     ):
-        """`checkpointing` and `state_bits`: as in the policy's training, for the reward model is as large."""
+        """`checkpointing`, `state_bits` and `adding`: as in the policy's training, for the reward model is as large."""
         super().__init__(model, model.base_model, find_head(model), own_attention, checkpointing)
-        self.tokenizer, self.settings, self.state_bits = tokenizer, settings, state_bits
+        self.tokenizer, self.settings, self.state_bits, self.world = tokenizer, settings, state_bits, (adding or Adding()).world
         check_value_head(self)
-        self.weights = MasterWeights(model, compute_dtype)
+        self.weights = self.make_weights(compute_dtype, adding)
 
     @classmethod
     def from_policy(
@@ -71,6 +73,7 @@ class RewardModel(ScalarModel):
         compute_dtype: torch.dtype,
         seed: int,
         state_bits: Literal[32, 8] = 32,
+        adding: Adding | None = None,
     ) -> RewardModel:
         """The policy's backbone and a small new head, which the seed alone decides; torch's generators are left alone."""
         from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
@@ -106,6 +109,7 @@ class RewardModel(ScalarModel):
             own_attention=bool(policy.attention_configs),
             checkpointing=policy.checkpointing,
             state_bits=state_bits,
+            adding=adding,
         )
 
     @classmethod
@@ -116,6 +120,7 @@ class RewardModel(ScalarModel):
         settings: RewardModelConfig,
         compute_dtype: torch.dtype,
         state_bits: Literal[32, 8] = 32,
+        adding: Adding | None = None,
     ) -> RewardModel:
         """A ready reward model from a folder or the hub. It reads the policy's token ids, so it must share its vocabulary."""
         model, tokenizer = loading.load_pretrained(
@@ -133,7 +138,7 @@ class RewardModel(ScalarModel):
                 f"reward model: {source!r} has another vocabulary than the policy, whose token ids it would have to read. "
                 "Give a reward model of the policy's own family."
             )
-        return cls(model, tokenizer, settings, compute_dtype, checkpointing=policy.checkpointing, state_bits=state_bits)
+        return cls(model, tokenizer, settings, compute_dtype, False, policy.checkpointing, state_bits, adding)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Scoring
@@ -144,9 +149,15 @@ class RewardModel(ScalarModel):
         """The head's value at the last token of each completion. Not finite where the model is broken; see LearnedScorer."""
         scores = [0.0] * len(prompt_and_completion_ids)
         lengths = [len(prompt) + len(completion) for prompt, completion in prompt_and_completion_ids]
-        for rows in cut_by_tokens(range(len(scores)), lengths, micro_batch_tokens):
-            for row, value in zip(rows, self.values([prompt_and_completion_ids[row] for row in rows]).tolist(), strict=True):
-                scores[row] = value
+        cut = cut_by_tokens(range(len(scores)), lengths, micro_batch_tokens)
+
+        def score_own() -> list[tuple[int, float]]:
+            own = [cut[place] for place, _ in self.world.list_turns([sum(lengths[row] for row in rows) for rows in cut])]
+            values = [self.values([prompt_and_completion_ids[row] for row in rows]).tolist() for rows in own]
+            return list(zip(chain(*own), chain(*values), strict=True))
+
+        for row, value in self.world.compute(score_own):
+            scores[row] = value
         return scores
 
     def rewards(self, scores: Sequence[float]) -> list[float]:
@@ -161,7 +172,7 @@ class RewardModel(ScalarModel):
         """values_B of one micro-batch, in float32 at least."""
         layout = lay_out(sequences).to(self.device)
         last_B = layout.rows.own_start_B + layout.rows.own_length_B - 1
-        return self.read_head(take(self.backbone(layout), Selection.from_index(last_B, layout.num_tokens).to(self.device)))
+        return self.read_values(layout, Selection.from_index(last_B, layout.num_tokens).to(self.device))
 
     # -----------------------------------------------------------------------------------------------------------------
     # Fitting
@@ -181,7 +192,7 @@ class RewardModel(ScalarModel):
             for epoch in range(settings.epochs)
         ]
         total = sum(map(len, plan))
-        weights_before = {name: master.to("cpu", copy=True) for name, master in self.weights.tensors().items()}
+        weights_before = self.weights.copy_held()
         known = {
             "pairs": float(len(list_pairs([item.right for item in train], list_groups(train)))),
             "completions": float(sum(map(len, units))),
@@ -204,7 +215,7 @@ class RewardModel(ScalarModel):
             return {f"{PART}/{name}": value for name, value in measured.items()}
         except BaseException:
             self.weights.drop_gradients()
-            self.weights.load(weights_before)
+            self.weights.put_back(weights_before)
             raise
 
     def accumulate(self, batch: Sequence[Labelled], micro_batch_tokens: int) -> float:
@@ -217,14 +228,15 @@ class RewardModel(ScalarModel):
         group_of = {place: number for number, members in enumerate(groups) for place in members}
         terms = len(list_pairs([item.right for item in batch], groups)) if pairwise else len(batch)
         lengths = [len(item.prompt_ids) + len(item.completion_ids) for item in batch]
-        total = 0.0
-        for rows in cut_by_tokens(range(len(batch)), lengths, micro_batch_tokens, group_of.__getitem__ if pairwise else None):
-            items = [batch[row] for row in rows]
+        losses = []
+        cut = cut_by_tokens(range(len(batch)), lengths, micro_batch_tokens, group_of.__getitem__ if pairwise else None)
+        for place, weight in self.world.list_turns([sum(lengths[row] for row in rows) for rows in cut]):
+            items = [batch[row] for row in cut[place]]
             values_B = self.values([(item.prompt_ids, item.completion_ids) for item in items])
             loss = compute_fit_losses(values_B, items, self.settings.loss).sum() / terms
-            loss.backward()
-            total += float(loss.detach())
-        return total
+            (loss * weight).backward()
+            losses.append((place, weight * float(loss.detach())))
+        return sum(loss for _, loss in sorted(self.world.gather(losses)))
 
     def measure(self, data: Sequence[Labelled], micro_batch_tokens: int) -> dict[str, float]:
         """How well it ranks labelled completions. What cannot be measured, for want of one label, is absent."""
@@ -248,10 +260,10 @@ class RewardModel(ScalarModel):
     # Saving
     # -----------------------------------------------------------------------------------------------------------------
 
-    def save(self, folder: Path) -> None:
-        """Hugging Face format; loads with AutoModelForSequenceClassification and AutoTokenizer."""
+    def save(self, folder: Path, whole: Mapping[str, Tensor] | None = None) -> None:
+        """Hugging Face format; loads with AutoModelForSequenceClassification and AutoTokenizer. whole: of a model that is shared out."""
         loading.hide_progress_bars()
-        self.model.save_pretrained(folder)
+        self.model.save_pretrained(folder, state_dict=dict(whole) if whole else None)
         self.tokenizer.save_pretrained(folder)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,24 +163,24 @@ def save_weights(target: Target, folder: Path, adapter: bool) -> None:
 # -- a run, or an object, as the start of another run ------------------------------------------------------------------
 
 
-def settle_models(recipe: Recipe, folder: RunFolder, handed_in: tuple[Any, Any] | None) -> tuple[Recipe, list[str]]:
-    """The recipe with model folders in place of runs and of an object from Python; and what to tell of it.
+def settle_models(recipe: Recipe, folder: RunFolder, handed_in: tuple[Any, Any] | None) -> tuple[dict[str, str], list[str]]:
+    """Model folders in place of runs and of an object from Python, by section; and what to tell of it.
 
     What may still change, or lies in memory alone, is written into the run folder: a resume goes on from the same weights.
     """
     from cohort.model import lora
 
-    said = []
+    said, sources = [], {}
     if handed_in is not None:
         save_handed_in(*handed_in, folder.base)
-        recipe = replace_source(recipe, "model", str(folder.base.resolve()))
+        sources["model"] = str(folder.base.resolve())
         said.append(
             f"model: a {type(handed_in[0]).__name__} from Python, kept in {folder.base}; the object itself is not changed"
         )
     elif recipe.model.source == PYTHON_MODEL:
         raise RunError("the model was handed in from Python, and the run ended before it was kept: start it again.")
     for section, place in (("model", folder.base), ("teacher", folder.root / "teacher")):
-        source = getattr(recipe, section).source
+        source = sources.get(section, getattr(recipe, section).source)
         run = open_run_at(Path(source)) if source else None
         if run is None:
             continue
@@ -187,13 +188,18 @@ def settle_models(recipe: Recipe, folder: RunFolder, handed_in: tuple[Any, Any] 
         is_model = target.checkpoint is None and not lora.is_adapter(target.source)
         if not is_model:
             export_weights(target, place)
-        recipe = replace_source(recipe, section, target.source if is_model else str(place.resolve()))
+        sources[section] = target.source if is_model else str(place.resolve())
         merged = ", its adapter merged" if run.recipe().model.lora.rank else ""
         said.append(f"{section}: {source} is a run; taking {target.words}{merged}")
     if said and folder.recipe_file.is_file():
-        write_whole(folder.recipe_file, dump_recipe(recipe))
-    return recipe, said
+        write_whole(folder.recipe_file, dump_recipe(replace_sources(recipe, sources)))
+    return sources, said
 
 
-def replace_source(recipe: Recipe, section: str, source: str) -> Recipe:
-    return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update={"source": source, "revision": ""})})
+def replace_sources(recipe: Recipe, sources: Mapping[str, str]) -> Recipe:
+    """The recipe with these sources, by section."""
+    changed = {
+        section: getattr(recipe, section).model_copy(update={"source": source, "revision": ""})
+        for section, source in sources.items()
+    }
+    return recipe.model_copy(update=changed)

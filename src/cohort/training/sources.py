@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cohort.base.stopwatch import Stopwatch
+from cohort.base.world import ALONE, World
 from cohort.engine import sample_groups
 from cohort.engine.protocol import Engine
 from cohort.observe.perf import make_engine_metrics
@@ -32,6 +33,7 @@ class SampledSource:
     sampling: Sampling
     weights: Callable[[], Mapping[str, Tensor]]
     """Of the policy that the engine samples from, by name."""
+    world: World = ALONE
     samples = True
     """Whether completions are sampled, or stand in the rows."""
 
@@ -46,8 +48,9 @@ class SampledSource:
 
     def complete(self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch) -> list[list[Completion]]:
         noise = NoiseKey(self.seed, "train", step)
-        completions_PG = sample_groups(self.engine, prompts, self.sampling, noise, first_draw=first_draw)
-        watch.lap("rollout")
+        completions_PG = sample_groups(self.engine, prompts, self.sampling, noise, first_draw, world=self.world)
+        own_PG = completions_PG[self.world.block(len(prompts))]
+        watch.lap("rollout", sum(completion.length for group in own_PG for completion in group))
         return completions_PG
 
     def metrics(self) -> dict[str, float]:

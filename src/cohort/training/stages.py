@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import platform
 import resource
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,9 @@ import torch
 
 from cohort.algorithms.registry import SAMPLED
 from cohort.base.interrupts import defer_interrupts
-from cohort.base.stopwatch import Stopwatch
+from cohort.base.stopwatch import Laps, Stopwatch
 from cohort.engine import sample_groups
+from cohort.engine.mismatch import find_mismatch_limit
 from cohort.errors import RewardError
 from cohort.evaluation.evaluate import Evaluation, evaluate
 from cohort.model.critic import NoCritic
@@ -21,15 +24,17 @@ from cohort.observe.diagnosis import signs
 from cohort.observe.early_stop import find_reason_to_stop, name_absent_metrics
 from cohort.observe.perf import Costs, make_speed_metrics, make_time_metrics
 from cohort.observe.rollouts import list_rows
-from cohort.recipe.rules import name_reward
+from cohort.observe.waiting import make_rank_metrics, make_record
+from cohort.recipe.rules import list_trusted_sources, name_reward
 from cohort.recipe.schema import Recipe
 from cohort.training import checkpoint
 from cohort.training.drawing import group_rollouts
 from cohort.training.judging import RewardJudge
 from cohort.training.kl_control import move_coefficient
 from cohort.training.parts import Parts, TrainingParts
-from cohort.training.state import TrainState
-from cohort.training.updates import UpdateMeter, check_same_policy, find_mismatch_limit, kl_limit, merge_update_metrics
+from cohort.training.recording import record_step
+from cohort.training.state import Save, TrainState
+from cohort.training.updates import UpdateMeter, check_same_policy, kl_limit, merge_update_metrics
 from cohort.types import NoiseKey, Prompt, Rollout, Sampling
 
 CHECKED_UPDATES = 2
@@ -47,9 +52,23 @@ def say_why_not_full(parts: Parts, state: TrainState, reason: str) -> None:
         parts.monitors.on_message(reason)
 
 
+def say_idle_ranks(parts: Parts, state: TrainState, micro_batches: int) -> None:
+    """Tell, once, that an update has fewer micro-batches than there are ranks to compute them."""
+    idle = parts.world.size - micro_batches
+    if idle > 0 and micro_batches and not state.idle_said:
+        state.idle_said = True
+        parts.monitors.on_message(
+            f"warning: {parts.world.size} ranks share the {micro_batches} micro-batch{'' if micro_batches == 1 else 'es'} of an update, so {idle} of them "
+            f"{'has' if idle == 1 else 'have'} nothing to train on. Lower train.micro_batch_tokens (now "
+            f"{parts.recipe.train.micro_batch_tokens}), or start fewer ranks"
+        )
+
+
 def check_before_update(parts: Parts, state: TrainState, meter: UpdateMeter) -> None:
-    """Before the first update on a fresh batch: engine, trainer and reference are the same policy."""
-    if state.updates_checked == CHECKED_UPDATES or state.update_metrics or not (meter.mismatch or meter.kl_max):
+    """Before the first update on a fresh batch: engine, trainer and reference are the same policy, and no rank is there for nothing."""
+    say_idle_ranks(parts, state, len(meter.measured))
+    compared = meter.mismatch or (meter.kl_max and state.policy_version == 0)  # what was sampled ahead is of another version
+    if state.updates_checked == CHECKED_UPDATES or state.update_metrics or not compared:
         return
     model, own_attention = parts.policy.model, bool(parts.policy.attention_configs)
     limit = find_mismatch_limit(model, parts.engine.capabilities.rounding)
@@ -93,23 +112,31 @@ def observe_step(parts: TrainingParts, state: TrainState, watch: Stopwatch) -> N
         watch.lap("evaluate")
     written = {name: value for name, value in row.items() if not name.startswith("tokens/")}
     parts.monitors.on_metrics(written | measure_step(parts, state, row, watch))
+    record_step(parts, state, step)
     shown = recipe.monitors.show_every
     if shown and (step == 1 or step % shown == 0):
         parts.monitors.on_rollouts(step, list_rows(step, batch.rollouts, batch.advantages_N))
-    state.stops_because = find_reason_to_stop(recipe, parts.folder, written)
+    state.stops_because = parts.world.on_main(lambda: find_reason_to_stop(recipe, parts.folder, written))
     for sentence in name_absent_metrics(recipe, written):
         parts.monitors.on_message(f"warning: {sentence}")
     watch.lap("observe")
 
 
 def measure_step(parts: TrainingParts, state: TrainState, row: Mapping[str, Any], watch: Stopwatch) -> dict[str, float]:
-    """Seconds by stage since the last row, and how fast that was."""
-    seconds = state.watch.take() if state.watch else {}
-    for stage, more in watch.take().items():
-        seconds[stage] = seconds.get(stage, 0.0) + more
+    """Seconds by stage since the last row, how fast that was, and how several ranks went together."""
+    laps = state.watch.take() if state.watch else Laps()
+    laps.add_all(watch.take())
     state.watch = watch
-    speeds = make_speed_metrics(row, seconds, find_costs(parts))
-    return make_time_metrics(seconds) | speeds | {"perf/peak_memory_gib": measure_peak_memory(parts.policy.device)}
+    memory = measure_peak_memory(parts.policy.device)
+    measured = make_time_metrics(laps.seconds) | make_speed_metrics(row, laps.seconds, find_costs(parts))
+    measured["perf/peak_memory_gib"] = memory
+    if "checkpoint" in laps.seconds and state.saves and state.saves[-1].size:
+        measured["perf/checkpoint_bytes_per_second"] = state.saves[-1].size / max(state.saves[-1].seconds, 1e-9)
+    if parts.world.size > 1:
+        records = parts.world.gather([make_record(parts.world.rank, platform.node(), laps, memory)])
+        parts.monitors.on_ranks(row["step"], records)
+        measured |= make_rank_metrics(records, {**row, **measured})
+    return measured
 
 
 def find_costs(parts: TrainingParts) -> Costs | None:
@@ -119,7 +146,7 @@ def find_costs(parts: TrainingParts) -> Costs | None:
         return None
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     name = torch.cuda.get_device_name(parts.policy.device)
-    return Costs.of(model.config, name, frozen_base=2 * trained < parts.policy.num_parameters)
+    return Costs.of(model.config, name, frozen_base=2 * trained < parts.policy.num_parameters, ranks=parts.world.size)
 
 
 def finish_step(parts: TrainingParts, state: TrainState) -> None:
@@ -165,27 +192,64 @@ def lap(state: TrainState, stage: str) -> None:
 
 def save_run(parts: Parts, state: TrainState) -> None:
     """A checkpoint of now, the ones that are too many taken away, and the pointer to the best."""
-    state.seconds = parts.clock.read()
-    saved = state.save(parts.folder.checkpoints)
+    state.seconds, began = parts.clock.read(), time.monotonic()
+    there = (parts.folder.checkpoints / state.checkpoint_name).is_dir()
+    snapshot = state.make_snapshot()  # by all ranks: where they share a model out, each brings its slices
+    saved = checkpoint.save_together(parts.world, parts.folder.checkpoints, state.checkpoint_name, snapshot)
+    size = parts.world.on_main(lambda: tidy_checkpoints(parts, state, saved))
+    state.saves.append(Save(time.monotonic() - began, 0 if there else size))
+
+
+def tidy_checkpoints(parts: Parts, state: TrainState, saved: Path) -> int:
+    """Take away those that are too many, and point to the best. Bytes of the one that was saved."""
     keep = parts.recipe.checkpoints.keep
     checkpoint.prune_checkpoints(parts.folder.checkpoints, keep, always=f"step-{state.best_step}", newest=saved.name)
     if state.best_step >= 0:
         best = {"checkpoint": f"step-{state.best_step}", "reward": state.best_reward}
         parts.folder.write_json(parts.folder.checkpoints / "best.json", best)
+    return sum(size for size, _ in checkpoint.list_files(saved).values())
 
 
 def sample_rollouts(
     parts: Parts, prompts: Sequence[Prompt], sampling: Sampling, noise: NoiseKey, step: int, policy_version: int = 0
 ) -> list[Rollout]:
     """Rollouts outside of the loop, group after group, judged by the reward functions."""
-    completions_PG = sample_groups(parts.engine, prompts, sampling, noise)
+    completions_PG = sample_groups(parts.engine, prompts, sampling, noise, world=parts.world)
     outcomes = RewardJudge(parts.rewards, parts.recipe).score(prompts, completions_PG, step, Stopwatch()).outcomes
     return [rollout for group in group_rollouts(prompts, completions_PG, outcomes, policy_version) for rollout in group]
 
 
 def sync_engine(parts: Parts, state: TrainState) -> None:
     """Before anybody samples from the policy outside of the loop: the engine has its weights."""
-    parts.engine.sync(parts.policy.list_own_parameters(), state.policy_version)
+    parts.engine.sync(parts.policy.read_weights(), state.policy_version)
+
+
+def describe_end(parts: Parts, state: TrainState) -> dict[str, Any]:
+    """What the summary of a run says of its work, however it ended."""
+    summary: dict[str, Any] = {
+        "steps": state.step,
+        "seconds": round(parts.clock.read(), 2),
+        "parameters": parts.policy.num_parameters,
+        "peak_memory_gib": round(measure_peak_memory(parts.policy.device), 4),
+    }
+    if parts.world.launched:
+        summary["ranks"] = parts.world.size
+    if written := [save.size for save in state.saves if save.size]:
+        summary["saving"] = {
+            "count": len(written),
+            "seconds": round(sum(save.seconds for save in state.saves), 3),
+            "longest": round(max(save.seconds for save in state.saves), 3),
+            "bytes": written[-1],
+        }
+    if trusted := list_trusted_sources(parts.recipe):
+        summary["trust_remote_code"] = trusted
+    if jail := parts.rewards.jail:
+        summary["jail"] = jail
+    if state.stopped:
+        summary["stopped"] = state.stopped
+    if state.best_step >= 0:
+        summary["best"] = {"step": state.best_step, "reward": state.best_reward}
+    return summary
 
 
 # -- evaluation --------------------------------------------------------------------------------------------------------
@@ -211,11 +275,10 @@ def evaluate_policy(parts: Parts, state: TrainState, label: str, step: int) -> E
         resamples=recipe.resamples,
         answers=parts.rewards.has_answers,
         label=label,
+        world=parts.world,
     )
     if label in ("before", "after"):
-        parts.folder.samples.mkdir(exist_ok=True)
-        text = "".join(json.dumps(example) + "\n" for example in result.examples)
-        (parts.folder.samples / f"{label}.jsonl").write_text(text, encoding="utf-8")
+        parts.folder.write_samples(label, result.examples)
     parts.monitors.on_evaluation(result.to_json())
     return result
 

@@ -7,10 +7,10 @@ seed and the step. What cannot be derived is here: weights, optimizer, counters,
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +22,10 @@ from cohort.model.critic import Critic, NoCritic
 from cohort.model.optim import Optimizer
 from cohort.model.packing import Example, Layouts, Minibatch
 from cohort.training import checkpoint
+from cohort.training.encoding import decode_rollouts, encode_rollouts
+from cohort.training.trace import TokenTrace
 from cohort.training.updates import UpdateMeter
-from cohort.types import Completion, Outcome, Prompt, Rollout
+from cohort.types import Prompt, Rollout
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,24 @@ class Record:
     """Step after which the last of them was made."""
     scored_steps: int = 0
     """Finished steps in which anything was scored."""
+    sums: str = ""
+    """How gradients are added, "exact" or "fast": a run goes on as it was begun."""
+    threads: int = 0
+    """Of each process when the run was saved: another number rounds differently."""
     stopped: str = ""
     """Why the run ends with the step that was finished last, before its last one; "": it does not."""
 
 
 RECORDED = tuple(one.name for one in fields(Record))
+
+
+class Save(NamedTuple):
+    """What saving once cost."""
+
+    seconds: float
+    """In which nothing else was done."""
+    size: int
+    """Bytes; 0 where there was nothing new to write."""
 
 
 @dataclass(kw_only=True)
@@ -118,15 +133,21 @@ class TrainState(Record):
     batch: Batch | None = None
     update_metrics: list[dict[str, float]] = field(default_factory=list)
     """One entry per optimizer step already taken on the unfinished batch."""
+    trace: TokenTrace = field(default_factory=TokenTrace)
+    """What these showed of single tokens, where they are written down."""
     # -- of this process alone; no part of a checkpoint ------------------------------------------------------------------
     constant_metrics: dict[str, float] = field(default_factory=dict)
     """Written into the row of every step: what the last fit of the reward model measured."""
     updates_checked: int = 0
     """How often engine, trainer and reference were found to be the same policy."""
+    idle_said: bool = False
+    """Whether it was said that there are more ranks than micro-batches."""
     quiet_until: int = 0
     """Step before which nothing more is said about a batch that could not be filled."""
     stops_because: str = ""
     """What the row of the step says of going on; it counts once the step is finished."""
+    saves: list[Save] = field(default_factory=list)
+    """Every time that this process has saved, the last one included, which no row comes after."""
     watch: Stopwatch | None = None
     """Of the step whose row was written last. Saving comes after a row, so its seconds stand in the row of the next step."""
 
@@ -140,13 +161,17 @@ class TrainState(Record):
         if name in self.found:
             component.load_state(*self.found.pop(name))
 
+    def detach(self, name: str) -> None:
+        """Save this component no more: its work is done."""
+        del self.components[name]
+
     def remaining_steps(self, until: int) -> Iterator[int]:
         """The steps that are left, one after the other: none more once the run has been told to stop."""
         while self.step < until and not self.stopped:
             yield self.step + 1
 
     def begin_batch(self, batch: Batch) -> None:
-        self.batch, self.update_metrics = batch, []
+        self.batch, self.update_metrics, self.trace = batch, [], TokenTrace()
 
     def remaining_minibatches(self) -> Iterator[list[Example]]:
         """The examples of each optimizer step that this step still owes."""
@@ -163,13 +188,22 @@ class TrainState(Record):
         """One optimizer step, and its metrics, with no moment in between at which only one of the two is done."""
         with defer_interrupts():
             probe = self.optimizer.weights.probe() if self.policy_version == 0 else None
+            critic.join()  # what other ranks take part in comes before the first change: it can fail
             report = self.optimizer.clip_and_step()
             row = meter.metrics(report, minibatch) | critic.step()
-            if probe is not None:  # an update lost to rounding would otherwise go unnoticed
+            if probe is not None and report.grad_norm > 0:  # an update lost to rounding would otherwise go unnoticed
                 row["optim/weight_change"] = self.optimizer.weights.measure_change(probe)
             self.update_metrics.append(row)
+            if meter.keeps_tokens:
+                self._note_tokens(meter, minibatch)
         self.optimizer.check_finite()
         critic.check_finite()
+
+    def _note_tokens(self, meter: UpdateMeter, minibatch: Minibatch) -> None:
+        assert self.batch is not None
+        update = len(self.update_metrics)
+        members = [self.batch.examples[index] for index in self.batch.plan[update - 1]]
+        self.trace.note_update(update, members, minibatch.weights_N, meter.measured.values())
 
     def finish_step(self) -> None:
         assert self.batch is not None
@@ -178,7 +212,7 @@ class TrainState(Record):
             self.cursor += self.batch.prompts_taken
             self.scored_steps += self.batch.any_scored
             self.stopped, self.stops_because = self.stops_because, ""
-            self.batch, self.update_metrics = None, []
+            self.batch, self.update_metrics, self.trace = None, [], TokenTrace()
 
     @property
     def checkpoint_name(self) -> str:
@@ -195,6 +229,10 @@ class TrainState(Record):
         return self.batch is not None and (bool(self.update_metrics) or not self.batch.keyed)
 
     def save(self, root: Path) -> Path:
+        return checkpoint.save(root, self.checkpoint_name, self.make_snapshot())
+
+    def make_snapshot(self) -> checkpoint.Snapshot:
+        """All that a checkpoint of now holds. Nothing is copied that this process has whole."""
         moments, counters = self.optimizer.state()
         tensors: dict[str, dict[str, Tensor]] = {"weights": self.optimizer.weights.tensors(), "optimizer": moments}
         document: dict[str, Any] = {name: getattr(self, name) for name in RECORDED} | {"optimizer": counters}
@@ -207,7 +245,10 @@ class TrainState(Record):
         if self.batch and self._saves_batch:
             tensors["batch"], document["batch"] = encode_batch(self.batch)
             document["update_metrics"] = self.update_metrics
-        return checkpoint.save(root, self.checkpoint_name, checkpoint.Snapshot(tensors, document))
+            vectors, document["trace"] = self.trace.encode()
+            if vectors:
+                tensors["trace"] = vectors
+        return checkpoint.Snapshot(tensors, document)
 
     def restore(self, snapshot: checkpoint.Snapshot, find_prompt: Callable[[int], Prompt]) -> None:
         document = add_missing_fields(snapshot.document)
@@ -219,6 +260,8 @@ class TrainState(Record):
         if "batch" in document:
             self.batch = decode_batch(dict(snapshot.tensors["batch"]), document["batch"], find_prompt)
             self.update_metrics = list(document["update_metrics"])
+        if "trace" in document:
+            self.trace = TokenTrace.decode(snapshot.tensors.get("trace", {}), document["trace"])
 
 
 ADDED_FIELDS: dict[str, dict[str, Any]] = {
@@ -230,6 +273,8 @@ ADDED_FIELDS: dict[str, dict[str, Any]] = {
         "baseline": {},
         "scored_steps": 1,
         "stopped": "",
+        "sums": "fast",
+        "threads": 0,
     },
 }
 """Fields that checkpoints on disk may lack, by the path of the record in state.json that they belong to ("": the document itself,
@@ -246,32 +291,14 @@ def add_missing_fields(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Token-sized data as tensors, the rest as JSON. Prompts are stored by index: their source is part of the recipe."""
-    tensors = {
-        "completion_ids": lay_flat([rollout.completion.token_ids for rollout in batch.rollouts], torch.int64),
-        "sampling_logprobs": lay_flat([rollout.completion.sampling_logprobs for rollout in batch.rollouts], torch.float32),
-        "sampled_mask": lay_flat([rollout.completion.mask for rollout in batch.rollouts], torch.bool),
-    }
+    """Token-sized data as tensors, the rest as JSON."""
+    tensors, rows = encode_rollouts(batch.rollouts)
     for name in EXAMPLE_VECTORS:
         vectors = [getattr(example, name) for example in batch.examples]
         if vectors and vectors[0] is not None:
             tensors[name] = torch.cat(vectors)
     document = {
-        "rollouts": [
-            {
-                "prompt": rollout.prompt.index,
-                "group": rollout.group,
-                "sample": rollout.sample,
-                "policy_version": rollout.policy_version,
-                "length": len(rollout.completion.token_ids),
-                "all_sampled": rollout.completion.sampled_mask is None,
-                "end": rollout.completion.end,
-                "text": rollout.completion.text,
-                "versions": rollout.completion.versions,
-                "outcome": asdict(rollout.outcome),
-            }
-            for rollout in batch.rollouts
-        ],
+        "rollouts": rows,
         "examples": [example.rollout for example in batch.examples],
         "advantages": batch.advantages_N,
         "plan": batch.plan,
@@ -296,22 +323,7 @@ EXAMPLE_VECTORS = (
 
 
 def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prompt: Callable[[int], Prompt]) -> Batch:
-    rollouts, offset = [], 0
-    for row in document["rollouts"]:
-        span = slice(offset, offset + row["length"])
-        offset += row["length"]
-        completion = Completion(
-            token_ids=tuple(tensors["completion_ids"][span].tolist()),
-            sampling_logprobs=tuple(tensors["sampling_logprobs"][span].tolist()),
-            end=row["end"],
-            text=row["text"],
-            sampled_mask=None if row["all_sampled"] else tuple(tensors["sampled_mask"][span].tolist()),
-            versions=tuple((version, count) for version, count in row.get("versions", ())),
-        )
-        said = row["outcome"]
-        outcome = Outcome(**said | {"faults": tuple(said["faults"]), "steps": tuple(map(tuple, said["steps"]))})
-        prompt = find_prompt(row["prompt"])
-        rollouts.append(Rollout(prompt, row["group"], row["sample"], completion, outcome, row["policy_version"]))
+    rollouts = decode_rollouts(tensors, document["rollouts"], find_prompt)
     examples, offset = [], 0
     for index in document["examples"]:
         prompt, completion = rollouts[index].prompt, rollouts[index].completion
@@ -323,7 +335,3 @@ def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prom
     verdicts = {prompt: (right, judged) for prompt, right, judged in document["verdicts"]}
     keyed = document.get("keyed", True)
     return Batch(rollouts, document["advantages"], examples, verdicts=verdicts, keyed=keyed, **plain)
-
-
-def lay_flat(rows: Sequence[Sequence[Any]], dtype: torch.dtype) -> Tensor:
-    return torch.tensor([value for row in rows for value in row], dtype=dtype)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from cohort.algorithms.registry import SAMPLED
+from cohort.base.world import ALONE
 from cohort.data.prompt_choice import InformativeChoice
+from cohort.engine.protocol import Engine
 from cohort.errors import RunError
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.digest import digest_weights, is_whole, sample_weights
@@ -12,7 +14,7 @@ from cohort.model.policy import Policy
 from cohort.model.reference import Reference
 from cohort.model.teacher import load_teacher
 from cohort.recipe.materials import Materials
-from cohort.recipe.rules import needs_reference
+from cohort.recipe.rules import find_ahead, needs_reference
 from cohort.recipe.schema import Recipe
 from cohort.rewards.contract import Scorer
 from cohort.training import build
@@ -32,20 +34,22 @@ def make_training_parts(parts: Parts, state: TrainState, encoded: EncodedData, m
     critic: Critic | NoCritic = NoCritic()
     if needs_reference(recipe):
         start = find_start(parts, state, materials)
+        build.share_out(start, parts.policy)
         reference = Reference(start, algorithm.reference_every, algorithm.reference_decay)
         state.attach("reference", reference)
     if recipe.teacher.source:
         teacher = load_teacher(recipe.teacher, parts.policy)
+        build.share_out(teacher.policy, parts.policy)
         state.attach("teacher", teacher)
     if needs_critic(algorithm):
         updates, dtype = count_updates(recipe, "train"), build.compute_dtype(recipe)
-        critic = Critic(parts.policy, recipe.critic, recipe.optimizer, dtype, updates)
+        critic = Critic(parts.policy, recipe.critic, recipe.optimizer, dtype, updates, state.optimizer.weights.adding)
         state.attach("critic", critic)
     if isinstance(parts.stream, InformativeChoice):
         state.attach("prompt_choice", parts.stream)
     return TrainingParts(
         **vars(parts),
-        source=make_source(parts, encoded, reference),
+        source=make_source(parts, state, encoded, reference),
         judge=make_judge(parts),
         reference=reference,
         critic=critic,
@@ -60,7 +64,7 @@ def find_start(parts: Parts, state: TrainState, materials: Materials) -> Policy:
     """
     recipe = parts.recipe
     if state.policy_version == 0:
-        state.start_digest = digest_weights(parts.policy.list_own_parameters())
+        state.start_digest = digest_weights(parts.policy.read_weights())
         state.files[START] = digest_files(parts.folder.start)
         return parts.policy.make_frozen_copy()
     if not state.start_digest:
@@ -77,6 +81,7 @@ def find_start(parts: Parts, state: TrainState, materials: Materials) -> Policy:
         start.hold_lengths(parts.policy.longest)
         cast_parameters(start.model.requires_grad_(False), parts.policy.model.dtype)
         start.prepare(parts.policy.kernels)
+        start.world = parts.policy.world
     whole = is_whole(state.start_digest)
     if state.start_digest != (digest_weights(start.list_own_parameters()) if whole else sample_weights(start.model)):
         raise RunError(
@@ -86,7 +91,7 @@ def find_start(parts: Parts, state: TrainState, materials: Materials) -> Policy:
     return start
 
 
-def make_source(parts: Parts, encoded: EncodedData, reference: Reference | None) -> Source:
+def make_source(parts: Parts, state: TrainState, encoded: EncodedData, reference: Reference | None) -> Source:
     """Where completions come from, by algorithm.data."""
     recipe, data = parts.recipe, parts.recipe.algorithm.data
     if data not in SAMPLED:
@@ -96,9 +101,28 @@ def make_source(parts: Parts, encoded: EncodedData, reference: Reference | None)
     if data == "start":
         assert reference is not None
         policy = reference.policy
-        engine, _ = make_engine(recipe, policy)
+        engine, _ = make_engine(recipe, policy, parts.folder.root, parts.monitors.on_message)
         engine.slots = parts.engine.slots
-    return SampledSource(recipe.seed, engine, parts.sampling, policy.list_own_parameters)
+    elif samples_ahead(recipe, state):
+        build.refuse_ahead(recipe, engine, parts.world)
+        engine = make_snapshot(parts) if engine.capabilities.shares_weights else engine
+        return SampledSource(recipe.seed, engine, parts.sampling, policy.read_weights, ALONE)
+    return SampledSource(recipe.seed, engine, parts.sampling, policy.read_weights, parts.world)
+
+
+def samples_ahead(recipe: Recipe, state: TrainState) -> bool:
+    """Whether steps train on what was sampled before them: by the recipe, or because a checkpoint holds such batches."""
+    return bool(find_ahead(recipe)) or not {"ahead", "in_flight"}.isdisjoint({*state.found, *state.components})
+
+
+def make_snapshot(parts: Parts) -> Engine:
+    """The engine of the run over a copy of the policy, to sample from while the policy is trained."""
+    from cohort.engine.snapshot import SnapshotEngine
+
+    copy = parts.policy.make_frozen_copy()
+    engine, _ = make_engine(parts.recipe, copy)
+    engine.slots = parts.engine.slots
+    return SnapshotEngine(copy, engine)
 
 
 def make_judge(parts: Parts, scorer: Scorer | None = None) -> Judge:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cohort.algorithms.kl import k3
+from cohort.algorithms.regions import Surrogate
+from cohort.base.world import World
+from cohort.engine.mismatch import find_mismatch_limit
 from cohort.errors import InvariantError
 from cohort.model.optim import StepReport
 from cohort.model.packing import MicroBatch, Minibatch
 from cohort.model.policy import TokenScores
 from cohort.observe.metrics import find_reduction
 from cohort.observe.perf import count_minibatch_tokens
+from cohort.ops.gather import move_record
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import TokenLoss, compares_pairs
 
@@ -31,62 +35,132 @@ PER_PAIR = ("loss/chosen_gain", "loss/rejected_gain")
 """Sums that are shown as means; the others are weighted already."""
 
 
+@dataclass(frozen=True)
+class TokenValues:
+    """What a micro-batch showed of every trained token, beside its coefficient. The tensors are those of the loss: nothing is computed."""
+
+    examples: tuple[int, ...]
+    """Place of each row among the members of the minibatch."""
+    logprobs_M: Tensor
+    entropy_M: Tensor
+    ratio_M: Tensor
+    below_M: Tensor
+    above_M: Tensor
+
+    @classmethod
+    def read(cls, scores: TokenScores, micro: MicroBatch, surrogate: Surrogate) -> TokenValues:
+        tensors = (scores.logprobs_M, scores.entropy_M, surrogate.ratio_M, surrogate.below_M, surrogate.above_M)
+        return cls(micro.examples, *(values_M.detach() for values_M in tensors))
+
+    def to(self, device: torch.device | str) -> TokenValues:
+        return move_record(self, device)
+
+
+@dataclass
+class Measured:
+    """What one micro-batch showed. Tensors stay on the device until they are read, so nothing waits."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    mismatch_M: Tensor | None = None
+    """|log ratio| between engine and trainer, of the tokens that the policy sampled as it is."""
+    coefficient_M: Tensor | None = None
+    ratio_max: Tensor | None = None
+    kl_max: Tensor | None = None
+    tokens: TokenValues | None = None
+    """Where single tokens are written down."""
+
+
+def copy_to_host(seen: Measured) -> Measured:
+    return replace(move_record(seen, "cpu"), sums={name: value.cpu() for name, value in seen.sums.items()})
+
+
 @dataclass
 class UpdateMeter:
-    """Sums over the micro-batches of one minibatch. Tensors stay on the device until `metrics`, so nothing waits."""
+    """What the micro-batches of one minibatch showed, by their places: added up in their order, whoever computed them."""
 
     algorithm: AlgorithmConfig
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    mismatch: list[Tensor] = field(default_factory=list)
-    coefficients: list[Tensor] = field(default_factory=list)
-    ratio_max: list[Tensor] = field(default_factory=list)
-    kl_max: list[Tensor] = field(default_factory=list)
+    measured: dict[int, Measured] = field(default_factory=dict)
+    keeps_tokens: bool = False
+    """Whether what single tokens showed is kept beside the sums."""
+    own_tokens: int = 0
+    """Run through the model by this process, prompts included: what micro-batches are dealt out by."""
 
     @torch.no_grad()
     def add(self, scores: TokenScores, micro: MicroBatch, loss: TokenLoss) -> None:
+        if micro.idle:
+            return
         weights_M = micro.loss_weights_M
-        self._sum("tokens", torch.tensor(float(micro.row_M.numel())))
-        self._sum("rows", torch.tensor(float(micro.num_rows)))
-        self._sum("loss/total", (loss.loss_M * weights_M).sum())
-        self._sum("loss/policy", (loss.policy_loss_M * weights_M).sum())
-        self._sum("loss/entropy", scores.entropy_M.sum())
-        self._sum("loss/clip_low", loss.surrogate.below_M.sum())
-        self._sum("loss/clip_high", loss.surrogate.above_M.sum())
-        self.ratio_max.append(loss.surrogate.ratio_M.max())
-        self.coefficients.append(loss.coefficient_M)
+        seen = Measured(ratio_max=loss.surrogate.ratio_M.max(), coefficient_M=loss.coefficient_M)
+
+        def note_sum(name: str, value: Tensor) -> None:
+            seen.sums[name] = value.detach().double()
+
+        note_sum("tokens", torch.tensor(float(micro.row_M.numel())))
+        note_sum("rows", torch.tensor(float(micro.num_rows)))
+        note_sum("loss/total", (loss.loss_M * weights_M).sum())
+        note_sum("loss/policy", (loss.policy_loss_M * weights_M).sum())
+        note_sum("loss/entropy", scores.entropy_M.sum())
+        note_sum("loss/clip_low", loss.surrogate.below_M.sum())
+        note_sum("loss/clip_high", loss.surrogate.above_M.sum())
         if loss.kl_loss_M is not None:
-            self._sum("loss/kl_term", (loss.kl_loss_M * weights_M).sum())
+            note_sum("loss/kl_term", (loss.kl_loss_M * weights_M).sum())
         if micro.ref_logprobs_M is not None:  # measured by k3 whichever estimator is trained with: it is never negative
             kl_M = k3(scores.logprobs_M, micro.ref_logprobs_M)
-            self.kl_max.append(kl_M.abs().max())
+            seen.kl_max = kl_M.abs().max()
             own = self.algorithm.data == "policy" and not compares_pairs(self.algorithm)
             for name in ("loss/kl", "loss/kl_per_completion") if own else ():  # elsewhere these are not its own samples
-                self._sum(name, kl_M.sum())
+                note_sum(name, kl_M.sum())
         if loss.surrogate.margin_M is not None:
-            self._sum("loss/margin", (loss.surrogate.margin_M * weights_M).sum())
-            self._sum("loss/preferred", ((loss.surrogate.margin_M > 0) * weights_M).sum())
+            note_sum("loss/margin", (loss.surrogate.margin_M * weights_M).sum())
+            note_sum("loss/preferred", ((loss.surrogate.margin_M > 0) * weights_M).sum())
             assert micro.ref_logprobs_M is not None
             log_ratio_M = scores.logprobs_M - micro.ref_logprobs_M
-            self._sum("loss/chosen_gain", log_ratio_M[micro.advantages_M > 0].sum())
-            self._sum("loss/rejected_gain", log_ratio_M[micro.advantages_M < 0].sum())
+            note_sum("loss/chosen_gain", log_ratio_M[micro.advantages_M > 0].sum())
+            note_sum("loss/rejected_gain", log_ratio_M[micro.advantages_M < 0].sum())
         if self.algorithm.data == "policy":
             mismatch_M = (scores.logprobs_M - micro.sampling_logprobs_M).abs()
             if micro.fresh_M is not None:  # older tokens differ for a reason
                 mismatch_M = mismatch_M[micro.fresh_M]
             if mismatch_M.numel():
-                self.mismatch.append(mismatch_M)
+                seen.mismatch_M = mismatch_M
         if loss.mismatch_weights_M is not None:
             masked = self.algorithm.mismatch_weight.endswith("mask")
             cut_M = loss.mismatch_weights_M == 0 if masked else loss.mismatch_weights_M >= self.algorithm.mismatch_cap
-            self._sum("loss/mismatch_weight", loss.mismatch_weights_M.sum())
-            self._sum("loss/mismatch_cut", cut_M.sum())
+            note_sum("loss/mismatch_weight", loss.mismatch_weights_M.sum())
+            note_sum("loss/mismatch_cut", cut_M.sum())
+        if self.keeps_tokens:
+            seen.tokens = TokenValues.read(scores, micro, loss.surrogate)
+        self.measured[micro.place] = seen
+        self.own_tokens += micro.layout.num_tokens
 
-    def _sum(self, name: str, value: Tensor) -> None:
-        value = value.detach().double()
-        self.sums[name] = self.sums[name] + value if name in self.sums else value
+    def join(self, world: World) -> None:
+        """Take over what the micro-batches of all ranks showed."""
+        if world.size > 1:
+            mine = [(place, copy_to_host(seen)) for place, seen in self.measured.items()]
+            self.measured = dict(sorted(world.gather(mine), key=lambda one: one[0]))
+
+    def _list(self, name: str) -> list[Tensor]:
+        values = (getattr(seen, name) for seen in self.measured.values())
+        return [value for value in values if value is not None]
+
+    @property
+    def mismatch(self) -> list[Tensor]:
+        return self._list("mismatch_M")
+
+    @property
+    def kl_max(self) -> list[Tensor]:
+        return self._list("kl_max")
+
+    def add_up(self) -> dict[str, float]:
+        """The sums over all micro-batches."""
+        totals: dict[str, Tensor] = {}
+        for seen in self.measured.values():
+            for name, value in seen.sums.items():
+                totals[name] = totals[name] + value if name in totals else value
+        return {name: float(value) for name, value in totals.items()}
 
     def metrics(self, report: StepReport, minibatch: Minibatch) -> dict[str, float]:
-        sums = {name: float(value) for name, value in self.sums.items()}
+        sums = self.add_up()
         tokens, rows = sums.pop("tokens", 0.0), sums.pop("rows", 0.0)
         row = {
             "loss/total": 0.0,
@@ -101,8 +175,8 @@ class UpdateMeter:
             return row
         divisors = dict.fromkeys(PER_TOKEN, tokens) | dict.fromkeys(PER_PAIR, rows / 2) | {"loss/kl_per_completion": rows}
         row |= {name: value / divisors[name] if name in divisors else value for name, value in sums.items()}
-        row["loss/ratio_max"] = float(torch.stack(self.ratio_max).max())
-        coefficient_M = torch.cat(self.coefficients).float()
+        row["loss/ratio_max"] = float(torch.stack(self._list("ratio_max")).max())
+        coefficient_M = torch.cat(self._list("coefficient_M")).float()
         row["loss/coefficient_mean"] = float(coefficient_M.mean())
         row["loss/coefficient_p05"] = quantile(coefficient_M, 0.05)
         row["loss/coefficient_p95"] = quantile(coefficient_M, 0.95)
@@ -119,27 +193,6 @@ def quantile(values_M: Tensor, share: float) -> float:
     """Nearest-rank quantile; torch.quantile refuses more than 16 million values."""
     rank = max(1, math.ceil(share * values_M.numel()))
     return float(values_M.sort().values[rank - 1])  # not kthvalue, which has no reproducible form on a GPU
-
-
-MISMATCH_LIMITS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 1.0, torch.float16: 0.5}
-"""Largest |log ratio| between engine and trainer on the same weights, for one token.
-
-In bfloat16 a single token of low probability can be off by several tenths; the mean, limited to a tenth of this, is the
-sharper test there.
-"""
-GPU_FACTOR = 10.0
-"""On a GPU float32 sums come in another order for one token than for a sequence: 1.7e-5 was seen on the demo's model."""
-LARGE_MODEL = 4096
-"""Layers x width up to which the limits hold; rounding grows in proportion beyond."""
-
-
-def find_mismatch_limit(model: Any, rounding: float = 1.0) -> float:
-    """`rounding`: of the engine (Capabilities)."""
-    config = model.config.get_text_config()
-    limit = MISMATCH_LIMITS[model.dtype] * max(1.0, config.num_hidden_layers * config.hidden_size / LARGE_MODEL)
-    if model.dtype == torch.float32:
-        limit *= rounding * (GPU_FACTOR if model.device.type != "cpu" else 1.0)
-    return limit
 
 
 LARGEST_ROUNDED_KL = 0.02

@@ -12,7 +12,8 @@ trigger nothing.
 
 from __future__ import annotations
 
-from collections import ChainMap
+import math
+from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -22,11 +23,13 @@ from cohort.algorithms.named import Own
 from cohort.algorithms.refill import ONE_SIDED
 from cohort.base.text import write_percent
 from cohort.evaluation.estimators import predict_useful_share
+from cohort.observe.ahead import measure_ahead
 from cohort.observe.diagnosis import hacking, held_out, methods, scores
 from cohort.observe.diagnosis.finding import TEXTS, Finding, write_finding
-from cohort.observe.diagnosis.history import PATIENCE, WINDOW, History, Row
+from cohort.observe.diagnosis.history import PATIENCE, WINDOW, History, Row, mean_or_none
 from cohort.observe.diagnosis.scores import compares_in_groups, count_unscored, scores_are_missing
-from cohort.observe.perf import StageTime, drop_first_step, measure_stages
+from cohort.observe.perf import STAGE_OF, StageTime, drop_first_step, measure_stages
+from cohort.observe.waiting import DEALT, name_cause
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Signal: rewards and groups
@@ -158,6 +161,42 @@ def check_kl_drift(history: History) -> Finding | None:
     return write_finding("kl_drift", "alarm" if drift >= 10 else "warning", drift=drift, kl_coef=coefficient)
 
 
+def check_kl_outweighs(history: History) -> Finding | None:
+    """What the KL does to a token's gradient, or takes from a reward, beside what the rewards do.
+
+    In the loss: the slope of k3 is |ratio - 1|, about sqrt(2 k3), for each unit of kl_coef; an advantage is its own slope.
+    """
+    coefficient, drift = history.mean_now("loss/kl_coef"), history.mean_now("loss/kl")
+    if not coefficient or drift is None or history.read_setting("algorithm.region") == "dpo":
+        return None  # DPO's kl_coef is its beta
+    if history.read_setting("algorithm.kl_in", "loss") == "loss":
+        pull, push = coefficient * math.sqrt(2 * max(drift, 0.0)), history.mean_now("advantage/std")
+    else:
+        pull, push = coefficient * (history.mean_now("loss/kl_per_completion") or 0.0), history.mean_now("reward/std")
+    if not push or pull <= push:
+        return None
+    return write_finding("kl_outweighs", "warning", ratio=pull / push, kl_coef=coefficient)
+
+
+def check_policy_still(history: History) -> Finding | None:
+    """Long after the start nothing has moved, though groups carry a signal."""
+    drift, useful = history.mean_now("loss/kl_per_completion"), history.mean_now("advantage/useful_groups")
+    success = history.find_trend("reward/success")
+    if len(history.rows) < STILL_STEPS or drift is None or useful is None or success is None:
+        return None
+    follows = history.read_setting("algorithm.reference_every") or history.read_setting("algorithm.reference_decay")
+    moved = drift > STILL or abs(success.change) > 2 * success.error
+    if moved or follows or useful < 0.15:
+        return None  # a reference that follows the policy is never far away
+    rate, kl_coef = (history.quote_setting(name) for name in ("optimizer.learning_rate", "algorithm.kl_coef"))
+    facts: dict[str, Any] = {"steps": len(history.rows), "success": success.now, "rate": rate, "kl_coef": kl_coef}
+    return write_finding("policy_still", "warning", drift=drift, useful=useful, **facts)
+
+
+STILL_STEPS, STILL = 4 * WINDOW, 0.01
+"""Steps without progress before it is worth a word, and the nats per completion up to which a policy is where it was."""
+
+
 def check_entropy_collapse(history: History) -> Finding | None:
     start, now = history.mean_at_start("loss/entropy"), history.mean_now("loss/entropy")
     if not history.long_enough or start is None or now is None or start < 0.02 or now > 0.1 * start:
@@ -201,12 +240,12 @@ def check_clipping(history: History) -> Finding | None:
 
 
 def check_weights_still(history: History) -> Finding | None:
-    changes = history.read_values("optim/weight_change", history.rows)
-    moved = history.last_values("optim/grad_norm")
-    if not changes or max(changes) > 0 or not moved or max(moved) == 0:
-        return None
+    first = next((row for row in history.rows if history.read_values("optim/weight_change", [row])), {})
+    norms = history.read_values("optim/grad_norm", [first])
+    if not norms or max(norms) == 0 or first["optim/weight_change"] > 0:
+        return None  # without a gradient nothing should change
     rate = history.mean_now("optim/learning_rate", PATIENCE) or history.read_setting("optimizer.learning_rate", 0.0)
-    return write_finding("weights_still", "alarm", norm=moved[-1], rate=rate)
+    return write_finding("weights_still", "alarm", norm=norms[0], rate=rate)
 
 
 # -- Cost --------------------------------------------------------------------------------------------------------------
@@ -245,6 +284,50 @@ def explain_stage(history: History, slowest: StageTime) -> str:
     if stage == "update" and mfu is not None:
         return f" The device does {write_percent(mfu)} of what it is made for (perf/update_mfu)."
     return ""
+
+
+def check_rank_behind(history: History) -> Finding | None:
+    recent = drop_first_step(history.rows)[-2 * WINDOW :]
+    rows = [row for row in recent if all(history.read_values(name, [row]) for name in ("ranks/slowest", "ranks/behind"))]
+    whole, behind, stages = sum(history.read_values("time/step", rows)), Counter[int](), Counter[str]()
+    for row in rows:
+        behind[int(row["ranks/slowest"])] += row["ranks/behind"]
+    if len(rows) < PATIENCE or whole < 1.0 or not behind:
+        return None
+    rank, seconds = behind.most_common(1)[0]
+    if seconds < FAR_BEHIND * whole:
+        return None
+    its_rows = [row for row in rows if row["ranks/slowest"] == rank]
+    for row in its_rows:
+        stages.update({stage: sum(history.read_values(BEHIND + stage, [row])) for stage in STAGE_OF})
+    stage = stages.most_common(1)[0][0]
+    told = [row for row in its_rows if BEHIND + stage in row]
+    cause = name_cause(rank, stage, mean_or_none(history.read_values("ranks/explained_by_tokens", told), 1))
+    return write_finding(
+        "rank_behind",
+        "warning",
+        variant=f"{cause}_{DEALT.get(stage)}" if cause == "tokens" else cause,
+        rank=rank,
+        share=seconds / whole,
+        stage=STAGE_OF[stage],
+        count=max(history.last_values("ranks/count"), default=rank + 1),
+        waiting=history.mean_now("ranks/wait_share", 2 * WINDOW) or 0.0,
+    )
+
+
+def check_ahead_waits(history: History) -> Finding | None:
+    rows = history.rows[-2 * WINDOW :]
+    times = measure_ahead(rows)
+    if times is None or len(history.rows) < PATIENCE or sum(history.read_values("time/step", rows)) < 1.0:
+        return None
+    if times.slowest == "training":
+        return None
+    return write_finding("ahead_waits", "warning", variant=times.slowest, share=times.wait_share, times=times)
+
+
+FAR_BEHIND = 0.15
+"""Share of the steps' time that a rank may have more to do than the others."""
+BEHIND = "ranks/behind/"
 
 
 def check_steps_missing(history: History) -> Finding | None:

@@ -33,6 +33,8 @@ class Finding:
     """What to do about it; empty when there is nothing to do."""
     evidence: tuple[Any, ...] = ()
     """What to look at: of a run sentences that name rollouts (step, file and row), of a reward inputs with their scores."""
+    rows: tuple[tuple[int, int], ...] = ()
+    """Of a run: (step, row) of the rollouts that the evidence names."""
     category: str = ""
     """Of a reward: false positive, crash and so on."""
     count: int = 0
@@ -44,6 +46,15 @@ class Finding:
     def text(self) -> str:
         look_at = f"Look at {' · '.join(self.evidence)}" if self.evidence else ""
         return " ".join(sentence for sentence in (self.what, self.why, self.fix, look_at) if sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class Quoted:
+    """Rollouts of a step that show what was found, in a sentence."""
+
+    step: int
+    rows: tuple[int, ...]
+    text: str
 
 
 def read_texts(file: Path) -> dict[str, dict[str, str]]:
@@ -63,10 +74,11 @@ class TextFormatter(string.Formatter):
 
 
 def write_finding(
-    row_name: str, level: Level, /, *, variant: str = "", evidence: tuple[str, ...] = (), **facts: Any
+    row_name: str, level: Level, /, *, variant: str = "", evidence: tuple[Quoted, ...] = (), **facts: Any
 ) -> Finding:
     """The finding of a row, its blanks filled with the facts. Where the row has `why_<variant>`, that stands for its `why`."""
     row, texts = TEXTS[row_name], TextFormatter()
     chosen = (row.get(f"{part}_{variant}") or row.get(part, "") for part in ("what", "why", "fix"))
     what, why, fix = (texts.vformat(text, (), facts) for text in chosen)
-    return Finding(row_name, level, what, why, fix, evidence)
+    rows = tuple((one.step, row) for one in evidence for row in one.rows)
+    return Finding(row_name, level, what, why, fix, tuple(one.text for one in evidence), rows)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from cohort.base.text import make_printable, write_percent
-from cohort.observe.diagnosis.finding import Finding, Level, write_finding
+from cohort.observe.diagnosis.finding import Finding, Level, Quoted, write_finding
 from cohort.observe.diagnosis.history import FAILURE_WORDS, WINDOW, History, Trend, measure_trend
 from cohort.observe.diagnosis.scores import read_parts
 from cohort.recipe.rules import OVERLONG_PART
@@ -23,6 +24,12 @@ SHARED = 0.5
 """Share of the successes that one string may explain before it is an alarm."""
 SHARED_STEPS = 3
 """Steps out of WINDOW in which the same string must do so."""
+OTHER, MANY = 0.1, 0.25
+"""Shares of the successes that may give another number than their gold: where it has risen, and where it was so from the start."""
+CHANCE = 0.05
+"""Share of the sets of copies that may be paid differently."""
+MOSTLY = 0.5
+"""Share of either from which on it is an alarm."""
 EXAMPLES = 3
 SOLVED = 0.9
 
@@ -128,6 +135,29 @@ def find_latest_run(found: Sequence[tuple[int, Mapping[str, Any]]]) -> list[tupl
     return []
 
 
+# -- what the verifier contradicts -------------------------------------------------------------------------------------
+
+
+def check_other_number(history: History) -> Finding | None:
+    """Successes give another number than their gold: more and more of them, or many from the start."""
+    share, now = history.find_trend("rollout/other_number"), history.mean_now("rollout/other_number")
+    risen = share is not None and share.now >= OTHER and share.rises(OTHER / 2)
+    if now is None or not (risen or now >= MANY):
+        return None
+    level: Level = "alarm" if share is not None and share.now >= MOSTLY and share.rises(MOSTLY / 2) else "warning"
+    evidence, variant = quote_evidence(history, "other_number"), "" if risen else "always"
+    return write_finding("other_number", level, variant=variant, evidence=evidence, share=share, now=now)
+
+
+def check_inconsistent(history: History) -> Finding | None:
+    """Copies of one completion within a group are paid differently."""
+    share = history.mean_now("reward/inconsistent")
+    if share is None or share < CHANCE:
+        return None
+    evidence = quote_evidence(history, "inconsistent")
+    return write_finding("inconsistent", "alarm" if share >= MOSTLY else "warning", evidence=evidence, share=share)
+
+
 # -- length and failures -----------------------------------------------------------------------------------------------
 
 
@@ -143,7 +173,9 @@ def check_wrong_grows(history: History) -> Finding | None:
 
 
 def check_failures_rise(history: History) -> Finding | None:
-    """The verifier gives up more and more often while the reward rises."""
+    """The verifier gives up and lets pass; or it gives up more and more often while the reward rises."""
+    if passed := find_passed_failure(history):
+        return passed
     reward = history.find_trend("reward/mean")
     if reward is None or not reward.rises():
         return None
@@ -159,6 +191,21 @@ def check_failures_rise(history: History) -> Finding | None:
     evidence = quote_evidence(history, f"failed/{kind}")
     facts = {"share": together, "part": part, "word": word, "reward": reward}
     return write_finding("failures_rise", level, variant="paid" if paid else "", evidence=evidence, **facts)
+
+
+def find_passed_failure(history: History) -> Finding | None:
+    """The part that decides success gave up on completions, and they are successes, in several of the last steps."""
+    outcome, _ = read_parts(history)
+    rows = history.rows[-WINDOW:]
+    for word in FAILURE_WORDS if outcome else ():
+        kind = f"failed/{outcome}/{word}"
+        steps = [step for step, one in replace(history, rows=rows).list_evidence(kind) if one.get("passed")]
+        if len(steps) >= SHARED_STEPS:
+            facts = {"steps": len(steps), "of": len(rows), "part": outcome, "word": word}
+            return write_finding(
+                "failures_rise", "alarm", variant="passed", evidence=quote_evidence(history, kind, steps), **facts
+            )
+    return None
 
 
 def count_failures(row: Mapping[str, Any]) -> dict[str, float]:
@@ -190,21 +237,22 @@ def measure_failure_trend(history: History, kinds: Iterable[str]) -> Trend | Non
 # -- evidence ----------------------------------------------------------------------------------------------------------
 
 
-def quote_evidence(history: History, kind: str, steps: Iterable[int] | None = None) -> tuple[str, ...]:
+def quote_evidence(history: History, kind: str, steps: Iterable[int] | None = None) -> tuple[Quoted, ...]:
     """The newest examples of a kind, one sentence each."""
     chosen = None if steps is None else set(steps)
     found = [(step, one) for step, one in history.list_evidence(kind) if chosen is None or step in chosen]
     return tuple(quote_rollout(history, step, one) for step, one in reversed(found[-EXAMPLES:]))
 
 
-def quote_rollout(history: History, step: int, one: Mapping[str, Any]) -> str:
+def quote_rollout(history: History, step: int, one: Mapping[str, Any]) -> Quoted:
     """`rollouts/step-000012.parquet row 17: prompt -> completion`."""
     every = history.read_setting("monitors.rollouts_every", 1)
     kept = isinstance(every, int) and every > 0 and step % every == 0
     rows = [row for row in one.get("rows") or () if isinstance(row, int)] or [one["row"]]
     numbers = f"row {rows[0]}" if len(rows) == 1 else f"rows {', '.join(map(str, rows))}"
     where = f"rollouts/step-{step:06d}.parquet {numbers}" if kept else f"step {step} {numbers} (its rollouts were not kept)"
-    return f"{where}: {quote_text(one.get('prompt'))} → {quote_text(one.get('completion'))}"
+    text = f"{where}: {quote_text(one.get('prompt'))} → {quote_text(one.get('completion'))}"
+    return Quoted(step, tuple(rows), text)
 
 
 def quote_text(text: Any) -> str:

@@ -26,7 +26,10 @@ class EvaluationPoint(NamedTuple):
 
 
 def check_held_out_falls(history: History) -> Finding | None:
-    """Held-out pass@1, or reward, below its best by more than chance allows, while the training reward rose."""
+    """Held-out pass@1, or reward, below its best by more than chance allows, while the training reward rose.
+
+    The best of several looks is partly luck: one look below it is a warning, two in a row are an alarm.
+    """
     for measure in ("pass@1", "reward"):
         for name, points in list_points(history, measure).items():
             best, last = max(points, key=lambda point: point.value), points[-1]
@@ -38,7 +41,17 @@ def check_held_out_falls(history: History) -> Finding | None:
             paid = find_held_out_rewards(history, name, best, last)
             variant = "reward" if measure == "reward" else "paid" if len(paid) == 2 and paid[1] >= paid[0] else ""
             evidence, facts = quote_evidence(history, "best"), {"name": name, "best": best, "last": last, "paid": paid}
-            return write_finding("held_out_falls", "alarm", variant=variant, evidence=evidence, rewards=rewards, **facts)
+            before = points[-2]
+            only_two_looks = before is best and len(points) == 2
+            is_sure = only_two_looks or (before.step > best.step and has_fallen(history, name, measure, best, before))
+            return write_finding(
+                "held_out_falls",
+                "alarm" if is_sure else "warning",
+                variant=variant,
+                evidence=evidence,
+                rewards=rewards,
+                **facts,
+            )
     return None
 
 
@@ -84,9 +97,10 @@ def find_verdicts(history: History, name: str, **wanted: Any) -> ProblemVerdicts
 def list_points(history: History, measure: str) -> dict[str, list[EvaluationPoint]]:
     """Set -> its evaluations in order. Evaluations carry intervals; pass@1 of a bare metric row gets +- 0.025."""
     points: dict[str, dict[int, EvaluationPoint]] = {}
-    for row in history.rows if measure == "pass@1" else ():
-        for name, value in row.items():
-            if name.startswith("eval/") and name.endswith("/pass@1") and isinstance(value, int | float):
+    there = set().union(*history.rows) if measure == "pass@1" else set()
+    for name in sorted(name for name in there if name.startswith("eval/") and name.endswith("/pass@1")):
+        for row in history.rows:
+            if isinstance(value := row.get(name), int | float):
                 step = int(row.get("step", 0))
                 points.setdefault(name[5:-7], {})[step] = EvaluationPoint(step, value, value - 0.025, value + 0.025)
     for evaluation in history.evaluations:

@@ -307,9 +307,10 @@ def find_seeds(rewarded: Sequence[str], others: Sequence[str]) -> list[str]:
     bits = np.uint64(len(texts).bit_length())
     windows = hashes << bits
     whole = owners[:count] == owners[SEED_CHARS - 1 :]
-    pairs = np.unique((windows | owners[:count])[whole])
+    pairs = np.sort((windows | owners[:count])[whole])
     if not len(pairs):
         return []
+    pairs = pairs[np.concatenate(([True], pairs[1:] != pairs[:-1]))]
     found = pairs >> bits
     starts = np.flatnonzero(np.concatenate(([True], found[1:] != found[:-1])))
     is_rewarded = (pairs & ((np.uint64(1) << bits) - np.uint64(1))) < np.uint64(len(rewarded))
@@ -326,9 +327,10 @@ def find_first_positions(windows: Any, whole: Any, wanted: Any) -> list[int]:
     """Where each wanted window stands for the first time, in the order of `wanted`."""
     if not len(wanted):
         return []
-    sorted_wanted = np.sort(wanted)
-    nearest = sorted_wanted[np.minimum(np.searchsorted(sorted_wanted, windows), len(wanted) - 1)]
-    among = np.flatnonzero((nearest == windows) & whole)
+    may_be_wanted = np.zeros(1 << 16, dtype=bool)  # by the high bits: a look into a small table leaves a handful to compare
+    may_be_wanted[wanted >> np.uint64(48)] = True
+    among = np.flatnonzero(may_be_wanted[windows >> np.uint64(48)] & whole)
+    among = among[np.isin(windows[among], wanted)]
     first: dict[int, int] = {}
     for position, window in zip(among.tolist(), windows[among].tolist(), strict=True):
         first.setdefault(window, position)
@@ -381,10 +383,8 @@ def simplify_answer(text: str) -> str:
 def is_same_answer(answer: str, gold: str) -> bool:
     """The same text up to spaces, case, $, thousands separators and a final stop; or the same number."""
     first, second = simplify_answer(answer), simplify_answer(gold)
-    if first == second:
-        return True
     try:
-        return float(first[:50]) == float(second[:50])
+        return first == second or float(first[:50]) == float(second[:50])
     except ValueError:
         return False
 

@@ -1,7 +1,7 @@
 """Signs of reward hacking in the rollouts of one step: numbers for the metrics row, and which rollouts to look at. No torch.
 
     signs = find_signs(batch.rollouts)
-    row |= signs.metrics                    # rollout/length_right, rollout/length_wrong, rollout/shared_rewarded
+    row |= signs.metrics                    # rollout/length_right, rollout/shared_rewarded, reward/inconsistent and so on
     row["evidence"] = signs.evidence        # {"shared": {"row": 17, "text": "...", ...}, "wrong_long": {...}, ...}
 
 The checks that read both are in hacking.py. Rows are numbers of rollouts within the step, which are the row numbers of
@@ -10,6 +10,8 @@ rollouts/step-<N>.parquet. Texts are cut short and printable: what the policy wr
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -18,10 +20,13 @@ from typing import Any
 
 from cohort.base.text import shorten_text
 from cohort.observe.diagnosis.history import FAILURE_WORDS
-from cohort.observe.diagnosis.shared_string import find_shared_string
+from cohort.observe.diagnosis.shared_string import find_shared_string, simplify_answer
 from cohort.types import Rollout
 
 PROMPT_SHOWN, COMPLETION_SHOWN, STRING_SHOWN, ROWS_SHOWN = 60, 120, 80, 5
+NUMBER = re.compile(r"[-+]?\d{1,15}(?:\.\d{1,15})?")
+ROUNDED = 0.02
+"""By how much of the larger one two numbers may differ and be the same one, rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,51 @@ def find_signs(rollouts: Sequence[Rollout]) -> Signs:
     if shared:
         facts = asdict(shared) | {"text": shorten_text(shared.text, STRING_SHOWN, one_line=True)}
         evidence["shared"] = show_rollouts(rollouts, facts.pop("rows"), **facts)
+    for name, share, rows in (
+        ("rollout/other_number", *find_other_numbers(rollouts, judged)),
+        ("reward/inconsistent", *find_inconsistent_rewards(rollouts)),
+    ):
+        if share is not None:
+            metrics[name] = share
+        if rows:
+            evidence[name.rpartition("/")[2]] = show_rollouts(rollouts, rows)
     return Signs(metrics, evidence | show_failures(rollouts) | show_favourites(rollouts, judged))
+
+
+def find_other_numbers(rollouts: Sequence[Rollout], judged: Sequence[int]) -> tuple[float | None, list[int]]:
+    """(successes whose extracted answer is another number than their gold ÷ those where both are numbers, their rows).
+
+    Numbers alone are compared: of expressions only a verifier can say whether they are the same.
+    """
+    pairs = {row: read_numbers(rollouts[row]) for row in judged if rollouts[row].outcome.success}
+    known = {row: numbers for row, numbers in pairs.items() if numbers}
+    other = [row for row, (given, gold) in known.items() if not math.isclose(given, gold, rel_tol=ROUNDED)]
+    return (len(other) / len(known) if known else None), other
+
+
+def read_numbers(rollout: Rollout) -> tuple[float, float] | None:
+    """(what was extracted, the gold) where both are plain numbers."""
+    texts = [simplify_answer(str(text)) for text in (rollout.outcome.answer, rollout.prompt.gold) if text is not None]
+    given = [float(text) for text in texts if NUMBER.fullmatch(text)]
+    return (given[0], given[1]) if len(given) == 2 else None
+
+
+def find_inconsistent_rewards(rollouts: Sequence[Rollout]) -> tuple[float | None, list[int]]:
+    """(copies within a group that are paid differently ÷ all sets of copies, rows of the first such set).
+
+    Differently: by more than a tenth of the spread of all rewards of the step, so that rounding is none.
+    """
+    rewards = {row: reward for row, rollout in enumerate(rollouts) if (reward := rollout.outcome.reward) is not None}
+    copies: dict[tuple[int, str], list[int]] = {}
+    for row in rewards:
+        copies.setdefault((rollouts[row].group, rollouts[row].completion.text), []).append(row)
+    sets = [rows for rows in copies.values() if len(rows) > 1]
+    if not sets:
+        return None, []
+    mean = fmean(rewards.values())
+    least = 0.1 * math.sqrt(fmean((reward - mean) ** 2 for reward in rewards.values()))
+    differ = [rows for rows in sets if max(rewards[row] for row in rows) - min(rewards[row] for row in rows) > least]
+    return len(differ) / len(sets), differ[0] if differ else []
 
 
 def show_rollouts(rollouts: Sequence[Rollout], rows: Sequence[int], **facts: Any) -> dict[str, Any]:
@@ -77,7 +126,8 @@ def show_failures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     for kind, rows in islice(sorted(kinds.items(), key=lambda item: (-len(item[1]), item[0])), 2):
         rewards = {row: rollouts[row].outcome.reward or 0.0 for row in rows}
         best = sorted(rows, key=lambda row: -rewards[row])
-        found[f"failed/{kind}"] = show_rollouts(rollouts, best, count=len(rows), reward=rewards[best[0]])
+        passed = sum(rollouts[row].outcome.success is True for row in rows)
+        found[f"failed/{kind}"] = show_rollouts(rollouts, best, count=len(rows), passed=passed, reward=rewards[best[0]])
     return found
 
 

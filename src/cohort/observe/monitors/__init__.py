@@ -16,14 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cohort.base.importing import NotImportable, load_function
 from cohort.errors import CohortError, RecipeError
 from cohort.observe.monitors.base import Monitor, Monitors, Watched, check_methods
 from cohort.observe.monitors.jsonl import JsonlMonitor, read_rows
-from cohort.recipe.schema import MonitorsConfig, Recipe
+from cohort.recipe.monitors import MonitorsConfig
+from cohort.recipe.schema import Recipe
 from cohort.recipe.section import suggest_nearest
+
+if TYPE_CHECKING:
+    from cohort.observe.diagnosis.watch import FindingWatch
 
 __all__ = [
     "MONITORS",
@@ -106,15 +110,27 @@ def build_monitors(
 ) -> Monitors:
     """The monitors that the recipe asks for. What they lack is a RecipeError here, before anything is spent.
 
-    resume_step: the step of the checkpoint that the run goes on from; rows after it are removed from metrics.jsonl and
-    evaluations.jsonl, since those steps will run again. handed_in: a user's objects, which watch beside them.
+    resume_step: the step of the checkpoint that the run goes on from; what was written of later ones is removed, since those steps
+    will run again. handed_in: a user's objects, which watch beside them.
     """
     folder = Path(folder)
     jsonl = JsonlMonitor(folder)
     if resume_step is not None:
         jsonl.truncate_after(resume_step)
     run = Watched(recipe, folder, resume_step)
-    return Monitors([jsonl, *(asked.build(run) for asked in list_asked_monitors(recipe.monitors)), *handed_in])
+    asked = [asked.build(run) for asked in list_asked_monitors(recipe.monitors)]
+    return Monitors([jsonl, *asked, *handed_in], watch=make_watch(recipe, jsonl))
+
+
+def make_watch(recipe: Recipe, jsonl: JsonlMonitor) -> FindingWatch:
+    """Who looks for findings in the run, with all that the run has written before."""
+    from cohort.observe.diagnosis.watch import FindingWatch
+    from cohort.observe.run_folder import read_known_functions
+
+    plain = recipe.model_dump()
+    own, _ = read_known_functions(jsonl.metrics.parent, plain)
+    found = [row["name"] for row in read_rows(jsonl.events) if row.get("kind") == "finding" and "name" in row]
+    return FindingWatch(plain, own, read_rows(jsonl.metrics), read_rows(jsonl.evaluations), found)
 
 
 def find_monitor_problems(recipe: Recipe) -> list[str]:

@@ -15,11 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cohort.errors import RecipeError
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import suggest_nearest
+
+if TYPE_CHECKING:
+    from cohort.observe.diagnosis.finding import Finding
+    from cohort.observe.diagnosis.watch import FindingWatch
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,12 @@ class Monitor:
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         """One step of training is complete: {"step": 12, "reward/mean": 0.41, ...}."""
 
+    def on_ranks(self, step: int, ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Of a run with several ranks: what each of them did in a step, as a line of ranks.jsonl has it. Seconds with waiting in them.
+
+        {"rank": 0, "host": "a", "seconds": {"rollout": 1.2, ...}, "waited": {"rollout": 0.4}, "tokens": {"rollout": 512, ...}, ...}
+        """
+
     def on_rollouts(self, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
         """What the policy wrote in a step, after its metrics: a row per completion, as the files of rollouts/ have them, without tokens.
 
@@ -68,6 +78,14 @@ class Monitor:
 
     def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         """An evaluation is complete: `Evaluation.to_json()`, with its label set."""
+
+    def on_finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        """What the numbers mean, in words, once for each finding, after the metrics of the step that shows it.
+
+        {"name": "truncation", "level": "alarm", "what": ..., "why": ..., "fix": ..., "evidence": [...], "rows": [[12, 17], ...], ...}
+        rows: (step, row) of the rollouts that the evidence names; text: all of it in one; again: a process of the run that was resumed
+        has told it already.
+        """
 
     def on_message(self, text: str) -> None:
         """Something a person should read once: a warning about the recipe, a checkpoint saved, prompts left out."""
@@ -112,11 +130,21 @@ def copy_rows(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
+def describe_finding(finding: Finding, again: bool) -> dict[str, Any]:
+    """A finding as monitors are told it."""
+    rows = [list(place) for place in finding.rows]
+    said = {name: getattr(finding, name) for name in ("name", "level", "what", "why", "fix", "text")}
+    return said | {"evidence": list(finding.evidence), "rows": rows, "again": again}
+
+
 class Monitors(Monitor):
     """Passes every call to every monitor that has the method. An exception of one is reported once and never reaches the caller."""
 
-    def __init__(self, monitors: Sequence[Any], report: Callable[[str], None] | None = None) -> None:
-        self.monitors = tuple(monitors)
+    def __init__(
+        self, monitors: Sequence[Any], report: Callable[[str], None] | None = None, watch: FindingWatch | None = None
+    ) -> None:
+        """watch: who looks for findings in what passes through; None: nobody does."""
+        self.monitors, self.watch = tuple(monitors), watch
         self.failures: dict[str, int] = {}
         self.report = report or (lambda text: print(text, file=sys.stderr))
 
@@ -131,17 +159,30 @@ class Monitors(Monitor):
 
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         self.tell("on_metrics", row)
+        if self.watch is not None:
+            self.tell_findings(self.watch, lambda watch: watch.see_row(row))
+
+    def on_ranks(self, step: int, ranks: Sequence[Mapping[str, Any]]) -> None:
+        self.tell("on_ranks", step, ranks)
 
     def on_rollouts(self, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
         self.tell("on_rollouts", step, rollouts)
 
     def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         self.tell("on_evaluation", evaluation)
+        if self.watch is not None:
+            self.watch.see_evaluation(evaluation)
+
+    def on_finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        self.tell("on_finding", step, finding)
 
     def on_message(self, text: str) -> None:
         self.tell("on_message", text)
 
     def on_finish(self, summary: Mapping[str, Any]) -> None:
+        # The final evaluation comes after the last step. A run that goes on later looks when it would have looked.
+        if self.watch is not None and summary.get("status") == "finished":
+            self.tell_findings(self.watch, lambda watch: watch.look())
         self.tell("on_finish", summary)
 
     def close(self) -> None:
@@ -154,6 +195,14 @@ class Monitors(Monitor):
                     call(*map(copy_rows, arguments))
             except Exception as problem:
                 self.note_failure(monitor, method, problem)
+
+    def tell_findings(self, watch: FindingWatch, look: Callable[[FindingWatch], Sequence[Finding]]) -> None:
+        try:
+            known = {*watch.known}
+            for finding in look(watch):
+                self.on_finding(watch.step, describe_finding(finding, again=finding.name in known))
+        except Exception as problem:
+            self.note_failure(watch, "look", problem)
 
     def note_failure(self, monitor: Any, method: str, problem: Exception) -> None:
         name = type(monitor).__name__

@@ -20,16 +20,15 @@ from rich.text import Text
 
 from cohort.base.table import make_table
 from cohort.base.text import make_printable, write_duration, write_estimate, write_percent, write_rate
+from cohort.observe.ahead import describe_ahead
 from cohort.observe.changes import describe_changes
-from cohort.observe.diagnosis.checks import diagnose
-from cohort.observe.diagnosis.finding import Finding
 from cohort.observe.diagnosis.history import History, count_judged
 from cohort.observe.look import find_telling_group, pick_best_and_worst, print_group
 from cohort.observe.monitors.base import Monitor, Watched
 from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.monitors.width import WIDEST, EnduringConsole, line_width, make_console, print_wrapped
 from cohort.observe.perf import describe_times
-from cohort.observe.run_folder import read_known_functions
+from cohort.observe.waiting import describe_ranks
 
 INTERVAL_S = 15.0
 """Seconds between two plain lines."""
@@ -43,12 +42,11 @@ STAGE_LABELS = {"before": "baseline", "during": "evaluation", "after": "final"}
 
 
 class ConsoleMonitor(Monitor):
-    """rows, evaluations: those from before a resume, so that diagnosis sees the whole history."""
+    """rows: those from before a resume, so that the end speaks of the whole run."""
 
     @classmethod
     def for_run(cls, run: Watched) -> ConsoleMonitor:
-        rows, evaluations = (read_rows(run.folder / name) for name in ("metrics.jsonl", "evaluations.jsonl"))
-        return cls(run.folder, run.recipe.model_dump(), rows, evaluations=evaluations)
+        return cls(run.folder, run.recipe.model_dump(), read_rows(run.folder / "metrics.jsonl"))
 
     def __init__(
         self,
@@ -58,15 +56,11 @@ class ConsoleMonitor(Monitor):
         console: Console | None = None,
         interval_s: float = INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
-        evaluations: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.folder, self.recipe = Path(folder), recipe
-        self.own, _ = read_known_functions(self.folder, recipe)
         self.rows = list(rows)
-        self.evaluations = list(evaluations)
         self.console = console or make_console(EnduringConsole)
         self.interval_s, self.clock = interval_s, clock
-        self.shown: set[str] = set()
         self.stage, self.total = "", 0
         self.last_line = float("-inf")
         self.pending = ""
@@ -102,9 +96,6 @@ class ConsoleMonitor(Monitor):
         step = int(row["step"])
         group_size = History((), self.recipe).read_setting("train.group_size")
         self.show_facts(step, list_training_facts(row, self.estimate_seconds_left(step), group_size))
-        # Early steps matter most and are cheap to look at; later a look at every tenth is enough.
-        if len(self.rows) <= 50 or step % 10 == 0 or step == self.total:
-            self.show_findings()
 
     def on_scoring(self, part: str, done: int, total: int) -> None:
         """Only scoring that takes a while is shown: most takes no longer than it takes to read of it."""
@@ -172,7 +163,6 @@ class ConsoleMonitor(Monitor):
             print_group(self.console, group, pick_best_and_worst(group))
 
     def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
-        self.evaluations.append(evaluation)
         for name, numbers in evaluation["sets"].items():
             # pass@1 with its interval; those of the others are in the table at the end.
             facts = [
@@ -183,16 +173,9 @@ class ConsoleMonitor(Monitor):
             problems = f" ({numbers['problems']:.0f} problems)" if "problems" in numbers else ""
             self.print_line(f"{label}, {name}{problems}: {' · '.join(facts)}")
 
-    def show_findings(self) -> None:
-        for finding in diagnose(self.rows, self.recipe, self.evaluations, self.own):
-            if finding.name not in self.shown:
-                self.shown.add(finding.name)
-                self.print_finding(finding)
-
-    def print_finding(self, finding: Finding) -> None:
-        step = self.rows[-1].get("step") if self.rows else None
-        mark = finding.level if step is None else f"{finding.level}, step {step}"
-        print_wrapped(self.console, Text.assemble((f"{mark}: ", STYLES[finding.level]), make_printable(finding.text)))
+    def on_finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        mark = f"{finding['level']}, step {step}" if step else finding["level"]
+        print_wrapped(self.console, Text.assemble((f"{mark}: ", STYLES[finding["level"]]), make_printable(finding["text"])))
 
     def print_line(self, text: str) -> None:
         """Text, not markup: names of sets and files may hold brackets, and a message may quote what a model wrote."""
@@ -207,11 +190,14 @@ class ConsoleMonitor(Monitor):
         self.print_line(f"{summary.get('status', 'finished')} after {steps} steps{took}")
         if went := describe_times(self.rows):
             self.print_line(f"time     {went}")
+        if waits := describe_ahead(self.rows):
+            self.print_line(f"ahead    {waits}")
+        if together := describe_ranks(read_rows(self.folder / "ranks.jsonl")):
+            self.print_line(f"ranks    {together}")
         if table := make_before_after_table(summary.get("eval") or {}, line_width(self.console)):
             self.console.print(table, width=line_width(self.console))
         for line in describe_changes(summary.get("eval") or {}):
             self.print_line(line)
-        self.show_findings()  # the final evaluation comes after the last step
         if summary.get("status") == "interrupted":
             self.print_line(f"resume   {summary.get('resume') or f'cohort resume {self.folder}'}")
         if summary.get("status") != "failed" or steps:

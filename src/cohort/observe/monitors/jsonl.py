@@ -1,4 +1,4 @@
-"""metrics.jsonl and evaluations.jsonl: the source of truth, one strict JSON object per line, safe against a crash.
+"""metrics.jsonl, evaluations.jsonl, events.jsonl and, of several ranks, ranks.jsonl: the source of truth, one strict JSON object per line.
 
 Every line is flushed and fsynced: a step takes seconds, the fsync milliseconds, and what the file says survives a power
 cut. A crash can tear the last line only; readers skip a line that does not parse, and appending starts on a fresh line.
@@ -9,30 +9,105 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cohort.observe.monitors.base import Monitor
 
+PROGRESS_S = 5.0
+"""Seconds between two lines about how far a stage, or the scoring of a step, is."""
+
 
 class JsonlMonitor(Monitor):
-    """Appends one line per step and per evaluation. Opens the file for each line, so that nothing is held in between."""
+    """Appends one line per step, evaluation and event. Opens the file for each line, so that nothing is held in between.
 
-    def __init__(self, folder: str | Path) -> None:
+    An event has `time` (seconds since 1970), `step` and `kind`: "message" (text), "stage" (what begins: stage, total, done; or how the run
+    ended), "progress" (stage, done, total; of scoring the part too) or "finding" (as monitors are told it). step is the one that is being
+    worked on, of a finding the one whose row shows it, of a stage those that are finished; null before the training.
+    """
+
+    def __init__(self, folder: str | Path, clock: Callable[[], float] = time.time) -> None:
         self.metrics = Path(folder) / "metrics.jsonl"
         self.evaluations = Path(folder) / "evaluations.jsonl"
+        self.ranks = Path(folder) / "ranks.jsonl"
+        self.events = Path(folder) / "events.jsonl"
+        self.rollouts = Path(folder) / "rollouts"
+        self.clock = clock
+        self.stage, self.total = "", 0
+        self.finished: int | None = None
+        """Finished steps; None before the training."""
+        self.last_progress = float("-inf")
+        self.scoring: dict[str, float] = {}
+        """Part of the reward that is judging -> when it began."""
 
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         append_line(self.metrics, row)
+        self.finished = row["step"]
+
+    def on_ranks(self, step: int, ranks: Sequence[Mapping[str, Any]]) -> None:
+        append_line(self.ranks, {"step": step, "ranks": ranks})
 
     def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         append_line(self.evaluations, evaluation)
 
+    # -- events ---------------------------------------------------------------------------------------------------------
+
+    def on_stage(self, stage: str, total: int = 0, done: int = 0) -> None:
+        self.stage, self.total, self.last_progress = stage, total, float("-inf")
+        if stage == "training":
+            self.finished = done
+        self.note_event("stage", self.finished, stage=stage, total=total, done=done)
+
+    def on_message(self, text: str) -> None:
+        self.note_event("message", self.step, text=text)
+
+    def on_finding(self, step: int, finding: Mapping[str, Any]) -> None:
+        if not finding["again"]:
+            self.note_event("finding", step, **{name: finding[name] for name in finding if name not in ("text", "again")})
+
+    def on_progress(self, done: int, values: Mapping[str, float]) -> None:
+        self.note_progress(done == self.total, done=done, total=self.total, values=values)
+
+    def on_scoring(self, part: str, done: int, total: int) -> None:
+        """Only scoring that takes a while: of the rest the metrics tell."""
+        if done == total:
+            self.scoring.pop(part, None)
+        elif self.clock() - self.scoring.setdefault(part, self.clock()) >= PROGRESS_S:
+            self.note_progress(False, part=part, done=done, total=total)
+
+    def on_finish(self, summary: Mapping[str, Any]) -> None:
+        self.note_event("stage", self.finished, stage=summary.get("status", "finished"))
+
+    @property
+    def step(self) -> int | None:
+        """The step that is being worked on."""
+        return self.finished + 1 if self.finished is not None and self.stage == "training" else self.finished
+
+    def note_progress(self, last: bool, **facts: Any) -> None:
+        now = self.clock()
+        if last or now - self.last_progress >= PROGRESS_S:
+            self.last_progress = now
+            self.note_event("progress", self.step, stage=self.stage, **facts)
+
+    def note_event(self, kind: str, step: int | None, **facts: Any) -> None:
+        append_line(self.events, {"time": round(self.clock(), 3), "step": step, "kind": kind, **facts})
+
+    # -- resuming -------------------------------------------------------------------------------------------------------
+
     def truncate_after(self, step: int) -> None:
         """Forget what came after a step, so that resuming from it writes no step twice."""
-        truncate_after(self.metrics, step)
-        truncate_after(self.evaluations, step)
+        from cohort.observe.row_index import truncate_index
+        from cohort.observe.token_record import list_recorded_steps
+
+        for file in (self.metrics, self.evaluations, self.ranks):
+            truncate_after(file, step)
+        truncate_events(self.events, step)
+        truncate_index(self.rollouts / "index.bin", step)
+        for late in list_recorded_steps(self.rollouts):
+            if late > step:  # a finding that was new then may not be now: the recipe can be edited in between
+                (self.rollouts / f"step-{late:06d}.tokens.parquet").unlink()
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
@@ -76,7 +151,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 def parse_line(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except ValueError:  # also UnicodeDecodeError: a line torn inside a character
+    except (ValueError, RecursionError):  # also UnicodeDecodeError: a line torn inside a character
         return None
     return row if isinstance(row, dict) else None
 
@@ -91,7 +166,25 @@ def truncate_after(path: str | Path, step: int) -> None:
         return
     rows = {line: parse_line(line) for line in path.read_bytes().splitlines()}
     found = [(row["step"], line) for line, row in rows.items() if row is not None and has_step_up_to(row, step)]
-    kept = [line for _, line in sorted(found, key=lambda pair: pair[0])]
+    replace_lines(path, [line for _, line in sorted(found, key=lambda pair: pair[0])])
+
+
+def truncate_events(path: Path, step: int) -> None:
+    """Keep the events up to `step` and those of no step, as they stand. What a process said while it started stays said."""
+    if path.exists():
+        lines = path.read_bytes().splitlines()
+        rows = [parse_line(line) for line in lines]
+        replace_lines(
+            path,
+            [
+                line
+                for line, row in zip(lines, rows, strict=True)
+                if row and (row.get("step") is None or has_step_up_to(row, step))
+            ],
+        )
+
+
+def replace_lines(path: Path, kept: Sequence[bytes]) -> None:
     temporary = path.with_suffix(".jsonl.tmp")
     with temporary.open("wb") as file:
         file.write(b"".join(line + b"\n" for line in kept))

@@ -15,6 +15,12 @@ MAX_POINTS = 400
 MAX_AREA_POINTS = 80
 """Areas of every single step are noise; the mean of a few steps shows which stage costs what."""
 
+NAME_HEIGHT = 15.0
+"""Of an area, in pixels, from which on its name stands in it: colours alone tell some people nothing."""
+
+MAX_MARKERS = 40
+"""On one axis; of more, the last ones."""
+
 COLOURS = 8
 """Classes c0 to c7 of the stylesheet."""
 
@@ -37,6 +43,16 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Marker:
+    """Something that happened at a step, marked on the time axis."""
+
+    step: float
+    level: str
+    """alarm, warning or info."""
+    text: str
+
+
+@dataclass(frozen=True)
 class Chart:
     title: str
     caption: str
@@ -46,6 +62,11 @@ class Chart:
     stacked: bool = False
     unit: str = ""
     smooth: bool = True
+    window: int = 0
+    """Steps of the moving average; 0: by the number of points."""
+    bands: bool = False
+    """Draw the 95 % interval of the moving average, from how much the steps in its window differ."""
+    markers: tuple[Marker, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -65,6 +86,12 @@ class Figure:
     hover: str = ""
     """What the script needs to show values under the pointer."""
     style: str = "chart"
+    lines: bool = False
+    """The legend shows pieces of lines, which differ by their dashes too."""
+    chart: Chart | None = None
+    """What was drawn, with every point."""
+    downloads: Sequence[tuple[str, str]] = ()
+    """(word, address) of the files that a server gives of it."""
     width: int = WIDTH
     height: int = HEIGHT
 
@@ -110,15 +137,22 @@ def draw_chart(chart: Chart) -> Figure:
     scale = fit_scale(chart, shown, layers)
     marks = [*draw_grid(scale, [(tick, write_value(tick, chart.share)) for tick in find_ticks(scale.y0, scale.y1, 6)])]
     steps = [(tick, f"{tick:.0f}") for tick in find_ticks(scale.x0, scale.x1, 6) if tick == int(tick)]
-    marks += [*draw_numbers(scale, steps), *(draw_areas(layers, scale) if chart.stacked else ())]
+    marks += [*draw_numbers(scale, steps), *(draw_areas(layers, scale, [one.label for one in shown]) if chart.stacked else ())]
     if chart.stacked:
         colours = list(range(len(shown)))
     else:
-        marks += [mark for colour, one in zip(colours, shown, strict=True) for mark in draw_line(colour, one, chart, scale)]
+        lines = zip(colours, shown, layers, strict=True)
+        marks += [mark for colour, one, points in lines for mark in draw_line(colour, one, points, chart, scale)]
+    markers = [marker for marker in chart.markers if scale.x0 <= marker.step <= scale.x1][-MAX_MARKERS:]
+    marks += [mark for marker in markers for mark in draw_marker(marker, scale)]
     marks.append(make_mark("line", "cursor", y1=TOP, y2=HEIGHT - BOTTOM))
     ends = ", ".join(f"{one.label} ends at {write_value(one.points[-1][1], chart.share)}" for one in shown)
     legend = [(colour % COLOURS, one.label) for colour, one in zip(colours, shown, strict=True)]
-    return Figure(chart.title, chart.caption, f"{chart.title}: {ends}", marks, legend, dump_hover_data(chart, shown, scale))
+    label = "; ".join([f"{chart.title}: {ends}", *(f"step {marker.step:g}, {marker.text}" for marker in markers)])
+    hover = dump_hover_data(chart, shown, layers, scale, markers)
+    return Figure(
+        chart.title, chart.caption, label, marks, legend, hover, chart=chart, lines=not chart.stacked and len(shown) > 1
+    )
 
 
 def fit_scale(chart: Chart, shown: Sequence[Series], layers: Sequence[Points]) -> Scale:
@@ -150,7 +184,8 @@ def draw_numbers(scale: Scale, ticks: Iterable[tuple[float, str]]) -> Iterator[M
         yield make_mark("text", "tick", text, x=scale.x(tick), y=scale.bottom + 19, text_anchor="middle")
 
 
-def draw_line(colour: int, series: Series, chart: Chart, scale: Scale) -> Iterator[Mark]:
+def draw_line(colour: int, series: Series, points: Points, chart: Chart, scale: Scale) -> Iterator[Mark]:
+    """points: those of the series, thinned."""
     style = f"c{colour % COLOURS}"
     if series.intervals:
         upper = [(x, high) for (x, _), (_, high) in zip(series.points, series.intervals, strict=True)]
@@ -158,22 +193,40 @@ def draw_line(colour: int, series: Series, chart: Chart, scale: Scale) -> Iterat
         yield make_mark("polygon", f"band {style}", points=scale.place(upper + lower[::-1]))
         for (x, a), (_, b) in zip(lower, upper, strict=True):
             yield make_mark("line", f"whisker {style}", x1=scale.x(x), x2=scale.x(x), y1=scale.y(a), y2=scale.y(b))
-    points = thin_points(series.points)
-    if chart.smooth and not series.marks and len(points) >= 30:
+    if chart.smooth and not series.marks and chart.window != 1 and len(points) >= (2 if chart.window else 30):
         yield make_mark("polyline", f"line raw {style}", points=scale.place(points))
-        points = smooth_points(points, max(3, len(points) // 25))
-    yield make_mark("polyline", f"line {style}", points=scale.place(points))
+        if chart.bands:
+            window = chart.window or max(3, len(series.points) // 25)
+            low, high = (thin_points(side) for side in find_band(series.points, window))
+            yield make_mark("polygon", f"band {style}", points=scale.place([*high, *reversed(low)]))
+        if chart.window:
+            points = thin_points(smooth_points(series.points, chart.window))
+        else:
+            points = smooth_points(points, max(3, len(points) // 25))
+    dashes = f" d{colour % COLOURS}" if sum(bool(one.points) for one in chart.series) > 1 else ""
+    yield make_mark("polyline", f"line {style}{dashes}", points=scale.place(points))
     if series.marks or len(points) == 1:
         for x, y in points:
             yield make_mark("circle", f"dot {style}", cx=scale.x(x), cy=scale.y(y), r=3.6)
 
 
-def draw_areas(layers: Sequence[Points], scale: Scale) -> Iterator[Mark]:
-    """layers[i] is the running total up to series i; each area lies between two of them."""
+def draw_areas(layers: Sequence[Points], scale: Scale, labels: Sequence[str]) -> Iterator[Mark]:
+    """layers[i] is the running total up to series i; each area lies between two of them, with its name where it is high enough."""
     floor: Points = [(x, 0.0) for x, _ in layers[0]] if layers else []
-    for index, layer in enumerate(layers):
+    names = []
+    for index, (layer, label) in enumerate(zip(layers, labels, strict=True)):
         yield make_mark("polygon", f"area c{index % COLOURS}", points=scale.place([*layer, *reversed(floor)]))
+        half = 4.0 * len(label)
+        spots = [
+            (scale.y(low) - scale.y(high), scale.x(x), scale.y((low + high) / 2))
+            for (x, high), (_, low) in zip(layer, floor, strict=True)
+            if scale.left + half <= scale.x(x) <= scale.right - half
+        ]
+        height, x, y = max(spots, default=(0.0, 0.0, 0.0))
+        if height >= NAME_HEIGHT:
+            names.append(make_mark("text", "within", label, x=x, y=y + 4, text_anchor="middle"))
         floor = layer
+    yield from names
 
 
 def stack_series(shown: Sequence[Series]) -> list[Points]:
@@ -192,9 +245,10 @@ def thin_points(points: Points, limit: int = MAX_POINTS) -> Points:
     """At most `limit` points: means over buckets of equal size. The first and the last point stay as they are."""
     if len(points) <= limit:
         return list(points)
-    size = math.ceil((len(points) - 2) / (limit - 2))
-    middle = [points[i : min(i + size, len(points) - 1)] for i in range(1, len(points) - 1, size)]
-    means = [(sum(x for x, _ in bucket) / len(bucket), sum(y for _, y in bucket) / len(bucket)) for bucket in middle]
+    size, last = math.ceil((len(points) - 2) / (limit - 2)), len(points) - 1
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    buckets = [(i, min(i + size, last)) for i in range(1, last, size)]
+    means = [(sum(xs[i:j]) / (j - i), sum(ys[i:j]) / (j - i)) for i, j in buckets]
     return [points[0], *means, points[-1]]
 
 
@@ -205,6 +259,33 @@ def smooth_points(points: Points, window: int) -> Points:
         total += y - (points[i - window][1] if i >= window else 0.0)
         result.append((x, total / min(i + 1, window)))
     return result
+
+
+def find_band(points: Points, window: int) -> tuple[Points, Points]:
+    """The 95 % interval of the trailing mean at every point: 1.96 standard errors, as if the steps in the window were independent."""
+    total = squares = 0.0
+    low, high = [], []
+    for i, (x, y) in enumerate(points):
+        gone = points[i - window][1] if i >= window else 0.0
+        total, squares, count = total + y - gone, squares + y * y - gone * gone, min(i + 1, window)
+        mean = total / count
+        spread = max(0.0, squares / count - mean * mean) * count / max(1, count - 1)
+        room = 1.96 * math.sqrt(spread / count)
+        low.append((x, mean - room))
+        high.append((x, mean + room))
+    return low, high
+
+
+def draw_marker(marker: Marker, scale: Scale) -> Iterator[Mark]:
+    """A line through the drawing and a shape on the axis: a triangle is an alarm, a diamond a warning, a circle information."""
+    x, y, style = scale.x(marker.step), scale.bottom + 5, f"flag {marker.level}"
+    yield make_mark("line", style, x1=x, x2=x, y1=scale.top, y2=scale.bottom)
+    told = f"step {marker.step:g}: {marker.text}"
+    shapes = {"alarm": ((0, -5), (5, 4), (-5, 4)), "warning": ((0, -5), (5, 0), (0, 5), (-5, 0))}
+    if corners := shapes.get(marker.level):
+        yield make_mark("polygon", style, told, points=" ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners))
+    else:
+        yield make_mark("circle", style, told, cx=x, cy=y, r=3.6)
 
 
 def find_ticks(low: float, high: float, count: int) -> list[float]:
@@ -226,10 +307,15 @@ def write_value(value: float, share: bool = False) -> str:
     return f"{value:.1e}".replace("e-0", "e-") if 0 < size < 0.001 else f"{value:.4g}"
 
 
-def dump_hover_data(chart: Chart, shown: Sequence[Series], scale: Scale) -> str:
-    """What the tooltip needs: the x range, and per series its thinned points."""
+def dump_hover_data(
+    chart: Chart, shown: Sequence[Series], layers: Sequence[Points], scale: Scale, markers: Sequence[Marker]
+) -> str:
+    """What the tooltip needs: the x range, what happened when, and per series its thinned points."""
+    thinned = [thin_points(one.points) for one in shown] if chart.stacked else layers
     series = [
-        {"label": one.label, "points": [[round(x, 1), float(f"{y:.5g}")] for x, y in thin_points(one.points)]} for one in shown
+        {"label": one.label, "points": [[round(x, 1), float(f"{y:.5g}")] for x, y in points]}
+        for one, points in zip(shown, thinned, strict=True)
     ]
+    events = [[marker.step, f"{marker.level}: {marker.text}"] for marker in markers]
     values = {"x": [scale.x0, scale.x1], "plot": [LEFT, WIDTH - RIGHT, WIDTH], "share": chart.share, "unit": chart.unit}
-    return json.dumps(values | {"series": series}, separators=(",", ":"), allow_nan=False)
+    return json.dumps(values | {"series": series, "events": events}, separators=(",", ":"), allow_nan=False)

@@ -26,7 +26,7 @@ def list_charts(run: RunData) -> list[Chart]:
     reward = lines(reward="reward/mean", success="reward/success")
     if reward[0].points and reward[0].points == reward[1].points:  # one of two identical lines would hide the other
         reward = (Series("reward = success", reward[0].points),)
-    parts = sorted({m[1] for row in run.rows for name in row if (m := re.fullmatch(r"reward/([^/]+)/mean", name))})
+    parts = sorted({m[1] for name in run.metric_names if (m := re.fullmatch(r"reward/([^/]+)/mean", name))})
     part_lines = tuple(Series(part, run.find_series(f"reward/{part}/mean")) for part in parts) if len(parts) > 1 else ()
     written = run.find_setting("algorithm", "data") in ("demonstrations", "pairs")
     return [
@@ -78,12 +78,9 @@ def describe_problems(run: RunData) -> str:
 def list_held_out(run: RunData) -> tuple[Series, ...]:
     """pass@1 of every set over steps, with intervals where all points have one."""
     points: dict[str, dict[float, tuple[float, float | None, float | None]]] = {}
-    for row in run.rows:
-        for name in row:
-            match = re.fullmatch(r"eval/(.+)/pass@1", name)
-            step, value = as_number(row.get("step")), as_number(row.get(name))
-            if match and step is not None and value is not None:
-                points.setdefault(match[1], {})[step] = (value, None, None)
+    for name in sorted(run.metric_names):
+        if match := re.fullmatch(r"eval/(.+)/pass@1", name):
+            points[match[1]] = {step: (value, None, None) for step, value in run.find_series(name)}
     for evaluation in run.evaluations:
         for name, numbers in as_dict(evaluation.get("sets")).items():
             one = as_dict(as_dict(numbers).get("pass@1"))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from cohort.errors import RecipeError
+from cohort.algorithms.named import Own
+from cohort.errors import RecipeError, RunError
 from cohort.evaluation.estimators import PairedDifference
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.observe.changes import read_change
 from cohort.observe.monitors.jsonl import read_rows
+from cohort.observe.report.charts import Marker
+from cohort.observe.rollouts import read_rollouts
 from cohort.observe.run_folder import RunFolder, read_known_functions
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.versions import bring_up_to_date
@@ -26,15 +32,51 @@ class RunData:
 
     def __init__(self, root: Path) -> None:
         self.folder = folder = RunFolder(root)
-        self.recipe_text = read_text(folder.recipe_file)
+        self.recipe_text = self.read_text(folder.recipe_file)
         self.recipe = parse_recipe(self.recipe_text)
-        self.own, self.own_problem = read_known_functions(root, self.recipe)
+        self.own, self.own_problem = self.read_own_functions()
         """What algorithm.json says of the user's functions, and why it could not be used."""
         self.rows, self.evaluations = (
-            [row for row in rows if as_number(row.get("step")) is not None] for rows in (folder.metrics(), folder.evaluations())
+            [row for row in self.read_rows(file) if as_number(row.get("step")) is not None]
+            for file in (folder.metrics_file, folder.evaluations_file)
         )
-        self.summary = folder.read_summary()
-        self.samples_before, self.samples_after = (read_rows(folder.samples / f"{side}.jsonl") for side in ("before", "after"))
+        self.ranks = self.read_rows(folder.ranks_file)
+        """What each rank did, step by step; [] of a run that one process made."""
+        self.events = self.read_rows(folder.events_file)
+        """What happened when: messages, stages, and findings when they arose; [] of runs from before there was such a file."""
+        self.summary = parse_object(self.read_text(folder.summary_file))
+        self.samples_before, self.samples_after = (
+            self.read_rows(folder.samples / f"{side}.jsonl") for side in ("before", "after")
+        )
+
+    def read_rows(self, file: Path) -> list[dict[str, Any]]:
+        """The objects in a file of the run, line by line."""
+        return read_rows(file)
+
+    def read_text(self, file: Path) -> str:
+        return read_text(file)
+
+    def read_completions(self, steps: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Every completion of these steps, one after the other; a file that cannot be read costs its step."""
+        index = self.find_file(self.folder.index_file)
+        if index and (found := read_short_records(index, steps, columns)):
+            return found
+        rows: list[dict[str, Any]] = []
+        for step in steps:
+            file = self.find_file(self.folder.rollouts_file(step))
+            with contextlib.suppress(RunError):
+                rows += read_rollouts(file, columns) if file else []
+        return rows
+
+    def find_file(self, file: Path) -> Path | None:
+        """The file of the run that is read for this one; None where it may not be."""
+        return file
+
+    def read_own_functions(self) -> tuple[Own, str]:
+        return read_known_functions(self.folder.root, self.recipe)
+
+    served = False
+    """Whether its pages are served, with the whole lab beside them."""
 
     @property
     def name(self) -> str:
@@ -62,7 +104,8 @@ class RunData:
     @property
     def steps(self) -> int:
         last = as_number(self.rows[-1].get("step")) if self.rows else None
-        return int(as_number(self.summary.get("steps")) or last or 0)
+        counted = as_number(self.summary.get("steps"))
+        return int((last or counted if self.status == "running" else counted or last) or 0)
 
     @property
     def seconds(self) -> float | None:
@@ -83,14 +126,31 @@ class RunData:
             return []
         return [describe_algorithm(algorithm), *map(describe_own, self.own.values())]
 
+    @cached_property
+    def metric_names(self) -> set[str]:
+        """What is in any row."""
+        return set().union(*self.rows)
+
+    @cached_property
+    def step_numbers(self) -> list[float]:
+        """The step of every row."""
+        return [float(row["step"]) for row in self.rows]
+
     def find_series(self, name: str) -> list[tuple[float, float]]:
         """(step, value) wherever the metric is a finite number."""
-        pairs = ((as_number(row.get("step")), as_number(row.get(name))) for row in self.rows)
-        return [(step, value) for step, value in pairs if step is not None and value is not None]
+        if name not in self.metric_names:
+            return []
+        values: list[Any] = [row.get(name) for row in self.rows]
+        if not {float}.issuperset(map(type, values)):  # seldom, and a run has a hundred metrics in each of ten thousand rows
+            values = [as_number(value) for value in values]
+        return [pair for pair in zip(self.step_numbers, values, strict=True) if pair[1] is not None and isfinite(pair[1])]
 
     def find_last_values(self, name: str, most: int = 10) -> list[float]:
         """The metric in the last steps that have it."""
-        return [value for _, value in self.find_series(name)][-most:]
+        if name not in self.metric_names:
+            return []
+        values = (as_number(row.get(name)) for row in reversed(self.rows))
+        return list(islice((value for value in values if value is not None), most))[::-1]
 
     def find_numbers(self, label: str, step: int | None = None) -> dict[str, dict[str, Any]]:
         """Set -> numbers of the newest evaluation with this label, or at this step; from summary.json where there is none."""
@@ -104,6 +164,17 @@ class RunData:
         sets = {name: values for name, values in sets.items() if values}
         first = as_dict(entry.get(label))
         return sets or ({"held-out problems": first} if first else {})
+
+    @cached_property
+    def markers(self) -> tuple[Marker, ...]:
+        """When findings arose, in words; each once, however often the run was taken up again."""
+        found: dict[tuple[float, str], Marker] = {}
+        for event in self.events:
+            step, text = as_number(event.get("step")), str(event.get("what") or event.get("text") or event.get("name") or "")
+            if event.get("kind") == "finding" and step is not None and text:
+                level = str(event.get("level"))
+                found[step, text] = Marker(step, level if level in ("alarm", "warning") else "info", text)
+        return tuple(sorted(found.values(), key=lambda marker: marker.step))
 
     def find_change(self, name: str, what: str = "pass@1") -> PairedDifference | None:
         """Paired change of one number on one set; None where no problem has verdicts on both sides, or they were not kept."""
@@ -127,6 +198,22 @@ class RunData:
             return None
 
 
+def read_short_records(file: Path, steps: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The columns of these steps from the index of completions, where its beginning or its end holds all of them; else []."""
+    from cohort.observe.row_index import ROW, read_ends
+
+    if not steps or not set(columns) <= {*(ROW.names or ())}:
+        return []
+    for rows in read_ends(file):
+        if set(steps) <= {*rows["step"].tolist()}:
+            chosen = rows[(rows["step"] >= min(steps)) & (rows["step"] <= max(steps))]
+            return [
+                dict(zip(columns, values, strict=True))
+                for values in zip(*(chosen[name].tolist() for name in columns), strict=True)
+            ]
+    return []
+
+
 def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
@@ -145,12 +232,20 @@ def parse_recipe(text: str) -> dict[str, Any]:
         return tree
 
 
+def parse_object(text: str) -> dict[str, Any]:
+    """The JSON object in a text; {} where it holds something else."""
+    try:
+        return as_dict(json.loads(text))
+    except (ValueError, RecursionError):
+        return {}
+
+
 def as_dict(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
 def as_number(value: Any) -> float | None:
     """A finite number, or None for everything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         return None
     return float(value)

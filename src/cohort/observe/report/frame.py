@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PrefixLoader, StrictUndefined
 from markupsafe import Markup
 
 from cohort.base.text import shorten_text
@@ -46,9 +46,10 @@ class Cell:
 
 
 @cache
-def make_environment() -> Environment:
+def make_environment(folder: Path = HERE) -> Environment:
+    """The templates of a folder, which can import those of the report as report/NAME."""
     return Environment(
-        loader=FileSystemLoader(HERE),
+        loader=ChoiceLoader([FileSystemLoader(folder), PrefixLoader({"report": FileSystemLoader(HERE)})]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -60,14 +61,24 @@ def make_environment() -> Environment:
 def render_page(title: str, sections: Sequence[Section[Subject]], subject: Subject) -> str:
     """The sections of `subject` one below the other, as a whole page."""
     script = (HERE / "hover.js").read_text(encoding="utf-8")
+    return fill_frame(title, [render_section(section, subject) for section in sections], script)
+
+
+def fill_frame(title: str, sections: Sequence[Markup], script: str, css: str = "") -> str:
+    """A whole page with one script and no other, and with more styles where it needs them."""
     frame = make_environment().get_template("frame.html")
     return frame.render(
         title=title,
-        css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        css=Markup(read_styles() + css),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii"),
-        sections=[render_section(section, subject) for section in sections],
+        sections=sections,
     )
+
+
+def read_styles() -> str:
+    """Colours and drawings, which a drawing takes along where it becomes a file, then the rest of a page."""
+    return "".join((HERE / name).read_text(encoding="utf-8") for name in ("drawing.css", "page.css"))
 
 
 def render_section(section: Section[Subject], subject: Subject) -> Markup:

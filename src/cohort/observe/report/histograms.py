@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
-from cohort.errors import RunError
 from cohort.observe.report.charts import Figure, Scale, draw_grid, draw_numbers, find_ticks, make_mark, write_value
 from cohort.observe.report.data import RunData, as_number
 from cohort.observe.report.frame import Part
-from cohort.observe.rollouts import list_kept_steps, read_rollouts
+from cohort.observe.rollouts import list_kept_steps
 
 STEPS = 10
 """Steps on each side at most; a run of fewer than twice as many is cut in halves."""
@@ -39,8 +37,10 @@ def draw_histograms(run: RunData) -> Part | None:
     """The section of a report; None where a run kept no completions of two steps."""
     steps = list_kept_steps(run.folder.rollouts)
     count = min(STEPS, len(steps) // 2)
+    if not count:
+        return None
     sides = [
-        (label, read_steps(run, part))
+        (label, run.read_completions(part, ("reward", "length")))
         for label, part in ((f"first {count} kept steps", steps[:count]), (f"last {count}", steps[-count:]))
     ]
     drawn = []
@@ -54,17 +54,6 @@ def draw_histograms(run: RunData) -> Part | None:
         if all(side.values for side in found):
             drawn.append(draw_histogram(title, caption, found))
     return ("figures", "Completions by reward and length", drawn) if drawn else None
-
-
-def read_steps(run: RunData, steps: Sequence[int]) -> list[dict[str, Any]]:
-    """Every completion of these steps; a file that cannot be read costs its step."""
-    rows: list[dict[str, Any]] = []
-    for step in steps:
-        try:
-            rows += read_rollouts(run.folder.rollouts_file(step))
-        except RunError:
-            continue
-    return rows
 
 
 # -- bins --------------------------------------------------------------------------------------------------------------
@@ -114,5 +103,9 @@ def draw_histogram(title: str, caption: str, sides: Sequence[Side]) -> Figure:
                 told = f"{side.label}: {100 * share:.1f} % from {low:.4g} to {high:.4g}"
                 marks.append(make_mark("rect", f"area c{index}", told, **place))
     medians = "; ".join(f"{side.label}: median {median(side.values):.4g} of {len(side.values)}" for side in sides)
-    legend = [(index, side.label) for index, side in enumerate(sides)]
+    where = ("left", "right") if len(sides) == 2 else ("",) * len(sides)  # not by colour alone
+    legend = [
+        (index, f"{side.label} ({word})" if word else side.label)
+        for index, (side, word) in enumerate(zip(sides, where, strict=True))
+    ]
     return Figure(title, f"{caption} {medians[0].upper()}{medians[1:]}.", f"{title}, {medians}", marks, legend)

@@ -127,6 +127,10 @@ def find_other_measure(first: RunData, other: RunData) -> str | None:
 
 
 def show_curves(overlay: Overlay) -> Part | None:
+    return show_charts("Curves", list_overlay_charts(overlay))
+
+
+def list_overlay_charts(overlay: Overlay) -> list[Chart]:
     """Every chart has a line for each run, in the colour of the run, on the same axes."""
     charts = []
     measured = [{series.label: series for series in list_held_out(run)} for run in overlay.runs]
@@ -137,7 +141,7 @@ def show_curves(overlay: Overlay) -> Part | None:
     for title, caption, metric, share, unit in CURVES:
         series = tuple(Series(label, run.find_series(metric)) for label, run in overlay.pairs)
         charts.append(Chart(title, caption, series, share=share, unit=unit))
-    return show_charts("Curves", charts)
+    return charts
 
 
 def show_failures(overlay: Overlay) -> Part | None:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
-from cohort.base.text import write_duration, write_estimate, write_percent, write_rate
+from cohort.base.text import write_count, write_duration, write_estimate, write_percent, write_rate, write_seconds
 from cohort.evaluation.estimators import why_no_interval
+from cohort.observe.ahead import describe_ahead
 from cohort.observe.changes import colour_change, describe_change, name_set
 from cohort.observe.diagnosis.checks import diagnose
-from cohort.observe.perf import drop_first_step, measure_stages, seconds_of
+from cohort.observe.perf import drop_first_step, list_seconds, measure_stages
 from cohort.observe.report.curves import list_charts, show_charts
 from cohort.observe.report.data import RunData, as_dict, as_number
-from cohort.observe.report.frame import Cell, Part, render_page
+from cohort.observe.report.frame import Cell, Part, Section, render_page
 from cohort.observe.report.histograms import draw_histograms
+from cohort.observe.report.lab import find_lab_address
+from cohort.observe.report.waiting import draw_ranks, show_ranks
 
 COMPLETIONS_SHOWN = 3
 """Completions per side of a problem: enough to see whether the policy is consistent."""
 
 
 def render_report(run: RunData) -> str:
-    verdict = (show_header, show_failure, show_facts, show_before_and_after, show_findings)
-    details = (show_curves, draw_histograms, show_timing, show_completions, "recipe", "next_steps")
-    return render_page(f"{run.name} · Cohort report", (*verdict, *details), run)
+    return render_page(f"{run.name} · Cohort report", (*VERDICT, *DETAILS), run)
 
 
 # -- the top: what happened --------------------------------------------------------------------------------------------
@@ -57,7 +59,7 @@ def describe_run(run: RunData) -> tuple[str, str]:
     if run.rows:
         progress = describe_progress(run, "Nothing was evaluated on held-out problems")
         return progress, "Training reward alone does not show that a task is learned."
-    return "No training step has been written yet.", "This page fills up as the run goes on: write it again with cohort report."
+    return "No training step has been written yet.", "This page fills up as the run goes on."
 
 
 def describe_latest(run: RunData, name: str) -> str:
@@ -183,7 +185,7 @@ def show_findings(run: RunData) -> Part:
 
 
 def show_curves(run: RunData) -> Part | None:
-    return show_charts("Curves", list_charts(run))
+    return show_charts("Curves", [replace(chart, markers=run.markers) for chart in list_charts(run)])
 
 
 def show_timing(run: RunData) -> Part | None:
@@ -193,7 +195,7 @@ def show_timing(run: RunData) -> Part | None:
     if not times:
         return None
     slowest = max(times, key=lambda time: time.share)
-    steps = [seconds for row in rows if (seconds := seconds_of(row, "step")) is not None]
+    steps = list_seconds(rows, "step")
     sentence = f"{write_exactly(slowest.share)} of the time of {len(steps)} steps went into {slowest.stage.subject}."
     lines: list[list[str | Cell]] = []
     for time in times:
@@ -203,13 +205,13 @@ def show_timing(run: RunData) -> Part | None:
         lines.append([time.stage.name, write_seconds(time.median), write_exactly(time.share), bar, does])
     lines.append(["step", write_seconds(median(steps)), "", Cell(style="bar"), ""])
     first = ", the first step left out" if len(rows) < len(run.rows) else ""
-    caption = f"Medians over the steps that went through a stage; shares of all seconds{first}. {describe_rates(run)}"
+    whose = "Of the main rank, its waiting for the others included. " if run.ranks else ""
+    caption = f"{whose}Medians over the steps that went through a stage; shares of all seconds{first}. {describe_rates(run)}"
+    waits = describe_ahead(run.rows)
+    waits = f"Side by side: {waits}." if waits else ""
+    caption = " ".join(filter(None, [caption.rstrip(), waits, describe_saving(run)]))
     heads = ["stage", "median", "share", Cell(style="bar"), ""]
     return "table", "Where the time goes", heads, lines, caption, f"{sentence} {slowest.stage.fix}"
-
-
-def write_seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def describe_rates(run: RunData) -> str:
@@ -231,6 +233,18 @@ def describe_rates(run: RunData) -> str:
         if values and any(values):
             lines.append(write(median(values)))
     return f"Last steps: {', '.join(lines)}." if lines else ""
+
+
+def describe_saving(run: RunData) -> str:
+    """What all checkpoints cost, those after the last step included."""
+    saving = as_dict(run.summary.get("saving"))
+    count, seconds, longest, size = (as_number(saving.get(name)) for name in ("count", "seconds", "longest", "bytes"))
+    if not count or seconds is None or longest is None or size is None:
+        return ""
+    return (
+        f"Saving stopped training {write_count(int(count), 'time')}, for {write_seconds(seconds)} together and {write_seconds(longest)} at "
+        f"most; the last checkpoint has {size / 1e6:.3g} MB."
+    )
 
 
 def find_value(numbers: Mapping[str, Any] | None, what: str) -> float | None:
@@ -280,3 +294,15 @@ def write_prompt(prompt: Any) -> str:
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         return "\n\n".join(f"{as_dict(m).get('role', '?')}: {as_dict(m).get('content', '')}" for m in prompt)
     return "" if prompt is None else str(prompt)
+
+
+def show_next(run: RunData) -> Part:
+    """What can be done now, and the lab with the rewards of one of this run's groups in it."""
+    return "next_steps", run, find_lab_address(run)
+
+
+VERDICT: tuple[Section[RunData], ...] = (show_header, show_failure, show_facts, show_before_and_after, show_findings)
+DETAILS: tuple[Section[RunData], ...] = (
+    show_curves, draw_histograms, show_timing, show_ranks, draw_ranks, show_completions, "recipe", show_next
+)  # fmt: skip
+"""The sections of a page in their order: first what happened, then what one looks at to believe it."""

@@ -31,7 +31,7 @@ from torch import Tensor
 from cohort.errors import EngineError
 from cohort.ops.attention import choose_accumulation_dtype, find_visible, make_bias
 from cohort.ops.fused.family import FusedLayer, FusedModel
-from cohort.ops.rounding import STEADY_ROWS
+from cohort.ops.rounding import FLOATS_AT_ONCE, STEADY_ROWS, count_missing_rows, find_row_step
 
 ALIGNMENT = 8
 """Attention reads a multiple of this many positions: products over rows of odd lengths are slower."""
@@ -44,8 +44,6 @@ its own, which pays from ROWS_PER_THREAD_LARGE rows on; with fewer, the threads 
 ROWS_PER_THREAD_LARGE = 128
 COMPLEX_VECTOR = 8
 """Complex numbers in the widest vector register."""
-FLOATS_AT_ONCE = 32
-"""Float32 numbers in the two widest vector registers that torch's elementwise loops take at once."""
 KEPT_BYTES = 2**28
 """Memory that is held on to between calls, at most."""
 BYTES_APART = 64
@@ -156,7 +154,7 @@ class CpuDecoder:
         if fused.dtype != torch.float32 or fused.device.type != "cpu":
             raise EngineError(f"the CPU decoder computes in float32 on a CPU, not in {fused.dtype} on {fused.device}")
         self.fused = fused
-        self.rows = max(slots, STEADY_ROWS)
+        self.rows = slots + count_missing_rows(slots, fused.device, fused.intermediate)
         self.length = -(-length // ALIGNMENT) * ALIGNMENT
         self.wide = choose_accumulation_dtype(fused.dtype, fused.device) if exact else fused.dtype
         self.threads = torch.get_num_threads()
@@ -281,8 +279,8 @@ class CpuDecoder:
         row from B on they belong to nobody, and write at position 0 of their own slots.
         """
         rows = len(tokens_B)
-        if rows < STEADY_ROWS:
-            padding = tokens_B.new_zeros(STEADY_ROWS - rows)
+        if missing := count_missing_rows(rows, self.fused.device, self.fused.intermediate):
+            padding = tokens_B.new_zeros(missing)
             tokens_B, positions_B = torch.cat([tokens_B, padding]), torch.cat([positions_B, padding])
         live_length = self.count_positions(longest)
         self.zero_positions(live_length)
@@ -306,7 +304,8 @@ class CpuDecoder:
         """The rows of each thread."""
         count = min(self.threads, rows // self.least_rows)
         count = max(1, count) if self.small or count == self.threads else 1
-        edges = [rows * number // count for number in range(count + 1)]
+        step = find_row_step(self.fused.intermediate)
+        edges = [rows * number // count // step * step for number in range(count + 1)]
         return [slice(low, high) for low, high in pairwise(edges)]
 
     def start_workers(self) -> ThreadPoolExecutor:

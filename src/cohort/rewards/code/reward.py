@@ -48,7 +48,7 @@ def code_tests(
     backend: str = "",
     log_verdict: Callable[..., None] | None = None,
     log_extra: Callable[[str, list[Any]], None] | None = None,
-    log_metric: Callable[[str, float], None] | None = None,
+    log_metric: Callable[[str, list[float]], None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
     """The share of its tests that each completion's program passes; with scoring = "all", 1.0 for all of them and else 0.0.
@@ -193,7 +193,7 @@ def warn_unscored(row: int, verdict: str, detail: str) -> None:
 def log_judgements(
     judgements: Sequence[Judgement],
     log_extra: Callable[[str, list[Any]], None] | None,
-    log_metric: Callable[[str, float], None] | None,
+    log_metric: Callable[[str, list[float]], None] | None,
 ) -> None:
     """Counts of every completion beside the rollouts, and the shares as metrics; of visible tests where there are any."""
     columns = {"pass_rate": ("tests_passed", "tests_total"), "visible_pass_rate": ("visible_passed", "visible_total")}
@@ -204,10 +204,10 @@ def log_judgements(
             log_extra(passed, [right for right, _ in counts])
             log_extra(total, [of for _, of in counts])
         if log_metric is not None and rates:
-            log_metric(metric, sum(rates) / len(rates))
+            log_metric(metric, rates)
     scored = [one for one in judgements if one.score is not None]
     if log_metric is not None and scored:
-        log_metric("all_passed", sum(one.verdict == "right" for one in scored) / len(scored))
+        log_metric("all_passed", [float(one.verdict == "right") for one in scored])
 
 
 # There is no `extract`: two programs that differ in a name or a space are one answer, so a majority of equal texts says

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -91,7 +90,7 @@ def math_answer(
     for name, column in scores.items():
         known = [score for score in column if score is not None]
         if log_metric is not None and known:
-            log_metric(name, statistics.fmean(known))
+            log_metric(name, known)
     return scores["strict"]
 
 

@@ -34,15 +34,16 @@ HASHED = re.compile(r"[\d+\-−–$\\.(€£]|[A-Za-z]\s?=")
 DOUBLED_BOX = re.compile(r"(?<!\\)\\\\(?=(?:boxed|fbox)\b)")
 r"""\\boxed, escaped twice."""
 ANSWER_IS = re.compile(
-    r"(?P<english>(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!bad\s)(?<!no\s)(?<!not\sthe\s)"
+    # A look at the first letter, before all that could stand behind it: most places of a text are none.
+    r"(?P<english>(?=[ac])(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!bad\s)(?<!no\s)(?<!not\sthe\s)"
     r"(?:answers?(?:\sto\s(?:the|this|your)\s(?:question|problem))?|\bcorrect\s(?:option|choice))[*_]{0,3}\s?"
     r"(?:(?:is|are|equals|(?:would|should|must|will|can only)\sbe|(?:turns|comes|works)\sout\sto(?:\sbe)?)\b|:|=)"
     r"(?!\s(?:indeed\s)?(?:correct|reasonable|consistent|verified)\b)"
     r"|^[#*_ \t]*(?:the\s)?final\sanswer[*_ \t]*$)"
     # The same in other languages; "answer:" needs no more than the word.
-    r"|\b(?:respuesta|resposta|risposta|réponse)(?:\s(?:final[ea]?|correcta|corretta|correta))?[*_]{0,3}(?:\s(?:es|é|è|est)\b|\s?[:：])"
+    r"|(?=[raо答답])(?:\b(?:respuesta|resposta|risposta|réponse)(?:\s(?:final[ea]?|correcta|corretta|correta))?[*_]{0,3}(?:\s(?:es|é|è|est)\b|\s?[:：])"
     r"|\bantwort[*_]{0,3}(?:\s(?:ist|lautet)\b|\s?:)|\bответ[*_]{0,3}(?:\sравен\b|\s?:|\s[—–-]\s)"
-    r"|(?<!错误的)(?<!錯誤的)答案[*_]{0,3}\s?[是为為:：]|答え\s?[は:：]|답\s?[은:：]",
+    r"|(?<!错误的)(?<!錯誤的)答案[*_]{0,3}\s?[是为為:：]|答え\s?[は:：]|답\s?[은:：])",
     re.IGNORECASE | re.MULTILINE,
 )
 """Where a final answer is announced. A denial behind it ("es no 5", 是不是 5) is read as part of the answer, which is then none."""

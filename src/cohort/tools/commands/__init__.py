@@ -15,11 +15,16 @@ COMMANDS = {
     "doctor": "cohort.tools.commands.doctor",
     "audit": "cohort.tools.commands.audit",
     "bench": "cohort.tools.commands.bench",
+    "serve": "cohort.tools.commands.serve",
     "look": "cohort.tools.commands.look",
     "report": "cohort.tools.commands.report",
+    "dashboard": "cohort.tools.commands.dashboard",
     "recipes": "cohort.tools.commands.recipes",
 }
 """In the order in which `cohort --help` lists them."""
+
+KNOW_RANKS = ("train", "resume", "doctor")
+"""Those that several processes of torchrun do together; any other is the work of one."""
 
 EXIT_CODES = {"finished": 0, "failed": 1, "interrupted": 130}
 """By how a run, or a comparison of several, ended; 130 is what a shell gives a program that Ctrl-C has ended."""

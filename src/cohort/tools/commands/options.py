@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-RECIPE_WORDS = ("train", "doctor", "compare", "bench")
+RECIPE_WORDS = ("train", "doctor", "compare", "bench", "serve")
 """Commands that take words of a recipe as they are."""
 RECIPE_OPTIONS = ("config", "config_file", "config_path", "config_name", "recipe", "recipe_file", "yaml", "c")
 """What other tools call the option that names the file."""

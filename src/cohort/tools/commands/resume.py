@@ -12,14 +12,16 @@ from cohort.tools.commands import EXIT_CODES
 
 def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> int:
     """Go on with an interrupted run, exactly where it was."""
-    if has_console(run):
+    from cohort.training.agreement import speaks_to_people
+
+    if has_console(run) and speaks_to_people():
         typer.echo(f"resuming {run}; loading ...")
 
     from cohort.observe.run_folder import RunFolder
     from cohort.session import resume as resume_run
 
     result = resume_run(run)
-    if result.status == "finished":
+    if result.status == "finished" and speaks_to_people():
         typer.echo(f"{run} is finished: {result.folder / 'report.html'}")
         if advice := RunFolder.open(run).describe_ignored_edit(result.summary):
             typer.echo(advice)

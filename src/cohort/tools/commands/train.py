@@ -25,10 +25,13 @@ def train(
     """
     from cohort.recipe.built_in import find_recipe, split_words
     from cohort.recipe.words import describe_start
+    from cohort.training.agreement import speaks_to_people
 
     name, overrides = split_words(words or [])
     recipe = find_recipe(name, overrides)
-    if recipe.monitors.console:  # torch takes seconds to load, and a screen that stays empty looks like a fault
+    if (
+        recipe.monitors.console and speaks_to_people()
+    ):  # torch takes seconds to load, and a screen that stays empty looks like a fault
         typer.echo(describe_start(recipe))
 
     from cohort.session import start

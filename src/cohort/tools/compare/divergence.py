@@ -55,6 +55,7 @@ def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     name, problems = next(iter(encoded.sets.items()), ("prompts", encoded.train))
     problems = problems[:prompts]
     engine, _ = build.make_engine(recipe, final)
+    engine.sync(final.read_weights(), 0)
     groups = sample_groups(engine, problems, sampling, NoiseKey(recipe.seed, "evaluate", step=0))
     scored = Outcome({}, 0.0, None)  # what is left unscored would be in no example
     pairs = enumerate(zip(problems, groups, strict=True))

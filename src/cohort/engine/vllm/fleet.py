@@ -1,0 +1,103 @@
+"""The servers of a run: which of them answer, which are lost, and what all of them are told at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cohort.base.http import run_in_loop
+from cohort.engine.vllm.client import UNASKED, Server, ServerLost, ServerRefused
+
+LOOK_S = 3.0
+"""For a server that was lost before: the others do not wait longer for it."""
+DYING_S = 2.0
+"""From the death of a worker until its server is silent; half a second where it was measured."""
+Said = Mapping[Server, Any]
+"""What each server answered: JSON, or a ServerLost or ServerRefused."""
+
+
+class Fleet:
+    """Several threads may use it: what they share are words about servers, each written at once."""
+
+    def __init__(self, addresses: Sequence[str], limit_s: float, say: Callable[[str], None]):
+        self.servers = [Server(address, number) for number, address in enumerate(addresses, start=1)]
+        self.limit_s, self.say = limit_s, say
+        self.pushing = False
+        """Whether weights are on their way: servers are paused then, and silent for a reason."""
+        self.losses = 0
+
+    @property
+    def ready(self) -> list[Server]:
+        return [server for server in self.servers if server.ready]
+
+    @property
+    def all_lost(self) -> bool:
+        return all(server.lost for server in self.servers)
+
+    def choose(self, draw: int) -> Server | None:
+        """Who completes this draw: a group shares its prompt and stays on one server, and all have equally many groups of a step. Which
+        server it is does not depend on timing while all are there."""
+        first = self.servers[draw % len(self.servers)]
+        if first.ready:
+            return first
+        ready = self.ready
+        return ready[draw % len(ready)] if ready else None
+
+    def lose(self, server: Server, why: str) -> None:
+        """It is not used any more until it has been given weights again."""
+        known, server.lost, server.given = server.lost, why, None
+        if known == UNASKED:
+            self.say(f"warning: a server is not there: {why}")
+        elif not known:
+            self.losses += 1
+            left = len(self.ready)
+            self.say(f"warning: lost a server: {why}. {f'Its work goes to the {left} others.' if left else 'None is left.'}")
+
+    def call_all(
+        self, servers: Sequence[Server], path: str, body: Any = None, limit_s: float = 0.0, bodies: Said | None = None
+    ) -> Said:
+        """The same call to several servers side by side; bodies: where each is told something else."""
+
+        async def ask(server: Server) -> Any:
+            lasts = min(LOOK_S, self.limit_s) if server.lost and not limit_s else limit_s or self.limit_s
+            try:
+                return await server.call(path, body if bodies is None else bodies[server], lasts)
+            except (ServerLost, ServerRefused) as problem:
+                return problem
+
+        async def ask_each() -> list[Any]:
+            return await asyncio.gather(*map(ask, servers))
+
+        longest = (limit_s or self.limit_s) + LOOK_S
+        return dict(zip(servers, run_in_loop(ask_each, 2 * longest), strict=True))
+
+    def look(self) -> list[Server]:
+        """Ask every server for the label of its weights: those that answer, however long they were away.
+
+        Not for its health: a server of which the workers hang is healthy to the last.
+        """
+        for server, said in self.call_all(self.servers, "/weight_info").items():
+            if isinstance(said, Exception):
+                self.lose(server, explain_look(said))
+                continue
+            label = str(said.get("weight_version", "")) if isinstance(said, dict) else ""
+            if server.lost and server.seen:
+                self.say(f"{server.address} answers again; it is given the weights before it is used")
+            server.lost, server.seen = "", label
+        return [server for server in self.servers if not server.lost]
+
+    def look_again(self) -> list[Server]:
+        """A moment after something was refused: a server that dies answers that it cannot, and only then no more."""
+        self.wait(DYING_S)
+        return self.look()
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def explain_look(problem: Exception) -> str:
+    if isinstance(problem, ServerRefused) and problem.status == 404:
+        return f"{problem}; it lacks the routes of weights: start it with `cohort serve`, or with VLLM_SERVER_DEV_MODE=1"
+    return str(problem)

@@ -1,0 +1,109 @@
+// A station: a guess opens it, controls and examples change its state, the state stands in the address, and a picture shows what the numbers say.
+
+import {listDrawings, saveFiles} from './lab_files.js';
+
+// Where the state is kept: in the query of a page that is served ('search'), behind the # of a file ('hash').
+export function openAddress(place) {
+  const changes = new Map();
+  let timer = 0;
+  const flush = () => {
+    const words = new URLSearchParams(location[place].slice(1));
+    for (const [name, value] of changes) if (value === null) words.delete(name); else words.set(name, value);
+    changes.clear();
+    const text = words.toString().replaceAll('%2C', ',');
+    history.replaceState(null, '', location.pathname + (place === 'search' ? (text && `?${text}`) + location.hash : location.search + (text && `#${text}`)));
+  };
+  return {
+    read: () => { if (timer) { clearTimeout(timer); timer = 0; flush(); } return new URLSearchParams(location[place].slice(1)); },
+    write: (name, value) => { changes.set(name, value); clearTimeout(timer); timer = setTimeout(() => { timer = 0; flush(); }, 200); },
+    follow: react => { addEventListener(place === 'hash' ? 'hashchange' : 'popstate', react); },
+  };
+}
+
+// ask: (station, state) -> the numbers, or a promise of them; show: draws them and says in words what it has drawn.
+export function openStation(article, ask, show, address, open = () => {}) {
+  const name = article.dataset.station, find = selector => article.querySelector(selector);
+  const controls = [...article.querySelectorAll('[data-start]')];
+  const starts = Object.fromEntries(controls.map(node => [node.dataset.name, node.dataset.start]));
+  const state = {...starts}, guesses = [...article.querySelectorAll('[data-guess]')];
+  let guess = null, right = Number(article.dataset.right), asking = false, again = false, timer = 0, last = {};
+
+  function read() {
+    const words = address.read();
+    for (const key of Object.keys(starts)) state[key] = words.get(key) ?? starts[key];
+    guess = words.get(`guess_${name}`);
+  }
+
+  function layControls() {
+    for (const node of controls) {
+      const value = state[node.dataset.name], kind = node.closest('[data-kind]').dataset.kind;
+      if (kind === 'range') { node.value = value; node.nextElementSibling.textContent = String(Number(value)).replace('-', '−'); }
+      if (kind === 'choice') for (const one of node.querySelectorAll('input')) one.checked = one.value === value;
+      if (kind === 'chips') for (const one of node.querySelectorAll('input')) one.checked = value.split(',').includes(one.value);
+    }
+  }
+
+  function change(changes) {
+    for (const [key, value] of Object.entries(changes)) {
+      state[key] = String(value);
+      address.write(key, state[key] === starts[key] ? null : state[key]);
+    }
+    layControls();
+    update();
+  }
+
+  // One question at a time: what was moved meanwhile is asked when the answer is there.
+  async function update() {
+    if (asking) { again = true; return; }
+    asking = true;
+    try {
+      const answer = await ask(name, state);
+      article.classList.remove('waiting');
+      last = answer;
+      tell(answer.problem && !answer.runs ? answer.problem : show(find('.picture'), answer, state, change));
+      find('[data-save=svg]').hidden = !listDrawings(find('.picture')).length;
+    } catch (problem) { tell(`No answer (${problem.message}).`); }
+    asking = false;
+    if (again) { again = false; update(); }
+  }
+
+  function tell(found) {
+    if (typeof found === 'object') { right = found.right ?? right; found = found.said; layGuess(); }
+    clearTimeout(timer);
+    timer = setTimeout(() => { find('.read').textContent = found; }, find('.read').textContent ? 350 : 0);
+  }
+
+  function layGuess() {
+    const made = guess !== null && guesses[guess] !== undefined;
+    guesses.forEach((button, place) => {
+      button.setAttribute('aria-pressed', made && String(place) === guess);
+      button.classList.toggle('right', made && place === right);
+    });
+    find('.first').hidden = made;
+    find('.revealed').hidden = !made;
+    if (!made || right < 0) return;
+    const told = String(right) === guess ? `Right: ${guesses[right].textContent}.` : `You guessed “${guesses[guess].textContent}”. It is “${guesses[right].textContent}”.`;
+    if (find('.told').textContent !== told) find('.told').textContent = told;
+  }
+
+  // Whoever guesses before this script is there sends the form, and finds the guess in the address.
+  guesses.forEach((button, place) => button.addEventListener('click', event => {
+    event.preventDefault();
+    guess = String(place); address.write(`guess_${name}`, guess); layGuess();
+  }));
+  for (const button of article.querySelectorAll('[data-preset]')) button.addEventListener('click', () => change({...starts, ...keep(), ...Object.fromEntries(new URLSearchParams(button.dataset.preset))}));
+  for (const button of article.querySelectorAll('[data-save]')) button.addEventListener('click', () => saveFiles(button.dataset.save, name, find('.picture'), last));
+  const keep = () => Object.fromEntries(['run', 'step', 'group', 'weights'].filter(key => key in starts).map(key => [key, state[key]]));
+  article.addEventListener('input', event => {
+    const node = event.target, box = node.closest('[data-kind]');
+    if (!box || !article.contains(box)) return;
+    const key = (node.dataset.name ?? box.dataset.name);
+    if (box.dataset.kind === 'chips') change({[key]: [...box.querySelectorAll('input:checked')].map(one => one.value).join(',')});
+    else change({[key]: node.value});
+  });
+  const start = () => { read(); layControls(); layGuess(); update(); };
+  address.follow(start);
+  article.classList.add('waiting');
+  start();
+  open(article, state, change);
+}

@@ -1,0 +1,54 @@
+"""How fast ranks talk: measured with the sums and the meetings that a run has, by the formula of a ring."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from cohort.base.world import World
+
+FIRST_BYTES = 1 << 18
+MOST_BYTES = {"cpu": 1 << 26, "cuda": 1 << 28}
+LONG_ENOUGH_S = 0.05
+"""Of one sum: then what is measured is the link, and not its start."""
+REPEATS = 3
+
+
+def measure_link(world: World, device: torch.device) -> tuple[float, float, float]:
+    """(bytes a second one way, seconds of a message, seconds of a meeting), the same on every rank: those of the slowest.
+
+    A sum of B bytes over N ranks is 2 (N - 1) messages of B / N bytes, one after the other.
+    """
+    turns = 2 * (world.size - 1)
+    started = time_sum(world, torch.zeros(1, device=device))
+    count = FIRST_BYTES
+    while True:
+        seconds = time_sum(world, torch.zeros(count // 4, device=device))
+        if seconds >= LONG_ENOUGH_S or count >= MOST_BYTES[device.type]:
+            break
+        count *= 4
+    bandwidth = turns * count / world.size / max(1e-9, seconds - started)
+    return bandwidth, started / turns, time_work(world, lambda: world.agree(False))
+
+
+def time_sum(world: World, tensor: torch.Tensor) -> float:
+    def add_up() -> None:
+        dist.all_reduce(tensor)
+        if tensor.device.type == "cuda":
+            torch.cuda.synchronize(tensor.device)
+
+    return time_work(world, add_up)
+
+
+def time_work(world: World, work: Callable[[], object]) -> float:
+    """The median of a few, after one that warms up; of the slowest rank, so that all go on alike."""
+    seconds = []
+    for _ in range(1 + REPEATS):
+        started = time.monotonic()
+        work()
+        seconds.append(time.monotonic() - started)
+    return world.max(median(seconds[1:]))

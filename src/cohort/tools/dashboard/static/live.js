@@ -1,0 +1,81 @@
+// Pages of runs that still train: asks for the sections again, and replaces those that differ. What a person has opened, scrolled
+// or stands on stays as it is. Nothing is asked for while nobody looks.
+const main = document.querySelector('main[data-live]');
+const pulse = document.getElementById('pulse');
+const LEAST = 2, MOST = 60;
+const FOCUSABLE = 'a,button,input,select,textarea,summary,[tabindex]';
+let tag = main?.dataset.live, written = Date.now(), wait = LEAST, failures = 0, timer = 0, asking = false;
+
+function tell() {
+  const age = Math.max(0, Math.round((Date.now() - written) / 1000));
+  pulse.textContent = failures > 1 ? 'the server does not answer' : age < 3 ? 'live' : `live · updated ${age < 120 ? `${age} s` : `${Math.round(age / 60)} min`} ago`;
+}
+
+function remember(part) {
+  const inner = selector => [...part.querySelectorAll(selector)];
+  return {
+    open: inner('details').map(one => one.open),
+    scrolled: inner('.scroll,pre').map(one => [one.scrollLeft, one.scrollTop]),
+    focus: inner(FOCUSABLE).indexOf(document.activeElement),
+    chosen: inner('input,select').map(one => one.type === 'checkbox' ? one.checked : one.value),
+  };
+}
+
+function restore(part, kept) {
+  part.querySelectorAll('details').forEach((one, i) => { if (kept.open[i] !== undefined) one.open = kept.open[i]; });
+  part.querySelectorAll('.scroll,pre').forEach((one, i) => { if (kept.scrolled[i]) [one.scrollLeft, one.scrollTop] = kept.scrolled[i]; });
+  part.querySelectorAll('input,select').forEach((one, i) => {
+    if (kept.chosen[i] === undefined) return;
+    if (one.type === 'checkbox') one.checked = kept.chosen[i]; else one.value = kept.chosen[i];
+  });
+  if (kept.focus >= 0) part.querySelectorAll(FOCUSABLE)[kept.focus]?.focus({preventScroll: true});
+}
+
+// As they came, before a script has added anything to them.
+const known = new Map();
+const remembered = part => known.get(part.id) ?? part.innerHTML;
+if (main) for (const part of main.children) known.set(part.id, part.innerHTML);
+
+function replaceParts(text) {
+  const fresh = new DOMParser().parseFromString(text, 'text/html').body;
+  const ids = new Set();
+  let waiting = false;
+  let before = null;
+  for (const part of [...fresh.children]) {
+    ids.add(part.id);
+    const text = part.innerHTML, old = document.getElementById(part.id);
+    if (old === null) { before === null ? main.prepend(part) : before.after(part); before = part; }
+    else {
+      const read = old.querySelector('.tip:not([hidden])') !== null;  // somebody reads values there: later
+      if (read) { waiting = true; before = old; continue; }
+      if (remembered(old) !== text) { const kept = remember(old); old.replaceChildren(...part.childNodes); restore(old, kept); }
+      before = old;
+    }
+    known.set(part.id, text);
+  }
+  for (const old of [...main.children]) if (!ids.has(old.id)) old.remove();
+  document.dispatchEvent(new CustomEvent('parts'));
+  return !waiting;
+}
+
+async function ask() {
+  if (asking || document.hidden) return;
+  asking = true;
+  try {
+    const answer = await fetch(`/live${location.pathname}${location.search}`, {headers: {'If-None-Match': tag}, cache: 'no-store'});
+    if (answer.status === 200) { if (replaceParts(await answer.text())) tag = answer.headers.get('ETag'); }
+    else if (answer.status === 404) { pulse.textContent = 'no longer there'; return; }
+    else if (answer.status !== 304) throw new Error(answer.status);
+    written = Date.now() - 1000 * Number(answer.headers.get('X-Age') ?? 0);
+    wait = Math.min(MOST, Math.max(LEAST, Number(answer.headers.get('X-Wait') ?? LEAST)));
+    failures = 0;
+  } catch { failures += 1; wait = Math.min(MOST, LEAST * 2 ** failures); }
+  asking = false; tell();
+  clearTimeout(timer); timer = setTimeout(ask, 1000 * wait);
+}
+
+if (main) {
+  document.addEventListener('visibilitychange', () => { if (!document.hidden) { clearTimeout(timer); ask(); } });
+  setInterval(() => { if (!document.hidden) tell(); }, 1000);
+  timer = setTimeout(ask, 1000 * LEAST);
+}

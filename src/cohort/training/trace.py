@@ -1,0 +1,183 @@
+"""What the updates of a step showed of single tokens, held until the step is written down; and how it becomes rows of a file.
+
+An example may take part in several updates of a step, one in each pass: the last one counts. Every rank holds all of it, since meters are
+joined before an update. The vectors are those that the loss was computed with, so that holding them costs their memory and no time:
+17 bytes for each trained token of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cohort.algorithms.named import find_named
+from cohort.algorithms.registry import SAMPLED
+from cohort.model.packing import Example
+from cohort.model.pieces import PieceReader
+from cohort.observe.token_record import TokenRow
+from cohort.recipe.algorithm import AlgorithmConfig
+from cohort.training.objective import has_ratio
+from cohort.training.updates import Measured
+from cohort.types import Rollout
+
+Vector = np.ndarray[Any, np.dtype[np.float64]]
+
+VECTORS = ("policy_logprob", "entropy", "ratio", "clipped", "coefficient")
+"""What an update shows of a token, by its column."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The rows of a micro-batch, as an update saw them."""
+
+    update: int
+    rollouts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    """Trained tokens of each row."""
+    vectors: Mapping[str, Tensor]
+    """By the names of VECTORS, over the trained tokens of all rows."""
+
+    def read_row(self, rollout: int) -> dict[str, Vector]:
+        place = self.rollouts.index(rollout)
+        start = sum(self.lengths[:place])
+        span = slice(start, start + self.lengths[place])
+        return {name: values_M[span].double().cpu().numpy() for name, values_M in self.vectors.items()}
+
+
+@dataclass
+class TokenTrace:
+    """The updates of an unfinished step."""
+
+    traced: list[Traced] = field(default_factory=list)
+    newest: dict[int, int] = field(default_factory=dict)
+    """Rollout -> the last update that its example took part in, from 1; also of one that was not forwarded."""
+    weights: dict[int, float] = field(default_factory=dict)
+    """Rollout -> what the aggregation weighed each of its tokens with, in that update."""
+
+    def note_update(
+        self, update: int, members: Sequence[Example], weights_N: Sequence[float], measured: Iterable[Measured]
+    ) -> None:
+        """Keep what the micro-batches of an update showed, and let go of what no row is newest in any more."""
+        for example, weight in zip(members, weights_N, strict=True):
+            self.newest[example.rollout], self.weights[example.rollout] = update, weight
+        for seen in measured:
+            assert seen.tokens is not None
+            assert seen.coefficient_M is not None
+            rows = [members[place] for place in seen.tokens.examples]
+            vectors = {
+                "policy_logprob": seen.tokens.logprobs_M,
+                "entropy": seen.tokens.entropy_M,
+                "ratio": seen.tokens.ratio_M,
+                "clipped": seen.tokens.above_M.to(torch.int8) - seen.tokens.below_M.to(torch.int8),
+                "coefficient": seen.coefficient_M,
+            }
+            names, lengths = tuple(row.rollout for row in rows), tuple(row.trained_tokens for row in rows)
+            self.traced.append(Traced(update, names, lengths, vectors))
+        self.traced = [one for one in self.traced if any(self.newest[rollout] == one.update for rollout in one.rollouts)]
+
+    def find(self, rollout: int) -> dict[str, Vector] | None:
+        """What the rollout's last update showed of its trained tokens; None where it was not forwarded in it."""
+        found = (one for one in self.traced if one.update == self.newest.get(rollout) and rollout in one.rollouts)
+        return next((one.read_row(rollout) for one in found), None)
+
+    # -- in the checkpoint of an unfinished step ------------------------------------------------------------------------
+
+    def encode(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """(tensors over all rows of all updates, the rest as JSON)."""
+        vectors = {name: torch.cat([one.vectors[name].cpu() for one in self.traced]) for name in VECTORS if self.traced}
+        rows = [{"update": one.update, "rollouts": one.rollouts, "lengths": one.lengths} for one in self.traced]
+        members = [[rollout, update, self.weights[rollout]] for rollout, update in self.newest.items()]
+        return vectors, {"traced": rows, "members": members}
+
+    @classmethod
+    def decode(cls, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> TokenTrace:
+        rows = document["traced"]
+        ends = np.cumsum([0, *(sum(row["lengths"]) for row in rows)]).tolist()
+        traced = [
+            Traced(
+                row["update"],
+                tuple(row["rollouts"]),
+                tuple(row["lengths"]),
+                {name: tensors[name][start:end] for name in VECTORS},
+            )
+            for row, (start, end) in zip(rows, pairwise(ends), strict=True)
+        ]
+        members = document["members"]
+        return cls(traced, {one[0]: one[1] for one in members}, {one[0]: one[2] for one in members})
+
+
+# -- rows of a file ----------------------------------------------------------------------------------------------------
+
+
+def make_token_rows(
+    chosen: Mapping[int, int],
+    rollouts: Sequence[Rollout],
+    examples: Sequence[Example],
+    trace: TokenTrace,
+    updates: int,
+    algorithm: AlgorithmConfig,
+    pieces: PieceReader,
+) -> list[TokenRow]:
+    """Rollouts as rows of a token file. chosen: how many of its tokens are written, by rollout."""
+    by_rollout = {example.rollout: example for example in examples}
+    texts = pieces.read_pieces([rollouts[row].completion.token_ids[:count] for row, count in chosen.items()])
+    rows = []
+    for (row, count), text in zip(chosen.items(), texts, strict=True):
+        rollout, example = rollouts[row], by_rollout.get(row)
+        mask_T = np.zeros(count, bool) if example is None else example.loss_mask_T.numpy()[:count]
+        numbers = {} if example is None else list_numbers(example, trace, algorithm)
+        rows.append(
+            TokenRow(
+                group=rollout.group,
+                sample=rollout.sample,
+                row=row,
+                update=trace.newest.get(row),
+                updates=updates,
+                pieces=text,
+                token_ids=rollout.completion.token_ids[:count],
+                mask=mask_T.tolist(),
+                numbers={name: values_T[:count] for name, values_T in numbers.items()},
+                length=len(rollout.completion.token_ids),
+            )
+        )
+    return rows
+
+
+def list_numbers(example: Example, trace: TokenTrace, algorithm: AlgorithmConfig) -> dict[str, Any]:
+    """Columns over all tokens of a completion, NaN where it is not trained on. What nobody computed is left out."""
+    seen, trained = trace.find(example.rollout), example.trained_tokens
+    vectors: dict[str, Vector] = {"advantage": read_trained(example, example.advantages_T)}
+    if algorithm.data in SAMPLED:
+        vectors["sampling_logprob"] = read_trained(example, example.sampling_logprobs_T)
+    if example.rollout in trace.weights:
+        vectors["weight"] = np.full(trained, trace.weights[example.rollout])
+    if seen is not None:
+        vectors |= seen
+        if not find_named("region", algorithm.region, algorithm.own).traits.needs_ratio:
+            del vectors["ratio"]
+        if example.old_logprobs_T is not None:
+            vectors["old_logprob"] = read_trained(example, example.old_logprobs_T)
+        elif has_ratio(algorithm):  # exactly on-policy: nothing else has trained this policy since it sampled
+            vectors["old_logprob"] = seen["policy_logprob"]
+        if example.ref_logprobs_T is not None:
+            vectors["ref_logprob"] = read_trained(example, example.ref_logprobs_T)
+    elif example.rollout in trace.newest:  # left out of the forward, for nothing pushes on it
+        vectors |= {"coefficient": np.zeros(trained), "clipped": np.zeros(trained)}
+    return {name: spread_over_tokens(values_M, example) for name, values_M in vectors.items()}
+
+
+def read_trained(example: Example, values_T: Tensor) -> Vector:
+    found: Vector = values_T.double().numpy()[example.loss_mask_T.numpy()]
+    return found
+
+
+def spread_over_tokens(values_M: Vector, example: Example) -> Vector:
+    spread_T = np.full(len(example.completion_ids), np.nan)
+    spread_T[example.loss_mask_T.numpy()] = values_M
+    return spread_T

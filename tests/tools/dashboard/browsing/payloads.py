@@ -1,0 +1,73 @@
+"""Texts that would run, load or send something if a page took them for more than text, and addresses that would lead out of the runs.
+
+Each payload of a script calls `canary(N)`, or asks the host canary.invalid for something; the tests listen for both.
+"""
+
+from __future__ import annotations
+
+PAYLOADS = [
+    "<script>canary(0)</script>",
+    "</pre><script>canary(1)</script>",
+    "</script><script>canary(2)</script>",
+    "<img src=x onerror=canary(3)>",
+    '"><img src=x onerror=canary(4)>',
+    "'><img src=x onerror=canary(5)>",
+    "<svg onload=canary(6)>",
+    "</svg><script>canary(7)</script>",
+    "</title><script>canary(8)</script>",
+    "</style><script>canary(9)</script>",
+    "</textarea><script>canary(10)</script>",
+    '" onmouseover="canary(11)" autofocus onfocus="canary(11)" x="',
+    "' onpointerenter='canary(12)' autofocus onfocus='canary(12)' x='",
+    " onload=canary(13) onerror=canary(13) ",
+    "javascript:canary(14)",
+    "JaVa\tScRiPt:canary(15)",
+    "data:text/html,<script>canary(16)</script>",
+    '<a href="javascript:canary(17)" autofocus>x</a>',
+    '<iframe srcdoc="<script>parent.canary(18)</script>"></iframe>',
+    '<iframe src="javascript:parent.canary(19)"></iframe>',
+    '<object data="data:text/html,<script>canary(20)</script>"></object>',
+    '<embed src="//canary.invalid/21">',
+    '<base href="//canary.invalid/22/">',
+    '<meta http-equiv="refresh" content="0;url=//canary.invalid/23">',
+    '<link rel="stylesheet" href="//canary.invalid/24.css">',
+    '<style>@import "//canary.invalid/25.css"</style>',
+    '<div style="background:url(//canary.invalid/26)">x</div>',
+    '<form action="//canary.invalid/27"><button autofocus>x</button></form>',
+    "<details open ontoggle=canary(28)><summary>x</summary></details>",
+    '<video src="//canary.invalid/29" onerror="canary(29)"></video>',
+    "<math><mtext></p><img src=x onerror=canary(30)></mtext></math>",
+    "<noscript><p title='</noscript><img src=x onerror=canary(31)>'></noscript>",
+    "<!--><script>canary(32)</script>-->",
+    "<![CDATA[><script>canary(33)</script>]]>",
+    "{{ canary(34) }}{% raw %}{{ 7*7 }}${canary(34)}<%= canary(34) %>",
+    "\\u003cscript\\u003ecanary(35)\\u003c/script\\u003e",
+    "&lt;script&gt;canary(36)&lt;/script&gt;&#60;img src=x onerror=canary(36)&#62;",
+    '"}];canary(37);//',
+    "\u202e<scr\u0000ipt>canary(38)</scr\u0000ipt><script>canary(38)</script>\u2028canary(38)\u2029",
+    "<scr<script>ipt>canary(39)</scr</script>ipt><x contenteditable onblur=canary(39)>",
+]
+
+TRAVERSALS = [
+    "../outside/secret.txt",
+    "../../outside/secret.txt",
+    "..%2foutside%2fsecret.txt",
+    "%2e%2e/outside/secret.txt",
+    "%2e%2e%2foutside%2fsecret.txt",
+    "..%252foutside%252fsecret.txt",
+    "%252e%252e%252foutside%252fsecret.txt",
+    "..%255coutside%255csecret.txt",
+    "..\\outside\\secret.txt",
+    "..%5coutside%5csecret.txt",
+    "....//outside//secret.txt",
+    "..;/outside/secret.txt",
+    "..%c0%afoutside%c0%afsecret.txt",
+    "..%ef%bc%8foutside%ef%bc%8fsecret.txt",
+    "{outside}/secret.txt",
+    "{quoted}%2fsecret.txt",
+    "file://{outside}/secret.txt",
+    "../outside/secret.txt%00.parquet",
+    "./" * 100 + "../outside/secret.txt",
+    "../" * 60 + "{inner}/secret.txt",
+]
+"""{outside}: the folder beside the runs, {quoted} the same with its slashes as %2f, {inner} without the first slash."""

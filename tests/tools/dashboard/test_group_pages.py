@@ -1,0 +1,311 @@
+"""The pages about groups, prompts, pairs and tokens, through the application: what they show, what they link to, what they refuse."""
+
+import random
+import re
+from html import unescape
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from made_runs import make_rollout, make_run, make_step, make_token_row, write_record
+from starlette.testclient import TestClient
+
+from cohort.observe.rollouts import read_rollouts
+from cohort.tools.dashboard.app import make_app
+from cohort.tools.dashboard.shelf import Shelf
+
+EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\u202e"
+
+
+class Reader(HTMLParser):
+    """Tags with attributes and text; every element that is opened is closed in order."""
+
+    VOID = {"meta", "link", "input", "br", "img", "hr"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.texts = [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", " ".join(self.texts))
+
+    def links(self):
+        return [attributes["href"] for tag, attributes in self.tags if tag == "a"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    evil = [make_rollout(random.Random(5), 2, 0, sample, 3, prompt=EVIL, completion=EVIL) for sample in range(3)]
+    folder = make_run(root, "one", steps=6, rollouts={2: evil})
+    make_run(root, "old", steps=3, indexed=False)
+    pieces = ["seven", " ", "\n", EVIL, "\u200b", "<eos>"]
+    rows = [make_token_row(1, sample, 4 + sample, pieces, advantage=np.full(6, sample - 1.0)) for sample in range(4)]
+    write_record(folder, 4, rows)
+    return root
+
+
+@pytest.fixture(scope="module")
+def client(root):
+    return TestClient(make_app(Shelf([root])), base_url="http://127.0.0.1:8600")
+
+
+def read_page(client, address, status=200):
+    answer = client.get(address)
+    assert answer.status_code == status, answer.text
+    assert "could not be written" not in answer.text
+    reader = Reader(answer.text)
+    assert not [tag for tag, attributes in reader.tags if tag == "script" and "src" not in attributes]
+    assert not [name for _, attributes in reader.tags for name in attributes if name.startswith("on") or name == "style"]
+    assert "alert(1)" not in " ".join(str(tag) for tag in reader.tags if tag[0] in ("script", "img"))
+    return reader
+
+
+PAGES = [
+    "/run/one/groups", "/run/one/groups?show=completions", "/run/one/groups?filter=wrong&order=longest&show=completions&page=2",
+    "/run/one/groups?find=seven", "/run/one/groups?find=nowhere", "/run/one/groups?step=2-3&filter=evidence", "/run/one/group/2/0",
+    "/run/one/group/4/1?text=full", "/run/one/prompt/3", "/pair?a=one&b=old", "/pair?a=one&b=old&step=3&group=1",
+    "/pair?a=one&b=one&step=2&group=0", "/run/one/tokens/4/1/2", "/run/one/tokens/4/1/2?view=table", "/run/one/tokens/2/0/1?colour=logprob",
+    "/run/old/groups", "/run/old/groups?step=1", "/run/old/group/2/1", "/run/old/tokens/2/1/0", "/run/old/prompt/3?step=2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_every_page_is_well_formed_holds_no_markup_of_a_model_and_links_to_pages_that_are_there(client, address):
+    reader = read_page(client, address)
+    links = sorted({link for link in reader.links() if re.match(r"/(run/[^/?]+/|pair)", link)})
+    for link in random.Random(address).sample(links, min(6, len(links))):
+        answer = client.get(link.partition("#")[0])
+        assert answer.status_code in (200, 404), link
+        assert answer.status_code == 200 or "/prompt/" in link or "/group/" in link, link
+
+
+def test_a_group_is_shown_by_advantage_with_everything_that_was_said_of_it(client, root):
+    reader = read_page(client, "/run/one/group/4/1")
+    rows = [row for row in read_rollouts(root / "one" / "rollouts" / "step-000004.parquet") if row["group"] == 1]
+    wanted = sorted(rows, key=lambda row: (-row["advantage"], row["sample"]))
+    shown = [attributes["id"] for tag, attributes in reader.tags if tag == "article" and "id" in attributes]
+    assert shown == [f"sample-{row['sample']}" for row in wanted]
+    for row in rows:
+        assert f"gold {rows[0]['gold']}" in reader.text
+        assert ("right" if row["success"] else "wrong") in reader.text
+        if row["reward"] is not None:
+            assert f"reward {row['reward']:.4g}" in reader.text
+    assert "correct" in reader.text
+    assert "style" in reader.text
+
+
+def test_a_page_of_a_list_shows_its_rows_and_counts_all(client, root):
+    everything = [row for step in range(1, 7) for row in read_rollouts(root / "one" / "rollouts" / f"step-{step:06d}.parquet")]
+    wrong = [row for row in everything if row["success"] is False]
+    reader = read_page(client, "/run/one/groups?filter=wrong&show=completions")
+    assert f"{len(wrong):,} completions, newest first; page 1 of {-(-len(wrong) // 40)}" in reader.text
+    assert f"wrong {len(wrong)}" in reader.text
+    first = wrong[-1]
+    assert f"/run/one/group/{first['step']}/{first['group']}#sample-{first['sample']}" in reader.links()
+
+
+def test_a_search_says_what_it_read(client, root):
+    reader = read_page(client, "/run/one/groups?find=ELEVEN")
+    rows = [row for step in range(1, 7) for row in read_rollouts(root / "one" / "rollouts" / f"step-{step:06d}.parquet")]
+    hits = [row for row in rows if "eleven" in row["completion"]]
+    assert (
+        f"{len(hits)} completions with “ELEVEN” in the prompts, completions, extracted answers and golds of {len(rows)} completions of steps 6 to 1."
+        in reader.text
+    )
+    assert "Everything in the filter was searched." in reader.text
+
+
+def test_a_search_that_is_not_done_links_to_where_it_goes_on(client, monkeypatch):
+    from cohort.tools.dashboard import groups_page
+
+    monkeypatch.setitem(groups_page.PAGE_SIZE, "completions", 3)
+    reader = read_page(client, "/run/one/groups?find=what&order=oldest")
+    assert "go on searching from step 1" in reader.text
+    link = next(link for link in reader.links() if "at=" in link)
+    again = read_page(client, link)
+    assert not {one for one in reader.links() if "#sample" in one} & {one for one in again.links() if "#sample" in one}
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("/run/one/group/99/0", "step 99 are not kept"),
+        ("/run/one/group/4/77", "Step 4 has groups 0 to 5, and no group 77."),
+        ("/run/one/group/x/0", "a whole number belongs there"),
+        ("/run/one/groups?step=abc", "a step belongs there"),
+        ("/run/one/tokens/4/1/9", "has completions 0 to 3"),
+        ("/run/one/prompt/123456", "No completions of prompt 123456"),
+        ("/pair?a=one", "name two runs"),
+        ("/pair?a=one&b=old&step=5&group=0", "step 5 are not kept"),
+        ("/run/nobody/groups", "no run of this name"),
+    ],
+)
+def test_what_is_not_there_is_said(client, address, words):
+    assert words in read_page(client, address, 404).text
+
+
+def test_without_an_index_the_page_says_what_that_means(client):
+    assert "to filter and search all steps at once the index is needed" in read_page(client, "/run/old/groups").text
+    reader = read_page(client, "/run/old/group/2/1")
+    assert "/run/old/group/1/1" in reader.links()
+    assert "/run/old/group/3/1" in reader.links()
+
+
+def test_the_tokens_of_a_record_are_coloured_by_what_the_address_says(client):
+    reader = read_page(client, "/run/one/tokens/4/1/2?colour=advantage")
+    styles = [
+        attributes["class"] for tag, attributes in reader.tags if tag == "span" and attributes.get("class", "").startswith("t ")
+    ]
+    assert [style.split()[1] for style in styles[-6:]] == ["p2"] * 6  # 1 lies between 0.5 and 1.5
+    assert [style.split()[2:] for style in styles[-6:]] == [[], ["blank"], ["blank"], ["hidden"], ["hidden"], []]
+    assert "⟨U+200B⟩" in reader.text
+    assert "⟨U+202E⟩" in reader.text
+    assert "update 1 of 2" in reader.text
+
+
+def test_the_numbers_for_the_script_are_those_of_the_record(client):
+    numbers = client.get("/data/run/one/tokens/4/1/2").json()
+    assert numbers["total"] == 6
+    columns = dict(zip(numbers["labels"], numbers["columns"], strict=True))
+    assert columns["advantage"] == [1.0] * 6
+    assert columns["ratio"] == pytest.approx([np.exp(0.1)] * 6, rel=1e-5)
+    assert columns["KL (k3)"] == pytest.approx([np.expm1(-0.3) + 0.3] * 6, rel=1e-4)
+    assert numbers["pieces"][1] == "“␣”"
+
+
+def test_a_completion_without_a_record_says_what_is_missing_and_which_key_records_it(client):
+    text = read_page(client, "/run/old/tokens/2/1/0").text
+    assert "Not recorded: ratio, clipped, KL (k3), entropy, gradient coefficient." in text
+    assert "monitors.tokens_every" in text
+
+
+def test_a_long_completion_is_shown_whole_up_to_ten_thousand_tokens_and_then_in_parts(tmp_path):
+    rng = random.Random(1)
+    words = " ".join(rng.choice(["one", "two", "three"]) for _ in range(10_500))
+    make_run(tmp_path, "long", steps=1, rollouts={1: [make_rollout(rng, 1, 0, 0, 1, completion=words)]})
+    client = TestClient(make_app(Shelf([tmp_path])), base_url="http://127.0.0.1:8600")
+    first, second = (read_page(client, f"/run/long/tokens/1/0/0{query}") for query in ("", "?at=10400"))
+    assert sum(attributes.get("class", "").startswith("t ") for tag, attributes in first.tags if tag == "span") == 10_000 + 7
+    assert sum(attributes.get("class", "").startswith("t ") for tag, attributes in second.tags if tag == "span") == 500 + 7
+    assert "10,001 to 10,500" in first.text
+    numbers = client.get("/data/run/long/tokens/1/0/0?at=10400").json()
+    assert (numbers["first"], len(numbers["ids"])) == (10_000, 500)
+
+
+def test_two_runs_with_the_same_seed_are_said_to_share_their_noise_and_part_where_they_part(tmp_path):
+    rng = random.Random(2)
+    left = [make_rollout(rng, 1, 0, sample, 3, completion=text) for sample, text in enumerate(["a b c", "same same"])]
+    right = [make_rollout(rng, 1, 0, sample, 3, completion=text) for sample, text in enumerate(["a b d", "same same"])]
+    for name, rollouts, seed in (("a", left, 4), ("b", right, 4), ("c", right, 5)):
+        make_run(tmp_path, name, steps=1, seed=seed, rollouts={1: rollouts})
+    client = TestClient(make_app(Shelf([tmp_path])), base_url="http://127.0.0.1:8600")
+    answer = client.get("/pair?a=a&b=b&step=1&group=0").text
+    assert "The noise is the same, so every difference between the completions is the policy" in unescape(answer)
+    assert "They part at token 3" in answer
+    assert "a b <mark>c</mark>" in answer
+    assert "a b <mark>d</mark>" in answer
+    assert "1 of 2 completions are the same, token by token." in answer
+    other = client.get("/pair?a=a&b=c&step=1&group=0").text
+    assert "The noise is not known to be the same: seed (the noise is another)." in other
+
+
+def test_advantages_and_rewards_of_a_broken_file_cost_a_sentence(tmp_path):
+    folder = make_run(tmp_path, "torn", steps=3, rollouts={2: make_step(random.Random(0), 2)})
+    folder.rollouts_file(2).write_bytes(folder.rollouts_file(2).read_bytes()[: 1 << 9])
+    client = TestClient(make_app(Shelf([tmp_path])), base_url="http://127.0.0.1:8600", raise_server_exceptions=False)
+    reader = read_page(client, "/run/torn/groups")
+    assert "rollouts/step-000002.parquet cannot be read" in reader.text
+    for place in ("group/2/0", "tokens/2/0/0"):
+        answer = client.get(f"/run/torn/{place}")
+        assert answer.status_code == 404
+        assert "rollouts/step-000002.parquet cannot be read" in answer.text
+        assert str(tmp_path) not in answer.text
+
+
+def test_a_completion_that_a_finding_names_says_which(tmp_path):
+    folder = make_run(tmp_path, "named", steps=2)
+    event = '{"time": 1, "step": 2, "kind": "finding", "name": "x", "what": "Copies are <b>paid</b>.", "rows": [[2, 5], [1, 0], "odd", [2]]}'
+    folder.events_file.write_text(f'{event}\n{{"kind": "finding", "rows": 7}}\nnot json\n')
+    client = TestClient(make_app(Shelf([tmp_path])), base_url="http://127.0.0.1:8600")
+    assert "Evidence: Copies are <b>paid</b>." in read_page(client, "/run/named/group/2/1").text  # row 5 is in group 1
+    assert "Evidence:" not in read_page(client, "/run/named/group/2/0").text
+    assert "Evidence:" in read_page(client, "/run/named/group/1/0").text
+
+
+def test_groups_with_recorded_tokens_are_found_and_tables_are_files(client):
+    reader = read_page(client, "/run/one/groups?step=4")
+    assert "Single tokens are recorded in step 4" in reader.text
+    assert reader.text.count("tokens recorded") == 1
+    lines = client.get("/csv/run/one/group/4/1?item=the-group-in-numbers").text.splitlines()
+    assert lines[0] == "completion,verdict,reward,correct,style,advantage,tokens,extracted,end"
+    assert len(lines) == 1 + 4
+    files = [link for link in read_page(client, "/run/one/tokens/4/1/2?view=table").links() if link.startswith("/csv")]
+    lines = client.get(files[0]).text.splitlines()
+    assert lines[0].startswith("place,token,id,advantage,ratio,clipped,KL (k3),entropy,log-prob,gradient coefficient,")
+    assert len(lines) == 1 + 6
+    assert client.get("/svg/run/one/prompt/3?item=success-of-this-prompt").headers["content-type"].startswith("image/svg+xml")
+
+
+STRANGE = {
+    "numbers for texts": lambda table: replace_column(table, "completion", pa.array(range(len(table)))),
+    "texts for rewards": lambda table: replace_column(table, "reward", pa.array(["x"] * len(table))),
+    "texts for verdicts": lambda table: replace_column(table, "success", pa.array(["yes"] * len(table))),
+    "texts for tokens": lambda table: replace_column(table, "completion_ids", pa.array(["zz"] * len(table))),
+    "records for tokens": lambda table: replace_column(table, "completion_ids", pa.array([{"a": 1}] * len(table))),
+    "too few log-probs": lambda table: replace_column(table, "sampling_logprobs", pa.array([[1.0]] * len(table))),
+    "bytes for texts": lambda table: replace_column(table, "completion", pa.array([b"\xff"] * len(table), pa.binary())),
+    "a number for faults": lambda table: replace_column(table, "faults", pa.array([7] * len(table))),
+    "endless advantages": lambda table: replace_column(table, "advantage", pa.array([float("inf")] * len(table))),
+    "nothing in it": lambda table: pa.table({field.name: pa.nulls(len(table), field.type) for field in table.schema}),
+    "no groups": lambda table: table.drop_columns(["group"]),
+    "no rows": lambda table: table.slice(0, 0),
+}
+
+
+def replace_column(table, name, values):
+    return table.set_column(table.schema.get_field_index(name), name, values)
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_file_of_a_stranger_costs_a_sentence_and_never_the_page(tmp_path, kind, indexed):
+    folder = make_run(tmp_path, "strange", steps=1, indexed=indexed)
+    with folder.rollouts_file(1).open("rb") as stream:
+        table = pq.read_table(stream)
+    pq.write_table(STRANGE[kind](table), folder.rollouts_file(1))
+    pq.write_table(pa.table({"group": [1], "sample": [0], "pieces": [7]}), folder.tokens_file(1))
+    client = TestClient(make_app(Shelf([tmp_path])), base_url="http://127.0.0.1:8600")
+    places = (
+        "groups",
+        "groups?show=completions",
+        "groups?find=seven",
+        "group/1/0",
+        "prompt/3",
+        "tokens/1/0/0",
+        "tokens/1/0/0?view=table",
+    )
+    for address in [f"/run/strange/{place}" for place in places] + ["/pair?a=strange&b=strange&step=1&group=0"]:
+        answer = client.get(address)
+        assert answer.status_code in (200, 404), address
+        assert "could not be written" not in answer.text, address
+    assert client.get("/data/run/strange/tokens/1/0/0").status_code in (200, 404)

@@ -1,0 +1,90 @@
+"""How often a page is made: not while nothing was written, and no sooner than 80 times what it costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from cohort.errors import NotFound
+from cohort.tools.dashboard.pace import MAX_KEPT, SPARED, Pace
+from cohort.tools.dashboard.shelf import Shelf
+from cohort.tools.dashboard.view import Page, View
+
+
+class World:
+    """A clock that is moved by hand, and pages that cost what is said."""
+
+    def __init__(self, folder, cost=0.5):
+        self.now, self.spent, self.cost, self.made = 100.0, 0.0, cost, 0
+        self.shelf = Shelf([folder])
+        self.pace = Pace(clock=lambda: self.now, cpu=lambda: self.spent)
+
+    def make(self):
+        self.made += 1
+        self.spent += self.cost
+        return Page("x", [("told", f"made {self.made} times")])
+
+    def ask(self, path="/run/one", **words):
+        view = View(path, {"name": "one"}, tuple(words.items()))
+        return self.pace.write(self.shelf, view, self.make, lambda page, view: str(self.made))
+
+
+@pytest.fixture
+def world(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "metrics.jsonl").write_text('{"step": 1}\n')
+    return World(tmp_path)
+
+
+def append(world):
+    file = world.shelf.roots[0] / "one" / "metrics.jsonl"
+    file.write_text(file.read_text() + '{"step": 2}\n')
+
+
+def test_nothing_written_nothing_made(world):
+    first = world.ask()
+    world.now += 10_000
+    assert world.ask() is first
+    assert world.made == 1
+
+
+def test_what_was_written_is_shown_after_eighty_times_its_cost(world):
+    world.ask()
+    append(world)
+    world.now += 0.99 * SPARED * world.cost
+    assert world.ask().sections == "1"
+    world.now += 0.02 * SPARED * world.cost
+    assert world.ask().sections == "2"
+
+
+def test_following_runs_takes_less_than_an_eightieth_of_a_core_however_many_pages_are_open(world):
+    pages = [{"smooth": str(number)} for number in range(5)]
+    for page in pages:
+        world.ask(**page)
+    opened, begun = world.spent, world.now
+    for _ in range(4000):
+        world.now += 1.0
+        append(world)
+        world.ask(**pages[int(world.now) % 5])
+    assert world.made > 50
+    assert (world.spent - opened) / (world.now - begun) <= 1.02 / SPARED  # the last one is not yet waited for
+
+
+def test_a_page_that_was_never_opened_waits_for_nothing(world):
+    world.ask()
+    append(world)
+    world.now += 1
+    assert world.ask(smooth="5").sections == "2"
+
+
+def test_what_is_kept_is_bounded_also_of_addresses_that_lead_nowhere(world):
+    for number in range(3 * MAX_KEPT):
+        world.ask(find=str(number))
+
+    def refuse():
+        raise NotFound("nothing")
+
+    for number in range(50):
+        with pytest.raises(NotFound):
+            world.pace.write(world.shelf, View(f"/nowhere/{number}"), refuse, lambda page, view: "")
+    assert len(world.pace._kept) == MAX_KEPT
+    assert len(world.pace._locks) == MAX_KEPT
