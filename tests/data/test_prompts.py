@@ -118,7 +118,9 @@ def test_functions_are_called_with_their_arguments_and_the_seed(tmp_path, monkey
         tmp_path / "local_prompts_of_a_test.py",
         "def listed(count, seed):\n    return [{'prompt': f'{seed}:{i}'} for i in range(count)]\n"
         "def endless():\n    i = 0\n    while True:\n        yield {'prompt': str(i)}\n        i += 1\n"
-        "def number():\n    return 3\n",
+        "def number():\n    return 3\n"
+        "def sided(split='all'):\n    return [{'prompt': split}]\n"
+        "def must_know(split):\n    return [{'prompt': split}]\n",
     )
     name = "local_prompts_of_a_test"
     assert load_rows(config(source=f"{name}:listed", args={"count": 2}), 7) == [{"prompt": "7:0"}, {"prompt": "7:1"}]
@@ -129,6 +131,11 @@ def test_functions_are_called_with_their_arguments_and_the_seed(tmp_path, monkey
     refused(r"listed\(count, seed\) cannot be called with.*'count'", source=f"{name}:listed")
     refused("did you mean 'endless'", source=f"{name}:endles")
     refused("not int", source=f"{name}:number")
+    told = [({"split": "held_out"}, "held_out"), ({}, "all"), ({"split": "held_out", "args": {"split": "mine"}}, "mine")]
+    for words, expected in told:
+        assert load_rows(config(source=f"{name}:sided", **words), 7) == [{"prompt": expected}]
+    assert load_rows(config(source=f"{name}:must_know"), 7) == [{"prompt": "train"}]
+    refused(r"prompts\.split: .*listed has no splits", source=f"{name}:listed", split="held_out", args={"count": 1})
     refused("cannot import no_such_module_here", source="no_such_module_here:f")
 
 

@@ -219,19 +219,29 @@ def load_hub(config: PromptsConfig, section: str) -> Iterable[Any]:
 
 
 def call_function(source: str, config: PromptsConfig, seed: int, section: str) -> Iterable[Any]:
+    """The rows of a user's function, which is told seed and split where it has a parameter of that name."""
     function = import_function(source, section)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         signature = None
-    takes_seed = signature is not None and "seed" in signature.parameters and "seed" not in config.args
-    arguments = {**config.args, **({"seed": seed} if takes_seed else {})}
+    parameters = {} if signature is None else signature.parameters
+    told = {"seed": seed} if "seed" in parameters else {}
+    named = config.split != PromptsConfig.model_fields["split"].default
+    if "split" in parameters and (named or parameters["split"].default is inspect.Parameter.empty):
+        told["split"] = config.split
+    arguments = {**told, **config.args}
     if signature is not None:
         try:
             signature.bind(**arguments)
         except TypeError as problem:
             raise PromptError(f"{section}.args: {source}{signature} cannot be called with {arguments}: {problem}") from None
-    return read_python_rows(function(**arguments), config.split, section)
+    rows = function(**arguments)
+    if named and "split" not in arguments and not isinstance(rows, Mapping):
+        raise PromptError(
+            f"{section}.split: {source} has no splits; remove split = {config.split!r}, give it a parameter split, or let it return a DatasetDict"
+        )
+    return read_python_rows(rows, config.split, section)
 
 
 def import_function(source: str, section: str) -> Callable[..., Any]:
