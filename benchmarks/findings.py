@@ -228,8 +228,12 @@ def has_risen(looks: Mapping[int, Mapping[str, float]]) -> bool:
 
 
 def choose_finding(record: Record) -> tuple[str, Record] | None:
-    """The expected finding that was said first as an alarm, else as a warning; information does not count."""
+    """The expected finding that was said first, as an alarm or a warning; information does not count.
+
+    Nor does a fall that no later look bears out: healthy runs are warned of one too.
+    """
     named = [(name, record["found"][name]) for name in record["expected"] if name in record["found"]]
+    named = [(name, one) for name, one in named if name != "held_out_falls" or record["fell"] is not None]
     told = [(name, one) for name, one in named if one["level"] in ("alarm", "warning")]
     return min(told, key=lambda pair: pair[1]["step"], default=None)
 
@@ -241,18 +245,26 @@ def measure_lead(record: Record) -> int | None:
     return None if found is None else harmed - found[1]["step"]
 
 
+def has_failed(record: Record) -> bool:
+    """Whether the run did what it was made for: held-out performance fell, or never rose. A hole that no policy found harms nobody."""
+    return record["fell"] is not None or not record["rose"]
+
+
 def list_alarms(record: Record) -> list[str]:
     return [name for name, one in record["found"].items() if one["level"] == "alarm"]
 
 
 def summarize(records: Sequence[Record]) -> Record:
     """The figures of docs/results.md."""
-    failed = [one for one in records if one["kind"] == "pathology"]
+    made = [one for one in records if one["kind"] == "pathology"]
+    failed = [one for one in made if has_failed(one)]
     healthy = [one for one in records if one["kind"] == "healthy"]
     found = [one for one in failed if choose_finding(one)]
     leads = sorted(lead for one in found if (lead := measure_lead(one)) is not None)
     alarmed = [one for one in healthy if list_alarms(one)]
     return {
+        "made_to_fail": len(made),
+        "learned_all_the_same": [f"{one['name']}.{one['seed']}" for one in made if not has_failed(one)],
         "pathologies": len({one["name"] for one in failed}),
         "runs": len(failed),
         "found": len(found),

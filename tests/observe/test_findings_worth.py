@@ -72,6 +72,9 @@ def said(step, level="warning", alarm=None):
 def test_only_an_expected_finding_counts_and_the_lead_is_to_the_fall_or_to_the_end():
     assert findings.choose_finding(record(found={"clipping": said(3, "alarm", 3)})) is None
     assert findings.choose_finding(record(found={"copies": said(3, "info")})) is None
+    fallen = {"found": {"held_out_falls": said(10)}, "expected": ["held_out_falls"]}
+    assert findings.choose_finding(record(**fallen)) is None  # it came back, as in healthy runs
+    assert findings.choose_finding(record(fell=10, **fallen))[0] == "held_out_falls"
     found = record(fell=20, found={"copies": said(9, "alarm", 12), "clipping": said(3)})
     assert findings.choose_finding(found)[0] == "copies"
     assert findings.measure_lead(found) == 11
@@ -89,10 +92,12 @@ def test_the_figures_are_counted():
         record(fell=5, found={"copies": said(6)}, name="b"),
         record(name="c"),
         record(found={"copies": said(10)}, name="d"),
+        record(rose=True, found={"copies": said(10)}, name="e"),  # nobody found the hole: nothing to find
     ]
     figures = findings.summarize([*failed, *healthy])
     assert (figures["pathologies"], figures["found"], figures["found_by_alarm"]) == (4, 3, 1)
     assert figures["missed"] == ["c.0"]
+    assert (figures["made_to_fail"], figures["learned_all_the_same"]) == (5, ["e.0"])
     assert (figures["fell"], figures["never_rose"]) == (2, 2)
     assert figures["median_lead"] == 11  # of -1, 11 and 40
     assert (figures["found_and_fell"], figures["found_before_the_fall"]) == (2, 1)

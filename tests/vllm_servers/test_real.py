@@ -73,10 +73,10 @@ def served(tmp_path_factory):
 
 
 @torch.no_grad()
-def compare(policy, completions, sampling):
+def compare(policy, completions, sampling, prompts=PROMPTS):
     """(largest difference of log-probs, tokens that are not the argmax, tokens)."""
     worst, other, count = 0.0, 0, 0
-    for request, one in zip(make_requests(PROMPTS, sampling.group_size), completions, strict=True):
+    for request, one in zip(make_requests(prompts, sampling.group_size), completions, strict=True):
         size = len(one.token_ids)
         logits_TV = policy.model(torch.tensor([[*request.prompt.token_ids, *one.token_ids]])).logits[0, -size - 1 : -1]
         ids_T = torch.tensor(one.token_ids)
@@ -108,6 +108,18 @@ def test_after_every_push_greedy_is_the_argmax_and_log_probs_agree(served, tmp_p
                 assert other == 0
         assert engine.generate(make_requests(PROMPTS, 4), sampled, NOISE) == completions
         train(policy)
+    engine.close()
+
+
+def test_more_prompts_than_one_batch_of_tokens_holds(served, tmp_path):
+    """8,000 tokens of prompts at once: a prompt cut in two parts, of a request with a seed, ends a server on a CPU."""
+    prompts = [Prompt(place, "", {}, tuple(3 + (7 * place + n) % 250 for n in range(200))) for place in range(40)]
+    policy, sampling = make_policy(), Sampling(1, 0.7, 8, (2,))
+    engine = connect(policy, [served[0].url], tmp_path)
+    engine.sync(policy.read_weights(), 0)
+    worst, _, count = compare(policy, engine.generate(make_requests(prompts, 1), sampling, NOISE), sampling, prompts)
+    assert count > 40
+    assert worst <= LIMIT
     engine.close()
 
 

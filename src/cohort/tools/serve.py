@@ -223,7 +223,10 @@ def list_flags(recipe: Recipe, installed: Installed, model: str) -> list[str]:
         flags += ["--weight-transfer-config", json.dumps({"backend": "cohort"})]
     if recipe.vllm.push == "adapter":
         flags += ["--enable-lora", "--max-lora-rank", str(find_lora_rank(settings.lora.rank))]
-    return [*flags, *(["--enforce-eager", "--kv-cache-memory-bytes", str(CPU_CACHE_BYTES)] if installed.on_cpu else [])]
+    if installed.on_cpu:
+        # A prompt in two parts takes back the number that its first part drew, which torch's generator for a CPU cannot: the server dies.
+        flags += ["--enforce-eager", "--kv-cache-memory-bytes", str(CPU_CACHE_BYTES), "--no-enable-chunked-prefill"]
+    return flags
 
 
 def find_lora_rank(rank: int) -> int:
