@@ -212,7 +212,23 @@ def run_in_loop(task: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T
     """The result of a coroutine, in a loop of its own; in a notebook, where this thread has one running, in another thread."""
 
     def run() -> T:
-        return asyncio.run(task())
+        caught: list[BaseException] = []
+
+        def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            """A loop logs what its callbacks raise and goes on, but for KeyboardInterrupt; a signal that comes there is no less one."""
+            problem = context.get("exception")
+            if "handle" not in context or problem is None or isinstance(problem, Exception):
+                loop.default_exception_handler(context)
+                return
+            caught.append(problem)
+            raise KeyboardInterrupt
+
+        with asyncio.Runner() as runner:
+            runner.get_loop().set_exception_handler(handle)
+            try:
+                return runner.run(task())
+            except KeyboardInterrupt:
+                raise caught[0] if caught else KeyboardInterrupt from None
 
     try:
         asyncio.get_running_loop()

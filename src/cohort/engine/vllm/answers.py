@@ -120,5 +120,7 @@ class AnswerReader:
                 )
             if int(version) not in versions:
                 raise BadAnswer(f"version {version} sampled it, and it was asked of {versions.start} to {versions.stop - 1}")
+            if found and int(version) < found[-1][0]:
+                raise BadAnswer(f"version {version} sampled it after version {found[-1][0]}")
             found.append((int(version), end - start))
         return tuple(found)

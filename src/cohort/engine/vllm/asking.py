@@ -8,7 +8,6 @@ for moves on. That is the deadline of a request, which may otherwise be as long 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any
 
 from cohort.engine.vllm.answers import BYTES_PER_TOKEN, GENERATE, AnswerReader, BadAnswer, OtherWeights
 from cohort.engine.vllm.client import MOST_BYTES, Server, ServerLost, ServerRefused
-from cohort.engine.vllm.fleet import Fleet
+from cohort.engine.vllm.fleet import TOKENS, WAITING, Fleet
 from cohort.errors import EngineError
 from cohort.types import Completion, Request
 
@@ -25,11 +24,10 @@ TRIES = 3
 FIRST_LOOK_S, LOOK_EVERY_S = 0.2, 1.0
 STALLED = 4
 """Limits without a single token, while requests wait, after which a server that still gives its label is lost too."""
+MOST_LOSSES = 10
+"""Of servers, one after the other, while they complete one and the same prompt: then it is the prompt, or the address, that is at fault."""
 LONGEST_S = 7 * 86400.0
 """Of a request; the watch over its server ends it long before."""
-NUMBER = rb"([0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[+-]?[0-9]{1,2})?)"
-WAITING = re.compile(rb"^vllm:num_requests_waiting(?:\{[^}]*\})? " + NUMBER + rb"$", re.MULTILINE)
-TOKENS = re.compile(rb"^vllm:(?:generation|prompt)_tokens_total(?:\{[^}]*\})? " + NUMBER + rb"$", re.MULTILINE)
 
 
 @dataclass(eq=False)
@@ -41,6 +39,7 @@ class Job:
     body: dict[str, Any]
     most_tokens: int
     failures: int = 0
+    losses: int = 0
     moved: bool = False
 
 
@@ -74,20 +73,36 @@ class Asking:
         self.running: dict[Server, set[asyncio.Task[Any]]] = {server: set() for server in self.fleet.servers}
         tasks = [asyncio.create_task(self.complete(job)) for job in jobs]
         watchers = [asyncio.create_task(self.watch(server)) for server in self.fleet.servers]
+        done = asyncio.gather(*tasks)
+        all_of_them: list[asyncio.Future[Any]] = [done, *watchers]
         try:
-            await asyncio.gather(*tasks)
+            # A watch ends only by what nobody has foreseen, or by a signal that came while it looked.
+            for ended in (await asyncio.wait(all_of_them, return_when=asyncio.FIRST_COMPLETED))[0]:
+                ended.result()
         finally:
             for task in (*tasks, *watchers):
                 task.cancel()
-            await asyncio.gather(*tasks, *watchers, return_exceptions=True)
+            await asyncio.gather(*tasks, *watchers, done, return_exceptions=True)
 
     async def complete(self, job: Job) -> None:
         while (server := self.fleet.choose(job.request.draw)) is not None:
             self.moved += job.moved
             async with self.turns[server]:
-                if server.ready and await self.try_server(job, server):
-                    return
+                if server.ready:
+                    if await self.try_server(job, server):
+                        return
+                    if not server.ready:
+                        self.count_loss(job, server)
             job.moved = not server.ready
+
+    def count_loss(self, job: Job, server: Server) -> None:
+        """A server was lost with this job on it; one after the other, and the run would never end."""
+        job.losses += 1
+        if job.losses == MOST_LOSSES:
+            raise EngineError(
+                f"servers were lost {MOST_LOSSES} times while they completed prompt {job.request.prompt.index}, the last one so: {server.lost}. Look "
+                "into its log; each address of sampling.servers must lead to one server and always to the same."
+            )
 
     async def try_server(self, job: Job, server: Server) -> bool:
         """Whether it gave the completion. If not, it may be asked again, or it is lost."""

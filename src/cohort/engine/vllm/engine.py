@@ -54,7 +54,9 @@ FINGERPRINTED = 64
 
 def make_vllm(setup: EngineSetup) -> tuple[VllmEngine, str]:
     if setup.remote is None:
-        raise EngineError("it needs the policy itself, to push its weights; an engine of a bare model has none.")
+        raise EngineError(
+            'sampling.engine: "vllm" needs the policy itself, to push its weights; an engine of a bare model has none.'
+        )
     engine = VllmEngine(setup)
     count = len(engine.fleet.servers)
     push = setup.remote.settings.push
@@ -173,11 +175,20 @@ class VllmEngine:
         for server in given:
             if not server.proven and self.is_unchanged():  # else at the next sync
                 with lose_silent(self.fleet, server):
-                    version = int(self.label.rpartition(".")[2])
-                    prove_server(self.fleet, server, self.policy, self.make_reader(()), self.model, version)
-                    server.proven = True
+                    server.proven = self.prove(server)
             if not server.lost:
                 server.given = target
+
+    def prove(self, server: Server) -> bool:
+        """Whether its answers are the policy's own. False: an update came in between, and what was compared says nothing."""
+        version = int(self.label.rpartition(".")[2])
+        try:
+            prove_server(self.fleet, server, self.policy, self.make_reader(()), self.model, version)
+        except EngineError:
+            if self.is_unchanged():
+                raise
+            return False
+        return True
 
     def has_weights(self) -> bool:
         """Whether the weights of the last sync can still be given to somebody."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,9 @@ LOOK_S = 3.0
 """For a server that was lost before: the others do not wait longer for it."""
 DYING_S = 2.0
 """From the death of a worker until its server is silent; half a second where it was measured."""
+NUMBER = rb"([0-9]{1,30}(?:\.[0-9]{1,30})?(?:e[+-]?[0-9]{1,2})?)"
+WAITING = re.compile(rb"^vllm:num_requests_waiting(?:\{[^}]*\})? " + NUMBER + rb"$", re.MULTILINE)
+TOKENS = re.compile(rb"^vllm:(?:generation|prompt)_tokens_total(?:\{[^}]*\})? " + NUMBER + rb"$", re.MULTILINE)
 Said = Mapping[Server, Any]
 """What each server answered: JSON, or a ServerLost or ServerRefused."""
 
@@ -87,6 +91,15 @@ class Fleet:
                 self.say(f"{server.address} answers again; it is given the weights before it is used")
             server.lost, server.seen = "", label
         return [server for server in self.servers if not server.lost]
+
+    def read_metrics(self, server: Server) -> bytes:
+        """What it counts, in the form of Prometheus; nothing where it has no such route. Raises ServerLost."""
+        try:
+            return run_in_loop(lambda: server.fetch("/metrics", limit_s=self.limit_s), 2 * self.limit_s).body
+        except ServerRefused as problem:
+            if problem.status >= 500:
+                raise ServerLost(str(problem)) from None
+            return b""
 
     def look_again(self) -> list[Server]:
         """A moment after something was refused: a server that dies answers that it cannot, and only then no more."""

@@ -18,7 +18,7 @@ from cohort.engine.mismatch import find_mismatch_limit
 from cohort.engine.sampling import sampling_mode
 from cohort.engine.vllm.answers import GENERATE, AnswerReader, BadAnswer, OtherWeights, write_request
 from cohort.engine.vllm.client import Server, ServerLost, ServerRefused
-from cohort.engine.vllm.fleet import Fleet
+from cohort.engine.vllm.fleet import TOKENS, Fleet
 from cohort.errors import EngineError
 from cohort.model.policy import Policy
 from cohort.types import Completion, NoiseKey, Prompt, Request, Sampling
@@ -49,6 +49,10 @@ def check_server(fleet: Fleet, server: Server, longest: int) -> None:
         raise EngineError(
             f"{server.address} takes sequences of {length} tokens, and this run has some of {longest}. Start it with --max-model-len {longest} or more "
             "(`cohort serve` does), or lower sampling.max_completion_tokens."
+        )
+    if not TOKENS.search(fleet.read_metrics(server)):
+        raise EngineError(
+            f"{server.address}/metrics counts no tokens, so whether it still samples could not be told. Start it without --disable-log-stats."
         )
 
 
