@@ -26,21 +26,23 @@ def train_ahead(parts: TrainingParts, state: TrainState, until: int) -> None:
     state.attach(ahead.name, ahead)
     for sentence in (*ahead.describe(), *leave_others(state)):
         parts.monitors.on_message(sentence)
-    for step in state.remaining_steps(until):
-        watch = Stopwatch(parts.policy.wait, parts.world)
+    try:
+        for step in state.remaining_steps(until):
+            watch = Stopwatch(parts.policy.wait, parts.world)
 
-        if state.batch is None:  # a run resumed inside a step goes on with the batch it had
-            ahead.begin(step, until)
-            collected = ahead.take(step, watch)
-            credited = credit_tokens(collected, parts.models, parts.recipe, step, state.kl_coef, watch)
-            state.begin_batch(make_batch(credited, watch))
+            if state.batch is None:  # a run resumed inside a step goes on with the batch it had
+                ahead.begin(step, until)
+                collected = ahead.take(step, watch)
+                credited = credit_tokens(collected, parts.models, parts.recipe, step, state.kl_coef, watch)
+                state.begin_batch(make_batch(credited, watch))
 
-        update_policy(parts, state, watch)
-        ahead.settle(watch)
-        observe_step(parts, state, watch)
-        finish_step(parts, state)
-        save_if_due(parts, state)
-    ahead.close()
+            update_policy(parts, state, watch)
+            ahead.settle(watch)
+            observe_step(parts, state, watch)
+            finish_step(parts, state)
+            save_if_due(parts, state)
+    finally:
+        ahead.close()  # what it holds can still be saved
     state.detach(ahead.name)
 
 

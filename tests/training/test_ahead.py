@@ -167,6 +167,26 @@ def test_sampling_that_fails_ends_the_run_and_a_resume_samples_anew(tmp_path, mo
     assert [row["step"] for row in rows_of(tmp_path / "run")] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("refills", [0, 2])
+def test_no_thread_outlives_its_run_however_it_ends(tmp_path, monkeypatch, refills):
+    """Each would keep the policy in memory. With refills the sampler still needs the scorer after the run has ended."""
+    before, finish = set(threading.enumerate()), TrainState.finish_step
+
+    def interrupt(self: TrainState) -> None:
+        finish(self)
+        raise Interrupted("SIGTERM")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainState, "finish_step", interrupt)
+        run = train_tiny(tmp_path, **SMALL, **{"ahead.lag": 2, "algorithm.refill_rounds": refills})
+    assert run.status == "interrupted"
+    assert len(read_batches(run.folder)) == 2
+    for thread in set(threading.enumerate()) - before:
+        if thread.name in ("sampler", "scorer"):
+            thread.join(20)
+            assert not thread.is_alive(), thread.name
+
+
 def test_waiting_has_a_limit_with_words(tmp_path, monkeypatch):
     never = threading.Event()
     monkeypatch.setattr(RewardJudge, "score", lambda *_: never.wait(20))

@@ -154,9 +154,9 @@ class Ahead:
         return lines if lag else lines[1:]
 
     def close(self) -> None:
-        """The threads end with what they have begun."""
+        """The threads end with what they have begun; the scorer last, for a refill waits for what it says."""
+        self.sampler.submit(self.scorer.close)
         self.sampler.close()
-        self.scorer.close()
 
     # -- in this thread --------------------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class InFlight:
         self.changed = threading.Condition()
         self.asking = Worker("sampler", min(self.most, MOST_THREADS))
         self.scorer = Worker("scorer")
-        self.restored = False
+        self.restored = self.closed = False
 
     # -- what the loop calls ---------------------------------------------------------------------------------------------
 
@@ -133,7 +133,8 @@ class InFlight:
         ]
 
     def close(self) -> None:
-        """The threads end with what they have begun."""
+        """The threads end with what they have begun; what nobody has taken up is not begun any more."""
+        self.closed = True
         self.asking.close()
         self.scorer.close()
 
@@ -207,7 +208,8 @@ class InFlight:
     def _guard(self, work: Any) -> None:
         """A problem is raised where the groups are waited for."""
         try:
-            work()
+            if not self.closed:
+                work()
         except BaseException as problem:
             with self.changed:
                 self.problem = self.problem or problem
