@@ -7,10 +7,12 @@ import contextlib
 import json
 import math
 import os
+import queue
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,12 +20,13 @@ import numpy as np
 import pytest
 import test_rewards_zoo as zoo
 
-from cohort.base.threads import split_evenly
+from cohort.base.threads import split_evenly, start_thread
 from cohort.errors import RewardError
 from cohort.recipe.schema import RewardConfig
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart, Scored, importable_name
 from cohort.rewards.entries import from_message
+from cohort.rewards.pool import Worker
 from cohort.rewards.singles import spread_rows
 from cohort.types import Completion, Prompt
 
@@ -738,6 +741,19 @@ def test_closing_ends_the_workers_and_a_closed_runner_refuses():
     assert all(is_gone(pid) for pid in pids)
     with pytest.raises(RewardError, match="closed"):
         runner.score([prompt()], [completion("x")], step=1, num_steps=1)
+
+
+def test_what_closing_ends_in_the_middle_of_a_call_is_no_fault_of_the_function(monkeypatch):
+    """As when a run is interrupted while a thread of it scores what is sampled ahead."""
+    runner, asked, ended = RewardRunner([RewardPart("f", zoo.hang_on_hang)]).start(), threading.Event(), queue.SimpleQueue()
+    ask = Worker.call_reward
+    monkeypatch.setattr(Worker, "call_reward", lambda *args: (asked.set(), ask(*args))[1])
+    start_thread(lambda: runner.score([prompt()], [completion("hang")], step=1, num_steps=1), ended)
+    assert asked.wait(20)
+    runner.close()
+    _, _, problem = ended.get(timeout=20)
+    assert isinstance(problem, RewardError)
+    assert runner.notes == []
 
 
 PARENT = """

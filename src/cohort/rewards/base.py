@@ -277,7 +277,7 @@ class RewardRunner:
 
     def _note_retry(self, bound: Bound, reply: Failed) -> None:
         """Said once per part: the metric `retried` tells how often."""
-        if not bound.retry_noted:
+        if not bound.retry_noted and not self._closed:  # whoever closes ends the workers, in the middle of a call
             bound.retry_noted = True
             reason = (reply.detail.strip().splitlines() or [reply.kind])[-1]
             self._note(f"reward {bound.name!r}: a call for many completions failed and was repeated one by one ({reason}).")
