@@ -189,7 +189,7 @@ class Session:
         stream = build.make_stream(recipe, encoded)
         state = self._make_or_restore_state(policy, weights, encoded, stream)
         engine, sentence = build.make_engine(recipe, policy, self.folder.root, self._say)
-        build.refuse_ahead(recipe, engine, self.world)
+        build.refuse_ahead(recipe, engine, self.world.is_alone)
         trained = policy.prepare(recipe.model.kernels, recipe.train.activation_checkpointing)
         # The fewest that any rank has room for: another number could flip near-ties.
         slots = state.slots or -self.world.max(-build.choose_slots(recipe, engine, encoded.train, sampling))

@@ -159,6 +159,27 @@ def test_nothing_measured_and_no_known_device_predict_memory_alone(server):
     assert "cohort doctor RUN_FOLDER --ranks N" in printed
 
 
+@pytest.mark.parametrize(("shard", "words"), [("none", ["--ranks", 2]), ("full", [])])
+def test_what_several_ranks_cannot_sample_ahead_is_said_before_they_are_started(server, shard, words):
+    """Alone the same recipe would be in order."""
+    changes = {"cold_start.num_steps": 0, "ahead.lag": 1, "parallel.shard": shard}
+    code, printed = examine(server, write_recipe(server.folder / f"ahead-{shard}.toml", **changes), *words)
+    assert code == 1
+    assert level(printed, "ahead") == "FAILURE"
+    assert "what is sampled ahead comes from servers" in printed
+
+
+def test_a_run_that_sampled_ahead_predicts_no_ranks(server):
+    run = server.folder / "runs" / "sampled-ahead"
+    run.mkdir(parents=True)
+    write_recipe(run / "recipe.toml", **{"cold_start.num_steps": 0, "ahead.lag": 1})
+    row = {"step": 1, "time/update": 12.0, "time/step": 13.0, "rollout/tokens": 1300, "ahead/staleness_max": 1.0}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    code, printed = examine(server, run, "--ranks", 2)
+    assert code == 1
+    assert "it sampled ahead, beside training" in printed
+
+
 def test_what_ranks_would_share_out_is_looked_at_whole(server):
     """Alone there is nobody to share with; the memory that is predicted is that of shares all the same."""
     recipe = write_recipe(server.folder / "shared.toml", **{"cold_start.num_steps": 0, "parallel.shard": "full"})

@@ -415,6 +415,6 @@ def test_several_ranks_sample_ahead_from_servers_alone(tmp_path):
 
     recipe, engine = tiny(tmp_path, **{"ahead.lag": 1}), make_engine(tiny_policy())
     with pytest.raises(EngineError, match=r'ahead.lag: on several ranks.*engine "local"'):
-        refuse_ahead(recipe, engine, Several())
-    refuse_ahead(recipe, engine, World())
-    refuse_ahead(recipe, Servers(), Several())
+        refuse_ahead(recipe, engine, Several().is_alone)
+    refuse_ahead(recipe, engine, World().is_alone)
+    refuse_ahead(recipe, Servers(), Several().is_alone)

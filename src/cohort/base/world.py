@@ -34,6 +34,11 @@ class World:
         """Whether this process owns the run folder and speaks to people."""
         return self.rank == 0
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process holds the policy whole and trains it without others."""
+        return self.size == 1 and not self.in_step
+
     def block(self, count: int) -> slice:
         """This process's share of `count` things: one slice of them, and the shares in the order of ranks are all of them."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)

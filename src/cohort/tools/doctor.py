@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.base.table import make_table
 from cohort.base.world import World
-from cohort.errors import RankError, RunError
+from cohort.errors import EngineError, RankError, RunError
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import Recipe
@@ -23,6 +23,7 @@ from cohort.tools.set_up import check_processes, join_checks, make_shared_folder
 from cohort.training import agreement
 
 if TYPE_CHECKING:
+    from cohort.training.parts import Parts
     from cohort.training.preflight import Check
 
 MARKS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "failure": "[bold red]FAILURE[/]"}
@@ -76,6 +77,7 @@ def examine(world: World, recipe: Recipe, name: str, ranks: int, network_gbit: f
             processes = [Check("warning", "ranks", text)]
         checks = [*processes, *(Check("warning", "recipe", warning) for warning in list_warnings(session.recipe))]
         checks += [Check("failure", "monitors", problem) for problem in find_monitor_problems(recipe)]
+        checks += check_ahead(parts, max(ranks, world.size))
         checks += run_cheap_checks(parts, encoded)
         # Rollouts would only run into what has failed already, and their error would hide the checks.
         if not world.agree(any(check.level == "failure" for check in checks)):
@@ -88,6 +90,18 @@ def examine(world: World, recipe: Recipe, name: str, ranks: int, network_gbit: f
         return join_checks(world, checks), table
 
 
+def check_ahead(parts: Parts, ranks: int) -> list[Check]:
+    """Whether what is looked at alone can be sampled ahead by so many ranks."""
+    from cohort.training.build import refuse_ahead
+    from cohort.training.preflight import Check
+
+    try:
+        refuse_ahead(parts.recipe, parts.engine, ranks <= 1 and parts.recipe.parallel.shard == "none")
+    except EngineError as problem:
+        return [Check("failure", "ahead", str(problem))]
+    return []
+
+
 def read_steps(name: str) -> list[dict[str, Any]]:
     """The rows of a run of one rank; none where `name` is a recipe."""
     run = RunFolder(Path(name))
@@ -96,6 +110,11 @@ def read_steps(name: str) -> list[dict[str, Any]]:
     if ranks != 1:
         raise RunError(
             f"{name}: it ran on {ranks} ranks, and predictions begin with a run on one: name its folder, or a recipe."
+        )
+    if any("ahead/staleness_max" in row for row in rows):
+        raise RunError(
+            f"{name}: it sampled ahead, beside training, so its seconds do not add up to those of a step that ranks share out. Name a run with "
+            "ahead.lag = 0, or a recipe."
         )
     return rows
 

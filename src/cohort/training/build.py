@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from cohort.algorithms.registry import SAMPLED
-from cohort.base.world import World
 from cohort.data.prompt_choice import InformativeChoice
 from cohort.data.prompts import PromptReport, PromptStream, assert_disjoint, describe_split, make_prompts, split_held_out
 from cohort.data.rows import Row, load_rows
@@ -349,14 +348,17 @@ def make_engine(
     return engine, sentence
 
 
-def refuse_ahead(recipe: Recipe, engine: Engine, world: World) -> None:
-    """Sampling ahead is one process's, which an engine of this process can only do for a policy that it holds whole and trains alone."""
+def refuse_ahead(recipe: Recipe, engine: Engine, alone: bool) -> None:
+    """Sampling ahead is one process's, which an engine of this process can only do for a policy that it holds whole and trains alone.
+
+    alone: whether this process does.
+    """
     if recipe.ahead.in_flight and not engine.capabilities.swaps_in_flight:
         raise EngineError(
             f'ahead.in_flight: weights are swapped under completions that are on their way, and engine "{engine.name}" cannot. Use '
             'sampling.engine = "vllm" with sampling.servers, or ahead.lag.'
         )
-    if recipe.ahead.lag and engine.capabilities.shares_weights and (world.size > 1 or world.in_step):
+    if recipe.ahead.lag and engine.capabilities.shares_weights and not alone:
         raise EngineError(
             f'ahead.lag: on several ranks, or with the model cut into slices, what is sampled ahead comes from servers, and engine "{engine.name}" samples with the weights of '
             'this process. Use sampling.engine = "vllm" with sampling.servers, or ahead.lag = 0.'

@@ -104,7 +104,7 @@ def make_source(parts: Parts, state: TrainState, encoded: EncodedData, reference
         engine, _ = make_engine(recipe, policy, parts.folder.root, parts.monitors.on_message)
         engine.slots = parts.engine.slots
     elif samples_ahead(recipe, state):
-        build.refuse_ahead(recipe, engine, parts.world)
+        build.refuse_ahead(recipe, engine, parts.world.is_alone)
         engine = make_snapshot(parts) if engine.capabilities.shares_weights else engine
         return SampledSource(recipe.seed, engine, parts.sampling, policy.read_weights, ALONE)
     return SampledSource(recipe.seed, engine, parts.sampling, policy.read_weights, parts.world)
