@@ -30,6 +30,9 @@ AREAS = {
     "servers": "The vLLM servers that sample (`sampling.servers` alone), as the main rank sees them; `<n>` is a server's place in the list, from 1.",
 }
 
+LARGEST = 1e100
+"""What a reader takes for a number: beyond it sums and squares are infinite, and JSON's whole numbers larger than any float."""
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:

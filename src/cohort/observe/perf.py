@@ -9,13 +9,13 @@ table, so a stage has one name and one description everywhere.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cohort.base.text import write_percent
+from cohort.observe.metrics import LARGEST
 
 if TYPE_CHECKING:
     from cohort.ops.flops import Accelerator, Dimensions
@@ -249,7 +249,7 @@ def list_seconds(rows: Sequence[Row], stage: str) -> list[float]:
     """Of those steps that went through the stage."""
     name = f"time/{stage}"
     values: list[Any] = [row.get(name) for row in rows]
-    return [max(0.0, float(value)) for value in values if type(value) in (float, int) and math.isfinite(value)]
+    return [max(0.0, float(value)) for value in values if type(value) in (float, int) and abs(value) <= LARGEST]
 
 
 def describe_times(rows: Sequence[Row], most: int = 4) -> str:

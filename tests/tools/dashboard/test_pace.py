@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cohort.errors import NotFound
-from cohort.tools.dashboard.pace import MAX_KEPT, SPARED, Pace
+from cohort.tools.dashboard.pace import AGED_S, MAX_KEPT, SPARED, Pace
 from cohort.tools.dashboard.shelf import Shelf
 from cohort.tools.dashboard.view import Page, View
 
@@ -14,14 +14,14 @@ class World:
     """A clock that is moved by hand, and pages that cost what is said."""
 
     def __init__(self, folder, cost=0.5):
-        self.now, self.spent, self.cost, self.made = 100.0, 0.0, cost, 0
+        self.now, self.spent, self.cost, self.made, self.aging = 100.0, 0.0, cost, 0, False
         self.shelf = Shelf([folder])
         self.pace = Pace(clock=lambda: self.now, cpu=lambda: self.spent)
 
     def make(self):
         self.made += 1
         self.spent += self.cost
-        return Page("x", [("told", f"made {self.made} times")])
+        return Page("x", [("told", f"made {self.made} times")], aging=self.aging)
 
     def ask(self, path="/run/one", **words):
         view = View(path, {"name": "one"}, tuple(words.items()))
@@ -45,6 +45,20 @@ def test_nothing_written_nothing_made(world):
     world.now += 10_000
     assert world.ask() is first
     assert world.made == 1
+
+
+def test_a_page_that_tells_of_silence_is_made_again_after_a_minute_of_it(world):
+    world.aging = True
+    world.ask()
+    world.now += AGED_S - 1
+    assert world.ask().sections == "1"
+    world.now += 2
+    assert world.ask().sections == "2"
+    world.cost = 2 * AGED_S / SPARED  # never sooner than its cost allows
+    world.now += AGED_S
+    world.ask()
+    world.now += 1.5 * AGED_S
+    assert world.ask().sections == "3"
 
 
 def test_what_was_written_is_shown_after_eighty_times_its_cost(world):

@@ -109,6 +109,52 @@ def test_a_run_is_running_while_somebody_holds_it_and_unfinished_when_nobody_wri
     assert "running" in text_of(client.get("/run/one").text)
 
 
+def test_a_run_that_was_killed_is_not_called_running_for_ever(tmp_path, monkeypatch):
+    folder = write_run(tmp_path, status="running")
+    client = open_dashboard(tmp_path)
+    addresses = ("/", "/run/one", "/compare?run=one")
+    for address in addresses:
+        assert "running" in text_of(client.get(address).text), address
+    later = folder.stat().st_mtime + 7200.0  # nothing is written, and hours pass
+    monkeypatch.setattr("cohort.tools.dashboard.watched.time.time", lambda: later)
+    monkeypatch.setattr(pace, "AGED_S", 0.0)
+    monkeypatch.setattr(pace, "SPARED", 0.0)
+    for address in addresses:
+        assert "unfinished" in text_of(client.get(address).text), address
+
+
+def test_a_change_has_a_colour_only_where_it_is_more_than_noise(tmp_path):
+    wide, narrow = {"low": 0.3, "high": 0.6}, {"low": 0.7, "high": 0.9}
+    ends = {"before": {"pass@1": {"value": 0.46, **wide}}, "after": {"pass@1": {"value": 0.51, **wide}}}
+    write_run(tmp_path, "noise", status="finished", eval=ends)
+    write_run(tmp_path, "gain", status="finished", eval=ends | {"after": {"pass@1": {"value": 0.8, **narrow}}})
+    page = open_dashboard(tmp_path).get("/").text
+    assert '<span class="same">+5.0</span>' in page
+    assert '<span class="up">+34.0</span>' in page
+    assert text_of(page).count("no clear change") == 1
+
+
+def test_a_run_with_numbers_that_no_float_can_hold_costs_the_others_nothing(tmp_path):
+    write_run(tmp_path, "good")
+    bad = write_run(tmp_path, "bad", status="finished")
+    values = ["NaN", "Infinity", "-1e308", "1e308", "1" + "0" * 400, "-1" + "0" * 400, "true", "null", '"text"', "[1]"]
+    names = ("reward/mean", "reward/success", "time/step", "time/rollout", "loss/total", "rollout/length_mean")
+    lines = [
+        ", ".join(f'"{name}": {values[(step + place) % len(values)]}' for place, name in enumerate(names))
+        for step in range(1, 31)
+    ]
+    rows = "".join(f'{{"step": {step}, {line}}}\n' for step, line in enumerate(lines, 1))
+    (bad / "metrics.jsonl").write_text(rows + '{"step": 1' + "0" * 400 + "}\n")
+    client = open_dashboard(tmp_path)
+    told = text_of(client.get("/").text)
+    assert "2 runs" in told
+    assert "good" in told
+    for address in ("/run/bad", "/compare?run=bad&run=good"):
+        page = client.get(address)
+        assert page.status_code == 200, address
+        assert "could not be written" not in page.text, address
+
+
 def test_runs_that_share_a_name_and_names_that_are_no_addresses_can_all_be_opened(tmp_path):
     strange = ["a b", "<script>alert(1)</script>".replace("/", "|"), "ü%2e%2e", "a_b", "..x", "a?b#c", "nul\x01l"]
     for name in strange:

@@ -10,6 +10,7 @@ from statistics import fmean, variance
 from typing import Any
 
 from cohort.algorithms.named import Own
+from cohort.observe.metrics import LARGEST
 
 Row = Mapping[str, Any]
 
@@ -78,7 +79,8 @@ class History:
 
     def read_values(self, name: str, rows: Sequence[Row]) -> list[float]:
         found = (row.get(name) for row in rows)
-        return [float(v) for v in found if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
+        numbers = (value for value in found if isinstance(value, int | float) and not isinstance(value, bool))
+        return [float(value) for value in numbers if abs(value) <= LARGEST]
 
     def last_values(self, name: str, count: int = WINDOW) -> list[float]:
         return self.read_values(name, self.rows[-count:])

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import islice
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from cohort.errors import RecipeError, RunError
 from cohort.evaluation.estimators import PairedDifference
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.observe.changes import read_change
+from cohort.observe.metrics import LARGEST
 from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.report.charts import Marker
 from cohort.observe.rollouts import read_rollouts
@@ -143,7 +143,7 @@ class RunData:
         values: list[Any] = [row.get(name) for row in self.rows]
         if not {float}.issuperset(map(type, values)):  # seldom, and a run has a hundred metrics in each of ten thousand rows
             values = [as_number(value) for value in values]
-        return [pair for pair in zip(self.step_numbers, values, strict=True) if pair[1] is not None and isfinite(pair[1])]
+        return [pair for pair in zip(self.step_numbers, values, strict=True) if pair[1] is not None and abs(pair[1]) <= LARGEST]
 
     def find_last_values(self, name: str, most: int = 10) -> list[float]:
         """The metric in the last steps that have it."""
@@ -245,7 +245,7 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number, or None for everything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    """A finite number up to LARGEST, or None for everything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    return float(value) if abs(value) <= LARGEST else None

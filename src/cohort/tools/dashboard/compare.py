@@ -55,6 +55,7 @@ def show_comparison(shelf: Shelf, view: View) -> Page:
         [list_them, link_pairs, show_all_losses, *ends, form, show_chosen_curves, show_failures, picker],
         overlay,
         live=True,
+        aging=any(run.status != "finished" for run in runs),
     )
 
 

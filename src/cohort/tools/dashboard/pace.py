@@ -27,6 +27,8 @@ MAX_KEPT = 24
 RUN_WORDS = ("run", "a", "b")
 """Words of a query that name runs."""
 LEAST_WAIT = 2.0
+AGED_S = 60.0
+"""Seconds after which a page that says how long ago a run wrote is made again, though nothing was written."""
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Pace:
             stamp = stamp_view(shelf, view)
             looking = self.cpu() - begun
             kept = self._kept.get(key)
-            if kept is not None and (kept.stamp == stamp or not self.may_write(kept)):
+            if kept is not None and ((kept.stamp == stamp and not self.has_aged(kept)) or not self.may_write(kept)):
                 kept.looking = looking
                 return kept
             try:
@@ -89,6 +91,10 @@ class Pace:
 
     def find_age(self, kept: Written) -> float:
         return self.clock() - kept.at
+
+    def has_aged(self, kept: Written) -> bool:
+        """Whether the silence itself is news: a run that was killed writes nothing, and is no longer running."""
+        return kept.page.aging and self.find_age(kept) >= AGED_S
 
     def may_write(self, kept: Written) -> bool:
         return self.clock() >= max(self.free_at, kept.at + SPARED * kept.cpu)

@@ -34,7 +34,7 @@ def show_run(shelf: Shelf, view: View) -> Page:
     details[place:place] = [show_finding_times, lambda run: ("choices", choices.describe(view)) if run.rows else None]
     details.insert(details.index(show_completions), show_events)
     sections = [lambda _: ("run_places", run.shown, "overview"), *VERDICT, show_now, show_losses, *details]
-    return Page(run.name, sections, run, live=True)
+    return Page(run.name, sections, run, live=True, aging=run.status != "finished")
 
 
 def show_now(run: WatchedRun) -> Part | None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from cohort.base.text import write_count, write_duration, write_percent
-from cohort.observe.changes import name_set
+from cohort.observe.changes import colour_change, name_set
 from cohort.observe.report.charts import Mark, Scale, make_mark
+from cohort.observe.report.data import as_dict
 from cohort.observe.report.frame import Part
 from cohort.observe.report.page import find_value
 from cohort.tools.dashboard.pace import stamp_run
@@ -36,6 +37,8 @@ class Glance:
     ends: str
     """pass@1 before and after."""
     change: float | None
+    clear: str
+    """up or down, where the change is more than noise."""
     measured_on: str
     spark: Sequence[Mark]
     spark_label: str
@@ -57,7 +60,7 @@ def show_runs(shelf: Shelf, view: View) -> Page:
         found.sort(key=lambda run: -find_last_written(run))
     pages = max(1, -(-len(found) // PAGE_SIZE))
     page = view.read_number("page", 1, 1, pages)
-    shown = [glance_at(shelf, run) for run in found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]]
+    shown = [glance_or_skip(shelf, run) for run in found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]]
     if sort == "newest":
         shown.sort(key=lambda glance: glance.status != "running")
 
@@ -68,7 +71,8 @@ def show_runs(shelf: Shelf, view: View) -> Page:
     training = sum(glance.status == "running" for glance in shown)
     detail = f"{write_count(training, 'run')} training now." if training else ""
     form = {"find": wanted, "sort": sort, "sorts": CARD_SORTS, "many": len(runs) > 1}
-    return Page("Runs", [("runs_head", write_count(len(found), "run"), detail, form), list_runs], live=True)
+    aging = any(glance.status != "finished" for glance in shown)
+    return Page("Runs", [("runs_head", write_count(len(found), "run"), detail, form), list_runs], live=True, aging=aging)
 
 
 def find_last_written(run: ShownRun) -> float:
@@ -81,6 +85,15 @@ def find_last_written(run: ShownRun) -> float:
     return max(times, default=0.0)
 
 
+def glance_or_skip(shelf: Shelf, shown: ShownRun) -> Glance:
+    """The run in the list; of one whose files hold what no run writes its name alone, and the others as ever."""
+    try:
+        return glance_at(shelf, shown)
+    except Exception as problem:
+        words = f"its files cannot be read ({type(problem).__name__})"
+        return Glance(shown, "unreadable", words, (0, 0), "", None, "", "", [], "", "", 0.0)
+
+
 def glance_at(shelf: Shelf, shown: ShownRun) -> Glance:
     """What the list says of a run; read again only where its files have changed."""
     stamp = ",".join(stamp_run(shown))
@@ -89,7 +102,7 @@ def glance_at(shelf: Shelf, shown: ShownRun) -> Glance:
         kept = shelf.glances[shown.name] = (stamp, GlancedRun(shown, shelf.reader))
     run = kept[1]
     planned = run.find_setting("train", "num_steps")
-    ends, change, on = describe_ends(run)
+    ends, change, clear, on = describe_ends(run)
     series = run.find_series("reward/mean") or run.find_series("loss/total")
     label = "reward" if run.find_series("reward/mean") else "loss"
     told = (
@@ -108,6 +121,7 @@ def glance_at(shelf: Shelf, shown: ShownRun) -> Glance:
         (run.steps, planned if isinstance(planned, int) and planned > 0 else 0),
         ends,
         change,
+        clear,
         on,
         draw_spark(series),
         told,
@@ -116,18 +130,21 @@ def glance_at(shelf: Shelf, shown: ShownRun) -> Glance:
     )
 
 
-def describe_ends(run: GlancedRun) -> tuple[str, float | None, str]:
-    """(pass@1 before and after in words, the change, on which set); of a run that goes on, its newest look."""
+def describe_ends(run: GlancedRun) -> tuple[str, float | None, str, str]:
+    """(pass@1 before and after in words, the change, whether it is clear, on which set); of a run that goes on, its newest look."""
     before, after = run.find_numbers("before"), run.find_numbers("after")
     for name in dict.fromkeys([*after, *before]):
-        a, b = find_value(before.get(name), "pass@1"), find_value(after.get(name), "pass@1")
-        if b is None:
-            during = [row for row in run.evaluations if row.get("label") == "during" and name in (row.get("sets") or {})]
-            b = find_value(during[-1]["sets"][name], "pass@1") if during else None
+        sides = [before.get(name), after.get(name)]
+        if find_value(sides[1], "pass@1") is None:
+            during = [row for row in run.evaluations if row.get("label") == "during" and name in as_dict(row.get("sets"))]
+            sides[1] = as_dict(during[-1]["sets"][name]) if during else None
+        a, b = (find_value(side, "pass@1") for side in sides)
+        if a is not None and b is not None:
+            clear = colour_change(run.find_change(name), *(as_dict((side or {}).get("pass@1")) for side in sides))
+            return f"{write_percent(a, 1)} → {write_percent(b, 1)}", b - a, clear, name_set(name)
         if a is not None or b is not None:
-            words = " → ".join("–" if one is None else write_percent(one, 1) for one in (a, b))
-            return words, b - a if a is not None and b is not None else None, name_set(name)
-    return "", None, ""
+            return " → ".join("–" if one is None else write_percent(one, 1) for one in (a, b)), None, "", name_set(name)
+    return "", None, "", ""
 
 
 def draw_spark(points: Sequence[tuple[float, float]]) -> list[Mark]:

@@ -68,6 +68,8 @@ class Page:
     """What the sections are about."""
     live: bool = False
     """Whether the page follows what is written to its runs: then it is asked for again while it is looked at."""
+    aging: bool = False
+    """Whether it says how long ago a run wrote, or that it is running: then it is not true for ever though nothing is written."""
     scripts: Sequence[str] = ()
     """Modules of static/ that this page needs beside those of all pages."""
     styles: Sequence[str] = ()
