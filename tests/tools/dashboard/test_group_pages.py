@@ -229,6 +229,17 @@ def test_two_runs_with_the_same_seed_are_said_to_share_their_noise_and_part_wher
     assert "The noise is not known to be the same: seed (the noise is another)." in other
 
 
+def test_two_runs_that_asked_different_questions_show_each_with_its_own_gold(tmp_path):
+    rng = random.Random(3)
+    for name, index in (("a", 17), ("b", 23)):
+        make_run(tmp_path, name, steps=1, rollouts={1: [make_rollout(rng, 1, 0, sample, index) for sample in range(2)]})
+    client = TestClient(make_app(Shelf([tmp_path])), base_url="http://127.0.0.1:8600")
+    told = " ".join(read_page(client, "/pair?a=a&b=b&step=1&group=0").text.split())
+    assert "the questions differ" in told
+    for name, index in (("a", 17), ("b", 23)):
+        assert re.search(rf"asked in {name} ?What is {index} and 1\? ?(gold|answer) ?{index}", told), told
+
+
 def test_advantages_and_rewards_of_a_broken_file_cost_a_sentence(tmp_path):
     folder = make_run(tmp_path, "torn", steps=3, rollouts={2: make_step(random.Random(0), 2)})
     folder.rollouts_file(2).write_bytes(folder.rollouts_file(2).read_bytes()[: 1 << 9])

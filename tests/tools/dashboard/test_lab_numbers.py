@@ -60,6 +60,7 @@ def test_a_critic_and_a_group_can_disagree():
     batch_std = torch.tensor([1, 0.6, 0.9, 0.5, 1, 1, 0, 0], dtype=torch.float64).std(correction=0)
     assert rows["lite_ppo"] == pytest.approx([value / (float(batch_std) + 1e-6) for value in rows["dr_grpo"]])
     assert rows["maxrl"] == [0.0] * 4  # all of them count as right
+    assert (found["right"], found["success_from"]) == (4, 0.5)  # and the page says so
     assert rows["ppo"] == pytest.approx([(r - 0.625) / float(batch_std) for r in (1, 0.6, 0.9, 0.5)], rel=1e-5)
 
 

@@ -23,6 +23,7 @@ from cohort.observe.report.page import render_report
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.tools.dashboard import pace
 from cohort.tools.dashboard.app import make_app
+from cohort.tools.dashboard.downloads import guard_cell
 from cohort.tools.dashboard.shelf import Shelf
 
 OLD = Path(__file__).parents[2] / "data" / "runs_of_version_0"
@@ -331,6 +332,35 @@ def test_a_text_that_a_spreadsheet_would_calculate_is_marked_as_text(tmp_path):
     found = read_csv(open_dashboard(tmp_path), "/csv/run/one?item=what-happened")
     assert found[0]["what"] == "'=HYPERLINK('http://evil.example')"
     assert found[0]["step"] == "2"
+    harmless = ["-4.76837e-07", "+5.1", "-0.5 %", "+51.2 [+40.6, +61.7] no clear change", "-inf", -1e-9, 3]
+    assert [guard_cell(value) for value in harmless] == [repr(one) if isinstance(one, float) else one for one in harmless]
+    for text in ("-2 +cmd|' /C calc'!A0", '+1 +HYPERLINK("http://evil.example")', "-1+2", "@SUM(1)", "+", "-e1", "\t=1"):
+        assert guard_cell(text) == f"'{text}"
+
+
+def test_every_drawing_can_be_had_as_numbers(tmp_path):
+    shutil.copytree(OLD / "finished", tmp_path / "a")
+    seconds = [{"rollout": 1.5, "update": 2.0}, {"rollout": 2.5, "update": 2.0}]
+    waited = [{"rollout": 1.0}, {}]
+    ranks = [
+        {"rank": rank, "host": "h", "seconds": seconds[rank], "waited": waited[rank], "tokens": {}, "memory_gib": 0.5}
+        for rank in range(2)
+    ]
+    lines = [json.dumps({"step": step, "ranks": ranks}) + "\n" for step in range(1, 9)]
+    (tmp_path / "a" / "ranks.jsonl").write_text("".join(lines))
+    client = open_dashboard(tmp_path)
+    page = client.get("/run/a").text
+    drawings = re.findall(r'href="/svg/run/a\?item=([^"]*)"', page)
+    assert {"rewards", "seconds-by-rank-and-stage"} <= set(drawings)
+    assert set(drawings) <= set(re.findall(r'href="/csv/run/a\?item=([^"]*)"', page))
+    bars = read_csv(client, "/csv/run/a?item=rewards")
+    shares = [name for name in bars[0] if name not in ("from", "to")]
+    assert [sum(float(bar[name]) for bar in bars) for name in shares] == pytest.approx([1.0, 1.0])
+    by_rank = read_csv(client, "/csv/run/a?item=seconds-by-rank-and-stage")
+    assert [(float(line["rollout"]), float(line["update"]), float(line["waiting"])) for line in by_rank] == [
+        (0.5, 2, 1),
+        (2.5, 2, 0),
+    ]
 
 
 # -- several -----------------------------------------------------------------------------------------------------------

@@ -90,6 +90,8 @@ class Figure:
     """The legend shows pieces of lines, which differ by their dashes too."""
     chart: Chart | None = None
     """What was drawn, with every point."""
+    numbers: tuple[Sequence[str], Sequence[Sequence[float | str]]] | None = None
+    """Heads and rows of what was drawn, where it is no chart."""
     downloads: Sequence[tuple[str, str]] = ()
     """(word, address) of the files that a server gives of it."""
     width: int = WIDTH

@@ -108,4 +108,7 @@ def draw_histogram(title: str, caption: str, sides: Sequence[Side]) -> Figure:
         (index, f"{side.label} ({word})" if word else side.label)
         for index, (side, word) in enumerate(zip(sides, where, strict=True))
     ]
-    return Figure(title, f"{caption} {medians[0].upper()}{medians[1:]}.", f"{title}, {medians}", marks, legend)
+    told = f"{caption} {medians[0].upper()}{medians[1:]}."
+    heads = ["from", "to", *(side.label for side in sides)]
+    rows = [[low, high, *found] for (low, high), *found in zip(pairwise(edges), *shares, strict=True)]
+    return Figure(title, told, f"{title}, {medians}", marks, legend, numbers=(heads, rows))

@@ -77,6 +77,11 @@ def show_ranks(run: RunData) -> Part | None:
     return "table", "Ranks", heads, rows, caption, f"{said[0].upper()}{said[1:]}."
 
 
+def list_rank_seconds(time: RankTime, steps: int) -> list[float | str]:
+    """Of a rank in a mean step: its work by stage, and its waiting."""
+    return [time.name, *(time.work.get(stage, 0.0) / steps for stage in STAGE_OF), time.waited / steps]
+
+
 def draw_ranks(run: RunData) -> Part | None:
     """A bar for each rank, its work by stage and its waiting; and how the waiting of all went from step to step."""
     lines = choose_lines(run.ranks)
@@ -115,8 +120,9 @@ def draw_ranks(run: RunData) -> Part | None:
     )
     caption = f"Seconds of a step, the mean of {len(lines)} steps. Pale: waiting until the last rank had come.{left_out}"
     figure = Figure(
-        "Seconds by rank and stage", caption, f"Seconds by rank and stage: {words}", marks, legend, height=bottom + 30
-    )
+        "Seconds by rank and stage", caption, f"Seconds by rank and stage: {words}", marks, legend,
+        numbers=(["rank", *STAGE_OF, "waiting"], [list_rank_seconds(time, len(lines)) for time in shown]), height=bottom + 30,
+    )  # fmt: skip
     waiting = Series("waiting, all ranks", run.find_series("ranks/wait_share"))
     told = "Share of all ranks' seconds that were spent until the last of them had come."
     charts = [draw_chart(Chart("Waiting", told, (waiting,), share=True))] if waiting.points else []

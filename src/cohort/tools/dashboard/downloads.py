@@ -23,6 +23,8 @@ from cohort.tools.dashboard.view import View, write_address
 
 FORMULA = re.compile(r"[=+\-@\t\r]")
 """How a text begins that a spreadsheet would calculate."""
+NUMBER = re.compile(r"[+-](?:[\d.,]+(?:e[+-]?\d+)?|inf) ?%?(?: [^=|!@(]*)?")
+"""What begins so and is a number, with words behind it that call nothing: no function, no other program."""
 MAX_LABEL, LEGEND_LINE = 40, 16
 """Letters of a label in the legend of a file, and the height of a line of it."""
 
@@ -59,7 +61,7 @@ def list_items(parts: Iterable[Part]) -> Iterator[tuple[Part, dict[int, Item]]]:
         for value in part[1:]:
             for one in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(one, Figure):
-                    found[id(one)] = Item(name_item(one.title), one.title, figure=one)
+                    found[id(one)] = Item(name_item(one.title), one.title, one, one.numbers)
         if str(part[0]).endswith("table") and len(part) > 3:
             found[id(part)] = Item(name_item(str(part[1])), str(part[1]), table=(part[2], part[3]))
         yield part, found
@@ -129,7 +131,7 @@ def guard_cell(value: Any) -> Any:
     """A text that a spreadsheet would take for a formula is marked as text; numbers stay as they are."""
     if isinstance(value, float):
         return repr(value)
-    if isinstance(value, str) and FORMULA.match(value) and not re.fullmatch(r"[+-]?[\d.,]+ ?%?( .*)?", value):
+    if isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value):
         return f"'{value}"
     return value
 

@@ -46,7 +46,7 @@ def show_pair(shelf: Shelf, view: View) -> Page:
         (f"Step {step}, group {group}", ""),
     ]
     pairs = make_pairs(a, b, rows_a, rows_b, same)
-    prompts = [write_question(str(rows[0].get("prompt") or "")) for rows in (rows_a, rows_b)]
+    asked = [(write_question(str(rows[0].get("prompt") or "")), find_expected(rows[0])) for rows in (rows_a, rows_b)]
     sections: list[Part] = [
         (
             "place_head",
@@ -55,7 +55,7 @@ def show_pair(shelf: Shelf, view: View) -> Page:
             describe_sides(a, b, rows_a, rows_b, pairs),
         ),
         ("noise_card", same, sentence, conditions, (a.title, b.title)),
-        ("pair_prompt", prompts if prompts[0] != prompts[1] else prompts[:1], find_expected(rows_a[0])),
+        ("pair_prompt", asked if asked[0] != asked[1] else asked[:1], (a.title, b.title)),
         (
             "pair_cards",
             [pair for pair in pairs if not pair["same"]],

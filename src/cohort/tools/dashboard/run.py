@@ -57,7 +57,7 @@ def show_finding_times(run: WatchedRun) -> Part | None:
         for marker in run.markers
     ]
     caption = "The step at which the run first said it; below, marked on the axis of every curve."
-    return "table", "When findings arose", ["step", "level", Cell("finding", style="does")], rows, caption
+    return "table", "When findings arose", ["step", Cell("level", style="level"), Cell("finding", style="does")], rows, caption
 
 
 def show_events(run: WatchedRun) -> Part | None:

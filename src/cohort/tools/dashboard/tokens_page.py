@@ -195,7 +195,7 @@ def list_token_facts(sheet: TokenSheet) -> list[tuple[str, str]]:
     """What the tokens say together."""
     columns, facts = sheet.columns, [("tokens", f"{len(sheet):,}")]
     if "logprob" in columns:
-        facts.append(("mean probability", write_percent(float(np.exp(np.nanmean(columns["logprob"]))), 1)))
+        facts.append(("probability, geometric mean", write_percent(float(np.exp(np.nanmean(columns["logprob"]))), 1)))
     if "entropy" in columns:
         facts.append(("mean entropy", f"{np.nanmean(columns['entropy']):.3g}"))
     if "kl" in columns:

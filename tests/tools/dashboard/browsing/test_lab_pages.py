@@ -123,6 +123,20 @@ def test_what_a_station_shows_can_be_taken_along(visit, dashboard):
     assert [float(value) for value in rows["rewards"]] == asked["rewards"]
 
 
+def test_a_picture_that_was_drawn_before_the_guess_is_as_large_as_one_drawn_after_it(visit, dashboard):
+    here = visit(dashboard, "/lab/baselines")
+    wait_for_answer(here)
+    here.page.locator(".chart rect.scorebar").first.wait_for(state="attached")
+    here.page.locator("[data-guess]").first.click()
+    label = here.page.locator(".chart text.tick").first
+    heights = [label.bounding_box()["height"]]
+    here.page.get_by_role("slider", name="The critic expects").press("ArrowRight")
+    wait_for_text(here, ".read", "expects 0.5[1-9]")
+    heights.append(label.bounding_box()["height"])
+    assert heights[0] == pytest.approx(heights[1], abs=0.5)
+    wait_for_text(here, ".read", "count as right .0.5 or more is right., so MaxRL")
+
+
 @pytest.mark.prove
 def test_nothing_is_shown_before_a_guess(visit, dashboard):
     here = visit(dashboard, "/lab/clip")

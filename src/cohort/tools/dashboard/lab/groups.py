@@ -94,5 +94,7 @@ def compare_baselines(
         "value": value,
         "critic": raw,
         "other": other_right,
+        "right": sum(reward >= SUCCESS_FROM for reward in rewards_G),
+        "success_from": SUCCESS_FROM,
         "rows": rows,
     }

@@ -32,7 +32,7 @@ function showBaselines(box, answer, state, change) {
   const rewards = state.rewards.split(',').map(Number), weight = Number(state.format_weight), critic = {preset: 'critic', label: 'PPO: reward − value', advantages: answer.critic, says: 'GAE with one token: what the completion got, less what the critic expected of it.'};
   const rows = [answer.rows.find(row => row.preset === 'grpo'), critic, ...answer.rows.filter(row => row.preset !== 'grpo')];
   const shown = rows.filter(row => state.show.split(',').includes(row.preset));
-  box.querySelector('.chart').replaceChildren(figure('Bars: rewards. Lines: advantages.', drawLines(answer, shown, box.clientWidth < 560 ? 340 : 640), shown.map(row => [COLOURS[row.preset] ?? 7, row.label, STYLES[row.preset] ?? ''])));
+  box.querySelector('.chart').replaceChildren(figure('Bars: rewards. Lines: advantages.', drawLines(answer, shown, box.closest('[data-station]').clientWidth < 600 ? 340 : 640), shown.map(row => [COLOURS[row.preset] ?? 7, row.label, STYLES[row.preset] ?? ''])));
   const cards = layCards(box.querySelector('.cards'), rewards, change, weight > 0);
   layMean(cards, rewards.reduce((a, b) => a + b, 0) / rewards.length, 'mean');
   if (weight > 0) {
@@ -46,8 +46,9 @@ function showBaselines(box, answer, state, change) {
   }
   const lines = rows.map(row => [make('span', {title: row.says}, row.label), ...row.advantages.map(value => [`${arrow(value)} ${signed(value)}`, value > 1e-12 ? 'raised' : value < -1e-12 ? 'lowered' : 'none'])]);
   box.querySelector('.numbers').replaceChildren(table(['advantage of', ...rewards.map((_, place) => `${place + 1}`)], lines, 'Advantages of every completion under every baseline'));
+  const alike = answer.right % rewards.length === 0 && new Set(rewards).size > 1;
   const grpo = rows[0].advantages, against = grpo.flatMap((value, place) => value * answer.critic[place] < -1e-9 ? [place + 1] : []);
-  return `Mean reward ${write(answer.mean)}, the critic expects ${write(answer.value)}. ${against.length ? `GRPO and the critic push completion ${against.join(' and ')} in opposite directions.` : 'GRPO and the critic agree on every direction.'} Of the other group in the batch ${answer.other} are right.`;
+  return `Mean reward ${write(answer.mean)}, the critic expects ${write(answer.value)}. ${against.length ? `GRPO and the critic push completion ${against.join(' and ')} in opposite directions.` : 'GRPO and the critic agree on every direction.'} Of the other group in the batch ${answer.other} are right.${alike ? ` All ${rewards.length} count as ${answer.right ? 'right' : 'wrong'} (${write(answer.success_from)} or more is right), so MaxRL, which reads success alone, pushes nobody.` : ''}`;
 }
 
 function showPushed(box, answer, state, change) {
