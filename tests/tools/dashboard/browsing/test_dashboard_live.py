@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,4 +61,32 @@ def test_a_run_is_followed_while_it_trains(stage, tmp_path):
     finally:
         if watcher.visit is not None:
             stage.call(watcher.visit.close)
+        dashboard.stop()
+
+
+def write_small_run(folder: Path, steps: int = 3) -> None:
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "reward/mean": 0.5}}\n' for step in range(1, steps + 1)))
+
+
+def test_a_tick_and_the_focus_stay_with_their_run_when_another_comes_and_one_that_goes_is_said_to_be_gone(visit, tmp_path):
+    for name in ("b", "c"):
+        write_small_run(tmp_path / "runs" / name)
+    dashboard = start_dashboard(tmp_path / "runs", tmp_path / "log")
+    try:
+        here = visit(dashboard, "/?sort=name")
+        here.page.get_by_role("checkbox", name="Compare b").check()
+        here.page.get_by_role("link", name="c", exact=True).focus()
+        write_small_run(tmp_path / "runs" / "a")
+        here.page.get_by_role("checkbox", name="Compare a").wait_for()
+        ticked = here.page.locator("input[type=checkbox]:checked").evaluate_all("all => all.map(one => one.value)")
+        assert ticked == ["b"]
+        assert here.page.evaluate("document.activeElement.textContent") == "c"
+        here.go("/run/c")
+        shutil.rmtree(tmp_path / "runs" / "c")
+        here.page.wait_for_function("() => document.getElementById('pulse').textContent === 'no longer there'", timeout=60_000)
+        here.page.wait_for_timeout(1500)  # the age of the page is written every second, over whatever stands there
+        assert here.page.locator("#pulse").inner_text() == "no longer there"
+        assert here.problems.pop().endswith("404 (Not Found)")
+    finally:
         dashboard.stop()

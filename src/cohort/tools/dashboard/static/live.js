@@ -4,31 +4,38 @@ const main = document.querySelector('main[data-live]');
 const pulse = document.getElementById('pulse');
 const LEAST = 2, MOST = 60;
 const FOCUSABLE = 'a,button,input,select,textarea,summary,[tabindex]';
-let tag = main?.dataset.live, written = Date.now(), wait = LEAST, failures = 0, timer = 0, asking = false;
+let tag = main?.dataset.live, written = Date.now(), wait = LEAST, failures = 0, gone = false, timer = 0, asking = false;
 
 function tell() {
   const age = Math.max(0, Math.round((Date.now() - written) / 1000));
-  pulse.textContent = failures > 1 ? 'the server does not answer' : age < 3 ? 'live' : `live · updated ${age < 120 ? `${age} s` : `${Math.round(age / 60)} min`} ago`;
+  pulse.textContent = gone ? 'no longer there' : failures > 1 ? 'the server does not answer' : age < 3 ? 'live' : `live · updated ${age < 120 ? `${age} s` : `${Math.round(age / 60)} min`} ago`;
 }
 
+// What a thing is, wherever it stands: lists grow, and runs change places in them.
+const naming = node => [node.tagName, node.getAttribute('href'), node.name, node.type === 'checkbox' ? node.value : ''].join(' ');
+const find = (part, selector, {name, place}) => {
+  const inner = [...part.querySelectorAll(selector)];
+  return naming(inner[place] ?? part) === name ? inner[place] : inner.find(one => naming(one) === name);
+};
+
 function remember(part) {
-  const inner = selector => [...part.querySelectorAll(selector)];
+  const inner = selector => [...part.querySelectorAll(selector)], key = (one, place) => ({one, place, name: naming(one)});
   return {
     open: inner('details').map(one => one.open),
     scrolled: inner('.scroll,pre').map(one => [one.scrollLeft, one.scrollTop]),
-    focus: inner(FOCUSABLE).indexOf(document.activeElement),
-    chosen: inner('input,select').map(one => one.type === 'checkbox' ? one.checked : one.value),
+    focus: inner(FOCUSABLE).map(key).find(({one}) => one === document.activeElement),
+    chosen: inner('input,select').map(key).map(kept => ({...kept, value: kept.one.type === 'checkbox' ? kept.one.checked : kept.one.value})),
   };
 }
 
 function restore(part, kept) {
   part.querySelectorAll('details').forEach((one, i) => { if (kept.open[i] !== undefined) one.open = kept.open[i]; });
   part.querySelectorAll('.scroll,pre').forEach((one, i) => { if (kept.scrolled[i]) [one.scrollLeft, one.scrollTop] = kept.scrolled[i]; });
-  part.querySelectorAll('input,select').forEach((one, i) => {
-    if (kept.chosen[i] === undefined) return;
-    if (one.type === 'checkbox') one.checked = kept.chosen[i]; else one.value = kept.chosen[i];
-  });
-  if (kept.focus >= 0) part.querySelectorAll(FOCUSABLE)[kept.focus]?.focus({preventScroll: true});
+  for (const chosen of kept.chosen) {
+    const one = find(part, 'input,select', chosen);
+    if (one?.type === 'checkbox') one.checked = chosen.value; else if (one) one.value = chosen.value;
+  }
+  if (kept.focus) find(part, FOCUSABLE, kept.focus)?.focus({preventScroll: true});
 }
 
 // As they came, before a script has added anything to them.
@@ -64,10 +71,10 @@ async function ask() {
   try {
     const answer = await fetch(`/live${location.pathname}${location.search}`, {headers: {'If-None-Match': tag}, cache: 'no-store'});
     if (answer.status === 200) { if (replaceParts(await answer.text())) tag = answer.headers.get('ETag'); }
-    else if (answer.status === 404) { pulse.textContent = 'no longer there'; return; }
-    else if (answer.status !== 304) throw new Error(answer.status);
-    written = Date.now() - 1000 * Number(answer.headers.get('X-Age') ?? 0);
-    wait = Math.min(MOST, Math.max(LEAST, Number(answer.headers.get('X-Wait') ?? LEAST)));
+    else if (answer.status !== 304 && answer.status !== 404) throw new Error(answer.status);
+    gone = answer.status === 404;
+    if (!gone) written = Date.now() - 1000 * Number(answer.headers.get('X-Age') ?? 0);
+    wait = Math.min(MOST, Math.max(LEAST, Number(answer.headers.get('X-Wait') ?? (gone ? MOST : LEAST))));
     failures = 0;
   } catch { failures += 1; wait = Math.min(MOST, LEAST * 2 ** failures); }
   asking = false; tell();
