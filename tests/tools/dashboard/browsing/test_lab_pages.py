@@ -123,6 +123,24 @@ def test_what_a_station_shows_can_be_taken_along(visit, dashboard):
     assert [float(value) for value in rows["rewards"]] == asked["rewards"]
 
 
+LIST_LINES = """title => [...document.querySelectorAll(`svg[aria-label^="${title}"] polyline.line`)]
+  .map(line => line.getAttribute('points').split(' ').map(point => point.split(',').map(Number)))"""
+
+
+@pytest.mark.parametrize(
+    ("address", "title"),
+    [("/lab/difficulty?group_size=64&guess_difficulty=0", "w(p)"), ("/lab/kl?guess_kl=0", "Value of each")],
+)
+def test_a_line_leaves_the_picture_where_its_values_do(visit, dashboard, address, title):
+    here = visit(dashboard, address)
+    wait_for_answer(here)
+    here.page.locator(f'svg[aria-label^="{title}"] polyline.line').first.wait_for(state="attached")
+    lines = here.page.evaluate(LIST_LINES, title)
+    top = min(y for line in lines for _, y in line)
+    for line in lines:
+        assert sum(y == top for _, y in line) <= 1, "MaxRL weighs by 64 at p = 0, and k3 is 4.4 at -2: neither is level there"
+
+
 def test_a_picture_that_was_drawn_before_the_guess_is_as_large_as_one_drawn_after_it(visit, dashboard):
     here = visit(dashboard, "/lab/baselines")
     wait_for_answer(here)

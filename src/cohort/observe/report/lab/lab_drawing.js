@@ -34,6 +34,21 @@ export function findTicks(low, high, count = 4) {
   return ticks;
 }
 
+// The pieces of a line between two heights: it leaves the picture where it goes, and does not run along the edge as if it were level.
+function cutLine(points, low, high) {
+  const pieces = [[]], inside = value => value >= low && value <= high;
+  points.forEach(([a, b], place) => {
+    const [c, d] = points[place - 1] ?? [a, b];
+    if (inside(b) !== inside(d)) {
+      const edge = (inside(b) ? d : b) > high ? high : low;
+      pieces.at(-1).push([c + (a - c) * (edge - d) / (b - d), edge]);
+      if (!inside(b)) pieces.push([]);
+    }
+    if (inside(b)) pieces.at(-1).push([a, b]);
+  });
+  return pieces.filter(piece => piece.length > 1);
+}
+
 // lines: {points: [[x, y]], colour, style, label, band: [[x, low, high]]}; shades: {from, to}; cursor: x; dots: {x, y, colour, r, label}
 export function plot({title, x, y, lines = [], shades = [], dots = [], cursor = null, width = 420, height = 220, axis = '', plain = false}) {
   const left = plain ? 30 : 44, right = 10, top = 10, bottom = plain ? 20 : 34;
@@ -49,9 +64,9 @@ export function plot({title, x, y, lines = [], shades = [], dots = [], cursor = 
   for (const tick of findTicks(...x, plain ? 4 : 6)) svg.append(mark('text', {class: 'tick', x: px(tick), y: height - bottom + 15, 'text-anchor': 'middle'}, write(tick)));
   if (axis) svg.append(mark('text', {class: 'tick', x: (left + width - right) / 2, y: height - 3, 'text-anchor': 'middle'}, axis));
   for (const {band, colour} of lines) if (band) svg.append(mark('polygon', {class: `band c${colour}`, points: place([...band.map(([a, low]) => [a, low]), ...band.map(([a, , high]) => [a, high]).reverse()])}));
-  for (const {points, colour, style = ''} of lines) svg.append(mark('polyline', {class: `line c${colour} ${style}`, points: place(points)}));
+  for (const {points, colour, style = ''} of lines) for (const piece of cutLine(points, ...y)) svg.append(mark('polyline', {class: `line c${colour} ${style}`, points: place(piece)}));
   if (cursor !== null) svg.append(mark('line', {class: 'here', x1: px(cursor), x2: px(cursor), y1: top, y2: height - bottom}));
-  for (const {x: a, y: b, colour, r = 4, label} of dots) svg.append(mark('circle', {class: `dot c${colour}`, cx: px(a), cy: py(b), r}, label ? mark('title', {}, label) : null));
+  for (const {x: a, y: b, colour, r = 4, label} of dots) if (b >= y[0] && b <= y[1]) svg.append(mark('circle', {class: `dot c${colour}`, cx: px(a), cy: py(b), r}, label ? mark('title', {}, label) : null));
   return svg;
 }
 
