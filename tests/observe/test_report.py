@@ -289,9 +289,12 @@ def test_an_empty_folder_and_a_run_that_just_started(tmp_path):
     assert "No training step has been written yet." in Page(write_report(tmp_path).read_text()).text
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.25}\n{"step": 2, "rew')
     page = Page(write_report(tmp_path).read_text())
-    assert "Nothing was evaluated on held-out problems; over 1 steps the training reward went from 0.25 to 0.25." in page.text
+    assert "Nothing was evaluated on held-out problems; the training reward of its one step is 0.25." in page.text
     assert "unfinished" in page.text
     assert "cohort resume" in page.text
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "reward/mean": 0.{step}}}\n' for step in range(1, 6)))
+    told = Page(write_report(tmp_path).read_text()).text
+    assert "over 5 steps the training reward went from 0.15 to 0.45." in told  # 0.1 and 0.2, 0.4 and 0.5
 
 
 def test_baseline_only_and_summary_only(tmp_path):

@@ -273,6 +273,7 @@ def test_groups_with_recorded_tokens_are_found_and_tables_are_files(client):
     files = [link for link in read_page(client, "/run/one/tokens/4/1/2?view=table").links() if link.startswith("/csv")]
     lines = client.get(files[0]).text.splitlines()
     assert lines[0].startswith("place,token,id,advantage,ratio,clipped,KL (k3),entropy,log-prob,gradient coefficient,")
+    assert lines[1].startswith("1,")  # as the page says: token 1 of so many
     assert len(lines) == 1 + 6
     assert client.get("/svg/run/one/prompt/3?item=success-of-this-prompt").headers["content-type"].startswith("image/svg+xml")
 

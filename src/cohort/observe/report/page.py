@@ -77,7 +77,10 @@ def describe_progress(run: RunData, lead: str) -> str:
     rewards = [value for _, value in run.find_series("reward/mean")]
     if not rewards:
         return f"{lead}."
-    head, tail = fmean(rewards[:10]), fmean(rewards[-10:])
+    if len(rewards) == 1:
+        return f"{lead}; the training reward of its one step is {rewards[0]:.3g}."
+    count = min(10, len(rewards) // 2)  # windows that meet would say that nothing has moved
+    head, tail = fmean(rewards[:count]), fmean(rewards[-count:])
     return f"{lead}; over {run.steps} steps the training reward went from {head:.3g} to {tail:.3g}."
 
 

@@ -269,7 +269,7 @@ def tabulate_tokens(sheet: TokenSheet, first: int, last: int) -> tuple[list[str]
         numbers = [write_exact(values[place]) for values in sheet.columns.values()]
         trained = "" if sheet.mask[place] else "not trained on"
         token = Linked(show_piece(sheet.pieces[place]).text, style="text piece", note=trained)
-        lines.append([str(place), token, str(sheet.token_ids[place]), *numbers])
+        lines.append([str(place + 1), token, str(sheet.token_ids[place]), *numbers])
     return heads, lines
 
 
