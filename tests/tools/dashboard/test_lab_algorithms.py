@@ -93,6 +93,20 @@ def test_what_no_record_can_give_is_said():
     assert "keeps no log-probs of a reference" in " ".join(apply("grpo", make_record()).notes)
 
 
+def test_an_algorithm_that_cannot_be_computed_again_is_shown_as_the_run_wrote_it_down():
+    """A critic's values are in no file; functions of the user's own are never imported."""
+    columns = {"coefficient": [0.5, -0.25], "weight": [0.125, 0.125], "clipped": [0, 1], "policy_logprob": [-1.0, -1.0]}
+    for own in (AlgorithmConfig(name="ppo"), AlgorithmConfig(name="reinforce++"), None):
+        record = make_record(tokens={0: {**columns, "ref_logprob": [-1.0, -1.5]}}, algorithm=own)
+        first = apply_algorithms(record)[0]
+        assert (first.name, first.missing) == (OWN, "")
+        assert (first.coefficients[0], first.weights[0], first.cut[0]) == ([0.5, -0.25], 0.125, [1])
+        assert "the run wrote down" in first.notes[0]
+    without = apply_algorithms(make_record(algorithm=AlgorithmConfig(name="ppo")))[0]
+    assert "critic" in without.missing
+    assert [one.name for one in apply_algorithms(make_record())] == list(PRESETS)
+
+
 def test_a_ratio_beyond_the_region_is_silenced_by_some():
     """The first completion was right, and its first token is 1.5 times as likely by now."""
     moved = {"policy_logprob": [-1.0 + math.log(1.5), -1.0], "old_logprob": [-1.0, -1.0]}

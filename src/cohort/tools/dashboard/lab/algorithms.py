@@ -32,6 +32,7 @@ NO_KL_BATCH = (
 )
 NO_REFERENCE = "The run keeps no log-probs of a reference: its KL is left out."
 UNREAD = "The update did not read every completion of this group; those are taken as they were sampled, at ratio 1."
+WRITTEN = "Its numbers are those that the run wrote down: they cannot be computed again from its files."
 FROM_START = "It trains on completions of the starting policy; these are later ones."
 
 
@@ -89,9 +90,28 @@ class Applied:
 
 def apply_algorithms(record: GroupRecord) -> list[Applied]:
     """The group under the run's own algorithm, and under every preset of the registry."""
-    own = record.settings.algorithm
-    first = [] if own is None else [apply_algorithm(OWN, own, record)]
+    own = apply_own(record)
+    first = [] if own is None else [own]
     return [*first, *(apply_algorithm(name, AlgorithmConfig(name=name), record) for name in PRESETS)]
+
+
+def apply_own(record: GroupRecord) -> Applied | None:
+    """The run's own algorithm, computed again; where that cannot be done, as the run wrote it down. None: neither is there."""
+    algorithm = record.settings.algorithm
+    found = None if algorithm is None else apply_algorithm(OWN, algorithm, record)
+    if found is not None and not found.missing and NO_KL_BATCH not in found.notes:
+        return found
+    written = {row: entry for row, entry in record.tokens.items() if has_numbers(entry, "coefficient")}
+    if not written:
+        return found
+    return Applied(
+        OWN,
+        "with functions of its own" if found is None else found.words,
+        notes=(WRITTEN,),
+        coefficients={row: list(entry["coefficient"]) for row, entry in written.items()},
+        weights={row: next(filter(None, entry.get("weight") or ()), 0.0) for row, entry in written.items()},
+        cut={row: [place for place, side in enumerate(entry.get("clipped") or ()) if side] for row, entry in written.items()},
+    )
 
 
 def apply_algorithm(name: str, algorithm: AlgorithmConfig, record: GroupRecord) -> Applied:
