@@ -14,10 +14,20 @@ Names are imported on first use, so that `import cohort` and `cohort --help` sta
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if sys.platform == "win32":
+    _refusal = (
+        "Cohort does not run on Windows itself: it needs file locks, signals and process limits of a POSIX system. "
+        "Install it inside WSL 2 (`wsl --install`, then the same commands in Ubuntu)."
+    )
+    # To whoever typed a command a sentence, to whoever imports the package an error that can be caught.
+    _typed = os.path.basename(sys.argv[0]).removesuffix(".exe") in ("cohort", "-m")
+    raise SystemExit(f"error: {_refusal}") if _typed else ImportError(_refusal)
 
 # Must be set before torch is imported. OpenMP threads that spin while they wait for each other bring a small model to a
 # tenth of its speed as soon as anything else uses one of the cores; threads that sleep cost next to nothing.

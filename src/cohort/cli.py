@@ -19,7 +19,6 @@ from cohort.tools.commands.options import Command
 app = typer.Typer(
     name="cohort",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -79,7 +78,15 @@ def main(
         bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version.")
     ] = False,
 ) -> None:
-    """GRPO for language models with verifiable rewards. Start with: cohort train"""
+    """GRPO for language models with verifiable rewards. What to type next:
+
+    \b
+    cohort train             a first run: minutes on a CPU, nothing downloaded
+    cohort look runs/NAME    what it wrote; its curves: runs/NAME/report.html
+    cohort dashboard         all runs in a browser, while they train
+    cohort train my.toml     your own model, data and reward: cohort train --help
+    cohort COMMAND --help    more on a command, with examples
+    """
 
 
 def wrap_command(function: Callable[..., int | None]) -> Callable[..., None]:

@@ -6,13 +6,22 @@ from typing import Annotated
 
 import typer
 
+from cohort.tools.commands.options import complete_algorithm
+
 
 def algorithms(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="One: all its choices. Several: what differs.")
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="One: all its choices. Several: what differs.", autocompletion=complete_algorithm),
     ] = None,
 ) -> None:
-    """List the algorithms and the choices they are made of."""
+    """List the algorithms and the choices they are made of.
+
+    \b
+    cohort algorithms             all of them, a line each
+    cohort algorithms dapo        every choice of one
+    cohort algorithms grpo dapo   what differs
+    """
     from cohort.recipe.words import print_algorithms
 
     print_algorithms(names or [])

@@ -39,9 +39,9 @@ def audit(
     """Attack a reward function before a policy does.
 
     \b
-    cohort audit math_answer                                        a built-in reward, with rows that ship with it
-    cohort audit my_rewards:correct --rows data.jsonl --gold answer your own, with your rows
-    cohort audit my.toml                                            every reward of a recipe
+    cohort audit math_answer                            a built-in reward
+    cohort audit my_rewards:correct --rows data.jsonl   your own, with your rows
+    cohort audit my.toml                                every reward of a recipe
 
     Exit code 0: nothing found, 1: flaws found, 2: could not audit.
     """

@@ -36,16 +36,16 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu or cuda; by the machine unless named.")] = "",
     out: Annotated[Path | None, typer.Option(help="Write the result as JSON.")] = None,
 ) -> None:
-    """Measure rollouts, training and a whole step on this machine, beside HF generate, TRL and vLLM where installed.
+    """Measure this machine: rollouts, training and a whole step.
 
     \b
-    cohort bench                                      by the machine: 4.4 M parameters on a CPU, 0.5 B on a GPU
-    cohort bench 1.5b --stages rollout --new 512      one stage, Qwen2.5's shape, random weights
-    cohort bench --lengths ragged                     completions of many lengths
-    cohort bench 7b model.lora.rank=16                words of the recipe
-    cohort bench my.toml                              the sizes and the model's shape of a recipe
+    cohort bench                                   what suits the machine
+    cohort bench 1.5b --stages rollout --new 512   one stage, Qwen2.5's shape
+    cohort bench --lengths ragged                  completions of many lengths
+    cohort bench 7b model.lora.rank=16             words of the recipe
+    cohort bench my.toml                           the sizes of a recipe
 
-    How to read the figures, and what the JSON holds: docs/speed.md.
+    Weights are random: 4.4 M parameters on a CPU, 0.5 B on a GPU unless named. Beside it stand HF generate, TRL and vLLM where installed. How to read the figures, and what the JSON holds: docs/speed.md.
     """
     from cohort.tools.bench.command import Options, run_bench
 

@@ -25,13 +25,13 @@ def compare(
         Path | None, typer.Option(help="Folder of the comparison; runs/compare-TIME unless named. Named again, it goes on.")
     ] = None,
 ) -> int:
-    """Run several algorithms or recipes with the same budget, seeds and start, and compare them.
+    """Compare algorithms or recipes: same budget, seeds and start.
 
     \b
-    cohort compare grpo dr_grpo dapo                                the demo with each algorithm
+    cohort compare grpo dr_grpo dapo            the demo with each algorithm
+    cohort compare grpo loose=grpo:kl_coef=0    choices of one, after a colon
+    cohort compare first=a.toml second=b.toml   recipes of your own
     cohort compare grpo ppo --recipe my.toml --seeds 0,1,2 --jobs 2 num_steps=60
-    cohort compare grpo loose=grpo:kl_coef=0 dpo:data=start         choices of one contender after a colon
-    cohort compare first=a.toml second=b.toml                       recipes of your own
     """
     from cohort.tools.compare import run_compare
 

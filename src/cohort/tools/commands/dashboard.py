@@ -7,10 +7,15 @@ from typing import Annotated
 
 import typer
 
+from cohort.tools.commands.options import complete_run
+
 
 def dashboard(
     runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUNS]...", help="Run folders, or folders of runs; ./runs unless named.")
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUNS]...", help="Run folders, or folders of runs; ./runs unless named.", autocompletion=complete_run
+        ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8600,
     host: Annotated[str, typer.Option(help="The address to listen on; without one this machine alone is heard.")] = "127.0.0.1",
@@ -18,14 +23,14 @@ def dashboard(
         bool, typer.Option("--public", help="Allow an address that other machines reach; a token is then asked for.")
     ] = False,
 ) -> None:
-    """Look at runs in a browser, while they train and afterwards: curves, findings, groups, tokens, and the lab.
+    """Look at runs in a browser, while they train and afterwards.
 
     \b
-    cohort dashboard                              the runs of ./runs, at http://127.0.0.1:8600
-    cohort dashboard runs/first runs/second       these two
-    cohort dashboard --host 0.0.0.0 --public      for other machines, with a token in the address
+    cohort dashboard                           those of ./runs, at 127.0.0.1:8600
+    cohort dashboard runs/first runs/second    these two
+    cohort dashboard --host 0.0.0.0 --public   for other machines, with a token
 
-    It reads run folders and changes nothing.
+    Curves, findings, groups, tokens, and the lab. It reads run folders and changes nothing.
     """
     from cohort.tools.dashboard.command import run_dashboard
 

@@ -7,11 +7,17 @@ from typing import Annotated
 
 import typer
 
+from cohort.tools.commands.options import complete_recipe_words
+
 
 def doctor(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RECIPE KEY=VALUE", help="As for train; or the folder of a run, whose steps were measured."),
+        typer.Argument(
+            metavar="RECIPE KEY=VALUE",
+            help="As for train; or the folder of a run, whose steps were measured.",
+            autocompletion=complete_recipe_words,
+        ),
     ] = None,
     ranks: Annotated[
         int, typer.Option(min=0, help="Predict memory, seconds and tokens of a step on up to so many GPUs (or CPU hosts).")
@@ -23,10 +29,10 @@ def doctor(
     """Look a recipe over before a night is spent on it.
 
     \b
-    cohort doctor my.toml               golds, sampling, lengths, success rate, memory, and the invariants of step 1
-    cohort doctor my.toml --ranks 8     also what each of 8 ranks would hold, and how fast a step would be
-    cohort doctor runs/a --ranks 8      the same from the steps that a run on one rank has measured
-    torchrun --nproc-per-node 8 -m cohort doctor my.toml     also the processes themselves, and how fast they talk
+    cohort doctor my.toml             answers, lengths, success, memory, step 1
+    cohort doctor my.toml --ranks 8   also memory and speed on each of 8 ranks
+    cohort doctor runs/a --ranks 8    the same, from the steps that a run measured
+    torchrun --nproc-per-node 8 -m cohort doctor my.toml   also how fast they talk
     """
     from cohort.recipe.built_in import find_recipe, split_words
 

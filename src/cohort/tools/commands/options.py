@@ -1,8 +1,9 @@
-"""Words of a recipe that were typed as options: `--group_size 8` is answered with `group_size=8`."""
+"""Words that several commands take: what a shell completes, and `--group_size 8`, which is answered with `group_size=8`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,34 @@ Checkpoint = Annotated[
         help="Of a run: final, last, best, start, or a step such as 100. By default final; last where there is no model yet."
     ),
 ]
+
+
+def complete_recipe_words(ctx: typer.Context, incomplete: str) -> list[str]:
+    """For a shell: a built-in recipe or a recipe file as the first word, keys of a recipe everywhere."""
+    from cohort.recipe.built_in import built_in
+    from cohort.recipe.file import list_leaf_fields, shorten_path
+    from cohort.recipe.schema import Recipe
+
+    before = ctx.params.get("words") or []
+    if before and before[-1].endswith("="):  # bash takes the value of a key for a word of its own
+        return []
+    recipes = [] if before else [*built_in(), *map(str, Path().glob("*.toml"))]
+    paths = [path for path, _ in list_leaf_fields(Recipe)]
+    keys = [f"{key}=" for path in paths for key in dict.fromkeys((shorten_path(path), path))]
+    found = [word for word in recipes + keys if word.startswith(incomplete)]
+    # A shell writes a space behind a word that is alone, and a key is not yet a word: with a second one it stops before the `=`.
+    return [found[0][:-1], *found] if len(found) == 1 and found[0].endswith("=") else found
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """For a shell: the run folders of ./runs; another path is the shell's own work."""
+    return [run for file in sorted(Path("runs").glob("*/recipe.toml")) if (run := str(file.parent)).startswith(incomplete)]
+
+
+def complete_algorithm(incomplete: str) -> list[str]:
+    from cohort.algorithms.presets import PRESETS
+
+    return [name for name in PRESETS if name.startswith(incomplete)]
 
 
 class Command(TyperCommand):

@@ -6,7 +6,11 @@ import typer
 
 
 def recipes() -> None:
-    """List the built-in recipes."""
+    """List the built-in recipes.
+
+    \b
+    cohort recipes    each is a name that cohort train and cohort doctor take
+    """
     from cohort.recipe.built_in import built_in
 
     for name, first_line in built_in().items():

@@ -8,10 +8,15 @@ from typing import Annotated
 import typer
 
 from cohort.tools.commands import EXIT_CODES
+from cohort.tools.commands.options import complete_run
 
 
-def resume(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> int:
-    """Go on with an interrupted run, exactly where it was."""
+def resume(run: Annotated[Path, typer.Argument(help="A run folder.", autocompletion=complete_run)]) -> int:
+    """Go on with an interrupted run, exactly where it was.
+
+    \b
+    cohort resume runs/my-run    after Ctrl-C, a crash or a power cut
+    """
     from cohort.training.agreement import speaks_to_people
 
     if has_console(run) and speaks_to_people():

@@ -6,12 +6,16 @@ from typing import Annotated
 
 import typer
 
+from cohort.tools.commands.options import complete_recipe_words
+
 
 def serve(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RECIPE KEY=VALUE [-- FLAGS]", help="A recipe as for train, or a run folder; after -- flags of vLLM itself."
+            metavar="RECIPE KEY=VALUE [-- FLAGS]",
+            help="A recipe as for train, or a run folder; after -- flags of vLLM itself.",
+            autocompletion=complete_recipe_words,
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on; without one this machine alone is heard.")] = "127.0.0.1",
@@ -25,15 +29,16 @@ def serve(
     ] = "",
     print_only: Annotated[bool, typer.Option("--print", help="Print the command, and start nothing.")] = False,
 ) -> None:
-    """Serve a recipe's model with vLLM, for runs with sampling.engine=vllm: print the command, and become the server.
+    """Serve a recipe's model with vLLM, for runs that sample there.
 
     \b
-    cohort serve my.toml                                             on 127.0.0.1:8000
-    cohort serve my.toml --host $(hostname -i) --port 8001           for trainers on other hosts of a private network
+    cohort serve my.toml                         on 127.0.0.1:8000
+    cohort serve my.toml --print                 what would be run, as a script
+    cohort serve my.toml --host 10.0.0.5         for trainers on other hosts
     CUDA_VISIBLE_DEVICES=4,5 cohort serve my.toml -- --tensor-parallel-size 2
-    cohort serve my.toml --print                                     what would be run, as a script
+    cohort train my.toml sampling.servers=http://127.0.0.1:8000
 
-    A server has no authentication: whoever reaches it can read and replace the model. Private networks only.
+    It prints the command, and becomes the server. A server has no authentication: whoever reaches it can read and replace the model. Private networks only.
     """
     from cohort.tools.serve import run_serve
 

@@ -7,21 +7,32 @@ from typing import Annotated
 import typer
 
 from cohort.tools.commands import EXIT_CODES
+from cohort.tools.commands.options import complete_recipe_words
 
 
 def train(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RECIPE KEY=VALUE", help="A recipe file or built-in name, then overrides."),
+        typer.Argument(
+            metavar="RECIPE KEY=VALUE",
+            help="A recipe file or built-in name, then overrides.",
+            autocompletion=complete_recipe_words,
+        ),
     ] = None,
 ) -> int:
-    """Train. Without a recipe: the built-in demo, on a CPU, with nothing downloaded.
+    """Train a model by a recipe; without one, the built-in demo.
 
     \b
-    cohort train                                    the demo
-    cohort train group_size=4 num_steps=50          the demo with other words
-    cohort train gsm8k_qwen model=path/to/a/model   a built-in recipe (see: cohort recipes)
-    cohort train my.toml seed=1 name=second         a recipe of your own (all words: docs/recipe.md)
+    cohort train                              the demo, on a CPU, no downloads
+    cohort train num_steps=50 group_size=4    the demo with other words
+    cohort train gsm8k_qwen model=PATH        a built-in one (see: cohort recipes)
+    cohort train my.toml seed=1 name=second   a recipe of your own
+
+    \b
+    The least that my.toml must say (all words: docs/recipe.md):
+      model.source = "path or hub id"
+      prompts.source = "data.jsonl"              # rows with `prompt` and `answer`
+      rewards = [{ function = "math_answer" }]   # or "my_module:my_function"
     """
     from cohort.recipe.built_in import find_recipe, split_words
     from cohort.recipe.words import describe_start
