@@ -8,7 +8,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/cohort
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 # torch by itself, so that a change of the source does not fetch it again.
 RUN pip install --no-cache-dir --disable-pip-version-check --constraint constraints.txt torch
 COPY src ./src
