@@ -9,7 +9,7 @@ VLLM := .venv-vllm
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm demo test test-algorithms prove check format docs clean
+.PHONY: help setup vllm demo test test-algorithms prove check format docs release-check clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -57,6 +57,9 @@ format: setup  ## Format the code
 
 docs: setup  ## Write the generated pages and the picture of the house from the code
 	$(BIN)/python docs/generators
+
+release-check: setup  ## Whether a release could be published (docs/release.md); FINAL=1: and nothing is left to fill in
+	$(BIN)/python .ci/release_check.py $(if $(FINAL),--final)
 
 clean:  ## Remove the environments and caches; runs stay
 	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .mypy_cache build dist

@@ -20,7 +20,7 @@ ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*:|#|//")
 def make_links_absolute(text: str, repository: str, version: str) -> str:
     """Every link to a file of the repository with its address; pictures with that of the bare file."""
 
-    def place(path: str, is_image: bool) -> str:
+    def find_address(path: str, is_image: bool) -> str:
         return (
             path
             if ABSOLUTE.match(path)
@@ -29,11 +29,12 @@ def make_links_absolute(text: str, repository: str, version: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         if match["tag"]:
-            return match["tag"] + place(match["file"], match["tag"].startswith("src"))
+            return match["tag"] + find_address(match["file"], match["tag"].startswith("src"))
         inner = LINK.sub(replace, match["text"][1:-1])  # a picture may itself be the text of a link
-        return f"{match['image'] or ''}[{inner}]({place(match['path'], bool(match['image']))})"
+        return f"{match['image'] or ''}[{inner}]({find_address(match['path'], bool(match['image']))})"
 
-    return LINK.sub(replace, text)
+    parts = re.split(r"(```.*?```)", text, flags=re.DOTALL)  # every second one is code
+    return "".join(part if place % 2 else LINK.sub(replace, part) for place, part in enumerate(parts))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ def make_loading_options(dtype: torch.dtype, device: torch.device) -> dict[str, 
     """What transformers is told so that each weight is rounded as it is read: the model in full precision is never held."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ModelError(
-            f'model.lora.base_dtype: "{NAME}" needs the package bitsandbytes. Install it with `pip install bitsandbytes`, or leave '
-            'the base as it is with "auto".'
+            f'model.lora.base_dtype: "{NAME}" needs the package bitsandbytes. Install it with '
+            """`pip install 'cohort-rl[qlora]'`, or leave the base as it is with "auto"."""
         )
     from transformers import BitsAndBytesConfig
 
