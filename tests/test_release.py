@@ -6,7 +6,9 @@ import ast
 import importlib.util
 import re
 import sys
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -132,3 +134,20 @@ def test_the_pythons_that_are_named_are_those_that_are_allowed():
     assert f">={named[0]}" == PROJECT["requires-python"]
     page = (ROOT / "docs" / "platforms.md").read_text(encoding="utf-8")
     assert f"{', '.join(named[:-1])} and {named[-1]}." in page
+
+
+def test_a_file_that_is_missing_and_a_link_that_leads_nowhere_are_named(tmp_path, monkeypatch):
+    """A wheel and a source distribution with one file each, of two that are tracked."""
+    monkeypatch.setattr(check, "list_tracked", lambda: {"README.md", "src/cohort/here.py", "src/cohort/gone.toml", "recipes"})
+    wheel, source, file = tmp_path / "a.whl", tmp_path / "a.tar.gz", tmp_path / "here.py"
+    file.touch()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("cohort/here.py", "")
+        archive.writestr("cohort_rl-1.dist-info/METADATA", "Name: cohort-rl\n\n[a](https://b.org) [c](docs/c.md)\n")
+    with tarfile.open(source, "w:gz") as archive:
+        archive.add(file, "cohort_rl-1/src/cohort/here.py")
+    assert [*check.check_files(wheel, source)] == [
+        "the source distribution lacks README.md, src/cohort/gone.toml: see MANIFEST.in",
+        "the wheel lacks cohort/gone.toml: see [tool.setuptools.package-data]",
+        "the long description has relative links: docs/c.md; see setup.py",
+    ]
