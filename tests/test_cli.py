@@ -199,7 +199,7 @@ def test_help_lists_every_command_and_takes_less_than_half_a_second():
     assert {"train", "resume", "evaluate", "report"} <= set(commands)
     for command in commands:
         assert re.search(rf"^\W*{command} ", printed, re.MULTILINE), command
-        assert f"| `cohort {command}" in page, command
+        assert f"## `cohort {command}`" in page, command
     assert best < 0.5
 
 

@@ -12,12 +12,14 @@ from collections.abc import Callable
 
 import api_page
 import choices_page
+import commands_page
 import gym_page
 import house
 import lab_page
 import metrics_page
 import recipe_page
 import rewards_page
+import trl_page
 from pages import DOCS, read_page
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -27,6 +29,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "rewards.md": rewards_page.make_page,
     "gym-tasks.md": gym_page.make_page,
     "api.md": api_page.make_page,
+    "commands.md": commands_page.make_page,
+    "from-trl.md": trl_page.make_page,
     "lab.html": lab_page.make_page,
     "house.svg": house.draw_house,
     "how-it-works.md": house.make_page,
