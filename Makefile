@@ -9,7 +9,7 @@ VLLM := .venv-vllm
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm demo test test-algorithms prove check format docs release-check clean
+.PHONY: help setup vllm demo test test-algorithms prove check format docs site release-check clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -58,8 +58,12 @@ format: setup  ## Format the code
 docs: setup  ## Write the generated pages and the picture of the house from the code
 	$(BIN)/python docs/generators
 
+site: setup docs  ## Build the documentation as a site: open site/index.html
+	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 release-check: setup  ## Whether a release could be published (docs/release.md); FINAL=1: and nothing is left to fill in
 	$(BIN)/python .ci/release_check.py $(if $(FINAL),--final)
 
 clean:  ## Remove the environments and caches; runs stay
-	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .mypy_cache build dist
+	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .mypy_cache build dist site

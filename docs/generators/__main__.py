@@ -17,6 +17,7 @@ import gym_page
 import house
 import lab_page
 import metrics_page
+import notebook_page
 import recipe_page
 import rewards_page
 import trl_page
@@ -31,6 +32,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "api.md": api_page.make_page,
     "commands.md": commands_page.make_page,
     "from-trl.md": trl_page.make_page,
+    "start/tutorial.ipynb": notebook_page.make_page,
     "lab.html": lab_page.make_page,
     "house.svg": house.draw_house,
     "how-it-works.md": house.make_page,
