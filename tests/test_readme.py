@@ -1,63 +1,77 @@
-"""README: short, its example runs, and its figures of speed are those of the table."""
+"""README: short, every block and command of it runs, and its figures of speed are those of the table."""
 
 from __future__ import annotations
 
+import json
 import re
-import string
-from pathlib import Path
+import shlex
+import sys
+from typing import Any
+
+import pytest
 
 import cohort
-from cohort.model.scratch import build_scratch
-from cohort.recipe.schema import ScratchConfig
+from cohort.errors import RecipeError
+from cohort.recipe.built_in import find_recipe
+from site_pages import ROOT, list_lines, make_tiny_chat_model, make_tiny_train, read_blocks, run_tiny
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-TINY = {
-    "num_steps": 1,
-    "prompts_per_step": 2,
-    "max_completion_tokens": 4,
-    "evaluation": {"samples": 2, "resamples": 100, "max_problems": 2},
-    "monitors": {"console": False},
-}
+PAGE = ROOT / "README.md"
+README = PAGE.read_text(encoding="utf-8")
 
 
 def test_it_can_be_read_in_five_minutes():
     assert len(README.split()) <= 1000
 
 
-def test_the_example_runs_but_for_the_name_of_the_model(tmp_path, monkeypatch, capsys):
-    """The block as it stands, with a tiny chat model in place of the hub's and one step instead of 200."""
+def test_its_blocks_and_commands_run(tmp_path, monkeypatch, capsys):
+    """As they stand and in their order, with a tiny chat model in place of the hub's and one step instead of many."""
     monkeypatch.chdir(tmp_path)
-    shape = ScratchConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=1,
-        max_positions=96,
-        characters=string.printable,
-    )
-    net, tokenizer = build_scratch(shape, (), 0)
-    tokenizer.chat_template = TEMPLATE
-    net.save_pretrained("tiny")
-    tokenizer.save_pretrained("tiny")
+    monkeypatch.delitem(sys.modules, "my_module", raising=False)
+    seen: list[dict[str, Any]] = []
     train = cohort.train
-    seen = {}
+    monkeypatch.setattr(cohort, "train", make_tiny_train(make_tiny_chat_model(tmp_path / "tiny"), seen))
+    row = re.search(r"problems\.jsonl, a line each: (\{.*\})", README)
+    assert row is not None
+    rows = [row[1].replace("3 boxes", f"{n} boxes") for n in range(48)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    small, large, own = read_blocks(PAGE, "python")
+    for block in (small, large):
+        names: dict[str, Any] = {}
+        exec(compile(block, "README.md", "exec"), names)
+        assert names["run"].status == "finished"
+        assert (names["run"].model / "config.json").exists()
+    assert len(seen[0]["prompts"]) == 100
+    assert seen[0]["rewards"][0](["8", "3"], answer=["8", "8"]) == [1.0, 0.0]
+    assert json.loads(row[1])["answer"] == str(3 * 12)
 
-    def train_tiny(**words):
-        seen.update(words)
-        return train(**{**words, "model": "tiny", **TINY})
-
-    monkeypatch.setattr(cohort, "train", train_tiny)
-    [block] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(compile(block, "README.md", "exec"), {})
-    assert len(seen["prompts"]) == 500
-    assert seen["prompts"][0]["answer"] == "144"
-    assert seen["rewards"][0]([[{"content": "It is 144 "}], [{"content": "145"}]], answer=["144", "144"]) == [1.0, 0.0]
+    (tmp_path / "my_module.py").write_text(own, encoding="utf-8")
+    monkeypatch.setattr(cohort, "train", train)
+    lines = [shlex.split(line)[1:] for line in list_lines(PAGE)]
+    assert [words for words in lines if "gsm8k_qwen" in words] == [
+        ["doctor", "gsm8k_qwen"], ["train", "gsm8k_qwen", "group_size=16", "model.lora.rank=16"]
+    ]  # fmt: skip
+    for words in lines:
+        if "gsm8k_qwen" in words:  # model and data are of the hub: read to the end, and not begun
+            find_recipe(words[1], words[2:])
+        else:
+            assert run_tiny(words) == 0, words
+    assert len(list((tmp_path / "runs").iterdir())) == 4  # two blocks, two trainings
     printed = capsys.readouterr().out
-    assert printed.startswith("finished {")
-    assert (tmp_path / printed.split()[-1] / "config.json").exists()
+    assert "step 1" in printed  # cohort look
+    assert "runs/first is finished" in printed  # cohort resume
+
+
+def test_its_mistake_is_answered_with_the_word_that_was_meant():
+    assert "`cohort train grup_size=4` names the key you meant" in README
+    with pytest.raises(RecipeError, match="group_size"):
+        find_recipe("", ["grup_size=4"])
+
+
+def test_its_words_for_make_are_targets():
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    told = set(re.findall(r"(?:^    |`)make ([a-z]+)", README, re.MULTILINE))
+    assert told == {"demo", "test", "setup", "site"}
+    assert told <= set(targets)
 
 
 def test_its_figures_of_speed_stand_in_the_table():

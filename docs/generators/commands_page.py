@@ -56,7 +56,9 @@ def write_commands() -> Iterator[str]:
         yield ""
         for paragraph in clean_help(command).split("\n\n"):  # \b before one: its lines stay as they are
             plain = paragraph.startswith("\b")
-            yield from ["```text", *paragraph[1:].strip("\n").splitlines(), "```", ""] if plain else [" ".join(paragraph.split()), ""]
+            yield from (
+                ["```text", *paragraph[1:].strip("\n").splitlines(), "```", ""] if plain else [" ".join(paragraph.split()), ""]
+            )
         if command.params:
             yield from ["| word | default | |", "|---|---|---|", *map(write_parameter, command.params), ""]
         if name in PAGES:

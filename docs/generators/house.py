@@ -167,6 +167,7 @@ def count_lines(room: str, modules: Mapping[str, Path]) -> int:
 
 COLUMNS = dict.fromkeys(("data", "rewards", "sandbox", "base"), 90) | dict.fromkeys(("observe", "evaluation"), 115)
 COLUMNS |= {"api": 400, "types": 165, "engine": 350, "model": 350, "ops": 380, "recipe": 420, "algorithms": 345, "errors": 440}
+COLUMNS |= {"loop_iterative": 110, "loop_async": 290}
 """Where the middle of a room stands on its floor, so that no arrow runs behind a box; 200 where nothing is said."""
 WIDTH, ROW, BOX = 500, 50, 30
 

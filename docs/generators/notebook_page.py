@@ -16,7 +16,14 @@ def make_page() -> str:
     pieces = BLOCK.split(read_page("start/tutorial.md"))  # text and code in turn
     cells = [make_cell(number, piece.strip()) for number, piece in enumerate(pieces) if piece.strip()]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return json.dumps({"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}, indent=1, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(
+            {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5},
+            indent=1,
+            ensure_ascii=False,
+        )
+        + "\n"
+    )
 
 
 def make_cell(number: int, text: str) -> dict[str, Any]:

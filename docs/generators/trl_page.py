@@ -42,7 +42,9 @@ def list_options() -> tuple[list[Option], list[Option]]:
 
     fields = dataclasses.fields(GRPOConfig)
     beside = {field.name: field.default for field in fields if field.default not in (None, dataclasses.MISSING)}
-    found = [explain_option(field.name, None if field.default is dataclasses.MISSING else field.default, beside) for field in fields]
+    found = [
+        explain_option(field.name, None if field.default is dataclasses.MISSING else field.default, beside) for field in fields
+    ]
     own = {field.name for field in fields} & set(GRPOConfig.__annotations__)
     return [each for each in found if each.name in own], [each for each in found if each.name not in own]
 

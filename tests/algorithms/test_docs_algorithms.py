@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -19,11 +18,9 @@ from cohort.algorithms.named import FIELDS, NAMED
 from cohort.algorithms.presets import PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.built_in import find_recipe, split_words
 from cohort.recipe.file import load_recipe
 from cohort.recipe.rules import RULES
 from cohort.recipe.words import COLUMNS, list_cells
-from cohort.tools.compare.contenders import find_contenders
 from doc_examples import examples_of
 
 ROOT = Path(__file__).parents[2]
@@ -31,9 +28,6 @@ SOURCE = ROOT / "src" / "cohort"
 PAGE = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
 PROSE = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
 SECTIONS = re.split(r"^(?=##)", PROSE, flags=re.MULTILINE)
-TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-BUILT_IN = sorted((SOURCE / "recipe" / "built_in").glob("*/README.md"))
-PAGES = [*TOP, *sorted((ROOT / "docs").glob("*.md")), *BUILT_IN]
 RULE = re.compile(r"\|?[\s:|-]+\|?")
 
 
@@ -109,46 +103,6 @@ def test_every_test_is_defined_in_a_file_that_its_section_names():
         assert [name for name in names if name not in known] == [], text.splitlines()[0]
         count += len(names)
     assert count > 40
-
-
-@cache
-def anchors(page: Path) -> frozenset[str]:
-    """As GitHub makes them: lower case, spaces to hyphens, all but letters, digits, hyphens and underscores dropped."""
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
-        if target.startswith(("https://", "http://")):
-            continue
-        path, _, anchor = target.partition("#")
-        file = (page.parent / path).resolve() if path else page
-        assert file.exists(), target
-        assert not anchor or anchor in anchors(file), target
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_are_understood(page, monkeypatch):
-    """Every `cohort train` and `cohort compare` line up to the point where something would run; files of one's own aside."""
-    monkeypatch.chdir(ROOT)
-    for line in re.findall(
-        r"^    cohort ((?:train|doctor|compare|algorithms)\b.*)$", page.read_text(encoding="utf-8"), re.MULTILINE
-    ):
-        if ".toml" in line or "runs/" in line or "[" in line:
-            continue
-        command, *words = shlex.split(re.split(r"\s{2,}|\s#", line)[0])
-        if command == "compare":
-            options = {words[place]: words[place + 1] for place in range(len(words) - 1) if words[place].startswith("--")}
-            kept = [word for word in words if word not in options and word not in options.values()]
-            find_contenders(kept, options.pop("--recipe", ""))
-            assert set(options) <= {"--seeds", "--jobs", "--output"}, line
-        elif command == "algorithms":
-            assert [word for word in words if word not in PRESETS] == [], line
-        else:
-            find_recipe(*split_words(words))
 
 
 # -- choices -----------------------------------------------------------------------------------------------------------
