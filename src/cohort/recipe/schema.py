@@ -99,7 +99,9 @@ class PromptsConfig(Section):
         description='A .jsonl, .json, .parquet or .csv file, a saved datasets folder, a hub dataset id, "task:NAME" (built in), '
         '"gym:NAME" (reasoning-gym), or "package.module:function" yielding rows.',
     )
-    split: str = Field("train", description="Split of a hub dataset or of a built-in task; told to a function that has a parameter `split`.")
+    split: str = Field(
+        "train", description="Split of a hub dataset or of a built-in task; told to a function that has a parameter `split`."
+    )
     shape: Literal["", "gsm8k", "math", "humaneval", "mbpp"] = Field(
         "",
         description="Whose columns the rows have; the prompt and what the rewards need are made from them. "
