@@ -65,6 +65,10 @@ def test_a_recipe_without_servers_can_be_served_and_not_trained():
     [
         ([URL], "token_truncate"),
         ([URL, "sampling.engine=vllm"], "token_truncate"),
+        ([URL, "ahead.lag=1"], "auto"),  # the clip acts on the ratio to what sampled
+        ([URL, "ahead.in_flight=true"], "auto"),
+        ([URL, "ahead.lag=1", "algorithm.region=none"], "token_truncate"),  # nothing else corrects for their age
+        ([URL, "ahead.lag=1", "mismatch_weight=token_truncate"], "token_truncate"),
         ([URL, "mismatch_weight=off"], "off"),
         ([URL, "mismatch_weight=sequence_mask"], "sequence_mask"),
         ([URL, "algorithm=dppo"], "auto"),  # has the engine in its ratio

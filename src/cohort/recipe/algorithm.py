@@ -51,7 +51,7 @@ class AlgorithmWords(Section):
         "auto",
         description="Importance weight pi_old / pi_engine for a gap between engine and trainer, per token or completion; "
         "cut at mismatch_cap (truncate), or 0 outside 1/mismatch_cap to mismatch_cap (mask). auto: token_truncate with the engine vllm, "
-        "which computes with another program, where it fits the other choices; else off.",
+        "which computes with another program, where it fits the other choices and nothing is sampled ahead; else off.",
     )
     mismatch_cap: float = Field(2.0, gt=1, description="Cap of mismatch_weight.")
     # -- KL to the reference -------------------------------------------------------------------------------------------

@@ -27,11 +27,13 @@ from cohort.algorithms.registry import READABLE, TRAITS, BadChoice, Choice, Kind
 from cohort.base.importing import NotImportable, load_function
 from cohort.errors import RecipeError
 from cohort.recipe.engines import AUTO, ENGINES
-from cohort.recipe.rules import find_refusal
+from cohort.recipe.rules import find_ahead, find_refusal, leaves_stale
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import suggest_nearest
 
 FOREIGN_WEIGHT = "token_truncate"
+"""Of completions of the policy itself. On older ones it would be all that holds an update back, which learned less with every step of
+lag (docs/results.md); without it the clip acts on the ratio to what sampled, which holds the gap between the programs as well."""
 
 
 def resolve_recipe(recipe: Recipe) -> Recipe:
@@ -57,6 +59,8 @@ def weigh_foreign_engine(recipe: Recipe) -> Recipe:
             "it: sampling.servers=http://127.0.0.1:8000"
         )
     if algorithm.mismatch_weight != "auto" or engine == AUTO or not ENGINES[engine].foreign:
+        return recipe
+    if find_ahead(recipe) and not leaves_stale(algorithm):
         return recipe
     weighed = algorithm.model_copy(update={"mismatch_weight": FOREIGN_WEIGHT}).resolved(algorithm.own)
     if find_contradiction(weighed.model_dump(), weighed.own):
