@@ -32,7 +32,8 @@ def train(parts: TrainingParts, state: TrainState, until: int) -> None:
             drawn = begin_drawing(recipe, state.cursor, state.policy_version)
             while drawn.missing:  # once; with dynamic sampling until enough groups differ
                 prompts = drawn.next_prompts(parts.stream)
-                completions_PG = source.complete(prompts, step, len(drawn.groups), watch)
+                hear = parts.judge.listen(prompts, step)  # what can be judged while others are sampled
+                completions_PG = source.complete(prompts, step, len(drawn.groups), watch, hear)
                 figures = source.metrics()
                 scored = parts.judge.score(prompts, completions_PG, step, watch)
                 drawn = drawn.add_round(prompts, completions_PG, scored, figures)

@@ -202,7 +202,7 @@ class Session:
             if name == "prompts" or report.too_long or report.with_unknown:
                 self._say(f"{name}: {report}")
         self._say(*self.rewards.notes)
-        self.rewards.on_progress = self.monitors.on_scoring
+        self.rewards.on_progress, self.rewards.on_sampled = self.monitors.on_scoring, self.monitors.on_sampling
         parts = Parts(
             recipe=recipe,
             folder=self.folder,

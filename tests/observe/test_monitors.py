@@ -248,6 +248,20 @@ def test_scoring_is_mentioned_only_when_it_takes_long(tmp_path):
     assert out.getvalue().splitlines() == [f"training · scoring code_tests {done}/64" for done in (16, 31, 46, 61)]
 
 
+def test_what_is_scored_while_others_are_sampled_shows_both(tmp_path):
+    monitor, out, clock = make_console(tmp_path)
+    monitor.on_stage("training", total=100)
+    for done in range(1, 65):
+        clock.now += 1.0
+        monitor.on_sampling(min(64, 2 * done), 64)
+        monitor.on_scoring("code_tests", done, 64)
+    assert out.getvalue().splitlines() == [
+        "training · sampled 32/64, scoring code_tests 16/64",
+        "training · sampled 62/64, scoring code_tests 31/64",
+        *(f"training · scoring code_tests {done}/64" for done in (46, 61)),
+    ]
+
+
 def test_a_live_line_shows_how_far_scoring_is(tmp_path):
     monitor, _, clock = make_console(tmp_path, terminal=True)
     monitor.on_stage("training", total=100)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -63,6 +64,29 @@ def split_evenly(count: int, pieces: int) -> list[list[int]]:
     pieces = max(1, min(pieces, count))
     edges = [count * i // pieces for i in range(pieces + 1)]
     return [list(range(low, high)) for low, high in itertools.pairwise(edges)]
+
+
+class LoopThread:
+    """An event loop in a thread of its own, begun when it is first needed: what async functions hold on to stays theirs."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._lock = name, threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def wait_for(self, result: Awaitable[Any]) -> Any:
+        async def finish() -> Any:
+            return await result
+
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, daemon=True, name=self._name).start()
+        return asyncio.run_coroutine_threadsafe(finish(), self._loop).result()
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
 
 
 class Worker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cohort.base.world import ALONE, World
@@ -30,11 +30,20 @@ def sample_groups(
     first_draw: int = 0,
     *,
     world: World = ALONE,
+    hear: Callable[[int, Completion], None] | None = None,
 ) -> list[list[Completion]]:
-    """One group of `sampling.group_size` completions per prompt. Each process samples its block of the draws."""
+    """One group of `sampling.group_size` completions per prompt. Each process samples its block of the draws.
+
+    `hear`: told of each completion that this process has finished, with its place among those of all groups laid flat.
+    """
     block = world.block(len(prompts))
     requests = make_requests(prompts[block], sampling.group_size, first_draw + block.start)
-    completions = world.compute(lambda: engine.generate(requests, sampling, noise))
+
+    def tell(request: Request, completion: Completion) -> None:
+        assert hear is not None
+        hear((request.draw - first_draw) * sampling.group_size + request.sample, completion)
+
+    completions = world.compute(lambda: engine.generate(requests, sampling, noise, tell if hear else None))
     return regroup(completions, len(prompts), sampling.group_size)
 
 

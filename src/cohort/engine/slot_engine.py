@@ -91,15 +91,16 @@ class SlotEngine:
             state = workspace.state
             state.start_call(keys, [request.position + limit for request, limit in zip(requests, most, strict=True)])
             slots = min(workspace.slots, len(keys))
+            handed: dict[int, Completion] = {}
 
             def hand_back(numbers: np.ndarray) -> None:
                 assert on_finish is not None
                 chosen = [requests[number] for number in numbers]
                 rows = torch.from_numpy(numbers).to(state.token_ids_NT.device)
-                for request, completion in zip(
-                    chosen, self._read_completions(state, rows, chosen, decoding.lengths_N[numbers], sampling), strict=True
-                ):
-                    on_finish(request, completion)
+                found = self._read_completions(state, rows, chosen, decoding.lengths_N[numbers], sampling)
+                for number, completion in zip(numbers.tolist(), found, strict=True):
+                    handed[number] = completion
+                    on_finish(requests[number], completion)
 
             finished = hand_back if on_finish is not None else None
             decoding = Decoding(self.parts, workspace, Work.group_requests(requests), sampling, slots, finished)
@@ -113,7 +114,10 @@ class SlotEngine:
                 decoding.on_finish = None
                 if workspace.steps is not None:
                     workspace.steps.step = None
-            completions = self._read_completions(state, slice(0, len(requests)), requests, lengths_N, sampling)
+            if on_finish is not None:  # each was read once, when it was finished
+                completions = [handed[number] for number in range(len(requests))]
+            else:
+                completions = self._read_completions(state, slice(0, len(requests)), requests, lengths_N, sampling)
         self._record_figures(decoding, workspace)
         self._keep_or_drop(workspace)
         return completions

@@ -11,17 +11,16 @@ functions that can be imported by name run in worker processes; the others run i
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cohort.base.importing import search_current_folder
-from cohort.base.threads import run_concurrently, run_with_limit, split_evenly
+from cohort.base.threads import LoopThread, run_concurrently, run_with_limit, split_evenly
 from cohort.base.workers import ProcessEnded
 from cohort.base.world import ALONE, World
 from cohort.errors import CohortError, RewardError
@@ -39,6 +38,7 @@ from cohort.rewards.contract import (
     find_unusable_rows,
 )
 from cohort.rewards.entries import Answered, Failed, RewardEntry, is_plain
+from cohort.rewards.listening import EarlyPart, Hear, Heard, is_worth_telling
 from cohort.rewards.pool import HelperPool, LoadFailed, Worker
 from cohort.rewards.shares import JudgedShare, find_own_rows, join_verdicts
 from cohort.rewards.singles import Progress, Singles, spread_rows
@@ -72,12 +72,14 @@ class RewardRunner:
         self._workers, self._max_fault_share = workers, max_fault_share
         self._pool = HelperPool()
         self._started = self._closed = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._loop_lock, self._one_by_one = threading.Lock(), threading.Lock()
+        self._loop, self._one_by_one = LoopThread("async rewards"), threading.Lock()
         self.world = ALONE
         """The processes that judge together, each the completions of its share of the prompts."""
         self.on_progress: Callable[[str, int, int], None] | None = None
         """Told (part, completions judged, completions) from the threads that judge, as the parts get on."""
+        self.on_sampled: Callable[[int, int], None] | None = None
+        """Told (completions sampled, completions) where parts judge meanwhile."""
+        self._heard: Heard | None = None
 
     @classmethod
     def from_recipe(
@@ -153,9 +155,7 @@ class RewardRunner:
     def close(self) -> None:
         self._closed = True
         self._pool.close()
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop = None
+        self._loop.close()
 
     def __enter__(self) -> RewardRunner:
         return self.start()
@@ -203,6 +203,25 @@ class RewardRunner:
     # Scoring
     # -----------------------------------------------------------------------------------------------------------------
 
+    def listen(self, prompts: Sequence[Prompt], *, step: int, num_steps: int) -> Hear | None:
+        """Whom to tell of completions as they are sampled, by their places among `prompts`; the next `score` is of all of them.
+
+        None where no part would begin before all are there: those that may look at the whole batch, those that are done in a moment,
+        and those that would only take turns with the engine in this process.
+        """
+        own, state = find_own_rows(self.world, prompts), TrainerState.for_step(step, num_steps)
+        heard = Heard(prompts[own], own.start, column_names(prompts), state, self.on_sampled)
+        everything = range(len(heard.prompts))
+        self._pool.terminal.refill()
+        for bound in filter(is_worth_telling, self.start()._bound):
+            in_worker = self._fits_worker(bound, heard.collect_batch(everything).make_call(bound, everything))
+            if in_worker or bound.signature.supervised or bound.signature.is_async:
+                judged = Progress(bound.name, len(everything), self.on_progress)
+                call = functools.partial(self._call, bound, in_worker, judged)
+                heard.parts.append(EarlyPart(bound, heard, call, in_worker, self._workers if in_worker else 1))
+        self._heard = heard if heard.parts else None
+        return heard.hear if heard.parts else None
+
     def score(
         self,
         prompts: Sequence[Prompt],
@@ -224,8 +243,10 @@ class RewardRunner:
         world = world or self.world
         own = find_own_rows(world, prompts)
         batch = ScoringBatch.collect(prompts[own], completions[own], columns, state)
+        heard, self._heard = self._heard, None
+        early = heard.find_parts(prompts[own], completions[own]) if heard else {}
         with self._one_by_one:  # what is scored ahead and an evaluation take turns
-            shares = world.compute(lambda: [self._judge(batch)])
+            shares = world.compute(lambda: [self._judge(batch, early)])
         verdicts = [join_verdicts(of_part) for of_part in zip(*(share.verdicts for share in shares), strict=True)]
         by_row = zip(*(verdict.entries for verdict in verdicts), strict=True)
         outcomes = [
@@ -237,26 +258,30 @@ class RewardRunner:
         failed_extracts = sum(share.failed_extracts for share in shares)
         return Scored(outcomes, measure_rewards(self._bound, outcomes, verdicts, failed_extracts))
 
-    def _judge(self, batch: ScoringBatch) -> JudgedShare:
+    def _judge(self, batch: ScoringBatch, early: Mapping[str, EarlyPart]) -> JudgedShare:
         """What all parts say of these completions, and the answers in them."""
         if not batch.texts:
             return JudgedShare([Verdicts([]) for _ in self._bound], [], 0)
-        self._pool.terminal.refill()
-        verdicts = run_concurrently([functools.partial(self._run_part, bound, batch) for bound in self._bound])
+        if not early:
+            self._pool.terminal.refill()
+        verdicts = run_concurrently(
+            [functools.partial(self._run_part, bound, batch, early.get(bound.name)) for bound in self._bound]
+        )
         return JudgedShare(verdicts, *self._extract(self._bound[self._outcome], batch, verdicts[self._outcome]))
 
-    def _run_part(self, bound: Bound, batch: ScoringBatch) -> Verdicts:
-        """The whole batch first; where the call raised, hung or crashed, again completion by completion."""
+    def _run_part(self, bound: Bound, batch: ScoringBatch, early: EarlyPart | None) -> Verdicts:
+        """What was judged while others were sampled; else the whole batch, and where that raised, hung or crashed, completion by completion."""
         started, count = time.monotonic(), len(batch.texts)
-        verdicts, in_worker = Verdicts([RewardEntry()] * count), self._fits_worker(bound, batch.make_call(bound, range(count)))
+        verdicts, everything = Verdicts([RewardEntry()] * count), range(count)
+        if early is not None:
+            if early.fill(verdicts):
+                return verdicts
+            self._note(f"reward {bound.name!r}: from now on it is called once all completions are sampled ({early.problem}).")
+        in_worker = early.in_worker if early else self._fits_worker(bound, batch.make_call(bound, everything))
         judged = Progress(bound.name, count, self.on_progress)
 
         def call(rows: Sequence[int]) -> Answered | Failed:
-            made = batch.make_call(bound, rows)
-            reply = self._call_in_worker(bound, made) if in_worker else self._call_here(bound, made, judged.count_one)
-            if isinstance(reply, Answered):
-                judged.count_call(len(rows))
-            return reply
+            return self._call(bound, in_worker, judged, batch.make_call(bound, rows))
 
         chunks = split_evenly(count, self._workers) if in_worker and bound.signature.per_completion else [list(range(count))]
         retry: list[int] = []
@@ -269,11 +294,18 @@ class RewardRunner:
                 verdicts.retry_detail = verdicts.retry_detail or reply.detail
                 self._note_retry(bound, reply)
         if retry:
-            answered = len(retry) < count
+            some = len(retry) < count
             side_by_side = self._workers if in_worker else ASYNC_SINGLES if bound.signature.is_async else 1
-            Singles(bound, call, verdicts, answered, self._max_fault_share * count).call_each(spread_rows(retry), side_by_side)
+            Singles(bound, call, verdicts, some, self._max_fault_share * count).call_each(spread_rows(retry), side_by_side)
         verdicts.retried, verdicts.seconds = len(retry), time.monotonic() - started
+        bound.seconds = verdicts.seconds
         return verdicts
+
+    def _call(self, bound: Bound, in_worker: bool, judged: Progress, call: RewardCall) -> Answered | Failed:
+        reply = self._call_in_worker(bound, call) if in_worker else self._call_here(bound, call, judged.count_one)
+        if isinstance(reply, Answered):
+            judged.count_call(len(call.lengths))
+        return reply
 
     def _note_retry(self, bound: Bound, reply: Failed) -> None:
         """Said once per part: the metric `retried` tells how often."""
@@ -312,7 +344,7 @@ class RewardRunner:
                 return reply
 
     def _call_here(self, bound: Bound, call: RewardCall, on_verdict: Callable[[], None]) -> Answered | Failed:
-        run = functools.partial(call_reward, bound.load_here(), call, self._await, on_verdict)
+        run = functools.partial(call_reward, bound.load_here(), call, self._loop.wait_for, on_verdict)
         if bound.signature.supervised:
             try:
                 return run(let_through=(CohortError, JailUnavailable))
@@ -327,18 +359,6 @@ class RewardRunner:
                 'the top level of a module of its own (and name it "module:function"): it then runs in a worker process '
                 "that is killed at the limit. Or raise timeout_s."
             ) from None
-
-    def _await(self, result: Awaitable[Any]) -> Any:
-        """Wait for an async function on the one event loop of the runner: its clients keep their connections."""
-
-        async def finish() -> Any:
-            return await result
-
-        with self._loop_lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, daemon=True, name="async rewards").start()
-        return asyncio.run_coroutine_threadsafe(finish(), self._loop).result()
 
     def _extract(self, bound: Bound, batch: ScoringBatch, verdicts: Verdicts) -> tuple[list[str | None], int]:
         """The compared answers, of completions the outcome part could read. Never at the cost of a score."""

@@ -77,6 +77,10 @@ class Bound:
     """Read when the function has been imported, here or in a worker."""
     limits_in_a_row: int = 0
     """Single completions that ran into a limit since the function last answered at all."""
+    seconds: float = 0.0
+    """That its calls took in the last step."""
+    listens: bool = True
+    """Whether calls for some of the completions add up to one for all of them, as far as is known."""
     extracts: bool = True
     retry_noted: bool = False
 

@@ -10,7 +10,9 @@ from cohort.base.stopwatch import Stopwatch
 from cohort.evaluation.evaluate import score_groups
 from cohort.recipe.rules import OVERLONG_PART
 from cohort.recipe.schema import Recipe
+from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import Scored, Scorer
+from cohort.rewards.listening import Hear
 from cohort.rewards.penalties import overlong_penalty
 from cohort.rewards.summing import mean_and_std
 from cohort.types import Completion, Outcome, Prompt
@@ -25,6 +27,13 @@ class RewardJudge:
     scorer: Scorer
     recipe: Recipe
 
+    def listen(self, prompts: Sequence[Prompt], step: int) -> Hear | None:
+        """Whom to tell of the completions of these prompts as they are sampled, before `score` is asked about all of them; None: nobody."""
+        if not isinstance(self.scorer, RewardRunner):  # a learned one runs in this process, over the whole batch
+            return None
+        flat = [prompt for prompt in prompts for _ in range(self.recipe.train.group_size)]
+        return self.scorer.listen(flat, step=step, num_steps=self.recipe.train.num_steps)
+
     def score(self, prompts: Sequence[Prompt], completions_PG: Groups, step: int, watch: Stopwatch) -> Scored:
         """Outcomes in the order of the completions, group after group."""
         scored = score_groups(self.scorer, prompts, completions_PG, step, self.recipe.train.num_steps)
@@ -38,6 +47,9 @@ class RewardJudge:
 @dataclass(frozen=True)
 class RowJudge:
     """Completions that stand in the rows are worth what they are there for: the first of a group 1, the others 0."""
+
+    def listen(self, prompts: Sequence[Prompt], step: int) -> None:
+        """Nothing is sampled."""
 
     def score(self, prompts: Sequence[Prompt], completions_PG: Groups, step: int, watch: Stopwatch) -> Scored:
         rewards = [1.0 if place == 0 else 0.0 for group in completions_PG for place in range(len(group))]

@@ -21,6 +21,7 @@ from cohort.base.world import ALONE, World
 from cohort.engine import sample_groups
 from cohort.engine.protocol import Engine
 from cohort.observe.perf import make_engine_metrics
+from cohort.rewards.listening import Hear
 from cohort.types import Completion, NoiseKey, Prompt, Sampling
 
 
@@ -46,9 +47,12 @@ class SampledSource:
         """The policy has become this version; what is sampled from now on is of it."""
         self.engine.sync(self.weights(), policy_version)
 
-    def complete(self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch) -> list[list[Completion]]:
+    def complete(
+        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: Hear | None = None
+    ) -> list[list[Completion]]:
+        """Groups in the order of the prompts. `hear`: told of each completion as it is finished."""
         noise = NoiseKey(self.seed, "train", step)
-        completions_PG = sample_groups(self.engine, prompts, self.sampling, noise, first_draw, world=self.world)
+        completions_PG = sample_groups(self.engine, prompts, self.sampling, noise, first_draw, world=self.world, hear=hear)
         own_PG = completions_PG[self.world.block(len(prompts))]
         watch.lap("rollout", sum(completion.length for group in own_PG for completion in group))
         return completions_PG
@@ -71,7 +75,9 @@ class WrittenSource:
     def sync(self, policy_version: int) -> None:
         """Nobody samples."""
 
-    def complete(self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch) -> list[list[Completion]]:
+    def complete(
+        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: Hear | None = None
+    ) -> list[list[Completion]]:
         # Not sampled, so there are no sampling log-probs; nothing reads them (algorithms/fitting.py).
         return [
             [Completion(ids, (0.0,) * len(ids), "stop", self.decode(ids)) for ids in self.completions[prompt.index]]

@@ -58,6 +58,9 @@ class Monitor:
     def on_progress(self, done: int, values: Mapping[str, float]) -> None:
         """Progress inside a stage that writes no metric rows, such as the cold start: {"loss": 1.2, "success": 0.3}."""
 
+    def on_sampling(self, done: int, total: int) -> None:
+        """So many of a step's completions are sampled. Called where reward parts judge them meanwhile, for each that is finished."""
+
     def on_scoring(self, part: str, done: int, total: int) -> None:
         """A reward part has judged `done` of the completions it was given. Called from the threads that judge."""
 
@@ -153,6 +156,9 @@ class Monitors(Monitor):
 
     def on_progress(self, done: int, values: Mapping[str, float]) -> None:
         self.tell("on_progress", done, values)
+
+    def on_sampling(self, done: int, total: int) -> None:
+        self.tell("on_sampling", done, total)
 
     def on_scoring(self, part: str, done: int, total: int) -> None:
         self.tell("on_scoring", part, done, total)

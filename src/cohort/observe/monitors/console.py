@@ -65,6 +65,7 @@ class ConsoleMonitor(Monitor):
         self.last_line = float("-inf")
         self.pending = ""
         self.facts: Sequence[str] = ()
+        self.sampled = ""
         self.scoring: dict[str, tuple[int, int, float]] = {}
         self.last_scoring = float("-inf")
         self.progress: Progress | None = None
@@ -97,6 +98,10 @@ class ConsoleMonitor(Monitor):
         group_size = History((), self.recipe).read_setting("train.group_size")
         self.show_facts(step, list_training_facts(row, self.estimate_seconds_left(step), group_size))
 
+    def on_sampling(self, done: int, total: int) -> None:
+        """Shown beside what is scored meanwhile."""
+        self.sampled = f"sampled {done}/{total}, " if done < total else ""
+
     def on_scoring(self, part: str, done: int, total: int) -> None:
         """Only scoring that takes a while is shown: most takes no longer than it takes to read of it."""
         now = self.clock()
@@ -110,7 +115,9 @@ class ConsoleMonitor(Monitor):
         if now - began < patience or now - max(self.last_scoring, self.last_line if not live else 0.0) < patience:
             return
         self.last_scoring = now
-        line = "scoring " + ", ".join(f"{name} {judged}/{of}" for name, (judged, of, _) in list(self.scoring.items()))
+        line = f"{self.sampled}scoring " + ", ".join(
+            f"{name} {judged}/{of}" for name, (judged, of, _) in list(self.scoring.items())
+        )
         if self.progress is not None and self.task is not None:
             self.progress.update(self.task, facts=self.fit_facts([line, *self.facts]))
         else:

@@ -212,6 +212,7 @@ def log_judgements(
 
 # There is no `extract`: two programs that differ in a name or a space are one answer, so a majority of equal texts says
 # nothing, and what would be worth a vote, their outputs on inputs without a known result, is no part of a test row.
+code_tests.per_completion = True  # type: ignore[attr-defined]
 code_tests.supervised = True  # type: ignore[attr-defined]
 code_tests.jailed = True  # type: ignore[attr-defined]
 code_tests.unusable = unusable  # type: ignore[attr-defined]

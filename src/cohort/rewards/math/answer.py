@@ -294,6 +294,7 @@ def warn_without_jail(problem: str) -> None:
 math_answer.extract = extract  # type: ignore[attr-defined]
 math_answer.unusable = unusable  # type: ignore[attr-defined]
 math_answer.reads = ("completions", "answer")  # type: ignore[attr-defined]
+math_answer.per_completion = True  # type: ignore[attr-defined]
 math_answer.supervised = True  # type: ignore[attr-defined]
 math_answer.jailed = True  # type: ignore[attr-defined]
 exact_match.extract = read_whole  # type: ignore[attr-defined]
