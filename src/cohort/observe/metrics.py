@@ -104,7 +104,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("reward/<part>/steps", "count", "mean number of step rewards per completion (process rewards alone)", "as many as the task has steps", "At 1 where more are expected: no steps were found, and a completion without any counts as one wrong step."),
     Metric("reward/overlong/mean", "reward", "mean soft overlong penalty, 0 to −1 (`overlong_share`)", "near 0", "Far below 0: completions run into the limit; raise sampling.max_completion_tokens."),
     Metric("reward/verifier_agreement", "share", "AUC of the learned reward against the verifier's success in this step", "above 0.8", "Falling towards 0.5 within an iteration: the policy has found what the reward model likes and the verifier does not."),
-    Metric("reward/<part>/seconds", "seconds", "wall clock of this reward function in the step", "small beside time/rollout", "The slowest part sets time/reward.", reduce="sum"),
+    Metric("reward/<part>/seconds", "seconds", "wall clock in which this reward function was called, sampling or not", "small beside time/rollout", "The slowest part sets time/reward. Larger than time/reward: the rest of it went by while others were sampled.", reduce="sum"),
     Metric("reward/<part>/<logged>", "as logged", "mean of a number that the function logged itself", "as its author says", "Whatever the function's author meant by it."),
     # advantage ---------------------------------------------------------------------------------------------------
     Metric("advantage/useful_groups", "share", "groups whose rewards are not all equal ÷ all groups; 0 where dynamic sampling found none to train on", "above 0.3; expected 1 − pᴳ − (1−p)ᴳ at success rate p", "The share of the step that teaches anything. Low: problems too easy or too hard for this policy, or groups too small."),
@@ -179,7 +179,7 @@ METRICS: tuple[Metric, ...] = (
     # time --------------------------------------------------------------------------------------------------------
     Metric("time/wait", "seconds", "waiting for what is sampled and scored ahead (`ahead.lag` above 0 alone)", "near 0", "Training waits. ahead/sample_seconds and ahead/score_seconds say for whom, and the report what to change."),
     Metric("time/rollout", "seconds", "sampling the completions, their copy to the host included", "the largest stage", "Grows with length. Shorter limits or a faster engine; see perf/engine_occupancy."),
-    Metric("time/reward", "seconds", "all reward functions", "below a quarter of time/step", "The accelerator waits for the verifier. Look at reward/<part>/seconds."),
+    Metric("time/reward", "seconds", "reward functions, from the last sampled completion on", "below a quarter of time/step", "The accelerator waits for the verifier. Look at reward/<part>/seconds."),
     Metric("time/prepare", "seconds", "rollouts become examples with advantages; host only", "below 5 % of time/step", "Grows with rollout/tokens alone."),
     Metric("time/old", "seconds", "log-probs of the policy before its first update, where something reads them", "absent on-policy", "One minibatch and one pass per step need none."),
     Metric("time/reference", "seconds", "log-probs of the reference, and a moving reference following the policy", "below half of time/update", "kl_coef = 0 without monitors.kl saves it."),

@@ -53,8 +53,9 @@ STAGES = (
     Stage(
         "reward",
         "rewards",
-        "reward functions judge the completions",
-        "Look at reward/<part>/seconds for the slow one; make it cheaper or lower its timeout_s. ahead.lag = 1 trains meanwhile.",
+        "reward functions judge what they have not judged while it was sampled",
+        "Look at reward/<part>/seconds for the slow one; make it cheaper or lower its timeout_s. If it looks at one completion at a time, "
+        "per_completion = True scores while others are sampled; ahead.lag = 1 trains meanwhile.",
     ),
     Stage(
         "prepare",

@@ -7,7 +7,7 @@ cohort.rewards.steps.split_steps finds the steps.
 
 A reward function may carry attributes that the runner (cohort.rewards.base) honours:
 
-    per_completion = True   looks at one completion at a time, so a batch may be split over the workers
+    per_completion = True   looks at one completion at a time, so a batch may be split and begun before it is sampled
     reads = ("answer",)     the only arguments it uses of those the runner offers; the others are not sent
     extract(text, **args)   the answer it compares: majority votes are counted on it
     unusable(**columns)     before a run: per row None, or why it can never be scored
