@@ -62,6 +62,12 @@ def printed(width=80, rollouts=GROUPS, most=320) -> list[str]:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
+def test_arrow_is_given_no_file_of_pythons(run, monkeypatch):
+    """Its threads would ask for the interpreter, and one that asks while a command ends aborts it: 10 of 120 times at full load."""
+    monkeypatch.setattr(Path, "open", None)
+    assert [row["completion"] for row in read_rollouts(run.rollouts_file(2))][:2] == ["flat", "also flat"]
+
+
 def test_the_files_hold_the_columns_of_the_row_by_name_and_what_was_extracted(tmp_path):
     columns = {
         "answer": "7", "solution": "46", "level": 3, "share": 0.5, "hard": True, "tests": [{"in": 1}], "reward": "mine", "none": None,

@@ -226,7 +226,7 @@ def call_function(source: str, config: PromptsConfig, seed: int, section: str) -
     except (TypeError, ValueError):
         signature = None
     parameters = {} if signature is None else signature.parameters
-    told = {"seed": seed} if "seed" in parameters else {}
+    told: dict[str, Any] = {"seed": seed} if "seed" in parameters else {}
     named = config.split != PromptsConfig.model_fields["split"].default
     if "split" in parameters and (named or parameters["split"].default is inspect.Parameter.empty):
         told["split"] = config.split

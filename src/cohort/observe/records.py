@@ -72,7 +72,7 @@ def read_index_rows(file: Path, step: int, known: int) -> Any:
     from cohort.observe.row_index import fill_rows
 
     try:
-        with file.open("rb") as stream:
+        with pa.OSFile(str(file)) as stream:  # as in read_rollouts
             opened = pq.ParquetFile(stream)
             if opened.metadata.num_rows == known:
                 return None
@@ -106,7 +106,7 @@ def is_whole(file: Path, step: int) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        with file.open("rb") as stream:  # not its path: see read_rollouts
+        with pa.OSFile(str(file)) as stream:  # as in read_rollouts
             table = pq.read_table(stream, page_checksum_verification=True)
     except (OSError, ValueError, pa.ArrowException):
         return False

@@ -153,8 +153,9 @@ def read_rollouts(file: Path, columns: Sequence[str] | None = None) -> list[dict
     import pyarrow.parquet as pq
 
     try:
-        # An open file rather than its path: a folder called rollouts/ would else be taken for a partition of a data set.
-        with file.open("rb") as stream:
+        # Not its path: a folder called rollouts/ would be taken for a partition of a data set. Nor a file of Python's: arrow's threads
+        # would ask for the interpreter, and one that asks while a short command ends aborts it (exit code 134).
+        with pa.OSFile(str(file)) as stream:
             there = pq.read_schema(stream).names
             names = [name for name in there if (name not in TOKENS if columns is None else name in columns)]
             stream.seek(0)

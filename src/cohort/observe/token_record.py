@@ -124,7 +124,7 @@ def read_tokens(file: Path, group: int | None = None) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        with file.open("rb") as stream:  # not its path: a folder called rollouts/ would be taken for a part of a data set
+        with pa.OSFile(str(file)) as stream:  # as in read_rollouts
             opened = pq.ParquetFile(stream)
             refuse_strange(file, opened.metadata)
             refuse_other_kinds(file, opened.schema_arrow)

@@ -83,8 +83,8 @@ def iterate_batches(
     import pyarrow.parquet as pq
 
     try:
-        # An open file rather than its path: a folder called rollouts/ would else be taken for a partition of a data set.
-        with file.open("rb") as stream, pq.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False) as parquet:
+        # As in read_rollouts: neither its path nor a file of Python's.
+        with pa.OSFile(str(file)) as stream, pq.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False) as parquet:
             chosen = choose_columns(parquet.schema_arrow.names, columns)
             check_kinds(parquet.schema_arrow, chosen, file)
             check_sizes(parquet, list(chosen), file, most_bytes)
