@@ -29,7 +29,10 @@ GROUP_SECONDS = 0.2
 GROUPS, GROUP_SIZE = 8, 8
 COMPLETION_SECONDS = 0.02
 WORKERS = ThreadPoolExecutor(16)
-AS_THEY_FINISH = "prompts_per_step=32 sampling.slots=64"
+AS_THEY_FINISH = (
+    "prompts_per_step=128 sampling.slots=8 prompts.args.digits=1 model.scratch.hidden_size=32 model.scratch.intermediate_size=48 "
+    "model.scratch.num_layers=1 model.scratch.num_heads=2 model.scratch.num_kv_heads=1"
+)
 """Sampling takes about as long as scoring, and most completions are finished before the last ones begin."""
 SETTINGS = (
     f"prompts_per_step={GROUPS} group_size={GROUP_SIZE} cold_start.num_steps=40 evaluation.samples=0 checkpoints.every_steps=0 "

@@ -15,7 +15,8 @@ import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import cached_property
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -64,11 +65,11 @@ class Example:
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
 
-    @property
+    @cached_property
     def trained_tokens(self) -> int:
         return int(np.count_nonzero(self.loss_mask_T.numpy()))
 
-    @property
+    @cached_property
     def has_gradient(self) -> bool:
         """Whether the policy term can push on any of its tokens."""
         return bool(self.advantages_T.numpy()[self.loss_mask_T.numpy()].any())
@@ -160,12 +161,15 @@ def make_examples(
     mask_truncated: bool = False,
 ) -> list[Example]:
     """Rollouts with a reward, as examples, not credited yet. Unscored ones and groups that are `left_out` are in no mean at all."""
+    kept = [(i, one) for i, one in enumerate(rollouts) if one.outcome.reward is not None and one.group not in left_out]
+    # Tensors of all tokens, of which every example has its piece: a thousand small ones take longer than the rest of this.
+    lengths = [len(rollout.completion.token_ids) for _, rollout in kept]
+    logprobs = chain.from_iterable(rollout.completion.sampling_logprobs for _, rollout in kept)
+    logprobs_T = torch.from_numpy(np.fromiter(logprobs, np.float32, sum(lengths)))
+    pieces = (torch.ones(sum(lengths), dtype=torch.bool), torch.zeros(sum(lengths), dtype=torch.float32), logprobs_T)
     examples = []
-    for index, rollout in enumerate(rollouts):
-        if rollout.outcome.reward is None or rollout.group in left_out:
-            continue
+    for (index, rollout), mask_T, zeros_T, own_T in zip(kept, *(values_T.split(lengths) for values_T in pieces), strict=True):
         completion = rollout.completion
-        mask_T = torch.ones(len(completion.token_ids), dtype=torch.bool)
         if completion.sampled_mask is not None:
             mask_T = torch.tensor(completion.mask, dtype=torch.bool)
         if mask_truncated and completion.end == "length":
@@ -177,8 +181,8 @@ def make_examples(
                 prompt_ids=rollout.prompt.token_ids,
                 completion_ids=completion.token_ids,
                 loss_mask_T=mask_T,
-                advantages_T=torch.zeros(len(completion.token_ids), dtype=torch.float32),
-                sampling_logprobs_T=torch.from_numpy(np.array(completion.sampling_logprobs, dtype=np.float32)),
+                advantages_T=zeros_T,
+                sampling_logprobs_T=own_T,
             )
         )
     return examples

@@ -23,6 +23,7 @@ MAX_CELL = 2000
 """Characters that are kept of a row's column: tests and documents stay where they are, in row `prompt_index` of the source."""
 TOKENS = ("prompt_ids", "completion_ids", "sampling_logprobs")
 """What only the files hold, and nobody reads with the eye."""
+ENCODER = json.JSONEncoder(default=str)
 FILE_NAME = re.compile(r"step-(\d+)\.parquet")
 
 
@@ -51,8 +52,8 @@ def list_columns(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[
         "gold": read_by_prompt(rollouts, lambda prompt: write_cell(prompt.gold)),
         "advantage": list(advantages_N),
         "faults": [list(outcome.faults) for outcome in outcomes],
-        "steps": [json.dumps(outcome.steps) for outcome in outcomes],
-        "extras": [json.dumps(dict(outcome.extras), default=str) for outcome in outcomes],
+        "steps": [ENCODER.encode(outcome.steps) if outcome.steps else "[]" for outcome in outcomes],
+        "extras": [ENCODER.encode(dict(outcome.extras)) if outcome.extras else "{}" for outcome in outcomes],
     }
     for name in sorted({name for outcome in outcomes for name in outcome.parts}):
         columns[f"reward/{name}"] = [outcome.parts.get(name) for outcome in outcomes]

@@ -186,7 +186,8 @@ class CallLog:
             if word == INFRASTRUCTURE and entry.fault is None:
                 entry = RewardEntry(fault=INFRASTRUCTURE, detail=detail or "what it relies on failed")
             logged = {column: values[row] for column, values in extras.items()}
-            completed.append(replace(entry, word=word, detail=shorten(entry.detail), extras=logged))
+            told = word or entry.detail or logged
+            completed.append(replace(entry, word=word, detail=shorten(entry.detail), extras=logged) if told else entry)
         return Answered(completed, self.values, self.dropped)
 
 

@@ -25,6 +25,8 @@ from cohort.types import Completion, Prompt
 
 WORTH_S = 0.1
 """A part that took less in the step before is not told: telling takes the engine time as well."""
+GATHER_S = 0.005
+"""A first call waits so long for others: an engine finishes several at once, and tells of them one by one."""
 UNSAMPLED = Completion((), (), "stop", "")
 
 Hear = Callable[[int, Completion], None]
@@ -61,6 +63,7 @@ class EarlyPart:
                 start_thread(self._work, self.ended)
 
     def _work(self) -> None:
+        time.sleep(GATHER_S)
         while rows := self._take_rows():
             try:
                 reply = self.call(self.heard.collect_batch(rows).make_call(self.bound, range(len(rows))))

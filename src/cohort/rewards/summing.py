@@ -47,7 +47,10 @@ def sum_parts(bound: Sequence[Bound], decisive: int, entries: Sequence[RewardEnt
 
 def add_answers(outcomes: Sequence[Outcome], answers: Sequence[str | None]) -> list[Outcome]:
     """The outcomes with what was extracted, as a file can hold it."""
-    return [replace(outcome, answer=make_writable(answer)) for outcome, answer in zip(outcomes, answers, strict=True)]
+    return [
+        outcome if answer is None else replace(outcome, answer=make_writable(answer))
+        for outcome, answer in zip(outcomes, answers, strict=True)
+    ]
 
 
 def merge_steps(bound: Sequence[Bound], entries: Sequence[RewardEntry], length: int) -> Steps:
@@ -105,7 +108,7 @@ def merge_extras(bound: Sequence[Bound], entries: Sequence[RewardEntry]) -> dict
             extras[f"{one.name}/verdict"] = entry.word
         for column, value in entry.extras.items():
             extras[f"{one.name}/{column}" if column in extras else column] = value
-    return dict(make_writable(extras))
+    return dict(make_writable(extras)) if extras else extras
 
 
 def measure_rewards(

@@ -185,11 +185,11 @@ def check_rows(found: Any, rows: Sequence[Example], choice: Choice) -> None:
 
 def lay_on_completions(advantages_PG: Tensor, examples: Sequence[Example]) -> list[Example]:
     """One advantage per completion, the same on each of its tokens."""
-    advantages_N = advantages_PG.flatten().tolist()
-    return [
-        replace(example, advantages_T=torch.full_like(example.advantages_T, advantages_N[example.rollout]))
-        for example in examples
-    ]
+    lengths = [len(example.advantages_T) for example in examples]
+    dtype = examples[0].advantages_T.dtype if examples else None
+    advantages_N = advantages_PG.flatten()[[example.rollout for example in examples]].to(dtype)
+    pieces = advantages_N.repeat_interleave(torch.tensor(lengths, dtype=torch.int64)).split(lengths)
+    return [replace(example, advantages_T=own_T) for example, own_T in zip(examples, pieces, strict=True)]
 
 
 def lay_on_tokens(credit: TokenCredit, rows: Sequence[Example], examples: Sequence[Example], choice: Choice) -> list[Example]:
