@@ -43,7 +43,7 @@ def sample_groups(
         assert hear is not None
         hear((request.draw - first_draw) * sampling.group_size + request.sample, completion)
 
-    completions = world.compute(lambda: engine.generate(requests, sampling, noise, tell if hear else None))
+    completions = world.compute(lambda: engine.generate(requests, sampling, noise, *([tell] if hear else [])))
     return regroup(completions, len(prompts), sampling.group_size)
 
 
