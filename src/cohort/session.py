@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cohort.base.collecting import spare_objects
 from cohort.base.interrupts import handle_interrupts
 from cohort.base.world import ALONE, World
 from cohort.errors import CheckpointError, Interrupted, RankError, RunError
@@ -293,24 +292,25 @@ class Session:
 
     def _train(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
         from cohort.loop import train
-        from cohort.loop_async import train_ahead
         from cohort.loop_iterative import train_in_iterations
         from cohort.training import build
         from cohort.training.stages import save_run
         from cohort.training.training_parts import make_training_parts, samples_ahead
 
         learned = self.recipe.reward_model.iterations > 0
-        unfinished = state.step < self.recipe.train.num_steps and not state.stopped
-        if unfinished or (learned and not self.folder.reward_model.is_dir()):
+        if (state.step < self.recipe.train.num_steps and not state.stopped) or (
+            learned and not self.folder.reward_model.is_dir()
+        ):
             training = make_training_parts(parts, state, encoded, self.materials)
             self.monitors.on_stage("training", total=self.recipe.train.num_steps, done=state.step)
-            with spare_objects():
-                if learned:
-                    train_in_iterations(training, state, build.compute_dtype(self.recipe))
-                elif samples_ahead(self.recipe, state):
-                    train_ahead(training, state, until=self.recipe.train.num_steps)
-                else:
-                    train(training, state, until=self.recipe.train.num_steps)
+            if learned:
+                train_in_iterations(training, state, build.compute_dtype(self.recipe))
+            elif samples_ahead(self.recipe, state):
+                from cohort.loop_async import train_ahead
+
+                train_ahead(training, state, until=self.recipe.train.num_steps)
+            else:
+                train(training, state, until=self.recipe.train.num_steps)
             if state.stopped:
                 self._say(state.stopped)
         save_run(parts, state)
