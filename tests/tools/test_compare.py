@@ -488,6 +488,51 @@ def test_the_table_fits_100_columns_with_every_algorithm_and_wraps_nothing(tmp_p
     assert table[-1].split()[-4:] == ["8.0", "1.28k", "6", "s"]
 
 
+def test_few_looks_have_no_outlook_and_the_reason_is_said_once(tmp_path, recipe):
+    comparison = measure_plan(fabricated_plan(tmp_path, recipe, {"grpo": [16], "dr_grpo": [20]}), {})
+    reason = "2 held-out looks after the start are too few to fit a curve; it takes 5: lower evaluation.every_steps"
+    assert [standing.outlook for standing in comparison.standings] == [reason, reason]
+    assert f"grpo, dr_grpo: more steps? {reason}" in printed_table(comparison)
+    assert reason in render_comparison(comparison)
+
+
+def test_the_outlook_is_the_curve_of_sampled_tokens_against_the_first_set_over_all_seeds(tmp_path, recipe):
+    """The curve that the files are written by is found again, and both seeds' looks are in it."""
+    plan = fabricated_plan(tmp_path, recipe, {"grpo": [16, 16]})
+    for run in plan.runs:
+        if run.label == "grpo":
+            write_looks(plan.folder(run.name), top=0.8, steepness=2.0, middle=330.0)
+    comparison = measure_plan(plan, {})
+    standing = comparison.standings[0]
+    assert standing.runs[0].compute_curve[1][0] == 101 + 102  # the tokens of steps 1 and 2
+    fit = standing.outlook
+    assert fit.points == 12
+    assert fit.start == 0.125
+    assert fit.asymptote.value == pytest.approx(0.8, abs=0.01)
+    assert fit.steepness.value == pytest.approx(2.0, rel=0.05)
+    assert fit.middle.value == pytest.approx(330.0, rel=0.05)
+    assert comparison.to_json()["contenders"][0]["outlook"]["asymptote"]["value"] == fit.asymptote.value
+    assert "grpo: more steps? twice the compute would add +" in printed_table(comparison)
+    page = render_comparison(comparison)
+    assert "could not be written" not in page
+    assert fit.verdict in page
+
+
+def write_looks(folder: Path, top: float, steepness: float, middle: float) -> None:
+    """Held-out looks every second step along a known curve, beside a second set that sorts before the first."""
+    lines = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+    before, after = lines[0], lines[-1]
+    looks = []
+    for step in range(0, 13, 2):
+        tokens = sum(100 + one for one in range(1, step + 1))
+        value = 0.125 + (top - 0.125) * (1 / (1 + (middle / tokens) ** steepness) if tokens else 0.0)
+        source = before if step == 0 else after
+        sets = {"held_out": source["sets"]["held_out"] | {"pass@1": number(value)}}
+        sets |= {"another": source["sets"]["held_out"] | {"pass@1": number(0.5)}} if step in (0, 12) else {}
+        looks.append(source | {"step": step, "label": {0: "before", 12: "after"}.get(step, "during"), "sets": sets})
+    (folder / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in looks))
+
+
 def test_numbers_are_written_short():
     assert [write_count(v) for v in (950, 12_345, 1_254_000, 45e6, 3.2e9)] == ["950", "12.3k", "1.25M", "45.0M", "3.20G"]
     assert [write_p(p) for p in (0.0004, 0.0312, 0.5, 1.0)] == ["<.001", ".031", ".500", "1"]

@@ -69,13 +69,17 @@ def skills(
 ) -> list[dict[str, Any]]:
     """`count` rows of every task (none named: all with demonstrations) on every level, mixed; fewer where no more are held out."""
     if split not in SPLITS:
-        raise PromptError(f"prompts.split: skills has no split {split!r}{suggest_nearest(split, SPLITS)}; it has train and held_out")
+        raise PromptError(
+            f"prompts.split: skills has no split {split!r}{suggest_nearest(split, SPLITS)}; it has train and held_out"
+        )
     if not isinstance(count, int) or count < 1:
         raise PromptError(f"prompts.args.count: give the rows of each task and level, at least 1 (got {count!r})")
     names = [tasks] if isinstance(tasks, str) else list(tasks) or list(SOLVERS)
     for name in names:
         if name not in LEVELS:
-            raise PromptError(f"prompts.args.tasks: no task {name!r}{suggest_nearest(name, LEVELS)}; known: {', '.join(LEVELS)}")
+            raise PromptError(
+                f"prompts.args.tasks: no task {name!r}{suggest_nearest(name, LEVELS)}; known: {', '.join(LEVELS)}"
+            )
     for level in levels:
         if not isinstance(level, int) or not 1 <= level <= 5:
             raise PromptError(f"prompts.args.levels: levels are 1 to 5 (got {level!r})")

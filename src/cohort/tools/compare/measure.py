@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -11,6 +12,7 @@ from cohort.base.files import read_object
 from cohort.base.text import write_estimate
 from cohort.evaluation.estimators import PairedDifference, paired_test
 from cohort.evaluation.evaluate import Evaluation
+from cohort.evaluation.scaling import ScalingFit, fit_scaling, why_no_fit
 from cohort.observe.report.curves import list_held_out
 from cohort.observe.report.data import RunData, as_dict, as_number
 from cohort.recipe.schema import Recipe
@@ -49,6 +51,8 @@ class Measured:
     """KL(policy || start): per_completion and per_token in nats."""
     success_curve: Sequence[tuple[float, float]]
     evaluation_curve: Sequence[tuple[float, float]]
+    compute_curve: Sequence[tuple[float, float]]
+    """Held-out pass@1 of the first set against the tokens sampled until then."""
     after: Evaluation | None
 
     @property
@@ -102,6 +106,17 @@ class Standing:
     def kl(self) -> float | None:
         return self.average(lambda run: run.find_kl("per_completion"))
 
+    @functools.cached_property
+    def outlook(self) -> ScalingFit | str:
+        """Compute against result over all seeds, or why no curve is fitted."""
+        if self.unlike:
+            return "the runs were evaluated on different problems, so no curve is fitted through all of them"
+        points = [point for run in self.finished for point in run.compute_curve]
+        starts = [result for compute, result in points if compute == 0]
+        if reason := why_no_fit([compute for compute, _ in points]) or ("" if starts else "the start was not evaluated"):
+            return reason
+        return fit_scaling(points, fmean(starts))
+
     def to_json(self, votes: int, names: Sequence[str]) -> dict[str, Any]:
         numbers = list_headline_measures(votes)
         return {
@@ -115,6 +130,7 @@ class Standing:
                 for name in names
             },
             "kl_per_completion": self.kl,
+            "outlook": self.outlook if isinstance(self.outlook, str) else self.outlook.to_json(),
             "against_first": {name: paired.to_json() for name, paired in self.against_first.items()},
         }
 
@@ -211,13 +227,15 @@ def measure_run(plan: Plan, planned: PlannedRun, failed: Mapping[str, str]) -> M
         reason = f"KL to the start was not measured: {failed.get(f'{planned.name} divergence', 'interrupted')}"
     memory = as_number(run.summary.get("peak_memory_gib"))
     rewards = run.find_last_values("reward/mean", LAST_STEPS)
+    sets = list_numbers(run, min(8, plan.field.base.evaluation.samples))
+    looks = next((series.points for series in list_held_out(run) if series.label == next(iter(sets), "")), [])
     labelled_tokens, fit_seconds = sum_iterations(run, f"{FIT}/tokens"), sum_iterations(run, f"{FIT}/seconds")
     return Measured(
         name=planned.name,
         seed=planned.seed,
         status=status,
         reason=reason,
-        sets=list_numbers(run, min(8, plan.field.base.evaluation.samples)),
+        sets=sets,
         sampled_tokens=int(sum(value for _, value in run.find_series("rollout/tokens")) + labelled_tokens),
         trained_tokens=int(sum(value for _, value in run.find_series("loss/trained_tokens"))),
         training_seconds=sum(value for _, value in run.find_series("time/step")) + fit_seconds,
@@ -226,9 +244,16 @@ def measure_run(plan: Plan, planned: PlannedRun, failed: Mapping[str, str]) -> M
         last_reward=fmean(rewards) if rewards else None,
         kl=kl,
         success_curve=run.find_series("reward/success"),
-        evaluation_curve=next((series.points for series in list_held_out(run)), []),
+        evaluation_curve=looks,
+        compute_curve=join_compute(run, looks),
         after=run.find_evaluation("after") if status == "finished" else None,
     )
+
+
+def join_compute(run: RunData, looks: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """(tokens sampled in training until then, pass@1) of every held-out look."""
+    sampled = run.find_series("rollout/tokens")
+    return [(sum(tokens for at, tokens in sampled if at <= step), value) for step, value in looks]
 
 
 def sum_iterations(run: RunData, name: str) -> float:

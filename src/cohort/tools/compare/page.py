@@ -13,10 +13,10 @@ from cohort.observe.report.charts import Chart, Figure, Mark, Points, Scale, Ser
 from cohort.observe.report.curves import show_charts
 from cohort.observe.report.data import as_dict, as_number
 from cohort.observe.report.frame import Cell, Part, render_page
-from cohort.observe.report.page import make_card
+from cohort.observe.report.page import make_card, make_interval_cell
 from cohort.recipe.words import format_value as choice_text
 from cohort.tools.compare.measure import Contest, Measured, Standing
-from cohort.tools.compare.table import list_cells, write_interval
+from cohort.tools.compare.table import list_cells, write_count, write_interval
 
 COLOURS = 6
 WIDTH, RIGHT, TOP, BOTTOM = 1080, 24, 8, 30
@@ -26,7 +26,17 @@ CHARACTER = 10.5
 
 
 def render_comparison(comparison: Contest) -> str:
-    sections = (show_header, show_dots, show_results, show_costs, show_curves, show_choices, show_other_sets, show_notes)
+    sections = (
+        show_header,
+        show_dots,
+        show_results,
+        show_costs,
+        show_curves,
+        show_outlook,
+        show_choices,
+        show_other_sets,
+        show_notes,
+    )
     names = " · ".join(standing.label for standing in comparison.standings)
     return render_page(f"{names} · Cohort comparison", sections, comparison)
 
@@ -221,6 +231,29 @@ def show_curves(comparison: Contest) -> Part | None:
         fewer = f"On {where}; looks between the ends may use fewer problems."
         charts.append(Chart("Held-out pass@1", fewer, tuple(held_out), share=True))
     return show_charts("On the way", charts)
+
+
+def show_outlook(comparison: Contest) -> Part | None:
+    """Compute against result: where each curve tends to, and whether more steps are worth it."""
+    rows = []
+    for place, standing in enumerate(comparison.standings):
+        if standing.finished:
+            name, fit = Cell(standing.label, colour=choose_colour(place)), standing.outlook
+            if isinstance(fit, str):
+                rows.append([name, Cell(fit, style="why", span=5)])
+            else:
+                top, numbers = (
+                    make_interval_cell(fit.asymptote.to_json()),
+                    (f"{fit.steepness.value:.1f}", write_count(fit.middle.value)),
+                )
+                noise, verdict = Cell(write_percent(fit.noise, 1)), Cell(fit.verdict, style="why")
+                rows.append([name, top, *map(Cell, numbers), noise, verdict])
+    caption = (
+        "Held-out pass@1 against sampled tokens C: R0 + (A - R0) / (1 + (C_mid / C)^B), by least squares over the looks of all seeds; intervals by "
+        "resampling the residuals. They hold if the curve does: further out it is a guess. Worth it: a point or more for twice the compute."
+    )
+    heads = ["contender", Cell("A", " [95 %]"), "B", "C_mid", "noise", "more steps?"]
+    return ("table", "Compute and result", heads, rows, caption) if rows else None
 
 
 def average_curves(runs: Sequence[Points]) -> list[tuple[float, float]]:

@@ -119,11 +119,27 @@ def describe_table(comparison: Contest) -> list[str]:
         f"time: of training{' with several runs at a time' if comparison.jobs > 1 else ''}; "
         f"seed{'s' if len(comparison.seeds) > 1 else ''} {seeds}",
     ]
+    outlooks: dict[str, list[str]] = {}
+    for standing in comparison.standings:
+        if standing.finished:
+            outlooks.setdefault(write_outlook(standing), []).append(standing.label)
+    lines += [f"{', '.join(labels)}: {words}" for words, labels in outlooks.items()]
     few = {p.reason: None for s in comparison.standings for p in s.against_first.values() if p.reason}
     lines += [f"note: {words}" for words in (*comparison.unlike.values(), *few)]
     lines += [f"note: {s.label} {s.contender.note}" for s in comparison.standings if s.contender.note]
     lines += [f"{', '.join(names)}: {reason}" for reason, names in comparison.failures.items()]
     return lines
+
+
+def write_outlook(standing: Standing) -> str:
+    """What more steps would bring, in a line: the curve of compute against held-out pass@1, or why there is none."""
+    fit = standing.outlook
+    if isinstance(fit, str):
+        return f"more steps? {fit}"
+    top = fit.asymptote.written()
+    return f"more steps? {fit.verdict}" + (
+        "" if fit.is_flat else f"; the curve tends to {top}, half of the way at {write_count(fit.middle.value)} tokens"
+    )
 
 
 def write_short_time(seconds: float) -> str:
