@@ -11,7 +11,7 @@ rows carry the entry that `gym_verifier` hands to the task's verifier.
 Splits. A problem belongs to "train" or "held_out" by a hash of its task and its prompt, so a problem that two levels
 both draw is on the same side in both, and neither seed nor count can move it.
 
-Some levels hold few problems (prime_factorization 1: 149 numbers). In training they are repeated until every task and level has
+Some levels hold few problems (prime_factorization 1: 198 numbers). In training they are repeated until every task and level has
 `count` rows, or the large ones would crowd them out; held out none is repeated.
 """
 
@@ -44,15 +44,15 @@ LEVELS: dict[str, list[Settings]] = {
         for terms, digits in ((2, 2), (3, 2), (4, 2), (4, 3), (6, 3))
     ],
     "gcd": make_ranges("min_value", "max_value", (1, 30), (20, 60), (40, 99), (90, 300), (200, 999)),
-    "prime_factorization": make_ranges("min_value", "max_value", (2, 150), (100, 300), (250, 600), (500, 999), (999, 2500)),
-    "count_bits": make_ranges("min_n", "max_n", (1, 127), (100, 255), (240, 511), (500, 1023), (1000, 4095)),
+    "prime_factorization": make_ranges("min_value", "max_value", (2, 199), (150, 350), (300, 600), (500, 999), (999, 2500)),
+    "count_bits": make_ranges("min_n", "max_n", (1, 199), (128, 350), (256, 600), (500, 1023), (1000, 4095)),
     "count_primes": make_ranges("min_n", "max_n", (1, 30), (20, 50), (30, 70), (50, 99), (90, 150)),
-    "spell_backward": make_ranges("min_word_len", "max_word_len", (3, 4), (5, 6), (7, 8), (9, 9), (10, 10)),
-    "palindrome_generation": make_ranges("min_length", "max_length", (3, 4), (5, 6), (7, 8), (9, 10), (11, 12)),
+    "spell_backward": make_ranges("min_word_len", "max_word_len", (3, 4), (4, 6), (6, 8), (8, 10), (10, 10)),
+    "palindrome_generation": make_ranges("min_length", "max_length", (3, 4), (4, 6), (6, 8), (8, 10), (10, 12)),
     "ab": [{"length": length} for length in (4, 5, 6, 8, 10)],
     "fraction_simplification": [
         {"min_value": 1, "max_value": most, "min_factor": 2, "max_factor": factor, "styles": ["plain"]}
-        for most, factor in ((9, 5), (15, 7), (25, 9), (40, 15), (99, 20))
+        for most, factor in ((12, 5), (15, 7), (25, 9), (40, 15), (99, 20))
     ],
     "binary_alternation": make_ranges("min_n", "max_n", (5, 7), (8, 9), (10, 11), (12, 14), (15, 20)),
     "lcm": make_ranges("min_value", "max_value", (1, 15), (10, 25), (20, 40), (30, 60), (50, 99)),
