@@ -30,11 +30,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from speed_cases import read_revision
 
+from cohort.evaluation.evaluate import ProblemVerdicts
 from cohort.recipe.built_in import find_recipe
 from cohort.recipe.file import dump_recipe
 
@@ -192,7 +195,7 @@ def run_grpo(bench: Bench, name: str) -> dict[str, Any]:
     folder = bench.train(name, words)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return {"seconds": read_seconds(folder), "words": list(RUNS[name]), "learning_rate": rate, "curve": list_looks(folder, rows),
-            "metrics": pick_metrics(rows), **evaluate_all(bench, name)}  # fmt: skip
+            "clock": read_clock(folder), "metrics": pick_metrics(rows), **evaluate_all(bench, name)}  # fmt: skip
 
 
 def evaluate_all(bench: Bench, name: str) -> dict[str, Any]:
@@ -202,17 +205,31 @@ def evaluate_all(bench: Bench, name: str) -> dict[str, Any]:
 
 
 def list_looks(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-    """Every look at the first set: step, tokens and seconds of training until then, pass@1 and its interval."""
-    looks = []
-    for line in (folder / "evaluations.jsonl").read_text(encoding="utf-8").splitlines():
-        look = json.loads(line)
+    """Every look at the first set: step, tokens sampled and seconds trained until then, and pass@1 on the problems that all looks have."""
+    looks = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()]
+    verdicts = [ProblemVerdicts.from_json(look["per_problem"][LOOK]) for look in looks]
+    common = set.intersection(*(set(one.problems) for one in verdicts))
+    found = []
+    for look, one in zip(looks, verdicts, strict=True):
         done = [row for row in rows if row["step"] <= look["step"]]
-        found = look["sets"][LOOK]["pass@1"]
-        looks.append({
+        rates = one.success_rates()
+        found.append({
             "step": look["step"], "tokens": sum(row["rollout/tokens"] for row in done),
-            "seconds": sum(row["time/step"] - row.get("time/evaluate", 0.0) for row in done), **found,
+            "seconds": sum(row["time/step"] - row.get("time/evaluate", 0.0) for row in done),
+            "value": sum(rates[problem] for problem in common) / len(common), "problems": len(common),
         })  # fmt: skip
-    return looks
+    return found
+
+
+def read_clock(folder: Path) -> dict[str, float]:
+    """Median CPU and wall seconds of a step, over those in which nothing was looked at."""
+    lines = [json.loads(line) for line in (folder / "clock.jsonl").read_text(encoding="utf-8").splitlines()]
+    pairs = [
+        (old, new)
+        for old, new in pairwise(lines)
+        if new["step"] == old["step"] + 1 and not new["looked"] and new["cpu"] > old["cpu"]
+    ]
+    return {clock: median(new[clock] - old[clock] for old, new in pairs) for clock in ("cpu", "wall")}
 
 
 def pick_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
