@@ -20,6 +20,7 @@ COHORT = str(Path(sys.executable).with_name("cohort"))
 HELP_SECONDS = 0.5
 DOCTOR_SECONDS = 60.0
 DEMO_SECONDS = 600.0
+SKILLS_SECONDS = 600.0
 MISMATCH = 1e-5
 LOOP_LINES = 80
 
@@ -99,6 +100,33 @@ def demo_of(seed: int, settings: Settings) -> list[Figure]:
             first_row["rollout/mismatch_max"] <= MISMATCH,
         ),
     ]  # fmt: skip
+
+
+def skills(settings: Settings) -> list[Figure]:
+    """`cohort train skills_small` in full for each seed: cold start, GRPO and 41 sets before and after."""
+    figures = []
+    for seed in settings.seeds:
+        name = f"skills-seed-{seed}-{time.strftime('%H%M%S')}"
+        words = ["train", "skills_small", f"seed={seed}"]
+        command = " ".join(["cohort", *words])
+        started = time.monotonic()
+        ended = subprocess.run(
+            [COHORT, *words, f"name={name}", f"runs_folder={settings.folder}"], capture_output=True, text=True, check=False
+        )
+        seconds, place = time.monotonic() - started, f"skills_small, seed {seed}"
+        if ended.returncode:
+            figures.append(
+                Figure(place, command, f"exit code {ended.returncode}: {ended.stderr.strip()[-300:]!r}", "runs", False)
+            )
+            continue
+        found = json.loads((settings.folder / name / "summary.json").read_text(encoding="utf-8"))["eval"]
+        before, after, change = found["before"]["pass@1"], found["after"]["pass@1"], found["change"]["held_out"]["pass@1"]
+        told = f"{percent(before)} → {percent(after)}, paired {100 * change['difference']:+.1f} points"
+        figures.append(Figure(f"{place}: pass@1", command, told, "rose, by the paired test", change["verdict"] == "rose"))
+        figures.append(
+            Figure(f"{place}: seconds", command, f"{seconds:.0f} s", f"≤ {SKILLS_SECONDS:.0f} s", seconds <= SKILLS_SECONDS)
+        )
+    return figures
 
 
 def first_set(summary: dict[str, Any]) -> dict[str, Any]:
@@ -393,6 +421,7 @@ FIGURES: dict[str, Callable[[Settings], list[Figure]]] = {
     "rollouts": rollouts,
     "speed": speed,
     "demo": demo,
+    "skills": skills,
     "memory": memory,
     "iterative": iterative,
     **{part: partial(family, part=part) for part in FAMILY},
