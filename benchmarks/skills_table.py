@@ -187,7 +187,7 @@ def show_runs(start: Stage, stages: Mapping[str, Stage]) -> Iterator[str]:
         )
         ends = lambda values: f"{fmean(values[:5]):.3f} → {fmean(values[-5:]):.3f}" if values else "–"  # noqa: E731
         rows.append([
-            name, f"{stage['learning_rate']:.0e}", *(write_change(join_rates(start, sets, 1), join_rates(stage, sets, 1)) for sets in (trained, harder)),
+            name, f"{stage['learning_rate']:g}", *(write_change(join_rates(start, sets, 1), join_rates(stage, sets, 1)) for sets in (trained, harder)),
             f"{fmean(kl[-5:]):.2f}" if kl else "–", ends(entropy), f"{stage['curve'][-1]['seconds']:.0f}",
         ])  # fmt: skip
     heads = [
