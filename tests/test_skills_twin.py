@@ -81,3 +81,41 @@ def test_what_a_stage_leaves_is_what_the_tables_are_made_of(monkeypatch, skills_
     assert "| problems of the trained levels | 10 | 8 | 0 |" in text  # 5 of 8 at 0 before, 4 of them solved after; twice
     assert "not up to here" in text
     assert "2 held-out looks" in text  # 40 % of five looks are too few for a curve, and the table says so
+
+
+def test_a_level_is_reached_where_the_line_between_looks_crosses_it(skills_bench):
+    import skills_trl
+
+    curve = [(0.0, 0.20), (10.0, 0.30), (20.0, 0.28), (30.0, 0.40)]
+    assert skills_trl.find_crossing(curve, 0.25) == 5.0
+    assert skills_trl.find_crossing(curve, 0.35) == pytest.approx(20.0 + 10.0 * 7 / 12)
+    assert skills_trl.find_crossing(curve, 0.40) == 30.0
+    assert skills_trl.find_crossing(curve, 0.41) is None
+    assert skills_trl.choose_levels([curve, [(0.0, 0.20), (10.0, 0.32)]]) == pytest.approx([0.24, 0.28, 0.32])
+
+
+def test_seconds_to_a_level_are_steps_times_the_seconds_of_a_step(skills_bench):
+    import skills_trl
+
+    fast = {"0": {"curve": [(0.0, 0.2), (10.0, 0.5)], "clock": {"cpu": 0.5}}}
+    slow = {"0": {"curve": [(0.0, 0.2), (20.0, 0.5)], "clock": {"cpu": 2.0}}}
+    rows = skills_trl.compare_sides(fast, slow)
+    assert [row["ratio"] for row in rows] == pytest.approx([8.0, 8.0, 8.0])  # twice the steps, four times the seconds of each
+    assert rows[-1]["seconds"] == pytest.approx([5.0, 40.0])
+    assert skills_trl.draw_curves(fast, slow).count("<polyline") == 2
+
+
+def test_the_clock_counts_a_process_and_its_children(skills_bench):
+    import subprocess
+
+    from skills_clock import count_tree_seconds
+
+    before = count_tree_seconds()
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass\nprint('spent', flush=True)\ninput()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout.readline() == "spent\n"
+    assert count_tree_seconds() - before >= 0.45  # of a child that is alive
+    child.communicate("\n")
+    assert count_tree_seconds() - before >= 0.45  # and of one that has ended
