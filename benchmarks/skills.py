@@ -164,7 +164,19 @@ class Bench:
             )  # fmt: skip
             part.rename(file)
         document = json.loads(file.read_text(encoding="utf-8"))
-        return dict(next(one for one in document.values() if "per_problem" in one))
+        return slim_evaluation(next(one for one in document.values() if "per_problem" in one))
+
+
+def slim_evaluation(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the tables are made of: every verdict, and the votes, which verdicts do not tell. All else follows from these."""
+    verdicts = {name: {key: one[key] for key in ("problem", "success", "greedy")} for name, one in found["per_problem"].items()}
+    votes = {
+        name: {
+            what: {"value": number["value"]} for what, number in numbers.items() if what.startswith("maj@") or what == "greedy"
+        }
+        for name, numbers in found["sets"].items()
+    }
+    return {"per_problem": verdicts, "sets": votes, "seconds": found["seconds"]}
 
 
 def read_status(folder: Path) -> str:
