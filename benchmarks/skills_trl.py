@@ -66,15 +66,16 @@ def train_peer(bench: Bench, seed: int, steps: int, rate: float, every: int) -> 
     return folder
 
 
-def evaluate_looks(bench: Bench, folder: Path, problems: int) -> Curve:
-    """Every weight that was saved, on the first problems of the set that our runs look at."""
-    recipe = bench.out / "recipes" / "look.toml"
-    recipe.write_text(
-        dump_recipe(bench.choose_recipe("look", [f"evaluation.max_problems={problems}", "evaluation.greedy=false"])),
-        encoding="utf-8",
-    )
+def evaluate_looks(bench: Bench, folder: Path, seed: int) -> Curve:
+    """Every weight that was saved, on the problems that our runs look at on their way, with the noise of our run of the seed."""
+    most = find_recipe(bench.size.recipe, bench.size.words).evaluation.every_problems
+    recipe = bench.out / "recipes" / f"look-{seed}.toml"
+    words = [f"evaluation.max_problems={most}", "evaluation.greedy=false", f"seed={seed}"]
+    recipe.write_text(dump_recipe(bench.choose_recipe("look", words)), encoding="utf-8")
     curve: Curve = []
-    for weights in sorted(folder.glob("step-*"), key=lambda one: int(one.name.partition("-")[2])):
+    for weights in sorted(
+        (one for one in folder.glob("step-*") if one.is_dir()), key=lambda one: int(one.name.partition("-")[2])
+    ):
         file = folder / f"{weights.name}.json"
         if not file.is_file():
             part = file.with_suffix(".part")
@@ -157,7 +158,6 @@ def read_ours(bench: Bench, seed: int) -> dict[str, Any]:
     return {
         "curve": [(look["step"], look["value"]) for look in result["curve"]],
         "clock": result["clock"],
-        "problems": result["curve"][0]["problems"],
     }
 
 
@@ -182,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
         folder = train_peer(bench, seed, chosen.steps, rate, chosen.every)
         timed = json.loads((folder / "steps.json").read_text(encoding="utf-8"))
         clock = {name: median(step[name] for step in timed["steps"][1:]) for name in ("cpu", "wall")}
-        looks = evaluate_looks(bench, folder, ours[str(seed)]["problems"])
+        looks = evaluate_looks(bench, folder, seed)
         theirs[str(seed)] = {"curve": [ours[str(seed)]["curve"][0], *looks], "clock": clock, "version": timed["version"]}
     rows = compare_sides(ours, theirs)
     document = {

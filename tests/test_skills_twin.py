@@ -119,3 +119,12 @@ def test_the_clock_counts_a_process_and_its_children(skills_bench):
     assert count_tree_seconds() - before >= 0.45  # of a child that is alive
     child.communicate("\n")
     assert count_tree_seconds() - before >= 0.45  # and of one that has ended
+
+
+def test_the_published_tables_are_made_from_the_published_verdicts(skills_bench):
+    import skills_table
+
+    folder = BENCHMARKS.parent / "docs" / "results" / "skills" / "small"
+    assert "\n".join(skills_table.write_tables(skills_table.read_stages(folder))) + "\n" == (folder / "tables.md").read_text(
+        encoding="utf-8"
+    )
