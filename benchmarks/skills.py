@@ -62,7 +62,7 @@ class Size:
 
 
 WIDTHS = {
-    "20M": ("model.scratch.hidden_size=512", "model.scratch.intermediate_size=1408", "model.scratch.num_layers=6", "model.scratch.num_heads=8"),
+    "20M": ("model.scratch.hidden_size=512", "model.scratch.intermediate_size=1408", "model.scratch.num_layers=7", "model.scratch.num_heads=8"),
     "76M": (),
 }  # fmt: skip
 TINY = (
