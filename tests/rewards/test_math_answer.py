@@ -71,7 +71,7 @@ def test_its_place_in_the_contract():
     assert math_answer.supervised
     assert math_answer.jailed
     assert math_answer.unusable is unusable
-    assert not hasattr(math_answer, "per_completion")  # the runner hands over the whole batch
+    assert math_answer.per_completion  # begun while others are sampled; what is left then is one batch
 
 
 # ---------------------------------------------------------------------------------------------------------------------

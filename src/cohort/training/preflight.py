@@ -255,7 +255,12 @@ def check_sampling(parts: Parts) -> Check:
 def describe_generation(parts: Parts) -> str:
     """What the model's own generation_config.json would cut, punish or forbid, which sampling in training never does."""
     asked = parts.policy.model.generation_config.to_diff_dict()
-    cuts = {name: value for name, value in asked.items() if name in ("top_p", "top_k", "temperature") or explain_missing(name)}
+    how = ("use_cache", "cache_implementation")  # another tool's words too, and they change no token
+    cuts = {
+        name: value
+        for name, value in asked.items()
+        if name in ("top_p", "top_k", "temperature") or (explain_missing(name) and name not in how)
+    }
     listed = ", ".join(f"{name} {value}" for name, value in cuts.items())
     return f"the checkpoint's generation_config is not used{f': {listed}' if listed else ''}"
 
