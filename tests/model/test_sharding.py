@@ -25,7 +25,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What rank 0 of three processes has written down."""
     out = tmp_path_factory.mktemp("sharding") / "found.pt"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    run = subprocess.run([sys.executable, str(SCRIPT), str(out)], env=environment, capture_output=True, text=True, timeout=120)
+    run = subprocess.run([sys.executable, str(SCRIPT), str(out)], env=environment, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     return torch.load(out, weights_only=False) | {"checkpoints": out.parent / "checkpoints"}
 
