@@ -229,6 +229,27 @@ def show_curves(runs: Mapping[str, Stage]) -> Iterator[str]:
     yield from write_table(heads, rows)
 
 
+def show_primes(start: Stage, runs: Sequence[Stage]) -> Iterator[str]:
+    """prime_factorization with primes apart: answering with the number itself is right for those alone."""
+    from cohort.data.rows import load_rows
+    from cohort.evaluation.evaluate import make_problem_key
+    from cohort.recipe.built_in import find_recipe
+    from cohort.types import Prompt
+
+    evaluation, rows = find_recipe(start["recipe"], []).evaluation, []
+    for name in sorted(name for name in start["passes"]["per_problem"] if name.startswith("prime_factorization_")):
+        problems = load_rows(evaluation.sets[name], evaluation.problems_seed)
+        primes = {make_problem_key(Prompt(0, one["prompt"], one, ())): "×" not in one["answer"] for one in problems}
+        before = read_verdicts(start, name).success_rates()
+        after = average_rates(runs, lambda run, name=name: read_verdicts(run, name).success_rates())  # type: ignore[misc]
+        for prime in (True, False):
+            chosen = [problem for problem in before if primes.get(problem) == prime]
+            if chosen:
+                ends = [write_percent(fmean(rates[problem] for problem in chosen), 1) for rates in (before, after)]
+                rows.append([name, "primes" if prime else "composite", str(len(chosen)), " → ".join(ends)])
+    yield from write_table(["task and level", "numbers", "problems", "pass@1"], rows)
+
+
 def count_samples(stage: Stage) -> int:
     return max(len(row) for row in next(iter(stage["passes"]["per_problem"].values()))["success"])
 
@@ -254,6 +275,7 @@ def write_tables(stages: Mapping[str, Stage]) -> list[str]:
     for title, show in (
         ("Before and after", lambda: show_groups(start, list(seeds.values()))),
         ("Task by task", lambda: show_tasks(start, list(seeds.values()))),
+        ("Primes apart", lambda: show_primes(start, list(seeds.values()))),
         ("Where pass@k crosses", lambda: show_crossing(start, list(seeds.values()))),
         ("Newly solved", lambda: show_newly_solved(start, list(seeds.values()))),
         ("Run by run", lambda: show_runs(start, stages)),
