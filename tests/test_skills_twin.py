@@ -68,7 +68,15 @@ def test_what_a_stage_leaves_is_what_the_tables_are_made_of(monkeypatch, skills_
         }  # fmt: skip
         numbers = {name: {"maj@8": {"value": 0.5}, "maj@4": {"value": 0.5}, "greedy": {"value": 0.5}} for name in names}
         evaluation = {"per_problem": verdicts, "sets": numbers}
-        return {"passes": evaluation, "votes": evaluation, "spent": {"wall": 1.0, "cpu": 1.0}, "device": "x", "commit": "c"}
+        spent = {"wall": 1.0, "cpu": 1.0}
+        return {
+            "recipe": "skills_small",
+            "passes": evaluation,
+            "votes": evaluation,
+            "spent": spent,
+            "device": "x",
+            "commit": "c",
+        }
 
     start, after = make_stage([4, 2, 2, 0, 0, 0, 0, 0]), make_stage([4, 4, 4, 4, 4, 4, 2, 0])
     curve = [{"step": s, "tokens": s * 10, "seconds": s, "value": v} for s, v in enumerate((0.25, 0.4, 0.5, 0.6, 0.7, 0.8))]
