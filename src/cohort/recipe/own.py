@@ -32,7 +32,7 @@ from cohort.recipe.schema import Recipe
 from cohort.recipe.section import suggest_nearest
 
 FOREIGN_WEIGHT = "token_truncate"
-"""Of completions of the policy itself. On older ones it would be all that holds an update back, which learned less with every step of
+"""Of completions of the policy itself. On older ones it would be all that holds an update back, which learned less the larger the
 lag (docs/results.md); without it the clip acts on the ratio to what sampled, which holds the gap between the programs as well."""
 
 
