@@ -6,8 +6,10 @@ import pytest
 
 from cohort.base.keyed import keyed_hash, keyed_permutation, keyed_share
 from cohort.data.column_addition import columns, demonstrate, find_split
+from cohort.data.rows import load_rows
 from cohort.data.tasks import load_task
 from cohort.errors import PromptError
+from cohort.recipe.schema import PromptsConfig
 
 # --- keyed randomness ------------------------------------------------------------------------------------------------
 
@@ -95,3 +97,12 @@ def test_other_lengths_and_small_domains():
 def test_wrong_requests_are_explained(name, split, args, message):
     with pytest.raises(PromptError, match=message):
         load_task(name, split, 0, args)
+
+
+@pytest.mark.parametrize("source", ["task:column_addition", "gym:gcd"])
+def test_a_refusal_names_the_section_that_asked(source):
+    """A set of evaluation.sets is no place to look for prompts.split."""
+    for fields in ({"split": "test"}, {"split": "held_out", "args": {"count": -1}}):
+        with pytest.raises(PromptError, match=r"^evaluation\.sets\.hard\.(split|args\.count): ") as raised:
+            load_rows(PromptsConfig(source=source, **fields), 0, section="evaluation.sets.hard")
+        assert "prompts." not in str(raised.value)

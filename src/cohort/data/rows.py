@@ -77,10 +77,12 @@ def open_source(
             "Name the run folder, or name a file"
         )
     prefix, _, rest = source.partition(":")
-    if prefix == "task":
-        return source, number_rows(load_task(rest, config.split, seed, config.args))
-    if prefix == "gym":
-        return source, number_rows(load_gym(rest, config.split, seed, config.args))
+    if prefix in ("task", "gym"):
+        load = load_task if prefix == "task" else load_gym
+        try:
+            return source, number_rows(load(rest, config.split, seed, config.args))
+        except PromptError as problem:  # a task does not know for which section it is asked
+            raise PromptError(re.sub(r"\bprompts\.", f"{section}.", str(problem))) from problem
     path = Path(source).expanduser()
     if path.is_dir():
         refuse_unused(config, "a saved dataset", section, split_is_used=True)
