@@ -28,12 +28,13 @@ app = typer.Typer(
 def print_plain_errors() -> Iterator[None]:
     """Errors made for people are printed as they are; a traceback is for bugs."""
     from cohort.base.text import make_printable
-    from cohort.errors import CohortError
+    from cohort.errors import CohortError, RecipeError
 
     try:
         yield
     except CohortError as problem:
-        if problem.told:
+        # The ranks of a host read the same recipe, and the first of them says what is wrong with it.
+        if problem.told or (isinstance(problem, RecipeError) and os.environ.get("LOCAL_RANK", "0") != "0"):
             raise typer.Exit(1) from None
         message = str(problem)
     except OSError as problem:  # a full disk, a folder that cannot be written: nobody's bug

@@ -298,3 +298,17 @@ def test_commands_of_one_process_refuse_ranks(command, monkeypatch):
     result = CliRunner().invoke(app, [command, *words.get(command, [])])
     assert result.exit_code == 1
     assert f"cohort {command} is the work of one process" in result.output
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_wrong_recipe_is_told_by_one_rank_of_a_host(rank, monkeypatch):
+    from typer.testing import CliRunner
+
+    from cohort.cli import app
+
+    for name, value in make_environment(rank, 2, find_free_port()).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    result = CliRunner().invoke(app, ["train", "group_size=-1"])
+    assert result.exit_code == 1
+    assert ("group_size" in result.output) == (rank == 0)
