@@ -27,7 +27,7 @@ from cohort.errors import EngineError
 from cohort.model.backbone import ModuleBackbone
 from cohort.model.policy import Policy
 from cohort.ops.attention import attention_configs
-from cohort.ops.fused import cpu_training, native
+from cohort.ops.fused import building, cpu_training, native
 from cohort.ops.fused.cpu import intra_op_threads
 from cohort.ops.fused.cpu_training import NativeOperations
 from cohort.ops.fused.functions import Heads, NormInputs, Rotary, Twins
@@ -728,9 +728,9 @@ def test_smaller_registers_change_no_bit_of_the_forward(march: str, dim: int, gr
     """Without AVX-512, and without fused products: vectors are split, sums may round otherwise, results are the same."""
     if platform.machine() != "x86_64":
         pytest.skip("not an x86 processor")
-    flags = tuple(f"-march={march}" if flag.startswith("-march") else flag for flag in native.FLAGS)
-    monkeypatch.setattr(native, "FLAGS", flags)
-    found = native.find_library(dim, group, 40, str(tmp_path), os.environ["PATH"])
+    monkeypatch.setattr(building, "FLAGS", (*building.FLAGS, f"-march={march}"))  # the last one counts
+    monkeypatch.setattr(building, "PREBUILT", tmp_path / "none")
+    found = native.find_library(dim, group, 40, tmp_path, os.environ["PATH"])
     assert isinstance(found, native.Native), found
     operations = NativeOperations(found)
     operations.compare(Heads(2 * group, 2, dim), 40)

@@ -19,7 +19,7 @@ from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
 from cohort.engine.slots import SlotState
 from cohort.errors import EngineError
-from cohort.ops.fused import cpu_native, native
+from cohort.ops.fused import building, cpu_native, native
 from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
 from cohort.ops.fused.cpu_native import NativeDecoder, NativeLane
 from cohort.ops.fused.family import FusedModel, fuse
@@ -27,7 +27,8 @@ from cohort.ops.fused.native import LANES, NoNative, attend_plainly, fill_struct
 from cohort.ops.noise import make_gumbel
 from cohort.types import NoiseKey, Prompt, Sampling
 
-needs_compiler = pytest.mark.skipif(not any(map(shutil.which, native.COMPILERS)), reason="no C compiler on this machine")
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, building.COMPILERS)), reason="no C compiler on this machine")
+NO_COMPILER = "no C compiler: install gcc, or pip install ziglang"
 FAILING = "#!/bin/sh\ncase $1 in --version) echo 1;; *) echo 'cc: internal fault' >&2; exit 1;; esac\n"
 
 
@@ -37,7 +38,7 @@ def kernels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache") / "native"
 
     def load(head_dim: int, group: int, width: int) -> native.Native:
-        found = native.find_library(head_dim, group, width, str(folder), os.environ["PATH"])
+        found = native.find_library(head_dim, group, width, folder, os.environ["PATH"])
         assert isinstance(found, native.Native), found
         return found
 
@@ -46,7 +47,8 @@ def kernels(tmp_path_factory):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """An empty cache folder, and nothing remembered."""
+    """An empty cache folder, nothing that a package brought, and nothing remembered."""
+    monkeypatch.setattr(building, "PREBUILT", tmp_path / "none")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(native.SWITCH, raising=False)
     native.find_library.cache_clear()
@@ -85,7 +87,7 @@ def test_attention_has_the_bits_of_the_formula_over_ragged_rows(kernels, head_di
     squares, mixed = torch.empty(max(64, 2 * head_dim)), torch.empty_like(expected)
     scores = torch.empty(group, length + LANES, dtype=torch.float64)
     tensors = {"squares": squares, "qkv": qkv, "mixed": mixed, "scores": scores, "turns": turns, "positions": positions}
-    sizes = {"count": count, "width": 64, "kv_heads": kv_heads, "length": length, "sum_lanes": 8}
+    sizes = {"count": count, "width": 64, "kv_heads": kv_heads, "group": group, "length": length, "sum_lanes": 8}
     rows = fill_structure("rows", **tensors, **sizes, scaling=head_dim**-0.5, epsilon=1e-6)
     new_values = qkv[:, -kv_heads:].clone()
     assert kernel.attend(ctypes.byref(rows), keys.data_ptr(), values.data_ptr(), window) == -1
@@ -368,10 +370,10 @@ def script(folder: Path, text: str) -> None:
 
 def test_without_a_compiler_pytorch_decodes(cache, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert reason() == "no compiler"
+    assert reason() == NO_COMPILER
     assert not cache.exists()
     engine = LocalEngine(EngineSetup(build("llama", num_hidden_layers=1), lambda ids: ""))
-    assert engine.describe() == "fused products, attention in PyTorch (no compiler)"
+    assert engine.describe() == f"fused products, attention in PyTorch ({NO_COMPILER})"
     prompts = [Prompt(0, "", {}, (1, 2, 3))]
     sampling = Sampling(group_size=2, temperature=1.0, max_completion_tokens=4, stop_ids=())
     assert [len(one.token_ids) for one in sample_groups(engine, prompts, sampling, NoiseKey(0, "train", 1))[0]] == [4, 4]
@@ -387,7 +389,7 @@ def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(cache, tmp_path, m
 def test_a_compiler_that_hangs_is_given_up(cache, tmp_path, monkeypatch):
     script(tmp_path / "bin", "#!/bin/sh\ncase $1 in --version) echo 1;; *) exec sleep 60;; esac\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    monkeypatch.setattr(native, "COMPILE_SECONDS", 0.2)
+    monkeypatch.setattr(building, "COMPILE_SECONDS", 0.2)
     assert reason().startswith("TimeoutExpired")
     assert list(cache.iterdir()) == []
 
@@ -401,7 +403,7 @@ def test_a_compiler_that_makes_no_library_is_a_reason(cache, tmp_path, monkeypat
 
 def test_a_folder_that_cannot_be_made_is_a_reason(tmp_path, cache, monkeypatch):
     (tmp_path / "cohort").write_text("a file in the way")
-    if any(map(shutil.which, native.COMPILERS)):
+    if any(map(shutil.which, building.COMPILERS)):
         assert reason().split(":")[0] in ("NotADirectoryError", "FileExistsError")
 
 
@@ -419,16 +421,17 @@ def test_heads_that_the_kernel_does_not_take_are_a_reason(cache):
 
 
 @needs_compiler
-def test_it_is_compiled_once_per_shape_and_source(cache, monkeypatch):
+def test_it_is_compiled_once_per_size_of_heads_and_source(cache, monkeypatch):
     native.load_library(32, 2, 64)
     (first,) = cache.iterdir()
     written = first.stat().st_mtime_ns
     native.find_library.cache_clear()
     native.load_library(32, 2, 128)
-    assert [file.stat().st_mtime_ns for file in cache.iterdir()] == [written]
     native.load_library(32, 1, 64)
+    assert [file.stat().st_mtime_ns for file in cache.iterdir()] == [written]
+    native.load_library(16, 1, 64)
     assert len(list(cache.iterdir())) == 2
-    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-DOTHER"))  # as another source, compiler or processor would
+    monkeypatch.setattr(building, "FLAGS", (*building.FLAGS, "-DOTHER"))  # as another source, compiler or processor would
     native.find_library.cache_clear()
     native.load_library(32, 2, 64)
     assert len(list(cache.iterdir())) == 3
@@ -451,13 +454,13 @@ def test_what_others_could_have_written_is_not_loaded(cache, tmp_path, fault):
 @needs_compiler
 def test_a_library_with_other_bits_is_not_used(cache, monkeypatch):
     """Stale or miscompiled: attention that lets go of a factor is noticed before its first use; other sums only cost norms."""
-    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-DLEAST=(-1.0)"))
-    source = native.read_source()
-    monkeypatch.setattr(native, "read_source", lambda: source.replace(b"#define LEAST", b"#define UNUSED"))
+    monkeypatch.setattr(building, "FLAGS", (*building.FLAGS, "-DLEAST=(-1.0)"))
+    source = building.read_source()
+    monkeypatch.setattr(building, "read_source", lambda: source.replace(b"#define LEAST", b"#define UNUSED"))
     assert reason() == "its attention has other bits than PyTorch's"
     native.find_library.cache_clear()
-    monkeypatch.setattr(native, "read_source", lambda: source.replace(b"#define STRANDS 4", b"#define STRANDS 2"))
-    monkeypatch.setattr(native, "FLAGS", native.FLAGS[:-1])
+    monkeypatch.setattr(building, "read_source", lambda: source.replace(b"#define STRANDS 4", b"#define STRANDS 2"))
+    monkeypatch.setattr(building, "FLAGS", building.FLAGS[:-1])
     assert native.load_library(32, 2, 64).sum_lanes == 0
 
 
@@ -466,7 +469,7 @@ def test_a_library_with_other_bits_is_not_used(cache, monkeypatch):
 def test_two_builders_at_once(cache):
     """As two processes would: each finds a whole library, its own or the other's, and no scrap is left."""
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: native.build_library(16, 2, cache, os.environ["PATH"]), range(4)))
+        found = list(pool.map(lambda _: building.build_library(16, cache, os.environ["PATH"]), range(4)))
     assert found == [found[0]] * 4
     assert list(cache.iterdir()) == [found[0]]
     assert native.load_library(16, 2, 64).sum_lanes in native.SUM_LANES

@@ -32,8 +32,8 @@ VECTOR = 16
 """Floats that the activation takes at once (decode.c); none may reach from row to row."""
 MADE_UP_ROWS = 37
 """Rows on which the two ways through the layers are compared: more than a block of any product, and odd."""
-_whole_steps: dict[tuple[int, ...], bool] = {}
-"""By shape: whether one call for all layers gave the bits of one call after the other, in this process."""
+_whole_steps: dict[tuple[int | str, ...], bool] = {}
+"""By shape and library: whether one call for all layers gave the bits of one call after the other, in this process."""
 
 
 class NativeLane(Lane):
@@ -50,6 +50,7 @@ class NativeLane(Lane):
             count=self.count,
             width=self.hidden.shape[1],
             kv_heads=fused.kv_heads,
+            group=fused.query_heads // fused.kv_heads,
             length=decoder.length,
             sum_lanes=native.sum_lanes,
             scaling=fused.scaling,
@@ -128,7 +129,8 @@ class NativeDecoder(CpuDecoder):
             or any(layer.head_norm is not None for layer in self.layers)
         ):
             return False
-        shape = (fused.embedding.shape[1], fused.intermediate, fused.query_heads, fused.kv_heads, fused.head_dim)
+        sizes = (fused.embedding.shape[1], fused.intermediate, fused.query_heads, fused.kv_heads, fused.head_dim)
+        shape = (*sizes, self.native.library._name)
         if shape not in _whole_steps:
             rows = (min(self.rows, MADE_UP_ROWS) - 1) // 2 * 2 + 1
             tokens_B, positions_B = torch.arange(rows) % len(self.embedding), torch.zeros(rows, dtype=torch.int64)

@@ -1,9 +1,9 @@
-"""The compiled part of decoding and training on a CPU (native/): built where a compiler is found, and never required.
+"""The compiled part of decoding and training on a CPU (native/): never required.
 
-The sources are compiled at the first use, for the shape of the model and this processor, into a folder of the user's cache. What
-is loaded from there must belong to this user and be writable by nobody else, and every process compares it with PyTorch, bit
-for bit, before it relies on it. Whatever goes wrong (no compiler, no place to write, other bits) costs speed and nothing else:
-the PyTorch twin in cpu.py decodes, the modules of transformers train, and the reason stands in the first lines of a run.
+A file that the package brought is taken where one fits; else it is compiled where a compiler is found (building.py). Wherever it
+comes from, every process compares it with PyTorch, bit for bit, before it relies on it. Whatever goes wrong (no compiler, no
+place to write, other bits) costs speed and nothing else: the PyTorch twin in cpu.py decodes, the modules of transformers
+train, and the reason stands in the first lines of a run.
 
 COHORT_NATIVE=0 switches it off.
 """
@@ -12,17 +12,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
-import platform
 import re
-import shutil
-import stat
 import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +24,10 @@ import torch
 from torch import Tensor
 
 from cohort.errors import EngineError
+from cohort.ops.fused.building import NoNative, build_library, find_cache_folder, find_prebuilt, read_source
 from cohort.ops.noise import make_gumbel
 
 SWITCH = "COHORT_NATIVE"
-COMPILERS = ("cc", "gcc", "clang")
-FLAGS = ("-std=c99", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
-"""No -ffast-math: sums keep their order. -ffp-contract=fast: the float64 products of attention are fused with their sums."""
-SOURCES = ("common.h", "decode.c", "train.c")
-COMPILE_SECONDS = 60
 LANES = 8
 """Dimensions of a head that the kernel takes at once (LANES in common.h)."""
 SUM_LANES = (16, 8, 4)
@@ -58,10 +48,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attention_forward", "attention_backward"), (None, POINTER, POINTER)),
 }
 """What the functions of the library give, and take."""
-
-
-class NoNative(Exception):
-    """Why there is no compiled kernel; in a few words, for the console."""
 
 
 @functools.cache
@@ -142,26 +128,25 @@ def load_library(head_dim: int, group: int, width: int) -> Native:
         raise NoNative(f"{SWITCH}=0")
     if head_dim % LANES:
         raise NoNative(f"heads of {head_dim} dimensions")
-    try:
-        folder = str(cache_folder())
-    except RuntimeError as problem:
-        raise NoNative("no home folder") from problem
-    found = find_library(head_dim, group, width, folder, os.environ.get("PATH", ""))
+    found = find_library(head_dim, group, width, find_cache_folder(), os.environ.get("PATH", ""))
     if isinstance(found, str):
         raise NoNative(found)
     return found
 
 
 @functools.lru_cache(maxsize=32)
-def find_library(head_dim: int, group: int, width: int, folder: str, path: str) -> Native | str:
-    """Built, loaded and compared once per process and shape; or the reason why not."""
-    try:
-        library = ctypes.CDLL(str(build_library(head_dim, group, Path(folder), path)))
-        return compare_library(bind_library(library), head_dim, group, width)
-    except NoNative as problem:
-        return str(problem)
-    except (OSError, subprocess.SubprocessError, AttributeError) as problem:
-        return f"{type(problem).__name__}: {problem}"
+def find_library(head_dim: int, group: int, width: int, folder: Path | None, path: str) -> Native | str:
+    """What the package brought, else what is built; loaded and compared once per process and shape. Or the reasons why not."""
+    reasons = []
+    for find in (lambda: find_prebuilt(head_dim), lambda: build_library(head_dim, folder, path)):
+        try:
+            if file := find():
+                return compare_library(bind_library(ctypes.CDLL(str(file))), head_dim, group, width)
+        except NoNative as problem:
+            reasons.append(str(problem))
+        except (OSError, subprocess.SubprocessError, AttributeError) as problem:
+            reasons.append(f"{type(problem).__name__}: {problem}")
+    return "; ".join(reasons)
 
 
 def bind_library(library: Any) -> Native:
@@ -187,84 +172,6 @@ def borrow_functions() -> Borrowed | None:
     return Borrowed(*(address or 0 for address in addresses)) if all(addresses) else None
 
 
-# -- building --------------------------------------------------------------------------------------------------------------
-
-
-def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # A relative path is to be ignored (XDG base directory specification).
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "cohort" / "native"
-
-
-def build_library(head_dim: int, group: int, folder: Path, path: str) -> Path:
-    """The shared object for this shape, compiled unless it lies in the cache already."""
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name, path=path))), None)
-    if compiler is None:
-        raise NoNative("no compiler")
-    source = read_source()
-    flags = (*FLAGS, f"-DHEAD_DIM={head_dim}", f"-DGROUP={group}")
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, timeout=COMPILE_SECONDS, check=True, stdin=subprocess.DEVNULL
-    ).stdout
-    parts = (source, " ".join(flags).encode(), compiler.encode(), version, describe_processor().encode())
-    digest = hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
-    target = folder / f"{digest}.so"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    refuse_foreign_file(folder)
-    if not target.exists():
-        compile_into(compiler, flags, source, target)
-    refuse_foreign_file(target)
-    return target
-
-
-def read_source() -> bytes:
-    """All sources as one."""
-    folder = resources.files("cohort.ops.fused").joinpath("native")
-    common, *others = (folder.joinpath(name).read_bytes() for name in SOURCES)
-    return common + b"".join(other.replace(b'#include "common.h"', b"") for other in others)
-
-
-def compile_into(compiler: str, flags: tuple[str, ...], source: bytes, target: Path) -> None:
-    """Under a name of its own first: another process sees the whole file or none, and the last one to finish wins."""
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as place:
-        written, made = Path(place, "native.c"), Path(place, "native.so")
-        written.write_bytes(source)
-        command = [compiler, *flags, "-o", str(made), str(written), "-lm"]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMPILE_SECONDS,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        if done.returncode or not made.exists():
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise NoNative(f"the compiler {compiler} failed" + (f": {said[0][:200]}" if said else ""))
-        made.chmod(0o700)
-        os.replace(made, target)
-
-
-def refuse_foreign_file(path: Path) -> None:
-    """Refuse to load what somebody else could have written."""
-    status = path.lstat()
-    if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NoNative(f"{path} is a link, belongs to another user or may be written by others")
-
-
-def describe_processor() -> str:
-    """What -march=native depends on: a home folder may be shared by machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    lines_by_key = {
-        line.partition(":")[0].strip(): line for line in lines if line.startswith(("model", "flags", "Features", "CPU "))
-    }
-    return "\n".join([platform.machine(), platform.processor(), *lines_by_key.values()])
-
-
 # -- comparing ---------------------------------------------------------------------------------------------------------------
 
 
@@ -288,7 +195,7 @@ def compare_library(native: Native, head_dim: int, group: int, width: int) -> Na
     def fill_rows(hidden: Tensor, qkv: Tensor, sum_lanes: int) -> Any:
         tensors = {"hidden": hidden, "delta": delta, "normed": normed, "squares": squares, "qkv": qkv, "mixed": mixed}
         places = {"scores": scores, "turns": turns, "positions": positions}
-        sizes = {"count": count, "width": width, "kv_heads": kv_heads, "length": length, "sum_lanes": sum_lanes}
+        sizes = {"count": count, "width": width, "kv_heads": kv_heads, "group": group, "length": length, "sum_lanes": sum_lanes}
         return fill_structure("rows", **tensors, **places, **sizes, scaling=scaling, epsilon=epsilon)
 
     for seen in (length, window):

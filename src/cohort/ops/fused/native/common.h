@@ -17,9 +17,6 @@
 #ifndef HEAD_DIM
 #define HEAD_DIM 64
 #endif
-#ifndef GROUP
-#define GROUP 2
-#endif
 
 #define LANES 8                     /* doubles in the widest vector register; compilers split it where registers are smaller */
 #define VECTORS (HEAD_DIM / LANES)  /* registers that hold one head */

@@ -9,7 +9,7 @@
  *   mixture are float64, rounded to float32 once, as the trainer's are;
  * - a key head is read once for all query heads of its group, and everything of one head stays in the first cache.
  *
- * Compiled for one shape (HEAD_DIM, GROUP), so that the accumulators of a head are registers. One call works for the rows of
+ * Compiled for one HEAD_DIM, so that the accumulators of a head are registers. One call works for the rows of
  * one thread; calls share nothing that is written.
  *
  * `decode_layers` takes the rows through all layers. Its matrix product and its exponential are those of PyTorch, which the caller
@@ -20,14 +20,11 @@
 #define AHEAD 16 /* positions that are asked for before they are needed */
 #define LINE 16  /* floats in a cache line */
 
-/* Query heads that are mixed at once: as many as leave their accumulators in 16 registers, and one at least. */
-#if VECTORS >= 16 || GROUP == 1
-#define TOGETHER 1
-#elif GROUP * VECTORS <= 16
-#define TOGETHER GROUP
-#else
-#define TOGETHER (16 / VECTORS)
-#endif
+/* Query heads that are taken at once: 4, 2 or 1; as many as leave their accumulators in 16 registers, and one at least. */
+#define TOGETHER 4
+static inline int64_t heads_at_once(int64_t left) {
+  return left >= 4 && 4 * VECTORS <= 16 ? 4 : left >= 2 && 2 * VECTORS <= 16 ? 2 : 1;
+}
 
 /* The rows of one thread and their scratch memory. native.py reads its fields here. */
 struct rows {
@@ -35,10 +32,11 @@ struct rows {
   float *squares;                 /* [width], and then 2 * HEAD_DIM */
   float *qkv;                     /* [rows, (query heads + 2 kv heads) * HEAD_DIM] */
   float *mixed;                   /* [rows, query heads * HEAD_DIM] */
-  double *scores;                 /* [GROUP, length + LANES] */
+  double *scores;                 /* [group, length + LANES] */
   const float *turns;             /* [length, HEAD_DIM]: cosines, then sines, of HALF angles */
   const int64_t *positions;       /* [rows] */
   int64_t count, width, kv_heads, length, sum_lanes;
+  int64_t group;                  /* query heads of a kv head */
   double scaling, epsilon;
 };
 
@@ -58,36 +56,45 @@ static inline void ask_for(const float *position) {
   for (int64_t i = 0; i < HEAD_DIM; i += LINE) __builtin_prefetch(position + AHEAD * HEAD_DIM + i);
 }
 
-/* Softmax weights, not yet divided by their sum, of `count` keys for the queries of a group; their sums. */
-static inline void weigh(const float *queries, const float *keys, int64_t count, double scaling, double *scores, int64_t stride,
-                         double *sums) {
-  double most[GROUP];
-  for (int g0 = 0; g0 < GROUP; g0 += TOGETHER) {
-    const int these = GROUP - g0 < TOGETHER ? GROUP - g0 : TOGETHER;
-    doubles query[TOGETHER][VECTORS];
-    for (int g = 0; g < TOGETHER; g++)
-      for (int j = 0; j < VECTORS; j++)
-        query[g][j] = widened(queries + (g0 + (g < these ? g : 0)) * HEAD_DIM + j * LANES) * scaling;
-    for (int g = 0; g < these; g++) most[g0 + g] = -HUGE_VAL;
-    for (int64_t t = 0; t < count; t++) {
-      const float *key = keys + t * HEAD_DIM;
-      ask_for(key);
-      doubles x = widened(key), sum[TOGETHER];
-      for (int g = 0; g < TOGETHER; g++) sum[g] = query[g][0] * x;
-      for (int j = 1; j < VECTORS; j++) {
-        x = widened(key + j * LANES);
-        for (int g = 0; g < TOGETHER; g++) sum[g] += query[g][j] * x;
-      }
-      for (int g = 0; g < TOGETHER; g++) {
-        if (g >= these) break;
-        double score = total(sum[g]);
-        scores[(g0 + g) * stride + t] = score;
-        most[g0 + g] = score > most[g0 + g] ? score : most[g0 + g];
-      }
+/* Products of `these` queries with `count` keys, and the largest of each. */
+static inline __attribute__((always_inline)) void score_heads(const float *queries, const float *keys, int64_t count,
+                                                              double scaling, double *scores, int64_t stride, double *most,
+                                                              const int these) {
+  doubles query[TOGETHER][VECTORS];
+  for (int g = 0; g < these; g++) {
+    for (int j = 0; j < VECTORS; j++) query[g][j] = widened(queries + g * HEAD_DIM + j * LANES) * scaling;
+    most[g] = -HUGE_VAL;
+  }
+  for (int64_t t = 0; t < count; t++) {
+    const float *key = keys + t * HEAD_DIM;
+    ask_for(key);
+    doubles x = widened(key), sum[TOGETHER];
+    for (int g = 0; g < these; g++) sum[g] = query[g][0] * x;
+    for (int j = 1; j < VECTORS; j++) {
+      x = widened(key + j * LANES);
+      for (int g = 0; g < these; g++) sum[g] += query[g][j] * x;
+    }
+    for (int g = 0; g < these; g++) {
+      double score = total(sum[g]);
+      scores[g * stride + t] = score;
+      most[g] = score > most[g] ? score : most[g];
     }
   }
+}
+
+/* Softmax weights, not yet divided by their sum, of `count` keys for the queries of a group; their sums. */
+static inline void weigh(const float *queries, const float *keys, int64_t count, double scaling, double *scores, int64_t stride,
+                         int64_t group, double *sums) {
+  double most[group];
+  for (int64_t g = 0, these; g < group; g += these) {
+    these = heads_at_once(group - g);
+    const float *own = queries + g * HEAD_DIM;
+    if (these == 4) score_heads(own, keys, count, scaling, scores + g * stride, stride, most + g, 4);
+    else if (these == 2) score_heads(own, keys, count, scaling, scores + g * stride, stride, most + g, 2);
+    else score_heads(own, keys, count, scaling, scores + g * stride, stride, most + g, 1);
+  }
   const int64_t whole = (count + LANES - 1) / LANES * LANES;
-  for (int g = 0; g < GROUP; g++) {
+  for (int64_t g = 0; g < group; g++) {
     double *row = scores + g * stride;
     doubles sum = {0};
     for (int64_t t = count; t < whole; t++) row[t] = -HUGE_VAL;
@@ -104,27 +111,34 @@ static inline void weigh(const float *queries, const float *keys, int64_t count,
   }
 }
 
+static inline __attribute__((always_inline)) void mix_heads(const double *weights, int64_t stride, const double *sums,
+                                                            const float *values, int64_t count, float *out, const int these) {
+  doubles mixed[TOGETHER][VECTORS];
+  for (int g = 0; g < these; g++)
+    for (int j = 0; j < VECTORS; j++) mixed[g][j] = (doubles){0};
+  for (int64_t t = 0; t < count; t++) {
+    const float *value = values + t * HEAD_DIM;
+    for (int j = 0; j < VECTORS; j++) {
+      doubles x = widened(value + j * LANES);
+      for (int g = 0; g < these; g++) mixed[g][j] += weights[g * stride + t] * x;
+    }
+  }
+  for (int g = 0; g < these; g++)
+    for (int j = 0; j < VECTORS; j++) {
+      floats rounded = narrowed(mixed[g][j] / sums[g]);
+      memcpy(out + g * HEAD_DIM + j * LANES, &rounded, sizeof rounded);
+    }
+}
+
 /* Values mixed by the weights of a group. */
 static inline void mix(const double *weights, int64_t stride, const double *sums, const float *values, int64_t count,
-                       float *out) {
-  for (int g0 = 0; g0 < GROUP; g0 += TOGETHER) {
-    const int these = GROUP - g0 < TOGETHER ? GROUP - g0 : TOGETHER;
-    doubles mixed[TOGETHER][VECTORS];
-    memset(mixed, 0, sizeof mixed);
-    for (int64_t t = 0; t < count; t++) {
-      const float *value = values + t * HEAD_DIM;
-      double weight[TOGETHER];
-      for (int g = 0; g < TOGETHER; g++) weight[g] = weights[(g0 + (g < these ? g : 0)) * stride + t];
-      for (int j = 0; j < VECTORS; j++) {
-        doubles x = widened(value + j * LANES);
-        for (int g = 0; g < TOGETHER; g++) mixed[g][j] += weight[g] * x;
-      }
-    }
-    for (int g = 0; g < these; g++)
-      for (int j = 0; j < VECTORS; j++) {
-        floats rounded = narrowed(mixed[g][j] / sums[g0 + g]);
-        memcpy(out + (g0 + g) * HEAD_DIM + j * LANES, &rounded, sizeof rounded);
-      }
+                       int64_t group, float *out) {
+  for (int64_t g = 0, these; g < group; g += these) {
+    these = heads_at_once(group - g);
+    const double *own = weights + g * stride;
+    if (these == 4) mix_heads(own, stride, sums + g, values, count, out + g * HEAD_DIM, 4);
+    else if (these == 2) mix_heads(own, stride, sums + g, values, count, out + g * HEAD_DIM, 2);
+    else mix_heads(own, stride, sums + g, values, count, out + g * HEAD_DIM, 1);
   }
 }
 
@@ -133,25 +147,26 @@ static inline void mix(const double *weights, int64_t stride, const double *sums
  * Gives the number of the first row whose position is outside of its slot, before anything is written; -1: there is none.
  */
 int64_t attend(const struct rows *rows, float *keys, float *values, int64_t window) {
-  const int64_t kv_heads = rows->kv_heads, length = rows->length, stride = length + LANES;
+  const int64_t kv_heads = rows->kv_heads, group = rows->group, length = rows->length, stride = length + LANES;
   const int64_t size = HEAD_DIM * sizeof(float);
   for (int64_t b = 0; b < rows->count; b++)
     if (rows->positions[b] < 0 || rows->positions[b] >= length) return b;
   for (int64_t b = 0; b < rows->count; b++) {
     const int64_t at = rows->positions[b], first = window && at >= window ? at - window + 1 : 0, count = at + 1 - first;
-    float *queries = rows->qkv + b * kv_heads * (GROUP + 2) * HEAD_DIM;
-    float *new_keys = queries + kv_heads * GROUP * HEAD_DIM, *new_values = new_keys + kv_heads * HEAD_DIM;
-    for (int64_t head = 0; head < kv_heads * (GROUP + 1); head++)
+    float *queries = rows->qkv + b * kv_heads * (group + 2) * HEAD_DIM;
+    float *new_keys = queries + kv_heads * group * HEAD_DIM, *new_values = new_keys + kv_heads * HEAD_DIM;
+    for (int64_t head = 0; head < kv_heads * (group + 1); head++)
       turn(queries + head * HEAD_DIM, rows->turns + at * HEAD_DIM, rows->turns + at * HEAD_DIM + HALF, rows->squares);
     for (int64_t head = 0; head < kv_heads; head++) {
       const int64_t slot = (b * kv_heads + head) * length * HEAD_DIM;
       float *key = keys + slot, *value = values + slot;
       memcpy(key + at * HEAD_DIM, new_keys + head * HEAD_DIM, size);
       memcpy(value + at * HEAD_DIM, new_values + head * HEAD_DIM, size);
-      const float *own = queries + head * GROUP * HEAD_DIM;
-      double sums[GROUP];
-      weigh(own, key + first * HEAD_DIM, count, rows->scaling, rows->scores, stride, sums);
-      mix(rows->scores, stride, sums, value + first * HEAD_DIM, count, rows->mixed + (b * kv_heads + head) * GROUP * HEAD_DIM);
+      const float *own = queries + head * group * HEAD_DIM;
+      double sums[group];
+      weigh(own, key + first * HEAD_DIM, count, rows->scaling, rows->scores, stride, group, sums);
+      mix(rows->scores, stride, sums, value + first * HEAD_DIM, count, group,
+          rows->mixed + (b * kv_heads + head) * group * HEAD_DIM);
     }
   }
   return -1;

@@ -21,6 +21,11 @@ typedef float many __attribute__((vector_size(64), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(64), aligned(4)));
 #define MANY 16
 
+#if defined(__x86_64__) && defined(__GLIBC__)
+/* By its older name, or what a wheel brings would not load where torch does: version 2.29 gave the same function a new one. */
+__asm__(".symver log, log@GLIBC_2.2.5");
+#endif
+
 static inline doubles loaded(const double *x) { return *(const loose *)x; }
 static inline void store(double *x, doubles y) { *(loose *)x = y; }
 static inline int64_t claim(int64_t *next) { return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); }
@@ -357,7 +362,8 @@ static void attend_tokens(const struct attention *job, const struct desk *desk, 
   widen(key, job->key_stride, count, before, backward ? desk->keys : 0, desk->keys_across, job->stride);
   widen(value, job->value_stride, count, before, backward ? 0 : desk->values, backward ? desk->values_across : 0, job->stride);
   if (backward) memset(desk->d_keys + before * HEAD_DIM, 0, size), memset(desk->d_values + before * HEAD_DIM, 0, size);
-  for (int64_t head = kv_head * GROUP; head < (kv_head + 1) * GROUP; head++)
+  const int64_t group = job->query_heads / job->kv_heads;
+  for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
     for (int64_t first = 0; first < count; first += BLOCK) {
       const struct block block = {token + first, least(BLOCK, count - first), before + first, head};
       if (backward) attend_block_backward(job, desk, &block);
