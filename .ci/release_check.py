@@ -1,7 +1,7 @@
 """Whether a release could be published: `make release-check`. What a person has to do is in docs/release.md.
 
 It builds the source distribution and the wheel from it, installs the wheel into a fresh environment, trains with it in an empty
-folder, and runs a sample of the tests out of the unpacked source distribution. Nothing is uploaded. With --final, what is left
+folder without a compiler, and runs a sample of the tests out of the unpacked source distribution. Nothing is uploaded. With --final, what is left
 for a person to fill in (the address of the repository, the date in the changelog) is a failure too.
 """
 
@@ -11,6 +11,7 @@ import argparse
 import email
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+NEWEST_GLIBC = 28
+"""torch's wheels need 2.28: whoever can install it has that."""
 OUTSIDE = {"recipes"}
 """Tracked, and not in the source distribution: a link into src."""
 EXTRAS = "dashboard,gym"
@@ -70,11 +73,11 @@ def find_relative_links(text: str) -> list[str]:
     return [target for target in targets if not re.match(r"https?://|mailto:|#", target)]
 
 
-def run(*command: str | Path, cwd: Path) -> None:
+def run(*command: str | Path, cwd: Path, **variables: str) -> None:
     """In an environment that knows nothing of the checkout; what it prints is printed."""
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
     print("$", *command, flush=True)
-    subprocess.run([*map(str, command)], cwd=cwd, env=clean | {"OMP_NUM_THREADS": "1"}, check=True)
+    subprocess.run([*map(str, command)], cwd=cwd, env=clean | {"OMP_NUM_THREADS": "1"} | variables, check=True)
 
 
 def make_environment(folder: Path, *packages: str) -> Path:
@@ -114,10 +117,29 @@ def check_files(wheel: Path, source: Path) -> Iterator[str]:
         yield f"the long description has relative links: {', '.join(relative)}; see setup.py"
 
 
+def check_compiled(wheel: Path) -> Iterator[str]:
+    """What whoever has no compiler needs: code for every level of this machine's processors, which loads wherever torch does."""
+    from cohort.ops.fused.building import LEVELS, PREBUILT, PREBUILT_DIMS
+
+    with zipfile.ZipFile(wheel) as archive:
+        libraries = [Path(name).name for name in archive.namelist() if name.endswith(".so") and PREBUILT.name in name]
+    found = sorted(name.rpartition("-")[0] for name in libraries)
+    expected = sorted(f"{level}-{dim}" for level in LEVELS.get(platform.machine(), {}) for dim in PREBUILT_DIMS)
+    if found != expected:
+        yield f"the wheel brings {', '.join(found) or 'no compiled code'} instead of {', '.join(expected)}: see setup.py"
+    version = re.search(r"-manylinux_2_(\d+)_\w+\.whl$", wheel.name)
+    if expected and (version is None or int(version[1]) > NEWEST_GLIBC):
+        yield f"{wheel.name} is not for manylinux_2_{NEWEST_GLIBC} or older, as torch is: see find_platform in setup.py"
+
+
 def check_wheel(python: Path, folder: Path) -> Iterator[str]:
-    """It trains in an empty folder, from a package that is not the checkout's."""
+    """It trains in an empty folder, from a package that is not the checkout's, on a machine that has no compiler."""
     folder.mkdir()
-    run(python.with_name("cohort"), "train", *TRAIN, cwd=folder)
+    run(python.with_name("cohort"), "train", *TRAIN, cwd=folder, PATH=str(folder / "nothing"))
+    said = (folder / "runs/first/events.jsonl").read_text("utf-8")
+    for words in ("native attention", "training with own compiled code"):
+        if words not in said:
+            yield f"the run in an empty folder does not say {words!r}: the compiled code of the wheel is not used"
     status = json.loads((folder / "runs/first/summary.json").read_text("utf-8"))["status"]
     if status != "finished":
         yield f"the run in an empty folder is {status}"
@@ -132,6 +154,7 @@ def check_release(work: Path) -> Iterator[str]:
     [wheel], [source] = (work / "dist").glob("*.whl"), (work / "dist").glob("*.tar.gz")
     run(tools, "-m", "twine", "check", "--strict", wheel, source, cwd=work)
     yield from check_files(wheel, source)
+    yield from check_compiled(wheel)
     python = make_environment(work / "fresh", "torch", f"{wheel}[{EXTRAS}]")
     yield from check_wheel(python, work / "empty")
     install(python, "pytest", "hypothesis", "scipy")

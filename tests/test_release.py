@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
+import platform
 import re
+import shutil
+import subprocess
 import sys
 import tarfile
 import tomllib
@@ -13,6 +17,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from cohort.ops.fused import building
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -28,7 +34,8 @@ def load(path: str):
 
 
 check = load(".ci/release_check.py")
-make_links_absolute = load("setup.py").make_links_absolute
+setup = load("setup.py")
+make_links_absolute = setup.make_links_absolute
 
 
 def normalise(name: str) -> str:
@@ -151,3 +158,74 @@ def test_a_file_that_is_missing_and_a_link_that_leads_nowhere_are_named(tmp_path
         "the wheel lacks cohort/gone.toml: see [tool.setuptools.package-data]",
         "the long description has relative links: docs/c.md; see setup.py",
     ]
+
+
+# -- compiled code in the wheel ----------------------------------------------------------------------------------------
+
+
+def test_a_wheel_without_compiled_code_or_for_newer_systems_than_torch_is_named(tmp_path):
+    def make_wheel(name: str, libraries: list[str]) -> Path:
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            for library in libraries:
+                archive.writestr(f"cohort/ops/fused/native/prebuilt/{library}-0a.so", "")
+        return tmp_path / name
+
+    levels = building.LEVELS.get(platform.machine(), {})
+    libraries = [f"{level}-{dim}" for level in levels for dim in building.PREBUILT_DIMS]
+    assert [*check.check_compiled(make_wheel("a-py3-none-manylinux_2_27_x86_64.whl", libraries))] == []
+    if libraries:
+        [lacks] = check.check_compiled(make_wheel("b-py3-none-manylinux_2_28_x86_64.whl", libraries[1:]))
+        assert libraries[0] in lacks
+        [lacks, no_tag] = check.check_compiled(make_wheel("c-py3-none-any.whl", []))
+        assert lacks.startswith("the wheel brings no compiled code instead of ")
+        assert no_tag.startswith("c-py3-none-any.whl is not for manylinux_2_28")
+        [newer] = check.check_compiled(make_wheel("d-py3-none-manylinux_2_34_x86_64.whl", libraries))
+        assert newer.startswith("d-py3-none-manylinux_2_34")
+
+
+@pytest.mark.parametrize(
+    ("contents", "system"),
+    [
+        ((b"libm\0GLIBC_2.9\0GLIBC_2.27\0", b"GLIBC_2.2.5\0GLIBC_2.14\0"), "manylinux_2_27"),
+        ((b"libc.musl-x86_64.so.1\0",), "linux"),
+    ],
+)
+def test_the_tag_of_a_wheel_is_that_of_the_newest_symbol(tmp_path, contents, system):
+    files = [tmp_path / str(number) for number in range(len(contents))]
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)
+    assert setup.find_platform(files) == f"{system}_{platform.machine()}"
+
+
+@pytest.mark.parametrize("compiler", [False, True])
+def test_a_wheel_is_for_every_machine_where_nothing_could_be_compiled(tmp_path, compiler):
+    """Built out of a small copy of the sources; a stale library of an earlier build is not taken along."""
+    if compiler and not any(map(shutil.which, building.COMPILERS)):
+        pytest.skip("no C compiler on this machine")
+    tree = tmp_path / "tree"
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        tree.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tree)
+    fused = Path("cohort/ops/fused")
+    shutil.copytree(ROOT / "src" / fused, tree / "src" / fused, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("cohort", "cohort/ops"):
+        (tree / "src" / folder / "__init__.py").touch()
+    few = re.sub(r"^PREBUILT_DIMS = .*", "PREBUILT_DIMS = (16,)", Path(building.__file__).read_text(), flags=re.MULTILINE)
+    (tree / "src" / fused / "building.py").write_text(few)
+    stale = tree / "build" / "lib" / fused / "native" / "prebuilt" / "x86-64-v4-8-0a.so"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    path = os.environ["PATH"] if compiler else str(tmp_path / "nothing")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=tree, capture_output=True, text=True, check=True,
+        env=os.environ | {"PATH": path},
+    )  # fmt: skip
+    [wheel] = (tree / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        libraries = sorted(Path(name).name.rpartition("-")[0] for name in archive.namelist() if name.endswith(".so"))
+        [said] = [archive.read(name).decode() for name in archive.namelist() if name.endswith("/WHEEL")]
+    levels = building.LEVELS.get(platform.machine(), {}) if compiler else {}
+    assert libraries == sorted(f"{level}-16" for level in levels)
+    assert f"Root-Is-Purelib: {'false' if levels else 'true'}" in said
+    assert wheel.name.endswith(f"_{platform.machine()}.whl" if levels else "-py3-none-any.whl")
+    assert ("nothing is compiled for this wheel: " in done.stdout) == (not compiler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,7 @@ def kernels(tmp_path_factory):
 def cache(tmp_path, monkeypatch) -> Path:
     """An empty cache folder, nothing that a package brought, and nothing remembered."""
     monkeypatch.setattr(building, "PREBUILT", tmp_path / "none")
+    monkeypatch.setitem(sys.modules, "ziglang", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(native.SWITCH, raising=False)
     native.find_library.cache_clear()

@@ -178,4 +178,6 @@ def read_processor_flags() -> set[str]:
 
 def describe_processor() -> str:
     """What -march=native depends on: a home folder may be shared by machines."""
-    return "\n".join([platform.machine(), platform.processor(), *(f"{key}: {value}" for key, value in read_processor().items())])
+    return "\n".join(
+        [platform.machine(), platform.processor(), *(f"{key}: {value}" for key, value in read_processor().items())]
+    )

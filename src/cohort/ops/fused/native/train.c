@@ -70,7 +70,7 @@ void add_norm_backward(struct norm *job) {
       int64_t i = 0;
       for (; i + MANY <= width; i += MANY)
         for (int64_t k = 0; k < MANY; k++) sums[k] += d_units[i + k] * units[i + k];
-      for (; i < width; i++) along += d_units[i] * units[i];
+      for (; i < width; i++) along = fmaf(d_units[i], units[i], along); /* or some compilers would fuse and others not */
       for (int64_t k = 0; k < MANY; k++) along += sums[k];
       along /= (float)width;
       for (i = 0; i < width; i++) d_input[i] = (d_units[i] - units[i] * along) * inverse;
