@@ -101,6 +101,13 @@ def test_setup_can_load_it_without_torch():
     assert {name.partition(".")[0] for name in names if name} <= sys.stdlib_module_names
 
 
+def test_the_page_names_what_a_wheel_brings():
+    page = (Path(__file__).parents[2] / "docs" / "platforms.md").read_text(encoding="utf-8")
+    *others, last = map(str, building.PREBUILT_DIMS)
+    assert f"heads of {', '.join(others)} or {last} dimensions" in page
+    assert [level for found in LEVELS.values() for level in found if f"`{level}`" not in page] == []
+
+
 # -- what it gives ------------------------------------------------------------------------------------------------------------
 
 

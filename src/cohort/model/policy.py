@@ -90,7 +90,7 @@ class Policy:
     def prepare(self, kernels: str, checkpointing: bool = False) -> str:
         """Choose how hidden states are computed, once the parameters have their dtype; gives a sentence for the console.
 
-        On a CPU own kernels need a compiler, which is no condition for a run: what they replace is slower and has the same bits.
+        On a CPU own kernels need compiled code, which is no condition for a run: what they replace is slower and has the same bits.
         """
         self.kernels, self.checkpointing = kernels, checkpointing
         if self.shards is not None:

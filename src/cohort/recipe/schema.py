@@ -77,7 +77,7 @@ class ModelConfig(Section):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     kernels: Literal["auto", "fused", "modules"] = Field(
         "auto",
-        description="fused: own kernels for the Llama and Qwen families, to sample and to train (on a CPU where a compiler is found). "
+        description="fused: own kernels for the Llama and Qwen families, to sample and to train (on a CPU where there is compiled code). "
         "modules: the modules of transformers. auto: fused where it is proven to give the same numbers, else modules, and says so.",
     )
     scratch: ScratchConfig = ScratchConfig()
