@@ -661,7 +661,7 @@ def test_non_finite_logits_are_an_error(kind):
 @pytest.mark.parametrize("kernels", ["auto", "modules"])
 def test_slots_are_chosen_from_free_memory(monkeypatch, kernels):
     engine = LocalEngine(EngineSetup(make_model(), text_of, kernels=kernels))
-    element = 4 if engine.native else 8  # float64 on a CPU, unless compiled attention widens float32 as it reads
+    element = 4 if engine.compiled else 8  # float64 on a CPU, unless compiled attention widens float32 as it reads
     kv_bytes = 2 * 40 * element * 2 * (2 * 8)  # keys and values, 40 tokens, 2 layers, 2 kv heads of 8
     decoder = engine._make_workspace(40, 1, sampling()).decoder
     held = decoder.cache.blocks.keys[0] if kernels == "modules" else decoder.decoder.cache

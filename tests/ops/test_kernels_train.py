@@ -154,7 +154,9 @@ def test_blocks_of_a_layer_give_the_gradients_of_their_twins(has_norm: bool) -> 
             )
             mixed = torch.cat([query, key * 2, value * 3], dim=1).flatten(1).tanh()
             total, projected = functions.norm_linear(total, mixed, Norm(norms[1], EPSILON), Projection(gate_up, gate_up_parts))
-            total, normed = functions.add_norm(total, functions.swiglu_down(projected, down), Norm(norms[0], EPSILON))
+            total, normed = functions.add_norm(
+                total, functions.swiglu_down(projected, Projection(down.detach(), [down])), Norm(norms[0], EPSILON)
+            )
             (normed * random(TOKENS, WIDTH, seed=10)).sum().backward()
         leaves = [hidden, delta, *norms, *head_norms, *parts, *biases, *gate_up_parts, down]
         return [normed.detach(), *(leaf.grad for leaf in leaves)]

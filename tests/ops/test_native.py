@@ -20,7 +20,11 @@ from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
 from cohort.engine.slots import SlotState
 from cohort.errors import EngineError
+<<<<<<< HEAD
 from cohort.ops.fused import building, cpu_native, native
+=======
+from cohort.ops.fused import cpu_native, native, training
+>>>>>>> 475202c (Multiply adapters beside fused projections)
 from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
 from cohort.ops.fused.cpu_native import NativeDecoder, NativeLane
 from cohort.ops.fused.family import FusedModel, fuse
@@ -340,7 +344,7 @@ def test_one_thread_notes_few_logits_down_and_all_share_the_prefill(cache, monke
         monkeypatch.setattr(decoders, "LOGITS_TO_SHARE", few)
         engine = LocalEngine(EngineSetup(model, lambda ids: ""))
         with monkeypatch.context() as patched, intra_op_threads(3):
-            for place, name in ((SlotState, "sample_tokens"), (decoders, "prefill")):
+            for place, name in ((SlotState, "sample_tokens"), (training, "prefill")):
                 patched.setattr(place, name, watched(getattr(place, name), name, seen))
             sample_groups(engine, prompts, sampling, NoiseKey(0, "train", 1))
             assert torch.get_num_threads() == 3

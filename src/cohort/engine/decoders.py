@@ -17,9 +17,10 @@ from torch import Tensor
 from cohort.engine.slot_cache import SlotCache
 from cohort.model.head import SplitModel
 from cohort.ops.cached_attention import hidden_states, prefill
-from cohort.ops.fused import native
+from cohort.ops.fused import training
 from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
 from cohort.ops.fused.cpu_native import NativeDecoder
+from cohort.ops.fused.cpu_training import NativeOperations
 from cohort.ops.fused.family import FusedModel
 from cohort.ops.kv import KVShape, StackedKV
 
@@ -72,14 +73,17 @@ class ModuleDecoder:
 
 
 class CpuSteps:
-    """The fast steps of a CPU (ops/fused/cpu.py); prompts run through the modules, whose bits training has."""
+    """The fast steps of a CPU (ops/fused/cpu.py). Prompts run through what trains: compiled operations, else the modules."""
 
-    def __init__(self, local: LocalModel, decoder: CpuDecoder) -> None:
-        self.backbone, self.layers, self.decoder = local.parts.backbone, len(local.layers), decoder
+    def __init__(self, local: LocalModel, decoder: CpuDecoder, operations: NativeOperations | None) -> None:
+        self.backbone, self.layers, self.decoder, self.operations = local.parts.backbone, len(local.layers), decoder, operations
         self.load, self.move, self.step, self.close = decoder.load, decoder.move, decoder.step, decoder.close
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         with intra_op_threads(self.decoder.threads):
+            if self.operations is not None:
+                (keys, values), last_hidden_PH = training.prefill(self.decoder.fused, prompts, self.operations)
+                return self.decoder.stack(list(keys), list(values)), last_hidden_PH
             cache, last_hidden_PH = prefill(self.backbone, self.layers, prompts, torch.device("cpu"))
         return self.decoder.stack(*cache.all()), last_hidden_PH
 
@@ -89,20 +93,13 @@ class CpuSteps:
 
 
 def make_fused_decoder(
-    fused: FusedModel, local: LocalModel, slots: int, length: int, memory: DecodeMemory, kernel: native.Native | None
+    fused: FusedModel, local: LocalModel, slots: int, length: int, memory: DecodeMemory, operations: NativeOperations | None
 ) -> Decoder:
+    """`operations`: those of a CPU, where they are compiled."""
     if fused.device.type == "cuda":
         from cohort.ops.fused.decoding import FusedDecoder
 
         return FusedDecoder(fused, slots, length)
-    if kernel is not None:
-        return CpuSteps(local, NativeDecoder(fused, slots, length, kernel, memory))
-    return CpuSteps(local, CpuDecoder(fused, slots, length, memory))
-
-
-def find_native(fused: FusedModel) -> tuple[native.Native | None, str]:
-    """The compiled kernel for this model, or None and the reason."""
-    try:
-        return native.load_library(fused.head_dim, fused.query_heads // fused.kv_heads, fused.embedding.shape[1]), ""
-    except native.NoNative as problem:
-        return None, str(problem)
+    if operations is not None:
+        return CpuSteps(local, NativeDecoder(fused, slots, length, operations.native, memory), operations)
+    return CpuSteps(local, CpuDecoder(fused, slots, length, memory), None)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from cohort.engine.decoders import CpuSteps, Decoder, ModuleDecoder, find_native, make_fused_decoder
+from cohort.engine.decoders import CpuSteps, Decoder, ModuleDecoder, make_fused_decoder
 from cohort.engine.graphs import GraphedSteps
 from cohort.engine.protocol import Capabilities, EngineSetup
 from cohort.engine.scheduler import Workspace
@@ -33,7 +33,10 @@ from cohort.ops.attention import choose_accumulation_dtype, use_attention
 from cohort.ops.cached_attention import SLOT_ATTENTION
 from cohort.ops.fused import has_kernels, make_fused_error, native
 from cohort.ops.fused.cpu import DecodeMemory
+from cohort.ops.fused.cpu_training import NativeOperations
 from cohort.ops.fused.family import FusedModel, fuse
+from cohort.ops.fused.projection import fill_zero_adapters
+from cohort.ops.fused.training import load_compiled
 from cohort.ops.kv import kv_bytes
 from cohort.ops.noise import make_gumbel
 from cohort.ops.rounding import count_missing_rows, find_activated_width
@@ -58,7 +61,7 @@ class LocalEngine(SlotEngine):
         self.watches_graphs = True
         """Whether first steps are watched for waits; no longer, once others may work on the GPU meanwhile."""
         self.memory = DecodeMemory()
-        self.native: native.Native | None = None
+        self.compiled: NativeOperations | None = None
         self.why_not_native = ""
         self.fused, self.why_modules = self._prove_fused(setup.kernels)
         self.workspace: Workspace | None = None
@@ -74,7 +77,7 @@ class LocalEngine(SlotEngine):
     @property
     def cache_dtype(self) -> torch.dtype:
         """Of keys and values: the one attention accumulates in, but compiled attention widens them only as it reads."""
-        if self.fused is not None and self.native is not None:
+        if self.fused is not None and self.compiled is not None:
             return self.local.dtype
         return choose_accumulation_dtype(self.local.dtype, self.model.device)
 
@@ -83,7 +86,7 @@ class LocalEngine(SlotEngine):
         if self.fused is None:
             how = f"the modules of transformers ({self.why_modules})"
         else:
-            attention = "native attention" if self.native else f"attention in PyTorch ({self.why_not_native})"
+            attention = "native attention" if self.compiled else f"attention in PyTorch ({self.why_not_native})"
             how = "own kernels" if self.model.device.type == "cuda" else f"fused products, {attention}"
         return how + (", captured in CUDA graphs" if self.cuda_graphs else "")
 
@@ -98,8 +101,9 @@ class LocalEngine(SlotEngine):
                 raise EngineError("Triton is not installed")
             fused = fuse(self.model)
             if fused.device.type == "cpu":
-                self.native, self.why_not_native = find_native(fused)
-            prove_decoder(self.model, self.local, lambda slots, length: self._make_decoder(fused, slots, length))
+                self._find_compiled(fused)
+            with fill_zero_adapters(fused.adapters):
+                prove_decoder(self.model, self.local, lambda slots, length: self._make_decoder(fused, slots, length))
         except Exception as problem:
             # A kernel that does not compile or fit on this GPU is a reason too: the modules then serve the model.
             if kernels == "fused":
@@ -107,8 +111,14 @@ class LocalEngine(SlotEngine):
             return None, describe_problem(problem)
         return fused, ""
 
+    def _find_compiled(self, fused: FusedModel) -> None:
+        try:
+            self.compiled = load_compiled(fused)
+        except native.NoNative as problem:
+            self.why_not_native = str(problem)
+
     def _make_decoder(self, fused: FusedModel, slots: int, length: int) -> Decoder:
-        return make_fused_decoder(fused, self.local, slots, length, self.memory, self.native)
+        return make_fused_decoder(fused, self.local, slots, length, self.memory, self.compiled)
 
     def _drive_modules(self) -> AbstractContextManager[None]:
         return use_attention(self.local.configs, SLOT_ATTENTION)
@@ -143,7 +153,8 @@ class LocalEngine(SlotEngine):
     def _make_workspace(self, longest: int, completions: int, sampling: Sampling, columns: int = 0) -> Workspace:
         device = self.model.device
         if self.fused is not None and not self.fused.is_current():
-            self.fused = fuse(self.model)  # somebody gave the parameters new storage
+            # Somebody gave the parameters new storage, or switched adapters.
+            self.fused, self.workspace = fuse(self.model), None
         signature = (columns, *(self._sign_parameters() if device.type == "cuda" else ()))
         kept, self.workspace = self.workspace, None
         if kept and kept.can_serve(self.slots, longest, completions, sampling, signature):
@@ -157,7 +168,7 @@ class LocalEngine(SlotEngine):
             decoder = self._make_decoder(self.fused, rows, length)
         else:
             decoder = ModuleDecoder(self.local, rows, length, device)
-        noise = make_gumbel if self.native is None else self.native.make_gumbel
+        noise = make_gumbel if self.compiled is None else self.compiled.native.make_gumbel
         state = SlotState(rows, completions, sampling, device, noise, columns)
         steps = GraphedSteps(self.watches_graphs) if self.cuda_graphs else None
         return Workspace(decoder, state, steps, self.slots, slots, length, completions, sampling, signature, width)

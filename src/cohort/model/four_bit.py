@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cohort.errors import ModelError
+from cohort.ops.four_bit import is_four_bit, restore_weight
 
 NAME = "nf4"
 MARKS = ("hf_quantizer", "quantization_method", "is_quantized", "is_loaded_in_4bit")
@@ -57,10 +58,6 @@ def make_steady(model: nn.Module) -> None:
         layer.forward = partial(multiply_steadily, layer)
 
 
-def is_four_bit(weight: Any) -> bool:
-    return getattr(weight, "quant_state", None) is not None
-
-
 def count_elements(parameter: Tensor) -> int:
     """Of the matrix that a parameter stands for; two of them share a byte in 4 bits."""
     return int(parameter.quant_state.shape.numel()) if is_four_bit(parameter) else parameter.numel()  # type: ignore[attr-defined]
@@ -75,17 +72,6 @@ def list_stored_parts(name: str, parameter: Tensor) -> Iterator[tuple[str, Tenso
         if state.offset is not None:
             yield f"{name} offset {depth}", state.offset
         state, depth = state.state2, depth + 1
-
-
-@torch.no_grad()
-def restore_weight(layer: Any) -> Tensor:
-    """The weight of a linear layer as its products see it."""
-    if not is_four_bit(layer.weight):
-        weight: Tensor = layer.weight
-        return weight
-    from bitsandbytes.functional import dequantize_4bit
-
-    return dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(layer.compute_dtype)
 
 
 class Product(torch.autograd.Function):

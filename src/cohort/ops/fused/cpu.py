@@ -4,7 +4,8 @@ How it differs from running the modules over a slot cache (the slow twin, with w
 
 - weights are laid out once per decoder, transposed and together (query, key and value; gate and up): with a handful of rows
   the matrix library is up to twice as fast that way. A decoder lives for one call of the engine, so no weight outlives an
-  optimizer step;
+  optimizer step. Adapters are multiplied as training multiplies them, from where they lie: transposed, a product with fewer
+  than twelve columns has other bits;
 - query and key dimensions are reordered so that the two a rotary angle turns stand side by side: one complex product turns
   all heads. A score is a sum over these dimensions and does not care about their order;
 - keys and values lie in one tensor, so a step writes both at once, and already in the dtype attention accumulates in;
@@ -17,10 +18,10 @@ The operations are those of the modules, rounded in the same places; where a pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +32,7 @@ from torch import Tensor
 from cohort.errors import EngineError
 from cohort.ops.attention import choose_accumulation_dtype, find_visible, make_bias
 from cohort.ops.fused.family import FusedLayer, FusedModel
+from cohort.ops.fused.projection import Adapters
 from cohort.ops.rounding import FLOATS_AT_ONCE, STEADY_ROWS, count_missing_rows, find_row_step
 
 ALIGNMENT = 8
@@ -97,6 +99,8 @@ class PackedLayer:
     gate_up: Tensor
     down: Tensor
     window: int | None
+    adapters: Mapping[str, Adapters]
+    """By the name of the projection they are added to; where there are some."""
 
 
 class Lane:
@@ -153,6 +157,8 @@ class CpuDecoder:
     ) -> None:
         if fused.dtype != torch.float32 or fused.device.type != "cpu":
             raise EngineError(f"the CPU decoder computes in float32 on a CPU, not in {fused.dtype} on {fused.device}")
+        if any(projection.weight is None for projection in fused.projections):
+            raise EngineError("the CPU decoder lays weights out in float32, which a base in 4 bits is there to avoid")
         self.fused = fused
         self.rows = slots + count_missing_rows(slots, fused.device, fused.intermediate)
         self.length = -(-length // ALIGNMENT) * ALIGNMENT
@@ -209,6 +215,7 @@ class CpuDecoder:
             "mixed": heads * dim,
             "gate_up": 2 * fused.intermediate,
             "activated": fused.intermediate,
+            "reduced": max([len(one.down_RI) for one in fused.adapters], default=0),
         }
         return {name: ((self.rows, width), fused.dtype) for name, width in widths.items()}
 
@@ -223,25 +230,38 @@ class CpuDecoder:
             )
             head_norm = torch.cat(norms)
 
-        def pair_dimensions(rows: Tensor) -> Tensor:
+        def pair_dimensions(rows: Tensor, first: int = 0) -> Tensor:
+            """Of rows that begin with those of head `first`."""
             if head_norm is not None:
                 return rows.detach()
-            heads = rows.detach().reshape(-1, dim, *rows.shape[1:])
-            return torch.cat([heads[:turned, self.order_D], heads[turned:]]).reshape(rows.shape)
+            heads, count = rows.detach().reshape(-1, dim, *rows.shape[1:]), max(0, turned - first)
+            return torch.cat([heads[:count, self.order_D], heads[count:]]).reshape(rows.shape)
+
+        def pair_adapters(adapters: Adapters) -> Adapters:
+            parts = [
+                replace(part, up=pair_dimensions(part.up, columns.start // dim))
+                for part, columns in zip(adapters.parts, adapters.columns, strict=True)
+            ]
+            return replace(adapters, parts=parts)
 
         def transposed(weight: Tensor) -> Tensor:
             return weight.detach().t().contiguous()
 
+        projections = {"qkv": layer.qkv, "out": layer.out, "gate_up": layer.gate_up, "down": layer.down}
+        adapters = {name: one.adapters for name, one in projections.items() if one.adapters is not None}
+        if "qkv" in adapters:
+            adapters["qkv"] = pair_adapters(adapters["qkv"])
         return PackedLayer(
             input_norm=layer.input_norm.detach(),
-            qkv=transposed(pair_dimensions(layer.qkv.weight)),
+            qkv=transposed(pair_dimensions(layer.qkv.read_weight())),
             qkv_bias=None if layer.qkv.bias is None else pair_dimensions(layer.qkv.bias),
             head_norm=head_norm,
-            out=transposed(layer.out),
+            out=transposed(layer.out.read_weight()),
             post_norm=layer.post_norm.detach(),
-            gate_up=transposed(layer.gate_up.weight),
-            down=transposed(layer.down),
+            gate_up=transposed(layer.gate_up.read_weight()),
+            down=transposed(layer.down.read_weight()),
             window=layer.window,
+            adapters=adapters,
         )
 
     def stack(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
@@ -332,16 +352,23 @@ class CpuDecoder:
         places = self.find_places(lane, positions_B)
         for number, layer in enumerate(self.layers):
             self.add_and_normalize(lane, layer.input_norm, number > 0)
-            torch.mm(lane.normed, layer.qkv, out=lane.qkv)
-            if layer.qkv_bias is not None:
-                lane.qkv.add_(layer.qkv_bias)
+            self.multiply(layer, "qkv", lane.normed, lane.qkv)
             self.attend(lane, number, places)
-            torch.mm(lane.mixed, layer.out, out=lane.delta)
+            self.multiply(layer, "out", lane.mixed, lane.delta)
             self.add_and_normalize(lane, layer.post_norm, True)
-            torch.mm(lane.normed, layer.gate_up, out=lane.gate_up)
+            self.multiply(layer, "gate_up", lane.normed, lane.gate_up)
             apply_silu(lane.gate, lane.activated)
-            torch.mm(lane.activated.mul_(lane.up), layer.down, out=lane.delta)
+            self.multiply(layer, "down", lane.activated.mul_(lane.up), lane.delta)
         self.add_and_normalize(lane, self.norm, True)
+
+    @staticmethod
+    def multiply(layer: PackedLayer, name: str, rows: Tensor, into: Tensor) -> None:
+        """The projection of this name, with its bias and its adapters."""
+        torch.mm(rows, getattr(layer, name), out=into)
+        if name == "qkv" and layer.qkv_bias is not None:
+            into.add_(layer.qkv_bias)
+        if name in layer.adapters:
+            layer.adapters[name].add_to(into, rows)
 
     def find_places(self, lane: Any, positions_B: Tensor) -> Any:
         """What attention needs of the positions of a step: angles, where keys and values go, and what each row sees by window."""

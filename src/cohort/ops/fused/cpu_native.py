@@ -9,6 +9,7 @@ fetch. Heads keep the dimensions in the model's order: the kernel turns halves.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,12 +28,13 @@ from cohort.ops.fused.cpu import (
 )
 from cohort.ops.fused.family import FusedModel
 from cohort.ops.fused.native import LANES, Native, fill_structure
+from cohort.ops.fused.projection import Adapters, fill_zero_adapters
 
 VECTOR = 16
 """Floats that the activation takes at once (decode.c); none may reach from row to row."""
 MADE_UP_ROWS = 37
 """Rows on which the two ways through the layers are compared: more than a block of any product, and odd."""
-_whole_steps: dict[tuple[int | str, ...], bool] = {}
+_whole_steps: dict[tuple[Any, ...], bool] = {}
 """By shape and library: whether one call for all layers gave the bits of one call after the other, in this process."""
 
 
@@ -59,7 +61,7 @@ class NativeLane(Lane):
         start = rows.start * cache.stride(2) * cache.element_size()
         self.caches = [(keys.data_ptr() + start, values.data_ptr() + start) for keys, values in cache]
         """Per layer where keys and values of the first row begin."""
-        filled = [fill_layer(*both) for both in zip(decoder.layers, self.caches, strict=True)]
+        filled = [fill_layer(*three) for three in zip(decoder.layers, decoder.adapters, self.caches, strict=True)]
         self.layers = (type(filled[0]) * len(filled))(*filled)
         self.stack = fill_structure(
             "stack",
@@ -68,17 +70,31 @@ class NativeLane(Lane):
             count=len(filled),
             query_width=fused.query_heads * fused.head_dim,
             intermediate=fused.intermediate,
-            **{name: self.scratch[name] for name in ("gate_up", "activated")},
+            **{name: self.scratch[name] for name in ("gate_up", "activated", "reduced")},
             embedding=decoder.embedding,
             norm=decoder.norm,
             **({} if native.borrowed is None else vars(native.borrowed)),
         )
 
 
-def fill_layer(layer: PackedLayer, cache: tuple[int, int]) -> Any:
+def fill_layer(layer: PackedLayer, adapters: Mapping[str, Any], cache: tuple[int, int]) -> Any:
     names = ("input_norm", "qkv", "qkv_bias", "out", "post_norm", "gate_up", "down")
     weights = {name: getattr(layer, name) for name in names}
-    return fill_structure("layer", **weights, keys=cache[0], values=cache[1], window=layer.window or 0)
+    added = {f"{name}_adapters": ctypes.addressof(structure) for name, structure in adapters.items()}
+    return fill_structure("layer", **weights, **added, keys=cache[0], values=cache[1], window=layer.window or 0)
+
+
+def fill_adapters(adapters: Adapters) -> Any:
+    filled = [
+        fill_structure("part", up=part.up, rank=len(part.down), first=columns.start, outputs=len(part.up), scale=part.scale)
+        for part, columns in zip(adapters.parts, adapters.columns, strict=True)
+    ]
+    parts = (type(filled[0]) * len(filled))(*filled)
+    structure = fill_structure(
+        "adapters", down=adapters.down_RI, parts=ctypes.addressof(parts), count=len(filled), rank=len(adapters.down_RI)
+    )
+    structure.filled = parts  # it holds their address alone
+    return structure
 
 
 class NativeDecoder(CpuDecoder):
@@ -91,6 +107,7 @@ class NativeDecoder(CpuDecoder):
         super().__init__(fused, slots, length, memory, exact=False)
         with torch.no_grad():
             self.cosines_sines_TD = torch.cat(fused.rotary(torch.arange(self.length)), -1).contiguous()
+        self.adapters = [{name: fill_adapters(one) for name, one in layer.adapters.items()} for layer in self.layers]
         self.whole_steps = self.can_take_whole_steps()
 
     @staticmethod
@@ -129,13 +146,17 @@ class NativeDecoder(CpuDecoder):
             or any(layer.head_norm is not None for layer in self.layers)
         ):
             return False
-        sizes = (fused.embedding.shape[1], fused.intermediate, fused.query_heads, fused.kv_heads, fused.head_dim)
-        shape = (*sizes, self.native.library._name)
+        adapters = [(name, one) for layer in self.layers for name, one in layer.adapters.items()]
+        shape = (
+            *(fused.embedding.shape[1], fused.intermediate, fused.query_heads, fused.kv_heads, fused.head_dim),
+            *((name, len(part.down), part.scale) for name, one in adapters for part in one.parts),
+            self.native.library._name,
+        )
         if shape not in _whole_steps:
             rows = (min(self.rows, MADE_UP_ROWS) - 1) // 2 * 2 + 1
             tokens_B, positions_B = torch.arange(rows) % len(self.embedding), torch.zeros(rows, dtype=torch.int64)
             lane = NativeLane(self, 0, slice(0, rows), self.length)
-            with intra_op_threads(1):
+            with intra_op_threads(1), fill_zero_adapters([one for _, one in adapters]):
                 super().run(lane, tokens_B, positions_B)
                 expected_BH = lane.normed.clone()
                 for left in (lane.hidden, lane.normed, lane.delta, lane.qkv, lane.mixed, lane.gate_up, lane.activated):

@@ -8,7 +8,6 @@ new storage instead would leave the fused tensor behind; `FusedModel.is_current`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,35 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from cohort.errors import EngineError
+from cohort.ops.four_bit import is_four_bit
+from cohort.ops.fused.projection import Adapters, Projection, read_base
 
 FAMILIES = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
-LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary embedding whose frequencies do not depend on the length of the sequence."""
-
-
-@dataclass(frozen=True)
-class Projection:
-    """Rows of several linear layers in one tensor, detached, and the parameters that are views of it; the same of their biases."""
-
-    weight: Tensor
-    parts: Sequence[Tensor]
-    bias: Tensor | None = None
-    bias_parts: Sequence[Tensor] = ()
-
-    @classmethod
-    def lay_together(cls, layers: Sequence[nn.Linear]) -> Projection:
-        """Of layers that all have a bias, or none."""
-        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers if layer.bias is not None]
-        return cls(lay_together(weights), weights, lay_together(biases) if biases else None, biases)
-
-    def is_current(self) -> bool:
-        """Whether the parameters still are the views they were made into."""
-        return all(
-            parts[0].data_ptr() == whole.data_ptr() and _lie_adjacent(parts)
-            for whole, parts in ((self.weight, self.parts), (self.bias, self.bias_parts))
-            if whole is not None
-        )
 
 
 @dataclass(frozen=True)
@@ -54,12 +30,16 @@ class FusedLayer:
     """[(query heads + 2 kv heads) * D, H]; rows of all queries, then keys, then values."""
     query_norm: Tensor | None
     key_norm: Tensor | None
-    out: Tensor
+    out: Projection
     post_norm: Tensor
     gate_up: Projection
     """[2 I, H]; rows of gate, then up."""
-    down: Tensor
+    down: Projection
     window: int | None
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
 
 
 @dataclass(frozen=True)
@@ -90,8 +70,17 @@ class FusedModel:
         return self.embedding.device
 
     def is_current(self) -> bool:
-        """Whether the model's parameters still are the views they were made into."""
-        return all(layer.qkv.is_current() and layer.gate_up.is_current() for layer in self.layers)
+        """Whether the model's parameters still are the views they were made into, and the same adapters are switched on."""
+        return all(projection.is_current() for projection in self.projections)
+
+    @property
+    def projections(self) -> list[Projection]:
+        return [projection for layer in self.layers for projection in layer.projections]
+
+    @property
+    def adapters(self) -> list[Adapters]:
+        """Those that are switched on."""
+        return [projection.adapters for projection in self.projections if projection.adapters is not None]
 
     def rotary(self, positions_T: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Cosine and sine [T, D / 2] of the angles at these positions."""
@@ -135,7 +124,7 @@ def _check_family(backbone: Any, config: Any) -> None:
     if kind not in ROTARY_TYPES:
         raise EngineError(f"its rotary embedding is of the kind {kind!r}, whose frequencies follow the length")
     for module_name, module in backbone.named_modules():
-        if isinstance(module, nn.Linear) and type(module) is not nn.Linear:
+        if isinstance(module, nn.Linear) and type(module) is not nn.Linear and not is_four_bit(module.weight):
             raise EngineError(f"{module_name} is a {type(module).__name__}, not a plain linear layer")
         if module._forward_hooks or module._forward_pre_hooks:
             raise EngineError(f"{module_name or 'the backbone'} has a forward hook, which own kernels would not call")
@@ -143,15 +132,20 @@ def _check_family(backbone: Any, config: Any) -> None:
 
 def _read_layer(number: int, layer: Any, config: Any) -> FusedLayer:
     attention, mlp = layer.self_attn, layer.mlp
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    others = [attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    for name, linear in zip(LINEAR_LAYERS, [*projections, *others], strict=True):
-        if type(linear) is not nn.Linear:
-            kind = f"{type(linear).__module__.partition('.')[0]}.{type(linear).__name__}"
-            raise EngineError(f"{name} of layer {number} is a {kind}, not a plain linear layer")
-        if linear.bias is not None and linear in others:
-            raise EngineError(f"{name} of layer {number} has a bias")
-    if len({linear.bias is None for linear in projections}) > 1:
+
+    def read_linear(owner: Any, *names: str) -> dict[str, Any]:
+        return {f"{name} of layer {number}": getattr(owner, name) for name in names}
+
+    projections = read_linear(attention, "q_proj", "k_proj", "v_proj")
+    out, gate_up, down = (
+        read_linear(attention, "o_proj"),
+        read_linear(mlp, "gate_proj", "up_proj"),
+        read_linear(mlp, "down_proj"),
+    )
+    for name, linear in (out | gate_up | down).items():
+        if read_base(name, linear).bias is not None:
+            raise EngineError(f"{name} has a bias")
+    if len({read_base(name, linear).bias is None for name, linear in projections.items()}) > 1:
         raise EngineError(f"some, not all, of layer {number}'s query, key and value projections have a bias")
     normed = hasattr(attention, "q_norm")
     return FusedLayer(
@@ -159,10 +153,10 @@ def _read_layer(number: int, layer: Any, config: Any) -> FusedLayer:
         qkv=Projection.lay_together(projections),
         query_norm=attention.q_norm.weight if normed else None,
         key_norm=attention.k_norm.weight if normed else None,
-        out=attention.o_proj.weight,
+        out=Projection.lay_together(out),
         post_norm=layer.post_attention_layernorm.weight,
-        gate_up=Projection.lay_together([mlp.gate_proj, mlp.up_proj]),
-        down=mlp.down_proj.weight,
+        gate_up=Projection.lay_together(gate_up),
+        down=Projection.lay_together(down),
         window=_read_window(attention, config),
     )
 
@@ -171,29 +165,3 @@ def _read_window(attention: Any, config: Any) -> int | None:
     if hasattr(attention, "sliding_window"):
         return attention.sliding_window or None
     return (getattr(config, "sliding_window", None) or None) if config.model_type == "mistral" else None
-
-
-@torch.no_grad()
-def lay_together(parameters: Sequence[Any]) -> Tensor:
-    """One tensor with the rows of all; the parameters become views of it. Parameters that lie so already stay where they are."""
-    first, rows = parameters[0], sum(parameter.shape[0] for parameter in parameters)
-    if _lie_adjacent(parameters):
-        shape, data = (rows, *first.shape[1:]), first.detach()
-        return data.as_strided(shape, data.stride(), data.storage_offset())
-    together = torch.cat([parameter.detach() for parameter in parameters])
-    at = 0
-    for parameter in parameters:
-        parameter.data = together[at : at + parameter.shape[0]]
-        at += parameter.shape[0]
-    return together
-
-
-def _lie_adjacent(parameters: Sequence[Tensor]) -> bool:
-    """Whether the parameters lie in one storage, one after the other."""
-    storage, end = parameters[0].untyped_storage().data_ptr(), parameters[0].storage_offset()
-    for parameter in parameters:
-        place = (parameter.untyped_storage().data_ptr(), parameter.storage_offset())
-        if place != (storage, end) or not parameter.is_contiguous():
-            return False
-        end += parameter.numel()
-    return True

@@ -6,8 +6,8 @@ autograd would keep and these do not: normed activations (made again from the re
 pass that needs both anyway), the product of gate and up (made again from the two), and projections before the rotary
 embedding (a rotation is undone without its input).
 
-Weights that lie in one tensor are multiplied as one. Their own parameters are arguments too, only so that autograd knows
-where the gradients belong: each gets the rows of one product, and a parameter that needs no gradient costs nothing.
+Weights that lie in one tensor are multiplied as one (projection.py). Their own parameters are arguments too, only so that autograd
+knows where the gradients belong: each gets the rows of one product, and a parameter that needs no gradient costs nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from cohort.ops.fused import has_kernels
-from cohort.ops.fused.family import Projection
+from cohort.ops.fused.projection import Projection
 from cohort.ops.rounding import run_steadily
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -205,21 +205,27 @@ def norm_linear(
         using or choose_operations(hidden_TH),
         norm.epsilon,
         rotary,
+        projection,
         hidden_TH,
         delta_TH,
         norm.weight,
-        projection.weight,
-        projection.bias,
         *((None, None) if rotary is None else (rotary.query_norm, rotary.key_norm)),
-        *projection.parts,
-        *projection.bias_parts,
+        *projection.parameters,
     )
     return outputs
 
 
-def swiglu_down(gate_up_TJ: Tensor, down_HI: Tensor, using: Any = None) -> Tensor:
+def swiglu_down(gate_up_TJ: Tensor, down: Projection, using: Any = None) -> Tensor:
     """The down projection of silu(gate) * up."""
-    result: Tensor = _SwigluDown.apply(using or choose_operations(gate_up_TJ), gate_up_TJ, down_HI)
+    result: Tensor = _SwigluDown.apply(using or choose_operations(gate_up_TJ), down, gate_up_TJ, *down.parameters)
+    return result
+
+
+def project(rows_TI: Tensor, projection: Projection) -> Tensor:
+    """A projection of rows as they are. Without an adapter to train, autograd keeps none of them under a frozen weight."""
+    if projection.adapters is None and projection.weight is not None:
+        return multiply_rows(rows_TI, projection.parts[0])
+    result: Tensor = _Project.apply(projection, rows_TI, *projection.parameters)
     return result
 
 
@@ -256,71 +262,94 @@ class _NormLinear(Function):
         using: Any,
         epsilon: float,
         rotary: Rotary | None,
+        projection: Projection,
         hidden_TH: Tensor,
         delta_TH: Tensor | None,
         norm_H: Tensor,
-        weight_PH: Tensor,
-        bias_P: Tensor | None,
         query_norm_D: Tensor | None,
         key_norm_D: Tensor | None,
-        *parts: Tensor,
+        *parameters: Tensor,
     ) -> Any:
-        weights = parts if bias_P is None else parts[: len(parts) // 2]
-        ctx.operations, ctx.epsilon, ctx.rotary, ctx.rows = using, epsilon, rotary, [part.shape[0] for part in weights]
+        ctx.operations, ctx.epsilon, ctx.rotary, ctx.projection = using, epsilon, rotary, projection
         total_TH, normed_TH, inverse_T = using.add_norm_forward(hidden_TH, delta_TH, norm_H, epsilon)
-        projected_TP = multiply_rows(normed_TH, weight_PH, bias_P)
+        projected_TP, reduced_TR = projection.multiply(normed_TH)
         outputs = (projected_TP,) if rotary is None else using.rotary_forward(projected_TP, rotary)
         # A rotation is undone without its input, a norm is not.
         kept_TP = None if query_norm_D is None else projected_TP
-        ctx.save_for_backward(total_TH, inverse_T, norm_H, weight_PH, kept_TP)
+        # Parameters are kept too, so that autograd notices where they were changed before the backward.
+        ctx.save_for_backward(total_TH, inverse_T, norm_H, kept_TP, reduced_TR, *parameters)
         ctx.set_materialize_grads(False)
         return total_TH, *outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_total_TH: Tensor | None, *d_outputs: Tensor | None) -> Any:
-        _, _, _, needs_hidden, needs_delta, needs_norm, _, _, needs_query, needs_key, *needs_parts = ctx.needs_input_grad
-        needs_weights, needs_biases = needs_parts[: len(ctx.rows)], needs_parts[len(ctx.rows) :]
+        _, _, _, _, needs_hidden, needs_delta, needs_norm, needs_query, needs_key, *needed = ctx.needs_input_grad
         if all(gradient is None for gradient in d_outputs):  # only the residual stream is used further on
             d_stream = (d_total_TH if needs_hidden else None, d_total_TH if needs_delta else None)
-            return (None, None, None, *d_stream, *[None] * (5 + len(needs_parts)))
-        *kept, weight_PH, qkv_TP = ctx.saved_tensors
+            return (*[None] * 4, *d_stream, *[None] * (3 + len(needed)))
+        (*kept, qkv_TP, reduced_TR), projection = ctx.saved_tensors[:5], ctx.projection
         inputs = NormInputs(*kept)
         d_projected_TP, d_bias_P, d_query_norm_D, d_key_norm_D = _differentiate_outputs(
-            ctx, d_outputs, qkv_TP, any(needs_biases), needs_query or needs_key
+            ctx, d_outputs, qkv_TP, projection.needs_bias(needed), needs_query or needs_key
         )
+        d_reduced_TR, needs_rows = projection.reduce_gradient(d_projected_TP), projection.needs_rows(needed)
         d_input_TH, normed_TH, d_norm_H = None, None, None
         if needs_hidden or needs_delta or needs_norm:
+            d_normed_TH = projection.differentiate_rows(d_projected_TP, d_reduced_TR)
             d_input_TH, normed_TH, d_norm_H = ctx.operations.add_norm_backward(
-                d_projected_TP @ weight_PH, d_total_TH, inputs, any(needs_weights), needs_norm
+                d_normed_TH, d_total_TH, inputs, needs_rows, needs_norm
             )
-        elif any(needs_weights):
+        elif needs_rows:
             _, normed_TH, _ = ctx.operations.add_norm_forward(inputs.total_TH, None, inputs.weight_H, ctx.epsilon)
         return (
-            *(None, None, None, d_input_TH if needs_hidden else None, d_input_TH if needs_delta else None),
-            *(d_norm_H, None, None),
+            *(None, None, None, None, d_input_TH if needs_hidden else None, d_input_TH if needs_delta else None, d_norm_H),
             *(d_query_norm_D if needs_query else None, d_key_norm_D if needs_key else None),
-            *_differentiate_weights(d_projected_TP, normed_TH, ctx.rows, needs_weights),
-            *_split_needed(d_bias_P, ctx.rows, needs_biases),
+            *projection.differentiate_parameters(d_projected_TP, d_bias_P, d_reduced_TR, normed_TH, reduced_TR, needed),
         )
 
 
 class _SwigluDown(Function):
     @staticmethod
-    def forward(ctx: Any, using: Any, gate_up_TJ: Tensor, down_HI: Tensor) -> Tensor:
-        ctx.operations = using
-        ctx.save_for_backward(gate_up_TJ, down_HI)
-        return multiply_rows(ctx.operations.swiglu_forward(gate_up_TJ), down_HI)
+    def forward(ctx: Any, using: Any, down: Projection, gate_up_TJ: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.operations, ctx.projection = using, down
+        out_TH, reduced_TR = down.multiply(using.swiglu_forward(gate_up_TJ))
+        ctx.save_for_backward(gate_up_TJ, reduced_TR, *parameters)
+        return out_TH
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out_TH: Tensor) -> Any:
-        gate_up_TJ, down_HI = ctx.saved_tensors
-        _, needs_input, needs_down = ctx.needs_input_grad
-        if not needs_input:
-            return None, None, d_out_TH.t() @ ctx.operations.swiglu_forward(gate_up_TJ)
-        d_gate_up_TJ, activation_TI = ctx.operations.swiglu_backward(d_out_TH @ down_HI, gate_up_TJ, needs_down)
-        return None, d_gate_up_TJ, d_out_TH.t() @ activation_TI if needs_down else None
+        (gate_up_TJ, reduced_TR), projection = ctx.saved_tensors[:2], ctx.projection
+        _, _, needs_input, *needed = ctx.needs_input_grad
+        d_reduced_TR, needs_rows = projection.reduce_gradient(d_out_TH), projection.needs_rows(needed)
+        d_gate_up_TJ, activation_TI = None, None
+        if needs_input:
+            d_activation_TI = projection.differentiate_rows(d_out_TH, d_reduced_TR)
+            d_gate_up_TJ, activation_TI = ctx.operations.swiglu_backward(d_activation_TI, gate_up_TJ, needs_rows)
+        elif needs_rows:
+            activation_TI = ctx.operations.swiglu_forward(gate_up_TJ)
+        d_parameters = projection.differentiate_parameters(d_out_TH, None, d_reduced_TR, activation_TI, reduced_TR, needed)
+        return None, None, d_gate_up_TJ, *d_parameters
+
+
+class _Project(Function):
+    @staticmethod
+    def forward(ctx: Any, projection: Projection, rows_TI: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.projection = projection
+        out_TP, reduced_TR = projection.multiply(rows_TI)
+        kept_TI = rows_TI if projection.needs_rows(ctx.needs_input_grad[2:]) else None
+        ctx.save_for_backward(kept_TI, reduced_TR, *parameters)
+        return out_TP
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out_TP: Tensor) -> Any:
+        (rows_TI, reduced_TR), projection = ctx.saved_tensors[:2], ctx.projection
+        _, needs_input, *needed = ctx.needs_input_grad
+        d_reduced_TR = projection.reduce_gradient(d_out_TP)
+        d_rows_TI = projection.differentiate_rows(d_out_TP, d_reduced_TR) if needs_input else None
+        return None, d_rows_TI, *projection.differentiate_parameters(d_out_TP, None, d_reduced_TR, rows_TI, reduced_TR, needed)
 
 
 def _differentiate_outputs(
@@ -341,24 +370,6 @@ def _differentiate_outputs(
         d_heads, qkv_TP, rotary, want_bias, want_norm
     )
     return gradients
-
-
-def _differentiate_weights(
-    d_projected_TP: Tensor, normed_TH: Tensor | None, rows: list[int], needed: Sequence[bool]
-) -> list[Tensor | None]:
-    """The gradient of each part of a projection; one product for all of them where all are needed."""
-    if normed_TH is None:
-        return [None] * len(needed)
-    if all(needed):
-        return _split_needed(d_projected_TP.t() @ normed_TH, rows, needed)
-    d_parts = d_projected_TP.split(rows, dim=1)
-    return [part_TP.t() @ normed_TH if need else None for part_TP, need in zip(d_parts, needed, strict=True)]
-
-
-def _split_needed(whole: Tensor | None, rows: list[int], needed: Sequence[bool]) -> list[Tensor | None]:
-    if whole is None:
-        return [None] * len(needed)
-    return [part if need else None for part, need in zip(whole.split(rows), needed, strict=True)]
 
 
 def _widen_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -6,6 +6,7 @@ them anyway. With checkpointing a layer hands on their sum instead, one tensor, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,8 @@ from cohort.errors import EngineError
 from cohort.ops.fused import native
 from cohort.ops.fused.cpu_training import NativeOperations
 from cohort.ops.fused.family import FusedLayer, FusedModel, fuse
-from cohort.ops.fused.functions import Heads, Norm, Rotary, add_norm, multiply_rows, norm_linear, swiglu_down
+from cohort.ops.fused.functions import Heads, Norm, Rotary, add_norm, norm_linear, project, swiglu_down
+from cohort.ops.fused.projection import fill_zero_adapters
 from cohort.ops.layout import Layout
 from cohort.ops.packed_attention import attend
 
@@ -34,7 +36,7 @@ class FusedBackbone:
         self.using = load_operations(self.fused)
 
     def __call__(self, layout: Layout) -> Tensor:
-        if not self.fused.is_current():  # somebody gave the parameters new storage
+        if not self.fused.is_current():  # somebody gave the parameters new storage, or switched adapters
             self.fused = fuse(self.model)
         return hidden_states(self.fused, layout, checkpointing=self.checkpointing, using=self.using)
 
@@ -44,7 +46,8 @@ class FusedBackbone:
         vocabulary, device = len(self.fused.embedding), self.fused.device
         rows = [[(7 * at + 11 * row + 3) % vocabulary for at in range(length)] for row, length in enumerate((37, 5))]
         layout = Layout.from_rows(rows).to(device)
-        expected, found = modules(layout).float(), self(layout).float()
+        with fill_zero_adapters(self.fused.adapters):
+            expected, found = modules(layout).float(), self(layout).float()
         # Same sums in another order: a few roundings of the compute dtype, relative to the largest state.
         tolerance = max(1e-4, 8 * torch.finfo(self.fused.dtype).eps) * max(1.0, float(expected.abs().max()))
         difference = float((found - expected).abs().max())
@@ -61,13 +64,18 @@ def load_operations(fused: FusedModel) -> Any:
         return None
     if fused.dtype != torch.float32:
         raise EngineError(f"on a CPU they compute in float32, not in {fused.dtype}")
-    width = fused.embedding.shape[1]
     try:
-        operations = NativeOperations(native.load_library(fused.head_dim, fused.query_heads // fused.kv_heads, width))
-        operations.compare(Heads(fused.query_heads, fused.kv_heads, fused.head_dim), width)
-        return operations
+        return load_compiled(fused)
     except native.NoNative as problem:
         raise EngineError(f"nothing is compiled: {problem}") from problem
+
+
+def load_compiled(fused: FusedModel) -> NativeOperations:
+    """The compiled operations for this model; NoNative with the reason where there are none."""
+    width = fused.embedding.shape[1]
+    operations = NativeOperations(native.load_library(fused.head_dim, fused.query_heads // fused.kv_heads, width))
+    operations.compare(Heads(fused.query_heads, fused.kv_heads, fused.head_dim), width)
+    return operations
 
 
 def hidden_states(
@@ -99,7 +107,7 @@ def hidden_states(
             kept.append((key_TKD, value_TKD))
         attend_by = attend if using is None else using.attend
         attended_THD = attend_by(layout, query_THD, key_TKD, value_TKD, fused.scaling, layer.window)
-        delta_TH = multiply_rows(attended_THD.flatten(1), layer.out)
+        delta_TH = project(attended_THD.flatten(1), layer.out)
         norm = Norm(layer.post_norm, fused.epsilon)
         hidden_TH, gate_up_TJ = norm_linear(hidden_TH, delta_TH, norm, layer.gate_up, using=using)
         return hidden_TH, swiglu_down(gate_up_TJ, layer.down, using)
@@ -114,3 +122,22 @@ def hidden_states(
         else:
             hidden_TH, delta_TH = run_layer(layer, hidden_TH, delta_TH)
     return add_norm(hidden_TH, delta_TH, Norm(fused.norm, fused.epsilon), using)[1]
+
+
+@torch.no_grad()
+def prefill(fused: FusedModel, prompts: Sequence[Sequence[int]], using: Any = None) -> tuple[Tensor, Tensor]:
+    """Run prompts, laid flat, as training runs them: the trainer then meets the very same keys and values.
+
+    Keys and values [2, layers, P, kv_heads, longest prompt, D], and the hidden states [P, H] of the last tokens.
+    """
+    device, width = fused.device, max(map(len, prompts))
+    kept: list[tuple[Tensor, Tensor]] = []
+    hidden_TH = hidden_states(fused, Layout.from_rows(prompts).to(device), using=using, kept=kept)
+    length_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    end_P = length_P.cumsum(0)
+    at_W = torch.arange(width, device=device)
+    # Padding repeats the last token: it is never seen.
+    place_PW = (end_P - length_P)[:, None] + torch.minimum(at_W[None], length_P[:, None] - 1)
+    flat = torch.stack([torch.stack(part) for part in zip(*kept, strict=True)])
+    padded = flat.index_select(2, place_PW.flatten()).unflatten(2, (len(prompts), width)).transpose(3, 4)
+    return padded, hidden_TH[end_P - 1]

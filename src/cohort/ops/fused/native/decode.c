@@ -179,10 +179,24 @@ typedef void (*gemm)(const char *, const char *, const int *, const int *, const
 
 typedef int (*set_threads)(int);
 
+/* The adapter of a layer whose outputs begin at column `first` of those that were multiplied as one; up: [outputs, rank]. */
+struct part {
+  const float *up;
+  int64_t rank, first, outputs;
+  double scale;
+};
+
+struct adapters {
+  const float *down; /* [rank, inputs]: all of them together */
+  const struct part *parts;
+  int64_t count, rank;
+};
+
 struct layer {
   const float *input_norm, *qkv, *qkv_bias, *out, *post_norm, *gate_up, *down; /* weights [inputs, outputs]; bias: may be missing */
   float *keys, *values;                                                        /* those of the first row */
   int64_t window;                                                              /* 0: none */
+  const struct adapters *qkv_adapters, *out_adapters, *gate_up_adapters, *down_adapters; /* may be missing */
 };
 
 struct stack {
@@ -190,6 +204,7 @@ struct stack {
   const struct layer *layers;
   int64_t count, query_width, intermediate;
   float *gate_up, *activated; /* [rows, 2 * intermediate], [rows, intermediate] */
+  float *reduced;             /* [rows, rank of adapters], of the largest of them */
   const float *embedding, *norm;
   const int64_t *tokens;
   gemm product;
@@ -203,6 +218,21 @@ static void multiply_rows(const struct stack *stack, const float *in, const floa
   const int rows = (int)stack->rows->count, k = (int)inputs, n = (int)outputs;
   const float one = 1.0f, zero = 0.0f;
   stack->product("n", "n", &n, &rows, &k, &one, weight, &n, in, &k, &zero, out, &n);
+}
+
+/* out += scale up (down in), for each of the adapters in its columns: the products of Adapters.add_to (projection.py). */
+static void add_adapters(const struct stack *stack, const struct adapters *adapters, const float *in, float *out, int64_t inputs,
+                         int64_t outputs) {
+  if (!adapters) return;
+  const int rows = (int)stack->rows->count, k = (int)inputs, n = (int)outputs, whole = (int)adapters->rank;
+  const float one = 1.0f, zero = 0.0f, *reduced = stack->reduced;
+  stack->product("t", "n", &whole, &rows, &k, &one, adapters->down, &k, in, &k, &zero, stack->reduced, &whole);
+  for (const struct part *part = adapters->parts; part < adapters->parts + adapters->count; part++) {
+    const int rank = (int)part->rank, own = (int)part->outputs;
+    const float scale = (float)part->scale;
+    stack->product("t", "n", &own, &rows, &rank, &scale, part->up, &rank, reduced, &whole, &one, out + part->first, &n);
+    reduced += rank;
+  }
 }
 
 /*
@@ -244,12 +274,16 @@ int64_t decode_layers(const struct stack *stack) {
     if (layer->qkv_bias)
       for (int64_t b = 0; b < rows->count; b++)
         for (int64_t i = 0; i < qkv_width; i++) rows->qkv[b * qkv_width + i] += layer->qkv_bias[i];
+    add_adapters(stack, layer->qkv_adapters, rows->normed, rows->qkv, width, qkv_width);
     outside = attend(rows, layer->keys, layer->values, layer->window);
     multiply_rows(stack, rows->mixed, layer->out, rows->delta, stack->query_width, width);
+    add_adapters(stack, layer->out_adapters, rows->mixed, rows->delta, stack->query_width, width);
     normalize(rows, layer->post_norm, 1);
     multiply_rows(stack, rows->normed, layer->gate_up, stack->gate_up, width, 2 * stack->intermediate);
+    add_adapters(stack, layer->gate_up_adapters, rows->normed, stack->gate_up, width, 2 * stack->intermediate);
     activate(stack);
     multiply_rows(stack, stack->activated, layer->down, rows->delta, stack->intermediate, width);
+    add_adapters(stack, layer->down_adapters, stack->activated, rows->delta, stack->intermediate, width);
   }
   normalize(rows, stack->norm, 1);
   stack->threads(before);

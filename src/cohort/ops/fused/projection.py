@@ -1,0 +1,324 @@
+"""Linear layers that read the same rows, as one product, and the adapters (LoRA) beside them.
+
+    y = W x + s B (A x)        A is [rank, inputs], B is [outputs, rank]; W is frozen then
+
+W are the rows of all layers in one tensor, of which the model's own parameters become views; so are the A. Each B is multiplied
+onto the columns of its layer, in place: y is written once by W and added to once. W and B A are never added up. A merged weight
+would have to be made anew after every update, would take the memory of the base once more, and would lose in bfloat16 what is
+smaller than 1/256 of a weight; and sampling and training would no longer be the same sums.
+
+The backward has no product of the size of W but the one for the rows. It reads A x again, which is kept: for rank 16 that is a number
+for every five hundred of the other activations of a 7B model, and making it again would read all rows once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cohort.errors import EngineError
+from cohort.ops.four_bit import is_four_bit, restore_weight
+from cohort.ops.rounding import count_missing_rows
+
+MADE_UP_SPREAD = 0.02
+"""Of values that stand in for those of an adapter that is still zero, while it is compared."""
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """The adapter of one layer."""
+
+    down: Tensor
+    """A."""
+    up: Tensor
+    """B."""
+    scale: float
+
+    def is_same(self, other: LowRank | None) -> bool:
+        return other is not None and self.down is other.down and self.up is other.up and self.scale == other.scale
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Those of a projection, not all of whose layers need have one."""
+
+    down_RI: Tensor
+    """A of all of them, detached."""
+    parts: Sequence[LowRank]
+    columns: Sequence[slice]
+    """Of each one's layer in what the projection gives."""
+
+    @property
+    def reduced(self) -> list[slice]:
+        """Columns of each one in A x."""
+        return cut_places([len(part.down) for part in self.parts])
+
+    def add_to(self, projected_TP: Tensor, rows_TI: Tensor) -> Tensor:
+        """Add what the adapters make of the rows; gives A x [T, R]."""
+        reduced_TR = F.linear(rows_TI, self.down_RI)
+        for part, place, columns in zip(self.parts, self.reduced, self.columns, strict=True):
+            projected_TP[:, columns].addmm_(reduced_TR[:, place], part.up.t(), alpha=part.scale)
+        return reduced_TR
+
+    def reduce_gradient(self, d_projected_TP: Tensor) -> Tensor:
+        """The gradient of A x."""
+        d_reduced_TR = d_projected_TP.new_empty(len(d_projected_TP), len(self.down_RI))
+        for part, place, columns in zip(self.parts, self.reduced, self.columns, strict=True):
+            d_reduced_TR[:, place].addmm_(d_projected_TP[:, columns], part.up, beta=0, alpha=part.scale)
+        return d_reduced_TR
+
+    def differentiate(
+        self, d_projected_TP: Tensor, d_reduced_TR: Tensor, rows_TI: Tensor | None, reduced_TR: Tensor, needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Gradients of all A, then of all B."""
+        ranks = [len(part.down) for part in self.parts]
+        d_downs = split_product(d_reduced_TR, rows_TI, ranks, needed[: len(ranks)])
+        d_ups = [
+            torch.mm(d_projected_TP[:, columns].t(), reduced_TR[:, place]).mul_(part.scale) if need else None
+            for part, place, columns, need in zip(self.parts, self.reduced, self.columns, needed[len(ranks) :], strict=True)
+        ]
+        return [*d_downs, *d_ups]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Rows of several linear layers in one tensor, detached, and the parameters that are views of it; the same of their biases.
+
+    A base in 4 bits has no such tensor: its weights are taken back for each product.
+    """
+
+    weight: Tensor | None
+    parts: Sequence[Tensor]
+    bias: Tensor | None = None
+    bias_parts: Sequence[Tensor] = ()
+    adapters: Adapters | None = None
+    layers: Mapping[str, Any] = field(default_factory=dict)
+    """What it was read from, by name."""
+
+    @classmethod
+    def lay_together(cls, layers: Mapping[str, Any]) -> Projection:
+        """Of layers, by name, that all have a bias, or none; EngineError where one is no linear layer that can be read."""
+        bases = [read_base(name, layer) for name, layer in layers.items()]
+        found = [read_adapter(name, layer) for name, layer in layers.items()]
+        in_bits = {is_four_bit(base.weight) for base in bases}
+        if len(in_bits) > 1:
+            raise EngineError(f"some, not all, of {', '.join(layers)} are in 4 bits")
+        weights = [] if True in in_bits else [base.weight for base in bases]
+        biases = [base.bias for base in bases if base.bias is not None]
+        places = cut_places([base.out_features for base in bases])
+        parts = [adapter for adapter in found if adapter is not None]
+        columns = [place for place, adapter in zip(places, found, strict=True) if adapter is not None]
+        return cls(
+            lay_together(weights) if weights else None,
+            weights,
+            lay_together(biases) if biases else None,
+            biases,
+            Adapters(lay_together([part.down for part in parts]), parts, columns) if parts else None,
+            layers,
+        )
+
+    def is_current(self) -> bool:
+        """Whether the parameters still are the views they were made into, and the same adapters are switched on."""
+        found = [read_adapter(name, layer) for name, layer in self.layers.items()]
+        now = [adapter for adapter in found if adapter is not None]
+        mine = [] if self.adapters is None else self.adapters.parts
+        together = [(self.weight, self.parts), (self.bias, self.bias_parts)]
+        together += [] if self.adapters is None else [(self.adapters.down_RI, [part.down for part in mine])]
+        return (
+            len(mine) == len(now)
+            and all(one.is_same(other) for one, other in zip(mine, now, strict=True))
+            and all(
+                parts[0].data_ptr() == whole.data_ptr() and lie_adjacent(parts)
+                for whole, parts in together
+                if whole is not None
+            )
+        )
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Every parameter that may be trained: weights, biases, all A, all B."""
+        adapters = [] if self.adapters is None else self.adapters.parts
+        return [*self.parts, *self.bias_parts, *(part.down for part in adapters), *(part.up for part in adapters)]
+
+    @property
+    def outputs(self) -> list[int]:
+        """Rows of each layer's weight."""
+        return [len(part) for part in self.parts]
+
+    def read_weight(self) -> Tensor:
+        if self.weight is not None:
+            return self.weight
+        restored = [restore_weight(get_base(layer)) for layer in self.layers.values()]
+        return restored[0] if len(restored) == 1 else torch.cat(restored)
+
+    def multiply(self, rows_TI: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The projection of rows, and A x; on a CPU with the same bits for a row in whatever company."""
+        count = len(rows_TI)
+        if missing := count_missing_rows(count, rows_TI.device):
+            rows_TI = F.pad(rows_TI, (0, 0, 0, missing))
+        projected_TP = F.linear(rows_TI, self.read_weight(), self.bias)
+        reduced_TR = None if self.adapters is None else self.adapters.add_to(projected_TP, rows_TI)
+        return projected_TP[:count], None if reduced_TR is None else reduced_TR[:count]
+
+    def needs_rows(self, needed: Sequence[bool]) -> bool:
+        """Whether a gradient is made from the rows that were multiplied: that of a weight or of an A."""
+        first = len(self.parts) + len(self.bias_parts)
+        downs = 0 if self.adapters is None else len(self.adapters.parts)
+        return any(needed[: len(self.parts)]) or any(needed[first : first + downs])
+
+    def needs_bias(self, needed: Sequence[bool]) -> bool:
+        return any(needed[len(self.parts) :][: len(self.bias_parts)])
+
+    def reduce_gradient(self, d_projected_TP: Tensor) -> Tensor | None:
+        return None if self.adapters is None else self.adapters.reduce_gradient(d_projected_TP)
+
+    def differentiate_rows(self, d_projected_TP: Tensor, d_reduced_TR: Tensor | None) -> Tensor:
+        d_rows_TI = d_projected_TP @ self.read_weight()
+        if d_reduced_TR is not None and self.adapters is not None:
+            d_rows_TI.addmm_(d_reduced_TR, self.adapters.down_RI)
+        return d_rows_TI
+
+    def differentiate_parameters(
+        self,
+        d_projected_TP: Tensor,
+        d_bias_P: Tensor | None,
+        d_reduced_TR: Tensor | None,
+        rows_TI: Tensor | None,
+        reduced_TR: Tensor | None,
+        needed: Sequence[bool],
+    ) -> list[Tensor | None]:
+        """The gradient of each of `parameters` that needs one. `rows_TI`: what was multiplied, where that is needed."""
+        weights, first = len(self.parts), len(self.parts) + len(self.bias_parts)
+        d_weights = split_product(d_projected_TP, rows_TI, self.outputs, needed[:weights])
+        biases = self.outputs if self.parts else [len(bias) for bias in self.bias_parts]
+        d_biases = split_needed(d_bias_P, biases, needed[weights:first])
+        if self.adapters is None or d_reduced_TR is None or reduced_TR is None:
+            return [*d_weights, *d_biases]
+        return [
+            *d_weights,
+            *d_biases,
+            *self.adapters.differentiate(d_projected_TP, d_reduced_TR, rows_TI, reduced_TR, needed[first:]),
+        ]
+
+
+def split_product(
+    d_projected_TP: Tensor, rows_TI: Tensor | None, outputs: list[int], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradient of each part of a weight; one product for all of them where all are needed."""
+    if rows_TI is None or not any(needed):
+        return [None] * len(needed)
+    if all(needed):
+        return split_needed(d_projected_TP.t() @ rows_TI, outputs, needed)
+    d_parts = d_projected_TP.split(outputs, dim=1)
+    return [part_TP.t() @ rows_TI if need else None for part_TP, need in zip(d_parts, needed, strict=True)]
+
+
+def split_needed(whole: Tensor | None, sizes: list[int], needed: Sequence[bool]) -> list[Tensor | None]:
+    if whole is None or not needed:
+        return [None] * len(needed)
+    return [part if need else None for part, need in zip(whole.split(sizes), needed, strict=True)]
+
+
+def cut_places(sizes: Sequence[int]) -> list[slice]:
+    return [slice(low, high) for low, high in pairwise(accumulate(sizes, initial=0))]
+
+
+# -- reading layers ----------------------------------------------------------------------------------------------------
+
+
+def is_adapted(layer: Any) -> bool:
+    """Whether PEFT has put adapters beside a linear layer, in the plain way."""
+    if not type(layer).__module__.startswith("peft."):
+        return False
+    from peft.tuners.lora import Linear
+
+    return type(layer) is Linear or (type(layer).__name__ == "Linear4bit" and is_four_bit(layer.get_base_layer().weight))
+
+
+def get_base(layer: Any) -> Any:
+    return layer.get_base_layer() if is_adapted(layer) else layer
+
+
+def read_base(name: str, layer: Any) -> Any:
+    """The linear layer below its adapters."""
+    base = get_base(layer)
+    if type(base) is not nn.Linear and not is_four_bit(getattr(base, "weight", None)):
+        kind = f"{type(base).__module__.partition('.')[0]}.{type(base).__name__}"
+        raise EngineError(f"{name} is a {kind}, not a plain linear layer")
+    return base
+
+
+def read_adapter(name: str, layer: Any) -> LowRank | None:
+    """The adapter that is switched on, if any; EngineError where it does anything but B A."""
+    if not is_adapted(layer) or layer.disable_adapters:
+        return None
+    if layer.merged:
+        raise EngineError(f"the adapter of {name} is merged into its weight; unmerge it")
+    active = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
+    if len(active) > 1:
+        raise EngineError(f"{name} has several adapters switched on ({', '.join(active)})")
+    if not active:
+        return None
+    (adapter,) = active
+    down, up = layer.lora_A[adapter], layer.lora_B[adapter]
+    if adapter in layer.lora_variant or layer.fan_in_fan_out or up.bias is not None:
+        raise EngineError(f"the adapter of {name} is a variant of LoRA or has a bias")
+    if getattr(layer.lora_dropout[adapter], "p", 0.0):
+        raise EngineError(f"the adapter of {name} has dropout")
+    base = layer.get_base_layer()
+    dtype = base.compute_dtype if is_four_bit(base.weight) else base.weight.dtype
+    if {down.weight.dtype, up.weight.dtype} != {dtype}:
+        raise EngineError(f"the adapter of {name} is in {up.weight.dtype}, what it is added to in {dtype}")
+    return LowRank(down.weight, up.weight, float(layer.scaling[adapter]))
+
+
+@contextmanager
+def fill_zero_adapters(adapters: Sequence[Adapters]) -> Iterator[None]:
+    """Adapters that are zero are made up meanwhile, and zero again afterwards: a comparison would not see them at all."""
+    zero = [part.up for one in adapters for part in one.parts if not part.up.any()]
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for up in zero:
+                up.copy_(MADE_UP_SPREAD * torch.randn(up.shape, generator=generator))
+        yield
+    finally:
+        with torch.no_grad():
+            for up in zero:
+                up.zero_()
+
+
+# -- one tensor --------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def lay_together(parameters: Sequence[Any]) -> Tensor:
+    """One tensor with the rows of all; the parameters become views of it. Parameters that lie so already stay where they are."""
+    first, rows = parameters[0], sum(parameter.shape[0] for parameter in parameters)
+    if lie_adjacent(parameters):
+        shape, data = (rows, *first.shape[1:]), first.detach()
+        return data.as_strided(shape, data.stride(), data.storage_offset())
+    together = torch.cat([parameter.detach() for parameter in parameters])
+    at = 0
+    for parameter in parameters:
+        parameter.data = together[at : at + parameter.shape[0]]
+        at += parameter.shape[0]
+    return together
+
+
+def lie_adjacent(parameters: Sequence[Tensor]) -> bool:
+    """Whether the parameters lie in one storage, one after the other."""
+    storage, end = parameters[0].untyped_storage().data_ptr(), parameters[0].storage_offset()
+    for parameter in parameters:
+        place = (parameter.untyped_storage().data_ptr(), parameter.storage_offset())
+        if place != (storage, end) or not parameter.is_contiguous():
+            return False
+        end += parameter.numel()
+    return True
