@@ -8,20 +8,30 @@ from typing import Any
 import pytest
 import torch
 
+import interpreter  # noqa: F401 -- before the kernels of the GPU's decoder
+
 pytest.importorskip("bitsandbytes", reason="a base in 4 bits needs bitsandbytes")
 pytest.importorskip("peft", reason="adapters need peft")
 
 from cohort.engine import build_engine, sample_groups
 from cohort.engine.mismatch import find_mismatch_limit
 from cohort.engine.protocol import EngineSetup
-from cohort.errors import ModelError
+from cohort.engine.support import prove_decoder, prove_local
+from cohort.errors import EngineError, ModelError
 from cohort.model import four_bit, lora
+from cohort.model.backbone import ModuleBackbone
 from cohort.model.loading import load_adapted, load_model
 from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
+from cohort.ops.fused import functions
+from cohort.ops.fused.cpu import CpuDecoder
+from cohort.ops.fused.decoding import FusedDecoder
+from cohort.ops.fused.family import fuse
+from cohort.ops.layout import lay_out
 from cohort.recipe.schema import LoraConfig, ModelConfig, OptimizerConfig
 from cohort.types import NoiseKey, Outcome, Prompt, Rollout, Sampling
+from conftest import relative_difference
 from model_zoo import write_model
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -136,6 +146,49 @@ def test_a_product_is_the_plain_one_for_any_number_of_rows_with_gradients_or_wit
         ours, theirs = (torch.autograd.grad(out.square().sum(), inputs)[0] for out in (product, plain))
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert torch.equal(four_bit.restore_weight(layer), weight), "no call has changed it"
+
+
+def move_adapters(policy: Policy) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for value in lora.adapter_parameters(policy.model).values():
+        value.data.add_(0.05 * torch.randn(value.shape, generator=generator))
+
+
+def test_own_code_trains_over_it_as_the_modules_do_and_keeps_no_weight(tmp_path: Path) -> None:
+    policy = policy_of(write_model(tmp_path / "base", **WIDE), "cpu")
+    move_adapters(policy)
+    if policy.prepare("auto") != "training with own compiled code":
+        pytest.skip("nothing is compiled")
+    layout = lay_out([((3, 4, 5), tuple(range(6, 6 + length))) for length in (2, 9, 20)], keys=(0, 0, 0))
+    own = lora.adapter_parameters(policy.model)
+    wide = {layer.weight.quant_state.shape for layer in four_bit.find_four_bit_layers(policy.model).values()}
+    results, kept = [], []
+    for backbone in (ModuleBackbone(policy.split.backbone, policy.attention_configs), policy.backbone):
+        policy.model.zero_grad(set_to_none=True)
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: kept.append(tensor.shape) or tensor, lambda tensor: tensor
+        ):
+            states = backbone(layout)
+        (states * torch.randn(states.shape, generator=torch.Generator().manual_seed(2))).sum().backward()
+        results.append((states.detach(), {name: value.grad for name, value in own.items()}))
+    assert not wide & set(kept)
+    (expected_states, expected), (states, found) = results
+    assert relative_difference(states, expected_states) <= 1e-5
+    for name, gradient in expected.items():
+        assert relative_difference(found[name], gradient) <= 1e-5, name
+
+
+def test_the_gpus_step_under_the_interpreter_and_the_cpus_refusal(tmp_path: Path) -> None:
+    policy = policy_of(write_model(tmp_path / "base", **WIDE), "cpu")
+    move_adapters(policy)
+    local, fused = prove_local(policy.model), fuse(policy.model)
+    with functions.force_kernels(True):
+        prove_decoder(policy.model, local, lambda slots, length: FusedDecoder(fused, slots, length))
+    with pytest.raises(EngineError, match="which a base in 4 bits is there to avoid"):
+        CpuDecoder(fused, 2, 8)
+    _, sentence = build_engine("local", EngineSetup(policy.model, policy.codec.decode))
+    assert "the modules of transformers (the CPU decoder lays weights out in float32" in sentence
 
 
 def test_another_base_is_noticed_also_where_only_its_scales_differ(tmp_path: Path) -> None:

@@ -374,6 +374,8 @@ def test_the_copy_of_an_adapter_shares_the_base_and_notices_when_it_begins_to_ac
     policy = Policy(policy.model, policy.tokenizer, 1.0, lora.start_adapter(policy.model, LoraConfig(rank=2), 0))
     own, copy = make_engine(policy), policy.make_frozen_copy()
     snapshot = SnapshotEngine(copy, make_engine(copy))
+    assert own.fused is not None
+    assert own.fused.adapters, "own code serves adapters, and a copy lays out no second base"
     shared = {value.data_ptr() for value in policy.model.parameters()} & {value.data_ptr() for value in copy.model.parameters()}
     assert len(shared) == len(list(policy.model.parameters())) - len(policy.list_own_parameters())
     snapshot.sync(policy.read_weights(), 0)

@@ -1,0 +1,82 @@
+"""The local engine over adapters: own code against PEFT's modules, after updates and switches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("peft", reason="adapters need peft")
+
+from test_engines import TRAIN, make_model, make_prompts, sampling, text_of
+
+from cohort.engine import sample_groups
+from cohort.engine.local import LocalEngine
+from cohort.engine.protocol import EngineSetup
+from cohort.model import lora
+from cohort.recipe.schema import LoraConfig
+
+WANTED = sampling(group_size=4)
+
+
+def move(model: Any, spread: float = 0.1, seed: int = 0) -> None:
+    """An update in place, as an optimizer makes it."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in lora.adapter_parameters(model).values():
+            value.add_(spread * torch.randn(value.shape, generator=generator))
+
+
+def make_adapted(family: str = "Llama", **settings: Any) -> Any:
+    model = make_model(family)
+    lora.start_adapter(model, LoraConfig(**{"rank": 4, **settings}), 0)
+    move(model)
+    return model
+
+
+def compare_with_modules(model: Any, engine: Any) -> list[Any]:
+    """What the engine samples must be what the modules sample; gives it."""
+    prompts = make_prompts(6)
+    slow = LocalEngine(EngineSetup(model, text_of, kernels="modules"))
+    found, expected = (sample_groups(one, prompts, WANTED, TRAIN) for one in (engine, slow))
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.token_ids == other.token_ids
+            assert np.allclose(one.sampling_logprobs, other.sampling_logprobs, atol=1e-5)
+    return found
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+@pytest.mark.parametrize("settings", [{}, {"targets": ["q_proj"]}, {"rank": 48}, {"rank": 1, "alpha": 0.3}])
+def test_own_code_samples_what_pefts_modules_sample(family: str, settings: dict[str, Any]) -> None:
+    model = make_adapted(family, **settings)
+    engine = LocalEngine(EngineSetup(model, text_of, kernels="fused"))
+    assert engine.fused is not None
+    assert engine.fused.adapters
+    compare_with_modules(model, engine)
+
+
+def test_without_a_compiler_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COHORT_NATIVE", "0")
+    model = make_adapted("Qwen2")
+    engine = LocalEngine(EngineSetup(model, text_of, kernels="fused"))
+    assert "attention in PyTorch (COHORT_NATIVE=0)" in engine.describe()
+    compare_with_modules(model, engine)
+
+
+def test_updates_switches_and_scales_are_seen_by_the_next_call() -> None:
+    model = make_adapted()
+    engine = LocalEngine(EngineSetup(model, text_of, kernels="fused"))
+    seen = [compare_with_modules(model, engine)]
+    move(model, seed=1)
+    seen.append(compare_with_modules(model, engine))
+    lora.switch_adapters(model, False)
+    seen.append(compare_with_modules(model, engine))
+    lora.switch_adapters(model, True)
+    assert compare_with_modules(model, engine) == seen[1]
+    for layer in lora.list_lora_layers(model).values():
+        layer.scaling["default"] *= 1.5
+    seen.append(compare_with_modules(model, engine))
+    assert all(one != other for place, one in enumerate(seen) for other in seen[:place])
