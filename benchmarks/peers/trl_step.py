@@ -7,6 +7,7 @@ result goes. TRL is used as its documentation shows, on the same rows, with the 
   on a CPU; no reference (beta 0), one optimizer step per batch of rollouts, no checkpoints, no gradient checkpointing;
 - fixed lengths: `min_new_tokens` equals the maximum, so the end token is never sampled. Ragged lengths: a logits processor makes
   the end token certain as the last planned token of a row and impossible before; it touches one column of the logits;
+- with "lora" (rank, alpha, targets) adapters alone are trained, through `peft_config`; that needs peft;
 - rollouts by transformers' generate, or with "vllm": true by vLLM in the same process (fixed lengths only).
 
 A step is timed from its beginning to the beginning of the next one, rollouts, rewards, update and logging included.
@@ -129,6 +130,7 @@ def main(job_file: str) -> None:
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=[clock],
+        peft_config=make_adapters(job["lora"]) if job["lora"] else None,
     )
     if ragged and not job["vllm"]:
         end_at_plan(trainer, job, tokenizer.eos_token_id)
@@ -159,6 +161,14 @@ def make_model(job: dict, on_gpu: bool):
         model.save_pretrained(job["model"])
     model.config._name_or_path = job["model"]
     return model
+
+
+def make_adapters(lora: dict):
+    """PEFT's words for what the workload says; no targets are all linear layers but the output projection."""
+    from peft import LoraConfig
+
+    targets = lora["targets"] or "all-linear"
+    return LoraConfig(r=lora["rank"], lora_alpha=lora["alpha"], target_modules=targets, task_type="CAUSAL_LM")
 
 
 def end_at_plan(trainer: GRPOTrainer, job: dict, end_id: int) -> None:

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from cohort.cli import app
 from cohort.errors import RecipeError
+from cohort.model import lora
 from cohort.ops.flops import (
     ACCELERATORS,
     Dimensions,
@@ -32,6 +33,7 @@ from cohort.ops.flops import (
     find_accelerator,
     mfu,
 )
+from cohort.recipe.schema import LoraConfig
 from cohort.tools.bench import child, command, machine, output, peers
 from cohort.tools.bench.child import count_executed_tokens
 from cohort.tools.bench.command import Options, make_job, measure, write_inputs
@@ -40,6 +42,7 @@ from cohort.tools.bench.job import BenchJob
 from cohort.tools.bench.result import make_document
 from cohort.tools.bench.shapes import SHAPES, BenchShape, make_random_model, make_tokenizer, write_folder
 from cohort.tools.bench.workload import EOS, Workload, draw_lengths, spell_token, varied
+from conftest import tiny_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = ACCELERATORS["NVIDIA H200"]
@@ -191,15 +194,35 @@ def test_reward_has_signal_in_every_group_that_should() -> None:
     assert varied(texts[:3], [0, 0, 0]) == [0.5] * 3
 
 
-def test_the_peers_script_has_the_same_reward() -> None:
+def load_trl_script() -> Any:
     pytest.importorskip("trl")
     spec = importlib.util.spec_from_file_location("trl_step", ROOT / "benchmarks" / "peers" / "trl_step.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_the_peers_script_has_the_same_reward() -> None:
     texts, signal = ["t4 t5", "t6", ""], [1, 0, 1]
-    assert module.varied(texts, signal, prompts=[]) == varied(texts, signal)
+    assert load_trl_script().varied(texts, signal, prompts=[]) == varied(texts, signal)
+
+
+@pytest.mark.parametrize("targets", [[], ["q_proj", "down_proj"]])
+def test_the_peers_script_trains_the_same_adapters(targets: list[str]) -> None:
+    peft = pytest.importorskip("peft")
+    ours, theirs = tiny_policy().model, tiny_policy().model
+    lora.start_adapter(ours, LoraConfig(rank=3, targets=targets), 0)
+    given = load_trl_script().make_adapters({"rank": 3, "alpha": 6.0, "targets": targets})
+    theirs = peft.get_peft_model(theirs, given)
+    found, expected = (
+        {name.removeprefix(lora.PREFIX): (value.shape, value.requires_grad) for name, value in model.named_parameters()}
+        for model in (theirs, ours)
+    )
+    assert found == expected
+    scales = [{layer.scaling["default"] for layer in lora.list_lora_layers(model).values()} for model in (theirs, ours)]
+    assert scales == [{2.0}, {2.0}]
 
 
 # -- what is asked for -------------------------------------------------------------------------------------------------
@@ -269,12 +292,24 @@ def test_peers_are_named_or_refused() -> None:
 
 
 def test_a_peer_that_would_do_other_work_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TRL's script trains every weight: beside adapters its seconds would flatter us."""
+    """TRL trains adapters as the recipe says, but neither goes on from a folder nor rounds its base."""
     monkeypatch.setattr(peers, "is_installed", lambda package: True)
-    full, adapters = (make_job(["0.5b", *words], Options(), ON_H200, "/x") for words in ([], ["model.lora.rank=4"]))
+    full, adapters, rounded, older = (
+        make_job(["0.5b", *words], Options(), ON_H200, "/x")
+        for words in (
+            [],
+            ["model.lora.rank=4"],
+            ["model.lora.rank=4", "model.lora.base_dtype=nf4"],
+            ["model.lora.rank=4", "model.lora.adapter=/folder"],
+        )
+    )
     assert peers.explain_absence("trl", full, "") == ""
-    assert "adapters" in peers.explain_absence("trl", adapters, "")
-    assert "adapters" in peers.explain_absence("trl_vllm", adapters, "")
+    assert peers.explain_absence("trl", adapters, "") == ""
+    assert "model.lora.base_dtype" in peers.explain_absence("trl", rounded, "")
+    assert "model.lora.adapter" in peers.explain_absence("trl_vllm", older, "")
+    monkeypatch.setattr(peers, "is_installed", lambda package: package != "peft")
+    assert peers.explain_absence("trl", full, "") == ""
+    assert peers.explain_absence("trl", adapters, "") == "peft is not installed"
     step = {"cohort": {"seconds": [2.0], "tokens": 131_072, "frozen_base": True}}
     document = make_document({"step": adapters}, {"step": step}, {}, ON_H200, "2026-01-01")
     ours = document["stages"]["step"]["cohort"]["derived"]

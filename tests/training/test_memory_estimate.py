@@ -80,13 +80,15 @@ def test_the_loss_head_has_the_sizes_of_the_loss_head():
     assert count_head_bytes(QWEN_05B, replace(many, lora_rank=16)) == (4 + 2) * 2048 * vocabulary
 
 
-def test_modules_keep_more_and_adapters_run_on_modules():
+def test_modules_keep_more_and_adapters_run_on_own_code():
     own, modules = RunNumbers(), RunNumbers(own_kernels=False)
     kept = estimate_memory(QWEN_05B, own).training["activations"]
     assert estimate_memory(QWEN_05B, modules).training["activations"] == 2 * kept
     advised = memory_estimate.find_fitting_run(estimate_memory(QWEN_7B, replace(own, micro_batch_tokens=8192)), 70 * GIB)
     assert advised is not None
-    assert (advised.lora_rank, advised.own_kernels) == (16, False)
+    assert (advised.lora_rank, advised.own_kernels) == (16, True)
+    adapted = estimate_memory(QWEN_05B, replace(own, lora_rank=16)).training["activations"]
+    assert adapted - kept == 2 * 16384 * 24 * 7 * 16  # A x of seven linear layers in each of 24
 
 
 def test_training_and_sampling_take_turns():
@@ -115,7 +117,7 @@ def fits(model: ModelNumbers, run: RunNumbers, free: float) -> bool:
         ),
         (QWEN_7B, RunNumbers(micro_batch_tokens=8192), 120, "Set optimizer.state_bits = 8."),
         (QWEN_7B, RunNumbers(micro_batch_tokens=8192, state_bits=8), 80, "Set model.lora.rank = 16."),
-        (QWEN_7B, RunNumbers(micro_batch_tokens=4096, lora_rank=16, own_kernels=False), 14, 'model.lora.base_dtype = "nf4".'),
+        (QWEN_7B, RunNumbers(micro_batch_tokens=4096, lora_rank=16), 14, 'model.lora.base_dtype = "nf4".'),
         (QWEN_7B, RunNumbers(), 6, "no setting makes it fit"),
     ],
 )
@@ -288,10 +290,10 @@ def test_a_run_reads_its_numbers_from_model_and_recipe(tmp_path, monkeypatch, ra
         critic=True,
         micro_batch_tokens=24 * run.longest,  # a step of 6 x 4 rows is less than the budget
         activation_checkpointing=True,
-        own_kernels=compiled() and not rank,  # adapters run on PEFT's modules
+        own_kernels=compiled(),
         slots=8,
         longest=run.longest,
-        cache_element=4 if compiled() and not rank else 8,
+        cache_element=4 if compiled() else 8,
         exact=True,  # what parallel.sums = "auto" is on a CPU
     )
     assert 12 < run.longest <= 12 + 8

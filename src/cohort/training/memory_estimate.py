@@ -112,15 +112,15 @@ class MemoryEstimate:
         return max(going, sum(self.starting.values()))
 
 
-def count_activation_bytes(model: ModelNumbers, tokens: int, element: int, checkpointing: bool) -> float:
+def count_activation_bytes(model: ModelNumbers, tokens: int, element: int, checkpointing: bool, rank: int = 0) -> float:
     """What the forward of `tokens` keeps for the backward.
 
     Per token and layer: the residual stream before attention and before the MLP (both inputs of a norm), the rotated queries,
-    keys, values and the output of attention, gate and up. Norms and SwiGLU are computed again from these. Checkpointed, one
-    residual stream per layer stays, and one layer at a time is whole.
+    keys, values and the output of attention, gate and up. Norms and SwiGLU are computed again from these. Adapters of a rank keep
+    A x of each of seven linear layers. Checkpointed, one residual stream per layer stays, and one layer at a time is whole.
     """
     queries, keys = model.query_heads * model.head_dim, model.kv_heads * model.head_dim
-    whole = element * (2 * model.width + 2 * queries + 2 * keys + 2 * model.intermediate)
+    whole = element * (2 * model.width + 2 * queries + 2 * keys + 2 * model.intermediate + ADAPTED_LAYERS * rank)
     # One float32 number per norm and row, and one per head for the softmax, are read again too.
     whole += 4 * (2 + model.query_heads)
     if checkpointing:
@@ -211,7 +211,7 @@ def estimate_memory(model: ModelNumbers, run: RunNumbers) -> MemoryEstimate:
         held = {name: 0.0 if rests_elsewhere else size / run.ranks for name, size in held.items()}
     if run.teacher_parameters:
         held["teacher"] = float(run.element) * run.teacher_parameters
-    kept = count_activation_bytes(model, run.micro_batch_tokens, run.element, run.activation_checkpointing)
+    kept = count_activation_bytes(model, run.micro_batch_tokens, run.element, run.activation_checkpointing, run.lora_rank)
     # The reward model is fitted between two steps: its gradients and the policy's take turns.
     training = {
         "gradients": count_gradient_bytes(run) * max(trained * (2 if run.critic else 1), count if run.reward_model else 0),
@@ -257,6 +257,8 @@ FIELDS = {
 WORDS = {FIELDS["four_bit"]: '"nf4"', FIELDS["exact"]: '"fast"', FIELDS["shard"]: '"full"'}
 """How the value is spelled of those that are no numbers and no flags."""
 ADVISED_RANK = 16
+ADAPTED_LAYERS = 7
+"""Linear layers of a layer of the model, as many as can have an adapter."""
 TOKEN_MULTIPLE = 256
 RANKS_PER_HOST = 8
 MOST_RANKS = 64
@@ -308,7 +310,7 @@ def list_remedies(run: RunNumbers) -> Iterator[dict[str, Any]]:
     checkpointed: dict[str, Any] = {"activation_checkpointing": True}
     fast: dict[str, Any] = {"exact": False} if run.exact else {}
     eight_bits = fast if is_adapted else fast | {"state_bits": 8}
-    adapted = fast if is_adapted else fast | {"lora_rank": ADVISED_RANK, "own_kernels": False}  # PEFT's layers are modules
+    adapted = fast if is_adapted else fast | {"lora_rank": ADVISED_RANK}
     rounded: dict[str, Any] = {"four_bit": True}
     sharded = fast | {"shard": True, "own_kernels": False}
     numbers = [run.ranks] if run.ranks > 1 else [2**power for power in range(1, MOST_RANKS.bit_length())]

@@ -18,10 +18,9 @@ The operations are those of the modules, rounded in the same places; where a pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -31,8 +30,8 @@ from torch import Tensor
 
 from cohort.errors import EngineError
 from cohort.ops.attention import choose_accumulation_dtype, find_visible, make_bias
-from cohort.ops.fused.family import FusedLayer, FusedModel
-from cohort.ops.fused.projection import Adapters
+from cohort.ops.fused.cpu_weights import pack_layer
+from cohort.ops.fused.family import FusedModel
 from cohort.ops.rounding import FLOATS_AT_ONCE, STEADY_ROWS, count_missing_rows, find_row_step
 
 ALIGNMENT = 8
@@ -82,25 +81,6 @@ class DecodeMemory:
         """Give back what is too much to hold while others need memory."""
         if len(self.held) > KEPT_BYTES:
             self.held = torch.empty(0, dtype=torch.uint8)
-
-
-@dataclass(frozen=True)
-class PackedLayer:
-    """The weights of a layer as a step reads them."""
-
-    input_norm: Tensor
-    qkv: Tensor
-    """[H, (query heads + 2 kv heads) * D]; without `head_norm`, dimensions of queries and keys in pairs."""
-    qkv_bias: Tensor | None
-    head_norm: Tensor | None
-    """[query heads + kv heads, D], in the order of the model: the sum in a norm does care about it."""
-    out: Tensor
-    post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
-    window: int | None
-    adapters: Mapping[str, Adapters]
-    """By the name of the projection they are added to; where there are some."""
 
 
 class Lane:
@@ -167,7 +147,7 @@ class CpuDecoder:
         heads, kv_heads, dim, hidden = fused.query_heads, fused.kv_heads, fused.head_dim, fused.embedding.shape[1]
         with torch.no_grad():
             self.order_D = self.order_dimensions(dim)
-            self.layers = [self.pack_layer(layer) for layer in fused.layers]
+            self.layers = [pack_layer(fused, layer, self.order_D) for layer in fused.layers]
             self.embedding, self.norm = fused.embedding.detach(), fused.norm.detach()
             self.turns_TD = torch.complex(*fused.rotary(torch.arange(self.length)))
         weights = hidden * (2 * (heads + kv_heads) * dim + 3 * fused.intermediate)
@@ -218,51 +198,6 @@ class CpuDecoder:
             "reduced": max([len(one.down_RI) for one in fused.adapters], default=0),
         }
         return {name: ((self.rows, width), fused.dtype) for name, width in widths.items()}
-
-    def pack_layer(self, layer: FusedLayer) -> PackedLayer:
-        fused, dim = self.fused, self.fused.head_dim
-        turned = fused.query_heads + fused.kv_heads
-        head_norm = None
-        if layer.query_norm is not None and layer.key_norm is not None:
-            norms = (
-                layer.query_norm.detach().expand(fused.query_heads, dim),
-                layer.key_norm.detach().expand(fused.kv_heads, dim),
-            )
-            head_norm = torch.cat(norms)
-
-        def pair_dimensions(rows: Tensor, first: int = 0) -> Tensor:
-            """Of rows that begin with those of head `first`."""
-            if head_norm is not None:
-                return rows.detach()
-            heads, count = rows.detach().reshape(-1, dim, *rows.shape[1:]), max(0, turned - first)
-            return torch.cat([heads[:count, self.order_D], heads[count:]]).reshape(rows.shape)
-
-        def pair_adapters(adapters: Adapters) -> Adapters:
-            parts = [
-                replace(part, up=pair_dimensions(part.up, columns.start // dim))
-                for part, columns in zip(adapters.parts, adapters.columns, strict=True)
-            ]
-            return replace(adapters, parts=parts)
-
-        def transposed(weight: Tensor) -> Tensor:
-            return weight.detach().t().contiguous()
-
-        projections = {"qkv": layer.qkv, "out": layer.out, "gate_up": layer.gate_up, "down": layer.down}
-        adapters = {name: one.adapters for name, one in projections.items() if one.adapters is not None}
-        if "qkv" in adapters:
-            adapters["qkv"] = pair_adapters(adapters["qkv"])
-        return PackedLayer(
-            input_norm=layer.input_norm.detach(),
-            qkv=transposed(pair_dimensions(layer.qkv.read_weight())),
-            qkv_bias=None if layer.qkv.bias is None else pair_dimensions(layer.qkv.bias),
-            head_norm=head_norm,
-            out=transposed(layer.out.read_weight()),
-            post_norm=layer.post_norm.detach(),
-            gate_up=transposed(layer.gate_up.read_weight()),
-            down=transposed(layer.down.read_weight()),
-            window=layer.window,
-            adapters=adapters,
-        )
 
     def stack(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """Turned keys and values of a batch of prompts, [P, kv heads, T, D] per layer, as `load` wants them."""
@@ -352,23 +287,14 @@ class CpuDecoder:
         places = self.find_places(lane, positions_B)
         for number, layer in enumerate(self.layers):
             self.add_and_normalize(lane, layer.input_norm, number > 0)
-            self.multiply(layer, "qkv", lane.normed, lane.qkv)
+            layer.multiply("qkv", lane.normed, lane.qkv)
             self.attend(lane, number, places)
-            self.multiply(layer, "out", lane.mixed, lane.delta)
+            layer.multiply("out", lane.mixed, lane.delta)
             self.add_and_normalize(lane, layer.post_norm, True)
-            self.multiply(layer, "gate_up", lane.normed, lane.gate_up)
+            layer.multiply("gate_up", lane.normed, lane.gate_up)
             apply_silu(lane.gate, lane.activated)
-            self.multiply(layer, "down", lane.activated.mul_(lane.up), lane.delta)
+            layer.multiply("down", lane.activated.mul_(lane.up), lane.delta)
         self.add_and_normalize(lane, self.norm, True)
-
-    @staticmethod
-    def multiply(layer: PackedLayer, name: str, rows: Tensor, into: Tensor) -> None:
-        """The projection of this name, with its bias and its adapters."""
-        torch.mm(rows, getattr(layer, name), out=into)
-        if name == "qkv" and layer.qkv_bias is not None:
-            into.add_(layer.qkv_bias)
-        if name in layer.adapters:
-            layer.adapters[name].add_to(into, rows)
 
     def find_places(self, lane: Any, positions_B: Tensor) -> Any:
         """What attention needs of the positions of a step: angles, where keys and values go, and what each row sees by window."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -233,13 +234,19 @@ def cut_places(sizes: Sequence[int]) -> list[slice]:
 # -- reading layers ----------------------------------------------------------------------------------------------------
 
 
-def is_adapted(layer: Any) -> bool:
-    """Whether PEFT has put adapters beside a linear layer, in the plain way."""
-    if not type(layer).__module__.startswith("peft."):
+@cache
+def is_lora_kind(kind: type) -> bool:
+    """Whether layers of this class are PEFT's linear layers, over a plain weight or one in 4 bits."""
+    if not kind.__module__.startswith("peft."):
         return False
-    from peft.tuners.lora import Linear
+    from peft.tuners import lora
 
-    return type(layer) is Linear or (type(layer).__name__ == "Linear4bit" and is_four_bit(layer.get_base_layer().weight))
+    return kind in (lora.Linear, getattr(lora, "Linear4bit", None))
+
+
+def is_adapted(layer: Any) -> bool:
+    kind: Any = type(layer)
+    return is_lora_kind(kind)
 
 
 def get_base(layer: Any) -> Any:
@@ -273,10 +280,11 @@ def read_adapter(name: str, layer: Any) -> LowRank | None:
     if getattr(layer.lora_dropout[adapter], "p", 0.0):
         raise EngineError(f"the adapter of {name} has dropout")
     base = layer.get_base_layer()
-    dtype = base.compute_dtype if is_four_bit(base.weight) else base.weight.dtype
-    if {down.weight.dtype, up.weight.dtype} != {dtype}:
-        raise EngineError(f"the adapter of {name} is in {up.weight.dtype}, what it is added to in {dtype}")
-    return LowRank(down.weight, up.weight, float(layer.scaling[adapter]))
+    first, second = down.weight, up.weight
+    dtype = base.weight.dtype if type(base) is nn.Linear else base.compute_dtype
+    if first.dtype != dtype or second.dtype != dtype:
+        raise EngineError(f"the adapter of {name} is in {second.dtype}, what it is added to in {dtype}")
+    return LowRank(first, second, float(layer.scaling[adapter]))
 
 
 @contextmanager

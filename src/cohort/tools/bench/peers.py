@@ -62,8 +62,12 @@ def explain_absence(peer: str, job: BenchJob, vllm_python: str) -> str:
     for package in ("trl", "datasets"):
         if not is_installed(package):
             return f"{package} is not installed"
-    if job.trains_adapters:
-        return "the words of the recipe train adapters, and the script of TRL trains every weight: not the same work"
+    lora = job.make_recipe().model.lora
+    if lora.adapter or lora.base_dtype != "auto":
+        word = "model.lora.adapter" if lora.adapter else "model.lora.base_dtype"
+        return f"the script of TRL knows no {word}: not the same work"
+    if lora.rank and not is_installed("peft"):
+        return "peft is not installed"
     if job.workload.completions % min(job.micro_rows, job.workload.completions):
         return (
             f"TRL needs {job.workload.completions} completions to be a multiple of the {job.micro_rows} rows of a micro-batch"
@@ -99,7 +103,7 @@ def run_stage(job: BenchJob) -> dict[str, dict[str, Any]]:
 
 def run_peer(peer: str, job: BenchJob, vllm_python: str) -> dict[str, dict[str, Any]]:
     """A peer's script: measurement by name. BenchError where it fails: the caller writes down why."""
-    work = job.workload
+    work, lora = job.workload, job.make_recipe().model.lora
     document: dict[str, Any] = {
         "model": str(job.model),
         "rows_file": str(job.rows_file),
@@ -118,6 +122,7 @@ def run_peer(peer: str, job: BenchJob, vllm_python: str) -> dict[str, dict[str, 
         "steps": job.steps,
         "learning_rate": LEARNING_RATE,
         "vllm": peer == "trl_vllm",
+        "lora": {"rank": lora.rank, "alpha": lora.alpha or 2.0 * lora.rank, "targets": lora.targets} if lora.rank else None,
         "asked": time.time(),
     }
     path = Path(job.folder) / f"{peer}-job.json"
