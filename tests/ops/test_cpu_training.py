@@ -26,12 +26,14 @@ from cohort import session
 from cohort.errors import EngineError
 from cohort.model.backbone import ModuleBackbone
 from cohort.model.policy import Policy
-from cohort.ops.attention import attention_configs
+from cohort.ops import cached_attention
+from cohort.ops.attention import attention_configs, use_attention
 from cohort.ops.fused import building, cpu_training, native
 from cohort.ops.fused.cpu import intra_op_threads
 from cohort.ops.fused.cpu_training import NativeOperations
+from cohort.ops.fused.family import fuse
 from cohort.ops.fused.functions import Heads, NormInputs, Rotary, Twins
-from cohort.ops.fused.training import FusedBackbone
+from cohort.ops.fused.training import FusedBackbone, prefill
 from cohort.ops.layout import Layout, lay_out
 from cohort.ops.packed_attention import attend
 from conftest import relative_difference, tiny_policy
@@ -782,3 +784,21 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path, monkeypatch) -> None:
         *(path.relative_to(whole) for path in whole.glob("checkpoints/step-3/*.safetensors")),
     ):
         assert bits(run / file) == bits(whole / file)
+
+
+@pytest.mark.parametrize("intermediate", [64, 48])
+def test_a_prompt_has_the_same_bits_in_any_company(intermediate: int) -> None:
+    """And those of the modules' prefill; an odd number of rows of 48 would leave some over after full vectors."""
+    model = small("llama", intermediate_size=intermediate)
+    fused, operations = fuse(model), load()
+    prompts = [[5, 6, 7], [3], [9, 8, 7, 6, 5, 4, 3], [1, 2]]
+    with torch.no_grad(), use_attention(attention_configs(model), cached_attention.SLOT_ATTENTION):
+        cached, expected_PH = cached_attention.prefill(model.base_model, 2, prompts, torch.device("cpu"))
+    for chosen in ([0, 1, 2, 3], [2], [3, 1], [0, 1, 3]):
+        (keys, values), found_PH = prefill(fused, [prompts[place] for place in chosen], operations)
+        assert torch.equal(found_PH, expected_PH[chosen])
+        for number, (key, value) in enumerate(zip(*cached.all(), strict=True)):
+            for row, place in enumerate(chosen):
+                length = len(prompts[place])
+                assert torch.equal(keys[number, row, :, :length], key[place, :, :length])
+                assert torch.equal(values[number, row, :, :length], value[place, :, :length])

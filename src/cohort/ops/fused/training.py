@@ -22,6 +22,7 @@ from cohort.ops.fused.functions import Heads, Norm, Rotary, add_norm, norm_linea
 from cohort.ops.fused.projection import fill_zero_adapters
 from cohort.ops.layout import Layout
 from cohort.ops.packed_attention import attend
+from cohort.ops.rounding import count_missing_rows
 
 if TYPE_CHECKING:
     from cohort.model.backbone import Backbone
@@ -131,8 +132,11 @@ def prefill(fused: FusedModel, prompts: Sequence[Sequence[int]], using: Any = No
     Keys and values [2, layers, P, kv_heads, longest prompt, D], and the hidden states [P, H] of the last tokens.
     """
     device, width = fused.device, max(map(len, prompts))
+    # On a CPU a token's bits must not hang on how many there are: one prompt more makes up the number.
+    missing = count_missing_rows(sum(map(len, prompts)), device, fused.intermediate)
+    layout = Layout.from_rows([*prompts, *([[0] * missing] if missing else [])]).to(device)
     kept: list[tuple[Tensor, Tensor]] = []
-    hidden_TH = hidden_states(fused, Layout.from_rows(prompts).to(device), using=using, kept=kept)
+    hidden_TH = hidden_states(fused, layout, using=using, kept=kept)
     length_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
     end_P = length_P.cumsum(0)
     at_W = torch.arange(width, device=device)
