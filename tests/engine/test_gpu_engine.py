@@ -15,6 +15,8 @@ from cohort.engine import make_requests, regroup, sample_groups
 from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
+from cohort.model import lora
+from cohort.recipe.schema import LoraConfig
 from cohort.types import NoiseKey, Prompt, Sampling
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -129,6 +131,28 @@ def test_graphs_see_an_update_of_the_weights():
         )
         >= 0.97
     )
+
+
+@pytest.mark.parametrize("settings", [{"rank": 4}, {"rank": 16, "targets": ["q_proj", "down_proj"]}])
+def test_adapters_are_sampled_by_own_kernels_and_graphs_see_their_updates(settings):
+    model, prompts, wanted = make_model("Qwen2"), make_prompts(8), sampling(stop_ids=())
+    lora.start_adapter(model, LoraConfig(**settings), 0)
+    engine = LocalEngine(EngineSetup(model, text_of, 0, kernels="fused"))
+    seen = []
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in lora.adapter_parameters(model).values():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        seen.append(sample_groups(engine, prompts, wanted, TRAIN))
+        modules = LocalEngine(EngineSetup(model, text_of, 0, kernels="modules"))
+        assert share_equal(seen[-1], sample_groups(modules, prompts, wanted, TRAIN)) >= 0.97
+    assert engine.last["graphs"] > 0
+    assert seen[0] != seen[1] != seen[2]
+    lora.switch_adapters(model, False)
+    plain = sample_groups(engine, prompts, wanted, TRAIN)
+    assert plain != seen[2]
+    lora.switch_adapters(model, True)
+    assert share_equal(sample_groups(engine, prompts, wanted, TRAIN), seen[2]) == 1.0
 
 
 def test_bfloat16_logprobs_are_those_of_the_plain_forward():

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from test_fused_lora import KINDS, adapt
 from test_fused_training import plain_attention, ragged_layout, tiny_model  # noqa: F401 -- the fixture too
 from torch import Tensor
 
+from cohort.model import lora
 from cohort.ops.fused import functions
 from cohort.ops.fused.family import Projection, fuse
 from cohort.ops.fused.functions import Heads, Norm, NormInputs, Rotary, Twins
@@ -153,6 +155,22 @@ def test_backbone(family: str, checkpointing: bool) -> None:
     for (name, parameter), slow_parameter in zip(fast.base_model.named_parameters(), slow.base_model.parameters(), strict=True):
         difference = float((parameter.grad.cpu() - slow_parameter.grad).abs().max())
         assert difference <= 1e-4 * float(slow_parameter.grad.abs().max()), name
+
+
+@pytest.mark.parametrize("kind", ["every layer", "queries alone", "ranks of their own"])
+def test_backbone_with_adapters(kind: str) -> None:
+    slow, fast = (adapt(tiny_model("Qwen2", torch.float32), **KINDS[kind]) for _ in range(2))
+    slow, fast = slow.double(), fast.cuda()
+    layout, _ = ragged_layout()
+    expected_states, states = hidden_states(fuse(slow), layout), hidden_states(fuse(fast), layout.to("cuda"))
+    assert float((states.cpu() - expected_states).abs().max()) <= 1e-4 * float(expected_states.abs().max())
+    weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(6))
+    (expected_states * weights).sum().backward()
+    (states * weights.cuda()).sum().backward()
+    theirs = lora.adapter_parameters(slow)
+    for name, parameter in lora.adapter_parameters(fast).items():
+        difference = float((parameter.grad.cpu() - theirs[name].grad).abs().max())
+        assert difference <= 1e-4 * float(theirs[name].grad.abs().max()), name
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
