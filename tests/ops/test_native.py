@@ -20,11 +20,7 @@ from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
 from cohort.engine.slots import SlotState
 from cohort.errors import EngineError
-<<<<<<< HEAD
-from cohort.ops.fused import building, cpu_native, native
-=======
-from cohort.ops.fused import cpu_native, native, training
->>>>>>> 475202c (Multiply adapters beside fused projections)
+from cohort.ops.fused import building, cpu_native, native, training
 from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
 from cohort.ops.fused.cpu_native import NativeDecoder, NativeLane
 from cohort.ops.fused.family import FusedModel, fuse
