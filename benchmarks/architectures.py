@@ -26,8 +26,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from cohort.engine import EngineSetup, build_engine, sample_groups
 from cohort.errors import CohortError
+from cohort.model.examples import make_examples
 from cohort.model.loading import load_pretrained
-from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_tokenizer
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Rollout, Sampling

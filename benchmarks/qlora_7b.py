@@ -24,8 +24,9 @@ import torch
 from cohort.engine import build_engine, sample_groups
 from cohort.engine.protocol import EngineSetup
 from cohort.model import lora
+from cohort.model.examples import make_examples
 from cohort.model.optim import MasterWeights, Optimizer
-from cohort.model.packing import make_examples, pack
+from cohort.model.packing import pack
 from cohort.model.policy import Policy
 from cohort.recipe.schema import LoraConfig, OptimizerConfig
 from cohort.tools.bench.shapes import SHAPES, BenchShape, make_random_model, make_tokenizer, write_folder

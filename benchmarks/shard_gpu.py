@@ -32,8 +32,9 @@ from typing import Any
 import torch
 
 from cohort.base.world import ALONE
+from cohort.model.examples import Example
 from cohort.model.optim import Adding, MasterWeights, Optimizer
-from cohort.model.packing import Example, MicroBatch, pack
+from cohort.model.packing import MicroBatch, pack
 from cohort.model.policy import Policy
 from cohort.recipe.schema import OptimizerConfig
 from cohort.tools.bench.shapes import SHAPES, BenchShape, make_random_model, make_tokenizer, write_folder

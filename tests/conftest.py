@@ -18,7 +18,8 @@ if not torch.cuda.is_available():
 
 os.environ.pop("COLUMNS", None)  # workers of pytest-xdist set it, and the console obeys it
 
-from cohort.model.packing import Example, pack
+from cohort.model.examples import Example
+from cohort.model.packing import pack
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.recipe.algorithm import AlgorithmConfig

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cohort.model.packing import Example
+from cohort.model.examples import Example
 from cohort.model.policy import Policy
 from conftest import gradients, library_loss_and_gradients, ragged_examples, relative_difference, tiny_policy
 

@@ -16,7 +16,8 @@ import conftest
 from cohort.algorithms.fitting import find_contradiction
 from cohort.algorithms.named import NAMED
 from cohort.algorithms.presets import PRESETS
-from cohort.model.packing import Example, MicroBatch, pack
+from cohort.model.examples import Example
+from cohort.model.packing import MicroBatch, pack
 from cohort.model.policy import Policy
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import compute_gradient_coefficient, pushes_on_all_tokens, token_loss

@@ -20,7 +20,8 @@ from cohort.algorithms.named import OWN_KINDS
 from cohort.algorithms.regions import unbounded
 from cohort.algorithms.registry import READABLE, AdvantageTraits, BadChoice, Kind, RegionTraits, make_choice
 from cohort.errors import RecipeError, RunError
-from cohort.model.packing import make_examples, pack
+from cohort.model.examples import make_examples
+from cohort.model.packing import pack
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.monitors import build_monitors, drop_monitors
 from cohort.observe.report import write_report
@@ -412,7 +413,8 @@ def test_an_advantage_is_laid_on_the_tokens_of_its_completion():
     examples = credit(lambda lengths_N: [torch.arange(3.0) for _ in lengths_N], per_token=True)
     assert [example.advantages_T.tolist() for example in examples] == [[0.0, 1.0, 2.0]] * 4
     examples = credit(lambda lengths_N: [torch.ones(3, requires_grad=True) for _ in lengths_N], per_token=True)
-    assert all(example.has_gradient and not example.advantages_T.requires_grad for example in examples)
+    assert examples.has_gradient_N.all()
+    assert not examples.advantages_C.requires_grad
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from cohort.algorithms.named import NAMED
 from cohort.algorithms.regions import Tokens
 from cohort.algorithms.registry import Choice
 from cohort.errors import RecipeError
-from cohort.model.packing import make_examples
+from cohort.model.examples import make_examples
 from cohort.recipe.schema import AlgorithmConfig
 from cohort.training.credit import Credit
 from conftest import rollout

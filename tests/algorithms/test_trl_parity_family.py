@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cohort.algorithms.advantages import batch_whitened
-from cohort.model.packing import Example, make_examples
+from cohort.model.examples import Example, make_examples
 from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.schema import TeacherConfig

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cohort.model.chat import ChatCodec
 from cohort.model.critic import NoCritic
-from cohort.model.packing import Example
+from cohort.model.examples import Example
 from cohort.observe.diagnosis import signs as hacking
 from cohort.observe.diagnosis.watch import FindingWatch
 from cohort.observe.monitors import Monitors

@@ -12,7 +12,7 @@ from cohort.engine.cached import CachedEngine
 from cohort.engine.hf import HFEngine
 from cohort.engine.protocol import EngineSetup
 from cohort.errors import EngineError
-from cohort.model.packing import make_examples
+from cohort.model.examples import make_examples
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_tokenizer
 from cohort.types import Outcome, Rollout

@@ -25,8 +25,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cohort.base.world import World
 from cohort.model import lora, sharding
 from cohort.model.critic import Critic
+from cohort.model.examples import Example
 from cohort.model.optim import Adam32, Adding, MasterWeights, Optimizer
-from cohort.model.packing import Example, MicroBatch, pack
+from cohort.model.packing import MicroBatch, pack
 from cohort.model.policy import Policy
 from cohort.model.reference import Reference
 from cohort.model.scratch import build_tokenizer

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 
 from cohort.engine.support import prove_local
 from cohort.errors import EngineError, ModelError, RecipeError
+from cohort.model.examples import make_examples
 from cohort.model.experts import ASKED_FOR, describe_experts
 from cohort.model.loading import load_pretrained
-from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
 from cohort.model.rotary import count_positions, find_exact_length, hold_frequencies
 from cohort.model.scratch import build_tokenizer

@@ -10,7 +10,8 @@ import torch
 from cohort.algorithms.advantages import gae
 from cohort.errors import CheckpointError, InvariantError
 from cohort.model.critic import Critic, NoCritic, explained_variance, held_by_clip, value_loss
-from cohort.model.packing import Example, Minibatch, pack
+from cohort.model.examples import Example
+from cohort.model.packing import Minibatch, pack
 from cohort.model.policy import Policy
 from cohort.ops.attention import CAUSAL_ATTENTION
 from cohort.recipe.schema import CriticConfig, OptimizerConfig

@@ -20,9 +20,9 @@ from cohort.engine.support import prove_decoder, prove_local
 from cohort.errors import EngineError, ModelError
 from cohort.model import four_bit, lora
 from cohort.model.backbone import ModuleBackbone
+from cohort.model.examples import make_examples
 from cohort.model.loading import load_adapted, load_model
 from cohort.model.optim import MasterWeights, Optimizer
-from cohort.model.packing import make_examples
 from cohort.model.policy import Policy
 from cohort.ops.fused import functions
 from cohort.ops.fused.cpu import CpuDecoder

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from cohort.algorithms.named import NAMED
 from cohort.errors import InvariantError
 from cohort.model import packing
-from cohort.model.packing import Example, Layouts, MicroBatch, cut_by_tokens, make_examples, pack, plan_minibatches
+from cohort.model.examples import Example, make_examples
+from cohort.model.packing import Layouts, MicroBatch, cut_by_tokens, pack, plan_minibatches
 from cohort.training.state import TrainState
 from conftest import ragged_examples, rollout, tiny_policy
 from session_tools import train_tiny

@@ -13,7 +13,8 @@ import transformers
 from torch import Tensor
 
 from cohort.model.backbone import ModuleBackbone, read_states_before
-from cohort.model.packing import Example, pack
+from cohort.model.examples import Example
+from cohort.model.packing import pack
 from cohort.ops import packed_attention
 from cohort.ops.attention import attention_configs
 from cohort.ops.gather import Selection, take

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from cohort.errors import InvariantError, ModelError
 from cohort.model.backbone import ModuleBackbone, can_share_prompts, read_states_before
-from cohort.model.packing import Example, pack
+from cohort.model.examples import Example
+from cohort.model.packing import pack
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.ops.attention import attend_causally, attention_configs, use_attention

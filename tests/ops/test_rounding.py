@@ -8,7 +8,7 @@ import torch
 from cohort.engine import sample_groups
 from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
-from cohort.model.packing import make_examples
+from cohort.model.examples import make_examples
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.ops.rounding import STEADY_ROWS, run_steadily

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from cohort.model.critic import NoCritic
+from cohort.model.examples import Example, join_examples
 from cohort.model.optim import MasterWeights, Optimizer
-from cohort.model.packing import Example
 from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import OptimizerConfig
 from cohort.training import checkpoint
@@ -314,7 +314,7 @@ def test_a_batch_survives_encoding(tmp_path, with_logprobs):
             )
             for example in batch.examples
         ]
-        batch = replace(batch, examples=examples)
+        batch = replace(batch, examples=join_examples(examples))
     tensors, document = encode_batch(batch)
     folder = checkpoint.save(tmp_path, "step-1.1", Snapshot({"batch": tensors}, {"batch": document}))
     loaded = checkpoint.load(folder)
@@ -335,7 +335,7 @@ def test_a_batch_without_examples_survives_encoding(tmp_path):
     tensors, document = encode_batch(batch)
     loaded = checkpoint.load(checkpoint.save(tmp_path, "step-1.1", Snapshot({"batch": tensors}, {"batch": document})))
     restored = decode_batch(dict(loaded.tensors["batch"]), loaded.document["batch"], find_prompt)
-    assert (restored.rollouts, restored.examples) == (batch.rollouts, [])
+    assert (restored.rollouts, list(restored.examples)) == (batch.rollouts, [])
 
 
 def test_state_in_the_middle_of_a_step_comes_back(tmp_path):

@@ -14,7 +14,8 @@ from cohort.algorithms.named import NAMED
 from cohort.algorithms.registry import make_choice
 from cohort.errors import RewardError
 from cohort.model.critic import Critic, NoCritic
-from cohort.model.packing import Example, make_examples, pack
+from cohort.model.examples import Example, make_examples
+from cohort.model.packing import pack
 from cohort.model.policy import Policy
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import load_recipe
@@ -118,7 +119,7 @@ def test_a_step_in_which_every_group_is_dropped_is_an_empty_plan_not_an_error():
     rollouts = [rollout(0, 0, 1.0), rollout(0, 1, 1.0)]
     for overrides in (["zero_variance=drop"], ["algorithm.name=dpo", "algorithm.data=policy"]):
         batch = batch_of(rollouts, "group_size=2", "minibatches_per_step=3", *overrides)
-        assert batch.examples == []
+        assert list(batch.examples) == []
         assert batch.plan == [[]]
         assert batch.advantages_N == [0.0, 0.0]
 
@@ -302,7 +303,7 @@ def test_a_group_is_silent_only_if_every_part_with_weight_is():
     assert kept.advantages_N[3:15] == [0.0] * 12
     assert all(value != 0 for value in (kept.advantages_N[0], kept.advantages_N[1], *kept.advantages_N[15:17]))
     nobody = batch_of(grid([[None, None, None]]), *parts_recipe("group_size=3"))
-    assert nobody.examples == []
+    assert list(nobody.examples) == []
 
 
 def test_a_group_is_silent_only_if_all_is_equal_that_a_users_advantage_reads():

@@ -16,7 +16,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cohort.model.packing import Example, plan_minibatches
+from cohort.model.examples import Example
+from cohort.model.packing import plan_minibatches
 from cohort.observe.monitors import Monitors, read_rows
 from cohort.observe.records import find_losses, restore_index
 from cohort.observe.row_index import DUPLICATE, EVIDENCE, WRONG_REWARDED, read_index

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from cohort.base.world import ALONE, World
 from cohort.errors import InvariantError, ModelError
-from cohort.model.packing import Example, Layouts, MicroBatch, pack
+from cohort.model.examples import Example, join_examples
+from cohort.model.packing import Layouts, MicroBatch, pack
 from cohort.ops.attention import CAUSAL_ATTENTION, use_attention
 from cohort.ops.gather import take
 from cohort.ops.layout import Layout
@@ -37,7 +38,7 @@ def read_states_before(backbone: Backbone, micro: MicroBatch) -> Tensor:
 
 
 def score_tokens(
-    examples: list[Example],
+    examples: Sequence[Example],
     score: Callable[[MicroBatch], Tensor],
     dtype: torch.dtype,
     micro_batch_tokens: int,
@@ -51,7 +52,8 @@ def score_tokens(
 
     Each process of the world scores its share of the micro-batches.
     """
-    scored = [torch.zeros(len(example.completion_ids), dtype=dtype) for example in examples]
+    examples = join_examples(examples)
+    scored_C = torch.zeros(len(examples.loss_mask_C), dtype=dtype)
     batch = pack(
         examples,
         aggregation="token_mean",
@@ -68,11 +70,8 @@ def score_tokens(
         return [(micro.place, values_M.cpu()) for micro, values_M in values if not micro.idle]
 
     for place, values_M in world.compute(score_own):
-        micro = batch.micro_batches[place]
-        counts = [examples[index].trained_tokens for index in micro.examples]
-        for index, values_T in zip(micro.examples, values_M.split(counts), strict=True):
-            scored[index][examples[index].loss_mask_T] = values_T.to(dtype)
-    return scored
+        scored_C[torch.from_numpy(batch.micro_batches[place].trained_M)] = values_M.to(dtype)
+    return list(scored_C.split(examples.length_N.tolist()))
 
 
 class ModuleBackbone:

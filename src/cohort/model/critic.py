@@ -8,7 +8,7 @@ is the plain return: the critic begins as no baseline at all and can only earn i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from cohort.errors import CheckpointError, InvariantError
 from cohort.model.backbone import can_share_prompts, score_tokens
+from cohort.model.examples import Example
 from cohort.model.optim import Adding, Optimizer
-from cohort.model.packing import Example, Layouts, MicroBatch
+from cohort.model.packing import Layouts, MicroBatch
 from cohort.model.policy import Policy
 from cohort.model.scalar_head import ScalarModel, add_prefix, select_prefix
 from cohort.recipe.schema import CriticConfig, OptimizerConfig
@@ -83,7 +84,7 @@ class Critic(ScalarModel):
         """Place, loss, what the clip held, values and returns of each micro-batch since the last update."""
 
     @torch.no_grad()
-    def values(self, examples: list[Example], micro_batch_tokens: int, layouts: Layouts | None = None) -> list[Tensor]:
+    def values(self, examples: Sequence[Example], micro_batch_tokens: int, layouts: Layouts | None = None) -> list[Tensor]:
         """V before each completion token (0 where the loss mask is False), without gradients, on the CPU."""
         dtype = torch.promote_types(self.head.weight.dtype, torch.float32)
 
@@ -156,7 +157,7 @@ class Critic(ScalarModel):
 class NoCritic:
     """Every algorithm but PPO: nothing to value, nothing to train."""
 
-    def values(self, examples: list[Example], micro_batch_tokens: int, layouts: Layouts | None = None) -> list[Tensor]:
+    def values(self, examples: Sequence[Example], micro_batch_tokens: int, layouts: Layouts | None = None) -> list[Tensor]:
         raise InvariantError('values were asked for, but there is no critic: only advantage = "gae" has one.')
 
     def backward(self, micro: MicroBatch) -> None:

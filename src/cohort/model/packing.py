@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,53 +24,14 @@ from torch import Tensor
 from cohort.algorithms.named import find_named
 from cohort.base.world import World
 from cohort.errors import InvariantError
+from cohort.model.examples import VECTORS, Example, Examples, join_examples
 from cohort.ops.gather import Indices, Selection, list_ranges, move_record
 from cohort.ops.layout import Layout, lay_out
-from cohort.types import Rollout
 
 Weigh = Callable[[Sequence[int], Sequence[int], int], Sequence[float]]
 """(trained tokens of each completion, its group, max_completion_tokens) -> weight of one token of each completion."""
-VECTORS = ("advantages", "sampling_logprobs", "old_logprobs", "ref_logprobs", "old_values", "returns", "fresh")
-"""What a micro-batch takes from its examples, token by token."""
 SHARING_PAYS = 0.05
 """Share of the tokens that prompts standing once must save: attention over them is a second call, and its merge is not free."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """One completion as the trainer sees it. Vectors are over the completion's tokens, aligned to the token they describe."""
-
-    rollout: int
-    """Place of its rollout in the step."""
-    group: int
-    """Number of its group in the step; the two completions of a pair share one."""
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    loss_mask_T: Tensor
-    """True exactly on tokens the policy sampled and we train on."""
-    advantages_T: Tensor
-    sampling_logprobs_T: Tensor
-    old_logprobs_T: Tensor | None = None
-    """None: exactly on-policy, the ratio is 1 by construction."""
-    ref_logprobs_T: Tensor | None = None
-    old_values_T: Tensor | None = None
-    """PPO: what the critic expected before each token, and the return it should have expected."""
-    returns_T: Tensor | None = None
-    fresh_T: Tensor | None = None
-    """Which tokens the policy sampled as it was at the start of the step. None: all of them."""
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.prompt_ids) + len(self.completion_ids)
-
-    @cached_property
-    def trained_tokens(self) -> int:
-        return int(np.count_nonzero(self.loss_mask_T.numpy()))
-
-    @cached_property
-    def has_gradient(self) -> bool:
-        """Whether the policy term can push on any of its tokens."""
-        return bool(self.advantages_T.numpy()[self.loss_mask_T.numpy()].any())
 
 
 @dataclass(frozen=True)
@@ -92,7 +51,7 @@ class LaidOut:
     examples: tuple[int, ...]
     """Place of each row in the list that was packed."""
     trained_M: Indices
-    """Of all tokens of all completions, one after the other."""
+    """Of all tokens of all completions of that list, one after the other: the trained ones, in the order of the rows."""
 
 
 @dataclass(frozen=True)
@@ -154,40 +113,6 @@ class Minibatch:
         return sum(micro.layout.num_tokens for micro in self.micro_batches)
 
 
-def make_examples(
-    rollouts: Sequence[Rollout],
-    *,
-    left_out: AbstractSet[int] = frozenset(),
-    mask_truncated: bool = False,
-) -> list[Example]:
-    """Rollouts with a reward, as examples, not credited yet. Unscored ones and groups that are `left_out` are in no mean at all."""
-    kept = [(i, one) for i, one in enumerate(rollouts) if one.outcome.reward is not None and one.group not in left_out]
-    # Tensors of all tokens, of which every example has its piece: a thousand small ones take longer than the rest of this.
-    lengths = [len(rollout.completion.token_ids) for _, rollout in kept]
-    logprobs = chain.from_iterable(rollout.completion.sampling_logprobs for _, rollout in kept)
-    logprobs_T = torch.from_numpy(np.fromiter(logprobs, np.float32, sum(lengths)))
-    pieces = (torch.ones(sum(lengths), dtype=torch.bool), torch.zeros(sum(lengths), dtype=torch.float32), logprobs_T)
-    examples = []
-    for (index, rollout), mask_T, zeros_T, own_T in zip(kept, *(values_T.split(lengths) for values_T in pieces), strict=True):
-        completion = rollout.completion
-        if completion.sampled_mask is not None:
-            mask_T = torch.tensor(completion.mask, dtype=torch.bool)
-        if mask_truncated and completion.end == "length":
-            mask_T = torch.zeros_like(mask_T)
-        examples.append(
-            Example(
-                rollout=index,
-                group=rollout.group,
-                prompt_ids=rollout.prompt.token_ids,
-                completion_ids=completion.token_ids,
-                loss_mask_T=mask_T,
-                advantages_T=zeros_T,
-                sampling_logprobs_T=own_T,
-            )
-        )
-    return examples
-
-
 def weigh_by(aggregation: str) -> Weigh:
     """The built-in aggregation of that name."""
     choice = find_named("aggregation", aggregation)
@@ -218,22 +143,19 @@ def pack(
 
     layouts holds what was laid out already for examples of the same step.
     """
-    lengths_N = [example.trained_tokens for example in examples]
+    examples = join_examples(examples)
+    lengths_N = examples.trained_N.tolist()
     weigh = weigh_by(aggregation) if isinstance(aggregation, str) else aggregation
-    weights_N = weigh(lengths_N, [example.group for example in examples], max_completion_tokens)
-    forwarded = [
-        index
-        for index, example in enumerate(examples)
-        if lengths_N[index] and (example.has_gradient or not skip_zero_advantage)
-    ]
+    weights_N = weigh(lengths_N, examples.group_N, max_completion_tokens)
+    trained_N = examples.trained_N > 0
+    forwarded = np.flatnonzero(trained_N & examples.has_gradient_N if skip_zero_advantage else trained_N)
     layouts = layouts or Layouts()
-    laid_out = layouts.find(examples, forwarded, micro_batch_tokens, keep_groups, share_prompts)
-    micro_batches = [_make_micro_batch(examples, rows, weights_N, place) for place, rows in enumerate(laid_out)]
+    laid_out = layouts.find(examples, forwarded.tolist(), micro_batch_tokens, keep_groups, share_prompts)
     return Minibatch(
-        micro_batches,
-        completions=sum(length > 0 for length in lengths_N),
-        trained_tokens=sum(lengths_N),
-        forwarded_tokens=sum(examples[index].num_tokens for index in forwarded),
+        [_make_micro_batch(examples, rows, weights_N, place) for place, rows in enumerate(laid_out)],
+        completions=int(trained_N.sum()),
+        trained_tokens=int(examples.trained_N.sum()),
+        forwarded_tokens=int(examples.num_tokens_N[forwarded].sum()),
         weights_N=weights_N,
     )
 
@@ -263,15 +185,15 @@ class Unit:
 
 
 def cut_rows(
-    examples: Sequence[Example], rows: Sequence[int], budget: int, keep_groups: bool, share_prompts: bool
+    examples: Examples, rows: Sequence[int], budget: int, keep_groups: bool, share_prompts: bool
 ) -> tuple[bool, list[list[int]]]:
     """(whether prompts are shared, the rows of each micro-batch)."""
-    num_tokens = {row: examples[row].num_tokens for row in rows}
+    num_tokens = examples.num_tokens_N.tolist()
     if share_prompts:
         units = make_sharing_units(examples, rows, budget, keep_groups)
-        if sum(unit.tokens for unit in units) <= (1.0 - SHARING_PAYS) * sum(num_tokens.values()):
+        if sum(unit.tokens for unit in units) <= (1.0 - SHARING_PAYS) * sum(num_tokens[row] for row in rows):
             return True, fill_batches(units, budget)
-    return False, cut_by_tokens(rows, num_tokens, budget, (lambda row: examples[row].group) if keep_groups else None)
+    return False, cut_by_tokens(rows, num_tokens, budget, examples.group_N.__getitem__ if keep_groups else None)
 
 
 def cut_by_tokens(
@@ -294,24 +216,24 @@ def cut_by_tokens(
     return fill_batches(units, budget)
 
 
-def make_sharing_units(examples: Sequence[Example], rows: Sequence[int], budget: int, keep_groups: bool) -> list[Unit]:
+def make_sharing_units(examples: Examples, rows: Sequence[int], budget: int, keep_groups: bool) -> list[Unit]:
     """Rows of one prompt, cut where they exceed the budget; with `keep_groups` all rows of a group, prompt by prompt."""
+    length_N = examples.length_N.tolist()
     by_prompt: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for row in rows:
-        by_prompt.setdefault((examples[row].group, examples[row].prompt_ids), []).append(row)
+        by_prompt.setdefault((examples.group_N[row], examples.prompt_ids_N[row]), []).append(row)
     of_group: dict[int, list[Unit]] = {}
     for (group, prompt_ids), members in by_prompt.items():
         parts: list[list[int]] = []
         tokens = 0
         for row in members:
-            length = len(examples[row].completion_ids)
-            if not parts or (tokens + length > budget and not keep_groups):
+            if not parts or (tokens + length_N[row] > budget and not keep_groups):
                 parts.append([])
                 tokens = len(prompt_ids)
             parts[-1].append(row)
-            tokens += length
+            tokens += length_N[row]
         for part in parts:
-            lengths = [len(examples[row].completion_ids) for row in part]
+            lengths = [length_N[row] for row in part]
             unit = Unit(tuple(part), len(prompt_ids) + sum(lengths), len(prompt_ids) + max(lengths))
             of_group.setdefault(group if keep_groups else len(of_group), []).append(unit)
     return [join_units(units) for _, units in sorted(of_group.items())]
@@ -345,54 +267,46 @@ class Layouts:
         self.made: dict[Hashable, list[LaidOut]] = {}
 
     def find(
-        self, examples: Sequence[Example], forwarded: Sequence[int], budget: int, keep_groups: bool, share_prompts: bool
+        self, examples: Examples, forwarded: Sequence[int], budget: int, keep_groups: bool, share_prompts: bool
     ) -> list[LaidOut]:
         """`forwarded` rows of these examples, laid out. Within a step an example is known by its rollout."""
-        names = tuple(example.rollout for example in examples)
-        key = (names, tuple(forwarded), budget, keep_groups, share_prompts)
+        key = (tuple(examples.rollout_N), tuple(forwarded), budget, keep_groups, share_prompts)
         if key not in self.made:
             shared, batches = cut_rows(examples, forwarded, budget, keep_groups, share_prompts)
             self.made[key] = [_lay_out_rows(examples, rows, shared) for rows in batches]
         return self.made[key]
 
 
-def _lay_out_rows(examples: Sequence[Example], rows: Sequence[int], share_prompts: bool) -> LaidOut:
-    chosen = [examples[row] for row in rows]
-    if not all(example.prompt_ids for example in chosen):
+def _lay_out_rows(examples: Examples, rows: Sequence[int], share_prompts: bool) -> LaidOut:
+    prompts, groups = [examples.prompt_ids_N[row] for row in rows], [examples.group_N[row] for row in rows]
+    if not all(prompts):
         raise InvariantError("a prompt without tokens: nothing predicts the first token of its completion.")
     layout = lay_out(
-        [(example.prompt_ids, example.completion_ids) for example in chosen],
-        [(example.group, example.prompt_ids) for example in chosen] if share_prompts else None,
+        list(zip(prompts, [examples.completion_ids_N[row] for row in rows], strict=True)),
+        list(zip(groups, prompts, strict=True)) if share_prompts else None,
     )
-    length_B = np.array([len(example.completion_ids) for example in chosen])
-    mask_C = np.concatenate([example.loss_mask_T.numpy() for example in chosen])  # C: all tokens of all completions
-    row_C = np.repeat(np.arange(len(chosen)), length_B)
+    length_B = examples.length_N[rows]
+    token_C = list_ranges(examples.start_N[rows], length_B)  # C: all tokens of all completions, here those of the rows
+    row_C = np.repeat(np.arange(len(rows)), length_B)
     here_C = list_ranges(layout.rows.completion_start_B, length_B)
     before_C = here_C - 1  # the only shift in the project
     before_C[np.cumsum(length_B) - length_B] = layout.rows.before_completion_B
-    trained_M = np.flatnonzero(mask_C)
+    trained_M = np.flatnonzero(examples.loss_mask_C.numpy()[token_C])
     return LaidOut(
         layout=layout,
         before=Selection.from_index(before_C[trained_M], layout.num_tokens),
         token_ids_M=layout.token_ids_T[torch.from_numpy(here_C[trained_M])],
         row_M=torch.from_numpy(row_C[trained_M]),
-        group_B=torch.tensor([example.group for example in chosen]),
+        group_B=torch.tensor(groups),
         examples=tuple(rows),
-        trained_M=trained_M,
+        trained_M=token_C[trained_M],
     )
 
 
-def _make_micro_batch(examples: Sequence[Example], laid_out: LaidOut, weights_N: Sequence[float], place: int) -> MicroBatch:
-    chosen = [examples[row] for row in laid_out.examples]
-
-    def join_vectors(name: str) -> Tensor | None:
-        vectors = [getattr(example, name) for example in chosen]
-        present = [vector.numpy() for vector in vectors if vector is not None]
-        if present and len(present) < len(vectors):
-            raise InvariantError("a minibatch mixes examples with and without old log-probs, reference log-probs or values")
-        return torch.from_numpy(np.concatenate(present)[laid_out.trained_M]) if present else None
-
+def _make_micro_batch(examples: Examples, laid_out: LaidOut, weights_N: Sequence[float], place: int) -> MicroBatch:
     weights_B = np.array([weights_N[row] for row in laid_out.examples], dtype=np.float64)
-    weights_M = torch.from_numpy(weights_B[laid_out.row_M.numpy()])
-    vectors: dict[str, Any] = {f"{name}_M": join_vectors(f"{name}_T") for name in VECTORS}
-    return MicroBatch(**vars(laid_out), loss_weights_M=weights_M, place=place, **vectors)
+    vectors: dict[str, Any] = {"loss_weights_M": torch.from_numpy(weights_B[laid_out.row_M.numpy()])}
+    for name in VECTORS[1:]:  # of the loss mask nothing is left: these are the tokens where it is true
+        values_C = getattr(examples, f"{name}_C")
+        vectors[f"{name}_M"] = None if values_C is None else torch.from_numpy(values_C.numpy()[laid_out.trained_M])
+    return MicroBatch(**vars(laid_out), place=place, **vectors)

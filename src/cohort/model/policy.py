@@ -8,7 +8,7 @@ share the base.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,12 @@ from cohort.errors import EngineError, ModelError, describe_problem
 from cohort.model import head, lora
 from cohort.model.backbone import Backbone, ModuleBackbone, can_share_prompts, read_states_before, score_tokens
 from cohort.model.chat import ChatCodec
+from cohort.model.examples import Example
 from cohort.model.experts import describe_experts
 from cohort.model.four_bit import count_elements
 from cohort.model.loading import hide_progress_bars
 from cohort.model.own_attention import explain_not_own_attention, prove_padded
-from cohort.model.packing import Example, Layouts, MicroBatch
+from cohort.model.packing import Layouts, MicroBatch
 from cohort.model.rotary import hold_frequencies
 from cohort.ops.attention import attention_configs
 from cohort.ops.fused import has_kernels, make_fused_error
@@ -142,7 +143,7 @@ class Policy:
     @torch.no_grad()
     def score_examples(
         self,
-        examples: list[Example],
+        examples: Sequence[Example],
         micro_batch_tokens: int,
         skip_zero_advantage: bool = False,
         *,

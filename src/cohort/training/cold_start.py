@@ -16,7 +16,8 @@ import torch
 from cohort.base.interrupts import defer_interrupts
 from cohort.data.prompts import PromptStream
 from cohort.data.written import WrittenRow
-from cohort.model.packing import Example, pack
+from cohort.model.examples import Example
+from cohort.model.packing import pack
 from cohort.training.parts import Parts
 from cohort.training.stages import sample_rollouts, save_run, sync_engine
 from cohort.training.state import TrainState

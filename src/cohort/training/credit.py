@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from cohort.algorithms.kl import k1
 from cohort.algorithms.named import find_named
 from cohort.algorithms.registry import SAMPLED, Choice
 from cohort.errors import RecipeError
-from cohort.model.packing import Example
+from cohort.model.examples import Example, Examples, join_examples
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.step_rewards import locate_steps
 from cohort.types import Rollout
@@ -33,11 +34,12 @@ class Credit:
     weights: Mapping[str, float] = field(default_factory=dict)
     """Of the reward parts, by name."""
 
-    def advantages(self, examples: Sequence[Example]) -> list[Example]:
+    def advantages(self, examples: Sequence[Example]) -> Examples:
         """The examples, credited. The function reads what it names and nothing else is computed."""
+        examples = join_examples(examples)
         choice = find_named("advantage", self.algorithm.advantage, self.algorithm.own)
         # Rewards of tokens arrive on trained tokens; what is masked altogether has none.
-        rows = [example for example in examples if example.trained_tokens or "token_rewards_N" not in choice.reads]
+        rows = examples.select(np.flatnonzero(examples.trained_N).tolist()) if "token_rewards_N" in choice.reads else examples
         found = choice.call(self.algorithm.tell(choice), **{name: self._read(name, rows) for name in choice.reads})
         if isinstance(found, Tensor) == choice.traits.per_token:
             raise RecipeError(
@@ -55,7 +57,7 @@ class Credit:
 
     # -- what an advantage may name (registry.READABLE) ------------------------------------------------------------------
 
-    def _read(self, name: str, examples: Sequence[Example]) -> Any:
+    def _read(self, name: str, examples: Examples) -> Any:
         """What the chosen function is given under this name; nothing else is computed."""
         readers: dict[str, Callable[[], Any]] = {
             "rewards_PG": lambda: self._read_rewards(examples),
@@ -66,9 +68,9 @@ class Credit:
             "weights": lambda: {name: self.weights.get(name, 1.0) for name in read_parts(self.rollouts)},
             "token_rewards_N": lambda: [self._token_rewards(example) for example in examples],
             "values_N": lambda: [self._read_values(example) for example in examples],
-            "steps_N": lambda: [self._read_steps(self.rollouts[example.rollout]) for example in examples],
-            "lengths_N": lambda: [len(example.completion_ids) for example in examples],
-            "groups_N": lambda: [example.group for example in examples],
+            "steps_N": lambda: [self._read_steps(self.rollouts[rollout]) for rollout in examples.rollout_N],
+            "lengths_N": lambda: examples.length_N.tolist(),
+            "groups_N": lambda: list(examples.group_N),
         }
         return readers[name]()
 
@@ -183,41 +185,35 @@ def check_rows(found: Any, rows: Sequence[Example], choice: Choice) -> None:
                 raise RecipeError(f"{name} gave values that are not finite.")
 
 
-def lay_on_completions(advantages_PG: Tensor, examples: Sequence[Example]) -> list[Example]:
+def lay_on_completions(advantages_PG: Tensor, examples: Examples) -> Examples:
     """One advantage per completion, the same on each of its tokens."""
-    lengths = [len(example.advantages_T) for example in examples]
-    dtype = examples[0].advantages_T.dtype if examples else None
-    advantages_N = advantages_PG.flatten()[[example.rollout for example in examples]].to(dtype)
-    pieces = advantages_N.repeat_interleave(torch.tensor(lengths, dtype=torch.int64)).split(lengths)
-    return [replace(example, advantages_T=own_T) for example, own_T in zip(examples, pieces, strict=True)]
+    advantages_N = advantages_PG.flatten()[list(examples.rollout_N)].to(examples.advantages_C.dtype)
+    return replace(examples, advantages_C=advantages_N.repeat_interleave(torch.from_numpy(examples.length_N)))
 
 
-def lay_on_tokens(credit: TokenCredit, rows: Sequence[Example], examples: Sequence[Example], choice: Choice) -> list[Example]:
-    """A vector for each of `rows`, over all of its tokens or over the trained ones; the rest stays at 0."""
+def lay_on_tokens(credit: TokenCredit, rows: Examples, examples: Examples, choice: Choice) -> Examples:
+    """A vector for each of `rows`, over all of its tokens or over the trained ones; the rest stays as it is."""
     if len(credit.advantages_N) != len(rows):
         raise RecipeError(
             f"algorithm.advantage: {choice.name!r} gave {len(credit.advantages_N)} rows for {len(rows)} completions."
         )
-    credited: dict[int, Example] = {}
-    for place, example in enumerate(rows):
-        changes: dict[str, Any] = {"advantages_T": _spread(credit.advantages_N[place], example)}
-        if credit.returns_N:
-            changes["returns_T"] = _spread(credit.returns_N[place], example)
-        credited[example.rollout] = replace(example, **changes)
-    found = [credited.get(example.rollout, example) for example in examples]
-    if choice.reads_values:  # a minibatch holds the same fields throughout, also for what is masked
-        found = [
-            example if example.returns_T is not None else replace(example, returns_T=torch.zeros_like(example.advantages_T))
-            for example in found
-        ]
-    return found
+    advantages_C = spread_over_rows(credit.advantages_N, examples.advantages_C, rows, examples)
+    returns_C = examples.returns_C
+    if credit.returns_N or choice.reads_values:  # a minibatch holds the same fields throughout, also for what is masked
+        returns_C = spread_over_rows(credit.returns_N, torch.zeros_like(advantages_C), rows, examples)
+    return replace(examples, advantages_C=advantages_C, returns_C=returns_C)
 
 
-def _spread(values: Tensor, example: Example) -> Tensor:
-    """Values of the trained tokens as a vector over all tokens of the completion, 0 elsewhere; of all tokens as they are."""
-    values = values.detach().to(example.advantages_T)
-    if len(values) == len(example.completion_ids):
-        return values
-    spread_T = torch.zeros_like(example.advantages_T)
-    spread_T[example.loss_mask_T] = values
-    return spread_T
+def spread_over_rows(values_N: Sequence[Tensor], before_C: Tensor, rows: Examples, examples: Examples) -> Tensor:
+    """`before_C` with the values of these rows in the places of their tokens: of all tokens, or of the trained ones, the rest then 0."""
+    place_of = {rollout: place for place, rollout in enumerate(examples.rollout_N)}
+    found_C = before_C.clone()
+    for values, rollout in zip(values_N, rows.rollout_N, strict=bool(values_N)):
+        place = place_of[rollout]
+        span = slice(int(examples.start_N[place]), int(examples.start_N[place] + examples.length_N[place]))
+        values = values.detach().to(found_C)
+        if len(values) != examples.length_N[place]:
+            trained_T = examples.loss_mask_C[span]
+            values = torch.zeros(len(trained_T), dtype=found_C.dtype).masked_scatter(trained_T, values)
+        found_C[span] = values
+    return found_C

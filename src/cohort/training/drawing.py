@@ -110,7 +110,9 @@ def finish_drawing(drawn: Drawn, policy_version: int, *, sampled: bool, keyed: b
         verdicts = [[rollout.outcome.success for rollout in group] for group in groups]
         kept = [groups[place] for place in choose_groups(verdicts, wanted)] or groups[:wanted]
     return Collected(
-        rollouts=[replace(rollout, group=number) for number, group in enumerate(kept) for rollout in group],
+        rollouts=[
+            one if one.group == number else replace(one, group=number) for number, group in enumerate(kept) for one in group
+        ],
         metrics=row,
         prompts_taken=len(groups),
         tokens_sampled=sum(rollout.completion.length for group in groups for rollout in group) if sampled else 0,

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, cast
+from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,8 @@ from cohort.algorithms.registry import SAMPLED, Choice
 from cohort.base.stopwatch import Stopwatch
 from cohort.errors import InvariantError, RewardError
 from cohort.model.critic import Critic, NoCritic
-from cohort.model.packing import Example, Layouts, make_examples, plan_minibatches
+from cohort.model.examples import Example, Examples, join_examples, make_examples
+from cohort.model.packing import Layouts, plan_minibatches
 from cohort.model.policy import Policy
 from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
@@ -45,7 +47,7 @@ class Models:
 class Selected:
     """Which completions of a step are trained on, and what is known of their groups."""
 
-    examples: list[Example]
+    examples: Examples
     counted_PG: Tensor
     """Completions that count in means and deviations."""
     scored_PG: Tensor
@@ -60,7 +62,7 @@ class Credited:
 
     collected: Collected
     chosen: Selected
-    examples: list[Example]
+    examples: Examples
     plan: list[list[int]]
     layouts: Layouts
     sampled: bool
@@ -84,8 +86,7 @@ def credit_tokens(
         examples = lesson.add_to(credit.advantages(examples))
     if pairs:
         examples = select_whole_pairs(examples)
-    groups_N = [example.group for example in examples]
-    plan = plan_minibatches(groups_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
+    plan = plan_minibatches(examples.group_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
     watch.lap("prepare")
     examples = mark_fresh(examples, rollouts, collected.policy_version)
     examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens, watch, layouts)
@@ -131,14 +132,15 @@ def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: M
     if algorithm.zero_variance == "drop" or pairs:  # a pair of equals prefers nothing
         left_out_P = left_out_P | silent_P
     left_out = set(left_out_P.nonzero().flatten().tolist())
-    judged_N = judged_PG.flatten().tolist()
+    judged_N = judged_PG.flatten()
     examples = make_examples(rollouts, left_out=left_out, mask_truncated=algorithm.mask_truncated)
     counted_PG = judged_PG & ~left_out_P[:, None]
     if pairs and algorithm.mask_truncated:  # the pair is chosen among those that can be trained on
         counted_PG &= torch.tensor([rollout.completion.end != "length" for rollout in rollouts]).view_as(scored_PG)
     if "steps_N" in advantage.reads and step == 1:
         check_steps_exist(rollouts, advantage.name)
-    return Selected([one for one in examples if judged_N[one.rollout]], counted_PG, scored_PG, silent_P, left_out_P)
+    judged = examples.select(judged_N[list(examples.rollout_N)].nonzero().flatten().tolist())
+    return Selected(judged, counted_PG, scored_PG, silent_P, left_out_P)
 
 
 def find_silent_groups(
@@ -179,39 +181,38 @@ def check_steps_exist(rollouts: Sequence[Rollout], advantage: str) -> None:
         )
 
 
-def select_whole_pairs(examples: Sequence[Example]) -> list[Example]:
+def select_whole_pairs(examples: Sequence[Example]) -> Examples:
     """Best and worst of each group, where both have tokens to train on: one cut and masked leaves nothing to prefer."""
-    members = [example for example in examples if example.has_gradient]
-    sizes = Counter(example.group for example in members)
-    return [example for example in members if sizes[example.group] == 2]
+    examples = join_examples(examples)
+    members = np.flatnonzero(examples.has_gradient_N).tolist()
+    sizes = Counter(examples.group_N[place] for place in members)
+    return examples.select([place for place in members if sizes[examples.group_N[place]] == 2])
 
 
 # -- log-probs ---------------------------------------------------------------------------------------------------------
 
 
-def mark_fresh(examples: Sequence[Example], rollouts: Sequence[Rollout], policy_version: int | None) -> list[Example]:
+def mark_fresh(examples: Examples, rollouts: Sequence[Rollout], policy_version: int | None) -> Examples:
     """Where some sampled token is not of `policy_version`, every example is told which of its tokens are."""
-    spans = [rollouts[example.rollout].versions for example in examples]
+    spans = [rollouts[rollout].versions for rollout in examples.rollout_N]
     if policy_version is None or all(version == policy_version for one in spans for version, _ in one):
-        return list(examples)
-    marked = []
-    for example, one in zip(examples, spans, strict=True):
-        fresh_T = torch.tensor([version == policy_version for version, count in one for _ in range(count)], dtype=torch.bool)
-        if len(fresh_T) != len(example.completion_ids):
-            raise InvariantError(f"versions of {len(fresh_T)} tokens on a completion of {len(example.completion_ids)}.")
-        marked.append(replace(example, fresh_T=fresh_T))
-    return marked
+        return examples
+    for one, length in zip(spans, examples.length_N, strict=True):
+        if (told := sum(count for _, count in one)) != length:
+            raise InvariantError(f"versions of {told} tokens on a completion of {length}.")
+    fresh = [version == policy_version for one in spans for version, count in one for _ in range(count)]
+    return replace(examples, fresh_C=torch.tensor(fresh, dtype=torch.bool))
 
 
 def add_logprobs(
-    examples: Sequence[Example],
+    examples: Examples,
     plan: list[list[int]],
     models: Models,
     algorithm: AlgorithmConfig,
     micro_batch_tokens: int,
     watch: Stopwatch,
     layouts: Layouts,
-) -> list[Example]:
+) -> Examples:
     """Log-probs under the policy before this step's first update and under the reference, and the critic's values.
 
     Exactly on-policy (one optimizer step per batch) the old log-probs are the current ones and no forward is spent, unless
@@ -220,38 +221,35 @@ def add_logprobs(
     the first pass is scored in the composition in which it is trained, without the examples that nothing pushes on: equal weights
     then give bitwise equal log-probs.
     """
-    examples = list(examples)
     skip = not pushes_on_all_tokens(algorithm)
     together = compares_pairs(algorithm)
 
-    def score(model: Policy) -> Callable[[list[Example]], list[Tensor]]:
+    def score(model: Policy) -> Callable[[Examples], list[Tensor]]:
         return lambda chosen: model.score_examples(chosen, micro_batch_tokens, skip, keep_groups=together, layouts=layouts)
 
-    stale = any(example.fresh_T is not None for example in examples)
-    if stale and not algorithm.weighs_mismatch:
+    if examples.fresh_C is not None and not algorithm.weighs_mismatch:
         if has_ratio(algorithm) or reads_logprobs(algorithm):
-            examples = [replace(example, old_logprobs_T=example.sampling_logprobs_T) for example in examples]
+            examples = replace(examples, old_logprobs_C=examples.sampling_logprobs_C)
     elif reads_logprobs(algorithm) or (has_ratio(algorithm) and len(plan) > 1):
-        _score_by_plan(examples, plan, "old_logprobs_T", score(models.policy))
+        examples = replace(examples, old_logprobs_C=_score_by_plan(examples, plan, score(models.policy)))
         watch.lap("old")
     if models.reference is not None:
-        _score_by_plan(examples, plan, "ref_logprobs_T", score(models.reference))
+        examples = replace(examples, ref_logprobs_C=_score_by_plan(examples, plan, score(models.reference)))
         watch.lap("reference")
     if needs_critic(algorithm):
-        _score_by_plan(examples, plan, "old_values_T", lambda chosen: models.critic.values(chosen, micro_batch_tokens, layouts))
+        values_C = _score_by_plan(examples, plan, lambda chosen: models.critic.values(chosen, micro_batch_tokens, layouts))
+        examples = replace(examples, old_values_C=values_C)
         watch.lap("critic")
     return examples
 
 
-def _score_by_plan(
-    examples: list[Example], plan: list[list[int]], field: str, score: Callable[[list[Example]], list[Tensor]]
-) -> None:
-    done: set[int] = set()
+def _score_by_plan(examples: Examples, plan: list[list[int]], score: Callable[[Examples], list[Tensor]]) -> Tensor:
+    """What `score` gives of all tokens of all examples, each asked about once."""
+    found: dict[int, Tensor] = {}
     for members in plan:
-        fresh = [index for index in members if index not in done]
-        done.update(fresh)
-        for index, values_T in zip(fresh, score([examples[index] for index in fresh]), strict=True):
-            examples[index] = replace(examples[index], **cast(Any, {field: values_T}))
+        fresh = [index for index in members if index not in found]
+        found |= zip(fresh, score(examples.select(fresh)), strict=True)
+    return torch.cat([torch.zeros(0), *(found[index] for index in range(len(examples)))])
 
 
 # -- what the logs are told ------------------------------------------------------------------------------------------
@@ -259,21 +257,18 @@ def _score_by_plan(
 
 def average_advantages(examples: Sequence[Example], count: int) -> list[float]:
     """One number per rollout for the logs: the mean over its trained tokens; 0 where it is not trained on."""
-    means_N = [0.0] * count
+    examples = join_examples(examples)
+    means_N = torch.zeros(count, dtype=torch.float64)
     if examples:
-        lengths = torch.tensor([len(example.advantages_T) for example in examples])
-        mask_T, advantages_T = join_advantages(examples)
-        sums = torch.segment_reduce(advantages_T.double(), "sum", lengths=lengths)
-        trained = torch.segment_reduce(mask_T.double(), "sum", lengths=lengths)
-        for example, mean in zip(examples, (sums / trained.clamp(min=1)).tolist(), strict=True):
-            means_N[example.rollout] = mean
-    return means_N
+        lengths, advantages_C = torch.from_numpy(examples.length_N), read_trained_advantages(examples)
+        sums = torch.segment_reduce(advantages_C.double(), "sum", lengths=lengths)
+        means_N[list(examples.rollout_N)] = sums / torch.from_numpy(examples.trained_N).clamp(min=1)
+    return cast(list[float], means_N.tolist())
 
 
-def join_advantages(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    """(loss mask, advantages, 0 where not trained) over the tokens of all examples, laid flat: two large tensors, not many small."""
-    mask_T = torch.cat([example.loss_mask_T for example in examples])
-    return mask_T, torch.cat([example.advantages_T for example in examples]).masked_fill(~mask_T, 0.0)
+def read_trained_advantages(examples: Examples) -> Tensor:
+    """Of all tokens, 0 where one is not trained."""
+    return examples.advantages_C.masked_fill(~examples.loss_mask_C, 0.0)
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
@@ -281,6 +276,7 @@ def join_advantages(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
 
 def measure_rollouts(rollouts: Sequence[Rollout], tokens_sampled: int) -> dict[str, float]:
     lengths = [rollout.completion.length for rollout in rollouts]
+    ends = [rollout.completion.end for rollout in rollouts]
     distinct: dict[int, set[tuple[int, ...]]] = {}
     for rollout in rollouts:
         distinct.setdefault(rollout.group, set()).add(rollout.completion.token_ids)
@@ -290,21 +286,18 @@ def measure_rollouts(rollouts: Sequence[Rollout], tokens_sampled: int) -> dict[s
         "rollout/tokens": tokens_sampled,
         "rollout/length_mean": fmean(lengths),
         "rollout/length_max": max(lengths),
-        "rollout/truncated": fmean(rollout.completion.end == "length" for rollout in rollouts),
+        "rollout/truncated": ends.count("length") / len(ends),
         "rollout/distinct": fmean(len(completions) / group_size for completions in distinct.values()),
-        "rollout/prompt_tokens_mean": fmean(len(rollout.prompt.token_ids) for rollout in rollouts),
+        "rollout/prompt_tokens_mean": fmean([len(rollout.prompt.token_ids) for rollout in rollouts]),
     }
 
 
 def measure_advantages(advantages_N: Sequence[float], scored_PG: Tensor, examples: Sequence[Example]) -> dict[str, float]:
     scored = torch.tensor(advantages_N, dtype=torch.float64).view_as(scored_PG)[scored_PG]
-    largest = 0.0
-    if examples:
-        advantages_T = join_advantages(examples)[1]
-        largest = float(advantages_T.abs().max()) if len(advantages_T) else 0.0
+    advantages_C = read_trained_advantages(join_examples(examples))
     return {
         "advantage/std": float(scored.std(correction=0)) if scored.numel() else 0.0,
-        "advantage/abs_max": largest,
+        "advantage/abs_max": float(advantages_C.abs().max()) if len(advantages_C) else 0.0,
     }
 
 

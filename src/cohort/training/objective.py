@@ -16,7 +16,8 @@ from cohort.algorithms.regions import Surrogate, Tokens, compute_mismatch_weight
 from cohort.algorithms.registry import Choice
 from cohort.base.importing import reason
 from cohort.errors import RecipeError
-from cohort.model.packing import Example, Layouts, MicroBatch, Minibatch, Weigh, pack
+from cohort.model.examples import Example
+from cohort.model.packing import Layouts, MicroBatch, Minibatch, Weigh, pack
 from cohort.model.policy import Policy, TokenScores
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.schema import Recipe

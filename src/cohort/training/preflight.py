@@ -17,8 +17,8 @@ from cohort.errors import CohortError, ModelError, RewardError
 from cohort.evaluation.estimators import FEW_PROBLEMS, predict_useful_share, why_no_interval
 from cohort.evaluation.evaluate import make_problem_key
 from cohort.model.critic import NoCritic
+from cohort.model.examples import make_examples
 from cohort.model.experts import ASKED_FOR
-from cohort.model.packing import make_examples
 from cohort.model.rotary import count_positions
 from cohort.model.teacher import look_at_teacher
 from cohort.recipe.foreign import explain_missing
@@ -390,7 +390,7 @@ def try_functions(parts: Parts) -> str:
     credited = credit_tokens(Collected(rollouts, {}, len(prompts), 0), models, recipe, 1, recipe.algorithm.kl_coef)
     advantages_N = make_batch(credited).advantages_N
     said = f"advantages from {min(advantages_N):.3g} to {max(advantages_N):.3g} on {len(rollouts)} completions"
-    members = [credited.examples[place] for place in credited.plan[0]] if credited.plan else []
+    members = credited.examples.select(credited.plan[0] if credited.plan else [])
     minibatch = pack_minibatch(members, recipe, policy, credited.layouts)
     if not minibatch.micro_batches:
         return f"{said}; no token is pushed on them, so the region was not called"

@@ -19,8 +19,9 @@ from cohort.base.interrupts import defer_interrupts
 from cohort.base.stopwatch import Stopwatch
 from cohort.base.trees import reach
 from cohort.model.critic import Critic, NoCritic
+from cohort.model.examples import VECTORS, Example, Examples, join_examples
 from cohort.model.optim import Optimizer
-from cohort.model.packing import Example, Layouts, Minibatch
+from cohort.model.packing import Layouts, Minibatch
 from cohort.training import checkpoint
 from cohort.training.encoding import decode_rollouts, encode_rollouts
 from cohort.training.trace import TokenTrace
@@ -34,7 +35,7 @@ class Batch:
 
     rollouts: list[Rollout]
     advantages_N: list[float]
-    examples: list[Example]
+    examples: Examples
     plan: list[list[int]]
     """Examples of each optimizer step of this step."""
     metrics: dict[str, float]
@@ -173,11 +174,11 @@ class TrainState(Record):
     def begin_batch(self, batch: Batch) -> None:
         self.batch, self.update_metrics, self.trace = batch, [], TokenTrace()
 
-    def remaining_minibatches(self) -> Iterator[list[Example]]:
+    def remaining_minibatches(self) -> Iterator[Examples]:
         """The examples of each optimizer step that this step still owes."""
         assert self.batch is not None
         for members in self.batch.plan[len(self.update_metrics) :]:
-            yield [self.batch.examples[index] for index in members]
+            yield self.batch.examples.select(members)
 
     @property
     def layouts(self) -> Layouts:
@@ -202,7 +203,7 @@ class TrainState(Record):
     def _note_tokens(self, meter: UpdateMeter, minibatch: Minibatch) -> None:
         assert self.batch is not None
         update = len(self.update_metrics)
-        members = [self.batch.examples[index] for index in self.batch.plan[update - 1]]
+        members = self.batch.examples.select(self.batch.plan[update - 1])
         self.trace.note_update(update, members, minibatch.weights_N, meter.measured.values())
 
     def finish_step(self) -> None:
@@ -293,13 +294,12 @@ def add_missing_fields(document: Mapping[str, Any]) -> dict[str, Any]:
 def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Token-sized data as tensors, the rest as JSON."""
     tensors, rows = encode_rollouts(batch.rollouts)
-    for name in EXAMPLE_VECTORS:
-        vectors = [getattr(example, name) for example in batch.examples]
-        if vectors and vectors[0] is not None:
-            tensors[name] = torch.cat(vectors)
+    for name in VECTORS if batch.examples else ():
+        if (values_C := getattr(batch.examples, f"{name}_C")) is not None:
+            tensors[f"{name}_T"] = values_C.clone()  # two names of one tensor are no file
     document = {
         "rollouts": rows,
-        "examples": [example.rollout for example in batch.examples],
+        "examples": batch.examples.rollout_N,
         "advantages": batch.advantages_N,
         "plan": batch.plan,
         "metrics": batch.metrics,
@@ -310,28 +310,17 @@ def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, document
 
 
-EXAMPLE_VECTORS = (
-    "loss_mask_T",
-    "advantages_T",
-    "sampling_logprobs_T",
-    "old_logprobs_T",
-    "ref_logprobs_T",
-    "old_values_T",
-    "returns_T",
-    "fresh_T",
-)
-
-
 def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prompt: Callable[[int], Prompt]) -> Batch:
     rollouts = decode_rollouts(tensors, document["rollouts"], find_prompt)
+    names = [f"{name}_T" for name in VECTORS if f"{name}_T" in tensors]
     examples, offset = [], 0
     for index in document["examples"]:
         prompt, completion = rollouts[index].prompt, rollouts[index].completion
         span = slice(offset, offset + len(completion.token_ids))
         offset += len(completion.token_ids)
-        vectors: dict[str, Any] = {name: tensors[name][span] if name in tensors else None for name in EXAMPLE_VECTORS}
+        vectors: dict[str, Any] = {name: tensors[name][span] for name in names}
         examples.append(Example(index, rollouts[index].group, prompt.token_ids, completion.token_ids, **vectors))
     plain = {name: document[name] for name in ("plan", "metrics", "prompts_taken")}
     verdicts = {prompt: (right, judged) for prompt, right, judged in document["verdicts"]}
     keyed = document.get("keyed", True)
-    return Batch(rollouts, document["advantages"], examples, verdicts=verdicts, keyed=keyed, **plain)
+    return Batch(rollouts, document["advantages"], join_examples(examples), verdicts=verdicts, keyed=keyed, **plain)

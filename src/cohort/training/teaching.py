@@ -17,7 +17,8 @@ from torch import Tensor
 
 from cohort.algorithms.kl import k1
 from cohort.base.stopwatch import Stopwatch
-from cohort.model.packing import Example, Layouts
+from cohort.model.examples import Example, Examples, join_examples
+from cohort.model.packing import Layouts
 from cohort.model.teacher import Teacher
 
 
@@ -29,14 +30,14 @@ class Lesson:
     """Rollout -> what is added to the advantages of its tokens, 0 where a token is not trained."""
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def add_to(self, examples: Sequence[Example]) -> list[Example]:
+    def add_to(self, examples: Sequence[Example]) -> Examples:
         """The examples with the teacher's credit on top of their own; as they are, where there is no teacher."""
+        examples = join_examples(examples)
         if not self.terms:
-            return list(examples)
-        return [
-            replace(one, advantages_T=(one.advantages_T.double() + self.terms[one.rollout]).to(one.advantages_T.dtype))
-            for one in examples
-        ]
+            return examples
+        terms_C = torch.cat([self.terms[rollout] for rollout in examples.rollout_N])
+        advantages_C = (examples.advantages_C.double() + terms_C).to(examples.advantages_C.dtype)
+        return replace(examples, advantages_C=advantages_C)
 
 
 def hear_teacher(
@@ -47,12 +48,14 @@ def hear_teacher(
     layouts: Layouts | None = None,
 ) -> Lesson:
     """Score the completions with the teacher, all of them: a group of equal rewards is taught too."""
-    trained = sum(example.trained_tokens > 0 for example in examples)
-    if teacher is None or not trained:
+    if teacher is None:
+        return Lesson()
+    trained = int((join_examples(examples).trained_N > 0).sum())
+    if not trained:
         return Lesson()
     watch = watch or Stopwatch()
     watch.lap("prepare")
-    scores = teacher.policy.score_examples(list(examples), micro_batch_tokens, layouts=layouts)
+    scores = teacher.policy.score_examples(examples, micro_batch_tokens, layouts=layouts)
     terms, gaps_N = {}, []
     for example, logprobs_T in zip(examples, scores, strict=True):
         gap_T = k1(example.sampling_logprobs_T.double(), logprobs_T.double()).masked_fill(~example.loss_mask_T, 0.0)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cohort.algorithms.named import find_named
 from cohort.algorithms.registry import SAMPLED
-from cohort.model.packing import Example
+from cohort.model.examples import Example, Examples, join_examples
 from cohort.model.pieces import PieceReader
 from cohort.observe.token_record import TokenRow
 from cohort.recipe.algorithm import AlgorithmConfig
@@ -64,12 +64,13 @@ class TokenTrace:
         self, update: int, members: Sequence[Example], weights_N: Sequence[float], measured: Iterable[Measured]
     ) -> None:
         """Keep what the micro-batches of an update showed, and let go of what no row is newest in any more."""
-        for example, weight in zip(members, weights_N, strict=True):
-            self.newest[example.rollout], self.weights[example.rollout] = update, weight
+        members = join_examples(members)
+        self.newest |= dict.fromkeys(members.rollout_N, update)
+        self.weights |= zip(members.rollout_N, weights_N, strict=True)
         for seen in measured:
             assert seen.tokens is not None
             assert seen.coefficient_M is not None
-            rows = [members[place] for place in seen.tokens.examples]
+            places, trained = seen.tokens.examples, members.trained_N.tolist()
             vectors = {
                 "policy_logprob": seen.tokens.logprobs_M,
                 "entropy": seen.tokens.entropy_M,
@@ -77,7 +78,7 @@ class TokenTrace:
                 "clipped": seen.tokens.above_M.to(torch.int8) - seen.tokens.below_M.to(torch.int8),
                 "coefficient": seen.coefficient_M,
             }
-            names, lengths = tuple(row.rollout for row in rows), tuple(row.trained_tokens for row in rows)
+            names, lengths = (tuple(of[place] for place in places) for of in (members.rollout_N, trained))
             self.traced.append(Traced(update, names, lengths, vectors))
         self.traced = [one for one in self.traced if any(self.newest[rollout] == one.update for rollout in one.rollouts)]
 
@@ -118,18 +119,18 @@ class TokenTrace:
 def make_token_rows(
     chosen: Mapping[int, int],
     rollouts: Sequence[Rollout],
-    examples: Sequence[Example],
+    examples: Examples,
     trace: TokenTrace,
     updates: int,
     algorithm: AlgorithmConfig,
     pieces: PieceReader,
 ) -> list[TokenRow]:
     """Rollouts as rows of a token file. chosen: how many of its tokens are written, by rollout."""
-    by_rollout = {example.rollout: example for example in examples}
+    place_of = {rollout: place for place, rollout in enumerate(examples.rollout_N)}
     texts = pieces.read_pieces([rollouts[row].completion.token_ids[:count] for row, count in chosen.items()])
     rows = []
     for (row, count), text in zip(chosen.items(), texts, strict=True):
-        rollout, example = rollouts[row], by_rollout.get(row)
+        rollout, example = rollouts[row], examples[place_of[row]] if row in place_of else None
         mask_T = np.zeros(count, bool) if example is None else example.loss_mask_T.numpy()[:count]
         numbers = {} if example is None else list_numbers(example, trace, algorithm)
         rows.append(

@@ -38,7 +38,7 @@ RESAMPLES = 1000
 def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     """The document of OUTPUT/divergence/RUN.json. One model is in memory at a time."""
     from cohort.engine import sample_groups
-    from cohort.model.packing import make_examples
+    from cohort.model.examples import make_examples
     from cohort.training import build
     from cohort.types import NoiseKey, Outcome, Rollout
 
@@ -67,7 +67,7 @@ def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     start.hold_lengths(longest)
     start_logprobs = start.score_examples(examples, recipe.train.micro_batch_tokens)
     sums_N = [float((a.double() - b.double()).sum()) for a, b in zip(final_logprobs, start_logprobs, strict=True)]
-    return make_document(sums_N, [example.trained_tokens for example in examples], name, recipe.seed)
+    return make_document(sums_N, examples.trained_N.tolist(), name, recipe.seed)
 
 
 def make_document(sums_N: Sequence[float], lengths_N: Sequence[int], name: str, seed: int) -> dict[str, Any]:

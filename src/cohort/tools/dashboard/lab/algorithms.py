@@ -21,7 +21,7 @@ from cohort.recipe.words import describe_algorithm
 from cohort.types import Completion, Outcome, Prompt, Rollout
 
 if TYPE_CHECKING:
-    from cohort.model.packing import Example
+    from cohort.model.examples import Example
 
 OWN = "this run"
 """The name under which the run's own algorithm is listed."""
@@ -280,7 +280,7 @@ def weigh_group(algorithm: AlgorithmConfig, record: GroupRecord, notes: list[str
             notes.append("No reward of this run gives steps, so every completion is one.")
     credit = Credit(rollouts, selected.counted_PG, algorithm, kl_coef, make_decoder(record), settings.weights)
     credited = {example.rollout: example for example in credit.advantages(asked)}
-    batch = [credited.get(example.rollout, example) for example in examples]
+    batch: Sequence[Example] = [credited.get(example.rollout, example) for example in examples]
     if compares_pairs(algorithm):
         batch = select_whole_pairs(batch)
     own = [example for example in batch if example.rollout in members]
