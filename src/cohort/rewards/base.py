@@ -249,10 +249,7 @@ class RewardRunner:
             shares = world.compute(lambda: [self._judge(batch, early)])
         verdicts = [join_verdicts(of_part) for of_part in zip(*(share.verdicts for share in shares), strict=True)]
         by_row = zip(*(verdict.entries for verdict in verdicts), strict=True)
-        outcomes = [
-            sum_parts(self._bound, self._outcome, entries, len(completion.text))
-            for entries, completion in zip(by_row, completions, strict=True)
-        ]
+        outcomes = sum_parts(self._bound, self._outcome, by_row, [len(completion.text) for completion in completions])
         check_faults(self._bound, outcomes, verdicts, self._max_fault_share)
         outcomes = add_answers(outcomes, [answer for share in shares for answer in share.answers])
         failed_extracts = sum(share.failed_extracts for share in shares)

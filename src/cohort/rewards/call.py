@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from cohort.base.text import write_count
@@ -180,14 +180,16 @@ class CallLog:
         """The entries with what was logged of each. A column with any other number of values cannot be attributed."""
         extras = {column: values for column, values in self.columns.items() if len(values) == len(entries)}
         self.dropped += len(self.columns) - len(extras) + sum(not 0 <= row < len(entries) for row in self.verdicts)
+        if not (self.verdicts or extras or any(entry.detail for entry in entries)):
+            return Answered(list(entries), self.values, self.dropped)
         completed = []
         for row, entry in enumerate(entries):
             word, detail = self.verdicts.get(row, ("", ""))
             if word == INFRASTRUCTURE and entry.fault is None:
                 entry = RewardEntry(fault=INFRASTRUCTURE, detail=detail or "what it relies on failed")
             logged = {column: values[row] for column, values in extras.items()}
-            told = word or entry.detail or logged
-            completed.append(replace(entry, word=word, detail=shorten(entry.detail), extras=logged) if told else entry)
+            detail = shorten(entry.detail) if entry.detail else ""
+            completed.append(RewardEntry(entry.value, entry.steps, entry.fault, detail, word, logged))
         return Answered(completed, self.values, self.dropped)
 
 

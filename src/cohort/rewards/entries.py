@@ -47,6 +47,11 @@ class RewardEntry:
     """What the function logged of the completion, by column."""
 
     @property
+    def says_more(self) -> bool:
+        """Whether there is anything beside the value."""
+        return bool(self.fault or self.word or self.extras or self.detail or self.steps is not None)
+
+    @property
     def is_broken(self) -> bool:
         """Whether the function itself was at fault."""
         return self.fault is not None and self.fault not in LIMIT_KINDS
@@ -95,7 +100,7 @@ PAIRS = (
 
 def read_entry(said: Any, length: int) -> RewardEntry:
     """One entry of the returned list, for a completion of `length` characters."""
-    if is_listed(said):
+    if type(said) is not float and is_listed(said):
         return read_steps(said, length)
     value, fault = read_value(said)
     if fault is None:
@@ -142,6 +147,8 @@ def read_steps(said: Any, length: int) -> RewardEntry:
 
 def read_value(said: Any) -> tuple[float | None, str | None]:
     """(value, fault kind). Numpy scalars and 0-d tensors are numbers; a string that looks like one is not."""
+    if type(said) is float:  # what nearly all functions give
+        return (said, None) if abs(said) <= LARGEST else (None, "nan")
     said = unpack_scalar(said)
     if said is None:
         return None, None
@@ -156,6 +163,8 @@ def read_value(said: Any) -> tuple[float | None, str | None]:
 
 def read_integer(value: Any) -> int | None:
     """An integer, a numpy one or an array of one included; True and 12.0 are none."""
+    if type(value) is int:
+        return value
     value = unpack_scalar(value)
     return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
 
@@ -181,8 +190,10 @@ def is_listed(value: Any) -> bool:
 
 
 def to_message(reply: Answered | Failed) -> dict[str, Any]:
-    # vars and not asdict, which copies a thousand entries field by field: all of it is written to JSON at once.
-    return vars(reply) | ({"entries": [vars(entry) for entry in reply.entries]} if isinstance(reply, Answered) else {})
+    """Plain data for JSON. An entry that says no more than its value is that value."""
+    if isinstance(reply, Failed):
+        return vars(reply)
+    return vars(reply) | {"entries": [vars(entry) if entry.says_more else entry.value for entry in reply.entries]}
 
 
 def from_message(message: Any, lengths: Sequence[int]) -> Answered | Failed | None:
@@ -194,7 +205,10 @@ def from_message(message: Any, lengths: Sequence[int]) -> Answered | Failed | No
     try:
         if message.get("kind") in FAULT_KINDS:
             return Failed(message["kind"], shorten(str(message["detail"])))
-        entries = [reread_entry(length, **entry) for entry, length in zip(message["entries"], lengths, strict=True)]
+        entries = [
+            reread_entry(length, **entry) if type(entry) is dict else reread_value(entry)
+            for entry, length in zip(message["entries"], lengths, strict=True)
+        ]
         logged = message["metrics"].values()
         if not all(values and all(map(is_finite_number, values)) for values in logged) or not isinstance(
             message["dropped"], int
@@ -203,6 +217,13 @@ def from_message(message: Any, lengths: Sequence[int]) -> Answered | Failed | No
         return Answered(entries, message["metrics"], message["dropped"])
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
+
+
+def reread_value(value: Any) -> RewardEntry:
+    """An entry that is its value alone, as a worker sends it; ValueError as below."""
+    if value is not None and not (type(value) is float and abs(value) <= LARGEST):
+        raise ValueError("malformed")
+    return RewardEntry(value)
 
 
 def reread_entry(length: int, *, value: Any, steps: Any, fault: Any, detail: Any, word: Any, extras: Any) -> RewardEntry:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from cohort.rewards.entries import LIMIT_KINDS, Answered, Failed
 
 HOPELESS_LIMITS = 8
 """So many single completions in the time limit, and none answered: the function hangs, not the completions."""
+TELL_S = 0.1
+"""Between two times that those who watch are told of single completions."""
 
 
 @dataclass
@@ -72,10 +75,12 @@ class Progress:
     def __init__(self, name: str, total: int, tell: Callable[[str, int, int], None] | None) -> None:
         self._name, self._total, self._tell = name, total, tell
         self._done = self._certain = 0
+        self._told = -math.inf
         self._lock = threading.Lock()
 
     def count_one(self) -> None:
-        self._advance(self._done + 1)
+        """One more; those who watch are told of it now and then, for thousands may come at once."""
+        self._advance(self._done + 1, tell=time.monotonic() - self._told >= TELL_S)
 
     def count_call(self, more: int) -> None:
         """A whole call was answered, whether or not the function reported on its completions one by one."""
@@ -83,10 +88,11 @@ class Progress:
             self._certain += more
         self._advance(max(self._done, self._certain))
 
-    def _advance(self, done: int) -> None:
+    def _advance(self, done: int, tell: bool = True) -> None:
         with self._lock:
             self._done = min(done, self._total)
-        if self._tell is not None:
+        if self._tell is not None and (tell or done >= self._total):
+            self._told = time.monotonic()
             with contextlib.suppress(Exception):  # whoever watches cannot stop the run
                 self._tell(self._name, self._done, self._total)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,30 +19,39 @@ SUM_FAULT = "sum:nan"
 """The parts can be used, and their weighted sum, or a weighted step, is no number or too large a one."""
 
 
-def sum_parts(bound: Sequence[Bound], decisive: int, entries: Sequence[RewardEntry], length: int) -> Outcome:
-    """What all parts together say of one completion of `length` characters; `decisive` is the part that decides success."""
-    parts = list(zip(bound, entries, strict=True))
-    faults = [f"{one.name}:{entry.fault}" for one, entry in parts if entry.fault]
+def sum_parts(
+    bound: Sequence[Bound], decisive: int, by_row: Iterable[Sequence[RewardEntry]], lengths: Sequence[int]
+) -> list[Outcome]:
+    """What all parts together say of each completion of so many characters; `decisive` is the part that decides success."""
+    names, weights = [one.name for one in bound], [one.part.weight for one in bound]
+    threshold = bound[decisive].part.threshold
     # A part of weight 0 is watched, not paid: its word does not make a score of what the others abstained on.
-    pays = any(one.part.weight for one in bound)
-    spoken = [
-        one.part.weight * entry.value for one, entry in parts if entry.value is not None and (one.part.weight or not pays)
-    ]
-    scored = bool(spoken) and not any(entry.is_broken for entry in entries)
-    reward = sum(spoken) if scored else None
-    steps = merge_steps(bound, entries, length) if scored else ()
-    if reward is not None and not all(abs(value) <= LARGEST for value in (reward, *(weighted for _, weighted in steps))):
-        reward, steps, faults = None, (), [*faults, SUM_FAULT]
-    deciding, threshold = entries[decisive], bound[decisive].part.threshold
-    return Outcome(
-        parts={one.name: entry.value for one, entry in parts},
-        reward=reward,
-        # Running into the limit is never a success, even where the threshold is 0.
-        success=None if deciding.value is None else deciding.fault is None and deciding.value >= threshold,
-        faults=tuple(faults),
-        extras=merge_extras(bound, entries),
-        steps=steps,
-    )
+    counts = [bool(weight) or not any(weights) for weight in weights]
+    outcomes = []
+    for entries, length in zip(by_row, lengths, strict=True):
+        values = [entry.value for entry in entries]
+        faults = [f"{name}:{entry.fault}" for name, entry in zip(names, entries, strict=True) if entry.fault]
+        spoken = [
+            weight * value for weight, value, paid in zip(weights, values, counts, strict=True) if value is not None and paid
+        ]
+        scored = bool(spoken) and not (faults and any(entry.is_broken for entry in entries))
+        reward = sum(spoken) if scored else None
+        steps = merge_steps(bound, entries, length) if scored else ()
+        if reward is not None and not (abs(reward) <= LARGEST and all(abs(weighted) <= LARGEST for _, weighted in steps)):
+            reward, steps, faults = None, (), [*faults, SUM_FAULT]
+        deciding = entries[decisive]
+        outcomes.append(
+            Outcome(
+                parts=dict(zip(names, values, strict=True)),
+                reward=reward,
+                # Running into the limit is never a success, even where the threshold is 0.
+                success=None if deciding.value is None else deciding.fault is None and deciding.value >= threshold,
+                faults=tuple(faults),
+                extras=merge_extras(names, entries),
+                steps=steps,
+            )
+        )
+    return outcomes
 
 
 def add_answers(outcomes: Sequence[Outcome], answers: Sequence[str | None]) -> list[Outcome]:
@@ -100,14 +109,14 @@ def check_faults(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: 
     )
 
 
-def merge_extras(bound: Sequence[Bound], entries: Sequence[RewardEntry]) -> dict[str, Any]:
+def merge_extras(names: Sequence[str], entries: Sequence[RewardEntry]) -> dict[str, Any]:
     """What all parts logged of one completion, as a file can hold it: a function may quote anything."""
     extras: dict[str, Any] = {}
-    for one, entry in zip(bound, entries, strict=True):
+    for name, entry in zip(names, entries, strict=True):
         if entry.word:
-            extras[f"{one.name}/verdict"] = entry.word
+            extras[f"{name}/verdict"] = entry.word
         for column, value in entry.extras.items():
-            extras[f"{one.name}/{column}" if column in extras else column] = value
+            extras[f"{name}/{column}" if column in extras else column] = value
     return dict(make_writable(extras)) if extras else extras
 
 

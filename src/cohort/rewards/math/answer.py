@@ -75,7 +75,9 @@ def math_answer(
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance: a number from 0 up is expected, got {tolerance!r}")
-    golds = [find_gold(gold) for gold in list_golds(answer, completions)]
+    column = list_golds(answer, completions)
+    known = {key: find_gold(gold) for key, gold in {id(gold): gold for gold in column}.items()}  # one for a whole group
+    golds = [known[id(gold)] for gold in column]
     texts = [text_of(completion) for completion in completions]
     found = [find_or_refuse(text, pattern) for text in texts]
     guesses = [(guess_answer(text) if one == NO_ANSWER else None) or one for text, one in zip(texts, found, strict=True)]
@@ -87,10 +89,10 @@ def math_answer(
             log_verdict(row, verdict.word, verdict.detail)
     if log_extra is not None:
         log_extra("lenient", scores["lenient"])
-    for name, column in scores.items():
-        known = [score for score in column if score is not None]
-        if log_metric is not None and known:
-            log_metric(name, known)
+    for name, values in scores.items():
+        spoken = [score for score in values if score is not None]
+        if log_metric is not None and spoken:
+            log_metric(name, spoken)
     return scores["strict"]
 
 

@@ -8,6 +8,7 @@ joins are one list, \boxed{1} and \boxed{2}; else the last one counts.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import Any
@@ -108,7 +109,7 @@ def find_in_tags(content: str, pattern: str) -> str:
 
 def find_marked(text: str, searched: str, pattern: str) -> str | None:
     """What stands at the strongest marker of the text; the pattern is looked for in `searched`."""
-    found = find_boxed(BARE_BOX.sub(r"\\boxed{\1}", DOUBLED_BOX.sub(r"\\", text)))
+    found = find_boxed(BARE_BOX.sub(r"\\boxed{\1}", DOUBLED_BOX.sub(r"\\", text))) if "box" in text else None
     if found is None and pattern:
         found = find_by_pattern(searched, pattern)
     if found is None:
@@ -117,11 +118,17 @@ def find_marked(text: str, searched: str, pattern: str) -> str | None:
     return found
 
 
-def find_by_pattern(text: str, pattern: str) -> str | None:
-    """The last match, its first group if it has one. Python's own re would hold every thread of the trainer meanwhile."""
+@functools.lru_cache
+def compile_pattern(pattern: str) -> Any:
+    """regex keeps what it has compiled as well, and takes longer to look there than to search a short text."""
     import regex
 
-    compiled = regex.compile(pattern)
+    return regex.compile(pattern)
+
+
+def find_by_pattern(text: str, pattern: str) -> str | None:
+    """The last match, its first group if it has one. Python's own re would hold every thread of the trainer meanwhile."""
+    compiled = compile_pattern(pattern)
     try:
         matches = compiled.finditer(text, timeout=PATTERN_LIMIT_S, concurrent=True)
         last = max(matches, key=lambda match: match.span(), default=None)

@@ -8,8 +8,10 @@ computer algebra system.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from cohort.rewards.math.expressions import MAX_DEPTH
 from cohort.rewards.math.intervals import intersect, is_condition, join_conditions, remove_points
@@ -32,10 +34,12 @@ from cohort.rewards.math.text import (
     split_thousands,
     write_latex,
 )
-from cohort.rewards.math.tree import OutOfBounds
+from cohort.rewards.math.tree import OutOfBounds, number
 from cohort.rewards.math.words import CHOICES, DENIALS, find_choice, read_based, read_clock, read_date, read_dots, read_words
 
 MAX_ITEMS = 60
+KEPT_READINGS = 4096
+PLAIN_DIGITS = 18
 MATRICES = ("pmatrix", "bmatrix", "matrix", "smallmatrix", "Bmatrix", "array", "vmatrix", "cases", "dcases", "rcases")
 ALIGNED = frozenset({
     "aligned", "align", "alignedat", "alignat", "flalign", "split", "gathered", "gather", "equation", "eqnarray", "multline",
@@ -50,8 +54,19 @@ ROUNDED = frozenset({
 """Before a number they say no more than the sign does: about 5 is \\approx 5."""
 
 
+@functools.lru_cache(maxsize=KEPT_READINGS)
 def read_answer(text: str) -> Reading:
-    """The reading of an answer. Never raises: what cannot be understood is a Value that says so."""
+    """The reading of an answer. Never raises: what cannot be understood is a Value that says so.
+
+    Kept, for an answer is read to be compared and again to be voted on, and the completions of a group say few different things.
+    """
+    if len(text) <= PLAIN_DIGITS and text.isascii() and text.isdigit():  # what the readers below would make of it
+        return Value(text, number(Fraction(int(text))))
+    return read_parts(text)
+
+
+def read_parts(text: str) -> Reading:
+    """The same by the row of readers, whatever the text."""
     tokens = read_tokens(text)
     if tokens is None:
         return Value(text, refused="it is too long")

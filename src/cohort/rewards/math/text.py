@@ -98,6 +98,8 @@ LOOSE_SPACE = re.compile(r"(?<![\w.,;])[ ]|[ ](?![\w.])")
 
 def normalise(text: str) -> str:
     """One spelling for what is only typography. Superscripts stay what they are: 5² is not 52."""
+    if text.isascii() and text.isalnum():  # a plain number or word, as most answers are: there is no typography in it
+        return text
     text = unify_characters(text)
     for pattern, replacement in REPLACEMENTS:
         text = pattern.sub(replacement, text)
