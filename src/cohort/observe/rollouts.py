@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,21 +35,22 @@ def list_rows(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[flo
 
 def list_columns(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[float]) -> dict[str, list[Any]]:
     """Everything of a step but tokens, by column."""
-    outcomes = [rollout.outcome for rollout in rollouts]
+    outcomes, prompts = [rollout.outcome for rollout in rollouts], [rollout.prompt for rollout in rollouts]
+    completions = [rollout.completion for rollout in rollouts]
     columns: dict[str, list[Any]] = {
         "step": [step] * len(rollouts),
         "group": [rollout.group for rollout in rollouts],
         "sample": [rollout.sample for rollout in rollouts],
         "policy_version": [rollout.policy_version for rollout in rollouts],
-        "prompt_index": [rollout.prompt.index for rollout in rollouts],
-        "prompt": [write_content(rollout.prompt.content) for rollout in rollouts],
-        "completion": [rollout.completion.text for rollout in rollouts],
-        "end": [rollout.completion.end for rollout in rollouts],
-        "length": [rollout.completion.length for rollout in rollouts],
+        "prompt_index": [prompt.index for prompt in prompts],
+        "prompt": read_by_prompt(prompts, lambda prompt: write_content(prompt.content)),
+        "completion": [completion.text for completion in completions],
+        "end": [completion.end for completion in completions],
+        "length": [completion.length for completion in completions],
         "reward": [outcome.reward for outcome in outcomes],
         "success": [outcome.success for outcome in outcomes],
         "extracted": [outcome.answer for outcome in outcomes],
-        "gold": read_by_prompt(rollouts, lambda prompt: write_cell(prompt.gold)),
+        "gold": read_by_prompt(prompts, lambda prompt: write_cell(prompt.gold)),
         "advantage": list(advantages_N),
         "faults": [list(outcome.faults) for outcome in outcomes],
         "steps": [ENCODER.encode(outcome.steps) if outcome.steps else "[]" for outcome in outcomes],
@@ -58,32 +59,30 @@ def list_columns(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[
     for name in sorted({name for outcome in outcomes for name in outcome.parts}):
         columns[f"reward/{name}"] = [outcome.parts.get(name) for outcome in outcomes]
     taken = {*columns, *TOKENS, "row"}  # `cohort look` numbers the rows
-    for name in dict.fromkeys(name for rollout in rollouts for name in rollout.prompt.columns):
+    for name in dict.fromkeys(name for prompt in prompts for name in prompt.columns):
         shown = f"row/{name}" if name in taken or name.startswith("reward/") else name
-        columns[shown] = read_row_column(rollouts, name)
+        columns[shown] = read_row_column(prompts, name)
     return columns
 
 
-def read_by_prompt(rollouts: Iterable[Rollout], read: Any) -> list[Any]:
-    """A value per completion that is worked out once for all completions of a prompt."""
-    known: dict[int, Any] = {}
-    return [
-        known[id(one.prompt)] if id(one.prompt) in known else known.setdefault(id(one.prompt), read(one.prompt))
-        for one in rollouts
-    ]
+def read_by_prompt(prompts: Sequence[Prompt], read: Callable[[Prompt], Any]) -> list[Any]:
+    """A value per completion, worked out once for all completions of a prompt."""
+    places = list(map(id, prompts))
+    known = {place: read(prompt) for place, prompt in dict(zip(places, prompts, strict=True)).items()}
+    return [known[place] for place in places]
 
 
-def read_row_column(rollouts: Sequence[Rollout], name: str) -> list[Any]:
+def read_row_column(prompts: Sequence[Prompt], name: str) -> list[Any]:
     """A column of the data: numbers stay numbers where all of them are, everything else is text."""
 
     def read(prompt: Prompt) -> Any:
         return prompt.columns.get(name)
 
-    values = read_by_prompt(rollouts, read)
+    values = read_by_prompt(prompts, read)
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool} or kinds == {float} or (kinds == {int} and all(v is None or abs(v) < 1 << 63 for v in values)):
         return values
-    return read_by_prompt(rollouts, lambda prompt: write_cell(read(prompt)))
+    return read_by_prompt(prompts, lambda prompt: write_cell(read(prompt)))
 
 
 def write_cell(value: Any) -> str | None:

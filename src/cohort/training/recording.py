@@ -33,6 +33,8 @@ def record_step(parts: Parts, state: TrainState, step: int) -> None:
 
 def record_tokens(parts: Parts, state: TrainState, batch: Batch, step: int, named: Sequence[int], due: bool) -> None:
     """Single tokens of the groups of these rollouts, and where it is due of a few that teach."""
+    if not (named or due):
+        return
     rewards: dict[int, list[float | None]] = {}
     members: dict[int, list[int]] = {}
     for row, rollout in enumerate(batch.rollouts):

@@ -106,13 +106,14 @@ class JudgedText:
 
 def find_shared_string(rollouts: Sequence[Rollout]) -> SharedString | None:
     """The string by which most successes are shared; None where no string satisfies the rule."""
-    written = read_completions(rollouts)
-    right = [one for one in written if one.right]
+    right = read_completions([(row, one) for row, one in enumerate(rollouts) if one.outcome.success], rollouts)
     suspects = [one for one in right if not one.matches_gold]
     if len({one.group for one in suspects}) < PROMPTS:
         return None
+    wrong = read_completions([(row, one) for row, one in enumerate(rollouts) if one.outcome.success is False], rollouts)
+    written = sorted([*right, *wrong], key=lambda one: one.row)
     asked = "\n".join(dict.fromkeys(one.prompt for one in written))
-    failures = choose_comparable([one for one in written if not one.right and one.finished], right, asked)
+    failures = choose_comparable([one for one in wrong if one.finished], right, asked)
     found = [find_shared_answer(suspects, len(right))]
     if len(failures) >= FAILURES_NEEDED:
         lines = Counter(read_last_line(one.text) for one in suspects).most_common(2)
@@ -140,15 +141,13 @@ def choose_comparable(failures: Sequence[JudgedText], right: Sequence[JudgedText
     ]
 
 
-def read_completions(rollouts: Sequence[Rollout]) -> list[JudgedText]:
-    """The judged completions; what belongs to a prompt is worked out once per group."""
+def read_completions(chosen: Sequence[tuple[int, Rollout]], rollouts: Sequence[Rollout]) -> list[JudgedText]:
+    """Judged completions, with their rows among the rollouts of the step; what belongs to a prompt is worked out once per group."""
     prompts: dict[int, dict[str, Any]] = {}
     verdicts = find_outcome_verdicts(rollouts)
     found = []
-    for row, rollout in enumerate(rollouts):
+    for row, rollout in chosen:
         outcome, completion = rollout.outcome, rollout.completion
-        if outcome.success is None:
-            continue
         if rollout.group not in prompts:
             prompts[rollout.group] = read_prompt(rollout)
         words = [word for column in verdicts if (word := outcome.extras.get(column))]

@@ -119,7 +119,8 @@ def show_rollouts(rollouts: Sequence[Rollout], rows: Sequence[int], **facts: Any
 def show_failures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """Completions on which the verifier gave up, of the commonest kind; those that are paid nevertheless come first."""
     kinds: dict[str, list[int]] = {}
-    for row, rollout in enumerate(rollouts):
+    told = [(row, one) for row, one in enumerate(rollouts) if one.outcome.extras or one.outcome.faults]
+    for row, rollout in told:
         for kind in dict.fromkeys(name_failures(rollout)):
             kinds.setdefault(kind, []).append(row)
     found: dict[str, Any] = {}
