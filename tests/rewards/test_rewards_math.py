@@ -17,6 +17,8 @@ from cohort.rewards import BUILT_IN, built_in, exact_match, math_answer, regex_f
 from cohort.rewards.learned.questions import write_value as shown_to_the_judge
 from cohort.rewards.math.answer import Comparer
 from cohort.rewards.math.find import find_answer, write_cell, write_gold
+from cohort.rewards.math.readers import read_answer, read_parts
+from cohort.rewards.math.text import LOOSE_SPACE, REPLACEMENTS, normalise, unify_characters
 from rewards_page import BEGIN, END, insert_list, make_page
 
 extract = math_answer.extract
@@ -458,3 +460,22 @@ def test_the_gym_reads_completions_as_the_other_rewards_do():
     assert gym.gym_verifier(completions=blocks, entry=[entry["entry"]], task=["chain_sum"]) == [1.0]
     empty = [[{"role": "assistant", "content": None}]]
     assert gym.gym_verifier(completions=empty, entry=[entry["entry"]], task=["chain_sum"])[0] < 1.0
+
+
+@given(st.text("0123456789", min_size=1, max_size=25) | st.text("01234567890.,-x /%²٣", max_size=8))
+def test_a_plain_number_is_read_as_the_readers_read_it(text):
+    assert read_answer(text) == read_parts(text)
+
+
+@given(st.text("abcXYZ0123456789", max_size=12) | st.text("a1 .*`$\\,²٣", max_size=10))
+def test_a_plain_word_is_normalised_as_any_text_is(text):
+    slow = unify_characters(text)
+    for pattern, replacement in REPLACEMENTS:
+        slow = pattern.sub(replacement, slow)
+    assert normalise(text) == LOOSE_SPACE.sub("", slow.strip(" *`").removesuffix(".").strip(" *`"))
+
+
+def test_a_box_is_found_whatever_else_the_text_holds():
+    """Boxes are looked for only where the letters stand in the text."""
+    texts = {r"\boxed 7.": "7", r"\\boxed{8}": "8", r"\fbox{9}": "9", r"\framebox{10}": "10", r"\Aboxed{11}": "11", "12": None}
+    assert {text: find_answer(text) for text in texts} == texts

@@ -23,9 +23,10 @@ import test_rewards_zoo as zoo
 from cohort.base.threads import split_evenly, start_thread
 from cohort.errors import RewardError
 from cohort.recipe.schema import RewardConfig
+from cohort.rewards import singles
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart, Scored, importable_name
-from cohort.rewards.entries import from_message
+from cohort.rewards.entries import Answered, RewardEntry, from_message, to_message
 from cohort.rewards.pool import Worker
 from cohort.rewards.singles import spread_rows
 from cohort.types import Completion, Prompt
@@ -722,7 +723,12 @@ def test_a_malformed_reply_is_never_a_score():
         {"entries": [entry, entry]},
         {"entries": []},
         {"entries": None},
-        {"entries": [1.0]},
+        {"entries": [float("nan")]},
+        {"entries": [1e19]},
+        {"entries": [True]},
+        {"entries": [1]},
+        {"entries": ["1"]},
+        {"entries": [[1.0]]},
         {"metrics": {"a": float("inf")}},
         {"metrics": None},
         {"dropped": None},
@@ -730,6 +736,37 @@ def test_a_malformed_reply_is_never_a_score():
         assert from_message({**good, **change}, [5]) is None
     assert from_message([1.0], [5]) is None
     assert from_message({"kind": "made up", "detail": ""}, [5]) is None
+
+
+def test_an_entry_comes_back_as_it_was_sent_and_one_with_a_value_alone_as_that():
+    entries = [
+        RewardEntry(0.25),
+        RewardEntry(-0.0),
+        RewardEntry(),
+        RewardEntry(0.5, ((1, 1.0), (5, 0.0))),
+        RewardEntry(fault="nan", detail="why"),
+        RewardEntry(1.0, word="right"),
+        RewardEntry(1.0, extras={"lenient": 0.0}),
+    ]
+    message = to_message(Answered(entries, {"a": [1.0]}, 2))
+    assert [repr(one) for one in message["entries"][:3]] == ["0.25", "-0.0", "None"]
+    assert all(isinstance(one, dict) for one in message["entries"][3:])
+    found = from_message(json.loads(json.dumps(message)), [5] * len(entries))
+    assert found == Answered(entries, {"a": [1.0]}, 2)
+    assert str(found.entries[1].value) == "-0.0"
+
+
+def test_those_who_watch_hear_of_single_verdicts_now_and_then_and_always_of_the_last(monkeypatch):
+    now, told = [0.0], []
+    monkeypatch.setattr(singles.time, "monotonic", lambda: now[0])
+    judged = singles.Progress("f", 6, lambda part, done, total: told.append((part, done, total)))
+    for _ in range(3):
+        judged.count_one()
+    now[0] = 0.2
+    for _ in range(3):
+        judged.count_one()
+    judged.count_call(6)
+    assert told == [("f", 1, 6), ("f", 4, 6), ("f", 6, 6), ("f", 6, 6)]
 
 
 def test_closing_ends_the_workers_and_a_closed_runner_refuses():

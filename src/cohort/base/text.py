@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -22,8 +23,10 @@ def has_lone_surrogate(value: Any) -> bool:
     """Whether a text, or one inside of lists and tables, holds what UTF-8 cannot write."""
     if isinstance(value, str):
         return not value.isascii() and LONE.search(value) is not None
+    if isinstance(value, float | int | None):  # what is logged of a thousand completions is mostly numbers
+        return False
     if isinstance(value, Mapping):
-        return any(has_lone_surrogate(key) or has_lone_surrogate(inner) for key, inner in value.items())
+        return any(map(has_lone_surrogate, chain(value, value.values())))
     return isinstance(value, list | tuple) and any(map(has_lone_surrogate, value))
 
 

@@ -52,7 +52,9 @@ class ExactJudge:
             if found.node == gold.node:
                 return True
             left, right = found.exact, gold.exact
-            return None if left is None or right is None else abs(left - right) <= tolerance
+            if left is None or right is None:
+                return None
+            return abs(left - right) <= tolerance if tolerance else left == right
         if found.text == gold.text and found.unit == gold.unit:
             return True
         if gold.refused:
