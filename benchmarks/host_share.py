@@ -7,7 +7,7 @@
 a process of its own, once with the reward of the demo (`math_answer`) and once with a plain Python function; both are called in workers.
 Printed is one JSON object: of every stage the median over runs of the median over steps, in milliseconds of the wall, and in those of the
 trainer's CPU clock, which say more on a machine that others share but leave out what workers compute. `host` is reward, prepare, pack and
-observe together; `spread` the smallest and the largest run of it.
+observe together; `spread` the smallest and the largest run of it; `mean_step` shows what medians hide, such as the walks of the collector.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 SETTINGS = (
@@ -92,7 +92,10 @@ def find_medians(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     """Of the stages that every step went through, in milliseconds."""
     stages = {name: [1e3 * step[name] for step in steps] for name in steps[0] if all(name in step for step in steps)}
     found = {name: median(values) for name, values in stages.items()}
-    return found | {"host": median(sum(1e3 * step[name] for name in HOST) for step in steps)}
+    return found | {
+        "host": median(sum(1e3 * step[name] for name in HOST) for step in steps),
+        "mean_step": fmean(stages["step"]),
+    }
 
 
 def summarise(runs: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:

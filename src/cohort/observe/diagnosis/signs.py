@@ -43,12 +43,14 @@ def find_signs(rollouts: Sequence[Rollout]) -> Signs:
         return Signs({})
     metrics: dict[str, float] = {}
     evidence: dict[str, Any] = {}
-    for word, success in (("right", True), ("wrong", False)):
-        lengths = {row: rollouts[row].completion.length for row in judged if rollouts[row].outcome.success == success}
+    by_success: dict[bool, dict[int, int]] = {True: {}, False: {}}
+    for row in judged:
+        by_success[bool(rollouts[row].outcome.success)][row] = rollouts[row].completion.length
+    for success, lengths in by_success.items():
         if lengths:
-            metrics[f"rollout/length_{word}"] = fmean(lengths.values())
+            metrics[f"rollout/length_{'right' if success else 'wrong'}"] = fmean(lengths.values())
         if lengths and not success:
-            longest = max(lengths, key=lambda row: lengths[row])
+            longest = max(lengths, key=lengths.__getitem__)
             evidence["wrong_long"] = show_rollouts(rollouts, [longest], tokens=lengths[longest])
     shared = find_shared_string(rollouts)
     metrics["rollout/shared_rewarded"] = shared.share if shared else 0.0

@@ -37,7 +37,7 @@ SHARE = 0.5
 """Of cpu_s, after which a comparison gives up by itself. One that cannot is killed at cpu_s, and its worker replaced."""
 PROBLEMS = {"cpu": "timeout", "wall": "timeout", "memory": "memory", "output": "crash", "files": "crash", "crash": "crash"}
 """How a jailed worker ended, as a verdict."""
-KEPT_GOLDS = 4096
+KEPT_GOLDS, KEPT_CHARS = 4096, 2000
 NO_JAIL = "there is no jail on this machine, so answers are compared as text and as numbers only; `cohort doctor` says what is missing"
 
 
@@ -99,9 +99,13 @@ def math_answer(
 NO_ANSWER = MathVerdict("no_answer", "there is no marker with an answer")
 
 
+find_kept = functools.lru_cache(maxsize=KEPT_GOLDS)(find_answer)
+"""For short texts: an answer is looked for to be compared, and again to be voted on. A pattern that took too long is tried anew."""
+
+
 def find_or_refuse(text: str, pattern: str) -> str | MathVerdict:
     try:
-        found = find_answer(text, pattern)
+        found = find_kept(text, pattern) if len(text) <= KEPT_CHARS else find_answer(text, pattern)
     except PatternTimeout as problem:
         return MathVerdict("timeout", str(problem))
     return NO_ANSWER if found is None or (len(found) <= MAX_ANSWER_CHARS and not normalise(found)) else found
