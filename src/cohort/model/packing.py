@@ -146,7 +146,7 @@ def pack(
     examples = join_examples(examples)
     lengths_N = examples.trained_N.tolist()
     weigh = weigh_by(aggregation) if isinstance(aggregation, str) else aggregation
-    weights_N = weigh(lengths_N, examples.group_N, max_completion_tokens)
+    weights_N = weigh(lengths_N, list(examples.group_N), max_completion_tokens)
     trained_N = examples.trained_N > 0
     forwarded = np.flatnonzero(trained_N & examples.has_gradient_N if skip_zero_advantage else trained_N)
     layouts = layouts or Layouts()

@@ -198,9 +198,11 @@ def lay_on_tokens(credit: TokenCredit, rows: Examples, examples: Examples, choic
             f"algorithm.advantage: {choice.name!r} gave {len(credit.advantages_N)} rows for {len(rows)} completions."
         )
     advantages_C = spread_over_rows(credit.advantages_N, examples.advantages_C, rows, examples)
-    returns_C = examples.returns_C
-    if credit.returns_N or choice.reads_values:  # a minibatch holds the same fields throughout, also for what is masked
-        returns_C = spread_over_rows(credit.returns_N, torch.zeros_like(advantages_C), rows, examples)
+    if not choice.reads_values:
+        return replace(examples, advantages_C=advantages_C)
+    returns_C = torch.zeros_like(advantages_C)  # a minibatch holds the same fields throughout, also for what is masked
+    if credit.returns_N:
+        returns_C = spread_over_rows(credit.returns_N, returns_C, rows, examples)
     return replace(examples, advantages_C=advantages_C, returns_C=returns_C)
 
 
@@ -208,12 +210,11 @@ def spread_over_rows(values_N: Sequence[Tensor], before_C: Tensor, rows: Example
     """`before_C` with the values of these rows in the places of their tokens: of all tokens, or of the trained ones, the rest then 0."""
     place_of = {rollout: place for place, rollout in enumerate(examples.rollout_N)}
     found_C = before_C.clone()
-    for values, rollout in zip(values_N, rows.rollout_N, strict=bool(values_N)):
+    for values, rollout in zip(values_N, rows.rollout_N, strict=True):
         place = place_of[rollout]
         span = slice(int(examples.start_N[place]), int(examples.start_N[place] + examples.length_N[place]))
-        values = values.detach().to(found_C)
-        if len(values) != examples.length_N[place]:
-            trained_T = examples.loss_mask_C[span]
-            values = torch.zeros(len(trained_T), dtype=found_C.dtype).masked_scatter(trained_T, values)
-        found_C[span] = values
+        own_T = found_C[span]  # written through
+        whole = len(values) == len(own_T)
+        own_T.zero_()
+        own_T[slice(None) if whole else examples.loss_mask_C[span]] = values.detach().to(own_T)
     return found_C
