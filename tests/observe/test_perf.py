@@ -153,7 +153,7 @@ def test_each_second_is_charged_to_the_stage_that_spent_it(tmp_path, monkeypatch
     takes(LocalEngine, "generate", 1.0)
     takes(RewardRunner, "score", 2.0)
     takes(experience, "make_examples", 4.0)
-    takes(experience, "_score_by_plan", {"old_logprobs_T": 8.0, "ref_logprobs_T": 16.0})
+    takes(experience, "_score_by_plan", {"old_logprobs_C": 8.0, "ref_logprobs_C": 16.0})
     takes(experience, "measure_rollouts", 32.0)
     takes(loop, "pack_minibatch", 64.0)
     takes(UpdateMeter, "add", 0.0)

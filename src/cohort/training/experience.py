@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -231,25 +231,29 @@ def add_logprobs(
         if has_ratio(algorithm) or reads_logprobs(algorithm):
             examples = replace(examples, old_logprobs_C=examples.sampling_logprobs_C)
     elif reads_logprobs(algorithm) or (has_ratio(algorithm) and len(plan) > 1):
-        examples = replace(examples, old_logprobs_C=_score_by_plan(examples, plan, score(models.policy)))
+        examples = _score_by_plan(examples, plan, "old_logprobs_C", score(models.policy))
         watch.lap("old")
     if models.reference is not None:
-        examples = replace(examples, ref_logprobs_C=_score_by_plan(examples, plan, score(models.reference)))
+        examples = _score_by_plan(examples, plan, "ref_logprobs_C", score(models.reference))
         watch.lap("reference")
     if needs_critic(algorithm):
-        values_C = _score_by_plan(examples, plan, lambda chosen: models.critic.values(chosen, micro_batch_tokens, layouts))
-        examples = replace(examples, old_values_C=values_C)
+        examples = _score_by_plan(
+            examples, plan, "old_values_C", lambda chosen: models.critic.values(chosen, micro_batch_tokens, layouts)
+        )
         watch.lap("critic")
     return examples
 
 
-def _score_by_plan(examples: Examples, plan: list[list[int]], score: Callable[[Examples], list[Tensor]]) -> Tensor:
-    """What `score` gives of all tokens of all examples, each asked about once."""
+def _score_by_plan(
+    examples: Examples, plan: list[list[int]], field: str, score: Callable[[Examples], list[Tensor]]
+) -> Examples:
+    """The examples with what `score` gives of their tokens in this field; each is asked about once."""
     found: dict[int, Tensor] = {}
     for members in plan:
         fresh = [index for index in members if index not in found]
         found |= zip(fresh, score(examples.select(fresh)), strict=True)
-    return torch.cat([torch.zeros(0), *(found[index] for index in range(len(examples)))])
+    scored: Any = {field: torch.cat([torch.zeros(0), *(found[index] for index in range(len(examples)))])}
+    return replace(examples, **scored)
 
 
 # -- what the logs are told ------------------------------------------------------------------------------------------
