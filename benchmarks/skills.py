@@ -12,6 +12,7 @@ results are small. If the weights are lost and the JSON files are kept, the star
 the same bits, on a GPU with the same recipe.
 
     probe      seconds of decoding, training and verdicts at the sizes to choose from
+    rates      for the small twin: a short run of each objective at several learning rates, judged by its training rewards alone
     start      the cold start, and pass@1..k of every set before any GRPO
     grpo-0 -1 -2, dr_grpo, maxrl, lora-1, lora-16      a run of GRPO from the start, and pass@1..k after it
 
@@ -59,6 +60,8 @@ class Size:
     words: tuple[str, ...] = ()
     """Overrides of the recipe for all stages."""
     probes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tuning_steps: int = 0
+    """Of the runs of the stage `rates`; 0: the rates are those of the small twin."""
 
 
 WIDTHS = {
@@ -72,8 +75,8 @@ TINY = (
 )  # fmt: skip
 SIZES = {
     "big": Size("skills", 256, 32, (), WIDTHS),
-    "small": Size("skills_small", 64, 16, (), {"1M": ()}),
-    "tiny": Size("skills_small", 4, 2, TINY, {"tiny": ()}),
+    "small": Size("skills_small", 64, 16, (), {"1M": ()}, 40),
+    "tiny": Size("skills_small", 4, 2, TINY, {"tiny": ()}, 2),
 }
 RUNS: dict[str, tuple[str, ...]] = {
     "grpo-0": ("seed=0",),
@@ -85,8 +88,17 @@ RUNS: dict[str, tuple[str, ...]] = {
     "lora-16": ("model.lora.rank=16",),
 }
 RATES = {"lora-1": 10.0, "lora-16": 10.0}
-"""Learning rates as multiples of the recipe's: LoRA wants about ten times that of full weights."""
-STAGES = ("probe", "start", *RUNS)
+"""Learning rates as multiples of the recipe's, chosen by the stage `rates` at 1M parameters."""
+TRIED = {
+    "grpo-0": (0.5, 1, 2, 4),
+    "dr_grpo": (0.5, 1, 2, 4),
+    "maxrl": (0.5, 1, 2, 4),
+    "lora-1": (3, 10, 30),
+    "lora-16": (3, 10, 30),
+}
+TUNING = ("seed=100", "evaluation.samples=0")
+"""A seed that no other stage has, and no look at held-out problems: a rate that was chosen by them would be judged by them twice."""
+STAGES = ("probe", "start", "rates", *RUNS)
 
 
 class OutOfTime(Exception):
@@ -194,18 +206,33 @@ def run_start(bench: Bench) -> dict[str, Any]:
     return {"seconds": read_seconds(folder), **evaluate_all(bench, "start")}
 
 
+def train_from_start(bench: Bench, label: str, name: str, multiple: float, words: Sequence[str]) -> tuple[Path, float]:
+    """A run of a kind from the start at a multiple of the recipe's learning rate: its folder, and the rate."""
+    rate = find_recipe(bench.size.recipe, bench.size.words).optimizer.learning_rate * multiple
+    begin = [f"model.source={make_start(bench) / 'model'}", "cold_start.num_steps=0", f"learning_rate={rate}"]
+    return bench.train(label, [*begin, *RUNS[name], *words]), rate
+
+
+def run_rates(bench: Bench) -> dict[str, Any]:
+    """Mean success on the training prompts of the last quarter of steps, for each kind of run and rate."""
+    found: dict[str, Any] = {}
+    words = [*TUNING, f"num_steps={bench.size.tuning_steps}"]
+    for name, multiples in TRIED.items():
+        for multiple in multiples:
+            folder, rate = train_from_start(bench, f"rates-{name}-{multiple:g}", name, multiple, words)
+            successes = pick_metrics(read_rows(folder))["reward/success"]
+            last = [value for value in successes[-max(1, len(successes) // 4) :] if value is not None]
+            found.setdefault(name, []).append({"multiple": multiple, "rate": rate, "success": sum(last) / len(last)})
+    return {"rates": found, "words": words}
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
 def run_grpo(bench: Bench, name: str) -> dict[str, Any]:
-    start = make_start(bench)
-    rate = find_recipe(bench.size.recipe, bench.size.words).optimizer.learning_rate * RATES.get(name, 1.0)
-    words = [
-        f"model.source={start / 'model'}",
-        "cold_start.num_steps=0",
-        f"learning_rate={rate}",
-        f"monitors.also=['{CLOCK}']",
-        *RUNS[name],
-    ]
-    folder = bench.train(name, words)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    folder, rate = train_from_start(bench, name, name, RATES.get(name, 1.0), [f"monitors.also=['{CLOCK}']"])
+    rows = read_rows(folder)
     return {"seconds": read_seconds(folder), "words": list(RUNS[name]), "learning_rate": rate, "curve": list_looks(folder, rows),
             "clock": read_clock(folder), "metrics": pick_metrics(rows), **evaluate_all(bench, name)}  # fmt: skip
 
@@ -267,7 +294,7 @@ def run_probe(bench: Bench) -> dict[str, Any]:
     for label, words in bench.size.probes.items():
         steps = ["cold_start.num_steps=20", "cold_start.until_success=1.0", "num_steps=6", "evaluation.samples=0"]
         folder = bench.train(f"probe-{label}", [*words, *steps])
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()][2:]
+        rows = read_rows(folder)[2:]
         names = ("time/rollout", "time/reward", "time/update", "time/step", "rollout/tokens", "perf/rollout_tokens_per_second")
         found[label] = {name: sum(row[name] for row in rows) / len(rows) for name in names} | {"seconds": read_seconds(folder)}
     return {"sizes": found}
@@ -288,7 +315,8 @@ def run_stage(name: str, size: str, out: Path, limit: float) -> int:
     ended = True
     result: dict[str, Any] = {}
     try:
-        result = run_probe(bench) if name == "probe" else run_start(bench) if name == "start" else run_grpo(bench, name)
+        alone = {"probe": run_probe, "start": run_start, "rates": run_rates}
+        result = alone[name](bench) if name in alone else run_grpo(bench, name)
     except OutOfTime as words:
         print(f"{name}: out of time in `cohort {words}`, which saved itself; call the stage again")
         ended = False
@@ -330,14 +358,14 @@ def describe_device() -> str:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="The demonstration, stage by stage.")
-    parser.add_argument("stages", nargs="*", default=list(STAGES), help=f"of {', '.join(STAGES)}")
+    parser.add_argument("stages", nargs="*", help=f"of {', '.join(STAGES)}; none: all of them, rates where they are tuned")
     parser.add_argument("--size", choices=list(SIZES), required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit", type=float, default=480.0, help="seconds of one stage")
     chosen = parser.parse_args(arguments)
     if unknown := [name for name in chosen.stages if name not in STAGES]:
         parser.error(f"no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
-    for name in chosen.stages:
+    for name in chosen.stages or [one for one in STAGES if one != "rates" or SIZES[chosen.size].tuning_steps]:
         if code := run_stage(name, chosen.size, chosen.out.resolve(), chosen.limit):
             return code
     return 0

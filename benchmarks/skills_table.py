@@ -202,6 +202,15 @@ def show_runs(start: Stage, stages: Mapping[str, Stage]) -> Iterator[str]:
     yield from write_table(heads, rows)
 
 
+def show_rates(stages: Mapping[str, Stage]) -> Iterator[str]:
+    """Success on training prompts at the end of a short run, for each learning rate that was tried."""
+    rows = [
+        [name, ", ".join(f"{one['rate']:g}: {write_percent(one['success'], 1)}" for one in tried)]
+        for name, tried in stages.get("rates", {}).get("rates", {}).items()
+    ]
+    yield from write_table(["run", "learning rate: success on training prompts"], rows)
+
+
 def show_curves(runs: Mapping[str, Stage]) -> Iterator[str]:
     """ScaleRL's curve fitted on the first 40 % of the compute, and how far it is off at the end."""
     rows = []
@@ -279,6 +288,7 @@ def write_tables(stages: Mapping[str, Stage]) -> list[str]:
         ("Where pass@k crosses", lambda: show_crossing(start, list(seeds.values()))),
         ("Newly solved", lambda: show_newly_solved(start, list(seeds.values()))),
         ("Run by run", lambda: show_runs(start, stages)),
+        ("Rates that were tried", lambda: show_rates(stages)),
         ("Compute and result", lambda: show_curves(others)),
         ("What it took", lambda: show_spent(stages)),
     ):

@@ -1,7 +1,10 @@
 """Beside TRL, to the same accuracy: both train from the start of the demonstration on the same rows with the same reward function.
 
     python benchmarks/skills.py start grpo-0 grpo-1 grpo-2 --size small --out OUT      our side
-    python benchmarks/skills_trl.py --size small --out OUT --seeds 0 1 2 --steps 90    TRL's side, levels, drawing
+    python benchmarks/skills_trl.py --size small --out OUT --tune 7.5e-5 1.5e-4 3e-4 6e-4 --steps 25        rates of TRL, side by side
+    python benchmarks/skills_trl.py --size small --out OUT --seeds 0 1 2 --steps 90 --rate RATE             TRL's side, levels, drawing
+
+Rates are told apart by the rewards on training prompts, as ours are (the stage `rates` of skills.py), with a seed of their own.
 
 TRL's weights are saved every few steps and evaluated by `cohort evaluate` on the problems that our runs look at, with the same noise and as many
 samples. Evaluations are outside of both clocks. A level is reached where the line between two looks crosses it. Seconds are steps
@@ -35,10 +38,10 @@ Curve = list[tuple[float, float]]
 """(step, pass@1) of every look."""
 
 
-def train_peer(bench: Bench, seed: int, steps: int, rate: float, every: int) -> Path:
-    """TRL's run of a seed: its folder, with the weights after every `every` steps."""
-    folder = bench.out / "trl" / f"seed-{seed}"
-    if (folder / f"step-{steps - steps % every}").is_dir():
+def train_peer(bench: Bench, name: str, seed: int, steps: int, rate: float, every: int) -> Path:
+    """TRL's run of a name: its folder, with the weights after every `every` steps. One that is there is not run again."""
+    folder = bench.out / "trl" / name
+    if (folder / "done.json").is_file():
         return folder
     recipe = find_recipe(bench.size.recipe, bench.size.words)
     rows = bench.out / "trl" / "rows.jsonl"
@@ -63,7 +66,18 @@ def train_peer(bench: Bench, seed: int, steps: int, rate: float, every: int) -> 
         subprocess.run(
             [sys.executable, str(PEER), str(folder / "job.json")], stdout=log, stderr=log, check=True, env=dict(os.environ)
         )
+    (folder / "job.json").rename(folder / "done.json")
     return folder
+
+
+def tune_peer(bench: Bench, rates: Sequence[float], steps: int) -> list[dict[str, float]]:
+    """Of each rate the mean reward on the training prompts over the last quarter of a short run."""
+    found = []
+    for rate in rates:
+        folder = train_peer(bench, f"rate-{rate:g}", 100, steps, rate, steps)
+        rewards = json.loads((folder / "steps.json").read_text(encoding="utf-8"))["rewards"]
+        found.append({"rate": rate, "steps": len(rewards), "reward": fmean(rewards[-max(1, len(rewards) // 4) :])})
+    return found
 
 
 def evaluate_looks(bench: Bench, folder: Path, seed: int) -> Curve:
@@ -169,17 +183,25 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=90)
     parser.add_argument("--every", type=int, default=15)
     parser.add_argument("--rate", type=float, default=0.0, help="TRL's learning rate; 0: the recipe's")
+    parser.add_argument("--tune", type=float, nargs="+", default=[], help="rates to try, and nothing else")
     chosen = parser.parse_args(arguments)
     out = chosen.out.resolve()
+    bench = Bench(SIZES[chosen.size], out, 1e9, 0.0)
+    if chosen.tune:
+        code = run_stage("start", chosen.size, out, 1e6)
+        if not code:
+            tuned = tune_peer(bench, chosen.tune, chosen.steps)
+            (out / "trl-rates.json").write_text(json.dumps(tuned, indent=1), encoding="utf-8")
+            print(json.dumps(tuned, indent=1))
+        return code
     for stage in ("start", *(f"grpo-{seed}" for seed in chosen.seeds)):
         if code := run_stage(stage, chosen.size, out, 1e6):
             return code
-    bench = Bench(SIZES[chosen.size], out, 1e9, 0.0)
     rate = chosen.rate or find_recipe(bench.size.recipe, bench.size.words).optimizer.learning_rate
     ours = {str(seed): read_ours(bench, seed) for seed in chosen.seeds}
     theirs: dict[str, Any] = {}
     for seed in chosen.seeds:
-        folder = train_peer(bench, seed, chosen.steps, rate, chosen.every)
+        folder = train_peer(bench, f"seed-{seed}", seed, chosen.steps, rate, chosen.every)
         timed = json.loads((folder / "steps.json").read_text(encoding="utf-8"))
         clock = {name: median(step[name] for step in timed["steps"][1:]) for name in ("cpu", "wall")}
         looks = evaluate_looks(bench, folder, seed)

@@ -33,7 +33,7 @@ class Clock(TrainerCallback):
     """Begins and ends of steps by both clocks, and weights after those that are looked at."""
 
     def __init__(self, folder: Path, every: int) -> None:
-        self.folder, self.every, self.steps, self.began = folder, every, [], (0.0, 0.0)
+        self.folder, self.every, self.steps, self.rewards, self.began = folder, every, [], [], (0.0, 0.0)
         self.trainer = None
 
     def on_step_begin(self, args, state, control, **kwargs):
@@ -44,7 +44,15 @@ class Clock(TrainerCallback):
         self.steps.append({"step": state.global_step, "cpu": count_tree_seconds() - cpu, "wall": time.monotonic() - wall})
         if state.global_step % self.every == 0:
             self.trainer.save_model(str(self.folder / f"step-{state.global_step}"))
-        (self.folder / "steps.json").write_text(json.dumps({"version": trl.__version__, "steps": self.steps}), encoding="utf-8")
+        self.write_steps()
+
+    def write_steps(self):
+        document = {"version": trl.__version__, "steps": self.steps, "rewards": self.rewards}
+        (self.folder / "steps.json").write_text(json.dumps(document), encoding="utf-8")
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if logs and "reward" in logs:  # of a step that has ended: written with the next one, or at the end
+            self.rewards.append(logs["reward"])
 
 
 def main(job_file: str) -> None:
@@ -77,7 +85,7 @@ def main(job_file: str) -> None:
         gradient_checkpointing=False,
         save_strategy="no",
         report_to=[],
-        logging_steps=10,
+        logging_steps=1,
         disable_tqdm=True,
     )
     clock = Clock(folder, job["every"])
@@ -92,6 +100,7 @@ def main(job_file: str) -> None:
     )
     clock.trainer = trainer
     trainer.train()
+    clock.write_steps()
 
 
 if __name__ == "__main__":
