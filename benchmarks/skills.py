@@ -90,11 +90,11 @@ RUNS: dict[str, tuple[str, ...]] = {
 RATES = {"lora-1": 10.0, "lora-16": 10.0}
 """Learning rates as multiples of the recipe's, chosen by the stage `rates` at 1M parameters."""
 TRIED = {
-    "grpo-0": (0.5, 1, 2, 4),
-    "dr_grpo": (0.5, 1, 2, 4),
-    "maxrl": (0.5, 1, 2, 4),
-    "lora-1": (3, 10, 30),
-    "lora-16": (3, 10, 30),
+    "grpo-0": (0.25, 0.5, 1, 2),
+    "dr_grpo": (0.25, 0.5, 1, 2),
+    "maxrl": (0.25, 0.5, 1, 2),
+    "lora-1": (1.5, 5, 15),
+    "lora-16": (1.5, 5, 15),
 }
 TUNING = ("seed=100", "evaluation.samples=0")
 """A seed that no other stage has, and no look at held-out problems: a rate that was chosen by them would be judged by them twice."""
