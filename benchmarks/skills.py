@@ -87,7 +87,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "lora-1": ("model.lora.rank=1",),
     "lora-16": ("model.lora.rank=16",),
 }
-RATES = {"lora-1": 10.0, "lora-16": 10.0}
+RATES = {"lora-1": 15.0, "lora-16": 5.0}
 """Learning rates as multiples of the recipe's, chosen by the stage `rates` at 1M parameters."""
 TRIED = {
     "grpo-0": (0.25, 0.5, 1, 2),
