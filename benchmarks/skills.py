@@ -14,7 +14,7 @@ the same bits, on a GPU with the same recipe.
     probe      seconds of decoding, training and verdicts at the sizes to choose from
     rates      for the small twin: a short run of each objective at several learning rates, judged by its training rewards alone
     start      the cold start, and pass@1..k of every set before any GRPO
-    grpo-0 -1 -2, dr_grpo, maxrl, lora-1, lora-16      a run of GRPO from the start, and pass@1..k after it
+    grpo-0 -1 -2, dr_grpo, maxrl, lora-1, lora-16, maxrl-1 -2      a run of GRPO from the start, and pass@1..k after it
 
 All runs begin with the same weights and are evaluated on the same problems with the same noise, so that differences are paired.
 """
@@ -86,6 +86,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "maxrl": ("algorithm.name=maxrl", "algorithm.kl_coef=0.005"),
     "lora-1": ("model.lora.rank=1",),
     "lora-16": ("model.lora.rank=16",),
+    "maxrl-1": ("algorithm.name=maxrl", "algorithm.kl_coef=0.005", "seed=1"),
+    "maxrl-2": ("algorithm.name=maxrl", "algorithm.kl_coef=0.005", "seed=2"),
 }
 RATES = {"lora-1": 15.0, "lora-16": 5.0}
 """Learning rates as multiples of the recipe's, chosen by the stage `rates` at 1M parameters."""

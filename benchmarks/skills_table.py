@@ -177,7 +177,7 @@ def show_runs(start: Stage, stages: Mapping[str, Stage]) -> Iterator[str]:
     """Every run of GRPO: where it ended, how far it went, what it took."""
     groups = sort_sets(start)
     trained, harder = groups["problems of the trained levels"], groups["a harder level"]
-    rows = []
+    rows, most = [], count_samples(start)
     for name, stage in stages.items():
         if "metrics" not in stage:
             continue
@@ -187,13 +187,15 @@ def show_runs(start: Stage, stages: Mapping[str, Stage]) -> Iterator[str]:
         )
         ends = lambda values: f"{fmean(values[:5]):.3f} → {fmean(values[-5:]):.3f}" if values else "–"  # noqa: E731
         rows.append([
-            name, f"{stage['learning_rate']:g}", *(write_change(join_rates(start, sets, 1), join_rates(stage, sets, 1)) for sets in (trained, harder)),
+            name, f"{stage['learning_rate']:g}",
+            *(write_change(join_rates(start, sets, k), join_rates(stage, sets, k)) for sets, k in ((trained, 1), (trained, most), (harder, 1))),
             f"{fmean(kl[-5:]):.2f}" if kl else "–", ends(entropy), f"{stage['curve'][-1]['seconds']:.0f}",
         ])  # fmt: skip
     heads = [
         "run",
         "learning rate",
         "pass@1, trained levels",
+        f"pass@{most}, trained levels",
         "pass@1, harder level",
         "KL at the end, nats",
         "entropy, nats",
