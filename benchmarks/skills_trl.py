@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -135,6 +136,14 @@ def compare_sides(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[di
     return rows
 
 
+def list_ticks(low: float, high: float) -> list[float]:
+    """About six round numbers between the two."""
+    rough = (high - low) / 6
+    unit = 10 ** math.floor(math.log10(rough))
+    step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= rough)
+    return [step * number for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
 def draw_curves(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """pass@1 against CPU seconds, a line for each seed."""
     lines = [
@@ -151,10 +160,10 @@ def draw_curves(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
         return f"{left + x / right * (width - left - 20):.1f},{height - bottom - (y - low) / (high - low) * (height - bottom - top):.1f}"
 
     parts = [text(0, 14, "held-out pass@1 against CPU seconds of training, one line per seed", weight="600")]
-    for share in range(6):
-        x, y = share / 5 * right, low + share / 5 * (high - low)
-        parts += [text(float(place(x, low).split(",")[0]), height - 18, f"{x:.0f} s", anchor="middle", size=11)]
-        parts += [text(left - 6, float(place(0, y).split(",")[1]) + 4, f"{100 * y:.0f} %", anchor="end", size=11)]
+    for x in list_ticks(0, right):
+        parts += [text(float(place(x, low).split(",")[0]), height - 18, f"{x:g} s", anchor="middle", size=11)]
+    for y in list_ticks(100 * low, 100 * high):
+        parts += [text(left - 6, float(place(0, y / 100).split(",")[1]) + 4, f"{y:g} %", anchor="end", size=11)]
     for name, points in lines:
         parts.append(
             f"<polyline fill='none' stroke='{COLOURS[name]}' stroke-width='2' points='{' '.join(place(x, y) for x, y in points)}'/>"
