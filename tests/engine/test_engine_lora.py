@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,10 @@ from cohort.engine import sample_groups
 from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
 from cohort.model import lora
+from cohort.model.backbone import ModuleBackbone
+from cohort.ops.attention import attention_configs
+from cohort.ops.fused.training import FusedBackbone
+from cohort.ops.layout import Layout
 from cohort.recipe.schema import LoraConfig
 
 WANTED = sampling(group_size=4)
@@ -80,3 +85,43 @@ def test_updates_switches_and_scales_are_seen_by_the_next_call() -> None:
         layer.scaling["default"] *= 1.5
     seen.append(compare_with_modules(model, engine))
     assert all(one != other for place, one in enumerate(seen) for other in seen[:place])
+
+
+def set_other_base(model: Any) -> None:
+    """As `load_state_dict(..., assign=True)` does: other parameters, not other values of the same."""
+    other = {name: 1.2 * value for name, value in model.state_dict().items() if ".lora_" not in name}
+    model.load_state_dict(other, strict=False, assign=True)
+
+
+def turn_adapters(model: Any) -> None:
+    """B as a decomposition gives it: by columns."""
+    for layer in lora.list_lora_layers(model).values():
+        weight = layer.lora_B["default"].weight
+        weight.data = weight.detach().flip(0).t().contiguous().t()
+
+
+def take_adapter_off(model: Any) -> None:
+    mlp = model.base_model.layers[0].mlp
+    mlp.up_proj = mlp.up_proj.base_layer
+
+
+def set_other_norms(model: Any) -> None:
+    for norm in (model.base_model.norm, model.base_model.layers[0].input_layernorm):
+        norm.weight = torch.nn.Parameter(norm.weight.detach() * torch.linspace(0.5, 2, len(norm.weight)), requires_grad=False)
+
+
+@pytest.mark.parametrize("change", [set_other_base, turn_adapters, take_adapter_off, set_other_norms])
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
+def test_other_parameters_and_layers_are_seen_by_the_next_call(family: str, change: Callable[[Any], None]) -> None:
+    """By sampling and by training, neither of which may go on with what the model no longer has."""
+    model = make_adapted(family)
+    engine = LocalEngine(EngineSetup(model, text_of, kernels="fused"))
+    modules, own = ModuleBackbone(model.base_model, attention_configs(model)), FusedBackbone(model)
+    layout = Layout.from_rows([[1, 2, 3, 4, 5], [3, 1]])
+    seen = compare_with_modules(model, engine)
+    with torch.no_grad():
+        before = own(layout)
+        change(model)
+        assert torch.allclose(own(layout), modules(layout), atol=1e-4)
+        assert not torch.allclose(own(layout), before, atol=1e-2)
+    assert compare_with_modules(model, engine) != seen

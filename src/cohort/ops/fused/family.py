@@ -3,7 +3,7 @@
 Queries, keys and values are one matrix product instead of three, gate and up one instead of two. For that their weights are
 laid into one tensor, of which the model's own parameters become views: there is no second copy, and whatever updates the
 parameters in place (an optimizer step, a loaded checkpoint) has updated the fused tensor. Something that gives a parameter
-new storage instead would leave the fused tensor behind; `FusedModel.is_current` finds that out.
+new storage instead, or a module another parameter, would leave the fused tensor behind; `FusedModel.is_current` finds that out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cohort.errors import EngineError
 from cohort.ops.four_bit import is_four_bit
-from cohort.ops.fused.projection import Adapters, Projection, read_base
+from cohort.ops.fused.projection import Adapters, Projection, are_same, read_base
 
 FAMILIES = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
@@ -25,6 +25,9 @@ ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class FusedLayer:
+    module: Any
+    """What it was read from."""
+    number: int
     input_norm: Tensor
     qkv: Projection
     """[(query heads + 2 kv heads) * D, H]; rows of all queries, then keys, then values."""
@@ -41,9 +44,16 @@ class FusedLayer:
     def projections(self) -> tuple[Projection, ...]:
         return self.qkv, self.out, self.gate_up, self.down
 
+    def is_current(self) -> bool:
+        norms = (self.input_norm, self.query_norm, self.key_norm, self.post_norm)
+        layers = _list_linear_layers(self.number, self.module)
+        return are_same(_list_norms(self.module), norms) and all(map(Projection.is_current, self.projections, layers))
+
 
 @dataclass(frozen=True)
 class FusedModel:
+    backbone: Any
+    """What it was read from."""
     embedding: Tensor
     padding: int | None
     """Token whose embedding gets no gradient."""
@@ -70,8 +80,13 @@ class FusedModel:
         return self.embedding.device
 
     def is_current(self) -> bool:
-        """Whether the model's parameters still are the views they were made into, and the same adapters are switched on."""
-        return all(projection.is_current() for projection in self.projections)
+        """Whether the model has the parameters it had, as the views they were made into, and the same adapters switched on."""
+        backbone = self.backbone
+        return (
+            are_same((backbone.embed_tokens.weight, backbone.norm.weight), (self.embedding, self.norm))
+            and are_same(backbone.layers[: len(self.layers)], (layer.module for layer in self.layers))
+            and all(layer.is_current() for layer in self.layers)
+        )
 
     @property
     def projections(self) -> list[Projection]:
@@ -99,6 +114,7 @@ def fuse(model: Any) -> FusedModel:
     modules = backbone.layers[: config.num_hidden_layers]
     layers = tuple(_read_layer(number, layer, config) for number, layer in enumerate(modules))
     return FusedModel(
+        backbone=backbone,
         embedding=backbone.embed_tokens.weight,
         padding=backbone.embed_tokens.padding_idx,
         layers=layers,
@@ -130,34 +146,48 @@ def _check_family(backbone: Any, config: Any) -> None:
             raise EngineError(f"{module_name or 'the backbone'} has a forward hook, which own kernels would not call")
 
 
-def _read_layer(number: int, layer: Any, config: Any) -> FusedLayer:
-    attention, mlp = layer.self_attn, layer.mlp
+def _list_linear_layers(number: int, layer: Any) -> tuple[dict[str, Any], ...]:
+    """By name, those of each projection."""
 
-    def read_linear(owner: Any, *names: str) -> dict[str, Any]:
+    def name_layers(owner: Any, *names: str) -> dict[str, Any]:
         return {f"{name} of layer {number}": getattr(owner, name) for name in names}
 
-    projections = read_linear(attention, "q_proj", "k_proj", "v_proj")
-    out, gate_up, down = (
-        read_linear(attention, "o_proj"),
-        read_linear(mlp, "gate_proj", "up_proj"),
-        read_linear(mlp, "down_proj"),
+    attention, mlp = layer.self_attn, layer.mlp
+    return (
+        name_layers(attention, "q_proj", "k_proj", "v_proj"),
+        name_layers(attention, "o_proj"),
+        name_layers(mlp, "gate_proj", "up_proj"),
+        name_layers(mlp, "down_proj"),
     )
+
+
+def _list_norms(layer: Any) -> tuple[Any, Any, Any, Any]:
+    """Weights of those before attention, of queries and keys where there are any, and after attention."""
+    attention, normed = layer.self_attn, hasattr(layer.self_attn, "q_norm")
+    heads = (attention.q_norm.weight, attention.k_norm.weight) if normed else (None, None)
+    return layer.input_layernorm.weight, *heads, layer.post_attention_layernorm.weight
+
+
+def _read_layer(number: int, layer: Any, config: Any) -> FusedLayer:
+    projections, out, gate_up, down = _list_linear_layers(number, layer)
     for name, linear in (out | gate_up | down).items():
         if read_base(name, linear).bias is not None:
             raise EngineError(f"{name} has a bias")
     if len({read_base(name, linear).bias is None for name, linear in projections.items()}) > 1:
         raise EngineError(f"some, not all, of layer {number}'s query, key and value projections have a bias")
-    normed = hasattr(attention, "q_norm")
+    input_norm, query_norm, key_norm, post_norm = _list_norms(layer)
     return FusedLayer(
-        input_norm=layer.input_layernorm.weight,
+        module=layer,
+        number=number,
+        input_norm=input_norm,
         qkv=Projection.lay_together(projections),
-        query_norm=attention.q_norm.weight if normed else None,
-        key_norm=attention.k_norm.weight if normed else None,
+        query_norm=query_norm,
+        key_norm=key_norm,
         out=Projection.lay_together(out),
-        post_norm=layer.post_attention_layernorm.weight,
+        post_norm=post_norm,
         gate_up=Projection.lay_together(gate_up),
         down=Projection.lay_together(down),
-        window=_read_window(attention, config),
+        window=_read_window(layer.self_attn, config),
     )
 
 

@@ -13,7 +13,7 @@ for every five hundred of the other activations of a 7B model, and making it aga
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -115,6 +115,8 @@ class Projection:
         biases = [base.bias for base in bases if base.bias is not None]
         places = cut_places([base.out_features for base in bases])
         parts = [adapter for adapter in found if adapter is not None]
+        for part in parts:
+            lay_together([part.up])  # compiled code reads it row by row
         columns = [place for place, adapter in zip(places, found, strict=True) if adapter is not None]
         return cls(
             lay_together(weights) if weights else None,
@@ -125,16 +127,24 @@ class Projection:
             layers,
         )
 
-    def is_current(self) -> bool:
-        """Whether the parameters still are the views they were made into, and the same adapters are switched on."""
-        found = [read_adapter(name, layer) for name, layer in self.layers.items()]
+    def is_current(self, layers: Mapping[str, Any]) -> bool:
+        """Whether these layers, of the same names, are those it was read from, with the same parameters and adapters, and
+        their parameters still the views they were made into."""
+        bases = [get_base(layer) for layer in layers.values()]
+        if not (
+            are_same(layers.values(), self.layers.values())
+            and (self.weight is None or are_same((base.weight for base in bases), self.parts))
+            and are_same((base.bias for base in bases if base.bias is not None), self.bias_parts)
+        ):
+            return False
+        found = [read_adapter(name, layer) for name, layer in layers.items()]
         now = [adapter for adapter in found if adapter is not None]
         mine = [] if self.adapters is None else self.adapters.parts
         together = [(self.weight, self.parts), (self.bias, self.bias_parts)]
         together += [] if self.adapters is None else [(self.adapters.down_RI, [part.down for part in mine])]
         return (
             len(mine) == len(now)
-            and all(one.is_same(other) for one, other in zip(mine, now, strict=True))
+            and all(one.is_same(other) and one.up.is_contiguous() for one, other in zip(mine, now, strict=True))
             and all(
                 parts[0].data_ptr() == whole.data_ptr() and lie_adjacent(parts)
                 for whole, parts in together
@@ -225,6 +235,11 @@ def split_needed(whole: Tensor | None, sizes: list[int], needed: Sequence[bool])
     if whole is None or not needed:
         return [None] * len(needed)
     return [part if need else None for part, need in zip(whole.split(sizes), needed, strict=True)]
+
+
+def are_same(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Whether both hold the very same objects, in the same order."""
+    return [*map(id, some)] == [*map(id, others)]
 
 
 def cut_places(sizes: Sequence[int]) -> list[slice]:
