@@ -14,6 +14,7 @@ import torch
 
 pytest.importorskip("peft", reason="adapters need peft")
 
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cohort import session
@@ -361,6 +362,18 @@ def test_adapters_that_cannot_be_served_are_refused_by_name(tmp_path, base, sft,
         lora.load_adapter(model, folder, str(base))
     assert said in str(problem.value)
     assert str(folder) in str(problem.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_an_adapter_that_is_not_finite_is_refused_by_name(tmp_path, base, sft, value):
+    """Every logit would be NaN, and what is said about them would send one looking elsewhere."""
+    folder = broken(tmp_path / "adapter", sft)
+    values = load_file(folder / "adapter_model.safetensors")
+    name = min(values)
+    values[name][0, 0] = value
+    save_file(values, folder / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors holds NaN or infinity in model\.layers\.0\..*weight;"):
+        lora.load_adapter(load_pretrained(str(base))[0], folder, str(base))
 
 
 def test_a_pickle_is_never_read(tmp_path, base, sft):

@@ -262,6 +262,9 @@ def read_values(model: Any, folder: Path, field: str, made_for: str) -> dict[str
             + (f" and {len(wrong) - 1} more" if len(wrong) > 1 else "")
             + " missing, unknown or of another shape. Set model.source to the base it was made for."
         )
+    broken = [key for key, value in stored.items() if not value.isfinite().all()]
+    if broken:
+        raise ModelError(f"{field}: {file} holds NaN or infinity in {broken[0]}; give an earlier state of this adapter.")
     return {names[key]: value for key, value in stored.items()}
 
 
