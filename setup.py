@@ -11,6 +11,7 @@ import importlib.util
 import platform
 import re
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -75,7 +76,7 @@ class BuildWithNative(build_py):
         folder.mkdir()
         try:
             self.prebuilt = [*building.compile_prebuilt(folder)]
-        except building.NoNative as problem:
+        except (building.NoNative, OSError, subprocess.SubprocessError) as problem:
             print(f"nothing is compiled for this wheel: {problem}")
         if not self.prebuilt:
             shutil.rmtree(folder)

@@ -197,10 +197,11 @@ def test_the_tag_of_a_wheel_is_that_of_the_newest_symbol(tmp_path, contents, sys
     assert setup.find_platform(files) == f"{system}_{platform.machine()}"
 
 
-@pytest.mark.parametrize("compiler", [False, True])
+@pytest.mark.parametrize("compiler", [None, "no program", "works"])
 def test_a_wheel_is_for_every_machine_where_nothing_could_be_compiled(tmp_path, compiler):
     """Built out of a small copy of the sources; a stale library of an earlier build is not taken along."""
-    if compiler and not any(map(shutil.which, building.COMPILERS)):
+    works = compiler == "works"
+    if works and not any(map(shutil.which, building.COMPILERS)):
         pytest.skip("no C compiler on this machine")
     tree = tmp_path / "tree"
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
@@ -215,7 +216,11 @@ def test_a_wheel_is_for_every_machine_where_nothing_could_be_compiled(tmp_path, 
     stale = tree / "build" / "lib" / fused / "native" / "prebuilt" / "x86-64-v4-8-0a.so"
     stale.parent.mkdir(parents=True)
     stale.touch()
-    path = os.environ["PATH"] if compiler else str(tmp_path / "nothing")
+    path = os.environ["PATH"] if works else str(tmp_path / "bin")
+    if compiler == "no program":
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "cc").write_text("of another machine")
+        (tmp_path / "bin" / "cc").chmod(0o755)
     done = subprocess.run(
         [sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=tree, capture_output=True, text=True, check=True,
         env=os.environ | {"PATH": path},
@@ -224,8 +229,8 @@ def test_a_wheel_is_for_every_machine_where_nothing_could_be_compiled(tmp_path, 
     with zipfile.ZipFile(wheel) as archive:
         libraries = sorted(Path(name).name.rpartition("-")[0] for name in archive.namelist() if name.endswith(".so"))
         [said] = [archive.read(name).decode() for name in archive.namelist() if name.endswith("/WHEEL")]
-    levels = building.LEVELS.get(platform.machine(), {}) if compiler else {}
+    levels = building.LEVELS.get(platform.machine(), {}) if works else {}
     assert libraries == sorted(f"{level}-16" for level in levels)
     assert f"Root-Is-Purelib: {'false' if levels else 'true'}" in said
     assert wheel.name.endswith(f"_{platform.machine()}.whl" if levels else "-py3-none-any.whl")
-    assert ("nothing is compiled for this wheel: " in done.stdout) == (not compiler)
+    assert ("nothing is compiled for this wheel: " in done.stdout) == (not works)
