@@ -222,6 +222,15 @@ def test_a_file_of_another_version_of_the_source_is_not_loaded(package, monkeypa
 
 @needs_compiler
 @needs_level
+def test_files_that_another_version_left_behind_are_passed_over(package):
+    file = find_file()
+    for digit in "0f":
+        (package / f"{OWN_LEVEL}-{DIM}-{digit * 32}.so").write_bytes(b"of another version")
+    assert Path(native.load_library(DIM, 2, 64).library._name) == file
+
+
+@needs_compiler
+@needs_level
 def test_what_is_not_covered_is_named_and_compiled_where_it_can_be(package, monkeypatch):
     assert reason(40) == f"nothing is prebuilt for heads of 40 dimensions; {NO_COMPILER}"
     monkeypatch.setattr(building, "read_processor_flags", lambda: {"sse2"})

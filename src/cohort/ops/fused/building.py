@@ -67,12 +67,13 @@ def find_prebuilt(head_dim: int) -> Path | None:
     level = find_level(platform.machine(), read_processor_flags())
     if level is None:
         raise NoNative("nothing is prebuilt for this processor")
-    found = next(PREBUILT.glob(f"{level}-{head_dim}-*.so"), None)
-    if found is None:
+    found = sorted(PREBUILT.glob(f"{level}-{head_dim}-*.so"))
+    if not found:
         raise NoNative(f"nothing is prebuilt for heads of {head_dim} dimensions")
-    if found.name != name_prebuilt(level, head_dim, found.read_bytes()):
-        raise NoNative(f"{found} is damaged; install cohort-rl again")
-    return found
+    for file in found:  # a copy of one version over another leaves the files of both
+        if file.name == name_prebuilt(level, head_dim, file.read_bytes()):
+            return file
+    raise NoNative(f"{found[0]} is damaged; install cohort-rl again")
 
 
 def compile_prebuilt(folder: Path) -> Iterator[Path]:
