@@ -167,7 +167,7 @@ def run_operations(kernel: native.Native) -> list[torch.Tensor]:
 
 def run_rollouts(kernel: native.Native) -> object:
     engine = LocalEngine(EngineSetup(build("llama"), lambda ids: "", slots=7))
-    engine.native = kernel
+    engine.compiled = NativeOperations(kernel)
     prompts = [Prompt(number, "", {}, tuple((3 * number + at) % 29 for at in range(2 + number))) for number in range(5)]
     sampling = Sampling(group_size=4, temperature=1.0, max_completion_tokens=12, stop_ids=(3, 5))
     return sample_groups(engine, prompts, sampling, NoiseKey(0, "train", 1))
