@@ -133,6 +133,16 @@ def test_whole_steps_are_compared_with_adapters_that_do_something(monkeypatch: p
     assert not any(value.any() for name, value in lora.adapter_parameters(model).items() if ".lora_B." in name)
 
 
+def test_whole_steps_are_compared_for_each_choice_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter beside a query has other products than one beside a key, which gives fewer numbers."""
+    monkeypatch.setattr(cpu_native, "_whole_steps", compared := {})
+    for count, target in enumerate(("q_proj", "k_proj", "o_proj"), 1):
+        decoder = make_native(fuse(adapt(build("llama", num_hidden_layers=1), target_modules=[target])), 20, 16)
+        if decoder.native.borrowed is None:
+            pytest.skip("PyTorch shows no products here")
+        assert len(compared) == count
+
+
 def test_a_backbone_is_proven_with_adapters_that_do_something(monkeypatch: pytest.MonkeyPatch) -> None:
     model = adapt(build("llama", num_hidden_layers=2), moved=0.0)
     backbone, modules = compiled_backbone(model), ModuleBackbone(model.base_model, attention_configs(model))

@@ -149,7 +149,7 @@ class NativeDecoder(CpuDecoder):
         adapters = [(name, one) for layer in self.layers for name, one in layer.adapters.items()]
         shape = (
             *(fused.embedding.shape[1], fused.intermediate, fused.query_heads, fused.kv_heads, fused.head_dim),
-            *((name, len(part.down), part.scale) for name, one in adapters for part in one.parts),
+            *((name, *part.up.shape, part.scale) for name, one in adapters for part in one.parts),
             self.native.library._name,
         )
         if shape not in _whole_steps:
