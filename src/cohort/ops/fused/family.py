@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from cohort.errors import EngineError
 from cohort.ops.four_bit import is_four_bit
-from cohort.ops.fused.projection import Adapters, Projection, are_same, read_base
+from cohort.ops.fused.projection import Adapters, Projection, read_base
+from cohort.ops.fused.watch import Watch
 
 FAMILIES = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
@@ -25,9 +26,6 @@ ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class FusedLayer:
-    module: Any
-    """What it was read from."""
-    number: int
     input_norm: Tensor
     qkv: Projection
     """[(query heads + 2 kv heads) * D, H]; rows of all queries, then keys, then values."""
@@ -44,16 +42,11 @@ class FusedLayer:
     def projections(self) -> tuple[Projection, ...]:
         return self.qkv, self.out, self.gate_up, self.down
 
-    def is_current(self) -> bool:
-        norms = (self.input_norm, self.query_norm, self.key_norm, self.post_norm)
-        layers = _list_linear_layers(self.number, self.module)
-        return are_same(_list_norms(self.module), norms) and all(map(Projection.is_current, self.projections, layers))
-
 
 @dataclass(frozen=True)
 class FusedModel:
-    backbone: Any
-    """What it was read from."""
+    watch: Watch
+    """On what it was read from."""
     embedding: Tensor
     padding: int | None
     """Token whose embedding gets no gradient."""
@@ -81,12 +74,7 @@ class FusedModel:
 
     def is_current(self) -> bool:
         """Whether the model has the parameters it had, as the views they were made into, and the same adapters switched on."""
-        backbone = self.backbone
-        return (
-            are_same((backbone.embed_tokens.weight, backbone.norm.weight), (self.embedding, self.norm))
-            and are_same(backbone.layers[: len(self.layers)], (layer.module for layer in self.layers))
-            and all(layer.is_current() for layer in self.layers)
-        )
+        return self.watch.is_same()
 
     @property
     def projections(self) -> list[Projection]:
@@ -114,7 +102,7 @@ def fuse(model: Any) -> FusedModel:
     modules = backbone.layers[: config.num_hidden_layers]
     layers = tuple(_read_layer(number, layer, config) for number, layer in enumerate(modules))
     return FusedModel(
-        backbone=backbone,
+        watch=Watch(backbone),  # after what lays its parameters together
         embedding=backbone.embed_tokens.weight,
         padding=backbone.embed_tokens.padding_idx,
         layers=layers,
@@ -177,8 +165,6 @@ def _read_layer(number: int, layer: Any, config: Any) -> FusedLayer:
         raise EngineError(f"some, not all, of layer {number}'s query, key and value projections have a bias")
     input_norm, query_norm, key_norm, post_norm = _list_norms(layer)
     return FusedLayer(
-        module=layer,
-        number=number,
         input_norm=input_norm,
         qkv=Projection.lay_together(projections),
         query_norm=query_norm,

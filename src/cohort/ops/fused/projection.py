@@ -13,7 +13,7 @@ for every five hundred of the other activations of a 7B model, and making it aga
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -41,9 +41,6 @@ class LowRank:
     up: Tensor
     """B."""
     scale: float
-
-    def is_same(self, other: LowRank | None) -> bool:
-        return other is not None and self.down is other.down and self.up is other.up and self.scale == other.scale
 
 
 @dataclass(frozen=True)
@@ -125,31 +122,6 @@ class Projection:
             biases,
             Adapters(lay_together([part.down for part in parts]), parts, columns) if parts else None,
             layers,
-        )
-
-    def is_current(self, layers: Mapping[str, Any]) -> bool:
-        """Whether these layers, of the same names, are those it was read from, with the same parameters and adapters, and
-        their parameters still the views they were made into."""
-        bases = [get_base(layer) for layer in layers.values()]
-        if not (
-            are_same(layers.values(), self.layers.values())
-            and (self.weight is None or are_same((base.weight for base in bases), self.parts))
-            and are_same((base.bias for base in bases if base.bias is not None), self.bias_parts)
-        ):
-            return False
-        found = [read_adapter(name, layer) for name, layer in layers.items()]
-        now = [adapter for adapter in found if adapter is not None]
-        mine = [] if self.adapters is None else self.adapters.parts
-        together = [(self.weight, self.parts), (self.bias, self.bias_parts)]
-        together += [] if self.adapters is None else [(self.adapters.down_RI, [part.down for part in mine])]
-        return (
-            len(mine) == len(now)
-            and all(one.is_same(other) and one.up.is_contiguous() for one, other in zip(mine, now, strict=True))
-            and all(
-                parts[0].data_ptr() == whole.data_ptr() and lie_adjacent(parts)
-                for whole, parts in together
-                if whole is not None
-            )
         )
 
     @property
@@ -235,11 +207,6 @@ def split_needed(whole: Tensor | None, sizes: list[int], needed: Sequence[bool])
     if whole is None or not needed:
         return [None] * len(needed)
     return [part if need else None for part, need in zip(whole.split(sizes), needed, strict=True)]
-
-
-def are_same(some: Iterable[Any], others: Iterable[Any]) -> bool:
-    """Whether both hold the very same objects, in the same order."""
-    return [*map(id, some)] == [*map(id, others)]
 
 
 def cut_places(sizes: Sequence[int]) -> list[slice]:
