@@ -19,8 +19,9 @@ from cohort.evaluation.estimators import PairedDifference, paired_test
 from cohort.evaluation.evaluate import ProblemVerdicts, list_ks
 from cohort.evaluation.scaling import fit_scaling, forecast_error
 
-SHARE = 0.4
+SHARE, VOTES = 0.4, 16
 SEEDS = ("grpo-0", "grpo-1", "grpo-2")
+MAXRL_SEEDS = ("maxrl", "maxrl-1", "maxrl-2")
 TAUGHT, UNSEEN = ("fraction_simplification", "binary_alternation"), ("lcm", "decimal_chain_sum")
 """Tasks with demonstrations that GRPO never sees, and tasks without any."""
 Stage = Mapping[str, Any]
@@ -204,6 +205,23 @@ def show_runs(start: Stage, stages: Mapping[str, Stage]) -> Iterator[str]:
     yield from write_table(heads, rows)
 
 
+def show_maxrl(start: Stage, stages: Mapping[str, Stage]) -> Iterator[str]:
+    """Means of GRPO's and of MaxRL's seeds, paired by problem: the same prompts, noise and rate, another weight of hard problems."""
+    if not all(name in stages for name in (*SEEDS, *MAXRL_SEEDS)):
+        return
+    most, rows = count_samples(start), []
+    for title, names in sort_sets(start).items():
+        cells = []
+        for k in (1, VOTES, most):
+            of_grpo, of_maxrl = (
+                average_rates([stages[seed] for seed in seeds], lambda stage, k=k, names=names: join_rates(stage, names, k))
+                for seeds in (SEEDS, MAXRL_SEEDS)
+            )
+            cells.append(f"{100 * fmean(join_rates(start, names, k).values()):.1f}: {write_change(of_grpo, of_maxrl)}")
+        rows.append([title, *cells])
+    yield from write_table(["held out", *(f"pass@{k}, start: GRPO → MaxRL" for k in (1, VOTES, most))], rows)
+
+
 def show_rates(stages: Mapping[str, Stage]) -> Iterator[str]:
     """Success on training prompts at the end of a short run, for each learning rate that was tried."""
     rows = [
@@ -290,6 +308,7 @@ def write_tables(stages: Mapping[str, Stage]) -> list[str]:
         ("Where pass@k crosses", lambda: show_crossing(start, list(seeds.values()))),
         ("Newly solved", lambda: show_newly_solved(start, list(seeds.values()))),
         ("Run by run", lambda: show_runs(start, stages)),
+        ("MaxRL beside GRPO", lambda: show_maxrl(start, stages)),
         ("Rates that were tried", lambda: show_rates(stages)),
         ("Compute and result", lambda: show_curves(others)),
         ("What it took", lambda: show_spent(stages)),
