@@ -11,7 +11,6 @@ which algorithm it is.
 
 from __future__ import annotations
 
-from cohort.base.collector import freeze_objects
 from cohort.base.stopwatch import Stopwatch
 from cohort.training.drawing import begin_drawing, finish_drawing, why_not_full
 from cohort.training.experience import credit_tokens, make_batch
@@ -22,7 +21,6 @@ from cohort.training.state import TrainState
 from cohort.training.updates import UpdateMeter
 
 
-@freeze_objects()
 def train(parts: TrainingParts, state: TrainState, until: int) -> None:
     """Train until `until` steps are finished, from wherever `state` stands."""
     recipe, source = parts.recipe, parts.source

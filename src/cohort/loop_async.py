@@ -10,7 +10,6 @@ tokens that are older than the policy are told apart (training/experience.py).
 
 from __future__ import annotations
 
-from cohort.base.collector import freeze_objects
 from cohort.base.stopwatch import Stopwatch
 from cohort.loop import update_policy
 from cohort.training.ahead import Ahead
@@ -21,7 +20,6 @@ from cohort.training.stages import finish_step, observe_step, save_if_due
 from cohort.training.state import TrainState
 
 
-@freeze_objects()
 def train_ahead(parts: TrainingParts, state: TrainState, until: int) -> None:
     """Train until `until` steps are finished, from wherever `state` stands."""
     ahead: Ahead | InFlight = InFlight(parts, state) if parts.recipe.ahead.in_flight else Ahead(parts, state)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from cohort.base.collector import freeze_objects
 from cohort.base.interrupts import defer_interrupts
 from cohort.base.stopwatch import Stopwatch
 from cohort.base.trees import reach
@@ -168,8 +169,9 @@ class TrainState(Record):
 
     def remaining_steps(self, until: int) -> Iterator[int]:
         """The steps that are left, one after the other: none more once the run has been told to stop."""
-        while self.step < until and not self.stopped:
-            yield self.step + 1
+        with freeze_objects():
+            while self.step < until and not self.stopped:
+                yield self.step + 1
 
     def begin_batch(self, batch: Batch) -> None:
         self.batch, self.update_metrics, self.trace = batch, [], TokenTrace()
