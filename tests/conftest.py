@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,6 +240,22 @@ def library_loss_and_gradients(
 def relative_difference(left: torch.Tensor, right: torch.Tensor) -> float:
     """Largest difference in units of the largest entry."""
     return float((left - right).abs().max() / right.abs().max().clamp(min=1e-300))
+
+
+def count_kept_bytes(model: torch.nn.Module, compute: Callable[[], Any]) -> int:
+    """What autograd keeps of a computation for its backward, the model's own parameters aside."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    storages: dict[int, Any] = {}
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        compute()
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def collect_batch(collected: Collected, models: Models, recipe: Recipe, step: int, kl_coef: float) -> Batch:

@@ -41,7 +41,7 @@ from cohort.ops.fused.family import fuse
 from cohort.ops.fused.functions import Norm
 from cohort.ops.fused.projection import Adapters, LowRank, Projection
 from cohort.ops.fused.training import hidden_states
-from conftest import relative_difference
+from conftest import count_kept_bytes, relative_difference
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 KINDS: dict[str, dict[str, Any]] = {
@@ -316,24 +316,13 @@ def test_memory_kept_for_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     model = adapt(tiny_model("Llama", torch.float32), r=3)
     fused = fuse(model)
     layout = layout_of([torch.arange(16) % VOCABULARY, torch.arange(16) % VOCABULARY])
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     group = fused.query_heads // fused.kv_heads
     monkeypatch.setattr(
         training, "attend", lambda layout, query, key, value, *rest: query + (key + value).repeat_interleave(group, dim=1)
     )
 
     def kept(backbone: Any, checkpointing: bool) -> int:
-        storages: dict[int, Any] = {}
-
-        def count(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                storages[storage.data_ptr()] = storage
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            hidden_states(backbone, layout, checkpointing=checkpointing)
-        return sum(storage.nbytes() for storage in storages.values())
+        return count_kept_bytes(model, lambda: hidden_states(backbone, layout, checkpointing=checkpointing))
 
     three, two = fused, replace(fused, layers=fused.layers[:1])
     per_token = 2 * (24 + 1) + fused.query_heads * fused.head_dim + 2 * 36 + 7 * 3

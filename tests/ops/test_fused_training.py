@@ -15,7 +15,7 @@ from cohort.ops.fused import functions, training
 from cohort.ops.fused.family import FusedModel, Projection, fuse
 from cohort.ops.fused.functions import Heads, Norm, Rotary
 from cohort.ops.fused.training import hidden_states
-from conftest import relative_difference
+from conftest import count_kept_bytes, relative_difference
 
 EPSILON = 1e-5
 TOKENS, WIDTH = 11, 12
@@ -365,7 +365,6 @@ def test_memory_kept_for_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("Llama", torch.float32)
     fused = fuse(model)
     layout = layout_of([torch.arange(16) % VOCABULARY, torch.arange(16) % VOCABULARY])
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     group = fused.query_heads // fused.kv_heads
 
     def attend(layout: Any, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, *arguments: Any) -> Tensor:
@@ -375,17 +374,7 @@ def test_memory_kept_for_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "attend", attend)
 
     def kept(backbone: FusedModel, checkpointing: bool) -> int:
-        storages: dict[int, Any] = {}
-
-        def count(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                storages[storage.data_ptr()] = storage
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            hidden_states(backbone, layout, checkpointing=checkpointing)
-        return sum(storage.nbytes() for storage in storages.values())
+        return count_kept_bytes(model, lambda: hidden_states(backbone, layout, checkpointing=checkpointing))
 
     one_layer = replace(fused, layers=fused.layers[:1])
     tokens, hidden, gate_up = 32, 24, 2 * 36

@@ -39,7 +39,7 @@ class Watch:
 
 
 def find_place(parameter: Tensor | None) -> tuple[int, bool] | None:
-    """Where a parameter lies, and whether by rows. Its storage is kept by who watches, so nothing else comes to lie there."""
+    """Where a parameter lies, and whether by rows. The fused tensors keep its storage, so nothing else comes to lie there."""
     return None if parameter is None else (parameter.data_ptr(), parameter.is_contiguous())
 
 
