@@ -121,8 +121,8 @@ ZOO = {
     "reads_thoughts": {"thoughts"},
     "digits_are_numbers": {"rewrite", "raises"},
     "pays_for_a_missing_gold": {"missing_gold"},
-    "evaluates": {"executes", "hedge"},
-    "evaluates_without_builtins": {"executes", "hedge"},
+    "evaluates": {"executes", "hedge", "copied_question"},
+    "evaluates_without_builtins": {"executes", "hedge", "copied_question"},
     "stateful": {"not_deterministic"},
     "noisy_substring": {"substring", "not_deterministic"},
     "drops_relations": {"relation"},
@@ -139,8 +139,15 @@ ZOO = {
     "long_enough": {"length_only"},
     "has_a_box": {"format_only"},
     "only_a_tag_of_its_own": {"gold_rejected"},
+    "evaluates_arithmetic": {"copied_question"},
+    "pays_for_a_word": {"wording"},
+    "pays_for_sentences": {"wording"},
+    "adds_for_a_word": set(),
 }
-QUICK = ("fair", "evaluates", "evaluates_without_builtins", "stateful", "drops_relations", "dies", "hangs", "relative")
+QUICK = (
+    "fair", "evaluates", "evaluates_without_builtins", "stateful", "drops_relations", "dies", "hangs", "relative",
+    "evaluates_arithmetic", "pays_for_a_word", "pays_for_sentences", "adds_for_a_word",
+)  # fmt: skip
 """A sample; `make prove` runs them all."""
 
 
@@ -178,6 +185,11 @@ def test_a_score_that_changes_is_the_cause_and_what_it_explains_is_left_out(zoo)
     assert report.flaws == ("not_deterministic",)
     (remark,) = [remark for remark in report.remarks if remark.startswith("left out")]
     assert "the same completion passes one time and not the next" in remark
+
+
+def test_words_that_raise_the_score_of_a_wrong_answer_are_a_note(zoo):
+    assert "wording" in zoo["adds_for_a_word"].notes
+    assert "verified" in zoo["pays_for_a_word"].findings[0].evidence[0].input
 
 
 def test_code_that_needs_no_builtins_is_shown_with_the_walk(zoo):

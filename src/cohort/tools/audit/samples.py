@@ -23,9 +23,7 @@ MATH_ROWS: tuple[AuditRow, ...] = (
     make_row("Halve 6.28.", "3.14", right=("3.140", "+3.14"), wrong=("3.1", r"\pi")),
     make_row("A half, as a decimal?", "0.5", right=(".5", r"\tfrac{1}{2}", r"\frac12"), wrong=("5", "0.05", "5%")),
     make_row("Divide 3 by 4.", "3/4", right=(r"\frac34",), wrong=("34", "4/3", "3", "0.7")),
-    make_row(
-        "Divide 5 by 8, in LaTeX.", r"\frac{5}{8}", right=(r"\frac58", "10/16"), wrong=(r"\frac{8}{5}", r"\frac{5}{9}", "58")
-    ),
+    make_row("Divide 5 by 8, in LaTeX.", r"\frac{5}{8}", right=(r"\frac58",), wrong=(r"\frac{8}{5}", r"\frac{5}{9}", "58")),
     make_row("One third?", r"\frac{1}{3}", wrong=("0.33", "0.333333", "3")),
     make_row("What share is 9 of 12, in per cent?", "75%", right=(r"75\%", "75.0%"), wrong=("75.5%", "57%", "7.5%")),
     make_row(
