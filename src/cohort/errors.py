@@ -35,6 +35,10 @@ class RewardError(CohortError):
     """Reward functions failed so often, or in such a way, that going on would corrupt the training signal."""
 
 
+class NoScoreError(RewardError):
+    """A reward function scored none of the completions it was given."""
+
+
 class CheckpointError(CohortError):
     """A checkpoint is missing, damaged, or does not belong to this run."""
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from cohort.base.text import make_writable
-from cohort.errors import RewardError
+from cohort.errors import NoScoreError, RewardError
 from cohort.rewards.contract import Bound, Verdicts
 from cohort.rewards.entries import LARGEST, RewardEntry, Steps
 from cohort.types import Outcome
@@ -103,7 +103,11 @@ def check_faults(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: 
     at_least = "at least " if any(verdict.stopped_early for verdict in verdicts) else ""
     together = "" if len(lost) == len(faults) else f", all parts together on {len(lost)}"
     shown = f" The first:\n{detail}" if detail else ""
-    raise RewardError(
+    scored_none = any(
+        len(verdict.broken) == count or (verdict.stopped_early and all(entry.value is None for entry in verdict.entries))
+        for verdict in verdicts
+    )
+    raise (NoScoreError if scored_none else RewardError)(
         f"{who} failed on {at_least}{len(faults)} of {count} completions ({kinds}){together}, more than "
         f"the {max_share:.0%} a step may lose.{shown}"
     )
