@@ -24,7 +24,7 @@ from cohort.base.threads import LoopThread, run_concurrently, run_with_limit, sp
 from cohort.base.trees import copy_value
 from cohort.base.workers import ProcessEnded
 from cohort.base.world import ALONE, World
-from cohort.errors import CohortError, NoScoreError, RewardError
+from cohort.errors import CohortError, RewardError
 from cohort.rewards.call import RewardCall, Signature, TrainerState, call_reward, extract_answers
 from cohort.rewards.contract import (
     Bound,
@@ -351,7 +351,7 @@ class RewardRunner:
         try:
             return run_with_limit(run, bound.part.timeout_s)
         except TimeoutError:
-            raise NoScoreError(
+            raise RewardError(
                 f"reward {bound.name!r}: no answer within timeout_s = {bound.part.timeout_s:g} s for {len(call.lengths)} completions. "
                 "It runs in a thread of the trainer, which cannot be stopped, so the run cannot go on. Put the function at "
                 'the top level of a module of its own (and name it "module:function"): it then runs in a worker process '

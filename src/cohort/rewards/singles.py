@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cohort.base.threads import run_concurrently
-from cohort.errors import NoScoreError
+from cohort.errors import RewardError
 from cohort.rewards.contract import Bound, Verdicts
 from cohort.rewards.entries import LIMIT_KINDS, Answered, Failed
 
@@ -59,7 +59,7 @@ class Singles:
             self.bound.limits_in_a_row += 1
             if not self.answered and self.bound.limits_in_a_row >= HOPELESS_LIMITS:
                 self.stop = True
-                raise NoScoreError(self.bound.describe_hopeless(reply.kind, HOPELESS_LIMITS))
+                raise RewardError(self.bound.describe_hopeless(reply.kind, HOPELESS_LIMITS))
         else:
             self.answered, self.bound.limits_in_a_row = True, 0
         if isinstance(reply, Failed) and reply.kind == "crash":

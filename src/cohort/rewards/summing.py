@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from cohort.base.text import make_writable
-from cohort.errors import NoScoreError, RewardError
+from cohort.errors import RewardError
 from cohort.rewards.contract import Bound, Verdicts
 from cohort.rewards.entries import LARGEST, RewardEntry, Steps
 from cohort.types import Outcome
@@ -103,14 +103,18 @@ def check_faults(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: 
     at_least = "at least " if any(verdict.stopped_early for verdict in verdicts) else ""
     together = "" if len(lost) == len(faults) else f", all parts together on {len(lost)}"
     shown = f" The first:\n{detail}" if detail else ""
-    scored_none = any(
-        len(verdict.broken) == count or (verdict.stopped_early and all(entry.value is None for entry in verdict.entries))
-        for verdict in verdicts
-    )
-    raise (NoScoreError if scored_none else RewardError)(
+    problem = RewardError(
         f"{who} failed on {at_least}{len(faults)} of {count} completions ({kinds}){together}, more than "
         f"the {max_share:.0%} a step may lose.{shown}"
     )
+    problem.outcomes = outcomes
+    raise problem
+
+
+def fails_everywhere(outcomes: Sequence[Outcome], rows: Sequence[int]) -> bool:
+    """Whether a function failed on every row, and no completion of any row succeeded; rows[i] is the row of outcomes[i]."""
+    failed = {row for row, outcome in zip(rows, outcomes, strict=True) if outcome.faults}
+    return failed == set(rows) and not any(outcome.success for outcome in outcomes)
 
 
 def merge_extras(names: Sequence[str], entries: Sequence[RewardEntry]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 
 from cohort.algorithms.registry import SAMPLED
 from cohort.engine.mismatch import find_mismatch_limit
-from cohort.errors import CohortError, ModelError, NoScoreError, RewardError
+from cohort.errors import CohortError, ModelError, RewardError
 from cohort.evaluation.estimators import FEW_PROBLEMS, predict_useful_share, why_no_interval
 from cohort.evaluation.evaluate import make_problem_key
 from cohort.model.critic import NoCritic
@@ -25,6 +25,7 @@ from cohort.recipe.foreign import explain_missing
 from cohort.recipe.rules import measures_kl, scores_prompts
 from cohort.rewards.format import asks_for_form
 from cohort.rewards.math.find import write_cell
+from cohort.rewards.summing import fails_everywhere
 from cohort.sandbox import JailUnavailable, find_tier
 from cohort.training.build import EncodedData
 from cohort.training.drawing import Collected
@@ -151,13 +152,16 @@ def check_golds(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
     # A row after it with another answer; none where all answers are the same.
     others = [next((one for one in [*rows[at:], *rows[:at]] if one.gold != row.gold), None) for at, row in enumerate(rows)]
     formats = [part.name for part in parts.rewards.parts if asks_for_form(part.function)]
+    forms_P = [list_gold_forms(row, column, bool(formats)) for row in rows]
+    right: list[bool] = []
     try:
-        right, formed = score_best_forms(parts, rows, [list_gold_forms(row, column, bool(formats)) for row in rows], formats)
+        right, formed = score_best_forms(parts, rows, forms_P, formats)
         wrong, _ = score_best_forms(parts, rows, [list_gold_forms(other, column) if other else [] for other in others])
     except RewardError as problem:
         text = f"the reward functions fail on gold answers: {problem}\nA text that a reward cannot read has to score 0.0: fix the function."
-        used = scores_prompts(parts.recipe) or bool(parts.evaluation_sets)
-        return [Check("failure", "golds", text, blocks=used and isinstance(problem, NoScoreError))]
+        numbers = [number for number, forms in enumerate(forms_P) for _ in forms]
+        hopeless = not right and (not problem.outcomes or fails_everywhere(problem.outcomes, numbers))
+        return [Check("failure", "golds", text, blocks=hopeless and (scores_prompts(parts.recipe) or bool(parts.evaluation_sets)))]
     # A demonstration is the right answer in the right form; guessed wrappings of an answer may miss a form of the user's own.
     fails_below = 0.5 if column in rows[0].columns else -1.0
     what = f"gold answers score as success{describe_forms(formats, formed)}"
