@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from cohort import session
 from cohort.errors import RunError
+from cohort.recipe.materials import Materials
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
 from cohort.training.preflight import check_golds
 from cohort.types import Prompt
-from session_tools import rows_of, tiny
+from session_tools import tiny
 
 PROMPTS = [Prompt(n, f"{n}+{n}=", {"answer": str(2 * n)}, (1,)) for n in range(8)]
 
@@ -112,12 +114,14 @@ def test_a_run_that_never_asks_the_reward_is_not_stopped(sets, blocks):
 
 def test_the_run_stops_before_its_first_step_and_says_why(tmp_path):
     """A policy that knows nothing never meets the fault: without the stop it would train on and be blamed."""
-    from cohort import session
 
-    rewards = [{"function": "test_preflight:raises_on_right", "name": "mine"}]
-    recipe = tiny(tmp_path, **{"rewards": rewards, "cold_start.num_steps": 0, "train.num_steps": 1})
-    with pytest.raises(
-        RunError, match=r"golds: (?s:.*)reward 'mine' failed on (?s:.*)ZeroDivisionError(?s:.*)fix the function"
-    ):
-        session.start(recipe)
-    assert not (tmp_path / "run").exists() or not rows_of(tmp_path / "run")
+    def mine(completions, demonstration, **columns):
+        if any(text == right for text, right in zip(completions, demonstration, strict=True)):
+            raise ZeroDivisionError("the right answer divides by zero")
+        return [0.0] * len(completions)
+
+    recipe = tiny(tmp_path, **{"rewards": [{"function": "python:mine"}], "cold_start.num_steps": 0, "train.num_steps": 1})
+    words = r"golds: (?s:.*)reward 'mine' failed on (?s:.*)ZeroDivisionError: the right answer(?s:.*)fix the function"
+    with pytest.raises(RunError, match=words):
+        session.start(recipe, Materials(functions={"python:mine": mine}))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -152,16 +152,15 @@ def check_golds(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
     # A row after it with another answer; none where all answers are the same.
     others = [next((one for one in [*rows[at:], *rows[:at]] if one.gold != row.gold), None) for at, row in enumerate(rows)]
     formats = [part.name for part in parts.rewards.parts if asks_for_form(part.function)]
-    forms_P = [list_gold_forms(row, column, bool(formats)) for row in rows]
-    right: list[bool] = []
+    forms_P, right = [list_gold_forms(row, column, bool(formats)) for row in rows], list[bool]()
     try:
         right, formed = score_best_forms(parts, rows, forms_P, formats)
         wrong, _ = score_best_forms(parts, rows, [list_gold_forms(other, column) if other else [] for other in others])
     except RewardError as problem:
-        text = f"the reward functions fail on gold answers: {problem}\nA text that a reward cannot read has to score 0.0: fix the function."
-        numbers = [number for number, forms in enumerate(forms_P) for _ in forms]
-        hopeless = not right and (not problem.outcomes or fails_everywhere(problem.outcomes, numbers))
-        return [Check("failure", "golds", text, blocks=hopeless and (scores_prompts(parts.recipe) or bool(parts.evaluation_sets)))]
+        outcomes, advice = problem.outcomes, "A text that a reward cannot read has to score 0.0: fix the function."
+        lost = not outcomes or fails_everywhere(outcomes, [row for row, forms in enumerate(forms_P) for _ in forms])
+        blocks = lost and not right and (scores_prompts(parts.recipe) or bool(parts.evaluation_sets))
+        return [Check("failure", "golds", f"the reward functions fail on gold answers: {problem}\n{advice}", blocks=blocks)]
     # A demonstration is the right answer in the right form; guessed wrappings of an answer may miss a form of the user's own.
     fails_below = 0.5 if column in rows[0].columns else -1.0
     what = f"gold answers score as success{describe_forms(formats, formed)}"
