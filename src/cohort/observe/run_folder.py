@@ -45,7 +45,7 @@ MAX_OWN_BYTES = 1 << 20
 
 class RunFolder:
     def __init__(self, root: Path):
-        self.root = root
+        self.root = root = make_absolute(root)  # user code may change the current folder
         self.recipe_file = root / "recipe.toml"
         self.own_file = root / "algorithm.json"
         self.metrics_file = root / "metrics.jsonl"
@@ -320,6 +320,15 @@ def read_known_functions(root: Path, recipe: Mapping[str, Any]) -> tuple[Own, st
         return {}, ""
     except RunError as problem:
         return {}, str(problem)
+
+
+def make_absolute(path: Path) -> Path:
+    try:
+        return path.absolute()
+    except FileNotFoundError as problem:
+        raise RunError(
+            f"{path}: the current folder no longer exists; change to another one, or give an absolute path."
+        ) from problem
 
 
 def make_paths_absolute(recipe: Recipe) -> Recipe:

@@ -288,6 +288,12 @@ def measures_kl(recipe: Recipe) -> bool:
     return recipe.algorithm.kl_coef > 0 or recipe.monitors.kl
 
 
+def scores_prompts(recipe: Recipe) -> bool:
+    """Whether the run calls the rewards on completions of the training prompts: demonstrations and pairs are trained on unscored."""
+    cold = recipe.cold_start.num_steps > 0 and recipe.cold_start.until_success < 1.0
+    return cold or (recipe.train.num_steps > 0 and recipe.algorithm.data in SAMPLED)
+
+
 def needs_reference(recipe: Recipe) -> bool:
     return measures_kl(recipe) or recipe.algorithm.data == "start"
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.base.importing import search_current_folder
 from cohort.base.threads import LoopThread, run_concurrently, run_with_limit, split_evenly
+from cohort.base.trees import copy_value
 from cohort.base.workers import ProcessEnded
 from cohort.base.world import ALONE, World
 from cohort.errors import CohortError, RewardError
@@ -341,7 +342,7 @@ class RewardRunner:
                 return reply
 
     def _call_here(self, bound: Bound, call: RewardCall, on_verdict: Callable[[], None]) -> Answered | Failed:
-        run = functools.partial(call_reward, bound.load_here(), call, self._loop.wait_for, on_verdict)
+        run = functools.partial(call_reward, bound.load_here(), call.copy(), self._loop.wait_for, on_verdict)
         if bound.signature.supervised:
             try:
                 return run(let_through=(CohortError, JailUnavailable))
@@ -379,7 +380,7 @@ class RewardRunner:
         args, limit_s = bound.part.args, bound.part.timeout_s
         try:
             if not in_worker:
-                return run_with_limit(functools.partial(extract_answers, bound.load_here(), texts, args), limit_s)
+                return run_with_limit(functools.partial(extract_answers, bound.load_here(), texts, copy_value(args)), limit_s)
             assert bound.spec is not None
             with self._pool.borrow() as worker:
                 worker.load(bound.spec, bound.memory_mb)

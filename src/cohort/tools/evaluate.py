@@ -11,7 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from cohort.data.rows import suggest_file
 from cohort.errors import CohortError, RunError
 from cohort.evaluation.estimators import FEW_PROBLEMS, Estimate, PairedDifference
 from cohort.observe.changes import write_difference
-from cohort.observe.run_folder import MODEL_FILES, RunFolder, open_run_at
+from cohort.observe.run_folder import MODEL_FILES, RunFolder, make_paths_absolute, open_run_at
 from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
 from cohort.recipe.materials import Materials
 from cohort.recipe.schema import Recipe
@@ -66,6 +66,7 @@ def run_evaluation(targets: Sequence[str], recipe: str, checkpoint: str, overrid
     found = [find_target(target, checkpoint, overrides, problems) for target in targets]
     refuse_lost_rewards(problems)
     refuse_unwritable(output)
+    file = output.absolute() if output else None
     console = Console(highlight=False)
     if len(found) > 1:
         shared = (
@@ -80,11 +81,11 @@ def run_evaluation(targets: Sequence[str], recipe: str, checkpoint: str, overrid
             name: {what: paired.to_json() for what, paired in values.items()} for name, values in comparison.items()
         }
         print_comparison(console, results[0], result, comparison)
-    if output:
+    if file:
         document: dict[str, Any] = {result.target.label: result.evaluation.to_json() for result in results}
         seen = {result.target.label: dict(result.seen) for result in results if result.seen}
         document |= ({"paired": comparisons} if comparisons else {}) | ({"seen_in_training": seen} if seen else {})
-        output.write_text(json.dumps(document, indent=2), encoding="utf-8")
+        file.write_text(json.dumps(document, indent=2), encoding="utf-8")
         say(console, f"written to {output}")
 
 
@@ -103,11 +104,12 @@ def find_problems(first: str, recipe: str, overrides: Sequence[str]) -> Problems
 
     if recipe:
         path = Path(recipe)
-        return Problems(recipe, find_recipe(recipe, overrides), open_run_at(path if path.is_dir() else path.parent))
+        found = make_paths_absolute(find_recipe(recipe, overrides))
+        return Problems(recipe, found, open_run_at(path if path.is_dir() else path.parent))
     folder = open_run_at(Path(first))
     if folder is None:
         raise RunError(f"{first} is not a run folder. For a model, name the problems and rewards with --recipe RECIPE.")
-    return Problems(first, folder.use_kept_base(load_recipe(folder.recipe_file, overrides)), folder)
+    return Problems(first, folder.use_kept_base(make_paths_absolute(load_recipe(folder.recipe_file, overrides))), folder)
 
 
 def find_target(
@@ -117,10 +119,11 @@ def find_target(
     folder = open_run_at(Path(target))
     if folder is None:
         refuse_missing_model(target)
-        return Target(target, target, None, problems.recipe, None)
-    return find_weights(
-        folder, checkpoint, folder.use_kept_base(load_recipe(folder.recipe_file, select_model_words(overrides), values))
-    )
+        source = str(Path(target).absolute()) if Path(target).is_dir() else target
+        return Target(target, source, None, problems.recipe, None)
+    recipe = make_paths_absolute(load_recipe(folder.recipe_file, select_model_words(overrides), values))
+    found = find_weights(folder, checkpoint, folder.use_kept_base(recipe))
+    return replace(found, label=target + found.label.removeprefix(str(folder.root)))
 
 
 def refuse_missing_model(target: str) -> None:

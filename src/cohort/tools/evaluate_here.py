@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.data.rows import load_rows
 from cohort.errors import RecipeError, RunError
-from cohort.observe.run_folder import open_run_at
+from cohort.observe.run_folder import make_paths_absolute, open_run_at
 from cohort.recipe.file import is_section_value, load_recipe, resolve_undotted
 from cohort.recipe.foreign import list_translated
 from cohort.recipe.materials import Materials
@@ -59,10 +59,14 @@ def evaluate_here(
     words = name_settings(settings, given)
     if given:  # the run's or recipe's own source, and what belonged to it, is replaced; how a row becomes a prompt stays
         values |= {"prompts.args": {}, "prompts.limit": 0, "prompts.split": "train", "evaluation.sets": {}}
-    resolved = load_recipe(file, values=values | words)
+    resolved = make_paths_absolute(load_recipe(file, values=values | words))
     problems = Problems(source or "prompts", resolved, None if given else run)
     refuse_lost_rewards(problems, materials.functions)
     console = Console(stderr=True, highlight=False)
+    target = None
+    if materials.model is None:
+        own = {key: value for key, value in words.items() if key.startswith("model")}
+        target = find_target(source, checkpoint, [], problems, own)
     with (
         tempfile.TemporaryDirectory(prefix="cohort-evaluate-") as scratch,
         # Reward workers start before torch is imported, as in training.
@@ -83,9 +87,7 @@ def evaluate_here(
         if materials.model is not None:
             save_handed_in(*materials.model, Path(scratch) / "model")
             target = Target(type(materials.model[0]).__name__, str(Path(scratch) / "model"), None, resolved, None)
-        else:
-            own = {key: value for key, value in words.items() if key.startswith("model")}
-            target = find_target(source, checkpoint, [], problems, own)
+        assert target is not None
         if target.words:
             say(console, f"evaluating {target.label}: {target.words}")
         return evaluate_target(console, target, problems, data, rewards).evaluation

@@ -22,9 +22,10 @@ from cohort.model.experts import ASKED_FOR
 from cohort.model.rotary import count_positions
 from cohort.model.teacher import look_at_teacher
 from cohort.recipe.foreign import explain_missing
-from cohort.recipe.rules import measures_kl
+from cohort.recipe.rules import measures_kl, scores_prompts
 from cohort.rewards.format import asks_for_form
 from cohort.rewards.math.find import write_cell
+from cohort.rewards.summing import fails_everywhere
 from cohort.sandbox import JailUnavailable, find_tier
 from cohort.training.build import EncodedData
 from cohort.training.drawing import Collected
@@ -82,11 +83,7 @@ def reach_servers(parts: Parts) -> None:
 
 def check_reward_columns(parts: Parts, encoded: EncodedData) -> Iterator[Check]:
     """A column that a reward needs and no row has: said before anything is trained, for the first call would stop the run."""
-    recipe = parts.recipe
-    cold = recipe.cold_start.num_steps > 0 and recipe.cold_start.until_success < 1.0
-    trained = recipe.train.num_steps > 0 and recipe.algorithm.data in SAMPLED
-    # Rows whose completions the rewards will be called on; demonstrations and pairs are trained on unscored.
-    rows: dict[str, Sequence[Prompt]] = {"prompts": encoded.train} if cold or trained else {}
+    rows: dict[str, Sequence[Prompt]] = {"prompts": encoded.train} if scores_prompts(parts.recipe) else {}
     for place, prompts in (rows | {f"evaluation set {name}": prompts for name, prompts in encoded.sets.items()}).items():
         try:
             parts.rewards.check_columns(prompts)
@@ -155,11 +152,15 @@ def check_golds(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
     # A row after it with another answer; none where all answers are the same.
     others = [next((one for one in [*rows[at:], *rows[:at]] if one.gold != row.gold), None) for at, row in enumerate(rows)]
     formats = [part.name for part in parts.rewards.parts if asks_for_form(part.function)]
+    forms_P, right = [list_gold_forms(row, column, bool(formats)) for row in rows], list[bool]()
     try:
-        right, formed = score_best_forms(parts, rows, [list_gold_forms(row, column, bool(formats)) for row in rows], formats)
+        right, formed = score_best_forms(parts, rows, forms_P, formats)
         wrong, _ = score_best_forms(parts, rows, [list_gold_forms(other, column) if other else [] for other in others])
     except RewardError as problem:
-        return [Check("failure", "golds", f"the reward functions fail on gold answers: {problem}")]
+        outcomes, advice = problem.outcomes, "A text that a reward cannot read has to score 0.0: fix the function."
+        lost = not outcomes or fails_everywhere(outcomes, [row for row, forms in enumerate(forms_P) for _ in forms])
+        blocks = lost and not right and (scores_prompts(parts.recipe) or bool(parts.evaluation_sets))
+        return [Check("failure", "golds", f"the reward functions fail on gold answers: {problem}\n{advice}", blocks=blocks)]
     # A demonstration is the right answer in the right form; guessed wrappings of an answer may miss a form of the user's own.
     fails_below = 0.5 if column in rows[0].columns else -1.0
     what = f"gold answers score as success{describe_forms(formats, formed)}"
