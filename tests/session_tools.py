@@ -60,6 +60,15 @@ TINY: dict[str, Any] = {
 }
 """About two seconds: cold start, several minibatches and passes, KL to a reference, evaluation on the way."""
 
+FAST: dict[str, Any] = {
+    "cold_start.num_steps": 0,
+    "evaluation.samples": 0,
+    "train.num_steps": 2,
+    "train.minibatches_per_step": 1,
+    "train.passes_per_step": 1,
+}
+"""Random weights, no evaluation: half a second."""
+
 
 def tree(**overrides: Any) -> dict[str, Any]:
     """TINY with dotted overrides, as plain data: tree(**{"train.num_steps": 3})."""

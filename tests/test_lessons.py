@@ -22,8 +22,8 @@ from cohort.training.drawing import Collected, group_rollouts
 from cohort.training.experience import Models
 from cohort.types import Completion, Outcome, Prompt
 from conftest import collect_batch, tiny_policy
-from session_tools import digit_share, rows_of, tiny
-from test_session import FAST, run_with
+from session_tools import FAST, digit_share, rows_of, tiny
+from test_session import run_with
 
 LESSONS: dict[str, list[str]] = {
     # The policy that sampled must be the policy that is scored

@@ -17,16 +17,7 @@ from cohort.training import build, checkpoint, stages
 from cohort.training.build import Materials
 from cohort.training.updates import check_same_policy
 from conftest import tiny_policy
-from session_tools import bits, differences, digit_share, rows_of, summary_of, tiny, train_tiny
-
-FAST: dict[str, Any] = {
-    "cold_start.num_steps": 0,
-    "evaluation.samples": 0,
-    "train.num_steps": 2,
-    "train.minibatches_per_step": 1,
-    "train.passes_per_step": 1,
-}
-"""Random weights, no evaluation: half a second."""
+from session_tools import FAST, bits, differences, digit_share, rows_of, summary_of, tiny, train_tiny
 
 
 def run_with(reward: Any, runs: Any, name: str = "run", **overrides: Any) -> Any:
