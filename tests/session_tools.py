@@ -392,6 +392,7 @@ def become(request: Mapping[str, Any]) -> None:
 
 def stand_alone(request: Mapping[str, Any]) -> None:
     os.setpgid(0, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     os.chdir(request["cwd"])
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
