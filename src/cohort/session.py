@@ -78,7 +78,9 @@ def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None, wor
         ):
             rewards.world = world
             return Session(folder, recipe, rewards, materials, world).run()
-    except Interrupted:  # before the phases began, so there is nothing to save
+    except Interrupted as signal:  # before the phases began, or after they had ended
+        if world.is_main and recipe.monitors.console:  # which may not be there yet
+            print(f"{signal}: ended at once. Go on with: cohort resume {folder.root}")
         summary = begin_summary(recipe) | folder.read_summary() | {"status": "interrupted"}
         folder.write_json(folder.summary_file, summary)
         return RunResult(folder.root, "interrupted", summary)

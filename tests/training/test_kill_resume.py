@@ -255,14 +255,16 @@ def test_a_signal_while_starting_is_an_interruption_too(world):
     server, recipe, folder, whole = world
     run = folder / "early"
     trap = Trap("cohort.training.build:load_policy", 1, signal=signal.SIGTERM)
-    child = server.run("train", recipe, f"name={run.name}", f"runs_folder={folder}", traps=[trap])
+    child = server.run("train", recipe, f"name={run.name}", f"runs_folder={folder}", "monitors.console=true", traps=[trap])
     assert child.wait() == 130, child.output
+    assert f"SIGTERM: nothing to save yet. Go on with: cohort resume {run}" in child.output
     trap = Trap("cohort.observe.monitors:build_monitors", 1, signal=signal.SIGTERM)
     child = server.run("resume", run, traps=[trap])
     assert child.wait() == 130, child.output
     trap = Trap("cohort.rewards.base:RewardRunner.start", 1, signal=signal.SIGTERM)
     child = server.run("resume", run, traps=[trap])
     assert child.wait() == 130, child.output
+    assert f"SIGTERM: ended at once. Go on with: cohort resume {run}" in child.output
     assert "Traceback" not in child.output
     assert summary_of(run)["status"] == "interrupted"
     finish(server, run)
