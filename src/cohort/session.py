@@ -357,7 +357,7 @@ class Session:
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def _save_last_state(self, parts: Parts | None, state: TrainState | None, signal: Interrupted | None = None) -> str:
-        """How that went, for a run that ends by a signal."""
+        """Save what can be saved, and return a sentence about it for a run that ends by a signal."""
         from cohort.training.stages import save_last_state
 
         return save_last_state(parts, state, signal) if parts and state else f"{signal}: nothing to save yet"

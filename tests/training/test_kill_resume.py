@@ -241,7 +241,7 @@ def test_a_second_signal_does_not_wait_and_the_run_says_what_it_cost(world, wher
     assert child.wait() == 130, child.output
     assert "Traceback" not in child.output
     assert (
-        "SIGINT is the second signal: not saved, after step 2; what came after step-2, the newest checkpoint, is done again. "
+        "SIGINT, a second signal: nothing was saved after step 2. The newest checkpoint is step-2, and the run resumes from it. "
         f"Go on with: cohort resume {run}"
     ) in " ".join(child.output.split())
     assert summary_of(run)["status"] == "interrupted"

@@ -290,8 +290,8 @@ class Optimizer:
     def clip_and_step(self, tokens_counted: bool = False) -> StepReport:
         """One update from the accumulated gradients. A non-finite gradient changes nothing and is counted.
 
-        Without any gradient the update is that of a zero gradient if tokens counted in the loss: momentum and decay act, as they
-        would had those tokens been run through the model for nothing. If none did, as when all are masked, nothing changes.
+        If no gradient exists although tokens counted in the loss (none had an advantage), the gradient is zero: momentum and weight
+        decay act, as they would had those tokens been forwarded. If no token counted, as when all are masked, nothing changes.
         """
         with defer_interrupts():
             self.weights.join_gradients()

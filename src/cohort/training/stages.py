@@ -201,9 +201,9 @@ def save_run(parts: Parts, state: TrainState) -> None:
 
 
 def save_last_state(parts: Parts, state: TrainState, signal: Interrupted | None) -> str:
-    """Save a run that ends, unless a second signal has come; how that went. The checkpoint before stays whole.
+    """Save a run that ends, unless a second signal has come, and return a sentence about it.
 
-    A disk that is full must not hide why the run ends.
+    A full disk must not hide why the run ends; earlier checkpoints stay valid.
     """
     try:
         if isinstance(signal, InterruptedAgain):
@@ -222,8 +222,12 @@ def describe_unsaved(parts: Parts, state: TrainState, signal: InterruptedAgain) 
     if state.checkpoint_name in kept:
         return f"{signal}: saved"
     here = f"step {state.step}" if state.phase == "train" else f"step {state.cold_steps} of the cold start"
-    again = f"what came after {kept[-1]}, the newest checkpoint, is" if kept else "there is no checkpoint, and everything is"
-    return f"{signal} is the second signal: not saved, after {here}; {again} done again"
+    left = (
+        f"The newest checkpoint is {kept[-1]}, and the run resumes from it"
+        if kept
+        else "No checkpoint exists: the run starts again"
+    )
+    return f"{signal}, a second signal: nothing was saved after {here}. {left}"
 
 
 def tidy_checkpoints(parts: Parts, state: TrainState, saved: Path) -> int:

@@ -160,7 +160,7 @@ def pass_signals_on(child: Child, signals: int) -> None:
 
 @contextmanager
 def collect_signals() -> Iterator[list[int]]:
-    """The signals that came so far, but for those that follow another within a second. One that was ignored before (nohup) stays ignored."""
+    """The signals received, without repetitions within a second. A signal that was ignored before (nohup) stays ignored."""
     seen: list[int] = []
     last = 0.0
 
