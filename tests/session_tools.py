@@ -60,6 +60,15 @@ TINY: dict[str, Any] = {
 }
 """About two seconds: cold start, several minibatches and passes, KL to a reference, evaluation on the way."""
 
+FAST: dict[str, Any] = {
+    "cold_start.num_steps": 0,
+    "evaluation.samples": 0,
+    "train.num_steps": 2,
+    "train.minibatches_per_step": 1,
+    "train.passes_per_step": 1,
+}
+"""Random weights, no evaluation: half a second."""
+
 
 def tree(**overrides: Any) -> dict[str, Any]:
     """TINY with dotted overrides, as plain data: tree(**{"train.num_steps": 3})."""
@@ -383,6 +392,7 @@ def become(request: Mapping[str, Any]) -> None:
 
 def stand_alone(request: Mapping[str, Any]) -> None:
     os.setpgid(0, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     os.chdir(request["cwd"])
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -17,8 +17,8 @@ from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import load_recipe
 from cohort.recipe.materials import Materials
 from cohort.recipe.stopping import Condition, parse_conditions
-from session_tools import differences, digit_share, rows_of, summary_of, tiny
-from test_session import FAST, run_with
+from session_tools import FAST, differences, digit_share, rows_of, summary_of, tiny
+from test_session import run_with
 
 
 def recipe_with(condition: str, **words: Any) -> Any:

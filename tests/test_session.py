@@ -13,20 +13,11 @@ from transformers import AutoModelForCausalLM
 from cohort import session
 from cohort.errors import CohortError, InvariantError, ModelError, RewardError, RunError
 from cohort.model.policy import Policy
-from cohort.training import build, checkpoint, stages
+from cohort.training import build, checkpoint, objective, stages
 from cohort.training.build import Materials
 from cohort.training.updates import check_same_policy
 from conftest import tiny_policy
-from session_tools import bits, differences, digit_share, rows_of, summary_of, tiny, train_tiny
-
-FAST: dict[str, Any] = {
-    "cold_start.num_steps": 0,
-    "evaluation.samples": 0,
-    "train.num_steps": 2,
-    "train.minibatches_per_step": 1,
-    "train.passes_per_step": 1,
-}
-"""Random weights, no evaluation: half a second."""
+from session_tools import FAST, bits, differences, digit_share, rows_of, summary_of, tiny, train_tiny
 
 
 def run_with(reward: Any, runs: Any, name: str = "run", **overrides: Any) -> Any:
@@ -281,16 +272,41 @@ def test_unscored_completions_are_counted_and_no_score_at_all_is_a_no_op(tmp_pat
 
 @pytest.mark.parametrize("zero_variance", ["keep", "drop"])
 @pytest.mark.parametrize("kl_coef", [0.0, 0.04])
-def test_equal_rewards_everywhere_leave_every_weight_as_it_was(tmp_path, zero_variance, kl_coef):
+def test_equal_rewards_everywhere_leave_only_the_decay_that_the_recipe_asks_for(tmp_path, zero_variance, kl_coef):
     settings = {"algorithm.zero_variance": zero_variance, "algorithm.kl_coef": kl_coef, "optimizer.weight_decay": 0.1}
     run = run_with(lambda completions, **columns: [0.35] * len(completions), tmp_path, **settings)
     for row in rows_of(run.folder):
         assert row["advantage/zero_variance_groups"] == 6
         assert row["advantage/useful_groups"] == 0.0
         assert row["reward/mean"] == pytest.approx(0.35)
-    change = largest_change(start_weights(tmp_path), weights_of(run.model))
-    # With KL a kept group is trained on: its gradient is 0 at the reference, and weight decay is asked for by the recipe.
-    assert change == 0.0 if kl_coef == 0.0 or zero_variance == "drop" else change < 1e-3
+    before, after = start_weights(tmp_path), weights_of(run.model)
+    if zero_variance == "drop":  # no completion counts in the loss: no update
+        assert largest_change(before, after) == 0.0
+    elif kl_coef:  # pulls back what decay has moved
+        assert largest_change(before, after) < 1e-3
+    else:
+        for name, weight in before.items():
+            torch.testing.assert_close(after[name], weight * (1 - 1e-3 * 0.1 * (weight.dim() >= 2)) ** 2, rtol=2e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 1e-30])
+def test_a_step_without_signal_is_the_same_whether_its_groups_are_forwarded_or_not(tmp_path, monkeypatch, kl_coef):
+    """Momentum of step 1 and decay act in steps 2 and 3, where all rewards are equal: bit for bit what a run does that puts every
+    group through the model, and so does a KL term too small to matter, which forwards them all."""
+
+    def once(completions, **columns):
+        step = columns["trainer_state"].global_step
+        return digit_share(completions) if step == 0 else [0.35] * len(completions)
+
+    settings = {"train.num_steps": 3, "optimizer.weight_decay": 0.1}
+    skipping = run_with(once, tmp_path, "skipping", **settings, **{"algorithm.kl_coef": kl_coef})
+    assert [row["optim/grad_norm"] > 0 for row in rows_of(skipping.folder)] == [True, *[kl_coef > 0] * 2]
+    monkeypatch.setattr(objective, "pushes_on_all_tokens", lambda algorithm: True)
+    forwarding = run_with(once, tmp_path, "forwarding", **settings, **{"algorithm.kl_coef": 0.0})
+    assert [row["loss/trained_tokens"] > 0 for row in rows_of(forwarding.folder)] == [True] * 3
+    assert largest_change(weights_of(skipping.model), weights_of(forwarding.model)) == 0.0
+    before_last = checkpoint.load(forwarding.folder / "checkpoints" / "step-2").tensors["weights"]
+    assert largest_change(dict(before_last), weights_of(forwarding.model)) > 1e-4
 
 
 def test_a_step_moves_every_kind_of_parameter(tmp_path):

@@ -65,4 +65,4 @@ class RankError(CohortError):
 
 
 class Interrupted(BaseException):
-    """SIGTERM or Ctrl-C. A BaseException, so that no `except Exception` on the way out can swallow it."""
+    """SIGTERM, SIGHUP or Ctrl-C. A BaseException, so that no `except Exception` on the way out can swallow it."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.base.interrupts import handle_interrupts
 from cohort.base.world import ALONE, World
-from cohort.errors import CheckpointError, Interrupted, RankError, RunError
+from cohort.errors import Interrupted, RunError
 from cohort.observe.early_stop import check_conditions
 from cohort.observe.outcome import RunResult, begin_summary, describe_failure, explain_exit
 from cohort.observe.run_folder import RunFolder, make_paths_absolute
@@ -78,7 +78,9 @@ def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None, wor
         ):
             rewards.world = world
             return Session(folder, recipe, rewards, materials, world).run()
-    except Interrupted:  # before the phases began, so there is nothing to save
+    except Interrupted as signal:  # before the phases began, or after they had ended
+        if world.is_main and recipe.monitors.console:  # which may not be there yet
+            print(f"{signal}: ended at once. Go on with: cohort resume {folder.root}")
         summary = begin_summary(recipe) | folder.read_summary() | {"status": "interrupted"}
         folder.write_json(folder.summary_file, summary)
         return RunResult(folder.root, "interrupted", summary)
@@ -139,8 +141,7 @@ class Session:
                 self._evaluate_if_missing("after", parts, state)
                 return self._finish("finished", parts, state)
             except Interrupted as signal:
-                self._save_last_state(parts, state)
-                self._say(f"{signal}: saved. Go on with: {self._resume_command()}")
+                self._say(f"{self._save_last_state(parts, state, signal)}. Go on with: {self._resume_command()}")
                 return self._finish("interrupted", parts, state)
             except (Exception, SystemExit) as happened:
                 problem = self.world.explain(explain_exit(happened) if isinstance(happened, SystemExit) else happened)
@@ -355,15 +356,11 @@ class Session:
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
-    def _save_last_state(self, parts: Parts | None, state: TrainState | None) -> None:
-        """A disk that is full must not hide why the run ends; the checkpoint before stays whole."""
-        if parts and state:
-            from cohort.training.stages import save_run
+    def _save_last_state(self, parts: Parts | None, state: TrainState | None, signal: Interrupted | None = None) -> str:
+        """Save what can be saved, and return a sentence about it for a run that ends by a signal."""
+        from cohort.training.stages import save_last_state
 
-            try:
-                save_run(parts, state)
-            except (OSError, CheckpointError, RankError) as problem:
-                self._say(f"the last steps could not be saved: {problem}")
+        return save_last_state(parts, state, signal) if parts and state else f"{signal}: nothing to save yet"
 
     def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: Exception | None = None) -> RunResult:
         from cohort.evaluation.evaluate import summarize

@@ -7,6 +7,7 @@ are not finite, and tokens that the embedding has no row for.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -152,7 +153,7 @@ def load_pretrained(
             f"save_pretrained{' (safetensors)' if safetensors_only else ''}, or a hub id that this machine can reach."
         ) from problem
     model, report = loaded
-    refuse_other_weights(report, source, field, KINDS[kind])
+    refuse_other_weights(model, report, source, field, KINDS[kind])
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers has put the adapter of that folder in
         if not base_alone:
             raise ModelError(explain_adapter(source, field))
@@ -210,8 +211,8 @@ def explain_adapter(source: str, field: str) -> str:
 # -- what was loaded ---------------------------------------------------------------------------------------------------
 
 
-def refuse_other_weights(report: Mapping[str, Any], source: str, field: str, kind: str) -> None:
-    """Weights that the files lack, or hold in another shape, would be made up at random."""
+def refuse_other_weights(model: Any, report: Mapping[str, Any], source: str, field: str, kind: str) -> None:
+    """Weights that the files lack, or hold in another shape, would be made up at random; layers beyond the config would be left out."""
     for name, stored, wanted in sorted(report.get("mismatched_keys") or (), key=str):
         raise ModelError(
             f"{field}: {source}: {name} has the shape {tuple(stored)} in its files and {tuple(wanted)} by its config.json, so one of them "
@@ -225,10 +226,17 @@ def refuse_other_weights(report: Mapping[str, Any], source: str, field: str, kin
             f"was trained and saved as a {kind} model."
         )
     unused = sorted(report.get("unexpected_keys") or ())
+    known = {re.sub(r"\.\d+\.", ".N.", name) for name in model.state_dict()}
+    beyond = [name for name in unused if re.sub(r"\.\d+\.", ".N.", name) in known]
+    if beyond and not getattr(model.config, "num_nextn_predict_layers", 0):  # layers that predict further tokens come last
+        raise ModelError(
+            f"{field}: {source}: its files hold {len(beyond)} tensors of layers beyond those of its config.json, the first {beyond[0]}. "
+            "Without them it is another model. Restore the config.json that belongs to the weights (num_hidden_layers)."
+        )
     if unused:
         warnings.warn(
             f"{field}: {source}: {len(unused)} tensors of its files have no place in the model that config.json describes and are left "
-            f"out, the first {unused[0]}. If they are layers, config.json (num_hidden_layers) is of another model.",
+            f"out, the first {unused[0]}.",
             stacklevel=2,
         )
 

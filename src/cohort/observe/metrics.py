@@ -139,7 +139,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("loss/rejected_gain", "nats", "the same of the rejected completion", "below chosen_gain", "Falling without end: the pairs are memorised."),
     Metric("loss/mismatch_weight", "ratio", "mean importance weight π_old ÷ π_engine (`mismatch_weight`)", "about 1", "Far from 1: engine and trainer are different policies."),
     Metric("loss/mismatch_cut", "share", "trained tokens whose weight was cut at the cap, or masked", "below 0.01", "Large: most of the batch is corrected away; mend the engine instead."),
-    Metric("loss/trained_tokens", "count", "tokens with a non-zero weight in the loss", "close to rollout/tokens", "Much smaller: masks, drops or skipped zero-variance groups. 0: the step was a counted no-op.", reduce="sum"),
+    Metric("loss/trained_tokens", "count", "tokens with a non-zero weight in the loss", "close to rollout/tokens", "Much smaller: masks, drops or skipped zero-variance groups. 0: the gradient of the step was zero; with every completion masked, unscored or dropped no update was made at all.", reduce="sum"),
     # optim -------------------------------------------------------------------------------------------------------
     Metric("optim/learning_rate", "—", "learning rate of the last optimizer step", "follows the schedule", "0 for the whole run: warm-up longer than the run.", reduce="last"),
     Metric("optim/grad_norm", "—", "global norm before clipping, mean over optimizer steps", "above 0, without trend", "0: nothing to learn from (no useful group). Spikes: a few extreme tokens; clipping contains them."),

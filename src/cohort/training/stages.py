@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from cohort.algorithms.registry import SAMPLED
-from cohort.base.interrupts import defer_interrupts
+from cohort.base.interrupts import InterruptedAgain, defer_interrupts
 from cohort.base.stopwatch import Laps, Stopwatch
 from cohort.engine import sample_groups
 from cohort.engine.mismatch import find_mismatch_limit
-from cohort.errors import RewardError
+from cohort.errors import CheckpointError, Interrupted, RankError, RewardError
 from cohort.evaluation.evaluate import Evaluation, evaluate
 from cohort.model.critic import NoCritic
 from cohort.observe.diagnosis import signs
@@ -198,6 +198,36 @@ def save_run(parts: Parts, state: TrainState) -> None:
     saved = checkpoint.save_together(parts.world, parts.folder.checkpoints, state.checkpoint_name, snapshot)
     size = parts.world.on_main(lambda: tidy_checkpoints(parts, state, saved))
     state.saves.append(Save(time.monotonic() - began, 0 if there else size))
+
+
+def save_last_state(parts: Parts, state: TrainState, signal: Interrupted | None) -> str:
+    """Save a run that ends, unless a second signal has come, and return a sentence about it.
+
+    A full disk must not hide why the run ends; earlier checkpoints stay valid.
+    """
+    try:
+        if isinstance(signal, InterruptedAgain):
+            raise signal
+        save_run(parts, state)
+    except InterruptedAgain as again:
+        return describe_unsaved(parts, state, again)
+    except (OSError, CheckpointError, RankError) as problem:
+        parts.monitors.on_message(f"the last steps could not be saved: {problem}")
+        return f"{signal}: not saved"
+    return f"{signal}: saved"
+
+
+def describe_unsaved(parts: Parts, state: TrainState, signal: InterruptedAgain) -> str:
+    kept = [folder.name for folder in checkpoint.list_checkpoints(parts.folder.checkpoints)]
+    if state.checkpoint_name in kept:
+        return f"{signal}: saved"
+    here = f"step {state.step}" if state.phase == "train" else f"step {state.cold_steps} of the cold start"
+    left = (
+        f"The newest checkpoint is {kept[-1]}, and the run resumes from it"
+        if kept
+        else "No checkpoint exists: the run starts again"
+    )
+    return f"{signal}, a second signal: nothing was saved after {here}. {left}"
 
 
 def tidy_checkpoints(parts: Parts, state: TrainState, saved: Path) -> int:

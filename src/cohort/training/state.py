@@ -192,7 +192,7 @@ class TrainState(Record):
         with defer_interrupts():
             probe = self.optimizer.weights.probe() if self.policy_version == 0 else None
             critic.join()  # what other ranks take part in comes before the first change: it can fail
-            report = self.optimizer.clip_and_step()
+            report = self.optimizer.clip_and_step(tokens_counted=minibatch.completions > 0)
             row = meter.metrics(report, minibatch) | critic.step()
             if probe is not None and report.grad_norm > 0:  # an update lost to rounding would otherwise go unnoticed
                 row["optim/weight_change"] = self.optimizer.weights.measure_change(probe)
