@@ -102,33 +102,6 @@ def demo_of(seed: int, settings: Settings) -> list[Figure]:
     ]  # fmt: skip
 
 
-def skills(settings: Settings) -> list[Figure]:
-    """`cohort train skills_small` in full for each seed: cold start, GRPO and 41 sets before and after."""
-    figures = []
-    for seed in settings.seeds:
-        name = f"skills-seed-{seed}-{time.strftime('%H%M%S')}"
-        words = ["train", "skills_small", f"seed={seed}"]
-        command = " ".join(["cohort", *words])
-        started = time.monotonic()
-        ended = subprocess.run(
-            [COHORT, *words, f"name={name}", f"runs_folder={settings.folder}"], capture_output=True, text=True, check=False
-        )
-        seconds, place = time.monotonic() - started, f"skills_small, seed {seed}"
-        if ended.returncode:
-            figures.append(
-                Figure(place, command, f"exit code {ended.returncode}: {ended.stderr.strip()[-300:]!r}", "runs", False)
-            )
-            continue
-        found = json.loads((settings.folder / name / "summary.json").read_text(encoding="utf-8"))["eval"]
-        before, after, change = found["before"]["pass@1"], found["after"]["pass@1"], found["change"]["held_out"]["pass@1"]
-        told = f"{percent(before)} → {percent(after)}, paired {100 * change['difference']:+.1f} points"
-        figures.append(Figure(f"{place}: pass@1", command, told, "rose, by the paired test", change["verdict"] == "rose"))
-        figures.append(
-            Figure(f"{place}: seconds", command, f"{seconds:.0f} s", f"≤ {SKILLS_SECONDS:.0f} s", seconds <= SKILLS_SECONDS)
-        )
-    return figures
-
-
 def first_set(summary: dict[str, Any]) -> dict[str, Any]:
     return next(iter(summary["eval"]["sets"].values()))
 
@@ -421,7 +394,6 @@ FIGURES: dict[str, Callable[[Settings], list[Figure]]] = {
     "rollouts": rollouts,
     "speed": speed,
     "demo": demo,
-    "skills": skills,
     "memory": memory,
     "iterative": iterative,
     **{part: partial(family, part=part) for part in FAMILY},

@@ -53,7 +53,6 @@ PARTS = {
     "rewards": Part(15, ("rewards",), ("math",)),
     "jail": Part(28, ("sandbox",), ("jail",)),
     "demo": Part(10, (), ("demo", "rollouts")),
-    "skills": Part(30, (), ("skills",)),
     "speed": Part(12, (), ("speed", "memory")),
     "iterative": Part(14, (), ("iterative",)),
     "faults": Part(36, (), ("faults",)),

@@ -1,6 +1,6 @@
 """CPU seconds of a training process and of those it started, step by step: on a machine that others use too, the wall clock measures them.
 
-As a monitor of a run (`monitors.also = ["skills_clock:CpuClock"]`, with this folder on PYTHONPATH) it writes clock.jsonl into the run folder. The other
+As a monitor of a run (`monitors.also = ["cpu_clock:CpuClock"]`, with this folder on PYTHONPATH) it writes clock.jsonl into the run folder. The other
 trainer of the comparison calls `count_tree_seconds` in the same places. Reads /proc, so Linux alone.
 """
 
