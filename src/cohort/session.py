@@ -105,7 +105,6 @@ class Session:
         self.saved = add_missing_fields(self.found.snapshot.document) if self.found else {}
         # Rows of steps that this process is about to repeat are cut off, so that no step appears twice.
         done = self.saved.get("step", 0)
-        self.products = str(self.saved.get("products", ""))
         again = 0 if self.found else len(folder.metrics())
         self.monitors = Monitors([])
         if world.is_main:
@@ -119,10 +118,9 @@ class Session:
 
     def run(self) -> RunResult:
         """Walk through what is missing. However it ends, what was earned is saved and the folder says how it ended."""
-        from cohort.ops.determinism import deterministic
-        from cohort.ops.products import restore_products
+        from cohort.ops import determinism, products
 
-        with deterministic(self.recipe.train.deterministic), restore_products():
+        with determinism.deterministic(self.recipe.train.deterministic), products.restore_products():
             return self._run()
 
     def _run(self) -> RunResult:
@@ -133,7 +131,6 @@ class Session:
             try:
                 assembled = self.assemble()
                 self._preflight(*assembled)
-                self._write_summary("running")  # with what has been chosen
                 parts, state, encoded = assembled  # from here on there is something to save; before, the name stays free
                 self._cold_start(parts, state, encoded)
                 self._evaluate_if_missing("before", parts, state)
@@ -158,7 +155,6 @@ class Session:
         import torch
 
         from cohort.model.optim import Adding
-        from cohort.ops.products import ONEDNN, choose_products, use_products
         from cohort.training import build
         from cohort.training.handed_in import keep_rows
         from cohort.training.parts import Clock, Parts
@@ -176,8 +172,7 @@ class Session:
                 f"trust_remote_code: Python code that ships with {source} runs here, with your rights and outside of every jail"
             )
         self._say(*(f"warning: {warning}" for warning in list_warnings(recipe)))
-        if told := describe_template(recipe.prompts):
-            self._say(told)
+        self._say(*filter(None, [describe_template(recipe.prompts)]))
         self.materials = keep_rows(recipe, self.folder, self.materials, self._say)
         data = build.load_data(recipe, self.materials)
         self._say(*data.notes)
@@ -188,9 +183,7 @@ class Session:
         threads, exact = torch.get_num_threads(), build.adds_exactly(recipe, self.saved.get("sums"))
         agreement.compare_ranks(self.world, lambda: agreement.list_run_facts(recipe, policy.model, encoded, threads * exact))
         self._say(*agreement.describe_ranks(self.world, policy.device, threads, exact, self.saved.get("threads")))
-        dtype = build.compute_dtype(recipe)
-        self.products = self.world.on_main(lambda: self.products or choose_products(policy.model, dtype))
-        use_products(self.products, policy.model, f"the run {self.folder.root}")
+        products = build.settle_products(recipe, policy, self.saved.get("products", ""), self.folder)
         policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
         weights = build.make_weights(recipe, policy, Adding(exact, self.world))
         stream = build.make_stream(recipe, encoded)
@@ -201,9 +194,8 @@ class Session:
         # The fewest that any rank has room for: another number could flip near-ties.
         slots = state.slots or -self.world.max(-build.choose_slots(recipe, engine, encoded.train, sampling))
         state.slots = engine.slots = slots
-        state.products, state.sums, state.threads = self.products, "exact" if exact else "fast", threads
-        library = "; float32 products by oneDNN" if self.products == ONEDNN else ""
-        self._say(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}; {trained}{library}")
+        state.products, state.sums, state.threads = products, "exact" if exact else "fast", threads
+        self._say(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}; {trained}")
         self._say(*agreement.describe_company(self.world, exact, engine.name, engine.capabilities.steady))
         self._say(*policy.notes, *build.describe_adapter(recipe, policy))
         for name, report in encoded.reports.items():
@@ -402,9 +394,7 @@ class Session:
         return RunResult(self.folder.root, status, written)
 
     def _write_summary(self, status: str, **more: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {"steps": self.saved["step"]} if self.found else {}
-        if self.products:
-            found["products"] = self.products
+        found = {"steps": self.saved["step"]} if self.found else {}
         summary = begin_summary(self.recipe) | found | {"status": status, **more}
         self.folder.write_json(self.folder.summary_file, summary)
         return summary
