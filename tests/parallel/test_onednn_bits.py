@@ -24,6 +24,7 @@ LARGE: dict[str, object] = {
         "num_kv_heads": 2,
         "max_positions": 32,
     },
+    "rewards": [{"function": "session_tools:digit_share"}],
     "cold_start.num_steps": 4,
     "train.num_steps": 2,
     "train.prompts_per_step": 8,
