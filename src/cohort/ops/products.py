@@ -30,7 +30,7 @@ to bfloat16 about 8,000."""
 OUTPUTS = 192
 """Columns of a product in the probe; its error depends on the numbers that are added up, not on these."""
 ROWS = (STEADY_ROWS, 37, 300)
-_library = torch.backends.mkldnn.matmul
+_library: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
 def uses_onednn() -> bool:
