@@ -120,9 +120,9 @@ class Session:
 
     def run(self) -> RunResult:
         """Walk through what is missing. However it ends, what was earned is saved and the folder says how it ended."""
-        from cohort.ops.determinism import deterministic
+        from cohort.ops import determinism, products
 
-        with deterministic(self.recipe.train.deterministic):
+        with determinism.deterministic(self.recipe.train.deterministic), products.restore_products():
             return self._run()
 
     def _run(self) -> RunResult:
@@ -173,8 +173,7 @@ class Session:
                 f"trust_remote_code: Python code that ships with {source} runs here, with your rights and outside of every jail"
             )
         self._say(*(f"warning: {warning}" for warning in list_warnings(recipe)))
-        if told := describe_template(recipe.prompts):
-            self._say(told)
+        self._say(*filter(None, [describe_template(recipe.prompts)]))
         self.materials = keep_rows(recipe, self.folder, self.materials, self._say)
         data = build.load_data(recipe, self.materials)
         self._say(*data.notes)
@@ -185,6 +184,7 @@ class Session:
         threads, exact = torch.get_num_threads(), build.adds_exactly(recipe, self.saved.get("sums"))
         agreement.compare_ranks(self.world, lambda: agreement.list_run_facts(recipe, policy.model, encoded, threads * exact))
         self._say(*agreement.describe_ranks(self.world, policy.device, threads, exact, self.saved.get("threads")))
+        products = build.settle_products(recipe, policy, self.saved.get("products", ""), self.folder)
         policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
         weights = build.make_weights(recipe, policy, Adding(exact, self.world))
         stream = build.make_stream(recipe, encoded)
@@ -195,7 +195,7 @@ class Session:
         # The fewest that any rank has room for: another number could flip near-ties.
         slots = state.slots or -self.world.max(-build.choose_slots(recipe, engine, encoded.train, sampling))
         state.slots = engine.slots = slots
-        state.sums, state.threads = "exact" if exact else "fast", threads
+        state.products, state.sums, state.threads = products, "exact" if exact else "fast", threads
         self._say(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}; {trained}")
         self._say(*agreement.describe_company(self.world, exact, engine.name, engine.capabilities.steady))
         self._say(*policy.notes, *build.describe_adapter(recipe, policy))

@@ -24,7 +24,7 @@ from cohort.observe.run_folder import MODEL_FILES, RunFolder, make_paths_absolut
 from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
 from cohort.recipe.materials import Materials
 from cohort.recipe.schema import Recipe
-from cohort.training.run_weights import Target, find_weights, load_weights
+from cohort.training.run_weights import Target, find_weights, follow_products, load_weights
 
 if TYPE_CHECKING:
     from cohort.evaluation.evaluate import Evaluation
@@ -240,20 +240,21 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
             say(console, f"warning: {name}: {encoded.reports[name]}")
     policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
     seen = count_seen_problems(console, target, problems, sets)
-    engine, _ = build.make_engine(recipe, policy, say=functools.partial(say, console))
-    engine.sync(policy.read_weights(), 0)
-    evaluation = evaluate(
-        engine,
-        sets,
-        rewards,
-        sampling=make_evaluation_sampling(recipe, sampling),
-        seed=recipe.seed,
-        greedy=recipe.evaluation.greedy,
-        resamples=recipe.evaluation.resamples,
-        answers=rewards.has_answers,
-        label=target.label,
-    )
-    engine.close()
+    with follow_products(target.folder, policy, build.compute_dtype(target.recipe)):
+        engine, _ = build.make_engine(recipe, policy, say=functools.partial(say, console))
+        engine.sync(policy.read_weights(), 0)
+        evaluation = evaluate(
+            engine,
+            sets,
+            rewards,
+            sampling=make_evaluation_sampling(recipe, sampling),
+            seed=recipe.seed,
+            greedy=recipe.evaluation.greedy,
+            resamples=recipe.evaluation.resamples,
+            answers=rewards.has_answers,
+            label=target.label,
+        )
+        engine.close()
     return TargetResult(target, evaluation, seen)
 
 

@@ -24,6 +24,8 @@ from cohort.model.loading import load_adapted, load_model, load_pretrained, pick
 from cohort.model.optim import Adding, MasterWeights
 from cohort.model.policy import Policy
 from cohort.model.rotary import count_positions
+from cohort.observe.run_folder import RunFolder
+from cohort.ops.products import ONEDNN, choose_products, use_products
 from cohort.recipe.materials import PYTHON_ROWS, Materials
 from cohort.recipe.rules import gold_column
 from cohort.recipe.schema import PromptsConfig, Recipe
@@ -318,6 +320,17 @@ def find_longest_sequence(recipe: Recipe, encoded: EncodedData, sampling: Sampli
     lengths += [len(prompt.token_ids) + evaluated for prompts in encoded.sets.values() for prompt in prompts]
     lengths += [row.longest for row in (*encoded.demonstrations, *encoded.pairs)]
     return max(lengths, default=0)
+
+
+def settle_products(recipe: Recipe, policy: Policy, begun: str, folder: RunFolder) -> str:
+    """Choose the library of float32 products on the main rank, use it on all and write it down. begun: the choice a resumed run started with."""
+    chosen = policy.world.on_main(lambda: begun or choose_products(policy.model, compute_dtype(recipe)))
+    use_products(chosen, policy.model, f"the run {folder.root}")
+    if chosen:
+        folder.write_json(folder.summary_file, folder.read_summary() | {"products": chosen})
+    if chosen == ONEDNN:
+        policy.notes.append("float32 products by oneDNN: within rounding of MKL on this CPU, and faster")
+    return chosen
 
 
 def make_engine(

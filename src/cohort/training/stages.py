@@ -262,6 +262,8 @@ def describe_end(parts: Parts, state: TrainState) -> dict[str, Any]:
         "parameters": parts.policy.num_parameters,
         "peak_memory_gib": round(measure_peak_memory(parts.policy.device), 4),
     }
+    if state.products:
+        summary["products"] = state.products
     if parts.world.launched:
         summary["ranks"] = parts.world.size
     if written := [save.size for save in state.saves if save.size]:

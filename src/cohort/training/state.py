@@ -107,6 +107,8 @@ class Record:
     """Finished steps in which anything was scored."""
     sums: str = ""
     """How gradients are added, "exact" or "fast": a run goes on as it was begun."""
+    products: str = ""
+    """The library of float32 products on a CPU, "mkl" or "onednn" (ops/products.py); "": on another device."""
     threads: int = 0
     """Of each process when the run was saved: another number rounds differently."""
     stopped: str = ""
@@ -277,6 +279,7 @@ ADDED_FIELDS: dict[str, dict[str, Any]] = {
         "scored_steps": 1,
         "stopped": "",
         "sums": "fast",
+        "products": "mkl",
         "threads": 0,
     },
 }
