@@ -89,7 +89,7 @@ def read_instruction(entry: Any) -> tuple[str, Callable[[str], bool]]:
         close = difflib.get_close_matches(name, CHECKERS, n=1, cutoff=0.5)
         raise ValueError(f"unknown id {name[:100]!r}{f'; did you mean {close[0]!r}?' if close else ''}")
     known, given = CHECKERS[name], {key: value for key, value in entry.items() if key != "id" and value is not None}
-    for argument in [*given, *known.readers]:
+    for argument in {**given, **known.readers}:
         if argument not in known.readers:
             expected = f"its arguments: {', '.join(known.readers)}" if known.readers else "it takes none"
             raise ValueError(f"{name} has no argument {argument!r}; {expected}")
