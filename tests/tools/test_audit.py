@@ -239,8 +239,8 @@ def test_marks_without_content_and_a_copy_of_the_prompt_are_tried_where_instruct
     report = audit(test_audit_zoo.counts_marks, rows, shape=True)
     assert set(report.flaws) == {"empty", "echo"}
     shown = {finding.name: [example.input for example in finding.evidence] for finding in report.findings}
-    assert set(shown["empty"]) == {"* \n* \n* ", "[] [ ] [...]"}
-    assert set(shown["echo"]) <= {row.prompt for row in INSTRUCTION_ROWS}
+    assert set(shown["empty"]) == {"* \\n* \\n* ", "[] [ ] [...]"}
+    assert set(shown["echo"]) <= {row.prompt.replace("\n", "\\n") for row in INSTRUCTION_ROWS}
     assert audit("instructions", rows).flaws == ()
 
 
