@@ -110,7 +110,7 @@ def test_an_error_is_planted_in_every_checker():
 
 
 def test_the_table_says_how_often_the_second_opinion_differs():
-    """It knows no json_record; docs/form-rewards.md has these figures."""
+    """It knows no json_record; docs/instruction-rewards.md has these figures."""
     compared = [pair for pair in PAIRS if pair[0]["id"] != "json_record"]
     assert (len(compared), sum(bool(pair[4]) for pair in compared)) == (225, 74)
     assert not any(pair[4] for pair in PAIRS if pair[0]["id"] == "json_record")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +13,13 @@ from cohort.rewards import BUILT_IN, instructions
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
 from cohort.rewards.following.reward import MAX_CHARS, find_unusable
+from cohort.rewards.following.table import CHECKERS
 from cohort.types import Completion, Prompt
+from doc_examples import examples_of
 from instruction_pairs import PAIRS
 from yardstick import measure_slowdown
 
+PAGE = (Path(__file__).parents[2] / "docs" / "instruction-rewards.md").read_text(encoding="utf-8")
 COMMA = {"id": "punctuation:no_comma"}
 RECORD = {"id": "json_record", "record": {"name": "Ann", "age": 31}}
 JSON = '{"name": "Ann", "age": 31}'
@@ -200,3 +205,19 @@ def test_a_longer_text_is_not_read():
 def test_json_that_breaks_parsers_is_wrong_and_no_fault(text):
     assert judge(text, {"id": "json_record", "record": [1]}) == (0.0, "wrong", "json_record")
     assert judge(text, {"id": "detectable_format:json_format"})[:2] == (0.0, "wrong")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The page
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_lists_every_checker_with_its_arguments_and_its_examples_hold():
+    listed = {}
+    for name, arguments in re.findall(r"^\| `([a-z_]+:?[a-z_]+)` \|(.*?)\| [^|]*\|$", PAGE, re.MULTILINE):
+        listed[name] = tuple(re.findall(r"`(\w+)`", arguments))
+    assert listed == {name: tuple(checker.readers) for name, checker in CHECKERS.items()}
+    found = list(examples_of(PAGE))
+    assert len(found) == 3
+    for code, value, expected in found:
+        assert value == expected, code

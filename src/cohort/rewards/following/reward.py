@@ -1,4 +1,4 @@
-"""Following instructions: a list of them in a column, each checked by its checker."""
+"""The reward `instructions`: each row lists its instructions, and each instruction has a checker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cohort.rewards.text import drop_thinking, text_of
 
 MODES = ("all", "share")
 MAX_CHARS = 250_000
-"""A longer completion follows nothing."""
+"""A longer completion scores 0."""
 REPEATS = "combination:repeat_prompt"
 RECORD = "json_record"
 
@@ -29,9 +29,9 @@ def instructions(
     """1.0 where the completion follows all of the row's `instructions`, else 0.0; with mode = "share", the share it follows.
 
     instructions   per row a list such as [{"id": "punctuation:no_comma"}, {"id": "json_record", "record": {"age": 4}}].
-    prompts        a completion that begins with its prompt must follow them without that copy, too.
+    prompts        a completion that begins with a copy of its prompt has to follow them without the copy, too.
 
-    Thoughts are not judged. A row whose instructions cannot be checked has no score (None).
+    <think> blocks are left out. A row whose instructions cannot be checked has no score (None).
     """
     check_arguments((), mode)
     scores: list[float | None] = []
@@ -62,7 +62,7 @@ def score_completion(completion: str, entries: Any, prompt: Any, mode: str) -> t
 
 
 def is_followed(name: str, check: Callable[[str], bool], text: str, own: str) -> bool:
-    """Whether the text follows an instruction, and does without a copy of the prompt. A text without words follows none."""
+    """Whether the text follows an instruction, and does without a copy of the prompt. A text without a word follows none."""
     if not (has_word(own) or name == RECORD):
         return False
     return check(text) and (own == text or name == REPEATS or check(own))

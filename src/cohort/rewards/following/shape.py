@@ -22,14 +22,14 @@ ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 @checker("detectable_content:number_placeholders", num_placeholders=read_count)
 def has_placeholders(text: str, num_placeholders: int) -> bool:
-    """[address] holds a letter and is no link; a text of nothing but placeholders is none."""
+    """A placeholder such as [address] contains a letter and is no link. The text contains other words, too."""
     held = [any(map(str.isalpha, held)) for held in PLACEHOLDER.findall(text)]
     return sum(held) >= num_placeholders and has_word(PLACEHOLDER.sub("", text))
 
 
 @checker("detectable_content:postscript", postscript_marker=read_phrase)
 def has_postscript(text: str, postscript_marker: str) -> bool:
-    """A line of the last paragraph begins with the marker and goes on; something stands before it."""
+    """A line of the last paragraph starts with the marker, with words before and after it."""
     letters = r"\s?".join(map(re.escape, postscript_marker.rstrip(".").replace(" ", "").casefold()))
     *before, last = split_paragraphs(text) or [""]
     lines = [line.lstrip(MARKUP).casefold() for line in last.split("\n")]
@@ -42,7 +42,7 @@ def has_postscript(text: str, postscript_marker: str) -> bool:
 
 @checker("detectable_format:number_bullet_lists", num_bullets=read_count)
 def has_bullets(text: str, num_bullets: int) -> bool:
-    """Exactly so many lines "* item" or "- item" at any depth; an empty item spoils it, a divider is none."""
+    """Exactly that many lines "* item" or "- item" at any depth, none of them empty; dividers do not count."""
     found = [BULLET.fullmatch(line) for line in text.split("\n") if not is_divider(line)]
     items = [bullet[1] or "" for bullet in found if bullet]
     return len(items) == num_bullets and all(map(has_word, items))
@@ -54,7 +54,7 @@ def is_divider(line: str) -> bool:
 
 @checker("detectable_format:constrained_response")
 def is_constrained_answer(text: str) -> bool:
-    """One of IFEval's three answers and nothing else."""
+    """Exactly one of IFEval's three answers."""
     return text.strip().strip("*_\"'`“”") in ANSWERS
 
 
@@ -65,7 +65,7 @@ def has_highlights(text: str, num_highlights: int) -> bool:
 
 @checker("detectable_format:multiple_sections", section_spliter=read_phrase, num_sections=read_count)
 def has_sections(text: str, section_spliter: str, num_sections: int) -> bool:
-    """Lines that begin with "Section 1", "Section 2", ... in this order, each followed by something."""
+    """Lines that begin with "Section 1", "Section 2", ... in this order, each followed by a word."""
     heading = re.compile(rf"[#*_\s]*{re.escape(section_spliter)}\s?(\d{{1,4}})(?!\d)")
     numbers: list[int] = []
     filled: set[int] = set()
@@ -80,20 +80,20 @@ def has_sections(text: str, section_spliter: str, num_sections: int) -> bool:
 
 @checker("detectable_format:title")
 def has_title(text: str) -> bool:
-    """<<a title>> with a word in it, and something beside it."""
+    """A <<title>> with a word in it, and words outside it."""
     return any(has_word(title) for title in TITLE.findall(text)) and has_word(TITLE.sub("", text))
 
 
 @checker("combination:two_responses")
 def has_two_responses(text: str) -> bool:
-    """Two responses that differ in their words; a divider before the first or after the second divides nothing."""
+    """Two responses with different words; dividers before the first and after the second are ignored."""
     pieces = split_at(SIX_ASTERISKS, text)
     return len(pieces) == 2 and all(map(has_word, pieces)) and list_words(pieces[0]) != list_words(pieces[1])
 
 
 @checker("combination:repeat_prompt", prompt_to_repeat=read_phrase)
 def repeats_prompt(text: str, prompt_to_repeat: str) -> bool:
-    """The request letter for letter, white space aside, and then something else."""
+    """The request letter for letter, except for white space, and then an answer."""
     body = " ".join(text.split())
     rest = body.removeprefix(prompt_to_repeat).strip()
     return rest != body and has_word(rest) and rest != prompt_to_repeat
@@ -132,7 +132,7 @@ def measure_depth(value: Any) -> int:
 
 
 def is_same_json(found: Any, expected: Any) -> bool:
-    """Equality of JSON values: numbers by value (1 is 1.0), true is no 1, keys in any order, lists in order, texts exactly."""
+    """Equality of JSON values: numbers by value (1 equals 1.0), true is not 1, keys in any order, lists in order."""
     if isinstance(found, dict) and isinstance(expected, dict):
         return found.keys() == expected.keys() and all(is_same_json(found[key], expected[key]) for key in expected)
     if isinstance(found, list) and isinstance(expected, list):
@@ -164,7 +164,7 @@ def is_record(text: str, record: Any) -> bool:
 
 @checker("detectable_format:json_format")
 def is_json(text: str) -> bool:
-    """A JSON object or list that holds something, bare or in one code fence."""
+    """A non-empty JSON object or list, bare or in one code fence."""
     body = text.strip()
     if body.startswith("```") and body.endswith("```") and len(body) > 6:
         body = re.sub(r"\A(?i:json)?\s", "", body[3:-3])

@@ -36,20 +36,20 @@ def count_phrase(text: str, phrase: str) -> int:
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """The paragraphs that hold something, as blank lines separate them."""
+    """The non-empty paragraphs between blank lines."""
     lines = "\n".join(line.rstrip() for line in text.split("\n"))
     return [paragraph for paragraph in lines.split("\n\n") if paragraph.strip()]
 
 
 def split_at(divider: re.Pattern[str], text: str) -> list[str]:
-    """The pieces of the text between dividers, without an empty first and an empty last one."""
+    """The pieces of the text between dividers, without an empty first or last piece."""
     pieces = divider.split(text)
     last = len(pieces) - (not has_word(pieces[-1]))
     return pieces[not has_word(pieces[0]) : last]
 
 
 def split_blocks(text: str) -> list[str]:
-    """Paragraphs, with each item of a list by itself and without its marker."""
+    """Paragraphs, and each list item as a block of its own, without its marker."""
     blocks: list[list[str]] = [[]]
     for line in text.split("\n"):
         item = LIST_ITEM.match(line)
@@ -60,7 +60,7 @@ def split_blocks(text: str) -> list[str]:
 
 
 def count_sentences(text: str, unfinished: bool) -> int:
-    """Sentences that hold a word; with `unfinished`, also those that a paragraph or an item of a list leaves without an end."""
+    """Sentences with a word in them; with `unfinished`, also words without a full stop at the end of a paragraph or list item."""
     count = 0
     for block in split_blocks(re.sub(r"[。！？]", ". ", text)):
         tokens, open_words = block.split(), False
@@ -124,7 +124,7 @@ def has_number_of_sentences(text: str, num_sentences: int, relation: str) -> boo
 
 @checker("length_constraints:number_paragraphs", num_paragraphs=read_count)
 def has_divided_paragraphs(text: str, num_paragraphs: int) -> bool:
-    """The divider *** is a line of its own; one before the first or after the last paragraph divides nothing."""
+    """The divider *** is a line of its own; dividers before the first and after the last paragraph are ignored."""
     pieces = split_at(PARAGRAPH_DIVIDER, text)
     return len(pieces) == num_paragraphs and all(map(has_word, pieces))
 
@@ -144,7 +144,7 @@ def has_paragraph_with_first_word(text: str, num_paragraphs: int, nth_paragraph:
 
 
 def is_english(text: str) -> bool:
-    """Whether nine letters of ten are those of English; which language they spell is not judged."""
+    """Whether nine of ten letters are A to Z; the language itself is not checked."""
     letters = sum(map(str.isalpha, text))
     return sum(letter.isascii() and letter.isalpha() for letter in text) >= max(0.9 * letters, 1)
 
@@ -161,7 +161,7 @@ def is_lowercase(text: str) -> bool:
 
 @checker("change_case:capital_word_frequency", capital_frequency=read_count, capital_relation=read_relation)
 def has_capital_words(text: str, capital_frequency: int, capital_relation: str) -> bool:
-    """A capital letter by itself ("I", "A") is no word in capitals."""
+    """A single letter ("I", "A") does not count."""
     capital = sum(word.isupper() and len(word) > 1 for word in WORD.findall(text))
     return compare_count(capital, capital_relation, capital_frequency)
 
@@ -173,7 +173,7 @@ def has_no_comma(text: str) -> bool:
 
 @checker("startend:quotation")
 def is_quoted(text: str) -> bool:
-    """The first quotation mark is closed by the last one: a text that begins with one quotation and ends with another is not."""
+    """One pair of quotation marks around the whole text; two quotations at its ends are not one."""
     body = text.strip().replace("“", '"').replace("”", '"')
     inner, marks = body[1:-1], body[:1] + body[-1:]
     first = inner.find('"')
@@ -183,7 +183,7 @@ def is_quoted(text: str) -> bool:
 
 @checker("startend:end_checker", end_phrase=read_phrase)
 def has_end(text: str, end_phrase: str) -> bool:
-    """The phrase ends the text, but for quotation marks and emphasis; something stands before it."""
+    """The text ends with the phrase, except for quotation marks and emphasis, and has words before it."""
     body = " ".join(text.casefold().split()).rstrip(MARKUP)
     end = end_phrase.casefold().rstrip(MARKUP)
     before = body.removesuffix(end)
