@@ -9,13 +9,8 @@ from cohort.rewards.following import shape, wording  # noqa: F401  (they registe
 from cohort.rewards.following.table import has_word, read_instruction
 from cohort.rewards.text import drop_thinking, text_of
 
-MODES = ("all", "share")
 MAX_CHARS = 250_000
 """A longer completion scores 0."""
-REPEATS = "combination:repeat_prompt"
-RECORD = "json_record"
-
-Checks = list[tuple[str, Callable[[str], bool]]]
 
 
 def instructions(
@@ -63,9 +58,9 @@ def score_completion(completion: str, entries: Any, prompt: Any, mode: str) -> t
 
 def is_followed(name: str, check: Callable[[str], bool], text: str, own: str) -> bool:
     """Whether the text follows an instruction, and does without a copy of the prompt. A text without a word follows none."""
-    if not (has_word(own) or name == RECORD):
+    if not (has_word(own) or name == "json_record"):
         return False
-    return check(text) and (own == text or name == REPEATS or check(own))
+    return check(text) and (own == text or name == "combination:repeat_prompt" or check(own))
 
 
 def drop_prompt(text: str, prompt: Any) -> str:
@@ -77,7 +72,7 @@ def drop_prompt(text: str, prompt: Any) -> str:
     return [*text.split(maxsplit=start), ""][start] if start else text
 
 
-def read_instructions(entries: Any) -> Checks:
+def read_instructions(entries: Any) -> list[tuple[str, Callable[[str], bool]]]:
     """The checks of a row; ValueError where it has none, or one that cannot be checked."""
     if isinstance(entries, str | dict) or not isinstance(entries, Sequence) or not entries:
         raise ValueError(f"a list with at least one instruction is expected, not {str(entries)[:100]!r}")
@@ -86,18 +81,12 @@ def read_instructions(entries: Any) -> Checks:
 
 def find_unusable(instructions: Sequence[Any], **columns: Any) -> list[str | None]:
     """Per row, why its instructions cannot be checked, or None."""
-    reasons: list[str | None] = []
-    for entries in instructions:
-        try:
-            read_instructions(entries)
-            reasons.append(None)
-        except ValueError as problem:
-            reasons.append(f"instructions: {problem}")
-    return reasons
+    tried = [score_completion("", entries, None, "all") for entries in instructions]
+    return [detail if word == "infrastructure" else None for _, word, detail in tried]
 
 
 def check_arguments(columns: Sequence[str], mode: str = "all", **args: Any) -> None:
-    if mode not in MODES:
+    if mode not in ("all", "share"):
         raise ValueError(f"mode = {mode!r}: 'all' or 'share' is expected")
 
 

@@ -114,13 +114,6 @@ INSTRUCTION_ROWS: tuple[AuditRow, ...] = (
         right=("The train was late because of the rain last night.",),
         wrong=("rain train", "The training was late because it rained again last night.", "rain train . . . . . . . ."),
     ),
-    make_instruction_row(
-        "Name a colour, with a title in double angular brackets, and a postscript that starts with P.S.",
-        {"id": "detectable_format:title"},
-        {"id": "detectable_content:postscript", "postscript_marker": "P.S."},
-        right=("<<Colours>>\nBlue.\n\nP.S. Or green.",),
-        wrong=("<<Colours>>\nP.S.", "<<>>\nBlue.\n\nP.S. Or green.", "<<Colours>>\nBlue.\n\nP.S."),
-    ),
 )
 """Rows with right and wrong completions, for the reward that checks instructions."""
 
