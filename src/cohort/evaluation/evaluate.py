@@ -2,8 +2,8 @@
 
 Differences from the usual evaluation loop:
 
-- The noise is keyed by (seed, "evaluate", step 0) at every step of training: before and after draw with the same noise on
-  the same problems, so their difference is the policy's and not the dice's.
+- The noise is keyed by (seed, "evaluate", step 0) at every step of training, and by the content of the problem: before and
+  after draw with the same noise on the same problems, whatever the order of the rows and whichever other sets are evaluated.
 - Numbers are estimated per problem and resampled over problems; the verdict matrix is kept, so that two evaluations can be
   compared problem by problem, also from the files of two runs. A problem is known by a hash of its content and its gold
   answer: a row number would pair different problems as soon as two runs differ in seed or source.
@@ -16,22 +16,24 @@ Differences from the usual evaluation loop:
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cohort.base.keyed import keyed_hash
 from cohort.base.text import write_count
 from cohort.base.world import ALONE, World
 from cohort.data.prompts import make_content_key
-from cohort.engine import sample_groups
+from cohort.engine import regroup
 from cohort.evaluation.estimators import Estimate, PairedDifference, estimate, maj_at_k, mean_at_k, paired_test, pass_at_k
-from cohort.types import Completion, NoiseKey, Outcome, Prompt, Sampling
+from cohort.types import Completion, NoiseKey, Outcome, Prompt, Request, Sampling
 
 if TYPE_CHECKING:  # comparing two stored evaluations must not load an engine
     from cohort.engine.protocol import Engine
     from cohort.rewards.base import RewardRunner
-    from cohort.rewards.contract import Scored
+    from cohort.rewards.contract import Scored, Scorer
 
 NO_ANSWER = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
 MARKS: dict[bool | None, str] = {True: "1", False: "0", None: "-"}
@@ -228,23 +230,22 @@ def evaluate(
 ) -> Evaluation:
     """Sample `sampling.group_size` completions per problem, score each set with its rewards, and estimate."""
     started = time.monotonic()
-    noise = NoiseKey(seed, "evaluate", step=0)
-    # Greedy draws no noise; cuts of the distribution cannot change the most likely token, so they are switched off.
-    best = replace(sampling, group_size=1, temperature=0.0, top_p=1.0, top_k=0)
-    first_draw = 0
+    sampling, noise = replace(sampling, with_greedy=greedy), NoiseKey(seed, "evaluate", step=0)
+    asked = [pair for problems in prompts.values() for pair in zip(problems, key_draws(problems), strict=True)]
+    mine = asked[world.block(len(asked))]
+    requests = [Request(prompt, draw, sample) for prompt, draw in mine for sample in range(sampling.completions)]
+    # One call for all sets and the greedy completions: a model too large for the caches is read once per step of a call.
+    completions = world.compute(lambda: engine.generate(requests, sampling, noise))
+    groups_PG = iter(regroup(completions, len(asked), sampling.completions))
     sets, counts, per_problem = {}, {}, {}
     rows: list[Mapping[str, Any]] = []
-
-    def draw(name: str, problems: Sequence[Prompt], sampling: Sampling) -> tuple[list[list[Completion]], list[list[Outcome]]]:
-        groups = sample_groups(engine, problems, sampling, noise, first_draw, world=world)
-        outcomes = iter(score_groups(rewards[name], problems, groups, step, num_steps).outcomes)
-        return groups, [[next(outcomes) for _ in group] for group in groups]
-
     for name, problems in prompts.items():
-        groups, outcomes = draw(name, problems, sampling) if problems else ([], [])
-        most_likely = [row[0] for row in draw(name, problems, best)[1]] if greedy and problems else []
-        drawn = SampledSet(problems, groups, outcomes, most_likely)
-        first_draw += len(problems)
+        whole = list(islice(groups_PG, len(problems)))
+        outcomes = regroup(
+            score_groups(rewards[name], problems, whole, step, num_steps).outcomes, len(whole), sampling.completions
+        )
+        sampled = ([row[: sampling.group_size] for row in table] for table in (whole, outcomes))
+        drawn = SampledSet(problems, *sampled, [row[-1] for row in outcomes] if greedy else [])
         per_problem[name] = drawn.list_verdicts()
         answers = rewards[name].has_answers
         sets[name] = estimate_set(drawn, per_problem[name], list_ks(sampling.group_size), answers, resamples, seed)
@@ -253,13 +254,22 @@ def evaluate(
     return Evaluation(step, sets, counts, per_problem, tuple(rows), time.monotonic() - started, label)
 
 
+def key_draws(problems: Sequence[Prompt]) -> Iterator[int]:
+    """Of each problem the draw that keys its noise: by its content, and by how many copies stand before it in the set."""
+    copies: Counter[str] = Counter()
+    for problem in problems:
+        content = make_content_key(problem.content)
+        yield keyed_hash("draw", content, copies[content])
+        copies[content] += 1
+
+
 def list_ks(samples: int) -> tuple[int, ...]:
     """1, 2, 4, ... up to the number of samples, and that number itself."""
     return tuple(sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples}))
 
 
 def score_groups(
-    rewards: RewardRunner, prompts: Sequence[Prompt], completions_PG: Sequence[Sequence[Completion]], step: int, num_steps: int
+    rewards: Scorer, prompts: Sequence[Prompt], completions_PG: Sequence[Sequence[Completion]], step: int, num_steps: int
 ) -> Scored:
     """What the rewards say of groups, laid flat: outcomes in the order of the completions, group after group."""
     flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
