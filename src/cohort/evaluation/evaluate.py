@@ -241,11 +241,11 @@ def evaluate(
     rows: list[Mapping[str, Any]] = []
     for name, problems in prompts.items():
         whole = list(islice(groups_PG, len(problems)))
-        outcomes = regroup(
-            score_groups(rewards[name], problems, whole, step, num_steps).outcomes, len(whole), sampling.completions
-        )
-        sampled = ([row[: sampling.group_size] for row in table] for table in (whole, outcomes))
-        drawn = SampledSet(problems, *sampled, [row[-1] for row in outcomes] if greedy else [])
+        scored = score_groups(rewards[name], problems, whole, step, num_steps)
+        outcomes = regroup(scored.outcomes, len(whole), sampling.completions)
+        most_likely = [row[-1] for row in outcomes] if greedy else []
+        samples = slice(sampling.group_size)
+        drawn = SampledSet(problems, [row[samples] for row in whole], [row[samples] for row in outcomes], most_likely)
         per_problem[name] = drawn.list_verdicts()
         answers = rewards[name].has_answers
         sets[name] = estimate_set(drawn, per_problem[name], list_ks(sampling.group_size), answers, resamples, seed)

@@ -86,7 +86,7 @@ def find_idle_server_word(r: Recipe) -> str:
 
 
 def find_second_template(r: Recipe) -> str:
-    others = {f"evaluation.sets.{name}": config for name, config in r.evaluation.sets.items()}
+    others: dict[str, Any] = {f"evaluation.sets.{name}": config for name, config in r.evaluation.sets.items()}
     others |= {"cold_start.source": r.cold_start.source} if r.cold_start.source else {}
     return next((place for place, config in others.items() if config.chat_template), "")
 

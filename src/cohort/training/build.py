@@ -56,7 +56,7 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
         return load_rows(config, seed, handed_in, section)
 
     rows = load(recipe.prompts, materials.rows, "prompts", recipe.seed)
-    sets = {
+    sets: dict[str, tuple[PromptsConfig, list[Row]]] = {
         name: (config, load(config, materials.sets.get(name), f"evaluation.sets.{name}", seed))
         for name, config in evaluation.sets.items()
     }

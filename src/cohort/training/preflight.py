@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cohort.algorithms.registry import SAMPLED
+from cohort.engine.stop import make_list
 from cohort.errors import ModelError, RewardError
 from cohort.evaluation.estimators import FEW_PROBLEMS, why_no_interval
 from cohort.evaluation.evaluate import make_problem_key
+from cohort.model.chat import find_end_of_turn_id
 from cohort.model.experts import ASKED_FOR
 from cohort.model.rotary import count_positions
 from cohort.model.teacher import look_at_teacher
@@ -50,7 +52,13 @@ def run_cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
         for check in (*check_unusable_rows(parts, prompts, name), *check_golds(parts, prompts, name))
     ]
     teacher, parameters = check_teacher(parts, encoded)
-    model = [*check_model(parts), check_sampling(parts), check_prompt_lengths(parts, encoded), *teacher]
+    model = [
+        *check_model(parts),
+        check_sampling(parts),
+        check_prompt_lengths(parts, encoded),
+        *check_form(parts, encoded),
+        *teacher,
+    ]
     return [*check_jail(parts), *rows, *check_problem_counts(parts), *model, check_memory(parts, encoded, parameters)]
 
 
@@ -69,7 +77,9 @@ def check_reward_columns(parts: Parts, encoded: EncodedData) -> Iterator[Check]:
     cold = recipe.cold_start.num_steps > 0 and recipe.cold_start.until_success < 1.0
     trained = recipe.train.num_steps > 0 and recipe.algorithm.data in SAMPLED
     # Rows whose completions the rewards will be called on; demonstrations and pairs are trained on unscored.
-    judged = [("prompts", parts.rewards, encoded.train)] if cold or trained else []
+    judged: list[tuple[str, RewardRunner, Sequence[Prompt]]] = (
+        [("prompts", parts.rewards, encoded.train)] if cold or trained else []
+    )
     judged += [(f"evaluation set {name}", parts.rewards.for_set(name), prompts) for name, prompts in encoded.sets.items()]
     for place, rewards, prompts in judged:
         try:
@@ -237,6 +247,27 @@ def check_sampling(parts: Parts) -> Check:
     if not sampling.stop_ids:
         return Check("warning", "sampling", f"{text}. Every completion will run to the limit: name a token in sampling.stop.")
     return Check("ok", "sampling", text)
+
+
+def check_form(parts: Parts, encoded: EncodedData) -> Iterator[Check]:
+    """Plain text for a model that was tuned on chats: it then continues the text, or writes to the limit, where it should answer.
+
+    Base models may have a chat template too; they do not end at the end of a turn. Whoever writes prompts.template, or special tokens
+    into the prompts, has chosen the form.
+    """
+    tokenizer, settings = parts.policy.tokenizer, parts.recipe.prompts
+    ends = {tokenizer.eos_token_id, *make_list(parts.policy.model.generation_config.eos_token_id)}
+    tuned = (end := find_end_of_turn_id(tokenizer)) is not None and end in ends
+    texts = [prompt.content for prompt in encoded.train if isinstance(prompt.content, str)]
+    marked = any(token in text for text in texts[:GOLD_ROWS] for token in tokenizer.all_special_tokens)
+    if tuned and texts and len(texts) == len(encoded.train) and not settings.template and not marked:
+        yield Check(
+            "warning",
+            "prompts",
+            "the model is tuned on chats (its tokenizer has a chat template), and all prompts are plain text, which it will continue instead "
+            f'of answering. Set prompts.system, which makes chats of them, or give messages: "{settings.prompt_column}": [{{"role": "user", '
+            f'"content": ...}}]. If plain text is meant: prompts.template = "{{{settings.prompt_column}}}".',
+        )
 
 
 def describe_generation(parts: Parts) -> str:

@@ -308,8 +308,9 @@ def score_for_best(recipe: Recipe, result: Evaluation) -> list[float]:
 
 def describe_best(recipe: Recipe, state: TrainState) -> dict[str, Any]:
     """By what the best checkpoint was chosen, and what it has of it."""
-    (name, measure), (value, reward) = read_best(recipe), state.best_score or [-1.0, None]
-    return {"set": name, "measure": measure if value >= 0 else "reward", "value": value if value >= 0 else reward}
+    name, measure = read_best(recipe)
+    by_reward = state.best_score[:1] == [-1.0]
+    return {"set": name, "measure": "reward" if by_reward else measure, "value": next(iter(state.best_score[by_reward:]), None)}
 
 
 def make_evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:
