@@ -3,7 +3,9 @@
     prompt   Write a JSON object with the keys "name", "age" and "city" from this text. Write only the JSON.
 
              Mara Okafor is 34 years old and lives in Lisbon.
-    record   {"name": "Mara Okafor", "age": 34, "city": "Lisbon"}
+    answer   {"name": "Mara Okafor", "age": 34, "city": "Lisbon"}
+
+The column `instructions` has the check of it for the reward of that name.
 
 Training has three kinds of record in four wordings. Held out are new records in the same wordings (`test = "new_rows"`), in a
 wording that is never trained ("new_wording"), and of a kind that is never trained ("new_kind"). A record belongs to "train" or
@@ -112,7 +114,8 @@ def json_records(split: str = "train", seed: int = 0, test: str = "new_rows", co
         sentence = sentences[keyed_hash("json_records", seed, number, "sentence") % len(sentences)].format(**record)
         wording = wordings[keyed_hash("json_records", seed, number, "wording") % len(wordings)]
         content = wording.format(keys=named, text=sentence[0].upper() + sentence[1:])
-        rows[written] = {"prompt": [{"role": "user", "content": content}], "answer": written, "kind": kind}
+        check = {"id": "json_record", "record": record}
+        rows[written] = {"prompt": [{"role": "user", "content": content}], "answer": written, "instructions": [check]}
     return list(rows.values())
 
 
