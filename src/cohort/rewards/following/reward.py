@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cohort.rewards.checkers import has_word, read_instruction
+from cohort.rewards.following import shape, wording  # noqa: F401  (they register their checkers)
+from cohort.rewards.following.table import has_word, read_instruction
 from cohort.rewards.text import drop_thinking, text_of
 
 MODES = ("all", "share")
@@ -69,20 +70,11 @@ def is_followed(name: str, check: Callable[[str], bool], text: str, own: str) ->
 
 def drop_prompt(text: str, prompt: Any) -> str:
     """The text without the copies of its prompt (of a chat, the last message) that it begins with."""
-    copied = "" if prompt is None or (isinstance(prompt, list) and not prompt) else text_of(prompt).strip()
-    if not copied:
-        return text
-    if list_folded(text) == list_folded(copied):
-        return ""
-    start = len(text) - len(text.lstrip())
-    while text.startswith(copied, start):
-        start += len(copied)
-        start += len(text[start:]) - len(text[start:].lstrip()) if text[start : start + 1].isspace() else 0
-    return text[start:] if text[:start].strip() else text
-
-
-def list_folded(text: str) -> list[str]:
-    return text.casefold().split()
+    asked = text_of(prompt).casefold().split() if prompt else []
+    words, start = text.casefold().split(), 0
+    while asked and words[start : start + len(asked)] == asked:
+        start += len(asked)
+    return [*text.split(maxsplit=start), ""][start] if start else text
 
 
 def read_instructions(entries: Any) -> Checks:
