@@ -55,7 +55,7 @@ class Verifier:
     """ "7" is right, "-" has no answer, "?" is unscored."""
 
     def __init__(self, extracts=True):
-        self.extracts = extracts
+        self.has_answers = self.extracts = extracts
 
     def score(self, prompts, completions, *, step, num_steps):
         assert len(prompts) == len(completions)
@@ -73,7 +73,7 @@ class Verifier:
 def run(sets, *, extracts=True, names=None, **options):
     options = {"sampling": SAMPLING, "seed": 3, "step": 10, "greedy": True, "resamples": 200, **options}
     prompts = {name: make_prompts(texts, names) for name, texts in sets.items()}
-    return evaluate(ScriptedEngine(), prompts, Verifier(extracts), **options)
+    return evaluate(ScriptedEngine(), prompts, dict.fromkeys(prompts, Verifier(extracts)), **options)
 
 
 def test_values_by_hand():
@@ -111,7 +111,7 @@ def test_maj_is_null_with_a_reason_without_extracted_answers():
     assert missing.value is None
     assert "extract" in missing.reason
     # A reward that extracts, and a policy that never answers: that is a vote of 0, not a missing number.
-    assert run({"s": ["- - - -"]}, answers=True).sets["s"]["maj@4"].value == 0.0
+    assert run({"s": ["- - - -"]}).sets["s"]["maj@4"].value == 0.0
 
 
 def test_maj_at_8_is_there_when_more_were_drawn():
@@ -126,7 +126,9 @@ def test_noise_is_the_same_at_every_step_and_sets_draw_apart():
     engine = ScriptedEngine()
     sets = {"a": make_prompts(["7 7 7 7", "8 8 8 8"]), "b": make_prompts(["7 8 7 8"])}
     for step in (0, 50):
-        evaluate(engine, sets, Verifier(), sampling=SAMPLING, seed=3, step=step, greedy=True, resamples=100)
+        evaluate(
+            engine, sets, dict.fromkeys(sets, Verifier()), sampling=SAMPLING, seed=3, step=step, greedy=True, resamples=100
+        )
     first, second = engine.calls[:4], engine.calls[4:]
     assert first == second
     assert [call[3] for call in first] == [0, 0, 2, 2]

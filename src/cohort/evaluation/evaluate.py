@@ -30,7 +30,8 @@ from cohort.types import Completion, NoiseKey, Outcome, Prompt, Sampling
 
 if TYPE_CHECKING:  # comparing two stored evaluations must not load an engine
     from cohort.engine.protocol import Engine
-    from cohort.rewards.contract import Scored, Scorer
+    from cohort.rewards.base import RewardRunner
+    from cohort.rewards.contract import Scored
 
 NO_ANSWER = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
 MARKS: dict[bool | None, str] = {True: "1", False: "0", None: "-"}
@@ -213,7 +214,7 @@ class SampledSet:
 def evaluate(
     engine: Engine,
     prompts: Mapping[str, Sequence[Prompt]],
-    rewards: Scorer,
+    rewards: Mapping[str, RewardRunner],
     *,
     sampling: Sampling,
     seed: int,
@@ -221,15 +222,11 @@ def evaluate(
     num_steps: int = 0,
     greedy: bool = True,
     resamples: int = 1000,
-    answers: bool | None = None,
     examples: int = 4,
     label: str = "",
     world: World = ALONE,
 ) -> Evaluation:
-    """Sample `sampling.group_size` completions per problem, score them, and estimate.
-
-    answers: whether a reward exposes an extracted answer; None infers it from whether any completion of the set has one.
-    """
+    """Sample `sampling.group_size` completions per problem, score each set with its rewards, and estimate."""
     started = time.monotonic()
     noise = NoiseKey(seed, "evaluate", step=0)
     # Greedy draws no noise; cuts of the distribution cannot change the most likely token, so they are switched off.
@@ -238,17 +235,18 @@ def evaluate(
     sets, counts, per_problem = {}, {}, {}
     rows: list[Mapping[str, Any]] = []
 
-    def draw(problems: Sequence[Prompt], sampling: Sampling) -> tuple[list[list[Completion]], list[list[Outcome]]]:
+    def draw(name: str, problems: Sequence[Prompt], sampling: Sampling) -> tuple[list[list[Completion]], list[list[Outcome]]]:
         groups = sample_groups(engine, problems, sampling, noise, first_draw, world=world)
-        outcomes = iter(score_groups(rewards, problems, groups, step, num_steps).outcomes)
+        outcomes = iter(score_groups(rewards[name], problems, groups, step, num_steps).outcomes)
         return groups, [[next(outcomes) for _ in group] for group in groups]
 
     for name, problems in prompts.items():
-        groups, outcomes = draw(problems, sampling) if problems else ([], [])
-        most_likely = [row[0] for row in draw(problems, best)[1]] if greedy and problems else []
+        groups, outcomes = draw(name, problems, sampling) if problems else ([], [])
+        most_likely = [row[0] for row in draw(name, problems, best)[1]] if greedy and problems else []
         drawn = SampledSet(problems, groups, outcomes, most_likely)
         first_draw += len(problems)
         per_problem[name] = drawn.list_verdicts()
+        answers = rewards[name].has_answers
         sets[name] = estimate_set(drawn, per_problem[name], list_ks(sampling.group_size), answers, resamples, seed)
         counts[name] = drawn.count()
         rows += drawn.list_examples(name, examples)
@@ -261,7 +259,7 @@ def list_ks(samples: int) -> tuple[int, ...]:
 
 
 def score_groups(
-    rewards: Scorer, prompts: Sequence[Prompt], completions_PG: Sequence[Sequence[Completion]], step: int, num_steps: int
+    rewards: RewardRunner, prompts: Sequence[Prompt], completions_PG: Sequence[Sequence[Completion]], step: int, num_steps: int
 ) -> Scored:
     """What the rewards say of groups, laid flat: outcomes in the order of the completions, group after group."""
     flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
@@ -269,7 +267,7 @@ def score_groups(
 
 
 def estimate_set(
-    drawn: SampledSet, verdicts: ProblemVerdicts, ks: Sequence[int], answers: bool | None, resamples: int, seed: int
+    drawn: SampledSet, verdicts: ProblemVerdicts, ks: Sequence[int], answers: bool, resamples: int, seed: int
 ) -> dict[str, Estimate]:
     """Every number of one set, in the order people read them. Copies of a problem are one, or its interval would be too narrow."""
     success = verdicts.pool_success().values()
@@ -291,9 +289,7 @@ def estimate_set(
     return numbers
 
 
-def estimate_majority(judged: Sequence[Sequence[Outcome]], k: int, answers: bool | None, resamples: int, seed: int) -> Estimate:
-    if answers is None:
-        answers = any(outcome.answer is not None for row in judged for outcome in row)
+def estimate_majority(judged: Sequence[Sequence[Outcome]], k: int, answers: bool, resamples: int, seed: int) -> Estimate:
     if not answers:
         return Estimate(None, None, None, NO_ANSWER)
     votes = [maj_at_k([o.answer for o in row], [bool(o.success) for o in row], min(k, len(row))) for row in judged if row]

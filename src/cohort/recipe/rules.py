@@ -91,9 +91,18 @@ def find_second_template(r: Recipe) -> str:
     return next((place for place, config in others.items() if config.chat_template), "")
 
 
-def find_shared_names(r: Recipe) -> str:
-    names = [name_reward(reward) for reward in r.rewards]
-    return ", ".join(names) if len(set(names)) < len(names) else ""
+def find_unclear_rewards(r: Recipe) -> str:
+    """What is wrong with the rewards of training or of an evaluation set: parts of one name, or two that decide success."""
+    for place, rewards in {
+        "": r.rewards,
+        **{f"evaluation.sets.{name}.": one.rewards for name, one in r.evaluation.sets.items()},
+    }.items():
+        names = [name_reward(reward) for reward in rewards]
+        if sum(reward.outcome for reward in rewards) > 1:
+            return f"{place}rewards: outcome = true on more than one part; exactly one part decides success."
+        if len(set(names)) < len(names):
+            return f"{place}rewards: two parts share a name ({', '.join(names)}); give each its own `name`."
+    return ""
 
 
 def find_ahead(r: Recipe) -> str:
@@ -119,11 +128,7 @@ RULES: tuple[tuple[Callable[[Recipe], Any], str], ...] = (
         find_second_template,
         "{found}.chat_template: a policy is asked in one form. Set prompts.chat_template for the whole run.",
     ),
-    (
-        lambda r: sum(reward.outcome for reward in r.rewards) > 1,
-        "rewards: outcome = true on more than one part; exactly one part decides success.",
-    ),
-    (find_shared_names, "rewards: two parts share a name ({found}); give each its own `name`."),
+    (find_unclear_rewards, "{found}"),
     (lambda r: explain_size(r), "{found}"),
     (
         lambda r: r.monitors.kl and (r.algorithm.data != "policy" or r.algorithm.chosen.region.traits.preference),

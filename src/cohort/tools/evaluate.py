@@ -28,7 +28,7 @@ from cohort.training.run_weights import Target, find_weights, load_weights
 
 if TYPE_CHECKING:
     from cohort.evaluation.evaluate import Evaluation
-    from cohort.rewards.base import RewardRunner
+    from cohort.rewards.of_run import RunRewards
     from cohort.training.build import Data
     from cohort.types import Prompt
 
@@ -152,13 +152,13 @@ def select_model_words(overrides: Sequence[str]) -> list[str]:
 
 def refuse_lost_rewards(problems: Problems, functions: Container[str] = ()) -> None:
     """A closure, a lambda or a function of a notebook was never written down; only the person still has it."""
-    for number, part in enumerate(problems.recipe.rewards):
+    for place, part in problems.recipe.list_rewards().items():
         if part.function.startswith("python:") and part.function not in functions:
             raise RunError(
                 f"{problems.label}: the reward {part.name or part.function!r} was a Python function that cannot be imported by name "
                 "(a closure, a lambda, a notebook cell), and evaluation needs the function. From Python: cohort.evaluate(run, "
                 "rewards=[function]), or for an unfinished run cohort.resume(run, rewards=[function]). Or put it into a "
-                f"module and name it: --set rewards.{number}.function=package.module:function"
+                f"module and name it: --set {place}.function=package.module:function"
             )
 
 
@@ -204,13 +204,13 @@ def load_problems(problems: Problems) -> Data:
 
 def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems) -> list[TargetResult]:
     """One after another, each printed as soon as it is there."""
-    from cohort.rewards.base import RewardRunner
+    from cohort.rewards.of_run import RunRewards
 
     refuse_busy_servers(problems)
     recipe = problems.recipe
     results = []
     # Reward workers start before torch is imported, as in training.
-    with RewardRunner.from_recipe(recipe.rewards, max_fault_share=recipe.train.max_fault_share) as rewards:
+    with RunRewards.for_run(recipe) as rewards:
         data = load_problems(problems)
         for target in targets:
             say(console, f"evaluating {target.label}{f': {target.words}' if target.words else ''}")
@@ -219,7 +219,7 @@ def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems
     return results
 
 
-def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RewardRunner) -> TargetResult:
+def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RunRewards) -> TargetResult:
     """Load, sample, score. Of the target's own recipe the model alone counts."""
     from cohort.evaluation.evaluate import evaluate
     from cohort.training import build
@@ -242,12 +242,11 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
     evaluation = evaluate(
         engine,
         sets,
-        rewards,
+        {name: rewards.for_set(name) for name in sets},
         sampling=make_evaluation_sampling(recipe, sampling),
         seed=recipe.seed,
         greedy=recipe.evaluation.greedy,
         resamples=recipe.evaluation.resamples,
-        answers=rewards.has_answers,
         label=target.label,
     )
     engine.close()

@@ -26,7 +26,7 @@ from cohort.model.policy import Policy
 from cohort.model.rotary import count_positions
 from cohort.recipe.materials import PYTHON_ROWS, Materials
 from cohort.recipe.rules import gold_column
-from cohort.recipe.schema import PromptsConfig, Recipe
+from cohort.recipe.schema import EvaluationSetConfig, PromptsConfig, Recipe
 from cohort.recipe.servers import count_longest_rollout
 from cohort.types import Prompt, Sampling
 
@@ -77,9 +77,15 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
 
 def collect_alphabet(data: Data, recipe: Recipe) -> list[str]:
     """Every text a character tokenizer must be able to write: prompts, answers and demonstrations, evaluation included."""
-    columns = {recipe.prompts.prompt_column, gold_column(recipe.rewards), recipe.cold_start.completion_column, CHOSEN, REJECTED}
+    golds = {find_gold_column(recipe, config) for config in (recipe.prompts, *(config for config, _ in data.sets.values()))}
+    columns = {*golds, recipe.prompts.prompt_column, recipe.cold_start.completion_column, CHOSEN, REJECTED}
     groups = [data.train, *(rows for _, rows in data.sets.values()), data.demonstrations[1] if data.demonstrations else []]
     return [str(row[column]) for rows in groups for row in rows for column in columns if column in row]
+
+
+def find_gold_column(recipe: Recipe, config: PromptsConfig) -> str:
+    """The column of the right answer, by the rewards that judge these rows."""
+    return gold_column((config.rewards if isinstance(config, EvaluationSetConfig) else []) or recipe.rewards)
 
 
 def load_policy(recipe: Recipe, data: Data, source: str | Path | None = None) -> Policy:
@@ -237,7 +243,7 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
         told = config.template_args or recipe.prompts.template_args
         codec = codecs[name] = policy.codec.use_template_args(told, f"{section}.template_args")
         prompts, reports[name] = make_prompts(
-            rows, config, codec.encode, policy.tokenizer.unk_token_id, gold_column(recipe.rewards)
+            rows, config, codec.encode, policy.tokenizer.unk_token_id, find_gold_column(recipe, config)
         )
         idle = [word for word in ("template_args", "chat_template") if getattr(config, word)]
         if idle and not any(prompt.is_chat for prompt in prompts):

@@ -69,7 +69,8 @@ def find_checkpoint(folder: RunFolder, which: str) -> tuple[Path | None, str]:
         pointer = folder.checkpoints / "best.json"
         if not pointer.is_file():
             raise RunError(f"{folder.root} has no best checkpoint: set evaluation.every_steps to evaluate while training.")
-        name, best = json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"], ", the best by held-out reward"
+        found = json.loads(pointer.read_text(encoding="utf-8"))
+        name, best = found["checkpoint"], f", the best by {found['measure']} on {found['set']}"
     where = folder.checkpoints / name
     if Path(name).name != name or not where.is_dir():
         from cohort.training import checkpoint

@@ -80,7 +80,8 @@ class Record:
     """Prompts taken from the stream by finished steps."""
     seconds: float = 0.0
     best_step: int = -1
-    best_reward: float | None = None
+    best_score: list[float] = field(default_factory=list)
+    """Of the best checkpoint: the measure it was chosen by, and the reward, which decides ties."""
     slots: int = 0
     """Completions decoded side by side, chosen once: another number could flip near-ties after a resume."""
     data_digest: str = ""
@@ -274,6 +275,7 @@ ADDED_FIELDS: dict[str, dict[str, Any]] = {
         "files": {},
         "recipe": {},
         "baseline": {},
+        "best_score": [],
         "scored_steps": 1,
         "stopped": "",
         "sums": "fast",
