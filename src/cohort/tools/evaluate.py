@@ -134,9 +134,9 @@ def refuse_missing_model(target: str) -> None:
             raise RunError(
                 f"{target} is neither a run (it has no recipe.toml) nor a model (it has no {' or '.join(MODEL_FILES)})."
             )
-    elif path.exists():
+    elif path.exists() and path.suffix.lower() != ".gguf":
         raise RunError(f"{target} is a file; name the folder of a run or of a model.")
-    elif not HUB_ID.fullmatch(target) or ("/" in target and any(path.parent.glob("*/recipe.toml"))):
+    elif not path.exists() and (not HUB_ID.fullmatch(target) or ("/" in target and any(path.parent.glob("*/recipe.toml")))):
         # runs/nmae would do as a hub id, but not where runs/ holds runs.
         hint = suggest_file(path) or "."
         raise RunError(f"{target}: no such folder{hint} Name a run, a model folder or a hub id (owner/name).")
