@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,7 @@ SHORT = (
 """Appended to the README's `cohort train`, which takes minutes."""
 OWN_REWARD = """
 def ends_right(completions, answer, **columns):
-    return [float(text.strip().endswith(f">{gold}")) for text, gold in zip(completions, answer)]
+    return [float(text.strip().endswith(f">{right}")) for text, right in zip(completions, answer)]
 """
 
 
@@ -134,7 +135,7 @@ def readme_commands(place: Place) -> str:
     targets = sorted({line.split()[1] for line in list_commands(text, "make")})
     for target in targets:
         place.run("make", "--dry-run", target, cwd=place.clone)
-    return f"{ran} ran, {offline} need the hub and say so; make {', '.join(targets)}"
+    return f"{ran} ran, {offline} need the hub and are refused; make {', '.join(targets)}"
 
 
 def list_commands(text: str, program: str) -> Iterator[str]:
@@ -286,17 +287,19 @@ def trl(place: Place) -> str:
 @check
 def jail(place: Place) -> str:
     """Hostile programs given to code_tests in the jail: none is paid, and a canary folder stays as it was."""
-    canary = place.folder("jail") / "canary"
-    canary.mkdir()
-    canary.chmod(0o777)
-    (canary / "secret").write_text("7358421\n", encoding="utf-8")
-    before = list_files(canary)
-    answer = place.ask_inside("run_hostile_programs", canary, cwd=canary.parent)
+    folder = place.folder("jail")
+    with tempfile.TemporaryDirectory(prefix="canary-") as made:
+        canary = Path(made)
+        canary.chmod(0o777)  # only the jail protects it
+        (canary / "secret").write_text("7358421\n", encoding="utf-8")
+        before = list_files(canary)
+        answer = place.ask_inside("run_hostile_programs", canary, cwd=folder)
+        after = list_files(canary)
     scores = answer["scores"]
     require(scores.pop("honest") == 1.0, "the honest program is not paid")
     paid = {name: score for name, score in scores.items() if score != 0.0}
     require(not paid, f"paid or not scored: {paid}")
-    require(list_files(canary) == before, f"the canary folder has changed: {before} became {list_files(canary)}")
+    require(after == before, f"the canary folder has changed: {before} became {after}")
     require(not answer["connected"], "a program reached a port of this machine")
     return f"{answer['tier']}: {len(scores)} hostile programs scored 0, the honest one 1"
 
@@ -304,7 +307,7 @@ def jail(place: Place) -> str:
 def list_files(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     """Path -> mode, time of the last change, content."""
     paths = [folder, *sorted(folder.rglob("*"))]
-    stats = [(path, path.stat(), path.read_bytes() if path.is_file() else b"") for path in paths]
+    stats = [(path, path.lstat(), path.read_bytes() if path.is_file() else b"") for path in paths]
     return {str(path.relative_to(folder)): (stat.st_mode, stat.st_mtime_ns, content) for path, stat, content in stats}
 
 

@@ -60,7 +60,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 """Of rewards that need more than the columns."""
 OTHER_MODELS = {"reward_model", "process_reward_model", "judge"}
-"""They score with a model of their own."""
+"""They score with another model."""
 
 
 def train_with_trl(model: str) -> dict[str, str] | str:

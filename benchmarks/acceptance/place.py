@@ -73,7 +73,7 @@ class Place:
         return made
 
     def variables(self, changed: Mapping[str, str] | None = None) -> dict[str, str]:
-        """A shell with the environment activated that knows nothing of the checkout, has no terminal and does not ask the hub."""
+        """A shell with the environment activated, without the checkout's paths, a terminal or the hub."""
         kept = {name: value for name, value in os.environ.items() if name not in HIDDEN}
         kept |= {"PATH": f"{self.environment / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(self.environment)}
         return kept | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"} | dict(changed or {})
@@ -103,7 +103,7 @@ class Place:
 
     @contextmanager
     def start(self, *words: str, cwd: Path, **changed: str) -> Iterator[subprocess.Popen[str]]:
-        """A command in a session of its own; on leaving, it and its workers are killed."""
+        """A command in a separate session; on leaving, it and its workers are killed."""
         process = subprocess.Popen(
             words, cwd=cwd, env=self.variables(changed), start_new_session=True, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -156,7 +156,7 @@ def check(function: Check) -> Check:
 
 
 def run_checks(place: Place, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The result of each check as soon as it is known. Once a step of the set-up has failed, the rest is skipped."""
+    """The result of each check as soon as it is known. Once a step of the set-up has failed, the others are skipped."""
     broken = ""
     for name, function in [*SETUP.items(), *((name, CHECKS[name]) for name in names)]:
         started, place.output, verdict = time.monotonic(), "", "ok"
