@@ -73,6 +73,7 @@ def main() -> int:
             "python": platform.python_version(),
         },
         "seconds": round(time.monotonic() - started),
+        "cpu_seconds": round(sum(result["cpu_seconds"] for result in results)),
         "checks": results,
     }
     output = chosen.output or (None if chosen.checks or chosen.environment else RESULT)

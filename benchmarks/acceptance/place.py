@@ -159,7 +159,7 @@ def run_checks(place: Place, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The result of each check as soon as it is known. Once a step of the set-up has failed, the others are skipped."""
     broken = ""
     for name, function in [*SETUP.items(), *((name, CHECKS[name]) for name in names)]:
-        started, place.output, verdict = time.monotonic(), "", "ok"
+        started, used, place.output, verdict = time.monotonic(), os.times(), "", "ok"
         try:
             if broken:
                 raise Skip(f"{broken} failed")
@@ -169,6 +169,13 @@ def run_checks(place: Place, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         except Exception as problem:
             verdict, figure = "FAIL", str(problem) if isinstance(problem, Failure) else repr(problem)
             broken = name if name in SETUP else broken
-        seconds = round(time.monotonic() - started, 1)
-        result = {"check": name, "verdict": verdict, "seconds": seconds, "figure": " ".join(figure.split())}
+        seconds, now = round(time.monotonic() - started, 1), os.times()
+        cpu_seconds = round(now.children_user - used.children_user + now.children_system - used.children_system, 1)
+        result = {
+            "check": name,
+            "verdict": verdict,
+            "seconds": seconds,
+            "cpu_seconds": cpu_seconds,
+            "figure": " ".join(figure.split()),
+        }
         yield result | ({"output": place.output[-4000:]} if verdict == "FAIL" else {})
