@@ -80,8 +80,9 @@ def main() -> int:
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    verdict = f"failed: {', '.join(failed)}" if failed else "passed"
     print(
-        f"{'failed: ' + ', '.join(failed) if failed else 'passed'}, {document['seconds']} s" + (f", {output}" if output else "")
+        f"{verdict} after {document['seconds']} s, {document['cpu_seconds']} s of CPU time" + (f"; {output}" if output else "")
     )
     return int(bool(failed))
 
