@@ -288,7 +288,7 @@ def trl(place: Place) -> str:
 def jail(place: Place) -> str:
     """Hostile programs given to code_tests in the jail: none is paid, and a canary folder stays as it was."""
     folder = place.folder("jail")
-    with tempfile.TemporaryDirectory(prefix="canary-") as made:
+    with tempfile.TemporaryDirectory(prefix="canary-", ignore_cleanup_errors=True) as made:
         canary = Path(made)
         canary.chmod(0o777)  # only the jail protects it
         (canary / "secret").write_text("7358421\n", encoding="utf-8")
@@ -306,7 +306,7 @@ def jail(place: Place) -> str:
 
 def list_files(folder: Path) -> dict[str, tuple[int, int, bytes]]:
     """Path -> mode, time of the last change, content."""
-    paths = [folder, *sorted(folder.rglob("*"))]
+    paths = [folder, *sorted(folder.rglob("*"))] if folder.exists() else []
     stats = [(path, path.lstat(), path.read_bytes() if path.is_file() else b"") for path in paths]
     return {str(path.relative_to(folder)): (stat.st_mode, stat.st_mtime_ns, content) for path, stat, content in stats}
 
