@@ -149,7 +149,10 @@ def list_commands(text: str, program: str) -> Iterator[str]:
 def demo(place: Place) -> str:
     """`make demo` in full, with the targets of benchmarks/prove.py."""
     folder, prove = place.folder("demo"), place.clone / "benchmarks" / "prove.py"
-    printed = place.run("python", prove, "--only", "demo", "--seeds", "0", "--keep", folder, cwd=folder)
+    try:
+        printed = place.run("python", prove, "--only", "demo", "--seeds", "0", "--keep", folder, cwd=folder)
+    except Failure as problem:
+        raise Failure("; ".join(re.findall(r"^\| (.*) \| FAIL \|$", place.output, re.M)) or str(problem)) from problem
     return next(line.split(" | ")[2] for line in printed.splitlines() if "pass@1 |" in line)
 
 
