@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cohort.base.text import make_printable, write_estimate, write_percent
 from cohort.data.rows import suggest_file
 from cohort.errors import CohortError, RunError
-from cohort.evaluation.estimators import FEW_PROBLEMS, Estimate, PairedDifference
+from cohort.evaluation.estimators import FEW_PROBLEMS, PairedDifference
 from cohort.observe.changes import write_difference
 from cohort.observe.run_folder import MODEL_FILES, RunFolder, make_paths_absolute, open_run_at
 from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
@@ -307,17 +307,20 @@ def print_table(console: Any, target: Target, result: Evaluation) -> None:
 
     for name, estimates in result.sets.items():
         counts = result.counts[name]
-        rows = [(what, *write_cells(what, estimate)) for what, estimate in estimates.items()]
+        # A reward is no share: shaping takes it anywhere.
+        written = {
+            what: write_estimate(one.value, one.low, one.high, share=what != "reward") for what, one in estimates.items()
+        }
+        rows = [(what, value, interval.strip("[]").replace(", ", " to ")) for what, (value, interval) in written.items()]
         rows.append(("truncated", write_percent(counts["truncated"], 1), ""))
         rows.append(("mean length", f"{counts['length_mean']:.1f}", "tokens"))
-        title = f"{target.label} on {name}: {counts['problems']:.0f} problems"
-        console.print(make_table(("", "value", "95 % interval"), rows, title=title))
+        say(console, f"{target.label} on {name}: {counts['problems']:.0f} problems")
+        console.print(make_table(("", "value", "95 % interval"), rows))
+        missing: dict[str, list[str]] = {}
+        for what, (_, interval) in written.items():
+            if not interval and estimates[what].reason:
+                missing.setdefault(estimates[what].reason, []).append(what)
+        for reason, figures in missing.items():
+            say(console, f"note: {', '.join(figures)}: {reason}")
         if counts["problems"] < FEW_PROBLEMS:
             say(console, f"note: {name} has fewer than {FEW_PROBLEMS} problems, so few differences will be clear")
-
-
-def write_cells(what: str, estimate: Estimate) -> tuple[str, str]:
-    """(value, interval), or why there is none."""
-    # A reward is no share: shaping takes it anywhere.
-    value, interval = write_estimate(estimate.value, estimate.low, estimate.high, share=what != "reward")
-    return value, interval.strip("[]").replace(", ", " to ") or estimate.reason
