@@ -108,7 +108,10 @@ def test_links_out_of_the_site_lead_to_the_repository_or_are_text():
     assert rewrite_links(text, "speed.md", "") == text.replace("[loop](../src/cohort/loop.py#L3)", "loop").replace(
         "[figures](results)", "figures"
     )
-    assert rewrite_links("[x](../../examples/custom_algorithm.py) [y](../lora.md)", "how-to/own-algorithm.md", "") == "x [y](../lora.md)"
+    assert (
+        rewrite_links("[x](../../examples/custom_algorithm.py) [y](../lora.md)", "how-to/own-algorithm.md", "")
+        == "x [y](../lora.md)"
+    )
 
 
 def test_the_site_is_built_without_a_warning(tmp_path):
