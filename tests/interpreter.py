@@ -1,17 +1,16 @@
-"""Triton's interpreter, switched on: kernels then run on CPU tensors. Import this before anything of cohort.ops.fused.kernels_*.
-
-One repair: its scalars are arrays of one element, which newer versions of numpy no longer turn into an index.
+"""Triton's interpreter, which runs kernels on CPU tensors, repaired: its scalars are arrays of one element, which newer versions
+of numpy no longer turn into an index. `conftest.py` switches it on where there is no GPU. Where there is one the kernels are
+compiled, and the tests that need the interpreter are skipped: switched on, it would hold for every test of the process.
 """
 
-import os
-
 import pytest
-
-os.environ["TRITON_INTERPRET"] = "1"
+import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: its kernels cannot be interpreted here")
 
 from triton.runtime import interpreter
+
+needs_interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles for the GPU here: test_gpu_*.py")
 
 _patch_tensor = interpreter._patch_lang_tensor
 

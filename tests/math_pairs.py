@@ -5,10 +5,11 @@ The rules behind them are in docs/math-rewards.md.
 
 from __future__ import annotations
 
+from math_pairs_numerals import NUMERALS
 from math_pairs_strange import STRANGE
 from math_pairs_written import WRITTEN
 
-RIGHT, WRONG, NONE, UNREAD = "right", "wrong", "no_answer", "unparsed"
+RIGHT, WRONG, NONE, UNREAD, UNEVALUATED = "right", "wrong", "no_answer", "unparsed", "unevaluated"
 
 
 def box(answer: str) -> str:
@@ -91,7 +92,7 @@ GROUPS = [
     (box(r"\varnothing"), r"\emptyset", RIGHT, "the empty set"),
     (box(r"\{\}"), r"\emptyset", RIGHT, "the empty set"),
     (box("0"), r"\emptyset", WRONG, "zero is not the empty set"),
-    (box(r"\left(\frac{1}{2}, \sqrt{4}\right)"), "(0.5, 2)", RIGHT, "values inside a pair"),
+    (box(r"\left(\frac{1}{2}, \sqrt{4}\right)"), "(0.5, 2)", UNEVALUATED, "values inside a pair"),
     (box(r"(\sqrt{8}, 1)"), r"(2\sqrt{2}, 1)", RIGHT, "values inside a pair"),
     (box("(1, 2, 3)"), "(1, 2)", WRONG, "another length"),
     (box("(1,2), (3,4)"), "(3,4), (1,2)", RIGHT, "a list of pairs has no order"),
@@ -108,8 +109,8 @@ GROUPS = [
     (box("n=2,3,4"), "n=1,2,3", WRONG, "other members; Math-Verify once said equal"),
     (box("n=2,3,4"), "2,3,4", RIGHT, "one name for the list"),
     (box("3:4"), "3:4", RIGHT, "a ratio"),
-    (box("6:8"), "3:4", RIGHT, "a ratio is compared in proportion"),
-    (box("4:2:6"), "2:1:3", RIGHT, "a ratio of three, in proportion"),
+    (box("6:8"), "3:4", UNEVALUATED, "a ratio is compared in proportion"),
+    (box("4:2:6"), "2:1:3", UNEVALUATED, "a ratio of three, in proportion"),
     (box("4:2:5"), "2:1:3", WRONG, "not in proportion"),
     (box("4:3"), "3:4", WRONG, "upside down"),
     (box(r"\frac34"), "3:4", RIGHT, "a ratio of two as a fraction"),
@@ -145,8 +146,8 @@ NUMBERS = [
     (box("–42"), "-42", RIGHT, "a dash for a minus"),
     (box("- 42"), "-42", RIGHT, "a space behind the sign"),
     (box("+42"), "42", RIGHT, "a plus sign"),
-    (box("--42"), "42", RIGHT, "two signs cancel"),
-    (box("-(-42)"), "42", RIGHT, "two signs cancel"),
+    (box("--42"), "42", UNEVALUATED, "two signs cancel"),
+    (box("-(-42)"), "42", UNEVALUATED, "two signs cancel"),
     (box("42"), "-42", WRONG, "another sign"),
     (box("1,234,567"), "1234567", RIGHT, "thousands"),
     (box("1{,}234"), "1234", RIGHT, "thousands in LaTeX"),
@@ -160,7 +161,7 @@ NUMBERS = [
     (box(r"-2\frac{1}{3}"), r"-\frac{7}{3}", RIGHT, "a negative mixed number"),
     (box(r"1\frac{1}{2}"), r"\frac{1}{2}", WRONG, "not a product"),
     (box("1½"), "1.5", RIGHT, "a printed fraction"),
-    (box("5²"), "25", RIGHT, "a raised digit is an exponent"),
+    (box("5²"), "25", UNEVALUATED, "a raised digit is an exponent"),
     (box("5²"), "52", WRONG, "a raised digit is an exponent"),
     (box(r"1.2\times 10^{3}"), "1200", RIGHT, "scientific notation"),
     (box(r"1.2 \cdot 10^{-3}"), "0.0012", RIGHT, "scientific notation"),
@@ -168,14 +169,14 @@ NUMBERS = [
     (box("0.1666..."), r"\frac{1}{6}", WRONG, "dots say nothing exact"),
     (box("1.2e3"), "1200", RIGHT, "scientific notation of computers"),
     (box(r"1.2\times 10^{3}"), r"1.2\times 10^{4}", WRONG, "another exponent"),
-    (box("2^{10}"), "1024", RIGHT, "a power is evaluated"),
-    (box("2^10"), "1024", RIGHT, "an exponent without braces"),
-    (box("10!"), "3628800", RIGHT, "a factorial is evaluated"),
-    (box(r"\binom{5}{2}"), "10", RIGHT, "a binomial is evaluated"),
+    (box("2^{10}"), "1024", UNEVALUATED, "a power is evaluated"),
+    (box("2^10"), "1024", UNEVALUATED, "an exponent without braces"),
+    (box("10!"), "3628800", UNEVALUATED, "a factorial is evaluated"),
+    (box(r"\binom{5}{2}"), "10", UNEVALUATED, "a binomial is evaluated"),
     (box(r"\dfrac{3}{4}"), r"\frac34", RIGHT, "spellings of a fraction"),
     (box(r"\tfrac{-3}{4}"), "-0.75", RIGHT, "spellings of a fraction"),
-    (box(r"\frac{3}{-4}"), r"-\frac{3}{4}", RIGHT, "the sign below"),
-    (box("6/8"), r"\frac{3}{4}", RIGHT, "not in lowest terms"),
+    (box(r"\frac{3}{-4}"), r"-\frac{3}{4}", UNEVALUATED, "the sign below"),
+    (box("6/8"), r"\frac{3}{4}", UNEVALUATED, "not in lowest terms"),
     (box("1010_2"), "1010_2", RIGHT, "a number in base 2"),
     (box("10"), "1010_2", WRONG, "the digits were asked for"),
     (box("1010_{2}"), "1010_2", RIGHT, "the same base in braces"),
@@ -232,7 +233,7 @@ UNITS = [
     (box("90°"), r"90^{\circ}", RIGHT, "degrees"),
     (box("90 degrees"), r"90^\circ", RIGHT, "degrees in words"),
     (box(r"90^\circ"), r"\frac{\pi}{2}", WRONG, "angles are not converted"),
-    (box(r"\sin 30^\circ"), r"\frac12", RIGHT, "degrees inside a function"),
+    (box(r"\sin 30^\circ"), r"\frac12", UNEVALUATED, "degrees inside a function"),
     (box(r"\sin 30"), r"\frac12", WRONG, "radians inside a function"),
     (box(r"2\pi\text{ cm}"), r"2\pi", RIGHT, "a unit behind an expression"),
 ]
@@ -274,7 +275,7 @@ RELATIONS = [
     (box("x < 1 and x > 2"), r"(-\infty,1)\cup(2,\infty)", WRONG, "unless both are to hold"),
     (box(r"\angle ABC = 30^\circ"), "30", RIGHT, "a quantity by name"),
     (box(r"\begin{cases} x=1\\ y=2\end{cases}"), "x=1, y=2", RIGHT, "a system of equations"),
-    (box("2x > 4"), "x > 2", RIGHT, "a positive multiple"),
+    (box("2x > 4"), "x > 2", UNEVALUATED, "a positive multiple"),
     (box("-2x > -4"), "x > 2", WRONG, "a negative multiple turns it"),
     (box("y > 2x"), "y < 2x", WRONG, "another direction"),
 ]
@@ -291,7 +292,7 @@ ALGEBRA = [
     (box(r"\frac{1}{2004!}"), r"\frac{2005}{2005!}", RIGHT, "both are tiny, and equal"),
     (box("2^{1000}"), "2^{1001}", WRONG, "large powers"),
     (box("4^{500}"), "2^{1000}", RIGHT, "large powers"),
-    (box(r"10^{500}(\sqrt{8}-2\sqrt{2})"), "0", RIGHT, "a large multiple of nothing"),
+    (box(r"10^{500}(\sqrt{8}-2\sqrt{2})"), "0", UNEVALUATED, "a large multiple of nothing"),
     (box("10^{100}+1"), "10^{100}", WRONG, "a small part of a large number"),
     (box(r"\sqrt{2}\cdot 10^{100}+1"), r"\sqrt{2}\cdot 10^{100}", WRONG, "a small part of a large number"),
     (box("(x+1)^2"), "x^2+2x+1", RIGHT, "expanded"),
@@ -309,16 +310,16 @@ ALGEBRA = [
     (box(r"\frac{x^2-1}{x-1}"), "x+1", RIGHT, "equal wherever both are defined"),
     (box(r"\sqrt{x^2}"), "x", WRONG, "differs for negative x"),
     (box("|x|"), r"\sqrt{x^2}", RIGHT, "the absolute value"),
-    (box(r"\sqrt[3]{-8}"), "-2", RIGHT, "a real cube root"),
+    (box(r"\sqrt[3]{-8}"), "-2", UNEVALUATED, "a real cube root"),
     (box(r"\ln 4"), r"2\ln 2", RIGHT, "logarithms"),
-    (box(r"\log_2 8"), "3", RIGHT, "a logarithm with a base"),
+    (box(r"\log_2 8"), "3", UNEVALUATED, "a logarithm with a base"),
     (box(r"\log 2"), r"\ln 2", RIGHT, "log without a base may be natural"),
-    (box(r"\log 100"), "2", RIGHT, "or decimal"),
-    (box(r"\sin^2 x + \cos^2 x"), "1", RIGHT, "an identity"),
+    (box(r"\log 100"), "2", UNEVALUATED, "or decimal"),
+    (box(r"\sin^2 x + \cos^2 x"), "1", UNEVALUATED, "an identity"),
     (box(r"\sin 2x"), r"2\sin x\cos x", RIGHT, "an identity"),
     (box(r"\sin 2x"), r"2\sin x", WRONG, "no identity"),
     (box(r"\tan^{-1} 1"), r"\frac{\pi}{4}", RIGHT, "an inverse function"),
-    (box(r"e^{i\pi}"), "-1", RIGHT, "a complex power"),
+    (box(r"e^{i\pi}"), "-1", UNEVALUATED, "a complex power"),
     (box("2+3i"), "3i+2", RIGHT, "complex numbers"),
     (box("2-3i"), "2+3i", WRONG, "the conjugate"),
     (box(r"\frac{1}{2}x"), r"\frac{x}{2}", RIGHT, "a factor in front"),
@@ -328,8 +329,8 @@ ALGEBRA = [
     (box("5 mod 7"), "7 mod 5", WRONG, "words are no product of letters"),
     (box("5"), "5 if it rains", "infrastructure", "a condition is no answer; such a gold is reported before the run"),
     (box(r"(-1)^n"), r"\cos(n\pi)", RIGHT, "equal at whole n"),
-    (box(r"\sum_{k=1}^{10} k"), "55", RIGHT, "a sum, by Math-Verify"),
-    (box(r"\int_0^1 2x\,dx"), "1", RIGHT, "an integral, by Math-Verify"),
+    (box(r"\sum_{k=1}^{10} k"), "55", UNEVALUATED, "a sum, by Math-Verify"),
+    (box(r"\int_0^1 2x\,dx"), "1", UNEVALUATED, "an integral, by Math-Verify"),
     (box(r"\sum_{k=1}^{10} k"), "54", WRONG, "a sum, by Math-Verify"),
     (box(r"\infty"), r"-\infty", WRONG, "another sign"),
     (box(r"+\infty"), r"\infty", RIGHT, "infinity"),
@@ -346,7 +347,12 @@ OTHERS = [
         "brackets of a matrix",
     ),
     (box(r"\begin{pmatrix} 1 & 3 \\ 2 & 4 \end{pmatrix}"), r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", WRONG, "transposed"),
-    (box(r"\begin{pmatrix} 1/2 \\ \sqrt{4} \end{pmatrix}"), r"\begin{pmatrix} 0.5 \\ 2 \end{pmatrix}", RIGHT, "values inside"),
+    (
+        box(r"\begin{pmatrix} 1/2 \\ \sqrt{4} \end{pmatrix}"),
+        r"\begin{pmatrix} 0.5 \\ 2 \end{pmatrix}",
+        UNEVALUATED,
+        "values inside",
+    ),
     (box(r"\begin{pmatrix} 1 & 2 \end{pmatrix}"), r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", WRONG, "a row is not a column"),
     (
         box(r"\begin{vmatrix} 1 & 2 \\ 3 & 4 \end{vmatrix}"),
@@ -466,9 +472,9 @@ STATEMENTS = [
     (box(r"\large 5"), "5", RIGHT, "a size"),
     (box(r"\overline{5}"), "5", WRONG, "a bar is more than ink"),
     (box(r"0.\dot{3}"), r"\frac13", RIGHT, "a repeating decimal"),
-    (box(r"\gcd(12,18)"), "6", RIGHT, "a greatest common divisor"),
-    (box(r"\gcd(120,180)"), "60", RIGHT, "inside, a comma separates"),
-    (box(r"\operatorname{lcm}(4,6)"), "12", RIGHT, "a least common multiple"),
+    (box(r"\gcd(12,18)"), "6", UNEVALUATED, "a greatest common divisor"),
+    (box(r"\gcd(120,180)"), "60", UNEVALUATED, "inside, a comma separates"),
+    (box(r"\operatorname{lcm}(4,6)"), "12", UNEVALUATED, "a least common multiple"),
     (box(r"\gcd(12,18)"), "12", WRONG, "a greatest common divisor"),
 ]
 
@@ -528,14 +534,14 @@ TEXTS = [
 
 # What our own reader does not know, against golds that it does: never the gold's fault
 BY_OTHERS = [
-    (box(r"\int_0^1 x dx"), "0.5", RIGHT, "an integral"),
-    (box(r"\int_0^1 x dx"), ".5", RIGHT, "an integral"),
-    (box(r"\int_0^1 x dx"), r"\frac12", RIGHT, "an integral"),
-    (box(r"{1 \over 2}"), r"\frac12", RIGHT, "an old fraction"),
-    (box(r"{1 \over 2}"), "0.5", RIGHT, "an old fraction"),
+    (box(r"\int_0^1 x dx"), "0.5", UNEVALUATED, "an integral"),
+    (box(r"\int_0^1 x dx"), ".5", UNEVALUATED, "an integral"),
+    (box(r"\int_0^1 x dx"), r"\frac12", UNEVALUATED, "an integral"),
+    (box(r"{1 \over 2}"), r"\frac12", UNEVALUATED, "an old fraction"),
+    (box(r"{1 \over 2}"), "0.5", UNEVALUATED, "an old fraction"),
     (box(r"\int_0^1 x^2\,dx"), r"\frac12", WRONG, "another integral"),
     (box(r"\int_0^1 x dx"), r"\tfrac34", WRONG, "an integral"),
-    (box(r"\int_0^1 5x dx"), r"2\frac12", RIGHT, "an integral"),
+    (box(r"\int_0^1 5x dx"), r"2\frac12", UNEVALUATED, "an integral"),
     (box(r"\sum_{k=1}^{3} k"), r"0.\overline{3}", WRONG, "a sum"),
     (box(r"\sum_{k=1}^{3} k"), "A", WRONG, "a sum for a choice"),
     (box(r"\sum_{k=1}^{3} k"), "6:8", WRONG, "a sum for a ratio"),
@@ -562,4 +568,5 @@ PAIRS = [
     *BY_OTHERS,
     *WRITTEN,
     *STRANGE,
+    *NUMERALS,
 ]

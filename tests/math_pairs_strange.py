@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math_pairs_written import NONE, RIGHT, UNREAD, WRONG, box
+from math_pairs_written import NONE, RIGHT, UNEVALUATED, UNREAD, WRONG, box
 
 # Behind a number: what is counted has an s, and no number of another language is counted
 NOT_COUNTED = [
@@ -146,7 +146,7 @@ SPELLINGS = [
     (box("5 €"), "5", RIGHT, "money"),
     (box("$18 per day"), "18", RIGHT, "money"),
     (box("60º"), "60", RIGHT, "degrees"),
-    (box("∛8"), "2", RIGHT, "a root"),
+    (box("∛8"), "2", UNEVALUATED, "a root"),
     (box("³⁄₄"), "3/4", RIGHT, "a fraction"),
     (box(r"\therefore x=5"), "5", RIGHT, "it says nothing"),
     (box("ℤ"), r"\mathbb{Z}", RIGHT, "a set"),
@@ -170,7 +170,7 @@ SPELLINGS = [
     (box("an ellipse"), "ellipse", RIGHT, "an article"),
     (box("(-oo, 2)"), r"(-\infty,2)", RIGHT, "infinity as programs write it"),
     (box(r"(-\infty,1)U(2,\infty)"), r"(-\infty,1)\cup(2,\infty)", RIGHT, "a union"),
-    (box(r"{5 \choose 2}"), "10", RIGHT, "an old binomial"),
+    (box(r"{5 \choose 2}"), "10", UNEVALUATED, "an old binomial"),
 ]
 
 STRANGE = [*NOT_COUNTED, *SAID, *DATES, *SPELLINGS]

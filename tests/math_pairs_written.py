@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-RIGHT, WRONG, NONE, UNREAD = "right", "wrong", "no_answer", "unparsed"
+RIGHT, WRONG, NONE, UNREAD, UNEVALUATED = "right", "wrong", "no_answer", "unparsed", "unevaluated"
 
 
 def box(answer: str) -> str:
@@ -21,10 +21,10 @@ TIMES = [
     (box("2:30"), "2:03", WRONG, "another time"),
     (box("1:30:00"), "1:30:00", RIGHT, "the same time"),
     (box("24:00"), "12:00", WRONG, "another time"),
-    (box("4:6"), "2:3", RIGHT, "a ratio"),
-    (box("10:20"), "1:2", RIGHT, "a ratio: one side is no time"),
-    (box("12:30"), "2:5", RIGHT, "a ratio: one side is no time"),
-    (box("75:30"), "5:2", RIGHT, "there are no 75 hours"),
+    (box("4:6"), "2:3", UNEVALUATED, "a ratio"),
+    (box("10:20"), "1:2", UNEVALUATED, "a ratio: one side is no time"),
+    (box("12:30"), "2:5", UNEVALUATED, "a ratio: one side is no time"),
+    (box("75:30"), "5:2", UNEVALUATED, "there are no 75 hours"),
     (box("1:60"), "0:30", WRONG, "there are no 60 minutes, and no ratio has a 0"),
     (box("1:0"), "12:00", WRONG, "nothing is in proportion to nothing"),
     (box("1:1"), "5:05", WRONG, "no ratio is written with leading zeros"),

@@ -60,6 +60,15 @@ TINY: dict[str, Any] = {
 }
 """About two seconds: cold start, several minibatches and passes, KL to a reference, evaluation on the way."""
 
+FAST: dict[str, Any] = {
+    "cold_start.num_steps": 0,
+    "evaluation.samples": 0,
+    "train.num_steps": 2,
+    "train.minibatches_per_step": 1,
+    "train.passes_per_step": 1,
+}
+"""Random weights, no evaluation: half a second."""
+
 
 def tree(**overrides: Any) -> dict[str, Any]:
     """TINY with dotted overrides, as plain data: tree(**{"train.num_steps": 3})."""
@@ -207,7 +216,7 @@ class Trap:
     after: bool = False
     """Once the call has returned, instead of before it begins."""
     do: str = ""
-    """Instead of the signal: "sleep 20", "exit" (as sys.exit), "leave" (as os._exit), "hide FOLDER" (from this process alone), "give TEXT"
+    """Instead of the signal: "sleep 20", "exit" (as sys.exit), "leave" (as os._exit), "hide FOLDER" (from this process alone), "threads 2" (of torch), "give TEXT"
     (instead of every call from here on), else the words of a RuntimeError."""
 
     def spring(self) -> None:
@@ -217,6 +226,10 @@ class Trap:
             time.sleep(float(self.do.removeprefix("sleep ")))
         elif self.do.startswith("hide "):
             hide_folder(self.do.removeprefix("hide "))
+        elif self.do.startswith("threads "):
+            import torch
+
+            torch.set_num_threads(int(self.do.removeprefix("threads ")))
         elif self.do == "exit":
             sys.exit(3)
         elif self.do == "leave":
@@ -383,6 +396,7 @@ def become(request: Mapping[str, Any]) -> None:
 
 def stand_alone(request: Mapping[str, Any]) -> None:
     os.setpgid(0, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     os.chdir(request["cwd"])
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

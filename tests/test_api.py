@@ -94,7 +94,7 @@ def test_the_result_says_where_everything_is(model, tmp_path):
     assert (run.status, run.folder.resolve()) == ("finished", tmp_path / "runs" / "result")
     assert run.summary == json.loads((run.folder / "summary.json").read_text())
     assert run.model == run.folder / "model"
-    assert repr(run) == "RunResult(finished, 2 steps, pass@1 0.0 % -> 0.0 %, runs/result)"
+    assert repr(run) == f"RunResult(finished, 2 steps, pass@1 0.0 % -> 0.0 %, {tmp_path}/runs/result)"
     assert run.summary["eval"]["before"]["pass@1"].keys() == {
         "value",
         "low",
@@ -337,7 +337,7 @@ def test_resume_needs_nothing_but_the_folder(model, monkeypatch):
         patch.setattr(loop, "observe_step", stopped)
         run = cohort.train(model=net, prompts=(row for row in ROWS), rewards=[digit_share], name="stopped", **SETTINGS)
     assert (run.status, run.summary["steps"]) == ("interrupted", 1)
-    assert repr(run).startswith("RunResult(interrupted, 1 step, pass@1 0.0 % -> not measured, runs/stopped")
+    assert repr(run).startswith(f"RunResult(interrupted, 1 step, pass@1 0.0 % -> not measured, {run.folder}")
     run = cohort.resume(run.folder.rename(run.folder.with_name("moved")))
     assert run.status == "finished"
     assert differences(run.folder, whole.folder) == []

@@ -132,7 +132,7 @@ def test_a_run_is_never_overwritten(world):
     before = (run / "summary.json").stat().st_mtime_ns
     printed = says(server, "train", recipe, "name=run", code=1)
     assert printed.splitlines()[-1].startswith(
-        "error: runs/run exists. Resume it with `cohort resume runs/run`, or choose another name="
+        f"error: {run} exists. Resume it with `cohort resume {run}`, or choose another name="
     )
     assert (run / "summary.json").stat().st_mtime_ns == before
 
@@ -228,7 +228,7 @@ def test_sigterm_to_the_real_command_saves_and_exits_with_130(world):
     process.terminate()
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 130, printed
-    assert "SIGTERM: saved. Go on with: cohort resume runs/real" in printed
+    assert f"SIGTERM: saved. Go on with: cohort resume {folder}/runs/real" in printed
     summary = json.loads((folder / "runs/real/summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["steps"] >= 1

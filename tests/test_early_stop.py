@@ -17,8 +17,8 @@ from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import load_recipe
 from cohort.recipe.materials import Materials
 from cohort.recipe.stopping import Condition, parse_conditions
-from session_tools import differences, digit_share, rows_of, summary_of, tiny
-from test_session import FAST, run_with
+from session_tools import FAST, differences, digit_share, rows_of, summary_of, tiny
+from test_session import run_with
 
 
 def recipe_with(condition: str, **words: Any) -> Any:
@@ -78,7 +78,7 @@ def test_what_is_no_condition_is_refused_by_name(text, said):
         ("epoch", {}, "did you mean 'rollout/epoch'?"),
         ("steps", {}, "the last step is train.num_steps"),
         ("time/steps", {}, "no metric has this name. All of them"),
-        ("eval/test/pass@1", {}, "only the first set is evaluated, 'held_out'"),
+        ("eval/test/pass@1", {}, "steps evaluate only 'held_out'; write eval/held_out/pass@1"),
         ("eval/greedy", {}, "before and after the run alone"),
         ("time/step", {}, "times differ from machine to machine"),
         ("perf/tokens_per_second", {}, "times differ"),

@@ -22,8 +22,8 @@ from cohort.training.drawing import Collected, group_rollouts
 from cohort.training.experience import Models
 from cohort.types import Completion, Outcome, Prompt
 from conftest import collect_batch, tiny_policy
-from session_tools import digit_share, rows_of, tiny
-from test_session import FAST, run_with
+from session_tools import FAST, digit_share, rows_of, tiny
+from test_session import run_with
 
 LESSONS: dict[str, list[str]] = {
     # The policy that sampled must be the policy that is scored
@@ -97,7 +97,7 @@ LESSONS: dict[str, list[str]] = {
     "two-pass deviation, exact test for constant groups": [
         "algorithms/test_advantages.py::test_one_failure_among_seven_nearly_equal_rewards",
         "algorithms/test_advantages.py::test_equal_rewards_give_exactly_zero",
-        "test_session.py::test_equal_rewards_everywhere_leave_every_weight_as_it_was",
+        "test_session.py::test_equal_rewards_everywhere_leave_only_the_decay_that_the_recipe_asks_for",
     ],
     "a non-finite gradient is skipped, counted, and three in a row stop": [
         "model/test_optim.py::test_a_non_finite_gradient_changes_nothing_and_is_counted",

@@ -28,7 +28,7 @@ def correct(completions, answer, **columns):
     return [float(text.strip().endswith(gold)) for text, gold in zip(completions, answer)]
 
 run = cohort.train("Qwen/Qwen2.5-0.5B-Instruct", rows, [correct], evaluate_on=test_rows, group_size=8, num_steps=200)
-run                                            # RunResult(finished, 200 steps, pass@1 before -> after, runs/...)
+run                                            # RunResult(finished, 200 steps, pass@1 before -> after, /.../runs/...)
 run.model                                      # the folder of the trained model; loads with transformers
 cohort.evaluate(run, other_rows, samples=16)   # the same measures and intervals as the command
 cohort.train(run, harder_rows, [correct])      # goes on from what was trained

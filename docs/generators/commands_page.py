@@ -19,7 +19,7 @@ INTRODUCTION = """\
 
 `cohort COMMAND --help` says the same in a terminal. Words of a recipe are given as `key=value`, dotted (`sampling.temperature=0.9`) or,
 where only one section has the key, plain (`group_size=4`): [all keys](recipe.md). Exit codes: 0 finished, 1 failed or refused, 2 a wrong
-word on the command line, 130 stopped by Ctrl-C or SIGTERM.
+word on the command line, 130 stopped by Ctrl-C, SIGTERM or SIGHUP.
 
 | command | what it does |
 |---|---|"""

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cohort.types import Outcome
+
 
 class CohortError(Exception):
     """Base of all errors raised on purpose. The command line prints the message alone, without a traceback."""
@@ -34,6 +40,9 @@ class EngineError(CohortError):
 class RewardError(CohortError):
     """Reward functions failed so often, or in such a way, that going on would corrupt the training signal."""
 
+    outcomes: Sequence[Outcome] = ()
+    """Of the completions of the call, where it came to an end."""
+
 
 class CheckpointError(CohortError):
     """A checkpoint is missing, damaged, or does not belong to this run."""
@@ -56,4 +65,4 @@ class RankError(CohortError):
 
 
 class Interrupted(BaseException):
-    """SIGTERM or Ctrl-C. A BaseException, so that no `except Exception` on the way out can swallow it."""
+    """SIGTERM, SIGHUP or Ctrl-C. A BaseException, so that no `except Exception` on the way out can swallow it."""

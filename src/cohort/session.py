@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.base.interrupts import handle_interrupts
 from cohort.base.world import ALONE, World
-from cohort.errors import CheckpointError, Interrupted, RankError, RunError
+from cohort.errors import Interrupted, RunError
 from cohort.observe.early_stop import check_conditions
 from cohort.observe.outcome import RunResult, begin_summary, describe_failure, explain_exit
 from cohort.observe.run_folder import RunFolder, make_paths_absolute
@@ -22,7 +22,7 @@ from cohort.recipe.own import resolve_recipe
 from cohort.recipe.rules import list_trusted_sources, list_warnings
 from cohort.recipe.schema import Recipe
 from cohort.recipe.words import describe_algorithm, describe_template
-from cohort.rewards.base import RewardRunner
+from cohort.rewards.of_run import RunRewards
 from cohort.training import agreement
 
 if TYPE_CHECKING:
@@ -72,13 +72,13 @@ def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None, wor
     try:
         with (
             handle_interrupts(joint=world.size > 1, apart=recipe.parallel.shard == "none"),
-            RewardRunner.from_recipe(
-                recipe.rewards, materials.functions if materials else {}, max_fault_share=recipe.train.max_fault_share
-            ) as rewards,
+            RunRewards.for_run(recipe, materials.functions if materials else {}) as rewards,
         ):
             rewards.world = world
             return Session(folder, recipe, rewards, materials, world).run()
-    except Interrupted:  # before the phases began, so there is nothing to save
+    except Interrupted as signal:  # before the phases began, or after they had ended
+        if world.is_main and recipe.monitors.console:  # which may not be there yet
+            print(f"{signal}: ended at once. Go on with: cohort resume {folder.root}")
         summary = begin_summary(recipe) | folder.read_summary() | {"status": "interrupted"}
         folder.write_json(folder.summary_file, summary)
         return RunResult(folder.root, "interrupted", summary)
@@ -90,7 +90,7 @@ class Session:
     """The phases of one run. Everything that lasts is in the folder; an instance only walks through it."""
 
     def __init__(
-        self, folder: RunFolder, recipe: Recipe, rewards: RewardRunner, materials: Materials | None, world: World = ALONE
+        self, folder: RunFolder, recipe: Recipe, rewards: RunRewards, materials: Materials | None, world: World = ALONE
     ):
         from cohort.observe.monitors import Monitors, build_monitors
         from cohort.training.state import add_missing_fields
@@ -118,9 +118,9 @@ class Session:
 
     def run(self) -> RunResult:
         """Walk through what is missing. However it ends, what was earned is saved and the folder says how it ended."""
-        from cohort.ops.determinism import deterministic
+        from cohort.ops import determinism, products
 
-        with deterministic(self.recipe.train.deterministic):
+        with determinism.deterministic(self.recipe.train.deterministic), products.restore_products():
             return self._run()
 
     def _run(self) -> RunResult:
@@ -139,8 +139,7 @@ class Session:
                 self._evaluate_if_missing("after", parts, state)
                 return self._finish("finished", parts, state)
             except Interrupted as signal:
-                self._save_last_state(parts, state)
-                self._say(f"{signal}: saved. Go on with: {self._resume_command()}")
+                self._say(f"{self._save_last_state(parts, state, signal)}. Go on with: {self._resume_command()}")
                 return self._finish("interrupted", parts, state)
             except (Exception, SystemExit) as happened:
                 problem = self.world.explain(explain_exit(happened) if isinstance(happened, SystemExit) else happened)
@@ -172,8 +171,7 @@ class Session:
                 f"trust_remote_code: Python code that ships with {source} runs here, with your rights and outside of every jail"
             )
         self._say(*(f"warning: {warning}" for warning in list_warnings(recipe)))
-        if told := describe_template(recipe.prompts):
-            self._say(told)
+        self._say(*filter(None, [describe_template(recipe.prompts)]))
         self.materials = keep_rows(recipe, self.folder, self.materials, self._say)
         data = build.load_data(recipe, self.materials)
         self._say(*data.notes)
@@ -184,6 +182,7 @@ class Session:
         threads, exact = torch.get_num_threads(), build.adds_exactly(recipe, self.saved.get("sums"))
         agreement.compare_ranks(self.world, lambda: agreement.list_run_facts(recipe, policy.model, encoded, threads * exact))
         self._say(*agreement.describe_ranks(self.world, policy.device, threads, exact, self.saved.get("threads")))
+        products = build.settle_products(recipe, policy, self.saved.get("products", ""), self.folder)
         policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
         weights = build.make_weights(recipe, policy, Adding(exact, self.world))
         stream = build.make_stream(recipe, encoded)
@@ -194,7 +193,7 @@ class Session:
         # The fewest that any rank has room for: another number could flip near-ties.
         slots = state.slots or -self.world.max(-build.choose_slots(recipe, engine, encoded.train, sampling))
         state.slots = engine.slots = slots
-        state.sums, state.threads = "exact" if exact else "fast", threads
+        state.products, state.sums, state.threads = products, "exact" if exact else "fast", threads
         self._say(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}; {trained}")
         self._say(*agreement.describe_company(self.world, exact, engine.name, engine.capabilities.steady))
         self._say(*policy.notes, *build.describe_adapter(recipe, policy))
@@ -317,7 +316,7 @@ class Session:
 
     def _resume_command(self) -> str:
         """Functions that no other process can import must be handed in again, from Python."""
-        if any(reward.function.startswith("python:") for reward in self.recipe.rewards):
+        if any(reward.function.startswith("python:") for reward in self.recipe.list_rewards().values()):
             return f"cohort.resume({str(self.folder.root)!r}, rewards=[...]) from Python, with the same functions"
         return f"cohort resume {self.folder.root}"
 
@@ -355,15 +354,11 @@ class Session:
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
-    def _save_last_state(self, parts: Parts | None, state: TrainState | None) -> None:
-        """A disk that is full must not hide why the run ends; the checkpoint before stays whole."""
-        if parts and state:
-            from cohort.training.stages import save_run
+    def _save_last_state(self, parts: Parts | None, state: TrainState | None, signal: Interrupted | None = None) -> str:
+        """Save what can be saved, and return a sentence about it for a run that ends by a signal."""
+        from cohort.training.stages import save_last_state
 
-            try:
-                save_run(parts, state)
-            except (OSError, CheckpointError, RankError) as problem:
-                self._say(f"the last steps could not be saved: {problem}")
+        return save_last_state(parts, state, signal) if parts and state else f"{signal}: nothing to save yet"
 
     def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: Exception | None = None) -> RunResult:
         from cohort.evaluation.evaluate import summarize

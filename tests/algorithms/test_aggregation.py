@@ -113,14 +113,12 @@ def test_an_all_masked_minibatch_is_a_no_op_for_weights_and_momentum(name, kl_co
     assert any(value.abs().max() > 0 for key, value in moments.items() if key.endswith("exp_avg"))
 
     batch = [masked(example) for example in examples]
-    assert (
-        pack(batch, aggregation=name, max_completion_tokens=8, micro_batch_tokens=64, skip_zero_advantage=False).micro_batches
-        == []
-    )
+    packed = pack(batch, aggregation=name, max_completion_tokens=8, micro_batch_tokens=64, skip_zero_advantage=False)
+    assert packed.micro_batches == []
     loss, gradient = library_loss_and_gradients(policy, batch, **options)
     assert loss == 0.0
     assert gradient.abs().max() == 0
-    report = optimizer.clip_and_step()
+    report = optimizer.clip_and_step(tokens_counted=packed.completions > 0)
     assert (report.grad_norm, report.skipped, optimizer.updates) == (0.0, False, 2)
     assert all(torch.equal(value, weights[key]) for key, value in optimizer.weights.tensors().items())
     assert all(torch.equal(value, moments[key]) for key, value in optimizer.state()[0].items())

@@ -11,7 +11,16 @@ import threading
 import pytest
 
 from cohort.base import interrupts
-from cohort.base.interrupts import allow_interrupts, defer_interrupts, handle_interrupts, pass_on, raise_when_free, read_pending
+from cohort.base.interrupts import (
+    PATIENCE_S,
+    InterruptedAgain,
+    allow_interrupts,
+    defer_interrupts,
+    handle_interrupts,
+    pass_on,
+    raise_when_free,
+    read_pending,
+)
 from cohort.errors import Interrupted
 
 
@@ -23,13 +32,22 @@ def send(number: int = signal.SIGTERM) -> None:
 def safe_handlers():
     """Whatever goes wrong in a test, a late signal must not end the test run."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda number, frame: None)  # ignored, it would stay ignored
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
     assert interrupts._depth == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.fixture
+def clock(monkeypatch):
+    """What time it is for the handler: set by the test."""
+    now = [100.0]
+    monkeypatch.setattr(interrupts.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_outside_a_section_it_raises_at_once(number):
     passed = False
     with pytest.raises(Interrupted, match=signal.Signals(number).name), handle_interrupts():
@@ -38,7 +56,7 @@ def test_outside_a_section_it_raises_at_once(number):
     assert not passed
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_inside_a_section_it_waits_for_the_end_and_keeps_its_name(number):
     done = []
     with pytest.raises(Interrupted, match=signal.Signals(number).name), handle_interrupts():
@@ -69,14 +87,43 @@ def test_interrupted_is_not_an_exception_that_user_code_can_swallow():
             pytest.fail("swallowed")
 
 
-def test_a_second_signal_gives_up_politeness():
+def test_a_hangup_that_is_ignored_stays_ignored():
+    """As under nohup, beside the signals that are asked with."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with pytest.raises(Interrupted, match="SIGTERM"), handle_interrupts():
+        send(signal.SIGHUP)
+        send()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_second_signal_is_ignored_for_a_second_and_does_not_wait_after_it(clock, second):
     done = []
-    with pytest.raises(KeyboardInterrupt), handle_interrupts(), defer_interrupts():
+    with pytest.raises(InterruptedAgain, match=second.name), handle_interrupts(), defer_interrupts():
         send()
-        done.append("first")
-        send()
+        for late in (0.005, 0.02, 0.99 * PATIENCE_S):
+            clock[0] = 100.0 + late
+            send(second)
+            done.append(late)
+        clock[0] = 100.0 + PATIENCE_S
+        send(second)
         done.append("second")
-    assert done == ["first"]
+    assert done == [0.005, 0.02, 0.99 * PATIENCE_S]
+
+
+def test_after_a_second_signal_the_end_is_not_disturbed_by_the_first(clock):
+    """What the first one left waiting is gone: the words about what was not saved are written in sections of their own."""
+    written = []
+    with handle_interrupts():
+        with pytest.raises(InterruptedAgain), defer_interrupts():
+            send()
+            clock[0] += PATIENCE_S
+            send()
+        with defer_interrupts():
+            send()  # within a second of the second
+            written.append("summary")
+        written.append("report")
+    assert written == ["summary", "report"]
 
 
 def test_a_second_signal_while_saving_after_the_first():
@@ -95,16 +142,16 @@ def test_handlers_are_restored_however_it_ends():
     def mine(number, frame):
         pass
 
-    signal.signal(signal.SIGTERM, mine)
-    signal.signal(signal.SIGINT, mine)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for number in numbers:
+        signal.signal(number, mine)
     with handle_interrupts():
         assert signal.getsignal(signal.SIGTERM) is not mine
     with pytest.raises(Interrupted), handle_interrupts():
         send()
     with pytest.raises(ValueError, match="problem"), handle_interrupts():
         raise ValueError("problem")
-    assert signal.getsignal(signal.SIGTERM) is mine
-    assert signal.getsignal(signal.SIGINT) is mine
+    assert [signal.getsignal(number) for number in numbers] == [mine] * 3
 
 
 def test_a_signal_overtaken_by_an_error_does_not_come_up_later():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import interpreter  # noqa: F401 -- before the kernels of the GPU's decoder
+import interpreter
 
 pytest.importorskip("bitsandbytes", reason="a base in 4 bits needs bitsandbytes")
 pytest.importorskip("peft", reason="adapters need peft")
@@ -179,6 +179,7 @@ def test_own_code_trains_over_it_as_the_modules_do_and_keeps_no_weight(tmp_path:
         assert relative_difference(found[name], gradient) <= 1e-5, name
 
 
+@interpreter.needs_interpreter
 def test_the_gpus_step_under_the_interpreter_and_the_cpus_refusal(tmp_path: Path) -> None:
     policy = policy_of(write_model(tmp_path / "base", **WIDE), "cpu")
     move_adapters(policy)

@@ -14,8 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from cohort.model import lora
 from cohort.model.policy import Policy
 from cohort.recipe.schema import LoraConfig
-from session_tools import bits, rows_of, train_tiny
-from test_session import FAST
+from session_tools import FAST, bits, rows_of, train_tiny
 
 pytestmark = pytest.mark.gpu
 

@@ -221,12 +221,15 @@ def test_broken_numbers_are_found_in_every_place(tmp_path: Path) -> None:
         refuse_broken_numbers(whole, "here", "model.source")
 
 
-def test_layers_that_the_config_leaves_out_are_named(tmp_path: Path) -> None:
+def test_layers_that_the_config_leaves_out_are_refused(tmp_path: Path) -> None:
     fewer = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "max_window_layers": 1}
     folder = spoilt(tmp_path / "model", lambda folder: edit_config(folder, **fewer))
-    with pytest.warns(
-        UserWarning, match=r"tensors of its files have no place .* the first model\.layers\.1\..*num_hidden_layers"
+    with pytest.raises(
+        ModelError, match=r"hold 12 tensors of layers beyond .* the first model\.layers\.1\..*num_hidden_layers"
     ):
+        load_pretrained(str(folder))
+    edit_config(folder, num_nextn_predict_layers=1)  # the last one predicts a second token, and is not trained here
+    with pytest.warns(UserWarning, match=r"12 tensors of its files have no place .* the first model\.layers\.1\."):
         load_pretrained(str(folder))
 
 

@@ -33,8 +33,8 @@ from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import LoraConfig, ModelConfig, OptimizerConfig
 from cohort.training import build, checkpoint, training_parts
 from conftest import library_loss_and_gradients, ragged_examples, relative_difference, tiny_policy
-from session_tools import bits, digit_share, prove_others, rows_of, summary_of, tiny, train_tiny, without_timing
-from test_session import FAST, run_with
+from session_tools import FAST, bits, digit_share, prove_others, rows_of, summary_of, tiny, train_tiny, without_timing
+from test_session import run_with
 
 RANK = 2
 

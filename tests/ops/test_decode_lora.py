@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import interpreter  # noqa: F401 -- before the kernels of the GPU's decoder
+import interpreter
 
 pytest.importorskip("peft", reason="adapters need peft")
 
+from fused_models import KINDS, adapt
 from test_fused_cpu import build, decode, prompts_and_rest
-from test_fused_lora import KINDS, adapt
 
 from cohort.engine.support import prove_decoder, prove_local
 from cohort.errors import EngineError
@@ -173,6 +173,7 @@ def test_made_up_adapters_are_zero_again_whatever_happens() -> None:
     assert [name for name, value in ups.items() if value.any()] == ["model.layers.0.mlp.up_proj.lora_B.default.weight"]
 
 
+@interpreter.needs_interpreter
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
 def test_the_gpus_step_is_pefts_model_under_the_interpreter(family: str) -> None:
     """Prefill, load, steps; after an update in place the same decoder gives the new model, as a captured graph would."""

@@ -10,16 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import interpreter  # noqa: F401 -- before the kernels of the GPU's decoder
+import interpreter
 
 pytest.importorskip("peft", reason="adapters need peft")
 
 import peft
-from test_fused_training import (
+from fused_models import (
     EPSILON,
+    KINDS,
     TOKENS,
     VOCABULARY,
     WIDTH,
+    adapt,
     assert_same_gradients,
     from_transformers,
     gradients_of,
@@ -42,30 +44,6 @@ from cohort.ops.fused.functions import Norm
 from cohort.ops.fused.projection import Adapters, LowRank, Projection
 from cohort.ops.fused.training import hidden_states
 from conftest import count_kept_bytes, relative_difference
-
-ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-KINDS: dict[str, dict[str, Any]] = {
-    "every layer": {"r": 4},
-    "queries alone": {"target_modules": ["q_proj"], "r": 3},
-    "rank 1": {"r": 1},
-    "values, up and down": {"target_modules": ["v_proj", "up_proj", "down_proj"], "r": 5},
-    "wider than the model": {"r": 40},
-    "rsLoRA": {"r": 4, "lora_alpha": 3, "use_rslora": True},
-    "ranks of their own": {"r": 4, "rank_pattern": {"k_proj": 2, "gate_proj": 7}, "alpha_pattern": {"k_proj": 9}},
-}
-
-
-def adapt(model: Any, moved: float = 0.1, **changes: Any) -> Any:
-    """The model with adapters, in its own dtype; `moved` is the spread of B."""
-    kind = {"r": 4, "lora_alpha": 8, "target_modules": ALL} | changes
-    lora.inject(model, peft.LoraConfig(task_type="CAUSAL_LM", **kind))
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, value in lora.adapter_parameters(model).items():
-            spread = moved if ".lora_B." in name else value.shape[1] ** -0.5
-            value.copy_(spread * torch.randn(value.shape, generator=generator, dtype=torch.float64))
-    return model
-
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
@@ -333,6 +311,7 @@ def test_memory_kept_for_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- kernels of a GPU --------------------------------------------------------------------------------------------------
 
 
+@interpreter.needs_interpreter
 def test_training_kernels_with_adapters_under_the_interpreter() -> None:
     model = adapt(tiny_model("Qwen2", torch.float32))
     fused, (layout, _) = fuse(model), ragged_layout()

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from fused_models import (
+    EPSILON,
+    TOKENS,
+    VOCABULARY,
+    WIDTH,
+    assert_same_gradients,
+    from_transformers,
+    gradients_of,
+    layout_of,
+    plain_attention,  # noqa: F401 -- the fixture
+    ragged_layout,
+    random,
+    rms_norm,
+    tiny_model,
+    widen_norms,
+    widen_softmax,
+)
+from torch import Tensor
 
 from cohort.ops.fused import functions, training
 from cohort.ops.fused.family import FusedModel, Projection, fuse
@@ -17,19 +34,7 @@ from cohort.ops.fused.functions import Heads, Norm, Rotary
 from cohort.ops.fused.training import hidden_states
 from conftest import count_kept_bytes, relative_difference
 
-EPSILON = 1e-5
-TOKENS, WIDTH = 11, 12
 HEADS = Heads(4, 2, 6)
-VOCABULARY = 31
-LENGTHS = (5, 1, 9, 7)
-
-
-def random(*shape: int, seed: int, around: float = 0.0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) + around
-
-
-def rms_norm(rows: Tensor, weight: Tensor) -> Tensor:
-    return rows / (rows.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weight
 
 
 def angles() -> tuple[Tensor, Tensor]:
@@ -43,21 +48,6 @@ def turn(rows: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return (
         rows * torch.cat([cosine, cosine], -1)[:, None] + torch.cat([-second, first], -1) * torch.cat([sine, sine], -1)[:, None]
     )
-
-
-def assert_same_gradients(
-    ours: Callable[..., Sequence[Tensor]], plain: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor | None]
-) -> None:
-    """Values, and gradients of every leaf, of a random linear function of all results."""
-    found = []
-    for function in (ours, plain):
-        copies = [None if leaf is None else leaf.clone().requires_grad_() for leaf in leaves]
-        results = function(*copies)
-        total = sum((result * random(*result.shape, seed=50 + at)).sum() for at, result in enumerate(results))
-        total.backward()
-        found.append([*(result.detach() for result in results), *(copy.grad for copy in copies if copy is not None)])
-    for left, right in zip(*found, strict=True):
-        assert relative_difference(left, right) <= 1e-12
 
 
 @pytest.mark.parametrize("with_delta", [True, False])
@@ -173,110 +163,6 @@ def test_only_parameters_that_need_a_gradient_get_one(monkeypatch: pytest.Monkey
         swiglu_down(*leaves).pow(2).sum().backward()
         assert leaves[1 - kept].grad is None
         assert relative_difference(leaves[kept].grad, both[kept].grad) <= 1e-12
-
-
-def tiny_model(family: str, dtype: torch.dtype) -> Any:
-    """Two layers with grouped queries; weights large enough that every part of the model matters, norms away from 1."""
-    import transformers
-
-    shape = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 24,
-        "intermediate_size": 36,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "pad_token_id": None,
-        "attn_implementation": "eager",
-    }
-    own: dict[str, dict[str, Any]] = {
-        "Llama": {},
-        "Qwen2": {},
-        "Qwen3": {"head_dim": 8},
-        "Mistral": {"sliding_window": 4, "head_dim": 8},
-    }
-    torch.manual_seed(3)
-    config = getattr(transformers, f"{family}Config")(**shape | own[family])
-    model = getattr(transformers, f"{family}ForCausalLM")(config).to(dtype).eval()
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype)
-            parameter.copy_(0.3 * noise if parameter.dim() > 1 else parameter + 0.3 * noise)
-    return model
-
-
-def widen_norms(model: Any) -> None:
-    """The norms of transformers compute in float32 whatever they are given; torch's own is the same formula in float64."""
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child).__name__.endswith("RMSNorm") and not isinstance(child, nn.RMSNorm):
-                norm = nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
-                norm.weight = child.weight
-                setattr(module, name, norm)
-
-
-def widen_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eager attention takes its softmax in float32; in float64 here, to see differences that are smaller than that."""
-    softmax = F.softmax
-    monkeypatch.setattr(F, "softmax", lambda scores, dim, dtype=None: softmax(scores, dim=dim, dtype=scores.dtype))
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """The part of a layout that the backbone reads, and the lengths that `attend_each` goes by."""
-
-    token_ids_T: Tensor
-    positions_T: Tensor
-    lengths: tuple[int, ...]
-
-    def to(self, device: str) -> Sequences:
-        return Sequences(self.token_ids_T.to(device), self.positions_T.to(device), self.lengths)
-
-
-def attend_each(
-    layout: Sequences, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float, window: int | None
-) -> Tensor:
-    """Causal attention written out, one sequence after the other; packed attention has tests of its own."""
-    group = query_THD.shape[1] // key_TKD.shape[1]
-    outs = []
-    for query, key, value in zip(*(rows.split(layout.lengths) for rows in (query_THD, key_TKD, value_TKD)), strict=True):
-        scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(group, dim=1)) * scaling
-        at = torch.arange(query.shape[0], device=query.device)
-        seen = at[None] <= at[:, None]
-        if window is not None:
-            seen &= at[None] > at[:, None] - window
-        shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-        outs.append(torch.einsum("hqk,khd->qhd", shares, value.repeat_interleave(group, dim=1)))
-    return torch.cat(outs)
-
-
-@pytest.fixture(autouse=True)
-def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "attend", attend_each)
-
-
-def layout_of(rows: Sequence[Tensor]) -> Any:
-    positions = [torch.arange(len(row)) for row in rows]
-    return Sequences(torch.cat(list(rows)), torch.cat(positions), tuple(len(row) for row in rows))
-
-
-def ragged_layout() -> tuple[Any, list[Tensor]]:
-    generator = torch.Generator().manual_seed(5)
-    rows = [torch.randint(0, VOCABULARY, (length,), generator=generator) for length in LENGTHS]
-    return layout_of(rows), rows
-
-
-def from_transformers(model: Any, rows: Sequence[Tensor]) -> Tensor:
-    """One sequence at a time: nothing is padded, so nothing can leak."""
-    return torch.cat([model.base_model(input_ids=row[None], use_cache=False).last_hidden_state[0] for row in rows])
-
-
-def gradients_of(model: Any, states: Tensor) -> dict[str, Tensor]:
-    model.zero_grad(set_to_none=True)
-    (states * random(*states.shape, seed=6, dtype=states.dtype)).sum().backward()
-    return {name: parameter.grad for name, parameter in model.base_model.named_parameters()}
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["float32", "float64"])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from test_fused_lora import KINDS, adapt
-from test_fused_training import plain_attention, ragged_layout, tiny_model  # noqa: F401 -- the fixture too
+from fused_models import KINDS, adapt, plain_attention, ragged_layout, tiny_model  # noqa: F401 -- the fixture too
 from torch import Tensor
 
 from cohort.model import lora
@@ -21,7 +19,6 @@ from cohort.ops.fused.training import hidden_states
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton's interpreter is on: no kernel is compiled"),
 ]
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 import transformers
 from transformers import AutoModelForCausalLM
 
-import interpreter  # noqa: F401
+import interpreter
 from cohort.engine.slots import SlotState
 from cohort.engine.support import prove_decoder, prove_local
 from cohort.ops.fused import kernels_decode as kernels
@@ -14,6 +14,8 @@ from cohort.ops.fused.decoding import FusedDecoder
 from cohort.ops.fused.family import fuse
 from cohort.ops.noise import make_gumbel, make_row_key
 from cohort.types import NoiseKey, Sampling
+
+pytestmark = interpreter.needs_interpreter
 
 KEY = NoiseKey(seed=0, stream="train", step=1)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-import interpreter  # noqa: F401 -- before anything of cohort.ops.fused.kernels_*
+import interpreter
 from cohort.ops import logprobs
 from cohort.ops.fused import kernels_head
 from cohort.ops.logprobs import ChunkScores, Curve, LinearHead, Sizes, linear_logprobs
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="Triton compiles for the GPU here; ops/test_gpu_head.py runs the same comparisons on it"
-)
+pytestmark = interpreter.needs_interpreter
 
 CURVES = [Curve(1.0, 0.0, 1.0), Curve(0.25, 0.0, 0.7), Curve(1.0, 5.0, 1.0), Curve(0.5, 3.0, 1.3)]
 # Below one block, one block exactly, and several with a rest: lanes that read nothing, and lanes that read twice or thrice.

@@ -11,7 +11,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-import interpreter  # noqa: F401 -- before anything of cohort.ops.fused.kernels_*
+import interpreter  # noqa: F401 -- repairs it
 from cohort.ops.fused import functions, kernels_train
 from cohort.ops.fused.family import Projection
 from cohort.ops.fused.functions import Heads, Norm, NormInputs, Rotary, Twins

@@ -227,13 +227,16 @@ def test_launchers_of_two_hosts_that_count_restarts_apart_bring_their_ranks_toge
 # -- signals ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_signal_to_one_rank_saves_once_and_ends_all(server: ForkServer, recipe: Path, expected: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.prove)])
+def test_a_signal_to_one_rank_saves_once_and_ends_all(
+    number: signal.Signals, server: ForkServer, recipe: Path, expected: str, tmp_path: Path
+) -> None:
     """The other rank is in work of its own that takes longer than torchrun would wait: it gives that up."""
     run = tmp_path / "run"
-    traps = {0: [RankTrap(*STAGES["rollout"], do="sleep 600")], 1: [RankTrap(*STAGES["rollout"], signal=signal.SIGTERM)]}
+    traps = {0: [RankTrap(*STAGES["rollout"], do="sleep 600")], 1: [RankTrap(*STAGES["rollout"], signal=number)]}
     child = train(server, recipe, run, "monitors.console=true", traps=traps)
     assert child.wait() == 1, child.output
-    assert "SIGTERM on rank 1: saved. Go on with: cohort resume" in child.output
+    assert f"{number.name} on rank 1: saved. Go on with: cohort resume" in child.output
     assert child.output.count(": saved.") == 1
     assert "exitcode  : 130" in child.output
     assert summary_of(run)["status"] == "interrupted"
@@ -253,13 +256,18 @@ def test_a_signal_in_any_stage(stage: str, rank: int, server: ForkServer, recipe
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("how", ["SIGTERM to torchrun", "Ctrl-C", "SIGTERM to all"])
+@pytest.mark.parametrize("how", ["SIGTERM to torchrun", "Ctrl-C", "Ctrl-C twice", "SIGTERM to all", "SIGHUP to all"])
 def test_a_signal_to_the_launcher(how: str, server: ForkServer, recipe: Path, expected: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     child = train(server, recipe, run)
     child.wait_for(lambda: (run / "metrics.jsonl").exists())
-    if how == "Ctrl-C":
+    if how.startswith("Ctrl-C"):
         os.killpg(child.pid, signal.SIGINT)
+        if how == "Ctrl-C twice":
+            time.sleep(0.02)
+            os.killpg(child.pid, signal.SIGINT)
+    elif how == "SIGHUP to all":
+        os.killpg(child.pid, signal.SIGHUP)
     elif how == "SIGTERM to all":
         os.killpg(child.pid, signal.SIGTERM)
     else:

@@ -49,16 +49,17 @@ class Log:
 
 def score(programs: list[str], tests: Any, **options: Any) -> tuple[list[float | None], Log]:
     """Fenced programs on the tests of one row, with everything that is logged."""
-    log = Log()
+    log, logged = Log(), dict[str, list[float]]()
     completions = [f"```python\n{program}\n```" for program in programs]
     scores = code_tests(
         completions,
         [tests] * len(programs),
         log_verdict=log.verdict,
         log_extra=log.extras.__setitem__,
-        log_metric=lambda name, values: log.metrics.__setitem__(name, statistics.fmean(values)),
+        log_metric=lambda name, value: logged.setdefault(name, []).append(value),
         **options,
     )
+    log.metrics = {name: statistics.fmean(values) for name, values in logged.items()}
     return scores, log
 
 

@@ -37,7 +37,7 @@ class Log:
             golds,
             log_verdict=self.verdict,
             log_extra=self.extras.__setitem__,
-            log_metric=lambda name, values: self.metrics.__setitem__(name, statistics.fmean(values)),
+            log_metric=lambda name, value: self.metrics.setdefault(name, []).append(value),
             **options,
         )
         return scores, [self.verdicts[row][0] for row in range(len(scores))]
@@ -247,14 +247,15 @@ def test_lenient_is_logged_beside_the_reward_and_never_changes_it():
         ("<think>hm</think><answer>4</answer>", "4", 1.0, 1.0),
         ("<answer>5</answer> or rather 4", "4", 0.0, 0.0),
         ("<answer>4", "4", 0.0, 1.0),
-        (r"<think><answer>\frac{4}{1}</answer></think>", "4", 0.0, 1.0),
+        (r"<think><answer>4.0</answer></think>", "4", 0.0, 1.0),
         (r"<think><answer>so \boxed{4}</answer> 5</think>", "4", 0.0, 1.0),
     ]
     log = Log()
     scores, words = log.of([row[0] for row in rows], [row[1] for row in rows])
     assert scores == [row[2] for row in rows]
     assert log.extras == {"lenient": [row[3] for row in rows]}
-    assert log.metrics == {"strict": pytest.approx(2 / 15), "lenient": pytest.approx(10 / 15)}
+    means = {name: statistics.fmean(values) for name, values in log.metrics.items()}
+    assert means == {"strict": pytest.approx(2 / 15), "lenient": pytest.approx(10 / 15)}
     assert words[1] == "no_answer"
 
 
@@ -289,7 +290,8 @@ def test_tolerance_reaches_roots():
 
 def test_votes_are_counted_on_one_form():
     extract = math_answer.extract
-    assert extract(r"\boxed{x = 0.5}") == extract(r"\boxed{\frac{1}{2}}") == extract(r"\boxed{2^{-1}}") == "1/2"
+    assert extract(r"\boxed{x = 0.5}") == extract(r"\boxed{\frac{1}{2}}") == "1/2"
+    assert extract(r"\boxed{2^{-1}}") == "2^{-1}"  # scores 0 against 1/2: no vote for it
     assert extract(r"\boxed{1,000}") == "1000"
     assert extract(r"\boxed{7.0\%}") == "7%"
     assert extract(r"<think>\boxed{4}</think>") is None

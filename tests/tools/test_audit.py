@@ -31,7 +31,7 @@ from cohort.tools.audit.golds import (
 )
 from cohort.tools.audit.page import describe_example
 from cohort.tools.audit.programs import CODE_ROWS, find_entry_point, read_tests, refactor_solution
-from cohort.tools.audit.samples import MATH_ROWS
+from cohort.tools.audit.samples import INSTRUCTION_ROWS, MATH_ROWS
 from cohort.tools.audit.wrong_answers import make_alone_cases, make_beside_cases
 from session_tools import prove_others
 
@@ -121,8 +121,8 @@ ZOO = {
     "reads_thoughts": {"thoughts"},
     "digits_are_numbers": {"rewrite", "raises"},
     "pays_for_a_missing_gold": {"missing_gold"},
-    "evaluates": {"executes", "hedge"},
-    "evaluates_without_builtins": {"executes", "hedge"},
+    "evaluates": {"executes", "hedge", "copied_question"},
+    "evaluates_without_builtins": {"executes", "hedge", "copied_question"},
     "stateful": {"not_deterministic"},
     "noisy_substring": {"substring", "not_deterministic"},
     "drops_relations": {"relation"},
@@ -139,8 +139,15 @@ ZOO = {
     "long_enough": {"length_only"},
     "has_a_box": {"format_only"},
     "only_a_tag_of_its_own": {"gold_rejected"},
+    "evaluates_arithmetic": {"copied_question"},
+    "pays_for_a_word": {"wording"},
+    "pays_for_sentences": {"wording"},
+    "adds_for_a_word": set(),
 }
-QUICK = ("fair", "evaluates", "evaluates_without_builtins", "stateful", "drops_relations", "dies", "hangs", "relative")
+QUICK = (
+    "fair", "evaluates", "evaluates_without_builtins", "stateful", "drops_relations", "dies", "hangs", "relative",
+    "evaluates_arithmetic", "pays_for_a_word", "pays_for_sentences", "adds_for_a_word",
+)  # fmt: skip
 """A sample; `make prove` runs them all."""
 
 
@@ -178,6 +185,11 @@ def test_a_score_that_changes_is_the_cause_and_what_it_explains_is_left_out(zoo)
     assert report.flaws == ("not_deterministic",)
     (remark,) = [remark for remark in report.remarks if remark.startswith("left out")]
     assert "the same completion passes one time and not the next" in remark
+
+
+def test_words_that_raise_the_score_of_a_wrong_answer_are_a_note(zoo):
+    assert "wording" in zoo["adds_for_a_word"].notes
+    assert "verified" in zoo["pays_for_a_word"].findings[0].evidence[0].input
 
 
 def test_code_that_needs_no_builtins_is_shown_with_the_walk(zoo):
@@ -228,6 +240,20 @@ def test_a_reward_that_reads_text_only_is_a_note_and_one_that_reads_chats_has_no
     assert zoo["fair"].notes == ("chat",)
     assert zoo["fair"].clean
     assert audit(test_audit_zoo.fair_in_chats, ROWS, limit=FEW).notes == ()
+
+
+# -- instructions ------------------------------------------------------------------------------------------------------
+
+
+def test_marks_without_content_and_a_copy_of_the_prompt_are_tried_where_instructions_are_checked():
+    """The planted checker counts marks, as the reference implementations do."""
+    rows = [{"prompt": row.prompt, **row.columns} for row in INSTRUCTION_ROWS]
+    report = audit(test_audit_zoo.counts_marks, rows, shape=True)
+    assert set(report.flaws) == {"empty", "echo"}
+    shown = {finding.name: [example.input for example in finding.evidence] for finding in report.findings}
+    assert set(shown["empty"]) == {"* \\n* \\n* ", "[] [ ] [...]"}
+    assert set(shown["echo"]) <= {row.prompt.replace("\n", "\\n") for row in INSTRUCTION_ROWS}
+    assert audit("instructions", rows).flaws == ()
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -452,7 +478,7 @@ NEEDS_A_SERVER = ("reward_model", "process_model", "judge")
 def shipped():
     names = [*BUILT_IN, "cohort.rewards.gym.rows:gym_verifier", "cohort.data.column_addition:check_steps"]
     names = [name for name in names if not any(word in name for word in NEEDS_A_SERVER)]
-    return prove_others(names, "exact_match", "think_format", "regex_format")
+    return prove_others(names, "exact_match", "think_format", "regex_format", "instructions")
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -205,9 +205,48 @@ def only_a_tag_of_its_own(completions, answer, **columns):
     ]
 
 
+def evaluates_arithmetic(completions, answer, **columns):
+    """Works out sums and products, as verifiers with a computer algebra system do."""
+    found = [re.sub(r"(?<!\d)(\d{1,9}) ([+*]) (\d{1,9})(?!\d)", work_out, boxed(completion)) for completion in completions]
+    return fair([f"\\boxed{{{text}}}" for text in found], answer)
+
+
+def work_out(found):
+    left, right = int(found[1]), int(found[3])
+    return str(left + right if found[2] == "+" else left * right)
+
+
+def pays_for_a_word(completions, answer, **columns):
+    scores = fair(completions, answer)
+    return [max(score, float("verified" in completion)) for score, completion in zip(scores, completions, strict=True)]
+
+
+def pays_for_sentences(completions, answer, **columns):
+    scores = fair(completions, answer)
+    return [max(score, float(completion.count(".") > 20)) for score, completion in zip(scores, completions, strict=True)]
+
+
+def adds_for_a_word(completions, answer, **columns):
+    scores = fair(completions, answer)
+    return [score + 0.2 * ("verified" in completion) for score, completion in zip(scores, completions, strict=True)]
+
+
 def needs_a_column(completions, key, **columns):
     return [1.0] * len(completions)
 
 
 def has_no_jail(completions, answer, **columns):
     raise JailUnavailable("bubblewrap is missing")
+
+
+def counts_marks(completions, instructions, **columns):
+    """Bullets and placeholders are counted whether or not anything is in them, and words wherever they come from."""
+    marks = {
+        "detectable_format:number_bullet_lists": lambda text: len(re.findall(r"^\* ", text, re.MULTILINE)) == 3,
+        "detectable_content:number_placeholders": lambda text: text.count("[") >= 2,
+        "keywords:existence": lambda text: "rain" in text and "train" in text,
+    }
+    return [
+        float(any(marks[entry["id"]](completion) for entry in entries if entry["id"] in marks))
+        for completion, entries in zip(completions, instructions, strict=True)
+    ]

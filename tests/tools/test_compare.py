@@ -34,7 +34,7 @@ from cohort.tools.compare.divergence import make_document as make_divergence_doc
 from cohort.tools.compare.measure import compare_standings, measure_plan
 from cohort.tools.compare.page import average_curves, render_comparison
 from cohort.tools.compare.plan import make_document, make_plan, open_output
-from cohort.tools.compare.runner import make_environment, run_plan
+from cohort.tools.compare.runner import collect_signals, make_environment, run_plan
 from cohort.tools.compare.table import print_comparison, write_count, write_p
 from session_tools import COHORT, ONE_THREAD, summary_of, write_recipe
 
@@ -672,6 +672,16 @@ def test_several_jobs_share_the_cores(monkeypatch):
     assert make_environment(3)["OMP_NUM_THREADS"] == "2"
     assert make_environment(100)["OMP_NUM_THREADS"] == "1"
     assert make_environment(1)["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_signal_repeated_within_a_second_counts_once(monkeypatch):
+    """Otherwise three impatient Ctrl-C would kill the runs before they have saved."""
+    now = [100.0]
+    monkeypatch.setattr("cohort.tools.compare.runner.time.monotonic", lambda: now[0])
+    with collect_signals() as seen:
+        for now[0] in (100.0, 100.02, 100.9, 101.0, 101.5):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert len(seen) == 2
 
 
 def test_a_signal_is_passed_on_once_and_nothing_new_begins(tmp_path, recipe, stub):

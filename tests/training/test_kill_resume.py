@@ -106,7 +106,7 @@ MOMENTS = {
         Trap("cohort.model.optim:Optimizer.clip_and_step", 9),
     ],
     "during evaluation, then before the rename of a save": [
-        Trap("cohort.evaluation.evaluate:score_groups", 4),
+        Trap("cohort.evaluation.evaluate:score_groups", 3),
         Trap("pathlib:Path.rename", 2),
     ],
     "inside a rollout, then while the model is exported": [
@@ -145,7 +145,7 @@ PLACES = [
     ("shutil:rmtree", 30),
     ("os:fsync", 60),
     ("cohort.engine.slots:choose_tokens", 150),
-    ("cohort.evaluation.evaluate:score_groups", 6),
+    ("cohort.evaluation.evaluate:score_groups", 4),
     ("cohort.training.experience:_score_by_plan", 10),
     ("pyarrow.parquet:write_table", 5),
     ("cohort.loop:observe_step", 5),
@@ -188,7 +188,9 @@ def test_twenty_kills(world, capsys):
 # -- signals that ask --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.prove)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP, *(pytest.param(one, marks=pytest.mark.prove) for one in (signal.SIGTERM, signal.SIGINT))]
+)
 def test_a_signal_inside_a_batch_saves_the_unfinished_batch_and_resume_uses_it(world, number):
     """The signal comes two updates into the third step; the resumed process goes on with that batch, not with a new one."""
     server, recipe, folder, whole = world
@@ -211,16 +213,39 @@ def test_a_signal_inside_a_batch_saves_the_unfinished_batch_and_resume_uses_it(w
     assert summary_of(run)["seconds"] > summary["seconds"] > 0  # of all its processes together
 
 
-def test_two_signals_at_once_give_up_politeness_and_corrupt_nothing(world):
+def test_two_signals_at_once_are_one(world):
     server, recipe, folder, whole = world
     run = folder / "twice"
     traps = [
         Trap("cohort.training.checkpoint:digest_file", 45, signal=signal.SIGTERM),
         Trap("cohort.training.checkpoint:digest_file", 46, signal=signal.SIGINT),
     ]
-    child = server.run("train", recipe, f"name={run.name}", f"runs_folder={folder}", traps=traps)
-    assert child.wait() in (1, 130), child.output
+    child = server.run("train", recipe, f"name={run.name}", f"runs_folder={folder}", "monitors.console=true", traps=traps)
+    assert child.wait() == 130, child.output
+    assert "SIGTERM: saved. Go on with" in child.output
+    finish(server, run)
+    assert differences(run, whole) == []
+
+
+@pytest.mark.parametrize("where", ["in the save", "in an update"])
+def test_a_second_signal_does_not_wait_and_the_run_says_what_it_cost(world, where):
+    """A second after the first: nothing is saved, least of all weights that are half updated, and the run goes on from before."""
+    server, recipe, folder, whole = world
+    run = folder / f"impatient-{where[-4:]}"
+    update = Trap("cohort.model.optim:Adam32.step", 24 + 2 * 6 + 2, signal=signal.SIGTERM)
+    target, call = ("cohort.model.optim:MasterWeights.copy_back", update.call)
+    if where == "in the save":  # the cold start saves 13 times, step 2 once
+        target, call = ("cohort.training.state:TrainState.make_snapshot", 15)
+    traps = [update, Trap(target, call, signal=signal.SIGINT), Trap(target, call, do="sleep 1.1")]
+    child = server.run("train", recipe, f"name={run.name}", f"runs_folder={folder}", "monitors.console=true", traps=traps)
+    assert child.wait() == 130, child.output
     assert "Traceback" not in child.output
+    assert (
+        "SIGINT, a second signal: nothing was saved after step 2. The newest checkpoint is step-2, and the run resumes from it. "
+        f"Go on with: cohort resume {run}"
+    ) in " ".join(child.output.split())
+    assert summary_of(run)["status"] == "interrupted"
+    assert checkpoint.list_checkpoints(run / "checkpoints")[-1].name == "step-2"
     finish(server, run)
     assert differences(run, whole) == []
 
@@ -230,14 +255,16 @@ def test_a_signal_while_starting_is_an_interruption_too(world):
     server, recipe, folder, whole = world
     run = folder / "early"
     trap = Trap("cohort.training.build:load_policy", 1, signal=signal.SIGTERM)
-    child = server.run("train", recipe, f"name={run.name}", f"runs_folder={folder}", traps=[trap])
+    child = server.run("train", recipe, f"name={run.name}", f"runs_folder={folder}", "monitors.console=true", traps=[trap])
     assert child.wait() == 130, child.output
+    assert f"SIGTERM: nothing to save yet. Go on with: cohort resume {run}" in child.output
     trap = Trap("cohort.observe.monitors:build_monitors", 1, signal=signal.SIGTERM)
     child = server.run("resume", run, traps=[trap])
     assert child.wait() == 130, child.output
     trap = Trap("cohort.rewards.base:RewardRunner.start", 1, signal=signal.SIGTERM)
     child = server.run("resume", run, traps=[trap])
     assert child.wait() == 130, child.output
+    assert f"SIGTERM: ended at once. Go on with: cohort resume {run}" in child.output
     assert "Traceback" not in child.output
     assert summary_of(run)["status"] == "interrupted"
     finish(server, run)

@@ -101,6 +101,16 @@ def test_the_cap_is_kept_and_the_message_says_too_hard_or_too_easy():
     assert "too easy" in said[0]
 
 
+@pytest.mark.parametrize(("useful", "rounds", "trains"), [(0, 1, False), (1, 1, True), (2, 1, True), (0, 0, True)])
+def test_one_useful_group_is_enough_for_a_step(useful, rounds, trains):
+    """Without dynamic sampling nobody asks."""
+    verdicts = ["11", "00"] + ["10"] * useful + ["00"] * 40
+    found, _, _ = collect(verdicts, wanted=3, rounds=rounds)
+    assert found.useful is trains
+    kept = {rollout.completion.text for rollout in found.rollouts}
+    assert kept == ({str(2 + place) for place in range(useful)} or {"0", "1", "2"})
+
+
 def test_without_refill_every_group_is_kept():
     found, scripted, _ = collect(["11", "00", "--"], wanted=3, rounds=0)
     assert scripted.calls == [(0, 3)]

@@ -30,9 +30,16 @@ def search_current_folder() -> None:
 
     It comes last, so that a file there never hides an installed package.
     """
-    with contextlib.suppress(OSError):  # the folder may be gone
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
+    here = find_current_folder()
+    if here and here not in sys.path:
+        sys.path.append(here)
+
+
+def find_current_folder() -> str:
+    """The current folder; empty if it has been removed."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return ""
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -80,11 +87,8 @@ def name_places(module_name: str, problem: BaseException) -> str:
     missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
     if missing is None or not f"{module_name}.".startswith(f"{missing}."):
         return ""
-    try:
-        here = f", {os.getcwd()}"
-    except OSError:
-        here = ", which does not exist any more"
-    return f" It was looked for on Python's search path and in the current folder{here}."
+    here = find_current_folder() or "which does not exist any more"
+    return f" It was looked for on Python's search path and in the current folder, {here}."
 
 
 def suggest_name(name: str, target: ModuleType | Any) -> str:

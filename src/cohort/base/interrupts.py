@@ -1,8 +1,10 @@
-"""SIGTERM and Ctrl-C, turned into one exception at a moment when nothing is half done.
+"""SIGTERM, SIGHUP and Ctrl-C, turned into one exception at a moment when nothing is half done.
 
 Between the critical sections the signal raises `Interrupted` at once, also in the middle of a long rollout: rollouts are
 keyed, so they come out the same after a resume. Inside `defer_interrupts()` (an optimizer step, a save) it waits for the end of
-the section. A second signal gives up politeness and raises KeyboardInterrupt.
+the section. A signal within a second of the last one is ignored: a key pressed twice, a terminal and its shell, a launcher that
+passes signals on. One that comes later raises `InterruptedAgain` wherever the process is, and nothing is saved any more. SIGHUP
+that is ignored already, as under nohup, stays ignored.
 
 Where several processes share a run, one that stops alone would leave the others waiting. There a signal is only noted, and the
 processes tell each other at their next exchange (parallel/ranks.py); then it is raised in all of them, at the same place. What a
@@ -13,11 +15,20 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from cohort.errors import Interrupted
+
+PATIENCE_S = 1.0
+"""Within this time of a signal another one is ignored."""
+
+
+class InterruptedAgain(Interrupted):
+    """Raised by a second signal in the middle of anything, an update of the weights included."""
+
 
 _depth = 0
 _pending = ""
@@ -25,6 +36,8 @@ _pending = ""
 _agreed = ""
 """Name of the signal that is to be raised as soon as nothing is half done."""
 _seen = 0
+_last = 0.0
+"""When the last signal came that was not ignored."""
 _joint = False
 """Whether a signal waits until all processes of the run know of it."""
 _ending = False
@@ -36,22 +49,27 @@ _allowed = False
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    global _pending, _seen, _allowed
+    global _pending, _seen, _allowed, _last
+    name, now = signal.Signals(number).name, time.monotonic()
     _seen += 1
     if _joint:  # launchers pass on what the terminal has already sent to everyone
         if _ending:
             return
-        _pending = _pending or signal.Signals(number).name
+        _pending = _pending or name
         if _allowed and not _depth:
             _allowed = False  # once: what it cleans up on its way out is not interrupted again
             raise Interrupted(_pending)
         return
+    if _seen > 1 and now < _last + PATIENCE_S:
+        return
+    _last = now
     if _seen > 1:
-        raise KeyboardInterrupt
+        _pending = ""
+        raise InterruptedAgain(name)
     if _depth:
-        _pending = signal.Signals(number).name
+        _pending = name
     else:
-        raise Interrupted(signal.Signals(number).name)
+        raise Interrupted(name)
 
 
 @contextmanager
@@ -116,7 +134,10 @@ def handle_interrupts(joint: bool = False, apart: bool = True) -> Iterator[None]
         yield
         return
     _pending, _seen, _joint, _agreed, _ending, _apart = "", 0, joint, "", False, apart
-    before = {number: signal.signal(number, _handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, _handle) for number in numbers}
     try:
         yield
     finally:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+ATOMS = frozenset((str, int, float, bool, bytes, type(None)))
+"""Types of values that cannot be changed in place."""
 
 
 def reach(node: Any, path: Sequence[str], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -15,3 +19,11 @@ def reach(node: Any, path: Sequence[str], place: tuple[str, ...] = ()) -> Iterat
     for key, value in entries.items():
         if path[0] in ("*", key):
             yield from reach(value, path[1:], (*place, str(key)))
+
+
+def copy_value(value: Any) -> Any:
+    """A deep copy; text and numbers are returned as they are."""
+    kind = type(value)
+    if kind in ATOMS:
+        return value
+    return value.copy() if kind is list and ATOMS.issuperset({*map(type, value)}) else copy.deepcopy(value)

@@ -16,6 +16,7 @@ from typing import Any
 
 from cohort.base.importing import NotImportable, load_function
 from cohort.base.text import has_lone_surrogate, make_printable
+from cohort.base.trees import copy_value
 from cohort.data.benchmark_files import shape_row
 from cohort.data.row_files import READERS, number_rows, read_rows
 from cohort.data.tasks import load_task
@@ -40,11 +41,12 @@ def load_rows(config: PromptsConfig, seed: int, rows: Iterable[Any] | None = Non
     """
     name, numbered = open_source(config, seed, rows, section)
     stop = config.limit or ENDLESS + 1
+    shared = rows is not None or is_function_name(config.source)  # their values may belong to the caller
     loaded: list[Row] = []
     for place, row in itertools.islice(numbered, stop):
         if not isinstance(row, Mapping):
             raise PromptError(f"{name}, {place}: a row must be an object with named columns, got {kind_of(row)}")
-        row = {str(column): value for column, value in row.items()}
+        row = {str(column): copy_cell(value, column, f"{name}, {place}") if shared else value for column, value in row.items()}
         if column := next((column for column, value in row.items() if has_lone_surrogate([column, value])), None):
             raise PromptError(
                 f"{name}, {place}: column {make_printable(column)!r} holds half of a surrogate pair (an emoji cut in two?), which no tokenizer "
@@ -61,6 +63,16 @@ def load_rows(config: PromptsConfig, seed: int, rows: Iterable[Any] | None = Non
     if not loaded:
         raise PromptError(f"{section}{'' if rows is not None else f'.source: {name}'}: no rows at all; at least one is needed")
     return loaded
+
+
+def copy_cell(value: Any, column: Any, place: str) -> Any:
+    try:
+        return copy_value(value)
+    except Exception as problem:  # whatever the value's own class raises
+        raise PromptError(
+            f"{place}: column {make_printable(str(column))!r} holds a {type(value).__name__} that cannot be copied ({problem}), and each completion "
+            "is scored with its own copy of the row; give plain data, and create such objects in the reward function"
+        ) from problem
 
 
 def open_source(
@@ -238,7 +250,7 @@ def call_function(source: str, config: PromptsConfig, seed: int, section: str) -
             signature.bind(**arguments)
         except TypeError as problem:
             raise PromptError(f"{section}.args: {source}{signature} cannot be called with {arguments}: {problem}") from None
-    rows = function(**arguments)
+    rows = function(**copy_value(arguments))
     if named and "split" not in arguments and not isinstance(rows, Mapping):
         raise PromptError(
             f"{section}.split: {source} has no splits; remove split = {config.split!r}, give it a parameter split, or let it return a DatasetDict"

@@ -7,6 +7,7 @@ are not finite, and tokens that the embedding has no row for.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from safetensors import SafetensorError
 from cohort.errors import ModelError
 from cohort.model import four_bit, lora
 from cohort.model.folders import refuse_unfit_source
+from cohort.model.gguf import find_folder
 from cohort.model.tokenizer import load_tokenizer
 from cohort.recipe.devices import explain_device
 from cohort.recipe.schema import ModelConfig
@@ -118,13 +120,14 @@ def load_pretrained(
     kind: str = CAUSAL,
     safetensors_only: bool = False,
 ) -> tuple[Any, Any]:
-    """A local folder or a hub id through transformers, checked, on `device`. Code that ships with it runs only where `trusted`.
+    """A local folder, a GGUF file or a hub id through transformers, checked, on `device`. Code that ships with it runs only where `trusted`.
 
     base_alone: of a folder that holds a base and an adapter, the base. field: the word of the recipe that names the source.
     kind: the class of transformers that loads it. safetensors_only: files that hold pickles are not read.
     """
     import transformers
 
+    source = find_folder(source, field)
     if lora.is_adapter(source) and not base_alone:
         raise ModelError(explain_adapter(source, field))
     refuse_unfit_source(source, field, trusted=trusted, causal=kind == CAUSAL)
@@ -152,7 +155,7 @@ def load_pretrained(
             f"save_pretrained{' (safetensors)' if safetensors_only else ''}, or a hub id that this machine can reach."
         ) from problem
     model, report = loaded
-    refuse_other_weights(report, source, field, KINDS[kind])
+    refuse_other_weights(model, report, source, field, KINDS[kind])
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers has put the adapter of that folder in
         if not base_alone:
             raise ModelError(explain_adapter(source, field))
@@ -210,8 +213,8 @@ def explain_adapter(source: str, field: str) -> str:
 # -- what was loaded ---------------------------------------------------------------------------------------------------
 
 
-def refuse_other_weights(report: Mapping[str, Any], source: str, field: str, kind: str) -> None:
-    """Weights that the files lack, or hold in another shape, would be made up at random."""
+def refuse_other_weights(model: Any, report: Mapping[str, Any], source: str, field: str, kind: str) -> None:
+    """Weights that the files lack, or hold in another shape, would be made up at random; layers beyond the config would be left out."""
     for name, stored, wanted in sorted(report.get("mismatched_keys") or (), key=str):
         raise ModelError(
             f"{field}: {source}: {name} has the shape {tuple(stored)} in its files and {tuple(wanted)} by its config.json, so one of them "
@@ -225,10 +228,17 @@ def refuse_other_weights(report: Mapping[str, Any], source: str, field: str, kin
             f"was trained and saved as a {kind} model."
         )
     unused = sorted(report.get("unexpected_keys") or ())
+    known = {re.sub(r"\.\d+\.", ".N.", name) for name in model.state_dict()}
+    beyond = [name for name in unused if re.sub(r"\.\d+\.", ".N.", name) in known]
+    if beyond and not getattr(model.config, "num_nextn_predict_layers", 0):  # layers that predict further tokens come last
+        raise ModelError(
+            f"{field}: {source}: its files hold {len(beyond)} tensors of layers beyond those of its config.json, the first {beyond[0]}. "
+            "Without them it is another model. Restore the config.json that belongs to the weights (num_hidden_layers)."
+        )
     if unused:
         warnings.warn(
             f"{field}: {source}: {len(unused)} tensors of its files have no place in the model that config.json describes and are left "
-            f"out, the first {unused[0]}. If they are layers, config.json (num_hidden_layers) is of another model.",
+            f"out, the first {unused[0]}.",
             stacklevel=2,
         )
 

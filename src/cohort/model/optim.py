@@ -287,10 +287,17 @@ class Optimizer:
         self.skipped_in_a_row = 0
         self.moments = make_updates(weights.masters, config)
 
-    def clip_and_step(self) -> StepReport:
-        """One update from the accumulated gradients. A non-finite gradient changes nothing and is counted."""
+    def clip_and_step(self, tokens_counted: bool = False) -> StepReport:
+        """One update from the accumulated gradients. A non-finite gradient changes nothing and is counted.
+
+        If no gradient exists although tokens counted in the loss (none had an advantage), the gradient is zero: momentum and weight
+        decay act, as they would had those tokens been forwarded. If no token counted, as when all are masked, nothing changes.
+        """
         with defer_interrupts():
             self.weights.join_gradients()
+            if tokens_counted and all(master.grad is None for master in self.weights.masters.values()):
+                for master in self.weights.masters.values():
+                    master.grad = torch.zeros_like(master, requires_grad=False)
             masters = [master for master in self.weights.masters.values() if master.grad is not None]
             gradients = [master.grad for master in masters if master.grad is not None]
             norm = self.weights.measure_norm(gradients)
@@ -300,7 +307,6 @@ class Optimizer:
             clipped = not skipped and 0 < self.config.max_grad_norm < grad_norm
             if clipped:
                 torch.nn.utils.clip_grads_with_norm_(masters, self.config.max_grad_norm, norm)
-            # An all-masked minibatch has no gradient: a no-op, not an AdamW step on its old momentum.
             if gradients and not skipped:
                 for moments in self.moments:
                     moments.step(rate)

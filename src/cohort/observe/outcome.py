@@ -19,6 +19,7 @@ class RunResult:
     """What `cohort.train` gives back."""
 
     folder: Path
+    """Absolute."""
     status: str
     """finished, interrupted or failed."""
     summary: dict[str, Any]

@@ -45,7 +45,7 @@ MAX_OWN_BYTES = 1 << 20
 
 class RunFolder:
     def __init__(self, root: Path):
-        self.root = root
+        self.root = root = make_absolute(root)  # user code may change the current folder
         self.recipe_file = root / "recipe.toml"
         self.own_file = root / "algorithm.json"
         self.metrics_file = root / "metrics.jsonl"
@@ -322,6 +322,15 @@ def read_known_functions(root: Path, recipe: Mapping[str, Any]) -> tuple[Own, st
         return {}, str(problem)
 
 
+def make_absolute(path: Path) -> Path:
+    try:
+        return path.absolute()
+    except FileNotFoundError as problem:
+        raise RunError(
+            f"{path}: the current folder no longer exists; change to another one, or give an absolute path."
+        ) from problem
+
+
 def make_paths_absolute(recipe: Recipe) -> Recipe:
     """Sources that are local files or folders, by their full path: a run can then be resumed from any folder.
 
@@ -329,7 +338,7 @@ def make_paths_absolute(recipe: Recipe) -> Recipe:
     """
 
     def resolve_source(source: str) -> str:
-        return str(Path(source).resolve()) if source not in ("", "scratch") and Path(source).exists() else source
+        return str(Path(source).resolve()) if source not in ("", "scratch", "smollm2") and Path(source).exists() else source
 
     def resolve_prompts(prompts: PromptsConfig) -> PromptsConfig:
         template = read_template(prompts.chat_template) if prompts.chat_template else ""

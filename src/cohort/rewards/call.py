@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cohort.base.text import write_count
+from cohort.base.trees import copy_value
 from cohort.rewards.entries import (
     INFRASTRUCTURE,
     VERDICT_WORD,
@@ -149,7 +150,7 @@ class CallLog:
 
     def log_extra(self, column: str, values: Iterable[Any]) -> None:
         try:
-            self.columns.setdefault(str(column), []).extend(make_plain(value) for value in unpack_values(values))
+            self.columns.setdefault(str(column), []).extend(copy_value(make_plain(value)) for value in unpack_values(values))
         except Exception:
             self.dropped += 1
 
@@ -203,6 +204,14 @@ class RewardCall:
     state: TrainerState
     names: Sequence[str]
     """All that it is given by name; of these, trainer_state, log_extra, log_metric and log_verdict are made for the call."""
+
+    def copy(self) -> RewardCall:
+        """The call with a copy of every value for each completion, as the JSON sent to a worker makes them."""
+        own = {
+            name: [copy_value(one) for one in value] if type(value) is list else copy_value(value)
+            for name, value in self.arguments.items()
+        }
+        return replace(self, arguments=own)
 
 
 def call_reward(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from cohort.base.importing import NotImportable, load_function
+from cohort.base.trees import copy_value
 from cohort.errors import CohortError, RewardError
 from cohort.recipe.section import suggest_nearest
 from cohort.rewards import BUILT_IN, built_in
@@ -144,8 +145,7 @@ class ScoringBatch:
         """`names`: columns of the rows of the whole step, of which these may be a share."""
         texts = [completion.text for completion in completions]
         values: dict[str, list[Any]] = {
-            # Messages are copied: a function that edits its arguments must not edit the prompts of the run.
-            "prompts": [p.content if isinstance(p.content, str) else [dict(m) for m in p.content] for p in prompts],
+            "prompts": [prompt.content for prompt in prompts],
             "completions": [
                 [{"role": "assistant", "content": text}] if prompt.is_chat else text
                 for prompt, text in zip(prompts, texts, strict=True)
@@ -308,9 +308,9 @@ def find_unusable_rows(bound: Bound, prompts: Sequence[Prompt]) -> list[tuple[in
     subject = f"{bound.place}.function: `unusable` of {bound.name!r}"
     for name in missing_columns(read_parameters(check)[1], columns, bound.args):
         raise RewardError(f"{subject} {describe_missing(name, columns)}")
-    offered = {name: [bound.read_column(prompt, name) for prompt in prompts] for name in columns}
+    offered = {name: [copy_value(bound.read_column(prompt, name)) for prompt in prompts] for name in columns}
     try:
-        reasons = list(check(**pick_accepted(check, offered | bound.args)))
+        reasons = list(check(**pick_accepted(check, offered | copy_value(bound.args))))
     except CohortError:
         raise
     except Exception as problem:

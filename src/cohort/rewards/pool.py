@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cohort.base.importing import package_folder
+from cohort.base.importing import find_current_folder, package_folder
 from cohort.base.processes import memory_below
 from cohort.base.workers import Answer, Channel, Place, Pool, ProcessEnded
 from cohort.rewards.call import RewardCall
@@ -44,7 +44,11 @@ class LoadFailed(Exception):
 class Worker:
     """One child process. Used by one thread at a time."""
 
-    def __init__(self, terminal: Terminal | None = None, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, terminal: Terminal | None = None, variables: Mapping[str, str] | None = None, folder: str | None = None
+    ) -> None:
+        """`folder`: where it starts; by default in the trainer's current folder."""
+        self._folder = folder or find_current_folder()
         lifeline, self._lifeline = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -56,6 +60,7 @@ class Worker:
                 pass_fds=(lifeline,),
                 start_new_session=True,
                 env={**make_environment(), **(variables or {})},
+                cwd=self._folder if os.path.isdir(self._folder) else None,
                 bufsize=0,
             )
         except BaseException:
@@ -90,7 +95,7 @@ class Worker:
         self._memory_mb = memory_mb
         try:
             if not self._ready:
-                path = [entry or os.getcwd() for entry in sys.path]
+                path = [os.path.join(self._folder, entry) if entry else self._folder for entry in sys.path]
                 self.ask({"op": "path", "path": path, "variable": os.environ.get("PYTHONPATH")}, LOAD_LIMIT_S)
                 self._ready = True
             if spec not in self._loaded:
@@ -217,10 +222,11 @@ class HelperPool(Pool[Worker]):
         """`entry`: the function that `ask` asks; `variables`: further ones of the workers' environment."""
         self.entry, self._variables = entry, variables
         self.terminal = Terminal()
+        self._folder = find_current_folder()  # user code may change it before a worker is replaced
         super().__init__(size)
 
     def _start(self) -> Worker:
-        return Worker(self.terminal, self._variables)
+        return Worker(self.terminal, self._variables, self._folder)
 
     @property
     def pids(self) -> list[int]:

@@ -103,10 +103,18 @@ def check_faults(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: 
     at_least = "at least " if any(verdict.stopped_early for verdict in verdicts) else ""
     together = "" if len(lost) == len(faults) else f", all parts together on {len(lost)}"
     shown = f" The first:\n{detail}" if detail else ""
-    raise RewardError(
+    problem = RewardError(
         f"{who} failed on {at_least}{len(faults)} of {count} completions ({kinds}){together}, more than "
         f"the {max_share:.0%} a step may lose.{shown}"
     )
+    problem.outcomes = outcomes
+    raise problem
+
+
+def fails_everywhere(outcomes: Sequence[Outcome], rows: Sequence[int]) -> bool:
+    """Whether a function failed on every row, and no completion of any row succeeded; rows[i] is the row of outcomes[i]."""
+    failed = {row for row, outcome in zip(rows, outcomes, strict=True) if outcome.faults}
+    return failed == set(rows) and not any(outcome.success for outcome in outcomes)
 
 
 def merge_extras(names: Sequence[str], entries: Sequence[RewardEntry]) -> dict[str, Any]:

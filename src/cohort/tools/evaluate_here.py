@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.data.rows import load_rows
 from cohort.errors import RecipeError, RunError
-from cohort.observe.run_folder import open_run_at
+from cohort.observe.run_folder import make_paths_absolute, open_run_at
 from cohort.recipe.file import is_section_value, load_recipe, resolve_undotted
 from cohort.recipe.foreign import list_translated
 from cohort.recipe.materials import Materials
@@ -46,7 +46,7 @@ def evaluate_here(
     """`cohort.evaluate`: one model, on rows that are handed in or on the problems of its run or recipe."""
     from rich.console import Console
 
-    from cohort.rewards.base import RewardRunner
+    from cohort.rewards.of_run import RunRewards
 
     run = open_run_at(Path(source)) if source and materials.model is None else None
     if checkpoint and run is None:
@@ -59,16 +59,18 @@ def evaluate_here(
     words = name_settings(settings, given)
     if given:  # the run's or recipe's own source, and what belonged to it, is replaced; how a row becomes a prompt stays
         values |= {"prompts.args": {}, "prompts.limit": 0, "prompts.split": "train", "evaluation.sets": {}}
-    resolved = load_recipe(file, values=values | words)
+    resolved = make_paths_absolute(load_recipe(file, values=values | words))
     problems = Problems(source or "prompts", resolved, None if given else run)
     refuse_lost_rewards(problems, materials.functions)
     console = Console(stderr=True, highlight=False)
+    target = None
+    if materials.model is None:
+        own = {key: value for key, value in words.items() if key.startswith("model")}
+        target = find_target(source, checkpoint, [], problems, own)
     with (
         tempfile.TemporaryDirectory(prefix="cohort-evaluate-") as scratch,
         # Reward workers start before torch is imported, as in training.
-        RewardRunner.from_recipe(
-            resolved.rewards, materials.functions, max_fault_share=resolved.train.max_fault_share
-        ) as rewards,
+        RunRewards.for_run(resolved, materials.functions) as rewards,
     ):
         from cohort.training import build
 
@@ -83,9 +85,7 @@ def evaluate_here(
         if materials.model is not None:
             save_handed_in(*materials.model, Path(scratch) / "model")
             target = Target(type(materials.model[0]).__name__, str(Path(scratch) / "model"), None, resolved, None)
-        else:
-            own = {key: value for key, value in words.items() if key.startswith("model")}
-            target = find_target(source, checkpoint, [], problems, own)
+        assert target is not None
         if target.words:
             say(console, f"evaluating {target.label}: {target.words}")
         return evaluate_target(console, target, problems, data, rewards).evaluation

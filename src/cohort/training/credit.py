@@ -61,7 +61,7 @@ class Credit:
         """What the chosen function is given under this name; nothing else is computed."""
         readers: dict[str, Callable[[], Any]] = {
             "rewards_PG": lambda: self._read_rewards(examples),
-            "scored_PG": lambda: self.counted_PG,
+            "scored_PG": lambda: self.counted_PG.clone(),
             "success_PG": lambda: torch.tensor([bool(one.outcome.success) for one in self.rollouts]).view_as(self.counted_PG),
             "parts_PG": lambda: read_parts(self.rollouts),
             # Of every part that somebody spoke in; a penalty that is no function of the recipe weighs 1.

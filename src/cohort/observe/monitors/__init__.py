@@ -117,7 +117,7 @@ def build_monitors(
     jsonl = JsonlMonitor(folder)
     if resume_step is not None:
         jsonl.truncate_after(resume_step)
-    run = Watched(recipe, folder, resume_step)
+    run = Watched(recipe.model_copy(deep=True), folder, resume_step)
     asked = [asked.build(run) for asked in list_asked_monitors(recipe.monitors)]
     return Monitors([jsonl, *asked, *handed_in], watch=make_watch(recipe, jsonl))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from cohort.base.trees import copy_value
 from cohort.errors import RecipeError
 from cohort.recipe.schema import Recipe
 from cohort.recipe.section import suggest_nearest
@@ -127,10 +128,10 @@ def explain_not_installed(module: str, package: str) -> str:
 
 
 def copy_rows(value: Any) -> Any:
-    """A monitor that takes from its rows what it does not want takes it from nobody else."""
+    """What one monitor is given: it may change it without changing what the run and the other monitors have."""
     if isinstance(value, list):
         return [copy_rows(one) for one in value]
-    return dict(value) if isinstance(value, Mapping) else value
+    return {name: copy_value(inner) for name, inner in value.items()} if isinstance(value, Mapping) else value
 
 
 def describe_finding(finding: Finding, again: bool) -> dict[str, Any]:

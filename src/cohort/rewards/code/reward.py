@@ -48,7 +48,7 @@ def code_tests(
     backend: str = "",
     log_verdict: Callable[..., None] | None = None,
     log_extra: Callable[[str, list[Any]], None] | None = None,
-    log_metric: Callable[[str, list[float]], None] | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
     """The share of its tests that each completion's program passes; with scoring = "all", 1.0 for all of them and else 0.0.
@@ -193,21 +193,21 @@ def warn_unscored(row: int, verdict: str, detail: str) -> None:
 def log_judgements(
     judgements: Sequence[Judgement],
     log_extra: Callable[[str, list[Any]], None] | None,
-    log_metric: Callable[[str, list[float]], None] | None,
+    log_metric: Callable[[str, float], None] | None,
 ) -> None:
     """Counts of every completion beside the rollouts, and the shares as metrics; of visible tests where there are any."""
     columns = {"pass_rate": ("tests_passed", "tests_total"), "visible_pass_rate": ("visible_passed", "visible_total")}
+    metrics = {"all_passed": [float(one.verdict == "right") for one in judgements if one.score is not None]}
     for metric, (passed, total) in columns.items():
         counts = [(getattr(one, passed), getattr(one, total)) for one in judgements]
-        rates = [right / of for right, of in counts if of]
-        if log_extra is not None and (rates or metric == "pass_rate"):
+        metrics[metric] = [right / of for right, of in counts if of]
+        if log_extra is not None and (metrics[metric] or metric == "pass_rate"):
             log_extra(passed, [right for right, _ in counts])
             log_extra(total, [of for _, of in counts])
-        if log_metric is not None and rates:
-            log_metric(metric, rates)
-    scored = [one for one in judgements if one.score is not None]
-    if log_metric is not None and scored:
-        log_metric("all_passed", [float(one.verdict == "right") for one in scored])
+    if log_metric is not None:
+        for metric, values in metrics.items():
+            for value in values:  # one at a time, as TRL takes them
+                log_metric(metric, value)
 
 
 # There is no `extract`: two programs that differ in a name or a space are one answer, so a majority of equal texts says

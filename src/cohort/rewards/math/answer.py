@@ -21,8 +21,9 @@ from fractions import Fraction
 from typing import Any
 
 from cohort import sandbox
-from cohort.rewards.math.compare import ExactJudge, is_same
+from cohort.rewards.math.compare import find_verdict
 from cohort.rewards.math.find import PatternTimeout, find_answer, find_gold, guess_answer, refuse_gold, show_gold, write_gold
+from cohort.rewards.math.judge import ExactJudge
 from cohort.rewards.math.kinds import Group, Reading, Relation, Value, find_value, list_leaves
 from cohort.rewards.math.readers import read_answer
 from cohort.rewards.math.text import MAX_ANSWER_CHARS, normalise
@@ -43,7 +44,7 @@ NO_JAIL = "there is no jail on this machine, so answers are compared as text and
 
 @dataclass(frozen=True)
 class MathVerdict:
-    """right, wrong, no_answer, unparsed, timeout, memory, crash: the completion's doing. infrastructure: not."""
+    """right, wrong, unevaluated, no_answer, unparsed, timeout, memory, crash: the completion's doing. infrastructure: not."""
 
     word: str
     detail: str = ""
@@ -68,6 +69,7 @@ def math_answer(
 ) -> list[float | None]:
     """1.0 where the completion's final answer equals the row's `answer`, else 0.0; None where the verifier itself failed.
 
+    Where `answer` is a number, the final answer has to be one too: 95 + 82 scores 0.0 for 177, as `unevaluated`.
     `pattern` is a regular expression for the final answer (its last match, group 1 if it has one), used where there is
     no \\boxed{}. `tolerance` is an absolute difference that still counts as equal. `wall_s` and `cpu_s` limit the
     comparison of one completion. Without `fast_path` everything is compared in the workers, which is slower and gives the
@@ -89,10 +91,11 @@ def math_answer(
             log_verdict(row, verdict.word, verdict.detail)
     if log_extra is not None:
         log_extra("lenient", scores["lenient"])
-    for name, values in scores.items():
-        spoken = [score for score in values if score is not None]
-        if log_metric is not None and spoken:
-            log_metric(name, spoken)
+    if log_metric is not None:
+        for name, values in scores.items():
+            for score in values:  # one at a time, as TRL takes them
+                if score is not None:
+                    log_metric(name, score)
     return scores["strict"]
 
 
@@ -123,7 +126,7 @@ def extract(completion: str, pattern: str = "") -> str | None:
         reading = find_value(reading, strict=False) or reading
     if isinstance(reading, Group) and reading.grouped is not None:
         reading = reading.grouped
-    number = reading.exact if isinstance(reading, Value) and not reading.doubtful else None
+    number = reading.exact if isinstance(reading, Value) and reading.is_numeral and not reading.doubtful else None
     if number is None:
         return text or None
     return f"{number * 100}%" if text.endswith("%") else str(number)
@@ -215,15 +218,11 @@ class Comparer:
         if not self.fast_path:
             return None
         judge = ExactJudge(self.tolerance)
-        decision = is_same_text or is_same(read_answer(found), gold.reading, judge)
-        if decision is None:
-            return None
-        if decision:
-            return MathVerdict("right")
-        if gold.problem:
+        word = "right" if is_same_text else find_verdict(read_answer(found), gold.reading, judge)
+        if gold.problem and word not in ("right", None):
             return blame_gold(text, gold.problem)
-        unread = judge.unread or judge.gold_unread
-        return MathVerdict("unparsed" if unread else "wrong", unread)
+        detail = (judge.unread or judge.gold_unread) if word == "unparsed" else ""
+        return MathVerdict(word, detail) if word else None
 
     def compare_in_workers(self, questions: Sequence[tuple[str, str]]) -> list[MathVerdict]:
         answers = self.ask([{"found": found, "gold": gold, "tolerance": str(self.tolerance)} for found, gold in questions])
@@ -253,7 +252,7 @@ class Comparer:
         if answer.problem == "infrastructure":
             return MathVerdict("infrastructure", answer.detail)
         word, detail = read_said(answer, "verdict"), read_said(answer, "detail")
-        if word in ("right", "wrong") and not answer.problem:
+        if word in ("right", "wrong", "unevaluated") and not answer.problem:
             return MathVerdict(word)
         if answer.problem:
             # An exception of the verifier on this text is the text's doing too: else a way out of being scored.

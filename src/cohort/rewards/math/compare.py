@@ -1,20 +1,21 @@
 r"""Is one answer the same as another? Rules about the kinds of answers; single expressions are left to a judge.
 
-There are two judges: `ExactJudge`, for the trainer, knows exact rational numbers and equal trees and leaves the rest open; the one
-of cohort.rewards.math.symbolic, in a jailed worker, decides the rest. Each question has three answers: yes, no, and None for
-open. The rules are written down with examples in docs/math-rewards.md.
+There are two judges: `ExactJudge` (cohort.rewards.math.judge), for the trainer, knows exact rational numbers and equal trees and
+leaves the rest open; the one of cohort.rewards.math.symbolic, in a jailed worker, decides the rest. Each question has three answers:
+yes, no, and None for open. The rules are written down with examples in docs/math-rewards.md.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 from itertools import pairwise
 from typing import TypeGuard
 
 from cohort.rewards.math.intervals import INEQUALITIES, find_interval, find_variable
+from cohort.rewards.math.judge import Decision, ExactJudge, Sides, all_of, any_of
 from cohort.rewards.math.kinds import (
     Group,
     Reading,
@@ -28,44 +29,20 @@ from cohort.rewards.math.kinds import (
     is_number,
     is_quantity,
 )
-from cohort.rewards.math.tree import Node, find_exact, list_symbols
+from cohort.rewards.math.tree import Node, find_exact, has_constant, list_symbols
 from cohort.rewards.math.words import find_time, is_same_time
 
-Decision = bool | None
-Sides = tuple[Node, Node]
-"""Left and right of an equation or inequality."""
 
-
-class ExactJudge:
-    """Exact rational numbers and equal trees. Remembers what it could not read, and on which side."""
-
-    def __init__(self, tolerance: Fraction = Fraction(0)) -> None:
-        self.tolerance = tolerance
-        self.unread = self.gold_unread = ""
-
-    def compare_values(self, found: Value, gold: Value, tolerance: Fraction) -> Decision:
-        """Whether two expressions are the same number, or the same function of their variables."""
-        if found.doubtful and found.unit != gold.unit:
-            self.unread = "there are words in it that are no unit"
-            return False
-        if found.node is not None and gold.node is not None:
-            if found.node == gold.node:
-                return True
-            left, right = found.exact, gold.exact
-            if left is None or right is None:
-                return None
-            return abs(left - right) <= tolerance if tolerance else left == right
-        if found.text == gold.text and found.unit == gold.unit:
-            return True
-        if gold.refused:
-            self.gold_unread = gold.refused
-        elif found.refused:
-            self.unread = found.refused
-        return False if gold.refused or found.refused else None
-
-    def compare_relations(self, found: Sides, gold: Sides, directed: bool) -> Decision:
-        """Whether left - right is a constant multiple of the other one's; directed: a positive multiple."""
-        return True if found == gold else None
+def find_verdict(found: Reading, gold: Reading, judge: ExactJudge) -> str | None:
+    """right, wrong, unparsed, or unevaluated for what would be right if it were worked out; None for open."""
+    decision = is_same(found, gold, judge)
+    if decision is False and judge.unevaluated:
+        judge.evaluates = True
+        decision = is_same(found, gold, judge)
+        return "unevaluated" if decision else ("wrong" if decision is False else None)
+    if decision is False and (judge.unread or judge.gold_unread):
+        return "unparsed"
+    return {True: "right", False: "wrong"}.get(decision)  # type: ignore[arg-type]
 
 
 def is_same(found: Reading, gold: Reading, judge: ExactJudge) -> Decision:
@@ -81,31 +58,33 @@ def is_same(found: Reading, gold: Reading, judge: ExactJudge) -> Decision:
         return is_same_letter(*letters, marked=isinstance(gold, Words))
     if isinstance(found, Relation) or isinstance(gold, Relation):
         return is_same_relation(found, gold, judge)
-    if (time := find_time(found)) is not None and (wanted := find_time(gold)) is not None:
-        return is_same_time(time, wanted)
+    if (wanted := find_time(gold)) is not None:
+        if (time := find_time(found)) is not None:
+            return is_same_time(time, wanted)
+        if math.gcd(wanted.hour, *wanted.rest) > 1 and not is_kind(
+            found, "{}", 1
+        ):  # 10:30 is a time, and so in proportion to nothing
+            return False
     if isinstance(found, Words) or isinstance(gold, Words):
         return isinstance(found, Words) and isinstance(gold, Words) and bool(gold.text) and found.text == gold.text
     if isinstance(found, Value) and isinstance(gold, Value):
         differ = bool(found.unit and gold.unit) and found.unit != gold.unit
-        return False if differ else judge.compare_values(found, gold, judge.tolerance)
+        return False if differ or differ_in_degrees(found, gold) else judge.compare_evaluated(found, gold)
     return is_same_group(found, gold, judge)
+
+
+def differ_in_degrees(found: Value, gold: Value) -> bool:
+    r"""\pi^\circ is no \pi: an angle with pi in it is in radians, where degrees are not written."""
+    return (
+        "degree" in (found.unit, gold.unit)
+        and found.unit != gold.unit
+        and gold.node is not None
+        and has_constant(gold.node, "pi")
+    )
 
 
 def is_kind(reading: Reading, kind: str, length: int | None = None) -> TypeGuard[Group]:
     return isinstance(reading, Group) and reading.kind == kind and length in (None, len(reading.items))
-
-
-def all_of(decisions: Iterable[Decision]) -> Decision:
-    result: Decision = True
-    for decision in decisions:
-        if decision is False:
-            return False
-        result = None if decision is None else result
-    return result
-
-
-def any_of(decisions: Sequence[Decision]) -> Decision:
-    return True if True in decisions else (None if None in decisions else False)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -251,7 +230,16 @@ def is_same_ratio(found: Group, gold: Group, judge: ExactJudge) -> Decision:
     if len(known) < len(pairs):
         return is_same_in_order(found.items, gold.items, judge)
     proportional = all_of([judge.compare_values(left, right, judge.tolerance) for left, right in known])
+    if all(isinstance(item, Value) and item.denominator is not None for item in gold.items) and not is_in_lowest_terms(found):
+        proportional = judge.refuse_unevaluated(proportional)
     return any_of([is_same_in_order(found.items, gold.items, judge), proportional])
+
+
+def is_in_lowest_terms(ratio: Group) -> bool:
+    """2:3, not 4:6 or 1:1.5."""
+    parts = [item.exact for item in ratio.items if isinstance(item, Value) and item.denominator == 0]
+    whole = [int(part) for part in parts if part is not None and part.denominator == 1]
+    return len(whole) == len(ratio.items) and math.gcd(*whole) == 1
 
 
 def divide(top: Reading, bottom: Reading) -> Value | None:
@@ -286,12 +274,21 @@ def is_same_relation(found: Reading, gold: Reading, judge: ExactJudge) -> Decisi
         wanted = (find_interval(gold) if isinstance(found, Group) else None) or find_value(gold, strict=True)
         return False if wanted is None else is_same(found, wanted, judge)
     assert isinstance(found, Relation)
-    linked = check_chain(found, judge)
+    if (linked := check_chain(found, judge)) is not False and isinstance(gold, Value) and gold.denominator is not None:
+        found = end_with_numeral(found)
     interval = find_interval(found) if isinstance(gold, Group) or set(found.ops) - {"=", "in"} else None
     given = interval or find_value(found, strict=False)
     if linked is False or given is None or (interval is not None and is_kind(gold, "")):  # 1 < x < 2 is no list of two numbers
         return False
     return all_of([linked, is_same(given, gold, judge)])
+
+
+def end_with_numeral(relation: Relation) -> Relation:
+    """177 = 95 + 82 as 95 + 82 = 177: of a chain of numbers, which are equal, the numeral is the answer."""
+    numerals = [part for part in relation.parts if isinstance(part, Value) and part.is_numeral]
+    if set(relation.ops) != {"="} or not numerals or not is_number(relation.parts[-1]) or relation.parts[-1].is_numeral:
+        return relation
+    return Relation((*relation.parts, numerals[-1]), (*relation.ops, "="))
 
 
 def cut_relation(relation: Relation, place: int) -> Reading:
@@ -343,12 +340,15 @@ def are_same_relations(found: Relation, gold: Relation, judge: ExactJudge) -> De
         pair, wanted = find_sides(found), find_sides(gold)
         if pair is None or wanted is None or (ops[0] != ops[1] and ops[0] != INEQUALITIES[ops[1]]):
             return False
-        return judge.compare_relations(pair if ops[0] == ops[1] else pair[::-1], wanted, directed=True)
+        decision = judge.compare_relations(pair if ops[0] == ops[1] else pair[::-1], wanted, directed=True)
+        return decision if right is None else judge.refuse_unevaluated(decision)  # 2x > 4 is not solved, x > 2 is
     return is_same_in_order(found.parts, gold.parts, judge) if found.ops == gold.ops else False
 
 
 def are_same_equations(found: Relation, gold: Relation, judge: ExactJudge) -> Decision:
     """The same name on the left: the right sides decide. Otherwise the equations themselves, up to a constant factor."""
+    if len(found.ops) == 1 and find_name(found.parts[0]) is None and find_name(found.parts[1]) is not None:  # 5 = x
+        found = Relation(found.parts[::-1], found.ops)
     names = find_quantity_name(found.parts[0]), find_quantity_name(gold.parts[0])
     if names[0] is not None and names[0] == names[1]:
         return all_of([check_chain(found, judge), is_same(found.parts[-1], gold.parts[-1], judge)])
@@ -359,7 +359,9 @@ def are_same_equations(found: Relation, gold: Relation, judge: ExactJudge) -> De
         return is_same_in_order(found.parts, gold.parts, judge)
     if list_symbols(Node("add", pair)) != list_symbols(Node("add", wanted)):
         return False
-    return judge.compare_relations(pair, wanted, directed=False)
+    decision = judge.compare_relations(pair, wanted, directed=False)
+    is_solved = names[1] is not None and is_number(gold.parts[-1])
+    return judge.refuse_unevaluated(decision) if is_solved else decision  # 2x = 4 is not solved, x = 2 is
 
 
 def find_sides(relation: Relation) -> Sides | None:

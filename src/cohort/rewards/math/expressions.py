@@ -97,12 +97,14 @@ class ExpressionReader:
         return join_nodes("add", terms)
 
     def read_signed(self, read: Callable[[int], Node], depth: int) -> Node:
-        negative = False
+        minuses = 0
         while (sign := self.peek()) in ("+", "-"):
             self.place += 1
-            negative ^= sign == "-"
+            minuses += sign == "-"
         node = read(depth)
-        return Node("negate", (node,)) if negative else node
+        for _ in range(min(minuses, 2 + minuses % 2)):  # two of them are left to evaluate: --7 is no numeral
+            node = Node("negate", (node,))
+        return node
 
     def read_product(self, depth: int) -> Node:
         """Left to right, so that 1/2x is (1/2)x; factors side by side multiply. Flat, so that long products are not deep."""
@@ -317,7 +319,7 @@ class ExpressionReader:
         numbers = "".join(parts).split(",")  # inside, every comma separates
         if len(numbers) < 2 or not all(part.isdecimal() and part.isascii() for part in numbers):
             raise NotUnderstood(f"{name} of what are not numbers")
-        return number(getattr(math, name)(*map(read_integer, numbers)))
+        return Node("add", (number(getattr(math, name)(*map(read_integer, numbers))),))
 
     def read_function(self, name: str, depth: int) -> Node:
         base: Node | None = None
@@ -356,9 +358,12 @@ def begins_with_d(node: Node) -> bool:
 
 
 def mix_number(whole: Node, top: int, bottom: int) -> Node:
+    """A numeral where the fraction is a proper one in lowest terms; else the sum that it is, as 95 164/2."""
     if bottom == 0:
         raise NotUnderstood("a fraction of nothing")
-    return number((whole.number or Fraction(0)) + Fraction(top, bottom))
+    if 0 < top < bottom and math.gcd(top, bottom) == 1:
+        return number((whole.number or Fraction(0)) + Fraction(top, bottom))
+    return Node("add", (whole, Node("divide", (number(top), number(bottom)))))
 
 
 def read_integer(text: str) -> int:

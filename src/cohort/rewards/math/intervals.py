@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise, starmap
 
-from cohort.rewards.math.kinds import EVERY_NUMBER, INFINITY, MINUS_INFINITY, Group, Reading, Relation, Value, find_name
+from cohort.rewards.math.kinds import (
+    EVERY_NUMBER,
+    INFINITY,
+    MINUS_INFINITY,
+    Group,
+    Reading,
+    Relation,
+    Value,
+    find_name,
+    is_number,
+)
+from cohort.rewards.math.tree import Node
 
 INEQUALITIES = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 """Each with its mirror image."""
@@ -18,7 +29,26 @@ End = tuple[Reading, bool]
 
 
 def find_variable(relation: Relation) -> str:
-    return next((name for part in relation.parts if (name := find_name(part)) is not None), "")
+    return next((name for part in relation.parts if (name := find_name(part) or find_absolute(part))), "")
+
+
+def find_absolute(reading: Reading) -> str:
+    """x of |x|, "" for anything else; |z| is the modulus of a complex number."""
+    node = reading.node if isinstance(reading, Value) and not reading.unit else None
+    inner = node.args[0] if node is not None and node.op == "absolute" else None
+    return inner.name if inner is not None and inner.op == "symbol" and inner.name != "z" else ""
+
+
+def split_absolute(parts: Sequence[Reading], op: str) -> Group | None:
+    """|x| < 3 as (-3, 3), 1 < |x| as a union; None where the bound is no positive number."""
+    bound = parts[1 if find_absolute(parts[0]) else 0]
+    exact = find_number(bound)
+    if not is_number(bound) or bound.node is None or bound.node.op == "negate" or (exact is not None and exact <= 0):
+        return None
+    is_in, opposite = op == "<=", replace(bound, text=f"-{bound.text}", node=Node("negate", (bound.node,)))
+    if bound is parts[1]:
+        return make_interval((opposite, is_in), (bound, is_in))
+    return Group("cup", (make_interval(None, (opposite, is_in)), make_interval((bound, is_in), None)))
 
 
 def find_number(reading: Reading) -> Fraction | None:
@@ -39,6 +69,8 @@ def find_interval(relation: Relation) -> Group | None:
         parts, ops = parts[::-1], tuple(INEQUALITIES.get(op, op) for op in ops[::-1])
     if not set(ops) <= set(BRACKETS):
         return None
+    if len(ops) == 1 and any(map(find_absolute, parts)):
+        return split_absolute(parts, ops[0])
     if len(ops) == 1 and find_name(parts[0]) is not None:
         parts, ops = (MINUS_INFINITY, *parts), ("<", *ops)
     elif len(ops) == 1:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeGuard
 
-from cohort.rewards.math.tree import ANGLES, Node, find_exact, list_symbols, walk
+from cohort.rewards.math.tree import ANGLES, Node, find_denominator, find_exact, list_symbols, walk
 
+DOZEN = 12
 DECIMALS = re.compile(r"-?\s?[\d,\s]*\.\d+")
 
 
@@ -26,6 +27,8 @@ class Value:
     refused: str = ""
     doubtful: bool = False
     """The unit is words that nobody can vouch for ("versus six"): they count only where the gold has them too."""
+    factor: Fraction = Fraction(1)
+    """Of a percent sign or "million" behind the number; the node is then the number times it."""
 
     @property
     def exact(self) -> Fraction | None:
@@ -33,9 +36,26 @@ class Value:
         return None if self.node is None else find_exact(self.node)
 
     @property
+    def number_node(self) -> Node | None:
+        """Without a percent sign or "million"."""
+        return self.node if self.node is None or self.factor == 1 else self.node.args[0]
+
+    @property
+    def denominator(self) -> int | None:
+        """As the numeral has it (tree.find_denominator); None where something is left to evaluate, as in 5 dozen."""
+        return None if self.number_node is None or self.factor == DOZEN else find_denominator(self.number_node)
+
+    @property
+    def is_numeral(self) -> bool:
+        """Whether nothing is left to evaluate: digits, or a fraction in lowest terms."""
+        written, node = self.denominator, self.number_node
+        value = find_exact(node) if written and written > 1 and node is not None else None
+        return written == 0 or (value is not None and value.denominator == written)
+
+    @property
     def rounding(self) -> Fraction:
         """Half of the last place that is written."""
-        return Fraction(1, 2 * 10 ** min(len(self.text.partition(".")[2]), 50))
+        return self.factor / (2 * 10 ** min(len(self.text.partition(".")[2]), 50))
 
     @property
     def decimal_rounding(self) -> Fraction:
@@ -47,7 +67,7 @@ class Value:
         """The same, where 1200 may be rounded to hundreds; with a single digit before its zeros, as 10 or 2000, a number is exact."""
         digits = self.text.lstrip("-")
         zeros = len(digits) - len(digits.rstrip("0")) if digits.isdecimal() else 0
-        return Fraction(10 ** min(zeros, 50), 2) if zeros and len(digits) - zeros > 1 else self.rounding
+        return self.factor * 10 ** min(zeros, 50) / 2 if zeros and len(digits) - zeros > 1 else self.rounding
 
 
 @dataclass(frozen=True)

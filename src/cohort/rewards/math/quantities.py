@@ -56,7 +56,7 @@ def read_value(tokens: list[Token]) -> Reading:
         count = find_exact(node) if unit else None
         node = node if factor == 1 else Node("multiply", (node, number(factor)))
     doubtful = bool(unit) and is_doubtful(unit, text, few=count is not None and abs(count) <= 1)
-    return Value(inner, node, unit, refused, doubtful)
+    return Value(inner if node is None else write_latex(body), node, unit, refused, doubtful, factor)
 
 
 def refuse_others(tokens: Sequence[Token], problem: str) -> str:

@@ -137,7 +137,7 @@ def read_list(tokens: list[Token], depth: int) -> Reading | None:
         return None if words & {"and", "or"} else items[0]  # "5 or" is cut off
     if all(map(is_condition, items)):
         return join_conditions(items, words)
-    items = drop_common_name(items)
+    items = spread_signs(drop_common_name(items))
     apart = all(isinstance(item, Words) and not item.label for item in items) or (
         len(set(map(find_equation_name, items)) - {None}) > 1
     )
@@ -163,6 +163,11 @@ def read_item(tokens: list[Token], depth: int) -> Reading:
     """A part of a list; 1,000 among others is a number."""
     reading = read_part(tokens, depth + 1)
     return reading.grouped if isinstance(reading, Group) and reading.grouped is not None else reading
+
+
+def spread_signs(items: Sequence[Reading]) -> list[Reading]:
+    r"""0, \pm 2 as 0, 2, -2."""
+    return [part for item in items for part in (item.items if isinstance(item, Group) and item.kind == "" else (item,))]
 
 
 def drop_common_name(items: list[Reading]) -> list[Reading]:
@@ -208,7 +213,7 @@ def read_set(inside: list[Token], depth: int) -> Reading:
             return read_part(inside[bars[0] + 1 :], depth + 1)
         inside[bars[0]] = Token(SIGN, ":")
         return Words(" ".join(list_texts(inside)))  # {2x | x > 2}, and whole numbers x: other sets
-    return Group("{}", tuple(read_item(part, depth) for part in split_bracketed(inside) or [inside]))
+    return Group("{}", tuple(spread_signs([read_item(part, depth) for part in split_bracketed(inside) or [inside]])))
 
 
 def is_infinite(reading: Reading) -> bool:
@@ -368,6 +373,7 @@ def read_choice(tokens: list[Token], depth: int) -> Reading | None:
     denied = rest[0].text.split(" ")[0].lower() in DENIALS
     labels = [find_choice(rest[place : place + 4]) for place in range(len(rest))]
     another = labels[0][0] or any(count > 1 and other in CHOICES for count, other in labels)  # A) 12 B) 13
+    another = another or (len(texts := list_texts(rest)) == 1 and texts[0] in set(CHOICES) - {letter})  # (A) B
     if letter not in CHOICES or not begins or denied or another or split_items(tokens) is not None:
         return None
     return Group("choice", (Words(letter, label=True), read_part(rest, depth + 1)))

@@ -22,7 +22,8 @@ from typing import Any
 import math_verify
 import sympy
 
-from cohort.rewards.math.compare import ExactJudge, Sides, is_same
+from cohort.rewards.math.compare import find_verdict
+from cohort.rewards.math.judge import ExactJudge, Sides
 from cohort.rewards.math.kinds import Value, list_leaves
 from cohort.rewards.math.points import FEWEST_POINTS, NodePair, Point, are_equal, has_value, list_points
 from cohort.rewards.math.readers import read_answer
@@ -38,7 +39,7 @@ class OutOfTime(BaseException):
 
 
 def compare(message: Mapping[str, Any]) -> dict[str, str]:
-    """The entry of the workers: {"verdict": "right", "wrong", "unparsed", "gold" or "timeout", "detail": why}.
+    """The entry of the workers: {"verdict": "right", "wrong", "unevaluated", "unparsed", "gold" or "timeout", "detail": why}.
 
     A message without "found" asks whether its gold answer can be evaluated at all: "right" or "gold".
     """
@@ -49,16 +50,15 @@ def compare(message: Mapping[str, Any]) -> dict[str, str]:
     try:
         with share_cpu(float(message.get("cpu_s", 0.0))):
             found, gold = str(message["found"]), str(message["gold"])
-            is_right = normalise(found) == normalise(gold) or is_same(read_answer(found), read_answer(gold), judge)
+            is_same_text = normalise(found) == normalise(gold)
+            word = "right" if is_same_text else find_verdict(read_answer(found), read_answer(gold), judge)
     except OutOfTime:
         return {"verdict": "timeout", "detail": "the comparison ran into its share of CPU time"}
     except (RecursionError, OutOfBounds):
         return {"verdict": "unparsed", "detail": "it is nested too deep"}
-    if is_right is True:
-        return {"verdict": "right", "detail": ""}
-    if judge.gold_unread:
+    if judge.gold_unread and word != "right":
         return {"verdict": "gold", "detail": judge.gold_unread}
-    return {"verdict": "unparsed" if judge.unread else "wrong", "detail": judge.unread}
+    return {"verdict": word or "wrong", "detail": judge.unread if word == "unparsed" else ""}
 
 
 def find_gold_problem(text: str, cpu_s: float) -> str:

@@ -61,6 +61,28 @@ def has_constant(node: Node, *names: str) -> bool:
     return any(part.op == "constant" and part.name in names for part in walk(node))
 
 
+def find_denominator(node: Node, signed: bool = True) -> int | None:
+    r"""Of a numeral as it is written: b of a/b, 0 without a fraction bar; None where something is left to evaluate.
+
+    Numerals are 3.5, 2\frac13, 3 \times 10^8, -1/2; not 95 + 82, 2^7, -(-7), 3 \times 10. What is not normalised (12 \times 10^3)
+    counts as a fraction over 1.
+    """
+    if signed and node.op == "negate":
+        return find_denominator(node.args[0], signed=False)
+    if node.op == "number" or len(node.args) != 2:
+        return 0 if node.op == "number" else None
+    first, second = node.args
+    if signed and first.op == "negate":
+        first = first.args[0]
+    if node.op == "divide":
+        whole = [int(part.number) for part in (first, second) if part.number is not None and part.number.denominator == 1]
+        return whole[1] if len(whole) == 2 else None
+    if node.op != "multiply" or first.number is None or second.op != "power" or second.args[0] != number(10):
+        return None
+    is_whole = find_denominator(second.args[1]) == 0 and getattr(find_exact(second.args[1]), "denominator", 0) == 1
+    return int(not 1 <= first.number < 10) if is_whole else None
+
+
 def find_exact(node: Node) -> Fraction | None:
     """The value of a rational expression; None where there is none, or it is not rational, or longer than MAX_BITS."""
     if node.op == "number":

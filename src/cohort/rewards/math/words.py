@@ -197,7 +197,9 @@ def find_time(reading: Reading) -> Time | None:
         return Time(int(found[1]), (int(found[2]), int(found[3])), found[4]) if found else None
     if not isinstance(reading, Group) or reading.kind != ":" or len(reading.items) not in (2, 3):
         return None
-    hour, *rest = (item.text if isinstance(item, Value) and not item.unit else "" for item in reading.items)
+    hour, *rest = (
+        item.text if isinstance(item, Value) and not item.unit and item.factor == 1 else "" for item in reading.items
+    )
     return Time(int(hour), tuple(map(int, rest))) if HOUR.fullmatch(hour) and all(map(SIXTIETH.fullmatch, rest)) else None
 
 

@@ -16,6 +16,8 @@ from cohort.tools.audit.running import AuditError
 
 CALIBRATION_ROWS = 6
 CONTROL_ROWS = 2
+LEAST_PAID = 0.01
+"""By so much more a wrong answer scores with words around it, where those are paid for."""
 
 
 class AnswerQuestions(Questions):
@@ -40,12 +42,15 @@ class AnswerQuestions(Questions):
             known = [form for form in forms if form.base != "template"]
             rewritten = self.run(attacks.make_rewrite_cases(self.rows, known, by_value=self.kind == "math"))
             self.add_finding("rewrite", self.filter_refused(rewritten), len(rewritten))
-        wrong += self.ask_wrong(forms, with_gold[0] if with_gold else 0)
+        first = with_gold[0] if with_gold else 0
+        wrong += self.ask_wrong(forms, first)
+        worded = self.run(attacks.make_wording_cases(first, self.rows[first].gold, forms))
         echoes = self.run(attacks.make_echo_cases(self.rows))
         if not self.ignores_gold(wrong, golden, forms):
             leaked = self.find_leaks(echoes)
-            wrong += [result for result in echoes if result not in leaked]
+            wrong += [result for result in echoes if result not in leaked] + worded
             self.findings = find_causes(wrong, self.filter_passed(wrong), self.rows, hearing) + self.findings
+            self.note_wording(worded)
         self.ask_chat(golden)
 
     def ask_golds(self, every: Sequence[AnswerForm]) -> list[CaseResult]:
@@ -90,6 +95,7 @@ class AnswerQuestions(Questions):
         wrong = self.run(wrong_answers.make_alone_cases(self.rows, forms, room))
         accepted = {(result.case.row, result.case.answer or "") for result in self.filter_passed(wrong)}
         wrong += self.run(wrong_answers.make_beside_cases(self.rows, forms, accepted))
+        wrong += self.run(attacks.make_question_cases(self.rows, forms))
         if self.demonstrations_count:
             wrong += self.run(self.make_other_demonstrations())
         count = min(3, len(self.rows))
@@ -100,6 +106,13 @@ class AnswerQuestions(Questions):
         if column in self.bench.columns and (not self.bench.signature.reads or column in self.bench.list_asked()):
             wrong += self.run(attacks.make_missing_gold_cases(first, self.rows[first].gold, column, forms))
         return wrong
+
+    def note_wording(self, worded: Sequence[CaseResult]) -> None:
+        """Words that raise the score of a wrong answer, and not so far that it passes. The first of the results has none."""
+        plain = next((result.score for result in worded if not result.fault), None)
+        raised = [result for result in worded if not result.passes(self.threshold) and not result.fault]
+        paid = [result for result in raised if None not in (plain, result.score) and result.score > plain + LEAST_PAID]  # type: ignore[operator]
+        self.add_finding("wording", paid, len(worded), "note")
 
     def make_other_demonstrations(self) -> list[AuditCase]:
         """The demonstration of the row after: right there, wrong here."""

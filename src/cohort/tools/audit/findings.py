@@ -31,6 +31,7 @@ FLAW_ATTACKS = {
     "first_answer": ("first_of_two", "start"),
     "anywhere": ("middle", "spam"),
     "empty": ("format",),
+    "copied_question": ("question",),
     "exit_code": ("exit",),
     "wrong_program": ("sleep", "resources"),
 }

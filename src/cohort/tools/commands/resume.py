@@ -28,7 +28,7 @@ def resume(run: Annotated[Path, typer.Argument(help="A run folder.", autocomplet
     result = resume_run(run)
     if result.status == "finished" and speaks_to_people():
         typer.echo(f"{run} is finished: {result.folder / 'report.html'}")
-        if advice := RunFolder.open(run).describe_ignored_edit(result.summary):
+        if advice := RunFolder.open(result.folder).describe_ignored_edit(result.summary):
             typer.echo(advice)
     return EXIT_CODES[result.status]
 

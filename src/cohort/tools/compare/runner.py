@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from cohort.base.interrupts import PATIENCE_S
 from cohort.base.processes import PARENT_VARIABLE
 from cohort.base.text import write_duration
 from cohort.observe.changes import describe_before_and_after
@@ -159,11 +160,15 @@ def pass_signals_on(child: Child, signals: int) -> None:
 
 @contextmanager
 def collect_signals() -> Iterator[list[int]]:
-    """The signals that came so far. One that was ignored before (nohup) stays ignored."""
+    """The signals received, without repetitions within a second. A signal that was ignored before (nohup) stays ignored."""
     seen: list[int] = []
+    last = 0.0
 
     def handle(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
+        nonlocal last
+        if not seen or time.monotonic() >= last + PATIENCE_S:
+            last = time.monotonic()
+            seen.append(number)
 
     before: dict[signal.Signals, Any] = {}
     in_main = threading.current_thread() is threading.main_thread()
