@@ -34,11 +34,11 @@ WORDS = {
     "day": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
     "adjective": "Broken Distant Empty Golden Hidden Last Quiet Second",
     "noun": "Bridge Garden House Island Letter River Season Tower",
-    "animal": "cat dog donkey goat hamster horse parrot rabbit",
-    "pet": "Bella Bruno Coco Daisy Luna Max Milo Nala Oscar Rex Simba Toby",
+    "product": "basket chair clock desk helmet kettle lamp mirror pillow table towel vase",
+    "color": "black blue brown gray green orange red white yellow",
 }
 COMPOSED = {"name": "{first} {last}", "director": "{first} {last}", "title": "The {adjective} {noun}"}
-NUMBERS = {"age": (12, 70), "weight": (2, 60), "year": (1920, 100)}
+NUMBERS = {"age": (12, 70), "price": (5, 90), "year": (1920, 100)}
 """Key -> the smallest value, and how many there are."""
 
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -66,17 +66,17 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "There is a bus to {to} on {day}, and it starts from {from}.",
         ),
     ),
-    "pet": (
-        ("pet", "animal", "weight"),
+    "product": (
+        ("product", "color", "price"),
         (
-            "{pet} is a {animal} and weighs {weight} kilograms.",
-            "Our {animal} {pet} weighs {weight} kilograms.",
-            "At {weight} kilograms, {pet} is the heaviest {animal} in our street.",
+            "The {product} is {color} and costs {price} dollars.",
+            "We sell a {product} in {color} for {price} dollars.",
+            "For {price} dollars you get this {color} {product}.",
         ),
     ),
 }
 """Kind -> its keys, and sentences that hold their values."""
-NEW_KIND = "pet"
+NEW_KIND = "product"
 WORDINGS = (
     "Write a JSON object with the keys {keys} from this text. Write only the JSON.\n\n{text}",
     "{text}\n\nReturn a JSON object with the keys {keys} of this sentence, without any other words.",
