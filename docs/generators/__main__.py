@@ -26,7 +26,7 @@ from pages import DOCS, read_page
 PAGES: dict[str, Callable[[], str]] = {
     "recipe.md": recipe_page.make_page,
     "metrics.md": metrics_page.make_page,
-    "choices.md": choices_page.make_page,
+    "algorithms.md": choices_page.make_page,
     "rewards.md": rewards_page.make_page,
     "gym-tasks.md": gym_page.make_page,
     "api.md": api_page.make_page,
