@@ -13,13 +13,9 @@ from typing import Any, get_args
 
 import pytest
 
-from cohort.algorithms.fitting import CONDITIONS, CONTRADICTIONS, OFF
 from cohort.algorithms.named import FIELDS, NAMED
 from cohort.algorithms.presets import PRESETS
-from cohort.errors import RecipeError
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.file import load_recipe
-from cohort.recipe.rules import RULES
 from cohort.recipe.words import COLUMNS, list_cells
 from doc_examples import examples_of
 
@@ -147,40 +143,6 @@ def test_every_choice_and_every_word_of_it_is_explained():
     ):
         words = [row[0].strip("`") for table in tables(section(title)) if table[0][0] == f"`{name}`" for row in table[1:]]
         assert sorted(words) == sorted(words_of(name)), name
-
-
-# -- what cannot be combined -------------------------------------------------------------------------------------------
-
-COMBINATIONS = [[cell.strip("`") for cell in row] for row in tables(section("What cannot be combined"))[0][1:]]
-
-
-@pytest.mark.parametrize(("refused", "because", "instead"), COMBINATIONS)
-def test_what_the_page_says_is_refused_is_and_its_way_out_is_not(refused, because, instead):
-    with pytest.raises(RecipeError):
-        load_recipe(overrides=refused.split())
-    load_recipe(overrides=instead.split())
-
-
-ABOUT_CHOICES = ("algorithm.", "reward_model.iterations", "teacher.", "train.group_size", "sampling.temperature")
-
-
-def test_no_rule_of_the_code_is_missing_on_the_page():
-    reasons = []
-    for refused, _, _ in COMBINATIONS:
-        try:
-            load_recipe(overrides=refused.split())
-        except RecipeError as problem:
-            reasons.append(str(problem))
-    switches = [condition.otherwise for condition in CONDITIONS if condition.refused and OFF.keys() & {*condition.choices}]
-    texts = [
-        *switches,
-        *(reason for _, reason in CONTRADICTIONS),
-        *(reason for _, reason in RULES if reason.startswith(ABOUT_CHOICES)),
-    ]
-    assert len(texts) >= 30
-    for text in texts:
-        longest = max(re.split(r"\{.*?\}", text), key=len)
-        assert any(longest in reason for reason in reasons), longest
 
 
 # -- examples ----------------------------------------------------------------------------------------------------------
