@@ -145,6 +145,13 @@ def test_every_choice_and_every_word_of_it_is_explained():
         assert sorted(words) == sorted(words_of(name)), name
 
 
+def test_the_advantages_without_a_group_are_those_of_the_code():
+    [names] = re.findall(r"`group_size = 1` works with (.*?);", PAGE)
+    assert re.findall(r"`(\w+)`", names) == [
+        name for name, choice in NAMED["advantage"].items() if not choice.traits.compares_group
+    ]
+
+
 # -- examples ----------------------------------------------------------------------------------------------------------
 
 
