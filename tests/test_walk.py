@@ -68,6 +68,7 @@ HANDED = [
             "training/agreement.py:find_checkpoint",
             "session.py:Session.assemble",
             "session.py:Session._cold_start",
+            "training/build.py:settle_products",
             "model/policy.py:Policy.save",
             "training/stages.py:observe_step",
             "training/stages.py:save_run",
