@@ -31,14 +31,14 @@ WORDS = {
     "first": "Amir Bella Carlos Diana Emil Farah Greta Hassan Irene Jonas Keiko Lucia Mara Nadia Omar Petra Rita Stefan Tara Uma",
     "last": "Adler Berg Costa Duval Evans Ferrari Gomez Haas Ivanov Jensen Kovacs Lopez Moreau Novak Okafor Petrov Rossi Sato Tran",
     "city": "Athens Bergen Cairo Dublin Essen Florence Geneva Hanoi Istanbul Jakarta Kyoto Lisbon Madrid Nairobi Oslo Porto Quito",
-    "item": "blankets candles chairs clocks desks forks gloves helmets jars kettles lamps mirrors notebooks pillows shelves towels",
-    "event": "concert exam lecture meeting parade picnic play race rehearsal tour training wedding workshop",
     "day": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
     "adjective": "Broken Distant Empty Golden Hidden Last Quiet Second",
     "noun": "Bridge Garden House Island Letter River Season Tower",
+    "product": "basket chair clock desk helmet kettle lamp mirror pillow table towel vase",
+    "color": "black blue brown gray green orange red white yellow",
 }
-COMPOSED = {"name": "{first} {last}", "author": "{first} {last}", "title": "The {adjective} {noun}"}
-NUMBERS = {"age": (18, 70), "quantity": (2, 40), "price": (5, 90), "hour": (8, 13), "year": (1920, 100)}
+COMPOSED = {"name": "{first} {last}", "director": "{first} {last}", "title": "The {adjective} {noun}"}
+NUMBERS = {"age": (12, 70), "price": (5, 90), "year": (1920, 100)}
 """Key -> the smallest value, and how many there are."""
 
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -46,42 +46,42 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("name", "age", "city"),
         (
             "{name} is {age} years old and lives in {city}.",
-            "Our new colleague from {city} is called {name} and is {age}.",
+            "{name}, aged {age}, comes from {city}.",
             "At the age of {age}, {name} moved to {city}.",
         ),
     ),
-    "order": (
-        ("item", "quantity", "price"),
+    "film": (
+        ("title", "director", "year"),
         (
-            "Please send us {quantity} {item} at {price} euros each.",
-            "The customer ordered {quantity} {item} and paid {price} euros for each of them.",
-            "The office needs new {item}: {quantity} of them, for {price} euros apiece.",
+            "The film {title} was directed by {director} in {year}.",
+            "{director} made the film {title} in {year}.",
+            "In {year} the cinemas showed {title}, a film by {director}.",
         ),
     ),
-    "event": (
-        ("event", "day", "hour"),
+    "trip": (
+        ("from", "to", "day"),
         (
-            "The {event} is on {day} at {hour} o'clock.",
-            "Do not forget the {event}: it begins at {hour} o'clock on {day}.",
-            "On {day} we all go to the {event}, which starts at {hour}.",
+            "The train from {from} to {to} leaves on {day}.",
+            "On {day} we fly from {from} to {to}.",
+            "There is a bus to {to} on {day}, and it starts from {from}.",
         ),
     ),
-    "book": (
-        ("title", "author", "year"),
+    "product": (
+        ("product", "color", "price"),
         (
-            "{author} wrote the novel {title} in {year}.",
-            "{title} is a book by {author}, first printed in {year}.",
-            "In {year} a publisher accepted {title}, the first work of {author}.",
+            "The {product} is {color} and costs {price} dollars.",
+            "We sell a {product} in {color} for {price} dollars.",
+            "For {price} dollars you get this {color} {product}.",
         ),
     ),
 }
 """Kind -> its keys, and sentences that hold their values."""
-NEW_KIND = "book"
+NEW_KIND = "product"
 WORDINGS = (
     "Write a JSON object with the keys {keys} from this text. Write only the JSON.\n\n{text}",
-    "Extract {keys} from the sentence below and answer with a JSON object and nothing else.\n\nSentence: {text}",
-    "{text}\n\nReturn {keys} of this sentence as JSON, without any other words.",
+    "{text}\n\nReturn a JSON object with the keys {keys} of this sentence, without any other words.",
     "Turn this sentence into JSON with the keys {keys}. No explanation, no code fence: {text}",
+    "Read the sentence, and answer with a JSON object that has the keys {keys}. Nothing else.\n\nSentence: {text}",
 )
 NEW_WORDING = "Here is a note: {text}\nReply in JSON only. The keys are {keys}."
 
@@ -109,6 +109,8 @@ def json_records(split: str = "train", seed: int = 0, test: str = "new_rows", co
         written = json.dumps(record)
         if (keyed_share("json_records", written) < HELD_OUT_SHARE) != (split == "held_out") or written in rows:
             continue
+        if record.get("from", "") == record.get("to"):  # no trip
+            continue
         keys, sentences = KINDS[kind]
         named = ", ".join(f'"{key}"' for key in keys[:-1]) + f' and "{keys[-1]}"'
         sentence = sentences[keyed_hash("json_records", seed, number, "sentence") % len(sentences)].format(**record)
@@ -125,7 +127,7 @@ def draw_record(seed: int, number: int, kind: str) -> dict[str, Any]:
         if key in NUMBERS:
             least, size = NUMBERS[key]
             return least + drawn % size
-        words = WORDS[key].split()
+        words = WORDS["city" if key in ("from", "to") else key].split()
         return words[drawn % len(words)]
 
     words = {key: draw(key) for key in WORDS}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class RunRewards(RewardRunner):
     """Scores what is trained on; `for_set` gives the runner of an evaluation set. All of them share the same workers."""
 
-    sets: dict[str, RewardRunner]
+    sets: Mapping[str, RewardRunner] = {}
     """Of the sets that have rewards of their own."""
 
     @classmethod
