@@ -112,9 +112,10 @@ def check_reward_timeouts(history: History) -> Finding | None:
 
 
 def check_truncation(history: History) -> Finding | None:
-    share = history.mean_now("rollout/truncated", 3, least=1) or 0.0
-    if share < 0.2:
-        return None
+    shares = history.last_values("rollout/truncated", 3)
+    share = sum(shares) / max(1, len(shares))
+    if share < 0.2 or (len(shares) < 3 and share < 0.9):
+        return None  # a policy that learns to stop needs a few steps; where nearly nothing ends, something is set wrongly
     limit = history.read_setting("sampling.max_completion_tokens")
     at = f"{limit} tokens" if limit else "the token limit"
     return write_finding("truncation", "alarm" if share >= 0.5 else "warning", share=share, limit=at)
