@@ -31,7 +31,7 @@ from cohort.tools.audit.golds import (
 )
 from cohort.tools.audit.page import describe_example
 from cohort.tools.audit.programs import CODE_ROWS, find_entry_point, read_tests, refactor_solution
-from cohort.tools.audit.samples import MATH_ROWS
+from cohort.tools.audit.samples import INSTRUCTION_ROWS, MATH_ROWS
 from cohort.tools.audit.wrong_answers import make_alone_cases, make_beside_cases
 from session_tools import prove_others
 
@@ -240,6 +240,20 @@ def test_a_reward_that_reads_text_only_is_a_note_and_one_that_reads_chats_has_no
     assert zoo["fair"].notes == ("chat",)
     assert zoo["fair"].clean
     assert audit(test_audit_zoo.fair_in_chats, ROWS, limit=FEW).notes == ()
+
+
+# -- instructions ------------------------------------------------------------------------------------------------------
+
+
+def test_marks_without_content_and_a_copy_of_the_prompt_are_tried_where_instructions_are_checked():
+    """The planted checker counts marks, as the reference implementations do."""
+    rows = [{"prompt": row.prompt, **row.columns} for row in INSTRUCTION_ROWS]
+    report = audit(test_audit_zoo.counts_marks, rows, shape=True)
+    assert set(report.flaws) == {"empty", "echo"}
+    shown = {finding.name: [example.input for example in finding.evidence] for finding in report.findings}
+    assert set(shown["empty"]) == {"* \\n* \\n* ", "[] [ ] [...]"}
+    assert set(shown["echo"]) <= {row.prompt.replace("\n", "\\n") for row in INSTRUCTION_ROWS}
+    assert audit("instructions", rows).flaws == ()
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -464,7 +478,7 @@ NEEDS_A_SERVER = ("reward_model", "process_model", "judge")
 def shipped():
     names = [*BUILT_IN, "cohort.rewards.gym.rows:gym_verifier", "cohort.data.column_addition:check_steps"]
     names = [name for name in names if not any(word in name for word in NEEDS_A_SERVER)]
-    return prove_others(names, "exact_match", "think_format", "regex_format")
+    return prove_others(names, "exact_match", "think_format", "regex_format", "instructions")
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -237,3 +237,16 @@ def needs_a_column(completions, key, **columns):
 
 def has_no_jail(completions, answer, **columns):
     raise JailUnavailable("bubblewrap is missing")
+
+
+def counts_marks(completions, instructions, **columns):
+    """Bullets and placeholders are counted whether or not anything is in them, and words wherever they come from."""
+    marks = {
+        "detectable_format:number_bullet_lists": lambda text: len(re.findall(r"^\* ", text, re.MULTILINE)) == 3,
+        "detectable_content:number_placeholders": lambda text: text.count("[") >= 2,
+        "keywords:existence": lambda text: "rain" in text and "train" in text,
+    }
+    return [
+        float(any(marks[entry["id"]](completion) for entry in entries if entry["id"] in marks))
+        for completion, entries in zip(completions, instructions, strict=True)
+    ]

@@ -30,6 +30,7 @@ from cohort.errors import RewardError
 from cohort.rewards.math.answer import math_answer as math_answer
 from cohort.rewards.math.answer import exact_match as exact_match
 from cohort.rewards.code.reward import code_tests as code_tests
+from cohort.rewards.following.reward import instructions as instructions
 
 # form, length and language
 from cohort.rewards.format import think_format as think_format

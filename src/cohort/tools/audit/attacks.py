@@ -89,6 +89,9 @@ def make_rewrite_cases(rows: Sequence[AuditRow], forms: Sequence[AnswerForm], by
 # Texts without an answer
 # ---------------------------------------------------------------------------------------------------------------------
 
+INSTRUCTIONS = "instructions"
+"""The column of a reward that checks instructions: their rows have no gold, and a copy of the prompt follows none."""
+
 EMPTY = {
     "nothing": "",
     "a space": " ",
@@ -127,11 +130,26 @@ def make_format_cases(count: int, forms: Sequence[AnswerForm]) -> list[AuditCase
     return cases
 
 
+CHEATS = {
+    "empty bullets": "* \n* \n* ",
+    "bare placeholders": "[] [ ] [...]",
+    "empty title": "<< >>",
+    "dividers alone": "***\n******\n***",
+    "empty sections": "Section 1\nSection 2\nSection 3",
+    "empty quotation": '""',
+}
+
+
+def make_cheat_cases(rows: Sequence[AuditRow]) -> list[AuditCase]:
+    """The marks that instructions ask for, without any content."""
+    return [AuditCase("empty", label, number, text) for number in range(len(rows)) for label, text in CHEATS.items()]
+
+
 def make_echo_cases(rows: Sequence[AuditRow]) -> list[AuditCase]:
     return [
         AuditCase("echo", "the prompt as completion", number, safe_text(row.prompt))
         for number, row in enumerate(rows)
-        if row.prompt and row.gold
+        if row.prompt and (row.gold or INSTRUCTIONS in row.columns)
     ]
 
 

@@ -18,9 +18,24 @@ class GoldlessQuestions(Questions):
         name = find_built_in(self.bench.spec)
         right = self.run([AuditCase("look", "right shape", 0, text, "pass") for text in RIGHT_TEXTS.get(name, ())])
         wrong = self.run([AuditCase("look", "wrong shape", 0, text) for text in WRONG_TEXTS.get(name, ())])
+        right += self.run(
+            [
+                AuditCase("look", "right shape", number, text, "pass")
+                for number, row in enumerate(self.rows)
+                for text in row.right
+            ]
+        )
+        wrong += self.run(
+            [AuditCase("look", "wrong shape", number, text) for number, row in enumerate(self.rows) for text in row.wrong]
+        )
         self.refuse_if_hopeless(right)
         self.add_finding("shape_refuses", self.filter_refused(right), len(right))
         self.add_finding("shape_accepts", self.filter_passed(wrong), len(wrong))
+        instructed = self.rows if all(attacks.INSTRUCTIONS in row.columns for row in self.rows) else ()
+        cheats = self.run(attacks.make_cheat_cases(instructed))
+        self.add_finding("empty", self.filter_passed(cheats), len(cheats))
+        echoes = self.run(attacks.make_echo_cases(instructed))
+        self.add_finding("echo", self.filter_passed(echoes), len(echoes))
         forms = attacks.list_forms(self.template)
         bases = [form for form in forms if form.base == form.name]
         for cases in (

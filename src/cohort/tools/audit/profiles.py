@@ -14,7 +14,7 @@ from cohort.rewards.contract import importable_name
 from cohort.tools.audit import attacks, golds, programs
 from cohort.tools.audit.cases import AuditRow
 from cohort.tools.audit.running import AuditError, AuditOptions, find_built_in
-from cohort.tools.audit.samples import EXACT_ROWS, MATH_ROWS, PLAIN_ROWS
+from cohort.tools.audit.samples import EXACT_ROWS, INSTRUCTION_ROWS, MATH_ROWS, PLAIN_ROWS
 
 DEFAULT_ROWS = 8
 
@@ -55,6 +55,7 @@ PROFILES: dict[str, Profile] = {
         threshold=1.0,  # below it some tests have failed
         jailed=True,
     ),
+    "instructions": Profile("shape", lambda: INSTRUCTION_ROWS, threshold=1.0),
     "cohort.rewards.gym.rows:gym_verifier": Profile(
         "exact", lambda: load_task_rows("gym:chain_sum"), ("boxed", "tag", "bare"), threshold=1.0
     ),

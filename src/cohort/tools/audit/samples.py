@@ -76,6 +76,45 @@ PLAIN_ROWS = tuple(AuditRow(row.prompt, row.columns, row.gold) for row in (MATH_
 """For rewards of the shape alone, which read no gold."""
 
 
+def make_instruction_row(prompt: str, *instructions: Any, right: tuple[str, ...], wrong: tuple[str, ...]) -> AuditRow:
+    return AuditRow(prompt, {"instructions": list(instructions)}, right=right, wrong=wrong)
+
+
+INSTRUCTION_ROWS: tuple[AuditRow, ...] = (
+    make_instruction_row(
+        'Write {"name": "Ann", "age": 31} once more. Write only the JSON.',
+        {"id": "json_record", "record": {"name": "Ann", "age": 31}},
+        right=('{"name": "Ann", "age": 31}', ' {"age": 31.0, "name": "Ann"}\n'),
+        wrong=(
+            '```json\n{"name": "Ann", "age": 31}\n```',
+            '{"name": "Ann", "age": 31} Done.',
+            '{"name": "Ann", "age": true}',
+            '{"name": "Bob", "age": 31, "name": "Ann"}',
+        ),
+    ),
+    make_instruction_row(
+        "Name fruits as exactly 3 bullet points, such as:\n* one\n* two\n* three\nUse no commas.",
+        {"id": "detectable_format:number_bullet_lists", "num_bullets": 3},
+        {"id": "punctuation:no_comma"},
+        right=("* apple\n* pear\n* plum", "Here they are:\n- apple\n- pear\n- plum"),
+        wrong=("* apple\n* pear\n* ", "* apple\n* pear", "* apple\n* pear\n* plum, or fig", "* a\n* b\n* c\n* d"),
+    ),
+    make_instruction_row(
+        "Write a letter with at least 2 placeholders in square brackets, such as [name] and [address].",
+        {"id": "detectable_content:number_placeholders", "num_placeholders": 2},
+        right=("Dear [name], please come to [address].",),
+        wrong=("[name] [address]", "Dear [] and [ ], hello.", "Dear [name], hello."),
+    ),
+    make_instruction_row(
+        "Write at least 8 words on travelling with the keywords rain and train.",
+        {"id": "keywords:existence", "keywords": ["rain", "train"]},
+        {"id": "length_constraints:number_words", "relation": "at least", "num_words": 8},
+        right=("The train was late because of the rain last night.",),
+        wrong=("rain train", "The training was late because it rained again last night.", "rain train . . . . . . . ."),
+    ),
+)
+"""Rows with right and wrong completions, for the reward that checks instructions."""
+
 RIGHT_TEXTS: dict[str, tuple[str, ...]] = {
     "think_format": ("<think>6*7</think> 42", "<think>\nSix sevens.\n</think>\n\nIt is 42.", "<think>a < b</think>\\boxed{42}")
 }
