@@ -175,8 +175,7 @@ class Bench:
         train = find_recipe(str(recipe), []).train
         steps, every = (2, 1 if stage.every else 0) if self.tiny else (stage.steps, stage.every)
         job = {"folder": str(folder), "recipe": str(recipe), "start": str(find_model_folder("smollm2")), "learning_rate": rate, "steps": steps,
-               "every": every, "seed": find_recipe(str(recipe), []).seed, "micro_rows": train.prompts_per_step * train.group_size,
-               "onednn": read_products(self.out)}  # fmt: skip
+               "every": every, "seed": find_recipe(str(recipe), []).seed, "micro_rows": train.prompts_per_step * train.group_size}  # fmt: skip
         (folder / "job.json").write_text(json.dumps(job, indent=2), encoding="utf-8")
         self.call(name, str(PEER), str(folder / "job.json"))
         timed = json.loads((folder / "steps.json").read_text(encoding="utf-8"))
@@ -224,14 +223,6 @@ def read_clock(folder: Path) -> dict[str, float]:
     lines = [json.loads(line) for line in (folder / "clock.jsonl").read_text(encoding="utf-8").splitlines()]
     pairs = [(old, new) for old, new in pairwise(lines) if new["step"] == old["step"] + 1 and not new["looked"]]
     return {clock: median(new[clock] - old[clock] for old, new in pairs) for clock in ("cpu", "wall")} if pairs else {}
-
-
-def read_products(out: Path) -> str:
-    """The precision mode of float32 products that a Cohort run of this folder chose, so that the peer gets the same one."""
-    for file in sorted((out / "runs").glob("*/summary.json")):
-        if found := json.loads(file.read_text(encoding="utf-8")).get("float32_products"):
-            return str(found)
-    return ""
 
 
 def sum_up(result: Mapping[str, Any]) -> str:

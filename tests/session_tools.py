@@ -216,7 +216,7 @@ class Trap:
     after: bool = False
     """Once the call has returned, instead of before it begins."""
     do: str = ""
-    """Instead of the signal: "sleep 20", "exit" (as sys.exit), "leave" (as os._exit), "hide FOLDER" (from this process alone), "give TEXT"
+    """Instead of the signal: "sleep 20", "exit" (as sys.exit), "leave" (as os._exit), "hide FOLDER" (from this process alone), "threads 2" (of torch), "give TEXT"
     (instead of every call from here on), else the words of a RuntimeError."""
 
     def spring(self) -> None:
@@ -226,6 +226,10 @@ class Trap:
             time.sleep(float(self.do.removeprefix("sleep ")))
         elif self.do.startswith("hide "):
             hide_folder(self.do.removeprefix("hide "))
+        elif self.do.startswith("threads "):
+            import torch
+
+            torch.set_num_threads(int(self.do.removeprefix("threads ")))
         elif self.do == "exit":
             sys.exit(3)
         elif self.do == "leave":

@@ -78,7 +78,7 @@ def test_what_is_no_condition_is_refused_by_name(text, said):
         ("epoch", {}, "did you mean 'rollout/epoch'?"),
         ("steps", {}, "the last step is train.num_steps"),
         ("time/steps", {}, "no metric has this name. All of them"),
-        ("eval/test/pass@1", {}, "only the first set is evaluated, 'held_out'"),
+        ("eval/test/pass@1", {}, "steps evaluate only 'held_out'; write eval/held_out/pass@1"),
         ("eval/greedy", {}, "before and after the run alone"),
         ("time/step", {}, "times differ from machine to machine"),
         ("perf/tokens_per_second", {}, "times differ"),

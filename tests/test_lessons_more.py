@@ -25,7 +25,8 @@ from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.materials import Materials
 from cohort.training.cold_start import supervised_update
 from cohort.training.objective import token_loss
-from cohort.training.preflight import Check, check_invariants, check_rollouts
+from cohort.training.preflight import Check
+from cohort.training.trial_checks import check_invariants, check_rollouts
 from cohort.training.updates import Measured, UpdateMeter, check_same_policy
 from cohort.types import Completion, Outcome, Prompt, Rollout, Sampling
 from conftest import gradients, ragged_examples, relative_difference, rollout, tiny_policy
@@ -64,10 +65,12 @@ def test_the_engine_is_given_the_sampling_of_the_recipe_and_evaluation_its_own(t
     assert stops
     training = Sampling(group_size=4, temperature=0.8, max_completion_tokens=12, stop_ids=stops)
     assert (training.top_p, training.top_k) == (1.0, 0)
-    sampled = Sampling(group_size=2, temperature=0.5, max_completion_tokens=5, stop_ids=stops, top_p=0.9, top_k=3)
-    greedy = next(sampling for sampling in used if sampling.greedy)
-    assert (greedy.group_size, greedy.max_completion_tokens) == (1, 5)
-    assert used == {training, sampled, greedy}
+    sampled = Sampling(
+        group_size=2, temperature=0.5, max_completion_tokens=5, stop_ids=stops, top_p=0.9, top_k=3, with_greedy=True
+    )
+    greedy = sampled.for_sample(2)
+    assert (greedy.temperature, greedy.top_p, greedy.top_k, greedy.max_completion_tokens) == (0.0, 1.0, 0, 5)
+    assert used == {training, sampled}
 
 
 def test_one_token_in_a_thousand_stops_the_run_and_so_do_many_small_differences_and_nan():

@@ -28,6 +28,7 @@ from trl import GRPOConfig, GRPOTrainer
 from cohort.base.importing import load_function
 from cohort.data.rows import load_rows, render
 from cohort.model.chat import ChatCodec
+from cohort.ops.products import choose_products, use_products
 from cohort.recipe.file import load_recipe
 
 
@@ -65,8 +66,6 @@ def main(job_file: str) -> None:
     folder = Path(job["folder"])
     recipe = load_recipe(Path(job["recipe"]))
     on_gpu = torch.cuda.is_available()
-    if job["onednn"]:  # the setting that Cohort's own float32 products use
-        torch.backends.mkldnn.matmul.fp32_precision = job["onednn"]
     rows = load_rows(recipe.prompts, recipe.seed)
     messages = [render(row, recipe.prompts, "prompts") for row in rows]
     messages = [text if isinstance(text, list) else [{"role": "user", "content": text}] for text in messages]
@@ -109,8 +108,10 @@ def main(job_file: str) -> None:
         from peft import LoraConfig
 
         peft = LoraConfig(r=recipe.model.lora.rank, lora_alpha=recipe.model.lora.alpha, target_modules="all-linear")
+    model = AutoModelForCausalLM.from_pretrained(job["start"], dtype=torch.float32)
+    use_products(choose_products(model, torch.float32), model, "Cohort")  # on a CPU, the library that Cohort multiplies with
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(job["start"], dtype=torch.float32),
+        model=model,
         reward_funcs=reward,
         args=settings,
         train_dataset=dataset,

@@ -100,7 +100,7 @@ def plural(words: str) -> str:
 
 def home(section: type[BaseModel]) -> str:
     """The heading under which the keys of a section are listed."""
-    return next(heading(path, model).strip("`") for path, model in sections() if model is section)
+    return next(heading(path, model).strip("`") for path, model in sections() if issubclass(section, model))
 
 
 def allowed_words(field: FieldInfo) -> str:

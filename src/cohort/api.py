@@ -55,8 +55,8 @@ def train(
     recipe: a TOML file or the name of a built-in recipe to start from.
     monitors: objects that watch beside those of the recipe, with any of the methods of `cohort.observe.monitors.Monitor`; or a
     dict with words of [monitors].
-    evaluate_on: rows or a path to evaluate on before and after, read as the prompts are; or a dict of several such sets by name.
-    Without it a share of the prompts is held out.
+    evaluate_on: rows or a path to evaluate on before and after, read as the prompts are; or a dict of several such sets by name, each
+    rows, a path, or {"prompts": ..., "rewards": ...} with rewards of its own. Without it a share of the prompts is held out.
     tokenizer: of a loaded model; by default the one where the model was loaded from.
     settings: every other keyword is a recipe word (`group_size=8`, or words of a section: `evaluation={"samples": 4}`).
     """
@@ -72,12 +72,14 @@ def train(
     if isinstance(monitors, Mapping):
         values["monitors"], monitors = dict(monitors), ()
     materials = replace(materials, monitors=check_monitors(monitors))
-    resolved = load_recipe(None if recipe is None else find_recipe_path(recipe), values=values)
-    if resolved.monitors.console and speaks_to_people():
-        print(describe_start(resolved), flush=True)
+    file = None if recipe is None else find_recipe_path(recipe)
+    resolved = load_recipe(file, values=values)
     if evaluate_on is not None:
         refuse_second_sets(settings, resolved)
-        resolved, materials = add_sets(resolved, evaluate_on, materials)
+        sets, materials = describe_sets(resolved, evaluate_on, materials)
+        resolved = load_recipe(file, values=values | {"evaluation.sets": sets})
+    if resolved.monitors.console and speaks_to_people():
+        print(describe_start(resolved), flush=True)
     return start_session(resolved, materials)
 
 
@@ -97,11 +99,15 @@ def resume(
     monitors: those that the recipe names watch again; objects watch if they are handed in again.
     """
     functions: dict[str, Callable[..., Any]] = {}
-    for entry in list_rewards(rewards, functions):
+    sets = {} if evaluate_on is None else name_sets(evaluate_on)
+    own = [
+        entry for name, one in sets.items() for entry in list_rewards(one.get("rewards", ()), functions, f"evaluate_on.{name}")
+    ]
+    for entry in [*list_rewards(rewards, functions), *own]:
         if entry.get("function") in functions:  # importable by now, perhaps, but not when the run began
             functions.setdefault(f"{PYTHON_PREFIX}{entry['name']}", functions[entry["function"]])
-    sets = {} if evaluate_on is None else name_sets(evaluate_on)
-    return resume_session(os.fspath(run), Materials(prompts, functions, check_monitors(monitors), sets))
+    rows = {name: one["prompts"] for name, one in sets.items() if "prompts" in one}
+    return resume_session(os.fspath(run), Materials(prompts, functions, check_monitors(monitors), rows))
 
 
 def evaluate(
@@ -165,24 +171,27 @@ def name_source(rows: Any) -> tuple[str, Any]:
     return (os.fspath(rows), None) if isinstance(rows, str | os.PathLike) else (PYTHON_ROWS, rows)
 
 
-def name_sets(evaluate_on: Any) -> dict[str, Any]:
-    """Set -> rows or a path. One set alone is called held_out, as a share of the prompts would be."""
+def name_sets(evaluate_on: Any) -> dict[str, Mapping[str, Any]]:
+    """Set -> its "prompts" (rows or a path) and perhaps "rewards". A single set is called held_out, as a share of the prompts would be."""
     if has_splits(evaluate_on):
         raise RecipeError(
             f"evaluate_on: the dataset has the splits {', '.join(evaluate_on)}; give one of them: evaluate_on=data[...]."
         )
     if not isinstance(evaluate_on, Mapping):
-        return {"held_out": evaluate_on}
+        return {"held_out": {"prompts": evaluate_on}}
     if any(isinstance(rows, list) and rows and not isinstance(rows[0], Mapping) for rows in evaluate_on.values()):
         raise RecipeError("evaluate_on: give a list of rows, or a dict of such lists by name; not one mapping of columns.")
-    for name, rows in evaluate_on.items():
+    sets = {name: given if isinstance(given, Mapping) else {"prompts": given} for name, given in evaluate_on.items()}
+    for name, given in sets.items():
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
             raise RecipeError(f"evaluate_on: {name!r} cannot name a set; use letters, digits, '_', '-' and '.'.")
-        if isinstance(rows, Mapping) or not isinstance(rows, os.PathLike | Iterable):
-            raise RecipeError(f"evaluate_on.{name}: give rows or a path; got {type(rows).__name__}.")
-    if not evaluate_on:
+        rows = given.get("prompts", ())
+        if set(given) - {"prompts", "rewards"} or isinstance(rows, Mapping) or not isinstance(rows, os.PathLike | Iterable):
+            what = type(evaluate_on[name]).__name__
+            raise RecipeError(f'evaluate_on.{name}: give rows, a path, or {{"prompts": ..., "rewards": ...}}; got {what}.')
+    if not sets:
         raise RecipeError("evaluate_on: no set in it; give rows, a path, or a dict of such by name.")
-    return dict(evaluate_on)
+    return sets
 
 
 def refuse_second_sets(settings: Mapping[str, Any], recipe: Recipe) -> None:
@@ -198,21 +207,25 @@ def refuse_second_sets(settings: Mapping[str, Any], recipe: Recipe) -> None:
         raise RecipeError("evaluate_on: evaluation.samples is 0, which switches evaluation off; leave one of them out.")
 
 
-def add_sets(recipe: Recipe, evaluate_on: Any, materials: Materials) -> tuple[Recipe, Materials]:
-    """The recipe that evaluates on these, each made into prompts as the training rows are."""
-    sets, handed_in = {}, {}
+def describe_sets(recipe: Recipe, evaluate_on: Any, materials: Materials) -> tuple[dict[str, Any], Materials]:
+    """(evaluation.sets, each made into prompts as the training rows are; the objects that they name)."""
+    sets: dict[str, Any] = {}
+    handed_in, functions = {}, dict(materials.functions)
     for name, given in name_sets(evaluate_on).items():
-        source, rows = name_source(given)
+        if "prompts" not in given:
+            raise RecipeError(f'evaluate_on.{name}: no "prompts" in it; give rows or a path beside "rewards".')
+        source, rows = name_source(given["prompts"])
         if rows is None and not Path(source).expanduser().exists():
             raise RecipeError(
                 f"evaluate_on: {source!r} is no file or folder here{suggest_file(Path(source)) or '.'} A hub dataset or a task needs its "
                 f'split: evaluation={{"sets": {{"NAME": {{"source": ..., "split": ...}}}}}}.'
             )
-        sets[name] = recipe.prompts.model_copy(update={"source": source, "args": {}, "limit": 0, "split": "train"})
+        rewards = list_rewards(given.get("rewards", ()), functions, f"evaluate_on.{name}.rewards")
+        own = {"source": source, "args": {}, "limit": 0, "split": "train", "rewards": rewards}
+        sets[name] = recipe.prompts.model_dump() | own
         if rows is not None:
             handed_in[name] = rows
-    evaluation = recipe.evaluation.model_copy(update={"sets": sets})
-    return recipe.model_copy(update={"evaluation": evaluation}), replace(materials, sets=handed_in)
+    return sets, replace(materials, sets=handed_in, functions=functions)
 
 
 def check_monitors(monitors: Any) -> list[Any]:
@@ -241,12 +254,12 @@ def name_functions(key: str, value: Any) -> Any:
     return spec
 
 
-def list_rewards(rewards: Any, functions: dict[str, Callable[..., Any]]) -> list[dict[str, Any]]:
+def list_rewards(rewards: Any, functions: dict[str, Callable[..., Any]], place: str = "rewards") -> list[dict[str, Any]]:
     if callable(rewards) or isinstance(rewards, str | Mapping):
         rewards = [rewards]
     if not isinstance(rewards, Iterable) or isinstance(rewards, bytes):
-        raise RecipeError(f"rewards: {EXPECTED}, or a list of these; got {rewards!r}.")
-    return [describe_reward(reward, functions, f"rewards.{index}") for index, reward in enumerate(rewards)]
+        raise RecipeError(f"{place}: {EXPECTED}, or a list of these; got {rewards!r}.")
+    return [describe_reward(reward, functions, f"{place}.{index}") for index, reward in enumerate(rewards)]
 
 
 def describe_reward(reward: Any, functions: dict[str, Callable[..., Any]], place: str) -> dict[str, Any]:
@@ -261,5 +274,6 @@ def describe_reward(reward: Any, functions: dict[str, Callable[..., Any]], place
         return entry
     name = entry.get("name") or getattr(function, "__name__", type(function).__name__).strip("<>")
     spec = importable_name(function) or f"{PYTHON_PREFIX}{name}"
-    functions[spec] = function
+    if functions.setdefault(spec, function) != function:
+        raise RecipeError(f'{place}: two parts share a name ({name}); give one of its own: {{"function": ..., "name": ...}}.')
     return entry | {"function": spec, "name": name}

@@ -22,7 +22,7 @@ from cohort.recipe.own import resolve_recipe
 from cohort.recipe.rules import list_trusted_sources, list_warnings
 from cohort.recipe.schema import Recipe
 from cohort.recipe.words import describe_algorithm, describe_template
-from cohort.rewards.base import RewardRunner
+from cohort.rewards.of_run import RunRewards
 from cohort.training import agreement
 
 if TYPE_CHECKING:
@@ -72,9 +72,7 @@ def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None, wor
     try:
         with (
             handle_interrupts(joint=world.size > 1, apart=recipe.parallel.shard == "none"),
-            RewardRunner.from_recipe(
-                recipe.rewards, materials.functions if materials else {}, max_fault_share=recipe.train.max_fault_share
-            ) as rewards,
+            RunRewards.for_run(recipe, materials.functions if materials else {}) as rewards,
         ):
             rewards.world = world
             return Session(folder, recipe, rewards, materials, world).run()
@@ -92,7 +90,7 @@ class Session:
     """The phases of one run. Everything that lasts is in the folder; an instance only walks through it."""
 
     def __init__(
-        self, folder: RunFolder, recipe: Recipe, rewards: RewardRunner, materials: Materials | None, world: World = ALONE
+        self, folder: RunFolder, recipe: Recipe, rewards: RunRewards, materials: Materials | None, world: World = ALONE
     ):
         from cohort.observe.monitors import Monitors, build_monitors
         from cohort.training.state import add_missing_fields
@@ -120,9 +118,9 @@ class Session:
 
     def run(self) -> RunResult:
         """Walk through what is missing. However it ends, what was earned is saved and the folder says how it ended."""
-        from cohort.ops.determinism import deterministic
+        from cohort.ops import determinism, products
 
-        with deterministic(self.recipe.train.deterministic):
+        with determinism.deterministic(self.recipe.train.deterministic), products.restore_products():
             return self._run()
 
     def _run(self) -> RunResult:
@@ -173,8 +171,7 @@ class Session:
                 f"trust_remote_code: Python code that ships with {source} runs here, with your rights and outside of every jail"
             )
         self._say(*(f"warning: {warning}" for warning in list_warnings(recipe)))
-        if told := describe_template(recipe.prompts):
-            self._say(told)
+        self._say(*filter(None, [describe_template(recipe.prompts)]))
         self.materials = keep_rows(recipe, self.folder, self.materials, self._say)
         data = build.load_data(recipe, self.materials)
         self._say(*data.notes)
@@ -185,6 +182,7 @@ class Session:
         threads, exact = torch.get_num_threads(), build.adds_exactly(recipe, self.saved.get("sums"))
         agreement.compare_ranks(self.world, lambda: agreement.list_run_facts(recipe, policy.model, encoded, threads * exact))
         self._say(*agreement.describe_ranks(self.world, policy.device, threads, exact, self.saved.get("threads")))
+        products = build.settle_products(recipe, policy, self.saved.get("products", ""), self.folder)
         policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
         weights = build.make_weights(recipe, policy, Adding(exact, self.world))
         stream = build.make_stream(recipe, encoded)
@@ -195,7 +193,7 @@ class Session:
         # The fewest that any rank has room for: another number could flip near-ties.
         slots = state.slots or -self.world.max(-build.choose_slots(recipe, engine, encoded.train, sampling))
         state.slots = engine.slots = slots
-        state.sums, state.threads = "exact" if exact else "fast", threads
+        state.products, state.sums, state.threads = products, "exact" if exact else "fast", threads
         self._say(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}; {trained}")
         self._say(*agreement.describe_company(self.world, exact, engine.name, engine.capabilities.steady))
         self._say(*policy.notes, *build.describe_adapter(recipe, policy))
@@ -318,7 +316,7 @@ class Session:
 
     def _resume_command(self) -> str:
         """Functions that no other process can import must be handed in again, from Python."""
-        if any(reward.function.startswith("python:") for reward in self.recipe.rewards):
+        if any(reward.function.startswith("python:") for reward in self.recipe.list_rewards().values()):
             return f"cohort.resume({str(self.folder.root)!r}, rewards=[...]) from Python, with the same functions"
         return f"cohort resume {self.folder.root}"
 

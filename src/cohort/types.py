@@ -13,7 +13,7 @@ Example of one rollout of the demo task:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Message = dict[str, Any]
@@ -79,7 +79,7 @@ class Request:
 
     prompt: Prompt
     draw: int
-    """Place of the prompt among those of the step; with `sample` it keys the noise."""
+    """Place of the prompt among those of the step, in evaluation a hash of its content; with `sample` it keys the noise."""
     sample: int
     """Place in the group."""
     prefix: Completion | None = None
@@ -150,10 +150,23 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     """0: no cut. Cuts are for evaluation alone: in training they bias the ratio by the mass they keep."""
+    with_greedy: bool = False
+    """Evaluation only: each group has one more completion, its last, which is greedy."""
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def completions(self) -> int:
+        """Completions of each prompt."""
+        return self.group_size + self.with_greedy
+
+    def for_sample(self, sample: int) -> Sampling:
+        """How the completion at this place in its group is drawn. Cuts cannot change the most likely token: greedy has none."""
+        if self.greedy or not self.with_greedy or sample < self.group_size:
+            return self
+        return replace(self, temperature=0.0, top_p=1.0, top_k=0)
 
 
 NoiseStream = Literal["train", "evaluate", "preflight", "cold_start", "reward_model"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -203,6 +204,27 @@ def test_greedy_logprobs_are_at_temperature_one():
         ):
             expected = plain_logits(model, prompt, completion).log_softmax(-1).max(-1).values
             assert torch.allclose(torch.tensor(completion.sampling_logprobs), expected, atol=1e-5)
+
+
+@ALL
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 5, "top_p": 0.8}])
+def test_a_greedy_completion_beside_sampled_ones_is_the_one_of_a_greedy_call(kind, cuts):
+    """Token for token; on the local engine bit for bit, and so are the sampled ones. 3 slots: greedy rows change their place."""
+    model, prompts = make_model(), make_prompts(9)
+    engine = kind(EngineSetup(model, text_of, slots=3))
+    wanted = sampling(group_size=2, temperature=0.7, **cuts)
+    together = sample_groups(engine, prompts, replace(wanted, with_greedy=True), TRAIN)
+    apart = [sample_groups(engine, prompts, one, TRAIN) for one in (wanted, sampling(temperature=0.0))]
+    assert [len(group) for group in together] == [3] * 9
+    expected = [[*sampled, *greedy] for sampled, greedy in zip(*apart, strict=True)]
+    assert [one.token_ids for one in flat(together)] == [one.token_ids for one in flat(expected)]
+    worst = max(
+        abs(a - b)
+        for ours, theirs in zip(flat(together), flat(expected), strict=True)
+        for a, b in zip(ours.sampling_logprobs, theirs.sampling_logprobs, strict=True)
+    )
+    assert worst <= (1e-5 if kind is CachedEngine else 0.0)
+    assert any(group[0].token_ids != group[2].token_ids for group in together)
 
 
 def test_slot_count_and_order_do_not_matter():

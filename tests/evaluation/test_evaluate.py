@@ -41,8 +41,11 @@ class ScriptedEngine:
         self.calls = []
 
     def generate(self, requests, sampling, noise):
-        self.calls.append((len(requests) // sampling.group_size, sampling, noise, requests[0].draw))
-        words = [request.prompt.columns["script"].split()[request.sample] for request in requests]
+        self.calls.append((sampling, noise, requests))
+        words = [
+            request.prompt.columns["script"].split()[0 if sampling.for_sample(request.sample).greedy else request.sample]
+            for request in requests
+        ]
         return [Completion((5,) * len(w), (-0.1,) * len(w), "length" if len(w) > 3 else "stop", w) for w in words]
 
 
@@ -55,7 +58,7 @@ class Verifier:
     """ "7" is right, "-" has no answer, "?" is unscored."""
 
     def __init__(self, extracts=True):
-        self.extracts = extracts
+        self.has_answers = self.extracts = extracts
 
     def score(self, prompts, completions, *, step, num_steps):
         assert len(prompts) == len(completions)
@@ -73,7 +76,7 @@ class Verifier:
 def run(sets, *, extracts=True, names=None, **options):
     options = {"sampling": SAMPLING, "seed": 3, "step": 10, "greedy": True, "resamples": 200, **options}
     prompts = {name: make_prompts(texts, names) for name, texts in sets.items()}
-    return evaluate(ScriptedEngine(), prompts, Verifier(extracts), **options)
+    return evaluate(ScriptedEngine(), prompts, dict.fromkeys(prompts, Verifier(extracts)), **options)
 
 
 def test_values_by_hand():
@@ -111,7 +114,7 @@ def test_maj_is_null_with_a_reason_without_extracted_answers():
     assert missing.value is None
     assert "extract" in missing.reason
     # A reward that extracts, and a policy that never answers: that is a vote of 0, not a missing number.
-    assert run({"s": ["- - - -"]}, answers=True).sets["s"]["maj@4"].value == 0.0
+    assert run({"s": ["- - - -"]}).sets["s"]["maj@4"].value == 0.0
 
 
 def test_maj_at_8_is_there_when_more_were_drawn():
@@ -122,18 +125,49 @@ def test_maj_at_8_is_there_when_more_were_drawn():
     assert {"pass@1", "pass@2", "pass@4", "pass@8", "pass@16"} <= set(numbers)
 
 
-def test_noise_is_the_same_at_every_step_and_sets_draw_apart():
+def test_all_sets_and_the_greedy_completions_are_one_call_of_the_engine():
+    """With the same noise at every step, and the cuts of the user on all but the greedy completions."""
     engine = ScriptedEngine()
-    sets = {"a": make_prompts(["7 7 7 7", "8 8 8 8"]), "b": make_prompts(["7 8 7 8"])}
+    sets = {"a": make_prompts(["7 7 7 7", "8 8 8 8"]), "b": make_prompts(["7 8 7 8"]), "none": []}
     for step in (0, 50):
-        evaluate(engine, sets, Verifier(), sampling=SAMPLING, seed=3, step=step, greedy=True, resamples=100)
-    first, second = engine.calls[:4], engine.calls[4:]
+        found = evaluate(
+            engine, sets, dict.fromkeys(sets, Verifier()), sampling=SAMPLING, seed=3, step=step, greedy=True, resamples=100
+        )
+    first, second = engine.calls
     assert first == second
-    assert [call[3] for call in first] == [0, 0, 2, 2]
-    assert all((call[2].stream, call[2].step, call[2].seed) == ("evaluate", 0, 3) for call in first)
-    greedy = first[1][1]
-    assert (greedy.temperature, greedy.group_size, greedy.top_p, greedy.top_k) == (0.0, 1, 1.0, 0)
-    assert first[0][1] == SAMPLING  # the user's cuts are honoured in evaluation
+    sampling, noise, requests = first
+    assert (noise.stream, noise.step, noise.seed) == ("evaluate", 0, 3)
+    assert [(request.prompt.content, request.sample) for request in requests] == [
+        (prompt.content, sample) for name in ("a", "b") for prompt in sets[name] for sample in range(5)
+    ]
+    assert [sampling.for_sample(sample) for sample in range(4)] == [sampling] * 4
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 0.9, 5)
+    greedy = sampling.for_sample(4)
+    assert (greedy.temperature, greedy.top_p, greedy.top_k) == (0.0, 1.0, 0)
+    assert [found.counts[name]["completions"] for name in sets] == [8, 4, 0]  # greedy ones are no samples
+    assert [found.sets[name]["greedy"].value for name in ("a", "b")] == [0.5, 1.0]
+    evaluate(engine, sets, dict.fromkeys(sets, Verifier()), sampling=SAMPLING, seed=3, greedy=False, resamples=100)
+    assert len(engine.calls[2][2]) == 12
+
+
+def draws_of(names, **others):
+    """Set "s" -> the draws of its problems, where the others are evaluated beside it."""
+    engine, prompts = ScriptedEngine(), {"s": make_prompts(["7 7 7 7"] * len(names), names)}
+    prompts = {**{name: make_prompts(["7 7 7 7"] * len(of), of) for name, of in others.items()}, **prompts}
+    evaluate(engine, prompts, dict.fromkeys(prompts, Verifier()), sampling=SAMPLING, seed=3, resamples=100)
+    return [request.draw for request in engine.calls[0][2][-5 * len(names) :: 5]]
+
+
+def test_noise_follows_the_content_of_a_problem_and_not_its_row():
+    """Neither the order of the rows nor other sets change it. Copies of a problem have noises of their own."""
+    draws = dict(zip("abcd", draws_of(["a", "b", "c", "d"]), strict=True))
+    assert len(set(draws.values())) == 4
+    assert draws_of(["d", "b", " a\n"]) == [draws["d"], draws["b"], draws["a"]]
+    assert draws_of(["c", "a"], before=["c", "x", "y"]) == [draws["c"], draws["a"]]
+    copies = draws_of(["a", "b", "a", "a"])
+    assert copies[:2] == [draws["a"], draws["b"]]
+    assert len(set(copies)) == 4
+    assert draws_of(["a", "a", "a", "b"]) == [copies[0], copies[2], copies[3], copies[1]]
 
 
 def test_empty_set_and_no_set():

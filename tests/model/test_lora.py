@@ -404,7 +404,7 @@ def test_a_rate_for_full_training_is_warned_about():
     )
     assert list_warnings(load_recipe(overrides=[*pretrained, "learning_rate=1e-5"])) == []
     assert list_warnings(load_recipe(overrides=["model=some/model", "learning_rate=1e-5"])) == []
-    assert "full fine-tuning" in list_warnings(load_recipe(overrides=["model=some/model", "learning_rate=3e-5"]))[0]
+    assert "full fine-tuning" in list_warnings(load_recipe(overrides=["model=some/model", "learning_rate=1e-4"]))[0]
 
 
 @pytest.mark.parametrize("rank", [2, 16])

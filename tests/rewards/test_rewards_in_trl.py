@@ -15,6 +15,7 @@ from cohort.rewards import BUILT_IN
 from conftest import tiny_policy
 
 ROW = {"prompt": "1+2=", "answer": "3", "tests": [{"call": "add", "args": [1, 2], "expected": 3}]}
+ROW["instructions"] = [{"id": "json_record", "record": {"sum": 3}}]
 ARGUMENTS = {
     "regex_format": {"pattern": ".*"},
     "soft_overlong": {"longest": 6, "buffer": 2},

@@ -13,7 +13,8 @@ from rich.console import Console
 import cohort
 from cohort.data.prompts import split_held_out
 from cohort.errors import RunError
-from cohort.evaluation.evaluate import Evaluation, compare
+from cohort.evaluation.estimators import Estimate
+from cohort.evaluation.evaluate import NO_ANSWER, Evaluation, compare
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import build_recipe
 from cohort.recipe.schema import Recipe
@@ -22,6 +23,7 @@ from cohort.tools.evaluate import (
     Target,
     TargetResult,
     print_comparison,
+    print_table,
     refuse_busy_servers,
     refuse_unwritable,
     select_model_words,
@@ -229,6 +231,24 @@ def test_paired_lines_do_not_wrap_and_nothing_in_common_is_said():
     (line,) = printed(result_of("runs/another-long-name", ["x", "y"], ["11", "11"]))
     assert "no problem with a verdict on both sides" in line
     assert "p = " not in line
+
+
+def test_a_table_of_80_columns_keeps_every_label_and_figure():
+    """A reason is a line below the table: as a cell it would squeeze the figures away."""
+    estimates = {
+        "pass@1": Estimate(0.5, 0.25, 0.75, ""),
+        "maj@8": Estimate(None, None, None, NO_ANSWER),
+        "reward": Estimate(0.5, 0.2, 0.8, ""),
+    }
+    counts = {"held_out": {"problems": 128.0, "truncated": 0.125, "length_mean": 12.0}}
+    stream = io.StringIO()
+    evaluation = Evaluation(0, {"held_out": estimates}, counts, {})
+    print_table(Console(file=stream, width=80), result_of("runs/first", [], []).target, evaluation)
+    lines = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+    assert lines[2:] == [
+        "pass@1 50.0 % 25.0 to 75.0", "maj@8 –", "reward 0.500 0.200 to 0.800", "truncated 12.5 %", "mean length 12.0 tokens",
+        f"note: maj@8: {NO_ANSWER}",
+    ]  # fmt: skip
 
 
 def test_a_model_folder_with_a_recipe_and_overrides(world):

@@ -88,7 +88,7 @@ def test_a_step_and_the_best_of_a_run(world, tmp_path):
     assert all(torch.equal(value, saved[name]) for name, value in load_file(one / "model.safetensors").items())
     best, line = exported(folder / "first", tmp_path / "best", checkpoint="best")
     name = json.loads((folder / "first/checkpoints/best.json").read_text())["checkpoint"]
-    assert f"checkpoint {name}, the best by held-out reward" in line
+    assert f"checkpoint {name}, the best by pass@1 on held_out" in line
     saved = load_file(folder / "first/checkpoints" / name / "weights.safetensors")
     assert all(torch.equal(value, saved[key]) for key, value in load_file(best / "model.safetensors").items())
     start, line = exported(folder / "first", tmp_path / "start", checkpoint="start")

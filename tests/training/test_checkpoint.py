@@ -348,7 +348,7 @@ def test_state_in_the_middle_of_a_step_comes_back(tmp_path):
 
     state = fresh(0)
     recipe = load_recipe(overrides=["group_size=3", "minibatches_per_step=2", "kl_coef=0"])
-    state.step, state.cursor, state.best_step, state.best_reward = 4, 8, 3, 0.1 + 0.2
+    state.step, state.cursor, state.best_step, state.best_score = 4, 8, 3, [0.1 + 0.2, 0.5]
     state.begin_batch(batch_of(sample_rollouts(), recipe, step=5))
     for master in state.optimizer.weights.masters.values():
         master.grad = torch.ones_like(master)
@@ -359,11 +359,11 @@ def test_state_in_the_middle_of_a_step_comes_back(tmp_path):
 
     other = fresh(1)
     other.restore(checkpoint.latest(tmp_path).snapshot, find_prompt)
-    assert (other.step, other.cursor, other.best_step, other.best_reward, other.update_metrics) == (
+    assert (other.step, other.cursor, other.best_step, other.best_score, other.update_metrics) == (
         4,
         8,
         3,
-        0.1 + 0.2,
+        [0.1 + 0.2, 0.5],
         [{"loss/total": 0.25}],
     )
     assert other.policy_version == 1

@@ -106,7 +106,7 @@ MOMENTS = {
         Trap("cohort.model.optim:Optimizer.clip_and_step", 9),
     ],
     "during evaluation, then before the rename of a save": [
-        Trap("cohort.evaluation.evaluate:score_groups", 4),
+        Trap("cohort.evaluation.evaluate:score_groups", 3),
         Trap("pathlib:Path.rename", 2),
     ],
     "inside a rollout, then while the model is exported": [
@@ -145,7 +145,7 @@ PLACES = [
     ("shutil:rmtree", 30),
     ("os:fsync", 60),
     ("cohort.engine.slots:choose_tokens", 150),
-    ("cohort.evaluation.evaluate:score_groups", 6),
+    ("cohort.evaluation.evaluate:score_groups", 4),
     ("cohort.training.experience:_score_by_plan", 10),
     ("pyarrow.parquet:write_table", 5),
     ("cohort.loop:observe_step", 5),

@@ -16,6 +16,7 @@ from cohort.engine import make_requests
 from cohort.engine.protocol import EngineSetup, RemoteSetup
 from cohort.engine.vllm import asking, fleet, wire
 from cohort.engine.vllm import engine as engine_module
+from cohort.engine.vllm.answers import write_request
 from cohort.engine.vllm.engine import make_vllm
 from cohort.errors import EngineError
 from cohort.model.policy import Policy
@@ -696,3 +697,12 @@ def test_the_engine_says_what_it_can_do(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         able = connect(policy, [stub], said, tmp_path).capabilities
     assert (able.shares_weights, able.keyed_noise, able.swaps_in_flight) == (False, False, True)
+
+
+def test_a_greedy_completion_is_asked_for_beside_sampled_ones():
+    """One call, three requests: temperature 0 without cuts for the last of the group."""
+    wanted = replace(SAMPLING, group_size=2, top_p=0.9, top_k=4, with_greedy=True)
+    requests = make_requests(PROMPTS[:1], wanted.completions)
+    asked = [write_request(request, wanted, NOISE, "")["sampling_params"] for request in requests]
+    found = [(one["temperature"], one["top_p"], one["top_k"]) for one in asked]
+    assert found == [(0.7, 0.9, 4), (0.7, 0.9, 4), (0.0, 1.0, 0)]

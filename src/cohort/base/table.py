@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def make_table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1, gap: int = 2, title: str = "") -> Table:
+def make_table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1, gap: int = 2) -> Table:
     """For `console.print`. The first `texts` columns stand at the left and may be wrapped; numbers follow, at the right and whole.
 
     Cells are text and never markup: names of sets, runs and files may hold brackets, or what would steer a terminal.
@@ -19,8 +19,7 @@ def make_table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int =
     from rich.table import Table
     from rich.text import Text
 
-    shown = Text(make_printable(title), style="italic") if title else None
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold", title=shown, title_justify="left")
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for place, head in enumerate(heads):
         table.add_column(Text(make_printable(head)), justify="left" if place < texts else "right", no_wrap=place >= texts)
     for cells in rows:

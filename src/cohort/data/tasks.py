@@ -13,10 +13,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cohort.data.column_addition import column_addition
+from cohort.data.json_records import json_records
+from cohort.data.word_problems import word_problems
 from cohort.errors import PromptError
 from cohort.recipe.section import suggest_nearest
 
-TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {"column_addition": column_addition}
+TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
+    "column_addition": column_addition,
+    "json_records": json_records,
+    "word_problems": word_problems,
+}
 
 
 def load_task(name: str, split: str, seed: int, args: Mapping[str, Any]) -> list[dict[str, Any]]:

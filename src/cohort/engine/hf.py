@@ -48,6 +48,7 @@ class HFEngine:
         return completions
 
     def complete(self, request: Request, sampling: Sampling, noise: NoiseKey) -> Completion:
+        sampling = sampling.for_sample(request.sample)
         device, begun = self.model.device, len(request.prefix_ids)
         row_keys_12 = torch.tensor([make_row_key(noise, request.draw, request.sample)], dtype=torch.int32, device=device)
         token_ids: list[int] = []

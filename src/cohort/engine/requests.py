@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from cohort.base.world import ALONE, World
 from cohort.engine.protocol import Engine
 from cohort.errors import EngineError
 from cohort.types import Completion, NoiseKey, Prompt, Request, Sampling
+
+T = TypeVar("T")
 
 
 def make_requests(prompts: Sequence[Prompt], group_size: int, first_draw: int = 0) -> list[Request]:
@@ -18,7 +21,7 @@ def make_requests(prompts: Sequence[Prompt], group_size: int, first_draw: int = 
     ]
 
 
-def regroup(completions: Sequence[Completion], prompts: int, group_size: int) -> list[list[Completion]]:
+def regroup(completions: Sequence[T], prompts: int, group_size: int) -> list[list[T]]:
     return [list(completions[group * group_size : (group + 1) * group_size]) for group in range(prompts)]
 
 
@@ -32,19 +35,19 @@ def sample_groups(
     world: World = ALONE,
     hear: Callable[[int, Completion], None] | None = None,
 ) -> list[list[Completion]]:
-    """One group of `sampling.group_size` completions per prompt. Each process samples its block of the draws.
+    """One group of `sampling.completions` completions per prompt. Each process samples its block of the draws.
 
     `hear`: told of each completion that this process has finished, with its place among those of all groups laid flat.
     """
     block = world.block(len(prompts))
-    requests = make_requests(prompts[block], sampling.group_size, first_draw + block.start)
+    requests = make_requests(prompts[block], sampling.completions, first_draw + block.start)
 
     def tell(request: Request, completion: Completion) -> None:
         assert hear is not None
-        hear((request.draw - first_draw) * sampling.group_size + request.sample, completion)
+        hear((request.draw - first_draw) * sampling.completions + request.sample, completion)
 
     completions = world.compute(lambda: engine.generate(requests, sampling, noise, *([tell] if hear else [])))
-    return regroup(completions, len(prompts), sampling.group_size)
+    return regroup(completions, len(prompts), sampling.completions)
 
 
 def check_prefix(request: Request) -> None:

@@ -18,14 +18,21 @@ from cohort.model.rotary import count_positions
 from cohort.types import Prompt, Sampling
 
 
-def choose_tokens(logits_BV: Tensor, sampling: Sampling, gumbel_BV: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Ids [B] (int64) and float32 log-probs [B] of the next tokens. Greedy sampling takes no noise (None)."""
+def choose_tokens(
+    logits_BV: Tensor, sampling: Sampling, gumbel_BV: Tensor | None, greedy_B: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Ids [B] (int64) and float32 log-probs [B] of the next tokens. Greedy sampling takes no noise (None). greedy_B: the rows that are
+    greedy among others that are not."""
     if sampling.greedy:
         scaled_BV = logits_BV.float()
         ids_B = scaled_BV.argmax(-1)
     else:
         assert gumbel_BV is not None, "sampling at a temperature needs noise"
-        scaled_BV = logits_BV.float() / sampling.temperature
+        temperature: float | Tensor = sampling.temperature
+        if greedy_B is not None:
+            temperature = torch.where(greedy_B, 1.0, sampling.temperature)[:, None]
+            gumbel_BV = gumbel_BV.masked_fill(greedy_B[:, None], 0.0)
+        scaled_BV = logits_BV.float() / temperature
         ids_B = (cut_candidates(scaled_BV, sampling.top_k, sampling.top_p) + gumbel_BV).argmax(-1)
     # log_softmax subtracts the maximum first: logit - logsumexp would round a log-prob near 0 to the scale of the logits.
     logprobs_B = scaled_BV.log_softmax(-1).gather(-1, ids_B[:, None])[:, 0]

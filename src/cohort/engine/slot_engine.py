@@ -89,7 +89,8 @@ class SlotEngine:
         with sampling_mode(self.model), self._drive_modules():
             workspace = self._make_workspace(longest, len(keys), sampling, columns)
             state = workspace.state
-            state.start_call(keys, [request.position + limit for request, limit in zip(requests, most, strict=True)])
+            greedy = [sampling.for_sample(request.sample).greedy for request in requests]
+            state.start_call(keys, [request.position + limit for request, limit in zip(requests, most, strict=True)], greedy)
             slots = min(workspace.slots, len(keys))
             handed: dict[int, Completion] = {}
 

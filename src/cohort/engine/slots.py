@@ -54,6 +54,7 @@ class SlotState:
         self.keys_N2 = zeros(completions, 2)
         self.limits_N = zeros(completions)
         """The position at which each completion is full."""
+        self.greedy_N = zeros(completions, dtype=torch.bool)
         self.token_ids_NT = zeros(completions + 1, columns)
         """One row more than there are completions: finished rows of the plain torch path write there."""
         self.logprobs_NT = zeros(completions + 1, columns, dtype=torch.float32)
@@ -61,12 +62,13 @@ class SlotState:
         self.rows_S = torch.arange(slots, dtype=torch.int32, device=device)
         """0, 1, 2, ...: the rows of a decode step."""
 
-    def start_call(self, keys: Sequence[tuple[int, int]], limits: Sequence[int]) -> None:
-        """A new call: no slot is taken, nothing is written down."""
+    def start_call(self, keys: Sequence[tuple[int, int]], limits: Sequence[int], greedy: Sequence[bool] = ()) -> None:
+        """A new call: no slot is taken, nothing is written down. greedy: which completions are, where only some may be."""
         self.done_S.fill_(1)
         self.positions_S.zero_()
         self.keys_N2[: len(keys)] = torch.tensor(keys, dtype=torch.int32)
         self.limits_N[: len(limits)] = torch.tensor(limits, dtype=torch.int32)
+        self.greedy_N[: len(greedy)] = torch.tensor(greedy, dtype=torch.bool)
         self.logprobs_NT.zero_()
 
     def admit(self, rows: Tensor, owners: Tensor, positions: Tensor, counts: Tensor) -> None:
@@ -87,7 +89,7 @@ class SlotState:
 
     def sample_tokens(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
         """Sample the next token of each row that is not done, and write it down. `advance`: these rows have just fed one."""
-        if self.with_kernels and not sampling.top_k and sampling.top_p == 1.0:
+        if self.with_kernels and not sampling.top_k and sampling.top_p == 1.0 and not sampling.with_greedy:
             self._sample_with_kernels(rows, logits_BV, sampling, advance)
         else:
             self._sample_in_torch(rows, logits_BV, sampling, advance)
@@ -99,10 +101,11 @@ class SlotState:
         sample(logits_BV, slot_of_row_B, self, 0.0 if sampling.greedy else sampling.temperature, advance)
 
     def _sample_in_torch(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
-        counts_B, done_B = self.counts_S[rows], self.done_S[rows]
+        counts_B, done_B, owners_B = self.counts_S[rows], self.done_S[rows], self.owners_S[rows]
         noise_BV = None if sampling.greedy else self.make_noise(self.keys_S2[rows], counts_B, logits_BV.shape[-1])
-        ids_B, logprobs_B = choose_tokens(logits_BV, sampling, noise_BV)
-        owners_B, last = self.owners_S[rows], self.token_ids_NT.shape[0] - 1
+        greedy_B = self.greedy_N[owners_B.long()] if sampling.with_greedy else None
+        ids_B, logprobs_B = choose_tokens(logits_BV, sampling, noise_BV, greedy_B)
+        last = self.token_ids_NT.shape[0] - 1
         live_B = 1 - done_B
         # A row that is done writes into the spare row, at a place that exists.
         at = (torch.where(done_B > 0, last, owners_B).long(), (counts_B * live_B).long())

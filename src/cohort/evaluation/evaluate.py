@@ -2,8 +2,8 @@
 
 Differences from the usual evaluation loop:
 
-- The noise is keyed by (seed, "evaluate", step 0) at every step of training: before and after draw with the same noise on
-  the same problems, so their difference is the policy's and not the dice's.
+- The noise is keyed by (seed, "evaluate", step 0) at every step of training, and by the content of the problem: before and
+  after draw with the same noise on the same problems, whatever the order of the rows and whichever other sets are evaluated.
 - Numbers are estimated per problem and resampled over problems; the verdict matrix is kept, so that two evaluations can be
   compared problem by problem, also from the files of two runs. A problem is known by a hash of its content and its gold
   answer: a row number would pair different problems as soon as two runs differ in seed or source.
@@ -16,20 +16,23 @@ Differences from the usual evaluation loop:
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cohort.base.keyed import keyed_hash
 from cohort.base.text import write_count
 from cohort.base.world import ALONE, World
 from cohort.data.prompts import make_content_key
-from cohort.engine import sample_groups
+from cohort.engine import regroup
 from cohort.evaluation.estimators import Estimate, PairedDifference, estimate, maj_at_k, mean_at_k, paired_test, pass_at_k
-from cohort.types import Completion, NoiseKey, Outcome, Prompt, Sampling
+from cohort.types import Completion, NoiseKey, Outcome, Prompt, Request, Sampling
 
 if TYPE_CHECKING:  # comparing two stored evaluations must not load an engine
     from cohort.engine.protocol import Engine
+    from cohort.rewards.base import RewardRunner
     from cohort.rewards.contract import Scored, Scorer
 
 NO_ANSWER = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
@@ -213,7 +216,7 @@ class SampledSet:
 def evaluate(
     engine: Engine,
     prompts: Mapping[str, Sequence[Prompt]],
-    rewards: Scorer,
+    rewards: Mapping[str, RewardRunner],
     *,
     sampling: Sampling,
     seed: int,
@@ -221,38 +224,43 @@ def evaluate(
     num_steps: int = 0,
     greedy: bool = True,
     resamples: int = 1000,
-    answers: bool | None = None,
     examples: int = 4,
     label: str = "",
     world: World = ALONE,
 ) -> Evaluation:
-    """Sample `sampling.group_size` completions per problem, score them, and estimate.
-
-    answers: whether a reward exposes an extracted answer; None infers it from whether any completion of the set has one.
-    """
+    """Sample `sampling.group_size` completions per problem, score each set with its rewards, and estimate."""
     started = time.monotonic()
-    noise = NoiseKey(seed, "evaluate", step=0)
-    # Greedy draws no noise; cuts of the distribution cannot change the most likely token, so they are switched off.
-    best = replace(sampling, group_size=1, temperature=0.0, top_p=1.0, top_k=0)
-    first_draw = 0
+    sampling, noise = replace(sampling, with_greedy=greedy), NoiseKey(seed, "evaluate", step=0)
+    asked = [pair for problems in prompts.values() for pair in zip(problems, key_draws(problems), strict=True)]
+    mine = asked[world.block(len(asked))]
+    requests = [Request(prompt, draw, sample) for prompt, draw in mine for sample in range(sampling.completions)]
+    # One call for all sets and the greedy completions: a model too large for the caches is read once per step of a call.
+    completions = world.compute(lambda: engine.generate(requests, sampling, noise))
+    groups_PG = iter(regroup(completions, len(asked), sampling.completions))
     sets, counts, per_problem = {}, {}, {}
     rows: list[Mapping[str, Any]] = []
-
-    def draw(problems: Sequence[Prompt], sampling: Sampling) -> tuple[list[list[Completion]], list[list[Outcome]]]:
-        groups = sample_groups(engine, problems, sampling, noise, first_draw, world=world)
-        outcomes = iter(score_groups(rewards, problems, groups, step, num_steps).outcomes)
-        return groups, [[next(outcomes) for _ in group] for group in groups]
-
     for name, problems in prompts.items():
-        groups, outcomes = draw(problems, sampling) if problems else ([], [])
-        most_likely = [row[0] for row in draw(problems, best)[1]] if greedy and problems else []
-        drawn = SampledSet(problems, groups, outcomes, most_likely)
-        first_draw += len(problems)
+        whole = list(islice(groups_PG, len(problems)))
+        scored = score_groups(rewards[name], problems, whole, step, num_steps)
+        outcomes = regroup(scored.outcomes, len(whole), sampling.completions)
+        most_likely = [row[-1] for row in outcomes] if greedy else []
+        samples = slice(sampling.group_size)
+        drawn = SampledSet(problems, [row[samples] for row in whole], [row[samples] for row in outcomes], most_likely)
         per_problem[name] = drawn.list_verdicts()
+        answers = rewards[name].has_answers
         sets[name] = estimate_set(drawn, per_problem[name], list_ks(sampling.group_size), answers, resamples, seed)
         counts[name] = drawn.count()
         rows += drawn.list_examples(name, examples)
     return Evaluation(step, sets, counts, per_problem, tuple(rows), time.monotonic() - started, label)
+
+
+def key_draws(problems: Sequence[Prompt]) -> Iterator[int]:
+    """Of each problem the draw that keys its noise: by its content, and by how many copies stand before it in the set."""
+    copies: Counter[str] = Counter()
+    for problem in problems:
+        content = make_content_key(problem.content)
+        yield keyed_hash("draw", content, copies[content])
+        copies[content] += 1
 
 
 def list_ks(samples: int) -> tuple[int, ...]:
@@ -269,7 +277,7 @@ def score_groups(
 
 
 def estimate_set(
-    drawn: SampledSet, verdicts: ProblemVerdicts, ks: Sequence[int], answers: bool | None, resamples: int, seed: int
+    drawn: SampledSet, verdicts: ProblemVerdicts, ks: Sequence[int], answers: bool, resamples: int, seed: int
 ) -> dict[str, Estimate]:
     """Every number of one set, in the order people read them. Copies of a problem are one, or its interval would be too narrow."""
     success = verdicts.pool_success().values()
@@ -291,9 +299,7 @@ def estimate_set(
     return numbers
 
 
-def estimate_majority(judged: Sequence[Sequence[Outcome]], k: int, answers: bool | None, resamples: int, seed: int) -> Estimate:
-    if answers is None:
-        answers = any(outcome.answer is not None for row in judged for outcome in row)
+def estimate_majority(judged: Sequence[Sequence[Outcome]], k: int, answers: bool, resamples: int, seed: int) -> Estimate:
     if not answers:
         return Estimate(None, None, None, NO_ANSWER)
     votes = [maj_at_k([o.answer for o in row], [bool(o.success) for o in row], min(k, len(row))) for row in judged if row]

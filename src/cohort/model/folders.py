@@ -40,8 +40,7 @@ def refuse_unfit_source(source: str, field: str, *, trusted: bool = False, causa
     if path.is_dir():
         reason = explain_unfit(path, field, trusted, causal)
     elif path.is_file():
-        gguf = path.suffix.lower() == ".gguf"
-        reason = explain_gguf(path) if gguf else "it is a file. Name the folder it lies in, with config.json and the tokenizer"
+        reason = "it is a file. Name the folder it lies in, with config.json and the tokenizer"
     elif path.is_absolute() or source.startswith(("./", "../", "~")):
         reason = "there is no such folder. Give a folder written by save_pretrained, or a hub id (owner/name)"
     else:
@@ -114,8 +113,8 @@ def explain_quantised(config: dict[str, Any]) -> str:
 
 def explain_gguf(file: Path) -> str:
     return (
-        f"{file.name} is a GGUF file, made for llama.cpp: its weights are quantised and cannot be trained. Take the model it was "
-        'made from (safetensors); model.lora.base_dtype = "nf4" makes 4 bits of that one'
+        f"{file.name} is a GGUF file, and a folder is loaded from safetensors. Take the model it was made from; or name the file itself "
+        f"({file}), whose rounded weights are then restored to float32"
     )
 
 

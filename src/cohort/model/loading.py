@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from cohort.errors import ModelError
 from cohort.model import four_bit, lora
 from cohort.model.folders import refuse_unfit_source
+from cohort.model.gguf import find_folder
 from cohort.model.tokenizer import load_tokenizer
 from cohort.recipe.devices import explain_device
 from cohort.recipe.schema import ModelConfig
@@ -119,13 +120,14 @@ def load_pretrained(
     kind: str = CAUSAL,
     safetensors_only: bool = False,
 ) -> tuple[Any, Any]:
-    """A local folder or a hub id through transformers, checked, on `device`. Code that ships with it runs only where `trusted`.
+    """A local folder, a GGUF file or a hub id through transformers, checked, on `device`. Code that ships with it runs only where `trusted`.
 
     base_alone: of a folder that holds a base and an adapter, the base. field: the word of the recipe that names the source.
     kind: the class of transformers that loads it. safetensors_only: files that hold pickles are not read.
     """
     import transformers
 
+    source = find_folder(source, field)
     if lora.is_adapter(source) and not base_alone:
         raise ModelError(explain_adapter(source, field))
     refuse_unfit_source(source, field, trusted=trusted, causal=kind == CAUSAL)

@@ -24,6 +24,7 @@ from cohort.model.chat import ChatCodec
 from cohort.model.examples import Example
 from cohort.model.experts import describe_experts
 from cohort.model.four_bit import count_elements
+from cohort.model.gguf import RESTORED
 from cohort.model.loading import hide_progress_bars
 from cohort.model.own_attention import explain_not_own_attention, prove_padded
 from cohort.model.packing import Layouts, MicroBatch
@@ -74,7 +75,8 @@ class Policy:
         """The processes that score examples together."""
         self.longest = 0
         """Tokens of the longest sequence of the run, once that is known; 0 before."""
-        self.notes = [note for note in (describe_experts(model.config.get_text_config()),) if note]
+        notes = (getattr(model.config, RESTORED, ""), describe_experts(model.config.get_text_config()))
+        self.notes = [note for note in notes if note]
         """What the console says of how this model is trained."""
 
     def hold_lengths(self, longest: int) -> None:

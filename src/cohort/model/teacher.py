@@ -16,6 +16,7 @@ from cohort.errors import ModelError, RunError
 from cohort.model import lora
 from cohort.model.digest import digest_weights, is_whole, sample_weights
 from cohort.model.folders import refuse_unfit_source
+from cohort.model.gguf import find_folder
 from cohort.model.loading import LOADING_PROBLEMS, first_line, load_pretrained, read_tokenizer
 from cohort.model.optim import cast_parameters
 from cohort.model.policy import Policy
@@ -47,7 +48,7 @@ def look_at_teacher(settings: TeacherConfig, policy: Policy, longest: int = 0) -
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    source, revision, trusted = settings.source, settings.revision, settings.trust_remote_code
+    source, revision, trusted = find_folder(settings.source, "teacher.source"), settings.revision, settings.trust_remote_code
     if lora.is_adapter(source):
         raise ModelError(
             f"teacher.source: {source} is a PEFT adapter and not a model. Merge it into its base first; a run's model folder is merged "

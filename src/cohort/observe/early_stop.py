@@ -68,8 +68,33 @@ def find_first_set(recipe: Recipe) -> str:
     return next(iter(recipe.evaluation.sets), HELD_OUT)
 
 
+def read_best(recipe: Recipe) -> tuple[str, str]:
+    """(evaluation set, measure) by which checkpoints.best chooses."""
+    given = recipe.checkpoints.best if isinstance(recipe.checkpoints.best, str) else ""
+    name, _, measure = given.rpartition("/")
+    return name or find_first_set(recipe), measure or "pass@1"
+
+
+def list_sets_on_the_way(recipe: Recipe) -> list[str]:
+    """The sets that are evaluated while training: the first, and the one that checkpoints.best names."""
+    return list(dict.fromkeys([find_first_set(recipe), read_best(recipe)[0]]))
+
+
+def check_best(recipe: Recipe) -> None:
+    """Refuse a checkpoints.best that nothing measures."""
+    name, measure = read_best(recipe)
+    sets, samples = list(recipe.evaluation.sets) or [HELD_OUT], recipe.evaluation.samples
+    measures = ["reward", *(f"pass@{k}" for k in list_ks(samples))] if samples else []
+    if isinstance(recipe.checkpoints.best, str) and (name not in sets or measure not in measures):
+        raise RecipeError(
+            f"checkpoints.best: {recipe.checkpoints.best!r} is no SET/MEASURE that this run evaluates; sets: {', '.join(sets)}; measures: "
+            f"{', '.join(measures) or 'none, for evaluation.samples is 0'}."
+        )
+
+
 def check_conditions(recipe: Recipe) -> None:
     """Refuse a condition that no step could ever meet, before anything is spent."""
+    check_best(recipe)
     for conditions in parse_conditions(recipe.train.stop_when):
         for condition in conditions:
             metric = resolve_set(recipe, condition).metric
@@ -115,8 +140,8 @@ def explain_never_evaluated(recipe: Recipe, name: str, what: str) -> str:
         return "evaluation.samples is 0, so nothing is evaluated. Set it to 8, say, or take a metric of the training."
     if not settings.every_steps:
         return "it is measured before and after the run alone. Set evaluation.every_steps to look at it on the way."
-    if name != find_first_set(recipe):
-        return f"on the way only the first set is evaluated, {find_first_set(recipe)!r}; write eval/{find_first_set(recipe)}/{what}."
+    if name not in (known := list_sets_on_the_way(recipe)):
+        return f"steps evaluate only {' and '.join(map(repr, known))}; write eval/{known[0]}/{what}, or name the set in checkpoints.best."
     return "greedy accuracy is measured before and after the run alone; take eval/pass@1." if what == "greedy" else ""
 
 
@@ -136,7 +161,7 @@ def list_metric_names(recipe: Recipe) -> Iterator[str]:
     samples = recipe.evaluation.samples
     sizes = {"pass": list_ks(samples), "maj": sorted({samples, min(8, samples)}), "mean": (samples,)}
     for metric in METRICS:
-        names = [metric.name.replace("<set>", find_first_set(recipe))]
+        names = list(dict.fromkeys(metric.name.replace("<set>", name) for name in list_sets_on_the_way(recipe)))
         if "<part>" in metric.name:
             names = [metric.name.replace("<part>", part) for part in list_part_names(recipe)]
         if found := re.search(r"(\w+)@<k>", metric.name):

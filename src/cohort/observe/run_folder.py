@@ -338,7 +338,7 @@ def make_paths_absolute(recipe: Recipe) -> Recipe:
     """
 
     def resolve_source(source: str) -> str:
-        return str(Path(source).resolve()) if source not in ("", "scratch") and Path(source).exists() else source
+        return str(Path(source).resolve()) if source not in ("", "scratch", "smollm2") and Path(source).exists() else source
 
     def resolve_prompts(prompts: PromptsConfig) -> PromptsConfig:
         template = read_template(prompts.chat_template) if prompts.chat_template else ""

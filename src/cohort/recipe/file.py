@@ -334,7 +334,7 @@ def mend_value(kind: str, path: str, location: Sequence[Any], given: Any) -> str
         "list_type": f'it is a list of tables; write [[rewards]] in the recipe, or rewards=[{{function="{given}"}}]',
         "too_short": 'at least 1 reward is needed, for example rewards=[{function="math_answer"}]',
     }
-    return rewards.get(kind, "") if path == "rewards" else ""
+    return rewards.get(kind, "") if path.rpartition(".")[2] == "rewards" else ""
 
 
 def add_hint(kind: str, path: str, location: Sequence[Any], given: Any) -> str:

@@ -86,14 +86,23 @@ def find_idle_server_word(r: Recipe) -> str:
 
 
 def find_second_template(r: Recipe) -> str:
-    others = {f"evaluation.sets.{name}": config for name, config in r.evaluation.sets.items()}
+    others: dict[str, Any] = {f"evaluation.sets.{name}": config for name, config in r.evaluation.sets.items()}
     others |= {"cold_start.source": r.cold_start.source} if r.cold_start.source else {}
     return next((place for place, config in others.items() if config.chat_template), "")
 
 
-def find_shared_names(r: Recipe) -> str:
-    names = [name_reward(reward) for reward in r.rewards]
-    return ", ".join(names) if len(set(names)) < len(names) else ""
+def find_unclear_rewards(r: Recipe) -> str:
+    """What is wrong with the rewards of training or of an evaluation set: parts of one name, or two that decide success."""
+    for place, rewards in {
+        "": r.rewards,
+        **{f"evaluation.sets.{name}.": one.rewards for name, one in r.evaluation.sets.items()},
+    }.items():
+        names = [name_reward(reward) for reward in rewards]
+        if sum(reward.outcome for reward in rewards) > 1:
+            return f"{place}rewards: outcome = true on more than one part; exactly one part decides success."
+        if len(set(names)) < len(names):
+            return f"{place}rewards: two parts share a name ({', '.join(names)}); give each its own `name`."
+    return ""
 
 
 def find_ahead(r: Recipe) -> str:
@@ -119,11 +128,7 @@ RULES: tuple[tuple[Callable[[Recipe], Any], str], ...] = (
         find_second_template,
         "{found}.chat_template: a policy is asked in one form. Set prompts.chat_template for the whole run.",
     ),
-    (
-        lambda r: sum(reward.outcome for reward in r.rewards) > 1,
-        "rewards: outcome = true on more than one part; exactly one part decides success.",
-    ),
-    (find_shared_names, "rewards: two parts share a name ({found}); give each its own `name`."),
+    (find_unclear_rewards, "{found}"),
     (lambda r: explain_size(r), "{found}"),
     (
         lambda r: r.monitors.kl and (r.algorithm.data != "policy" or r.algorithm.chosen.region.traits.preference),
@@ -328,6 +333,7 @@ def clips_tokens(recipe: Recipe) -> bool:
 
 
 LORA_RATE = "a rule of thumb: LoRA needs about ten times the rate of full training, 1e-5 to 1e-4 where that takes 1e-6 to 1e-5"
+FULL_RATE = "full fine-tuning with RL works around 1e-6, and up to 3e-5 for models of about 100M parameters"
 RANGES: tuple[tuple[str, float, float, Callable[[Recipe], bool], str], ...] = (
     ("train.group_size", 4, 64, compares_groups, "small groups are often without signal, large ones cost rollouts"),
     ("sampling.temperature", 0.6, 1.0, is_pretrained, "too low and a group holds copies, too high and it holds noise"),
@@ -335,7 +341,7 @@ RANGES: tuple[tuple[str, float, float, Callable[[Recipe], bool], str], ...] = (
     ("algorithm.clip_high", 0.1, 0.3, clips_tokens, "DAPO's clip-higher is 0.28"),
     ("algorithm.kl_coef", 0.0, 0.04, is_pretrained, "more KL than DeepSeekMath used holds the policy at its start"),
     ("optimizer.learning_rate", 1e-5, 1e-3, lambda r: r.model.lora.rank > 0, LORA_RATE),
-    ("optimizer.learning_rate", 1e-7, 1e-5, lambda r: not r.model.lora.rank, "full fine-tuning with RL works around 1e-6"),
+    ("optimizer.learning_rate", 1e-7, 3e-5, lambda r: not r.model.lora.rank, FULL_RATE),
 )
 """What a value is known to work in, for pretrained models: from, to, where it applies, and why."""
 

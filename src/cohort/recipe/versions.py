@@ -106,4 +106,10 @@ def find_function_places(tree: Mapping[str, Any]) -> Iterator[tuple[str, Tree, s
                 yield ".".join([*place, word]), section, word
 
 
-FUNCTION_WORDS = ("rewards.*.function", "prompts.source", "cold_start.source.source", "evaluation.sets.*.source")
+FUNCTION_WORDS = (
+    "rewards.*.function",
+    "prompts.source",
+    "cold_start.source.source",
+    "evaluation.sets.*.source",
+    "evaluation.sets.*.rewards.*.function",
+)

@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from cohort.base.importing import search_current_folder
 from cohort.base.threads import LoopThread, run_concurrently, run_with_limit, split_evenly
@@ -62,13 +62,16 @@ class RewardRunner:
     The recipe has seen to it that each has a name of its own and at most one decides success.
     """
 
-    def __init__(self, parts: Sequence[RewardPart], workers: int = 2, max_fault_share: float = 0.1) -> None:
+    def __init__(
+        self, parts: Sequence[RewardPart], workers: int = 2, max_fault_share: float = 0.1, place: str = "rewards"
+    ) -> None:
+        """place: of the parts in the recipe."""
         if not parts:
             raise RewardError("rewards: at least one part is needed.")
         self.parts = tuple(parts)
         self.notes: list[str] = []
         """What the user should know of where functions run; each is also logged once."""
-        self._bound = [bind_function(part, f"rewards.{index}") for index, part in enumerate(parts)]
+        self._bound = [bind_function(part, f"{place}.{index}") for index, part in enumerate(parts)]
         self._outcome = next((i for i, part in enumerate(parts) if part.outcome), 0)
         self._workers, self._max_fault_share = workers, max_fault_share
         self._pool = HelperPool()
@@ -88,7 +91,8 @@ class RewardRunner:
         parts: Sequence[RewardConfig],
         functions: Mapping[str, Callable[..., Any]] | None = None,
         max_fault_share: float = 0.1,
-    ) -> RewardRunner:
+        place: str = "rewards",
+    ) -> Self:
         """`functions` gives the callables behind names of the Python API, such as "python:correct"."""
         from cohort.recipe.rules import name_reward
 
@@ -97,13 +101,13 @@ class RewardRunner:
             RewardPart(**dict(part) | {"name": name_reward(part), "function": function})
             for part, function in zip(parts, found, strict=True)
         ]
-        return cls(made, max_fault_share=max_fault_share)
+        return cls(made, max_fault_share=max_fault_share, place=place)
 
     # -----------------------------------------------------------------------------------------------------------------
     # Life
     # -----------------------------------------------------------------------------------------------------------------
 
-    def start(self) -> RewardRunner:
+    def start(self) -> Self:
         """Start the workers and have them import the functions: a name that cannot be imported is an error here."""
         if self._closed:
             raise RewardError("The reward runner is closed.")
@@ -158,7 +162,7 @@ class RewardRunner:
         self._pool.close()
         self._loop.close()
 
-    def __enter__(self) -> RewardRunner:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:

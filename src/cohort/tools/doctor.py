@@ -17,7 +17,7 @@ from cohort.errors import EngineError, RankError, RunError
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import Recipe
-from cohort.rewards.base import RewardRunner
+from cohort.rewards.of_run import RunRewards
 from cohort.tools.prediction import HEADS, Table, predict_ranks
 from cohort.tools.set_up import check_processes, join_checks, make_shared_folder
 from cohort.training import agreement
@@ -51,18 +51,17 @@ def examine(world: World, recipe: Recipe, name: str, ranks: int, network_gbit: f
     rows = read_steps(name) if ranks else []
     with (
         make_shared_folder(world, Path(recipe.runs_folder)) as scratch,
-        RewardRunner.from_recipe(recipe.rewards, max_fault_share=recipe.train.max_fault_share) as rewards,
+        RunRewards.for_run(recipe) as rewards,
     ):
         from cohort.observe.monitors import drop_monitors, find_monitor_problems
         from cohort.session import Session
         from cohort.training.preflight import (
             Check,
             check_memory,
-            check_own_functions,
             check_teacher,
             run_cheap_checks,
-            run_trial_checks,
         )
+        from cohort.training.trial_checks import check_own_functions, run_trial_checks
 
         rewards.world = world
         shared = recipe.parallel.shard == "full" and not world.launched

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 from cohort.base.text import make_printable, write_estimate, write_percent
 from cohort.data.rows import suggest_file
 from cohort.errors import CohortError, RunError
-from cohort.evaluation.estimators import FEW_PROBLEMS, Estimate, PairedDifference
+from cohort.evaluation.estimators import FEW_PROBLEMS, PairedDifference
 from cohort.observe.changes import write_difference
 from cohort.observe.run_folder import MODEL_FILES, RunFolder, make_paths_absolute, open_run_at
 from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
 from cohort.recipe.materials import Materials
 from cohort.recipe.schema import Recipe
-from cohort.training.run_weights import Target, find_weights, load_weights
+from cohort.training.run_weights import Target, find_weights, follow_products, load_weights
 
 if TYPE_CHECKING:
     from cohort.evaluation.evaluate import Evaluation
-    from cohort.rewards.base import RewardRunner
+    from cohort.rewards.of_run import RunRewards
     from cohort.training.build import Data
     from cohort.types import Prompt
 
@@ -134,9 +134,9 @@ def refuse_missing_model(target: str) -> None:
             raise RunError(
                 f"{target} is neither a run (it has no recipe.toml) nor a model (it has no {' or '.join(MODEL_FILES)})."
             )
-    elif path.exists():
+    elif path.exists() and path.suffix.lower() != ".gguf":
         raise RunError(f"{target} is a file; name the folder of a run or of a model.")
-    elif not HUB_ID.fullmatch(target) or ("/" in target and any(path.parent.glob("*/recipe.toml"))):
+    elif not path.exists() and (not HUB_ID.fullmatch(target) or ("/" in target and any(path.parent.glob("*/recipe.toml")))):
         # runs/nmae would do as a hub id, but not where runs/ holds runs.
         hint = suggest_file(path) or "."
         raise RunError(f"{target}: no such folder{hint} Name a run, a model folder or a hub id (owner/name).")
@@ -155,13 +155,13 @@ def select_model_words(overrides: Sequence[str]) -> list[str]:
 
 def refuse_lost_rewards(problems: Problems, functions: Container[str] = ()) -> None:
     """A closure, a lambda or a function of a notebook was never written down; only the person still has it."""
-    for number, part in enumerate(problems.recipe.rewards):
+    for place, part in problems.recipe.list_rewards().items():
         if part.function.startswith("python:") and part.function not in functions:
             raise RunError(
                 f"{problems.label}: the reward {part.name or part.function!r} was a Python function that cannot be imported by name "
                 "(a closure, a lambda, a notebook cell), and evaluation needs the function. From Python: cohort.evaluate(run, "
                 "rewards=[function]), or for an unfinished run cohort.resume(run, rewards=[function]). Or put it into a "
-                f"module and name it: --set rewards.{number}.function=package.module:function"
+                f"module and name it: --set {place}.function=package.module:function"
             )
 
 
@@ -207,13 +207,13 @@ def load_problems(problems: Problems) -> Data:
 
 def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems) -> list[TargetResult]:
     """One after another, each printed as soon as it is there."""
-    from cohort.rewards.base import RewardRunner
+    from cohort.rewards.of_run import RunRewards
 
     refuse_busy_servers(problems)
     recipe = problems.recipe
     results = []
     # Reward workers start before torch is imported, as in training.
-    with RewardRunner.from_recipe(recipe.rewards, max_fault_share=recipe.train.max_fault_share) as rewards:
+    with RunRewards.for_run(recipe) as rewards:
         data = load_problems(problems)
         for target in targets:
             say(console, f"evaluating {target.label}{f': {target.words}' if target.words else ''}")
@@ -222,7 +222,7 @@ def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems
     return results
 
 
-def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RewardRunner) -> TargetResult:
+def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RunRewards) -> TargetResult:
     """Load, sample, score. Of the target's own recipe the model alone counts."""
     from cohort.evaluation.evaluate import evaluate
     from cohort.training import build
@@ -240,20 +240,20 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
             say(console, f"warning: {name}: {encoded.reports[name]}")
     policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
     seen = count_seen_problems(console, target, problems, sets)
-    engine, _ = build.make_engine(recipe, policy, say=functools.partial(say, console))
-    engine.sync(policy.read_weights(), 0)
-    evaluation = evaluate(
-        engine,
-        sets,
-        rewards,
-        sampling=make_evaluation_sampling(recipe, sampling),
-        seed=recipe.seed,
-        greedy=recipe.evaluation.greedy,
-        resamples=recipe.evaluation.resamples,
-        answers=rewards.has_answers,
-        label=target.label,
-    )
-    engine.close()
+    with follow_products(target.folder, policy, build.compute_dtype(target.recipe)):
+        engine, _ = build.make_engine(recipe, policy, say=functools.partial(say, console))
+        engine.sync(policy.read_weights(), 0)
+        evaluation = evaluate(
+            engine,
+            sets,
+            {name: rewards.for_set(name) for name in sets},
+            sampling=make_evaluation_sampling(recipe, sampling),
+            seed=recipe.seed,
+            greedy=recipe.evaluation.greedy,
+            resamples=recipe.evaluation.resamples,
+            label=target.label,
+        )
+        engine.close()
     return TargetResult(target, evaluation, seen)
 
 
@@ -307,17 +307,20 @@ def print_table(console: Any, target: Target, result: Evaluation) -> None:
 
     for name, estimates in result.sets.items():
         counts = result.counts[name]
-        rows = [(what, *write_cells(what, estimate)) for what, estimate in estimates.items()]
+        # A reward is no share: shaping takes it anywhere.
+        written = {
+            what: write_estimate(one.value, one.low, one.high, share=what != "reward") for what, one in estimates.items()
+        }
+        rows = [(what, value, interval.strip("[]").replace(", ", " to ")) for what, (value, interval) in written.items()]
         rows.append(("truncated", write_percent(counts["truncated"], 1), ""))
         rows.append(("mean length", f"{counts['length_mean']:.1f}", "tokens"))
-        title = f"{target.label} on {name}: {counts['problems']:.0f} problems"
-        console.print(make_table(("", "value", "95 % interval"), rows, title=title))
+        say(console, f"{target.label} on {name}: {counts['problems']:.0f} problems")
+        console.print(make_table(("", "value", "95 % interval"), rows))
+        missing: dict[str, list[str]] = {}
+        for what, (_, interval) in written.items():
+            if not interval and estimates[what].reason:
+                missing.setdefault(estimates[what].reason, []).append(what)
+        for reason, figures in missing.items():
+            say(console, f"note: {', '.join(figures)}: {reason}")
         if counts["problems"] < FEW_PROBLEMS:
             say(console, f"note: {name} has fewer than {FEW_PROBLEMS} problems, so few differences will be clear")
-
-
-def write_cells(what: str, estimate: Estimate) -> tuple[str, str]:
-    """(value, interval), or why there is none."""
-    # A reward is no share: shaping takes it anywhere.
-    value, interval = write_estimate(estimate.value, estimate.low, estimate.high, share=what != "reward")
-    return value, interval.strip("[]").replace(", ", " to ") or estimate.reason

@@ -267,7 +267,9 @@ def read_config(model: str) -> dict[str, Any]:
 
 def find_model(recipe: Recipe, run: RunFolder | None) -> str:
     """A folder or hub id that vLLM can load: with the very weights that the run begins with, which an adapter needs below it."""
-    source = recipe.model.source
+    from cohort.model.gguf import find_folder
+
+    source = find_folder(recipe.model.source)
     if source == PYTHON_MODEL:
         raise RunError("model: it was handed in from Python; start the run first, and name its folder: cohort serve runs/NAME")
     kept = Path(recipe.runs_folder) / "served"

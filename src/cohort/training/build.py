@@ -24,9 +24,11 @@ from cohort.model.loading import load_adapted, load_model, load_pretrained, pick
 from cohort.model.optim import Adding, MasterWeights
 from cohort.model.policy import Policy
 from cohort.model.rotary import count_positions
+from cohort.observe.run_folder import RunFolder
+from cohort.ops.products import ONEDNN, choose_products, use_products
 from cohort.recipe.materials import PYTHON_ROWS, Materials
 from cohort.recipe.rules import gold_column
-from cohort.recipe.schema import PromptsConfig, Recipe
+from cohort.recipe.schema import EvaluationSetConfig, PromptsConfig, Recipe
 from cohort.recipe.servers import count_longest_rollout
 from cohort.types import Prompt, Sampling
 
@@ -56,7 +58,7 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
         return load_rows(config, seed, handed_in, section)
 
     rows = load(recipe.prompts, materials.rows, "prompts", recipe.seed)
-    sets = {
+    sets: dict[str, tuple[PromptsConfig, list[Row]]] = {
         name: (config, load(config, materials.sets.get(name), f"evaluation.sets.{name}", seed))
         for name, config in evaluation.sets.items()
     }
@@ -77,9 +79,15 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
 
 def collect_alphabet(data: Data, recipe: Recipe) -> list[str]:
     """Every text a character tokenizer must be able to write: prompts, answers and demonstrations, evaluation included."""
-    columns = {recipe.prompts.prompt_column, gold_column(recipe.rewards), recipe.cold_start.completion_column, CHOSEN, REJECTED}
+    golds = {find_gold_column(recipe, config) for config in (recipe.prompts, *(config for config, _ in data.sets.values()))}
+    columns = {*golds, recipe.prompts.prompt_column, recipe.cold_start.completion_column, CHOSEN, REJECTED}
     groups = [data.train, *(rows for _, rows in data.sets.values()), data.demonstrations[1] if data.demonstrations else []]
     return [str(row[column]) for rows in groups for row in rows for column in columns if column in row]
+
+
+def find_gold_column(recipe: Recipe, config: PromptsConfig) -> str:
+    """The column of the right answer, by the rewards that judge these rows."""
+    return gold_column((config.rewards if isinstance(config, EvaluationSetConfig) else []) or recipe.rewards)
 
 
 def load_policy(recipe: Recipe, data: Data, source: str | Path | None = None) -> Policy:
@@ -237,7 +245,7 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
         told = config.template_args or recipe.prompts.template_args
         codec = codecs[name] = policy.codec.use_template_args(told, f"{section}.template_args")
         prompts, reports[name] = make_prompts(
-            rows, config, codec.encode, policy.tokenizer.unk_token_id, gold_column(recipe.rewards)
+            rows, config, codec.encode, policy.tokenizer.unk_token_id, find_gold_column(recipe, config)
         )
         idle = [word for word in ("template_args", "chat_template") if getattr(config, word)]
         if idle and not any(prompt.is_chat for prompt in prompts):
@@ -318,6 +326,17 @@ def find_longest_sequence(recipe: Recipe, encoded: EncodedData, sampling: Sampli
     lengths += [len(prompt.token_ids) + evaluated for prompts in encoded.sets.values() for prompt in prompts]
     lengths += [row.longest for row in (*encoded.demonstrations, *encoded.pairs)]
     return max(lengths, default=0)
+
+
+def settle_products(recipe: Recipe, policy: Policy, begun: str, folder: RunFolder) -> str:
+    """Choose the library of float32 products on the main rank, use it on all and write it down. begun: the choice a resumed run started with."""
+    chosen = policy.world.on_main(lambda: begun or choose_products(policy.model, compute_dtype(recipe)))
+    use_products(chosen, policy.model, f"the run {folder.root}")
+    if chosen:
+        folder.write_json(folder.summary_file, folder.read_summary() | {"products": chosen})
+    if chosen == ONEDNN:
+        policy.notes.append("float32 products by oneDNN: within rounding of MKL on this CPU, and faster")
+    return chosen
 
 
 def make_engine(

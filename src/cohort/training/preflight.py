@@ -9,38 +9,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-
-from cohort.algorithms.registry import SAMPLED
-from cohort.engine.mismatch import find_mismatch_limit
-from cohort.errors import CohortError, ModelError, RewardError
-from cohort.evaluation.estimators import FEW_PROBLEMS, predict_useful_share, why_no_interval
+from cohort.engine.stop import make_list
+from cohort.errors import ModelError, RewardError
+from cohort.evaluation.estimators import FEW_PROBLEMS, why_no_interval
 from cohort.evaluation.evaluate import make_problem_key
-from cohort.model.critic import NoCritic
-from cohort.model.examples import make_examples
+from cohort.model.chat import find_end_of_turn_id
 from cohort.model.experts import ASKED_FOR
 from cohort.model.rotary import count_positions
 from cohort.model.teacher import look_at_teacher
 from cohort.recipe.foreign import explain_missing
-from cohort.recipe.rules import measures_kl, scores_prompts
+from cohort.recipe.rules import scores_prompts
+from cohort.rewards.base import RewardRunner
 from cohort.rewards.format import asks_for_form
 from cohort.rewards.math.find import write_cell
 from cohort.rewards.summing import fails_everywhere
 from cohort.sandbox import JailUnavailable, find_tier
 from cohort.training.build import EncodedData
-from cohort.training.drawing import Collected
-from cohort.training.experience import Models, credit_tokens, make_batch, measure_rollouts
 from cohort.training.memory_estimate import MemoryEstimate, describe_memory, estimate_memory, fit_slots
-from cohort.training.objective import needs_critic, pack_minibatch, score_tokens, token_loss
 from cohort.training.parts import Parts
 from cohort.training.run_numbers import measure_room, read_model_numbers, read_run_numbers
-from cohort.training.stages import sample_rollouts
-from cohort.types import Completion, NoiseKey, Outcome, Prompt, Rollout
+from cohort.types import Completion, Outcome, Prompt
 
 Level = Literal["ok", "warning", "failure"]
 GOLD_ROWS = 64
-TRIAL_PROMPTS = 32
-OWN_PROMPTS = 8
 
 
 @dataclass(frozen=True)
@@ -55,21 +46,21 @@ class Check:
 def run_cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
     """No forward pass: servers, rewards on golds, sampling, lengths, memory."""
     reach_servers(parts)
+    judged = {"": encoded.train} | {name: encoded.sets[name] for name in parts.rewards.sets}
     rows = [*check_reward_columns(parts, encoded)] or [
-        *check_unusable_rows(parts, encoded.train),
-        *check_golds(parts, encoded.train),
+        check
+        for name, prompts in judged.items()
+        for check in (*check_unusable_rows(parts, prompts, name), *check_golds(parts, prompts, name))
     ]
     teacher, parameters = check_teacher(parts, encoded)
-    model = [*check_model(parts), check_sampling(parts), check_prompt_lengths(parts, encoded), *teacher]
+    model = [
+        *check_model(parts),
+        check_sampling(parts),
+        check_prompt_lengths(parts, encoded),
+        *check_form(parts, encoded),
+        *teacher,
+    ]
     return [*check_jail(parts), *rows, *check_problem_counts(parts), *model, check_memory(parts, encoded, parameters)]
-
-
-def run_trial_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
-    """Rollouts on a few prompts with the starting policy, and the invariants that must hold at step 1."""
-    prompts = parts.stream.take(0, TRIAL_PROMPTS)
-    parts.engine.sync(parts.policy.read_weights(), 0)
-    rollouts = sample_rollouts(parts, prompts, parts.sampling, NoiseKey(parts.recipe.seed, "preflight", 0), 1)
-    return [*check_rollouts(parts, rollouts), check_invariants(parts, rollouts)]
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
@@ -83,10 +74,14 @@ def reach_servers(parts: Parts) -> None:
 
 def check_reward_columns(parts: Parts, encoded: EncodedData) -> Iterator[Check]:
     """A column that a reward needs and no row has: said before anything is trained, for the first call would stop the run."""
-    rows: dict[str, Sequence[Prompt]] = {"prompts": encoded.train} if scores_prompts(parts.recipe) else {}
-    for place, prompts in (rows | {f"evaluation set {name}": prompts for name, prompts in encoded.sets.items()}).items():
+    # Rows whose completions the rewards will be called on; demonstrations and pairs are trained on unscored.
+    judged: list[tuple[str, RewardRunner, Sequence[Prompt]]] = (
+        [("prompts", parts.rewards, encoded.train)] if scores_prompts(parts.recipe) else []
+    )
+    judged += [(f"evaluation set {name}", parts.rewards.for_set(name), prompts) for name, prompts in encoded.sets.items()]
+    for place, rewards, prompts in judged:
         try:
-            parts.rewards.check_columns(prompts)
+            rewards.check_columns(prompts)
         except RewardError as problem:
             yield Check("failure", "columns", f"{place}: {problem}", blocks=True)
 
@@ -130,11 +125,11 @@ def check_jail(parts: Parts) -> Iterator[Check]:
         yield Check("ok", "jail", f"model text that could run as code goes to a {tier} jail")
 
 
-def check_unusable_rows(parts: Parts, prompts: Sequence[Prompt]) -> Iterator[Check]:
-    """Rows whose gold answer or tests can never be used: each would cost its rollouts and teach nothing."""
-    for part, problems in parts.rewards.find_unusable(prompts).items():
+def check_unusable_rows(parts: Parts, prompts: Sequence[Prompt], name: str = "") -> Iterator[Check]:
+    """Rows whose gold answer or tests can never be used: each would cost its rollouts and teach nothing. name: of their evaluation set."""
+    for part, problems in parts.rewards.for_set(name).find_unusable(prompts).items():
         row, reason = problems[0]
-        text = f"{len(problems)} of {len(prompts)} rows can never be scored by {part}; the first is row {row}: {reason}"
+        text = f"{len(problems)} of {len(prompts)} rows{f' of {name}' * bool(name)} can never be scored by {part}; the first is row {row}: {reason}"
         allowed = parts.recipe.train.max_fault_share
         if len(problems) > allowed * len(prompts):  # a step would lose more than it may, sooner or later
             advice = f"{text}. That is more than train.max_fault_share = {allowed:g}: mend or remove these rows."
@@ -143,30 +138,33 @@ def check_unusable_rows(parts: Parts, prompts: Sequence[Prompt]) -> Iterator[Che
             yield Check("warning", "golds", f"{text}. Mend or remove these rows.")
 
 
-def check_golds(parts: Parts, prompts: Sequence[Prompt]) -> list[Check]:
-    """Gold answers must score, and the answers of other rows must not: a verifier bug is a corrupted gradient."""
+def check_golds(parts: Parts, prompts: Sequence[Prompt], name: str = "") -> list[Check]:
+    """Gold answers must score, and the answers of other rows must not: a verifier bug is a corrupted gradient. name: of their evaluation set."""
+    rewards, of_set = parts.rewards.for_set(name), f" of {name}" * bool(name)
     column = parts.recipe.cold_start.completion_column
     rows = [prompt for prompt in prompts[: 4 * GOLD_ROWS] if list_gold_forms(prompt, column)][:GOLD_ROWS]
     if len(rows) < 2:
-        return [Check("ok", "golds", "not checked: the rows have neither an `answer` nor a demonstration column")]
+        return [Check("ok", "golds", f"not checked: the rows{of_set} have neither an `answer` nor a demonstration column")]
     # A row after it with another answer; none where all answers are the same.
     others = [next((one for one in [*rows[at:], *rows[:at]] if one.gold != row.gold), None) for at, row in enumerate(rows)]
-    formats = [part.name for part in parts.rewards.parts if asks_for_form(part.function)]
+    formats = [part.name for part in rewards.parts if asks_for_form(part.function)]
     forms_P, right = [list_gold_forms(row, column, bool(formats)) for row in rows], list[bool]()
     try:
-        right, formed = score_best_forms(parts, rows, forms_P, formats)
-        wrong, _ = score_best_forms(parts, rows, [list_gold_forms(other, column) if other else [] for other in others])
+        right, formed = score_best_forms(parts, rewards, rows, forms_P, formats)
+        wrong, _ = score_best_forms(parts, rewards, rows, [list_gold_forms(other, column) if other else [] for other in others])
     except RewardError as problem:
         outcomes, advice = problem.outcomes, "A text that a reward cannot read has to score 0.0: fix the function."
         lost = not outcomes or fails_everywhere(outcomes, [row for row, forms in enumerate(forms_P) for _ in forms])
-        blocks = lost and not right and (scores_prompts(parts.recipe) or bool(parts.evaluation_sets))
-        return [Check("failure", "golds", f"the reward functions fail on gold answers: {problem}\n{advice}", blocks=blocks)]
+        blocks = lost and not right and (bool(of_set) or scores_prompts(parts.recipe) or bool(parts.evaluation_sets))
+        return [
+            Check("failure", "golds", f"the reward functions fail on gold answers{of_set}: {problem}\n{advice}", blocks=blocks)
+        ]
     # A demonstration is the right answer in the right form; guessed wrappings of an answer may miss a form of the user's own.
     fails_below = 0.5 if column in rows[0].columns else -1.0
-    what = f"gold answers score as success{describe_forms(formats, formed)}"
+    what = f"gold answers{of_set} score as success{describe_forms(formats, formed)}"
     return [
         judge_share("golds", right, what, low=0.99, fails_below=fails_below),
-        judge_share("shuffled golds", wrong, "answers of other rows score as success", high=0.01),
+        judge_share("shuffled golds", wrong, f"answers of other rows{of_set} score as success", high=0.01),
     ]
 
 
@@ -187,7 +185,7 @@ def list_gold_forms(row: Prompt, column: str, thinking: bool = False) -> list[st
 
 
 def score_best_forms(
-    parts: Parts, rows: Sequence[Prompt], forms_P: Sequence[Sequence[str]], formats: Sequence[str] = ()
+    parts: Parts, rewards: RewardRunner, rows: Sequence[Prompt], forms_P: Sequence[Sequence[str]], formats: Sequence[str] = ()
 ) -> tuple[list[bool], bool]:
     """(per row with a form, whether any of its forms is a success; whether every row has one that all parts of `formats` pay).
 
@@ -198,7 +196,7 @@ def score_best_forms(
         Completion(tuple(parts.policy.tokenizer(text, add_special_tokens=False)["input_ids"]), (), "stop", text)
         for _, _, text in flat
     ]
-    scored = parts.rewards.score([row for _, row, _ in flat], completions, step=1, num_steps=parts.recipe.train.num_steps)
+    scored = rewards.score([row for _, row, _ in flat], completions, step=1, num_steps=parts.recipe.train.num_steps)
     outcomes_P: dict[int, list[Outcome]] = {}
     for (number, _, _), outcome in zip(flat, scored.outcomes, strict=True):
         outcomes_P.setdefault(number, []).append(outcome)
@@ -251,6 +249,27 @@ def check_sampling(parts: Parts) -> Check:
     if not sampling.stop_ids:
         return Check("warning", "sampling", f"{text}. Every completion will run to the limit: name a token in sampling.stop.")
     return Check("ok", "sampling", text)
+
+
+def check_form(parts: Parts, encoded: EncodedData) -> Iterator[Check]:
+    """Plain text for a model that was tuned on chats: it then continues the text, or writes to the limit, where it should answer.
+
+    Base models may have a chat template too; they do not end at the end of a turn. Whoever writes prompts.template, or special tokens
+    into the prompts, has chosen the form.
+    """
+    tokenizer, settings = parts.policy.tokenizer, parts.recipe.prompts
+    ends = {tokenizer.eos_token_id, *make_list(parts.policy.model.generation_config.eos_token_id)}
+    tuned = (end := find_end_of_turn_id(tokenizer)) is not None and end in ends
+    texts = [prompt.content for prompt in encoded.train if isinstance(prompt.content, str)]
+    marked = any(token in text for text in texts[:GOLD_ROWS] for token in tokenizer.all_special_tokens)
+    if tuned and texts and len(texts) == len(encoded.train) and not settings.template and not marked:
+        yield Check(
+            "warning",
+            "prompts",
+            "the model is tuned on chats (its tokenizer has a chat template), and all prompts are plain text, which it will continue instead "
+            f'of answering. Set prompts.system, which makes chats of them, or give messages: "{settings.prompt_column}": [{{"role": "user", '
+            f'"content": ...}}]. If plain text is meant: prompts.template = "{{{settings.prompt_column}}}".',
+        )
 
 
 def describe_generation(parts: Parts) -> str:
@@ -309,92 +328,3 @@ def estimate_rank(parts: Parts, encoded: EncodedData, teacher_parameters: int, r
         slots = fit_slots(needed, measure_room(parts.policy.device))
         needed = estimate_memory(needed.model, replace(needed.run, slots=slots))
     return needed
-
-
-def check_rollouts(parts: Parts, rollouts: Sequence[Rollout]) -> Iterator[Check]:
-    size = parts.sampling.group_size
-    metrics = measure_rollouts(rollouts, 0)
-    groups = [rollouts[at : at + size] for at in range(0, len(rollouts), size)]
-    rates = [sum(bool(rollout.outcome.success) for rollout in group) / len(group) for group in groups]
-    mean = sum(rates) / len(rates)
-    # A rate of 0 or 1 out of `size` draws is not a probability of 0 or 1: each is pulled towards the mean of all prompts,
-    # with the weight of two draws, and the mean itself away from 0 and 1 by half a draw.
-    pooled = (mean * len(rollouts) + 0.5) / (len(rollouts) + 1)
-    predicted = sum(predict_useful_share((rate * size + 2 * pooled) / (size + 2), size) for rate in rates) / len(rates)
-    seen = sum(0 < rate < 1 for rate in rates)
-    cut = f"{metrics['rollout/truncated']:.0%} of completions were cut at {parts.sampling.max_completion_tokens} tokens; mean length {metrics['rollout/length_mean']:.0f}"
-    untrained = parts.recipe.cold_start.num_steps > 0
-    if metrics["rollout/truncated"] > 0.3 and not untrained:
-        yield Check("warning", "truncation", f"{cut}. Raise sampling.max_completion_tokens.")
-    else:
-        yield Check("ok", "truncation", cut + (" (before the cold start)" if untrained else ""))
-    text = f"{mean:.1%} success on {len(groups)} prompts x {size}; groups with signal: {seen} of {len(groups)} seen, {predicted:.0%} predicted"
-    if untrained:
-        yield Check("ok", "success", f"{text} (before the cold start, which comes first)")
-    elif seen == 0 and mean < 0.5:
-        hint = "Too hard or not parsed: try easier prompts, a cold start, or look at a completion."
-        yield Check("warning", "success", f"{text}. {hint}")
-    elif seen == 0:
-        yield Check("warning", "success", f"{text}. Too easy: nothing is left to learn from.")
-    else:
-        yield Check("ok", "success", text)
-    distinct = metrics["rollout/distinct"]
-    level: Level = "ok" if distinct > 1.5 / size or size == 1 else "warning"
-    yield Check(level, "diversity", f"{distinct:.0%} of the completions of a group are distinct")
-    best = max(rollouts, key=lambda rollout: (rollout.outcome.reward or 0.0, -rollout.completion.length))
-    shown = f"{best.prompt.content!r} -> {best.completion.text[:200]!r} (reward {best.outcome.reward})"
-    yield Check("ok", "example", shown)
-
-
-@torch.no_grad()
-def check_invariants(parts: Parts, rollouts: Sequence[Rollout]) -> Check:
-    """Ratio 1 between engine and trainer, log-probs <= 0, KL 0 to a copy of the weights."""
-    scored = [rollout for rollout in rollouts if rollout.outcome.reward is not None]
-    examples = make_examples(scored)
-    if not examples:
-        return Check("failure", "step 1", "no completion was scored, so nothing could be compared")
-    policy = parts.policy.score_examples(examples, parts.recipe.train.micro_batch_tokens)
-    again = parts.policy.score_examples(examples, parts.recipe.train.micro_batch_tokens)
-    compared = zip(policy, examples, strict=True)
-    mismatch = torch.cat([(ours - one.sampling_logprobs_T)[one.loss_mask_T].abs() for ours, one in compared])
-    drift = max(float((ours - twice).abs().max()) for ours, twice in zip(policy, again, strict=True))
-    limit = find_mismatch_limit(parts.policy.model, parts.engine.capabilities.rounding)
-    largest, highest = float(mismatch.max()), max(float(ours.max()) for ours in policy)
-    text = f"max |log ratio| engine to trainer {largest:.1e} (limit {limit:.0e}), largest log-prob {highest:.1e}, KL to equal weights {drift:.1e}"
-    held = largest <= limit and highest <= 1e-6 and drift == 0.0
-    return Check("ok" if held else "failure", "step 1", text)
-
-
-# -- functions of a user's own -----------------------------------------------------------------------------------------
-
-
-def check_own_functions(parts: Parts) -> list[Check]:
-    """One sentence on the user's own functions, tried on the starting policy, or what is wrong with what they gave. No weight moves."""
-    algorithm = parts.recipe.algorithm
-    names = ", ".join(choice.name for choice in algorithm.own.values())
-    if not names:
-        return []
-    if needs_critic(algorithm) or algorithm.data not in SAMPLED:
-        return [Check("ok", "algorithm", f"{names}: not tried here; they need a critic, or rows that are not sampled")]
-    try:
-        return [Check("ok", "algorithm", f"{names}: {try_functions(parts)}")]
-    except CohortError as problem:
-        return [Check("failure", "algorithm", str(problem))]
-
-
-def try_functions(parts: Parts) -> str:
-    recipe, policy = parts.recipe, parts.policy
-    prompts = parts.stream.take(0, OWN_PROMPTS)
-    rollouts = sample_rollouts(parts, prompts, parts.sampling, NoiseKey(recipe.seed, "preflight", 1), 1)
-    # At the start the reference is the policy itself.
-    models = Models(policy, policy if measures_kl(recipe) else None, NoCritic())
-    credited = credit_tokens(Collected(rollouts, {}, len(prompts), 0), models, recipe, 1, recipe.algorithm.kl_coef)
-    advantages_N = make_batch(credited).advantages_N
-    said = f"advantages from {min(advantages_N):.3g} to {max(advantages_N):.3g} on {len(rollouts)} completions"
-    members = credited.examples.select(credited.plan[0] if credited.plan else [])
-    minibatch = pack_minibatch(members, recipe, policy, credited.layouts)
-    if not minibatch.micro_batches:
-        return f"{said}; no token is pushed on them, so the region was not called"
-    micro = minibatch.micro_batches[0].to(policy.device)
-    loss = token_loss(score_tokens(policy, micro, recipe.algorithm), micro, recipe.algorithm, recipe.algorithm.kl_coef)
-    return f"{said}, a finite loss for each of {loss.loss_M.numel()} tokens"

@@ -57,7 +57,7 @@ def read_files(recipe: Recipe, model: Any) -> dict[str, dict[str, str]]:
     commit = getattr(model.config, "_commit_hash", None)
     if commit and not found["model.source"]:
         found["model.source"] = {"the commit on the hub": str(commit)}
-    rewards = {f"rewards.{number}": digest_reward_module(reward.function) for number, reward in enumerate(recipe.rewards)}
+    rewards = {place: digest_reward_module(reward.function) for place, reward in recipe.list_rewards().items()}
     return {place: files for place, files in (found | rewards).items() if files}
 
 
@@ -76,7 +76,7 @@ def digest_reward_module(function: str) -> dict[str, str]:
 def refuse_other_files(saved: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> None:
     """A model whose config or tokenizer has changed is another model. Places without a record are not judged."""
     for place, before in saved.items():
-        changed = differing(before, now.get(place, {})) if before and not place.startswith("rewards.") else []
+        changed = differing(before, now.get(place, {})) if before and "rewards." not in place else []
         if changed:
             raise RunError(
                 f"{place}: {', '.join(changed)} is not what it was when the run was started. Going on would train a mixture of two "
@@ -124,7 +124,7 @@ def mention_changes(saved: Mapping[str, Any], recipe: Recipe, files: Mapping[str
             more = f" and {len(edits) - MOST_SHOWN} more" if len(edits) > MOST_SHOWN else ""
             yield f"recipe.toml was edited since the run was saved, and goes on as it says now: {', '.join(edits[:MOST_SHOWN])}{more}"
     for place, code in saved["files"].items():
-        if place.startswith("rewards.") and (changed := differing(code, files.get(place, {}))):
+        if "rewards." in place and (changed := differing(code, files.get(place, {}))):
             yield f"{place}: {', '.join(changed)} is not what it was when the run was started; scores before and after may differ"
     if saved["evaluation_digests"] is None:
         yield (

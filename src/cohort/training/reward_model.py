@@ -31,14 +31,14 @@ from cohort.model.policy import Policy
 from cohort.model.scalar_head import ScalarModel
 from cohort.ops.gather import Selection
 from cohort.ops.layout import lay_out
-from cohort.recipe.schema import OptimizerConfig, RewardModelConfig
+from cohort.recipe.reward_model import RewardModelConfig
+from cohort.recipe.schema import OptimizerConfig
 from cohort.training.reward_data import Labelled, is_held_back, list_groups, list_pairs
 
 PART = "reward_model"
 """Name of its part in an outcome, and of its area among the metrics."""
 HEAD_STD = 0.1
-"""Of the first scores, roughly: the hidden states that the head reads have a root mean square of about 1. Small, so that
-the first pairs have a margin near 0 and a loss near log 2, yet not zero, where the head would pass no gradient on."""
+"""About that of the first scores. Small, so that the first pairs have a loss near log 2; at zero the head would pass no gradient on."""
 WARMUP_SHARE = 0.1
 
 Sequences = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ from cohort.recipe.schema import Recipe
 from cohort.training.handed_in import save_handed_in
 
 if TYPE_CHECKING:
+    import torch
+
     from cohort.model.policy import Policy
 
 
@@ -69,7 +72,8 @@ def find_checkpoint(folder: RunFolder, which: str) -> tuple[Path | None, str]:
         pointer = folder.checkpoints / "best.json"
         if not pointer.is_file():
             raise RunError(f"{folder.root} has no best checkpoint: set evaluation.every_steps to evaluate while training.")
-        name, best = json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"], ", the best by held-out reward"
+        found = json.loads(pointer.read_text(encoding="utf-8"))
+        name, best = found["checkpoint"], f", the best by {found['measure']} on {found['set']}"
     where = folder.checkpoints / name
     if Path(name).name != name or not where.is_dir():
         from cohort.training import checkpoint
@@ -112,6 +116,19 @@ def load_weights(target: Target) -> Policy:
     if target.checkpoint is not None:
         weights.load(checkpoint.load(target.checkpoint).tensors["weights"])
     return policy
+
+
+@contextmanager
+def follow_products(folder: RunFolder | None, policy: Policy, dtype: torch.dtype) -> Iterator[None]:
+    """Inside, multiply as the run in this folder did; without one, as a new run would."""
+    from cohort.ops.products import choose_products, restore_products, use_products
+
+    recorded = folder.read_summary().get("products") if folder else ""
+    with restore_products():
+        use_products(
+            recorded or choose_products(policy.model, dtype), policy.model, f"the run {folder.root}" if folder else "this"
+        )
+        yield
 
 
 # -- export ------------------------------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ import platform
 import resource
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from cohort.algorithms.registry import SAMPLED
@@ -21,7 +21,7 @@ from cohort.errors import CheckpointError, Interrupted, RankError, RewardError
 from cohort.evaluation.evaluate import Evaluation, evaluate
 from cohort.model.critic import NoCritic
 from cohort.observe.diagnosis import signs
-from cohort.observe.early_stop import find_reason_to_stop, name_absent_metrics
+from cohort.observe.early_stop import find_reason_to_stop, list_sets_on_the_way, name_absent_metrics, read_best
 from cohort.observe.perf import Costs, make_speed_metrics, make_time_metrics
 from cohort.observe.rollouts import list_rows
 from cohort.observe.waiting import make_rank_metrics, make_record
@@ -235,7 +235,7 @@ def tidy_checkpoints(parts: Parts, state: TrainState, saved: Path) -> int:
     keep = parts.recipe.checkpoints.keep
     checkpoint.prune_checkpoints(parts.folder.checkpoints, keep, always=f"step-{state.best_step}", newest=saved.name)
     if state.best_step >= 0:
-        best = {"checkpoint": f"step-{state.best_step}", "reward": state.best_reward}
+        best = {"checkpoint": f"step-{state.best_step}", **describe_best(parts.recipe, state)}
         parts.folder.write_json(parts.folder.checkpoints / "best.json", best)
     return sum(size for size, _ in checkpoint.list_files(saved).values())
 
@@ -262,6 +262,8 @@ def describe_end(parts: Parts, state: TrainState) -> dict[str, Any]:
         "parameters": parts.policy.num_parameters,
         "peak_memory_gib": round(measure_peak_memory(parts.policy.device), 4),
     }
+    if state.products:
+        summary["products"] = state.products
     if parts.world.launched:
         summary["ranks"] = parts.world.size
     if written := [save.size for save in state.saves if save.size]:
@@ -278,7 +280,7 @@ def describe_end(parts: Parts, state: TrainState) -> dict[str, Any]:
     if state.stopped:
         summary["stopped"] = state.stopped
     if state.best_step >= 0:
-        summary["best"] = {"step": state.best_step, "reward": state.best_reward}
+        summary["best"] = {"step": state.best_step, **describe_best(parts.recipe, state)}
     return summary
 
 
@@ -291,19 +293,17 @@ def evaluate_policy(parts: Parts, state: TrainState, label: str, step: int) -> E
     recipe = parts.recipe.evaluation
     sets = dict(parts.evaluation_sets)
     if label == "during":
-        first = next(iter(sets))
-        sets = {first: sets[first][: recipe.every_problems]}
+        sets = {name: sets[name][: recipe.every_problems] for name in list_sets_on_the_way(parts.recipe)}
     result = evaluate(
         parts.engine,
         sets,
-        parts.rewards,
+        {name: parts.rewards.for_set(name) for name in sets},
         sampling=make_evaluation_sampling(parts.recipe, parts.sampling),
         seed=parts.recipe.seed,
         step=step,
         num_steps=parts.recipe.train.num_steps,
         greedy=recipe.greedy and label != "during",
         resamples=recipe.resamples,
-        answers=parts.rewards.has_answers,
         label=label,
         world=parts.world,
     )
@@ -314,22 +314,35 @@ def evaluate_policy(parts: Parts, state: TrainState, label: str, step: int) -> E
 
 
 def remember_best(parts: Parts, state: TrainState, result: Evaluation) -> None:
-    """Best by held-out reward; the loss says nothing about it. The final evaluation competes too, on the problems of the others."""
-    reward = average_first_rewards(result, parts.recipe.evaluation.every_problems)
-    if parts.recipe.checkpoints.best and reward is not None and (state.best_reward is None or reward > state.best_reward):
-        state.best_reward, state.best_step = reward, result.step
+    """Best by what checkpoints.best names; the loss says nothing about it. The final evaluation competes too, on the problems of the others."""
+    score = score_for_best(parts.recipe, result) if parts.recipe.checkpoints.best else []
+    if score > state.best_score:
+        state.best_score, state.best_step = score, result.step
         if result.label == "after":  # its checkpoint is there already: this moves the pointer and prunes
             save_run(parts, state)
 
 
-def average_first_rewards(result: Evaluation, problems: int) -> float | None:
-    """Mean reward on the first problems of the first set: those that every evaluation holds, the looks while training too."""
-    name = next(iter(result.sets))
-    rewards = result.per_problem[name].reward[:problems]
-    if not rewards:  # written by an early version
-        return result.sets[name]["reward"].value
-    known = [reward for reward in rewards if reward is not None]
-    return float(np.mean(known)) if known else None
+def score_for_best(recipe: Recipe, result: Evaluation) -> list[float]:
+    """[measure, reward] on the first problems of the set, which every evaluation holds, the looks while training too; [] without scores.
+
+    Without a verdict the measure is -1, so that the reward alone decides.
+    """
+    name, measure = read_best(recipe)
+    verdicts, first = result.per_problem[name], recipe.evaluation.every_problems
+    known = [reward for reward in verdicts.reward[:first] if reward is not None]
+    if not known:
+        return []
+    reward, size = sum(known) / len(known), int(measure.removeprefix("pass@")) if measure != "reward" else 0
+    kept = replace(verdicts, problems=verdicts.problems[:first], success=verdicts.success[:first])
+    rates = kept.success_rates(size).values() if size else [reward]
+    return [sum(rates) / len(rates) if rates else -1.0, reward]
+
+
+def describe_best(recipe: Recipe, state: TrainState) -> dict[str, Any]:
+    """By what the best checkpoint was chosen, and what it has of it."""
+    name, measure = read_best(recipe)
+    by_reward = state.best_score[:1] == [-1.0]
+    return {"set": name, "measure": "reward" if by_reward else measure, "value": next(iter(state.best_score[by_reward:]), None)}
 
 
 def make_evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:

@@ -80,7 +80,8 @@ class Record:
     """Prompts taken from the stream by finished steps."""
     seconds: float = 0.0
     best_step: int = -1
-    best_reward: float | None = None
+    best_score: list[float] = field(default_factory=list)
+    """Of the best checkpoint: the measure it was chosen by, and the reward, which decides ties."""
     slots: int = 0
     """Completions decoded side by side, chosen once: another number could flip near-ties after a resume."""
     data_digest: str = ""
@@ -107,6 +108,8 @@ class Record:
     """Finished steps in which anything was scored."""
     sums: str = ""
     """How gradients are added, "exact" or "fast": a run goes on as it was begun."""
+    products: str = ""
+    """The library of float32 products on a CPU, "mkl" or "onednn" (ops/products.py); "": on another device."""
     threads: int = 0
     """Of each process when the run was saved: another number rounds differently."""
     stopped: str = ""
@@ -274,9 +277,11 @@ ADDED_FIELDS: dict[str, dict[str, Any]] = {
         "files": {},
         "recipe": {},
         "baseline": {},
+        "best_score": [],
         "scored_steps": 1,
         "stopped": "",
         "sums": "fast",
+        "products": "mkl",
         "threads": 0,
     },
 }

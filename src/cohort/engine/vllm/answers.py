@@ -48,6 +48,7 @@ def find_seed(noise: NoiseKey, request: Request) -> int:
 
 def write_request(request: Request, sampling: Sampling, noise: NoiseKey, model: str) -> dict[str, Any]:
     """Every parameter that would else be filled in from the model's generation_config is stated."""
+    sampling = sampling.for_sample(request.sample)
     parameters = {
         "n": 1,
         "temperature": sampling.temperature,

@@ -41,8 +41,8 @@ class Fleet:
         return all(server.lost for server in self.servers)
 
     def choose(self, draw: int) -> Server | None:
-        """Who completes this draw: a group shares its prompt and stays on one server, and all have equally many groups of a step. Which
-        server it is does not depend on timing while all are there."""
+        """Who completes this draw: a group shares its prompt and stays on one server, and all have equally many groups of a step, in
+        evaluation nearly so. Which server it is does not depend on timing while all are there."""
         first = self.servers[draw % len(self.servers)]
         if first.ready:
             return first

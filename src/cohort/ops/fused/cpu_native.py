@@ -29,6 +29,7 @@ from cohort.ops.fused.cpu_weights import PackedLayer
 from cohort.ops.fused.family import FusedModel
 from cohort.ops.fused.native import LANES, Native, fill_structure
 from cohort.ops.fused.projection import Adapters, fill_zero_adapters
+from cohort.ops.products import uses_onednn
 
 VECTOR = 16
 """Floats that the activation takes at once (decode.c); none may reach from row to row."""
@@ -139,6 +140,7 @@ class NativeDecoder(CpuDecoder):
         fused = self.fused
         if (
             self.native.borrowed is None
+            or uses_onednn()  # the product that is borrowed is MKL's
             or fused.intermediate % VECTOR
             # In narrower registers PyTorch has another rest after full vectors: so few numbers that a comparison may miss it.
             or (fused.intermediate % FLOATS_AT_ONCE and torch.backends.cpu.get_cpu_capability() != "AVX512")

@@ -180,8 +180,10 @@ def read_recipe_sizes(name: str, work: Workload) -> tuple[BenchShape, Workload]:
 def read_config(source: str) -> Any:
     from transformers import AutoConfig
 
+    from cohort.model.gguf import find_folder
+
     try:
-        return AutoConfig.from_pretrained(source).get_text_config()
+        return AutoConfig.from_pretrained(find_folder(source)).get_text_config()
     except (OSError, ValueError) as problem:
         first_line = str(problem).strip().splitlines()[0]
         raise RecipeError(f"model.source: cannot read the config of {source!r} ({first_line}).") from problem

@@ -25,6 +25,7 @@ def train(
     \b
     cohort train                              the demo, on a CPU, no downloads
     cohort train num_steps=50 group_size=4    the demo with other words
+    cohort train smollm2                      a real model (extra: smollm2)
     cohort train gsm8k_qwen model=PATH        a built-in one (see: cohort recipes)
     cohort train my.toml seed=1 name=second   a recipe of your own
 

@@ -40,6 +40,7 @@ def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     from cohort.engine import sample_groups
     from cohort.model.examples import make_examples
     from cohort.training import build
+    from cohort.training.run_weights import follow_products
     from cohort.types import NoiseKey, Outcome, Rollout
 
     folder = RunFolder.open(root)
@@ -54,18 +55,19 @@ def measure_divergence(root: Path, prompts: int = PROMPTS) -> dict[str, Any]:
     final.hold_lengths(longest)
     name, problems = next(iter(encoded.sets.items()), ("prompts", encoded.train))
     problems = problems[:prompts]
-    engine, _ = build.make_engine(recipe, final)
-    engine.sync(final.read_weights(), 0)
-    groups = sample_groups(engine, problems, sampling, NoiseKey(recipe.seed, "evaluate", step=0))
-    scored = Outcome({}, 0.0, None)  # what is left unscored would be in no example
-    pairs = enumerate(zip(problems, groups, strict=True))
-    examples = make_examples([Rollout(prompt, place, 0, group[0], scored, 0) for place, (prompt, group) in pairs])
-    final_logprobs = final.score_examples(examples, recipe.train.micro_batch_tokens)
-    engine.close()
-    del engine, final
-    start = load_model(recipe, data, folder.start if folder.start.is_dir() else None)
-    start.hold_lengths(longest)
-    start_logprobs = start.score_examples(examples, recipe.train.micro_batch_tokens)
+    with follow_products(folder, final, build.compute_dtype(recipe)):
+        engine, _ = build.make_engine(recipe, final)
+        engine.sync(final.read_weights(), 0)
+        groups = sample_groups(engine, problems, sampling, NoiseKey(recipe.seed, "evaluate", step=0))
+        scored = Outcome({}, 0.0, None)  # what is left unscored would be in no example
+        pairs = enumerate(zip(problems, groups, strict=True))
+        examples = make_examples([Rollout(prompt, place, 0, group[0], scored, 0) for place, (prompt, group) in pairs])
+        final_logprobs = final.score_examples(examples, recipe.train.micro_batch_tokens)
+        engine.close()
+        del engine, final
+        start = load_model(recipe, data, folder.start if folder.start.is_dir() else None)
+        start.hold_lengths(longest)
+        start_logprobs = start.score_examples(examples, recipe.train.micro_batch_tokens)
     sums_N = [float((a.double() - b.double()).sum()) for a, b in zip(final_logprobs, start_logprobs, strict=True)]
     return make_document(sums_N, examples.trained_N.tolist(), name, recipe.seed)
 
