@@ -1,4 +1,4 @@
-"""docs/gym-tasks.md, written from the lists and the guards."""
+"""docs/gym-tasks.md, generated from the task lists and guards."""
 
 from __future__ import annotations
 
@@ -54,9 +54,15 @@ Some tasks are easy: nine of ten `string_insertion` strings need no insertion, a
 
 ## All tasks
 
-| task | available | can run text | rows | accepted answers | exploit of the unguarded verifier |
-|---|---|---|---|---|---|
+Without special rules: {plain}.
+
+| task | can run text | rows | accepted answers | exploit of the unguarded verifier |
+|---|---|---|---|---|
 {table}
+
+Refused:
+
+{refusals}
 """
 
 
@@ -74,18 +80,22 @@ def make_page() -> str:
         hashed=len(FIXED_HASH_TASKS),
         made=", ".join(f"`{name}`" for name in MADE),
         without=", ".join(f"`{name}`" for name in sorted(WITHOUT_ANSWER)),
-        table="\n".join(format_task(name) for name in sorted([*SERVED_TASKS, *REFUSED_TASKS])),
+        plain=", ".join(f"`{name}`" for name in sorted(SERVED_TASKS) if not has_rules(name)),
+        table="\n".join(format_task(name) for name in sorted(SERVED_TASKS) if has_rules(name)),
+        refusals="\n".join(f"- `{name}`: {reason}" for name, reason in sorted(REFUSED_TASKS.items())),
     )
 
 
+def has_rules(name: str) -> bool:
+    """Whether a task has a guard, can run text or needs a fixed hash seed."""
+    return name in GUARDS or name in JAILED_TASKS or name in FIXED_HASH_TASKS
+
+
 def format_task(name: str) -> str:
-    """The row of one task."""
-    if name in REFUSED_TASKS:
-        return f"| `{name}` | **no**: {REFUSED_TASKS[name]} | | | | |"
+    """The table row of one task."""
     guard = GUARDS.get(name)
     return format_row(
         f"`{name}`",
-        "yes",
         f"`{JAILED_TASKS[name]}`" if name in JAILED_TASKS else "",
         "fixed" if name in FIXED_HASH_TASKS else "",
         guard.grammar if guard else "",
