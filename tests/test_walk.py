@@ -1,7 +1,7 @@
 """The walk of docs/how-it-works.md, taken: a tiny demo is trained, and every call of the package is seen.
 
 Stations are calls in the order of the page, each inside the one that the page says; none is entered again while it is open; and
-no room calls up the house but where the page names it.
+no package calls up the layers except where HANDED says so.
 """
 
 from __future__ import annotations
@@ -50,7 +50,53 @@ def rows_between(mark: str) -> list[list[str]]:
 
 
 STATIONS = [Station(int(row[0]), int(row[1] or 0), row[2].strip("`")) for row in rows_between("walk")]
-HANDED = [[re.findall(r"`([^`]+)`", cell) for cell in row[:2]] for row in rows_between("handed")]
+HANDED = [
+    (["base/stopwatch.py:Stopwatch.lap"], ["model/policy.py:Policy.wait"]),  # a stage ends when the device has finished it
+    (
+        ["base/threads.py:start_thread"],
+        ["rewards/base.py:RewardRunner._run_part", "rewards/base.py:RewardRunner._extract_chunk"],
+    ),  # reward functions in parallel threads
+    (["base/threads.py:start_thread"], ["rewards/call.py:extract_answers"]),  # answers within a time limit
+    (
+        ["base/workers.py:Pool.__init__", "base/workers.py:Pool.close"],
+        ["rewards/pool.py:HelperPool.grow", "rewards/pool.py:HelperPool._end"],
+    ),  # the pool's kind of worker
+    (
+        ["base/world.py:World.on_main"],
+        [
+            "training/agreement.py:claim_folder",
+            "training/agreement.py:find_checkpoint",
+            "session.py:Session.assemble",
+            "session.py:Session._cold_start",
+            "training/build.py:settle_products",
+            "model/policy.py:Policy.save",
+            "training/stages.py:observe_step",
+            "training/stages.py:save_run",
+            "training/checkpoint.py:save_together",
+        ],
+    ),  # work of rank 0 for all ranks: folder, checkpoints, exports, stop reason
+    (
+        ["base/world.py:World.compute"],
+        [
+            "training/agreement.py:claim_folder",
+            "engine/requests.py:sample_groups",
+            "rewards/base.py:RewardRunner.score",
+            "model/backbone.py:score_tokens",
+        ],
+    ),  # each rank's share: draws, rewards, scoring passes
+    (["training/agreement.py:claim_folder"], ["session.py:start"]),  # how to make the folder
+    (["rewards/singles.py:Progress._advance"], ["observe/monitors/base.py:Monitors.on_scoring"]),  # progress of slow scoring
+    (["model/packing.py:pack"], ["training/objective.py:weigh_tokens"]),  # the aggregation's token weights
+    (
+        ["ops/cached_attention.py:hidden_states", "ops/cached_attention.py:read_cache"],
+        ["engine/slot_cache.py:SlotCache.update", "engine/slot_cache.py:SlotCache.attend"],
+    ),  # the slot cache inside the modules of transformers
+    (
+        ["ops/fused/training.py:FusedBackbone.prove"],
+        ["model/backbone.py:ModuleBackbone.__call__"],
+    ),  # the modules that check Cohort's kernels
+]
+"""Calls up the layers: (callers, functions that they received). The comment gives the purpose."""
 
 
 def code_of(name: str) -> CodeType:
@@ -176,7 +222,7 @@ def test_stations_are_called_in_the_order_of_the_page_and_inside_the_one_it_says
         assert found[0] > met.get(station.number - 1, -1), f"{station.name} is called before station {station.number - 1}"
         met[station.number] = found[0]
     between = [walk.calls[met[station.number]][2] for station in STATIONS]
-    [(most, total)] = re.findall(r"at most (\w+) between a station and the one it is inside, (\d+) on the whole\s+way", PAGE)
+    [(most, total)] = re.findall(r"at most (\w+) between a step and the one it is inside, (\d+) on the whole\s+way", PAGE)
     assert most == ["no", "one", "two", "three", "four", "five", "six"][max(between)]
     assert int(total) == sum(between)
 
@@ -185,7 +231,7 @@ def test_no_station_is_called_back_by_what_it_contains(walk):
     assert walk.again == set()
 
 
-def test_what_a_lower_room_calls_in_a_higher_one_is_named_on_the_page(walk):
+def test_calls_up_the_layers_are_listed(walk):
     named = {(caller, handed) for callers, all_handed in HANDED for caller in callers for handed in all_handed}
     assert walk.upward <= named
     assert len(walk.upward) >= 5  # those of own kernels are met where there are any
@@ -196,5 +242,5 @@ def test_what_a_lower_room_calls_in_a_higher_one_is_named_on_the_page(walk):
 
 def test_readme_and_changelog_tell_its_length():
     for page in ("README.md", "CHANGELOG.md"):
-        [told] = re.findall(r"in (\d+) stations", (ROOT / page).read_text(encoding="utf-8"))
+        [told] = re.findall(r"(?:in|through) (\d+) (?:stations|steps)", (ROOT / page).read_text(encoding="utf-8"))
         assert int(told) == len(STATIONS), page

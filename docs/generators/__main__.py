@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 
 import api_page
-import choices_page
 import commands_page
 import gym_page
 import house
@@ -26,7 +25,6 @@ from pages import DOCS, read_page
 PAGES: dict[str, Callable[[], str]] = {
     "recipe.md": recipe_page.make_page,
     "metrics.md": metrics_page.make_page,
-    "choices.md": choices_page.make_page,
     "rewards.md": rewards_page.make_page,
     "gym-tasks.md": gym_page.make_page,
     "api.md": api_page.make_page,

@@ -186,7 +186,7 @@ def draw_house() -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         'font-family="Verdana, DejaVu Sans, sans-serif" font-size="12">',
-        "<title>The rooms of the house and what each imports</title>",
+        "<title>The packages of src/cohort and their imports</title>",
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0,0 L8,4 L0,8 z" fill="#555"/></marker></defs>',
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
@@ -208,7 +208,7 @@ def draw_house() -> str:
         )
     lines.append(
         f'<text x="{WIDTH / 2:.0f}" y="{height - 12}" text-anchor="middle" font-size="11" fill="#555">'
-        "name and lines; an arrow is an import; dashed: loads no torch</text>"
+        "name and lines of code; arrows are imports; dashed: no torch</text>"
     )
     return "\n".join([*lines, "</svg>", ""])
 

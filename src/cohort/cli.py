@@ -1,4 +1,4 @@
-"""The command line: the commands of tools/commands, and what is true of all of them. `--help` never loads torch."""
+"""The command line: loads the commands of tools/commands and handles their errors. `--help` never loads torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error a user can cause or meet, each with a message that names the field and the fix."""
+"""Every user-facing error; messages name the field and the fix."""
 
 from __future__ import annotations
 

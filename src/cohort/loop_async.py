@@ -1,4 +1,4 @@
-"""The loop that does not wait: what later steps train on is sampled and scored while this step is trained.
+"""The asynchronous loop: samples and scores later steps during training.
 
     step k:  begin batch k + lag with the weights as they are -> take batch k -> train on it -> wait until nothing is being sampled
 

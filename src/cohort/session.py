@@ -1,4 +1,4 @@
-"""A run from beginning to end: cold start, baseline evaluation, training, final evaluation, export, report.
+"""A whole run: cold start, baseline evaluation, training, final evaluation, export, report.
 
 The same function starts and resumes. It looks at what the run folder holds and does what is missing, so a run that was
 killed anywhere, however often, ends with the same weights as one that was not.

@@ -1,4 +1,4 @@
-"""The nouns. Plain frozen data, no torch: every other module speaks in these.
+"""The shared data types. Plain frozen data, no torch.
 
     prompts -> rollouts -> rewards -> advantages -> batch -> loss -> optimizer step
 

@@ -1,1 +1,1 @@
-"""No word of reinforcement learning: keyed hashes, loading by name, signals, threads, seconds, safe text."""
+"""Utilities without reinforcement learning: keyed hashes, imports by name, signals, threads, timing, safe text."""

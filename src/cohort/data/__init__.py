@@ -1,1 +1,1 @@
-"""Rows to prompts to the stream that a run draws from; tasks that make their own rows. No torch."""
+"""Rows, prompts, the prompt stream, and tasks that generate rows. No torch."""

@@ -1,14 +1,14 @@
 """Sentences to be written as JSON records.
 
-    prompt   Write a JSON object with the keys "name", "age" and "city" from this text. Write only the JSON.
+    prompt   Write a JSON object with the keys "name", "role" and "city" from this text. Write only the JSON.
 
-             Mara Okafor is 34 years old and lives in Lisbon.
-    answer   {"name": "Mara Okafor", "age": 34, "city": "Lisbon"}
+             Mara Okafor works as a nurse in Lisbon.
+    answer   {"name": "Mara Okafor", "role": "nurse", "city": "Lisbon"}
 
 The column `instructions` has the check of it for the reward of that name.
 
 Training has three kinds of record in four wordings. Held out are new records in the same wordings (`test = "new_rows"`), in a
-wording that is never trained ("new_wording"), and of a kind that is never trained ("new_kind"). A record belongs to "train" or
+wording that is never trained ("new_wording"), and of two kinds that are never trained ("new_kind"). A record belongs to "train" or
 "held_out" by a hash of its content, so that neither the seed nor the number of rows can move it. Prompts are chat messages: the
 model's chat template is applied.
 """
@@ -31,31 +31,31 @@ WORDS = {
     "first": "Amir Bella Carlos Diana Emil Farah Greta Hassan Irene Jonas Keiko Lucia Mara Nadia Omar Petra Rita Stefan Tara Uma",
     "last": "Adler Berg Costa Duval Evans Ferrari Gomez Haas Ivanov Jensen Kovacs Lopez Moreau Novak Okafor Petrov Rossi Sato Tran",
     "city": "Athens Bergen Cairo Dublin Essen Florence Geneva Hanoi Istanbul Jakarta Kyoto Lisbon Madrid Nairobi Oslo Porto Quito",
+    "country": "Brazil Canada Chile Egypt France Greece India Japan Kenya Mexico Norway Peru Poland Spain Turkey",
     "day": "Monday Tuesday Wednesday Thursday Friday Saturday Sunday",
+    "role": "baker chemist cook dentist designer driver gardener lawyer nurse painter pilot teacher",
     "adjective": "Broken Distant Empty Golden Hidden Last Quiet Second",
     "noun": "Bridge Garden House Island Letter River Season Tower",
-    "product": "basket chair clock desk helmet kettle lamp mirror pillow table towel vase",
-    "color": "black blue brown gray green orange red white yellow",
 }
-COMPOSED = {"name": "{first} {last}", "director": "{first} {last}", "title": "The {adjective} {noun}"}
-NUMBERS = {"age": (12, 70), "price": (5, 90), "year": (1920, 100)}
+COMPOSED = {"name": "{first} {last}", "artist": "{first} {last}", "author": "{first} {last}", "title": "The {adjective} {noun}"}
+NUMBERS = {"score": (1, 90), "year": (1920, 100)}
 """Key -> the smallest value, and how many there are."""
 
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "person": (
-        ("name", "age", "city"),
+    "job": (
+        ("name", "role", "city"),
         (
-            "{name} is {age} years old and lives in {city}.",
-            "{name}, aged {age}, comes from {city}.",
-            "At the age of {age}, {name} moved to {city}.",
+            "{name} works as a {role} in {city}.",
+            "{name} is a {role} from {city}.",
+            "In {city}, {name} found work as a {role}.",
         ),
     ),
-    "film": (
-        ("title", "director", "year"),
+    "song": (
+        ("title", "artist", "year"),
         (
-            "The film {title} was directed by {director} in {year}.",
-            "{director} made the film {title} in {year}.",
-            "In {year} the cinemas showed {title}, a film by {director}.",
+            "{artist} recorded the song {title} in {year}.",
+            "The song {title} by {artist} came out in {year}.",
+            "In {year} the radio played {title}, a song by {artist}.",
         ),
     ),
     "trip": (
@@ -66,17 +66,25 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "There is a bus to {to} on {day}, and it starts from {from}.",
         ),
     ),
-    "product": (
-        ("product", "color", "price"),
+    "book": (
+        ("title", "author", "year"),
         (
-            "The {product} is {color} and costs {price} dollars.",
-            "We sell a {product} in {color} for {price} dollars.",
-            "For {price} dollars you get this {color} {product}.",
+            "{author} wrote the novel {title} in {year}.",
+            "{title} is a book by {author}, first printed in {year}.",
+            "In {year} a publisher accepted {title}, the first work of {author}.",
+        ),
+    ),
+    "winner": (
+        ("name", "country", "score"),
+        (
+            "{name} from {country} won with a score of {score}.",
+            "With a score of {score}, {name} of {country} took the prize.",
+            "The judges gave {name} from {country} a score of {score}.",
         ),
     ),
 }
 """Kind -> its keys, and sentences that hold their values."""
-NEW_KIND = "product"
+NEW_KINDS = ["book", "winner"]
 WORDINGS = (
     "Write a JSON object with the keys {keys} from this text. Write only the JSON.\n\n{text}",
     "{text}\n\nReturn a JSON object with the keys {keys} of this sentence, without any other words.",
@@ -98,7 +106,7 @@ def json_records(split: str = "train", seed: int = 0, test: str = "new_rows", co
         raise PromptError(f'prompts.args.test: {test!r} is never trained; set prompts.split to "held_out", or leave it out')
     if not isinstance(count, int) or not 1 <= count <= 600:
         raise PromptError(f"prompts.args.count: give the number of rows, from 1 to 600 (got {count!r})")
-    kinds = [NEW_KIND] if test == "new_kind" else [kind for kind in KINDS if kind != NEW_KIND]
+    kinds = NEW_KINDS if test == "new_kind" else [kind for kind in KINDS if kind not in NEW_KINDS]
     wordings = [NEW_WORDING] if test == "new_wording" else list(WORDINGS)
     rows: dict[str, dict[str, Any]] = {}
     for number in itertools.count():

@@ -1,1 +1,1 @@
-"""How good a model is: pass@k, majority votes, intervals, paired tests."""
+"""Evaluation: pass@k, majority votes, intervals, paired tests."""

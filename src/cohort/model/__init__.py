@@ -1,1 +1,1 @@
-"""One policy: loading, adapters, head, backbone, packing, log-probs, optimizer, reference, critic."""
+"""The policy: loading, adapters, head, backbone, packing, log-probs, optimizer, reference, critic."""

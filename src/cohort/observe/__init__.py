@@ -1,1 +1,1 @@
-"""What a run did, read from its files: the run folder, metrics, diagnosis, monitors, the report. No torch."""
+"""The run folder, metrics, diagnosis, monitors and reports. No torch."""

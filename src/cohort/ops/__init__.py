@@ -1,1 +1,1 @@
-"""Tensor operations and their fast twins in Triton and C: numbers in, numbers out."""
+"""Tensor operations, with fast versions in Triton and C."""

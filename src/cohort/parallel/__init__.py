@@ -1,1 +1,1 @@
-"""Several processes that train one policy, started by torchrun. A run of one process imports nothing of this."""
+"""Multi-process training with torchrun. A run of one process imports nothing of this."""

@@ -1,1 +1,1 @@
-"""What a run is: schema, file, words for it, built-in recipes. No torch."""
+"""Recipes: schema, file format, descriptions, built-in recipes. No torch."""

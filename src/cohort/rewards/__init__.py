@@ -1,4 +1,4 @@
-"""Rewards: functions of completions, called as TRL calls them, each callable as it is. Importing this imports no torch.
+"""Reward functions with the call signature of TRL. Importing this imports no torch.
 
     cohort.rewards.math_answer(completions=[r"so \\boxed{4}"], answer=["4"])   ->  [1.0]
 

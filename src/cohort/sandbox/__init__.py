@@ -1,4 +1,4 @@
-"""Untrusted code, run in a jail: programs that a model wrote, and verifiers that such text could subvert.
+"""Runs untrusted code in a jail: model-written programs, and verifiers that model text could subvert.
 
     result = run_calls("def add(a, b): return a + b", [Call("add", (2, 3))], Limits(cpu_s=2))
     result.replies[0].value        # 5, an int that the host has built itself

@@ -1,1 +1,1 @@
-"""The commands beside train and resume."""
+"""The commands: doctor, evaluate, compare, audit, bench, dashboard and others."""

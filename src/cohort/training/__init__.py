@@ -1,1 +1,1 @@
-"""The stages that the loop names, and the state that survives a kill."""
+"""The stages of the loop, and the checkpointed training state."""
