@@ -4,7 +4,7 @@ r"""How far math_answer agrees with the tests of Math-Verify, and on which cases
     python benchmarks/math_verify_suite.py Math-Verify/tests              the counts by file and test
     python benchmarks/math_verify_suite.py Math-Verify/tests --show      every disagreement as well
     python benchmarks/math_verify_suite.py Math-Verify/tests --against benchmarks/math_verify_groups.json
-                                                                           the table of docs/math-rewards.md
+                                                                           the disagreements by group, with reasons
 
 Their tests are read, never run: the cases are the literals of `parametrize` with a gold, a prediction and what is expected.
 Theirs finds an answer anywhere in a text; ours needs a marker. So a prediction with a marker is scored as it stands, one that

@@ -153,7 +153,7 @@ TRIGGERS = [
         "slow_reward",
         "warning",
         {"time/reward": 20.0, "time/step": 29.5, "reward/judge/seconds": 18.0, "reward/length/seconds": 1.0},
-        "A step takes 30 s; making everything else faster gains at most 32 %. judge is the slowest part, at 18 s.",
+        "A step takes 30 s; speeding up everything else gains at most 32 %. judge is the slowest part, at 18 s.",
     ),
     (
         "slow_update",
@@ -171,7 +171,7 @@ TRIGGERS = [
         "ahead_waits",
         "warning",
         {"ahead/sample_seconds": 9.0, "ahead/score_seconds": 1.0, "time/wait": 4.0},
-        "Training waits for what is sampled ahead in 40 % of its time (time/wait): a step is sampled in 9 s, scored in 1 s and trained in 6 s. Sampling "
+        "Training waits for rollouts in 40 % of its time (time/wait): a step is sampled in 9 s, scored in 1 s and trained in 6 s. Sampling "
         "is the slowest of the three",
     ),
     (
@@ -184,7 +184,7 @@ TRIGGERS = [
         "ahead_waits",
         "warning",
         {"ahead/sample_seconds": 5.0, "ahead/score_seconds": 5.0, "time/wait": 4.0},
-        "Raise ahead.lag: a batch is then scored while later ones are sampled.",
+        "Raise ahead.lag: scoring then overlaps with sampling later batches.",
     ),
     (
         "rank_behind",
@@ -196,7 +196,7 @@ TRIGGERS = [
         "rank_behind",
         "warning",
         {"ranks/slowest": 0, "ranks/behind": 3.0, "ranks/behind/checkpoint": 2.8, "ranks/wait_share": 0.25},
-        "It is the main rank, which writes to the run folder while the others stand by",
+        "It is rank 0, which writes to the run folder while the others wait",
     ),
     (
         "rank_behind",
@@ -214,7 +214,7 @@ TRIGGERS = [
         "rank_behind",
         "warning",
         {"ranks/slowest": 1, "ranks/behind": 1.6, "ranks/behind/reward": 1.5, "ranks/explained_by_tokens": 0.1},
-        "Its reward functions take longer than those of the others, and more completions do not explain it",
+        "Its reward functions are slower, although it has no more completions",
     ),
     ("slow_old", "warning", {"time/old": 20.0, "time/step": 30.0}, "old log-probs (time/old)"),
     ("steps_missing", "warning", {"step": lambda s: s if s < 30 else s + 5}, "from step 29 to step 35"),
@@ -257,20 +257,20 @@ TRIGGERS = [
         "other_number",
         "warning",
         {"rollout/other_number": lambda s: 0.01 + 0.005 * s},
-        "29 % of the successes of the last steps answer another number than their gold (rollout/other_number), up from 3.8 %.",
+        "29 % of the successes of the last steps answer another number than the reference (rollout/other_number), up from 3.8 %.",
     ),
     ("other_number", "alarm", {"rollout/other_number": lambda s: s / 60}, "92 % of the successes"),
     (
         "other_number",
         "warning",
         {"rollout/other_number": 0.9},
-        "Either several numbers are right, or the verifier takes wrong ones",
+        "Either several numbers are right, or the verifier accepts wrong ones",
     ),
     (
         "inconsistent",
         "warning",
         {"reward/inconsistent": 0.2},
-        "In 20 % of the cases in which a group holds the same completion twice",
+        "In 20 % of the cases of identical completions in a group",
     ),
     ("inconsistent", "alarm", {"reward/inconsistent": 0.7}, "Call the reward function twice on one completion."),
     (
@@ -426,7 +426,7 @@ def test_a_reward_that_never_speaks_is_named_and_nothing_is_said_about_the_promp
     count = 256 * min(steps, 10)
     assert f"{count} of {count} completions (100 %)" in found["unscored"].what
     assert f"math_answer returned None for {count}." in found["unscored"].what
-    assert "whether the prompts are easy or hard is not known" in found["unscored"].why
+    assert "prompt difficulty is unknown" in found["unscored"].why
     assert "a wrong answer must score 0.0" in found["unscored"].fix
 
 

@@ -56,7 +56,7 @@ def test_pass_at_16_that_falls_while_pass_at_1_rises_is_said_with_interval_meani
         r"while pass@1 rose from 25 % to 58 %\.",
         found.what,
     )
-    assert "surer rather than more able" in found.why
+    assert "more certain, not more capable" in found.why
     for help_ in ("algorithm.kl_coef (now 0.01)", "algorithm.entropy_coef", "algorithm=maxrl", "fewer steps"):
         assert help_ in found.fix
 

@@ -164,7 +164,7 @@ def test_the_verdict_and_the_table_say_the_numbers(source):
     assert "54.1 % [51.1, 57.1] 95.2 % [92.2, 98.2] +41.1" in text
     assert "maj@8" in text
     assert "mean@8" not in text
-    assert "The policy loss is 0, and that is correct." in text
+    assert "The policy loss is 0, as expected." in text
     assert "demo-<run>" in text
 
 

@@ -416,7 +416,7 @@ def test_a_warning_says_that_it_may_be_the_form_and_sends_nobody_back_to_a_check
     assert shown["level"] == "warning"
     found = keys(healthy(evidence=lambda s: {"shared": shown} if s > 50 else None))["shared_rewarded"]
     assert found.level == "warning"
-    assert "this may be the form the reward asks for: read the rollouts named below" in found.text
+    assert "This may be the form that the reward requires" in found.text
     assert "checkpoint" not in found.text
     assert found.evidence[0].startswith("rollouts/step-000060.parquet rows ")
 

@@ -413,7 +413,7 @@ def test_the_command_prints_and_writes_what_it_found_and_asks_the_same_questions
     printed = capsys.readouterr().out
     assert code == 1
     assert max(map(len, printed.splitlines())) <= 80
-    for words in ("FLAW substring", "found as a substring", "why", "fix", "2 flaws found (substring, missing_gold)"):
+    for words in ("FLAW substring", "counts as a substring", "why", "fix", "2 flaws found (substring, missing_gold)"):
         assert words in printed
     data = json.loads(file.read_text())
     assert (data["exit_code"], data["clean"]) == (1, False)
