@@ -167,14 +167,14 @@ class Bench:
         }  # fmt: skip
 
     def run_peer(self, name: str, stage: Stage, rate: float | None) -> dict[str, Any]:
-        from cohort.model.gguf_folder import find_model_folder
+        from cohort.model.gguf import find_folder
 
         folder = self.out / "trl" / name
         folder.mkdir(parents=True, exist_ok=True)
         recipe = self.write_recipe(name, stage)
         train = find_recipe(str(recipe), []).train
         steps, every = (2, 1 if stage.every else 0) if self.tiny else (stage.steps, stage.every)
-        job = {"folder": str(folder), "recipe": str(recipe), "start": str(find_model_folder("smollm2")), "learning_rate": rate, "steps": steps,
+        job = {"folder": str(folder), "recipe": str(recipe), "start": str(find_folder("smollm2")), "learning_rate": rate, "steps": steps,
                "every": every, "seed": find_recipe(str(recipe), []).seed, "micro_rows": train.prompts_per_step * train.group_size}  # fmt: skip
         (folder / "job.json").write_text(json.dumps(job, indent=2), encoding="utf-8")
         self.call(name, str(PEER), str(folder / "job.json"))

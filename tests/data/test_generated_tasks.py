@@ -48,7 +48,9 @@ def test_records_are_split_by_their_content_whatever_the_seed():
     assert len(train) > 1200
     assert len(held_out) > 700
     assert not train & held_out
-    assert {tuple(json.loads(answer)) for answer in train} == {keys for kind, (keys, _) in KINDS.items() if kind not in NEW_KINDS}
+    assert {tuple(json.loads(answer)) for answer in train} == {
+        keys for kind, (keys, _) in KINDS.items() if kind not in NEW_KINDS
+    }
     assert not [row for row in json_records("train", 0, count=600) if text(row).startswith(NEW_WORDING[:10])]
 
 
