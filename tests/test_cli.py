@@ -65,7 +65,7 @@ def test_the_run_folder_is_as_documented(world):
     names = {path.name for path in run.iterdir()}
     assert names == {
         "recipe.toml", "metrics.jsonl", "evaluations.jsonl", "rollouts", "samples", "checkpoints", "start", "model", "summary.json",
-        "report.html", "lab.html", "events.jsonl", "run.lock",
+        "report.html", "events.jsonl", "run.lock",
     }  # fmt: skip
     summary = summary_of(run)
     assert {"status", "steps", "seconds", "eval", "seed"} <= summary.keys()

@@ -14,7 +14,6 @@ import api_page
 import commands_page
 import gym_page
 import house
-import lab_page
 import metrics_page
 import notebook_page
 import recipe_page
@@ -31,7 +30,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands_page.make_page,
     "from-trl.md": trl_page.make_page,
     "start/tutorial.ipynb": notebook_page.make_page,
-    "lab.html": lab_page.make_page,
     "house.svg": house.draw_house,
     "how-it-works.md": house.make_page,
 }

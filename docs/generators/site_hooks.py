@@ -1,4 +1,4 @@
-"""What mkdocs is told beside mkdocs.yml: links that lead out of docs/, and two files that want one name.
+"""A hook for mkdocs: rewrites links that lead out of docs/.
 
 A page of docs/ may link to a file of the repository: a reader of the checkout follows it. The site has no such file, so the link goes
 to the repository that pyproject.toml names under [project.urls], and is plain text where it names none.
@@ -17,18 +17,6 @@ DOCS = ROOT / "docs"
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 NOT_ON_THE_SITE = ("generators", "results")
 """Folders of docs/ that mkdocs.yml leaves out."""
-
-
-def on_files(files: Any, config: Any) -> Any:
-    """Pages are built as NAME.html, and lab.md would write over lab.html, the lab itself: the page moves, the lab is put back."""
-    from mkdocs.structure.files import File, InclusionLevel
-
-    page = files.get_file_from_path("lab.md")
-    page.dest_uri = page.url = "about-the-lab.html"
-    page.abs_dest_path = os.path.join(config["site_dir"], page.dest_uri)
-    lab = (DOCS / "lab.html").read_text(encoding="utf-8")
-    files.append(File.generated(config, "lab.html", content=lab, inclusion=InclusionLevel.INCLUDED))
-    return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

@@ -22,11 +22,8 @@ from cohort.observe.report.charts import Chart, Series, draw_chart
 from cohort.observe.report.data import RunData
 from cohort.observe.report.frame import render_section
 from cohort.observe.report.histograms import Side, count_shares, draw_histograms, find_edges
-from cohort.observe.report.lab import render_lab
 from cohort.observe.report.overlay import load_overlay
-from cohort.observe.rollouts import write_rollouts as keep_rollouts
 from cohort.observe.waiting import make_record
-from cohort.types import Completion, Outcome, Prompt, Rollout
 
 NOTE = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
 LONG_NAME = "problems_of_my_own_task_without_a_single_space_" * 3
@@ -237,27 +234,9 @@ def test_no_card_is_wider_inside_than_outside(tmp_path, runs):
         assert wide == []
 
 
-def test_a_report_leads_to_the_lab_with_the_rewards_of_one_of_its_groups(tmp_path):
+def test_a_report_shows_how_to_open_the_run_in_the_dashboard(tmp_path):
     folder = tmp_path / "runs" / "a & b"
     folder.mkdir(parents=True)
-
-    def make_rollouts(rewards_PG):
-        for group, rewards_G in enumerate(rewards_PG):
-            for sample, reward in enumerate(rewards_G):
-                said = Completion((5, 6), (-0.1, -0.2), "stop", "x")
-                outcome = Outcome({"part": reward}, reward, bool(reward))
-                yield Rollout(Prompt(group, "q", {}, (1,)), group, sample, said, outcome, 0)
-
-    for step, rewards_PG in ((1, [[1.0, 1.0], [0.25, 1.0]]), (2, [[0.0, 0.0], [1.0, 1.0]])):
-        rollouts = list(make_rollouts(rewards_PG))
-        keep_rollouts(folder / "rollouts" / f"step-{step:06d}.parquet", step, rollouts, [0.0] * len(rollouts))
     page = write_report(folder).read_text(encoding="utf-8")
-    assert 'href="lab.html#rewards=0.25,1&amp;from=step+1,+group+1+of+a+%26+b"' in page
     assert "<code>cohort dashboard runs/a &amp; b</code>" in page
-    assert (folder / "lab.html").read_text(encoding="utf-8") == render_lab()
-
-
-def test_a_report_without_completions_names_no_group(tmp_path):
-    page = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "lab.html" not in page
-    assert "cohort dashboard" in page
+    assert [file.name for file in folder.iterdir()] == ["report.html"]

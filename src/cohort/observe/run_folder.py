@@ -1,7 +1,7 @@
 """The run folder: the one place where a run lives, readable without this package.
 
 runs/<name>/  recipe.toml · metrics.jsonl · evaluations.jsonl · events.jsonl · rollouts/ · samples/ · checkpoints/ · start/ · model/
-              ranks.jsonl (of several ranks) · summary.json · report.html · lab.html · algorithm.json (of functions of the user's own)
+              ranks.jsonl (of several ranks) · summary.json · report.html · algorithm.json (of functions of the user's own)
               prompts.jsonl, evaluate_on.SET.jsonl, base/ (rows and a model that were handed in from Python)
 """
 

@@ -10,7 +10,6 @@ import pytest
 
 from cohort.algorithms.named import NAMED
 from cohort.algorithms.presets import PRESETS
-from cohort.observe.report.lab import load_stations
 from cohort.observe.token_record import list_recorded_steps
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.tools.dashboard.lab.algorithms import (
@@ -24,6 +23,7 @@ from cohort.tools.dashboard.lab.algorithms import (
 )
 from cohort.tools.dashboard.lab.answers import answer_station
 from cohort.tools.dashboard.lab.own_group import answer_run, load_record
+from cohort.tools.dashboard.lab.pages import load_stations
 from cohort.tools.dashboard.lab.same import FINDERS, find_same, read_recorded
 from cohort.tools.dashboard.shelf import Shelf
 from cohort.tools.dashboard.view import View

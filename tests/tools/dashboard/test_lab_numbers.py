@@ -10,8 +10,8 @@ import torch
 
 from cohort.algorithms.named import NAMED
 from cohort.algorithms.presets import PRESETS
-from cohort.observe.report.lab import load_stations
 from cohort.tools.dashboard.lab import answers, clipping, difficulty, divergence, groups, lengths, pushing
+from cohort.tools.dashboard.lab.pages import load_stations
 from cohort.tools.dashboard.shelf import Shelf
 from cohort.tools.dashboard.view import View
 

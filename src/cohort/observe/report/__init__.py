@@ -17,7 +17,6 @@ from pathlib import Path
 from cohort.base.files import write_whole
 from cohort.errors import RunError
 from cohort.observe.report.data import RunData
-from cohort.observe.report.lab import render_lab
 from cohort.observe.report.overlay import load_overlay, render_overlay
 from cohort.observe.report.page import render_report
 
@@ -25,14 +24,13 @@ __all__ = ["write_overlay", "write_report"]
 
 
 def write_report(run_folder: str | Path) -> Path:
-    """Write report.html into the run folder, beside it the lab that it leads to, and return its path.
+    """Write report.html into the run folder and return its path.
 
     Atomic: an older report stays whole until then.
     """
     folder = Path(run_folder)
     if not folder.is_dir():
         raise RunError(f"{folder} is not a run folder")
-    write_whole(folder / "lab.html", render_lab())
     return write_whole(folder / "report.html", render_report(RunData(folder)))
 
 

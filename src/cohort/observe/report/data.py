@@ -76,7 +76,7 @@ class RunData:
         return read_known_functions(self.folder.root, self.recipe)
 
     served = False
-    """Whether its pages are served, with the whole lab beside them."""
+    """Whether the dashboard shows it."""
 
     @property
     def name(self) -> str:

@@ -61,18 +61,13 @@ def make_environment(folder: Path = HERE) -> Environment:
 def render_page(title: str, sections: Sequence[Section[Subject]], subject: Subject) -> str:
     """The sections of `subject` one below the other, as a whole page."""
     script = (HERE / "hover.js").read_text(encoding="utf-8")
-    return fill_frame(title, [render_section(section, subject) for section in sections], script)
-
-
-def fill_frame(title: str, sections: Sequence[Markup], script: str, css: str = "") -> str:
-    """A whole page with one script and no other, and with more styles where it needs them."""
     frame = make_environment().get_template("frame.html")
     return frame.render(
         title=title,
-        css=Markup(read_styles() + css),
+        css=Markup(read_styles()),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii"),
-        sections=sections,
+        sections=[render_section(section, subject) for section in sections],
     )
 
 

@@ -17,7 +17,6 @@ from cohort.observe.report.curves import list_charts, show_charts
 from cohort.observe.report.data import RunData, as_dict, as_number
 from cohort.observe.report.frame import Cell, Part, Section, render_page
 from cohort.observe.report.histograms import draw_histograms
-from cohort.observe.report.lab import find_lab_address
 from cohort.observe.report.waiting import draw_ranks, show_ranks
 
 COMPLETIONS_SHOWN = 3
@@ -299,13 +298,8 @@ def write_prompt(prompt: Any) -> str:
     return "" if prompt is None else str(prompt)
 
 
-def show_next(run: RunData) -> Part:
-    """What can be done now, and the lab with the rewards of one of this run's groups in it."""
-    return "next_steps", run, find_lab_address(run)
-
-
 VERDICT: tuple[Section[RunData], ...] = (show_header, show_failure, show_facts, show_before_and_after, show_findings)
 DETAILS: tuple[Section[RunData], ...] = (
-    show_curves, draw_histograms, show_timing, show_ranks, draw_ranks, show_completions, "recipe", show_next
+    show_curves, draw_histograms, show_timing, show_ranks, draw_ranks, show_completions, "recipe", "next_steps"
 )  # fmt: skip
 """The sections of a page in their order: first what happened, then what one looks at to believe it."""

@@ -132,7 +132,7 @@ def serve_data(shelf: Shelf, place: str) -> Any:
 
 def find_static() -> dict[str, tuple[bytes, str, str]]:
     """Name -> (content, kind, tag) of every file that is served as it is."""
-    files = [REPORT / "hover.js", *(REPORT / "lab").iterdir(), *(HERE / "static").iterdir()]
+    files = [REPORT / "hover.js", *(HERE / "static").iterdir()]
     found = {file.name: (file.read_bytes(), KINDS[file.suffix]) for file in files if file.suffix in KINDS}
     found["page.css"] = read_styles().encode(), KINDS[".css"]
     return {name: (body, kind, f'"{hashlib.sha256(body).hexdigest()[:16]}"') for name, (body, kind) in found.items()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from cohort.observe.report.lab import load_stations
 from cohort.tools.dashboard.app import DATA, PAGES
+from cohort.tools.dashboard.lab.pages import load_stations
 
 PREFIXES = ("", "/live", "/csv", "/svg")
 """The ways in which a page is served."""

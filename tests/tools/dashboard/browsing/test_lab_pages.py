@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from browsing.checks import check_keyboard, check_labels_and_contrast, check_narrow, check_no_markup, check_still
-from browsing.stage import Stage, Visit
-from cohort.observe.report.lab import load_stations, render_lab
+from browsing.stage import Visit
+from cohort.tools.dashboard.lab.pages import load_stations
 from session_tools import prove_others
 
 STATIONS = list(load_stations())
@@ -222,33 +222,3 @@ def test_the_group_of_a_run_goes_into_the_picture(visit, dashboard):
     shown = [float(slider.input_value()) for slider in here.page.locator("input.tall").all()]
     assert shown == [float(reward) for reward in rewards]
     assert here.page.locator(".own a").first.get_attribute("href").startswith("/run/")
-
-
-# -- the page that needs no server -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def alone(stage: Stage, tmp_path: Path):
-    file = tmp_path / "lab.html"
-    file.write_text(render_lab(), encoding="utf-8")
-    made = stage.call(lambda: stage.open(f"file://{tmp_path}"))
-    yield made
-    stage.call(made.close)
-
-
-def test_the_page_alone_asks_for_nothing_and_takes_its_state_from_the_address(visit, alone):
-    state = "rewards=1,0,0,1&from=step%203,%20group%201%20of%20%3Cb%3Ebold%3C/b%3E"
-    alone.page.goto(f"{alone.base}/lab.html#{state}")
-    for station in ("group", "clip", "difficulty", "kl"):
-        alone.page.locator(f"[data-station={station}] [data-guess]").first.click()
-    wait_for_text(alone, "[data-station=group] .facts b", "2 / 4")
-    assert "of <b>bold</b>." in alone.page.locator("[data-station=group] .own").inner_text()
-    for station, words in (("clip", "clip pushes by 0"), ("difficulty", "57 % teach"), ("kl", "The KL is 0.2")):
-        wait_for_text(alone, f"[data-station={station}] .read", words)
-    alone.page.wait_for_url("**guess_kl=0*")
-    assert "rewards=1,0,0,1" in alone.page.url
-    assert [url for url in alone.asked if not url.startswith("file:")] == []
-    check_labels_and_contrast(alone)
-    check_narrow(alone)
-    check_still(alone)
-    alone.check()

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from cohort.errors import NotFound
-from cohort.observe.report.lab import load_stations
 from cohort.tools.dashboard.lab.clipping import HIGHEST_RATIO, list_ratios, trace_regions
 from cohort.tools.dashboard.lab.difficulty import LARGEST, weigh_difficulty
 from cohort.tools.dashboard.lab.divergence import measure_drift
 from cohort.tools.dashboard.lab.groups import compare_baselines, compare_group
 from cohort.tools.dashboard.lab.lengths import weigh_lengths
+from cohort.tools.dashboard.lab.pages import load_stations
 from cohort.tools.dashboard.lab.pushing import push_words
 from cohort.tools.dashboard.shelf import Shelf
 from cohort.tools.dashboard.view import View

@@ -1,27 +1,42 @@
 // A station: a guess opens it, controls and examples change its state, the state stands in the address, and a picture shows what the numbers say.
 
+import {make, table} from './lab_drawing.js';
 import {listDrawings, saveFiles} from './lab_files.js';
+import {morePictures} from './lab_more.js';
+import {pictures} from './lab_pictures.js';
 
-// Where the state is kept: in the query of a page that is served ('search'), behind the # of a file ('hash').
-export function openAddress(place) {
-  const changes = new Map();
-  let timer = 0;
-  const flush = () => {
-    const words = new URLSearchParams(location[place].slice(1));
-    for (const [name, value] of changes) if (value === null) words.delete(name); else words.set(name, value);
-    changes.clear();
-    const text = words.toString().replaceAll('%2C', ',');
-    history.replaceState(null, '', location.pathname + (place === 'search' ? (text && `?${text}`) + location.hash : location.search + (text && `#${text}`)));
-  };
-  return {
-    read: () => { if (timer) { clearTimeout(timer); timer = 0; flush(); } return new URLSearchParams(location[place].slice(1)); },
-    write: (name, value) => { changes.set(name, value); clearTimeout(timer); timer = setTimeout(() => { timer = 0; flush(); }, 200); },
-    follow: react => { addEventListener(place === 'hash' ? 'hashchange' : 'popstate', react); },
-  };
+// The state is kept in the query of the address.
+const changes = new Map();
+let flushing = 0;
+
+function flush() {
+  const words = new URLSearchParams(location.search);
+  for (const [name, value] of changes) if (value === null) words.delete(name); else words.set(name, value);
+  changes.clear();
+  const text = words.toString().replaceAll('%2C', ',');
+  history.replaceState(null, '', location.pathname + (text && `?${text}`) + location.hash);
 }
 
-// ask: (station, state) -> the numbers, or a promise of them; show: draws them and says in words what it has drawn.
-export function openStation(article, ask, show, address, open = () => {}) {
+function readAddress() {
+  if (flushing) { clearTimeout(flushing); flushing = 0; flush(); }
+  return new URLSearchParams(location.search);
+}
+
+function writeAddress(name, value) {
+  changes.set(name, value);
+  clearTimeout(flushing);
+  flushing = setTimeout(() => { flushing = 0; flush(); }, 200);
+}
+
+// Asks the server for the numbers of a station.
+async function ask(station, state) {
+  const answer = await fetch(`/data/lab/${station}?${new URLSearchParams(state)}`);
+  if (!answer.ok) throw new Error(`the server returned ${answer.status}`);
+  return answer.json();
+}
+
+// show: draws the numbers of an answer and returns a sentence about them.
+function openStation(article, show) {
   const name = article.dataset.station, find = selector => article.querySelector(selector);
   const controls = [...article.querySelectorAll('[data-start]')];
   const starts = Object.fromEntries(controls.map(node => [node.dataset.name, node.dataset.start]));
@@ -29,7 +44,7 @@ export function openStation(article, ask, show, address, open = () => {}) {
   let guess = null, right = Number(article.dataset.right), asking = false, again = false, timer = 0, last = {};
 
   function read() {
-    const words = address.read();
+    const words = readAddress();
     for (const key of Object.keys(starts)) state[key] = words.get(key) ?? starts[key];
     guess = words.get(`guess_${name}`);
   }
@@ -46,7 +61,7 @@ export function openStation(article, ask, show, address, open = () => {}) {
   function change(changes) {
     for (const [key, value] of Object.entries(changes)) {
       state[key] = String(value);
-      address.write(key, state[key] === starts[key] ? null : state[key]);
+      writeAddress(key, state[key] === starts[key] ? null : state[key]);
     }
     layControls();
     update();
@@ -89,7 +104,7 @@ export function openStation(article, ask, show, address, open = () => {}) {
   // Whoever guesses before this script is there sends the form, and finds the guess in the address.
   guesses.forEach((button, place) => button.addEventListener('click', event => {
     event.preventDefault();
-    guess = String(place); address.write(`guess_${name}`, guess); layGuess();
+    guess = String(place); writeAddress(`guess_${name}`, guess); layGuess();
   }));
   for (const button of article.querySelectorAll('[data-preset]')) button.addEventListener('click', () => change({...starts, ...keep(), ...Object.fromEntries(new URLSearchParams(button.dataset.preset))}));
   for (const button of article.querySelectorAll('[data-save]')) button.addEventListener('click', () => saveFiles(button.dataset.save, name, find('.picture'), last));
@@ -102,8 +117,28 @@ export function openStation(article, ask, show, address, open = () => {}) {
     else change({[key]: node.value});
   });
   const start = () => { read(); layControls(); layGuess(); update(); };
-  address.follow(start);
+  addEventListener('popstate', start);
   article.classList.add('waiting');
   start();
-  open(article, state, change);
+  if (name !== 'run') openOwn(article, change);
 }
+
+// The same in your run: a box that finds what the station is about in a run on the shelf.
+function openOwn(article, change) {
+  const station = article.dataset.station, box = article.querySelector('.own');
+  async function look(run) {
+    const answer = await fetch(`/data/lab/${station}/run?${new URLSearchParams(run ? {run} : {})}`);
+    if (!answer.ok) { box.replaceChildren(); return; }
+    const found = await answer.json();
+    const select = found.runs.length > 1 ? make('select', {'aria-label': 'Run', onchange: event => look(event.target.value)}, found.runs.map(([value, title]) => make('option', {value, selected: value === found.run}, title))) : null;
+    const name = found.runs.length === 1 ? `: ${found.runs[0][1]}` : '';
+    const put = found.set ? make('button', {type: 'button', onclick: () => { change(found.set); article.querySelector('.picture').scrollIntoView({block: 'center'}); }}, 'put it into the picture') : null;
+    const links = (found.links ?? []).map(([words, address]) => make('a', {href: address}, words));
+    box.replaceChildren(make('div', {class: 'card'}, make('h3', {}, `The same in your run${name}`), select, make('p', {}, found.sentence), found.table ? table(found.table.heads, found.table.rows, 'The same in your run') : null, put || links.length ? make('p', {class: 'ways'}, put, ...links) : null));
+  }
+  look('').catch(() => box.replaceChildren());
+}
+
+const article = document.querySelector('[data-station]');
+if (article) openStation(article, {...pictures, ...morePictures}[article.dataset.station]);
+else ask('group', {});  // the first answer imports torch: start before a station is opened
