@@ -180,7 +180,7 @@ class RewardRunner:
     @property
     def needs_jail(self) -> bool:
         """Whether a part hands model text to the jail of this machine."""
-        return any(bound.signature.jailed and not bound.args.get("backend") for bound in self.start()._bound)
+        return any(bound.signature.jailed for bound in self.start()._bound)
 
     @property
     def jail(self) -> str:
