@@ -1,8 +1,7 @@
-"""The pages about groups, prompts, pairs and tokens, through the application: what they show, what they link to, what they refuse."""
+"""The pages about groups and tokens, through the application: what they show, what they link to, what they refuse."""
 
 import random
 import re
-from html import unescape
 from html.parser import HTMLParser
 
 import numpy as np
@@ -83,20 +82,19 @@ def read_page(client, address, status=200):
 PAGES = [
     "/run/one/groups", "/run/one/groups?show=completions", "/run/one/groups?filter=wrong&order=longest&show=completions&page=2",
     "/run/one/groups?find=seven", "/run/one/groups?find=nowhere", "/run/one/groups?step=2-3&filter=evidence", "/run/one/group/2/0",
-    "/run/one/group/4/1?text=full", "/run/one/prompt/3", "/pair?a=one&b=old", "/pair?a=one&b=old&step=3&group=1",
-    "/pair?a=one&b=one&step=2&group=0", "/run/one/tokens/4/1/2", "/run/one/tokens/4/1/2?view=table", "/run/one/tokens/2/0/1?colour=logprob",
-    "/run/old/groups", "/run/old/groups?step=1", "/run/old/group/2/1", "/run/old/tokens/2/1/0", "/run/old/prompt/3?step=2",
+    "/run/one/group/4/1?text=full", "/run/one/tokens/4/1/2", "/run/one/tokens/4/1/2?view=table", "/run/one/tokens/2/0/1?colour=logprob",
+    "/run/old/groups", "/run/old/groups?step=1", "/run/old/group/2/1", "/run/old/tokens/2/1/0",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("address", PAGES)
 def test_every_page_is_well_formed_holds_no_markup_of_a_model_and_links_to_pages_that_are_there(client, address):
     reader = read_page(client, address)
-    links = sorted({link for link in reader.links() if re.match(r"/(run/[^/?]+/|pair)", link)})
+    links = sorted({link for link in reader.links() if re.match(r"/run/[^/?]+/", link)})
     for link in random.Random(address).sample(links, min(6, len(links))):
         answer = client.get(link.partition("#")[0])
         assert answer.status_code in (200, 404), link
-        assert answer.status_code == 200 or "/prompt/" in link or "/group/" in link, link
+        assert answer.status_code == 200 or "/group/" in link, link
 
 
 def test_a_group_is_shown_by_advantage_with_everything_that_was_said_of_it(client, root):
@@ -154,9 +152,6 @@ def test_a_search_that_is_not_done_links_to_where_it_goes_on(client, monkeypatch
         ("/run/one/group/x/0", "a whole number belongs there"),
         ("/run/one/groups?step=abc", "a step belongs there"),
         ("/run/one/tokens/4/1/9", "has completions 0 to 3"),
-        ("/run/one/prompt/123456", "No completions of prompt 123456"),
-        ("/pair?a=one", "name two runs"),
-        ("/pair?a=one&b=old&step=5&group=0", "step 5 are not kept"),
         ("/run/nobody/groups", "no run of this name"),
     ],
 )
@@ -212,34 +207,6 @@ def test_a_long_completion_is_shown_whole_up_to_ten_thousand_tokens_and_then_in_
     assert (numbers["first"], len(numbers["ids"])) == (10_000, 500)
 
 
-def test_two_runs_with_the_same_seed_are_said_to_share_their_noise_and_part_where_they_part(tmp_path):
-    rng = random.Random(2)
-    left = [make_rollout(rng, 1, 0, sample, 3, completion=text) for sample, text in enumerate(["a b c", "same same"])]
-    right = [make_rollout(rng, 1, 0, sample, 3, completion=text) for sample, text in enumerate(["a b d", "same same"])]
-    for name, rollouts, seed in (("a", left, 4), ("b", right, 4), ("c", right, 5)):
-        make_run(tmp_path, name, steps=1, seed=seed, rollouts={1: rollouts})
-    client = TestClient(make_app(Shelf([tmp_path])), base_url="http://127.0.0.1:8600")
-    answer = client.get("/pair?a=a&b=b&step=1&group=0").text
-    assert "The noise is the same, so every difference between the completions is the policy" in unescape(answer)
-    assert "They part at token 3" in answer
-    assert "a b <mark>c</mark>" in answer
-    assert "a b <mark>d</mark>" in answer
-    assert "1 of 2 completions are the same, token by token." in answer
-    other = client.get("/pair?a=a&b=c&step=1&group=0").text
-    assert "The noise is not known to be the same: seed (the noise is another)." in other
-
-
-def test_two_runs_that_asked_different_questions_show_each_with_its_own_gold(tmp_path):
-    rng = random.Random(3)
-    for name, index in (("a", 17), ("b", 23)):
-        make_run(tmp_path, name, steps=1, rollouts={1: [make_rollout(rng, 1, 0, sample, index) for sample in range(2)]})
-    client = TestClient(make_app(Shelf([tmp_path])), base_url="http://127.0.0.1:8600")
-    told = " ".join(read_page(client, "/pair?a=a&b=b&step=1&group=0").text.split())
-    assert "the questions differ" in told
-    for name, index in (("a", 17), ("b", 23)):
-        assert re.search(rf"asked in {name} ?What is {index} and 1\? ?(gold|answer) ?{index}", told), told
-
-
 def test_advantages_and_rewards_of_a_broken_file_cost_a_sentence(tmp_path):
     folder = make_run(tmp_path, "torn", steps=3, rollouts={2: make_step(random.Random(0), 2)})
     folder.rollouts_file(2).write_bytes(folder.rollouts_file(2).read_bytes()[: 1 << 9])
@@ -275,7 +242,6 @@ def test_groups_with_recorded_tokens_are_found_and_tables_are_files(client):
     assert lines[0].startswith("place,token,id,advantage,ratio,clipped,KL (k3),entropy,log-prob,gradient coefficient,")
     assert lines[1].startswith("1,")  # as the page says: token 1 of so many
     assert len(lines) == 1 + 6
-    assert client.get("/svg/run/one/prompt/3?item=success-of-this-prompt").headers["content-type"].startswith("image/svg+xml")
 
 
 STRANGE = {
@@ -316,7 +282,7 @@ def test_a_file_of_a_stranger_costs_a_sentence_and_never_the_page(tmp_path, kind
         "tokens/1/0/0",
         "tokens/1/0/0?view=table",
     )
-    for address in [f"/run/strange/{place}" for place in places] + ["/pair?a=strange&b=strange&step=1&group=0"]:
+    for address in [f"/run/strange/{place}" for place in places]:
         answer = client.get(address)
         assert answer.status_code in (200, 404), address
         assert "could not be written" not in answer.text, address

@@ -120,23 +120,14 @@ def test_the_numbers_of_a_group_are_those_of_its_rows(made):
     for one, (_, members) in zip(measured, groupby(slow, key=lambda row: (row["step"], row["group"])), strict=True):
         members = list(members)
         rewards = [row["reward"] for row in members if row["reward"] is not None]
-        assert (one.step, one.group, one.prompt_index) == tuple(members[0][name] for name in ("step", "group", "prompt_index"))
+        assert (one.step, one.group) == (members[0]["step"], members[0]["group"])
         assert one.first_row == members[0]["row"]
-        assert one.size == len(members)
         assert one.right == sum(row["success"] is True for row in members)
         assert one.judged == sum(row["success"] is not None for row in members)
         assert one.mean == pytest.approx(np.mean(rewards)) if rewards else np.isnan(one.mean)
         assert one.std == pytest.approx(np.std(rewards)) if rewards else np.isnan(one.std)
         assert one.longest == max(row["length"] for row in members)
         assert one.cut == sum(row["end"] == "length" for row in members)
-
-
-def test_a_prompt_through_training_is_every_group_of_its_index(made):
-    slow = read_all(made)
-    rows = queries.load_rows(made).rows
-    for index in range(11):
-        wanted = list(dict.fromkeys((row["step"], row["group"]) for row in slow if row["prompt_index"] == index))
-        assert [(one.step, one.group) for one in queries.find_prompt_groups(rows, index)] == wanted
 
 
 @pytest.mark.parametrize(("text", "steps"), [("", None), ("12", (12, 12)), ("10-20", (10, 20))])
@@ -301,32 +292,6 @@ def test_a_step_that_cannot_be_read_is_said_and_the_search_goes_on(tmp_path):
     assert "step-000002.parquet" in part.unreadable[0]
 
 
-# -- pairs -------------------------------------------------------------------------------------------------------------
-
-
-def test_pairs_are_the_groups_at_the_same_step_place_and_prompt(tmp_path):
-    make_run(tmp_path, "a", seed=1)
-    make_run(tmp_path, "b", seed=2, steps=5)
-    slow = {}
-    for name in ("a", "b"):
-        for row in read_all(find_run(tmp_path, name)):
-            place = (row["step"], row["group"], row["prompt_index"])
-            slow.setdefault(name, {}).setdefault(place, []).append(row["reward"])
-    shared = sorted({*slow["a"]} & {*slow["b"]})
-    apart = {}
-    for place in shared:
-        means = [np.mean([r for r in slow[name][place] if r is not None] or [np.nan]) for name in ("a", "b")]
-        apart[place] = abs(means[0] - means[1])
-    rows_a, rows_b = (queries.load_rows(find_run(tmp_path, name)).rows for name in ("a", "b"))
-    pairs, total = queries.match_pairs(rows_a, rows_b)
-    assert total == len(shared) > 1
-    found = [(left.step, left.group, left.prompt_index) for left, _ in pairs]
-    assert sorted(found) == shared
-    sizes = [apart[place] for place in found]
-    assert sizes == sorted(sizes, reverse=True)
-    assert all((left.step, left.group) == (right.step, right.group) for left, right in pairs)
-
-
 def make_records(count, rng):
     """Records of a long run, without files."""
     rows = np.zeros(count, ROW)
@@ -347,7 +312,6 @@ def test_a_million_completions_are_filtered_and_sorted_in_two_seconds_of_cpu():
     for by_groups in (False, True):
         part = queries.list_places(rows, matches, "longest", by_groups, 100, 25)
     queries.measure_groups(rows, part.places)
-    queries.find_prompt_groups(rows, 77)
     assert time.process_time() - began < 2.0
 
 

@@ -1,4 +1,4 @@
-"""The numbers of tokens: k3 by hand and against the estimator that trains, bands, what a run without a record still has, and pairs."""
+"""The numbers of tokens: k3 by hand and against the estimator that trains, bands, and what a run without a record still has."""
 
 import math
 
@@ -9,7 +9,6 @@ from made_runs import find_run, make_run, make_token_row, write_record
 
 from cohort.algorithms.kl import k3
 from cohort.observe.token_record import read_tokens
-from cohort.tools.dashboard import pair_queries as pairs
 from cohort.tools.dashboard import token_values as values
 from cohort.tools.dashboard.token_texts import Shown, read_pieces, show_piece, write_out
 
@@ -197,55 +196,3 @@ def test_a_damaged_tokenizer_costs_the_texts_alone(tmp_path):
     folder.model.mkdir()
     (folder.model / "tokenizer.json").write_text('{"model": ')
     assert read_pieces(find_run(tmp_path), [3])[0] == ["#3"]
-
-
-# -- two runs ----------------------------------------------------------------------------------------------------------
-
-
-RECIPE = {
-    "seed": 1,
-    "sampling": {"temperature": 1.0, "max_completion_tokens": 64},
-    "train": {"group_size": 8},
-    "algorithm": {"data": "policy"},
-}
-ROW = {"prompt_index": 7, "prompt_ids": [1, 2], "prompt": "2+2", "policy_version": 3}
-
-
-def judge(recipe=None, row=None):
-    return pairs.describe_noise(pairs.compare_conditions(RECIPE, RECIPE | (recipe or {}), ROW, ROW | (row or {})))
-
-
-def test_equal_seed_prompt_and_temperature_mean_equal_noise():
-    same, sentence = judge({"train": {"group_size": 4}, "algorithm": {"name": "dr_grpo"}}, {"policy_version": 9})
-    assert same
-    assert "every difference between the completions is the policy's" in sentence
-
-
-@pytest.mark.parametrize(
-    ("recipe", "row", "named"),
-    [
-        ({"seed": 2}, {}, "seed"),
-        ({}, {"prompt_index": 8}, "prompt"),
-        ({}, {"prompt_ids": [1, 3]}, "prompt"),
-        ({"sampling": {"temperature": 0.7}}, {}, "sampling.temperature"),
-        ({"algorithm": {"refill_rounds": 2}}, {}, "noise of the second run"),
-        ({"algorithm": {"data": "demonstrations"}}, {}, "noise of the second run"),
-        ({"sampling": {"temperature": 1.0, "servers": ["http://a"]}}, {}, "noise of the second run"),
-        ({"ahead": {"in_flight": True}}, {}, "noise of the second run"),
-    ],
-)
-def test_whatever_gives_other_noise_is_named(recipe, row, named):
-    same, sentence = judge(recipe, row)
-    assert not same
-    assert named in sentence
-
-
-def test_completions_part_at_their_first_other_token():
-    row = {"completion_ids": [1, 2, 3], "completion": "abc", "end": "stop"}
-    assert pairs.find_parting(row, dict(row)) == pairs.Parting(None, 3)
-    assert pairs.find_parting(row, row | {"completion_ids": [1, 9, 3], "completion": "axc"}) == pairs.Parting(1, 1)
-    longer = row | {"completion_ids": [1, 2, 3, 4], "completion": "abcd"}
-    assert pairs.find_parting(row, longer) == pairs.Parting(3, 3)
-    assert pairs.find_parting(row | {"end": "length"}, longer) == pairs.Parting(3, 3, cut=True)
-    # Other tokens with the same text: the texts say nothing, the tokens do.
-    assert pairs.find_parting(row, row | {"completion_ids": [1, 7, 8, 3]}) == pairs.Parting(1, 3)

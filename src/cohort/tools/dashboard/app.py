@@ -34,9 +34,7 @@ PAGES = {
     "/run/{name}": "cohort.tools.dashboard.run:show_run",
     "/run/{name}/groups": "cohort.tools.dashboard.groups_page:show_groups",
     "/run/{name}/group/{step}/{group}": "cohort.tools.dashboard.group_page:show_group",
-    "/run/{name}/prompt/{index}": "cohort.tools.dashboard.prompt_page:show_prompt",
     "/run/{name}/tokens/{step}/{group}/{sample}": "cohort.tools.dashboard.tokens_page:show_tokens",
-    "/pair": "cohort.tools.dashboard.pair_page:show_pair",
     "/lab": "cohort.tools.dashboard.lab.pages:show_lab",
     "/lab/{station}": "cohort.tools.dashboard.lab.pages:show_station",
 }

@@ -44,15 +44,12 @@ def show_comparison(shelf: Shelf, view: View) -> Page:
         lines = [f"{run.name}: {loss}" for run in runs for loss in run.losses]
         return ("losses", lines) if lines else None
 
-    def link_pairs(_: Any) -> Part | None:
-        return ("pair_link", view.link("/pair", a=runs[0].shown.name, b=runs[1].shown.name)) if len(runs) == 2 else None
-
     kept = [("run", name) for name in chosen]
     form: Part = ("choices", choices.describe(view, kept))
     ends = (show_before_and_after, show_recipe_difference)
     return Page(
         "Compare",
-        [list_them, link_pairs, show_all_losses, *ends, form, show_chosen_curves, show_failures, picker],
+        [list_them, show_all_losses, *ends, form, show_chosen_curves, show_failures, picker],
         overlay,
         live=True,
         aging=any(run.status != "finished" for run in runs),

@@ -45,7 +45,6 @@ def show_group(shelf: Shelf, view: View) -> Page:
         ("facts", list_facts(rows)),
         ("completion_cards", make_cards(run, rows, members, named, full), view.link(text="full") if not full else ""),
         ("linked_table", "The group in numbers", *tabulate_group(run, rows, members), describe_record(run, step, group)),
-        ("pair_form", "The same prompt and noise in another run", make_pair_form(shelf, run, step, group)),
     ]
     return Page(f"{run.title} · {title.lower()}", sections, styles=["groups.css"])
 
@@ -86,7 +85,6 @@ def make_prompt_card(run: ShownRun, row: Mapping[str, Any], members: Rows) -> di
         "expected": expected,
         "index": index,
         "links": [
-            ("through training", f"{run.address}/prompt/{index}"),
             (
                 "this group under every algorithm",
                 write_address("/lab/run", [("run", run.name), ("step", step), ("group", group)]),
@@ -209,8 +207,3 @@ def make_card(
         "shortened": not full and len(text) > BRIEF,
         "tokens": f"{run.address}/tokens/{step}/{group}/{sample}",
     }
-
-
-def make_pair_form(shelf: Shelf, run: ShownRun, step: int, group: int) -> dict[str, Any]:
-    others = [(other.name, other.title) for other in shelf.list_runs() if other.name != run.name]
-    return {"a": run.name, "step": step, "group": group, "others": others[:500]}

@@ -254,9 +254,7 @@ class GroupNumbers:
 
     step: int
     group: int
-    prompt_index: int
     first_row: int
-    size: int
     right: int
     judged: int
     mean: float
@@ -282,9 +280,7 @@ def measure_group(members: Rows) -> GroupNumbers:
     return GroupNumbers(
         step=int(first["step"]),
         group=int(first["group"]),
-        prompt_index=int(first["prompt_index"]),
         first_row=int(first["row"]),
-        size=len(members),
         right=int((members["success"] == 1).sum()),
         judged=int((members["success"] >= 0).sum()),
         mean=float(rewards.mean()) if len(rewards) else float("nan"),
@@ -293,40 +289,3 @@ def measure_group(members: Rows) -> GroupNumbers:
         cut=int((members["end"] == 1).sum()),
         verdicts=tuple(members["success"].tolist()),
     )
-
-
-def find_prompt_groups(rows: Rows, prompt_index: int) -> list[GroupNumbers]:
-    """All groups of a prompt, in the order of the run."""
-    members = rows[rows["prompt_index"] == prompt_index]
-    return measure_groups(members, find_group_starts(members))
-
-
-def match_pairs(rows_a: Rows, rows_b: Rows) -> tuple[list[tuple[GroupNumbers, GroupNumbers]], int]:
-    """Groups of two runs at the same step, place and prompt, the largest difference of mean rewards first; and how many there are."""
-    starts_a, starts_b = find_group_starts(rows_a), find_group_starts(rows_b)
-    keys_a, keys_b = (make_group_keys(rows[starts]) for rows, starts in ((rows_a, starts_a), (rows_b, starts_b)))
-    _, at_a, at_b = np.intersect1d(keys_a, keys_b, return_indices=True)
-    same = rows_a["prompt_index"][starts_a[at_a]] == rows_b["prompt_index"][starts_b[at_b]]
-    pairs_a, pairs_b = starts_a[at_a][same], starts_b[at_b][same]
-    apart = np.abs(mean_rewards(rows_a, starts_a)[at_a][same] - mean_rewards(rows_b, starts_b)[at_b][same])
-    chosen = find_largest(np.nan_to_num(apart, nan=-1.0), 0, min(len(apart), MOST_PAIRS))
-    pairs = zip(measure_groups(rows_a, pairs_a[chosen]), measure_groups(rows_b, pairs_b[chosen]), strict=True)
-    return list(pairs), len(apart)
-
-
-MOST_PAIRS = 50
-"""Pairs of groups that are listed."""
-
-
-def make_group_keys(firsts: Rows) -> np.ndarray:
-    return firsts["step"].astype(np.uint64) << np.uint64(32) | firsts["group"]
-
-
-def mean_rewards(rows: Rows, starts: np.ndarray) -> np.ndarray:
-    """Mean reward of every group; NaN where none has a score."""
-    if not len(starts):
-        return np.zeros(0)
-    scored = ~np.isnan(rows["reward"])
-    sums = np.add.reduceat(np.where(scored, rows["reward"], 0.0), starts)
-    with np.errstate(invalid="ignore"):
-        return sums / np.add.reduceat(scored.astype(np.int64), starts)

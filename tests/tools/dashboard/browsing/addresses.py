@@ -30,7 +30,7 @@ def fill_each_parameter(route: str, text: str, **words: str) -> Iterator[str]:
 
 
 WORDS = {"name": "first", "other": "second", "step": "40", "group": "0", "sample": "1", "index": "2", "station": "group"}
-QUERIES = {"/compare": "run={name}&run={other}", "/pair": "a={name}&b={other}&step={step}&group={group}"}
+QUERIES = {"/compare": "run={name}&run={other}"}
 
 
 def list_examples(**words: str) -> list[str]:

@@ -11,8 +11,6 @@ from browsing.checks import check_keyboard, check_labels_and_contrast, check_nar
 from browsing.stage import Dashboard, Stage, Visit
 
 LATER = (
-    "/run/first/prompt/2",
-    "/pair",
     "/lab/baselines",
     "/lab/pushed",
     "/lab/difficulty",

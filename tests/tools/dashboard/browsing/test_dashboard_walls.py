@@ -18,7 +18,6 @@ SECRET = "not-for-your-eyes-8f3a"
 METHODS = ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "CONNECT")
 ASKED = (
     "/compare?run",
-    "/pair?b=a&step=4&group=0&a",
     "/data/lab/run?run",
     "/data/lab/group/run?run",
     "/?find",
