@@ -3,10 +3,10 @@
     python benchmarks/alternate.py OLD NEW              7 runs of each, about five minutes on two quiet cores
     python benchmarks/alternate.py OLD NEW --runs 3
 
-OLD and NEW are folders that hold src/cohort, for example a `git worktree` of an earlier commit. Each run is a process of its own:
-20 steps of the demo after a short cold start, without evaluation. Its figures are the median of time/step from the third step on, and
-the CPU seconds of the whole process, which say more on a machine that others share. The spread to hold a ratio against is that of OLD
-against itself: the largest of its runs over the smallest.
+OLD and NEW are checkouts, for example a `git worktree` of an earlier commit; every package below their src is taken from there. Each run
+has its own process: 20 steps of the demo after a short cold start, without evaluation. Its figures are the median of time/step from the
+third step on, and the CPU seconds of the whole process, which are more reliable on a shared machine. Compare a ratio with the spread of
+OLD: the largest of its runs over the smallest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = (
     "train.num_steps=20", "cold_start.num_steps=40", "evaluation.samples=0", "monitors.console=false", "checkpoints.every_steps=0",
 )  # fmt: skip
@@ -28,11 +29,22 @@ WARM_UP = 2
 """Steps that are not counted: the first ones compile and allocate."""
 
 
+def use_checkout(checkout: Path) -> dict[str, str]:
+    """The environment in which Python imports the packages of a checkout. Exits if one comes from another place."""
+    source = checkout / "src"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(ROOT / "benchmarks")])}
+    names = sorted(file.parent.name for file in source.glob("*/__init__.py"))
+    show = "import importlib.util, sys; print(*(importlib.util.find_spec(name).origin for name in sys.argv[1:]), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", show, *names], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    if done.stdout.splitlines() != [str(source / name / "__init__.py") for name in names] or "cohort" not in names:
+        raise SystemExit(f"{checkout}: the packages {', '.join(names) or '(none)'} below src come from {done.stdout.strip()}")
+    return environment
+
+
 def time_run(checkout: Path, folder: Path) -> tuple[float, float]:
     """(median seconds of a step, CPU seconds of the run) with the code of one checkout."""
     command = [sys.executable, "-m", "cohort", "train", *SETTINGS, f"runs_folder={folder}", f"name={checkout.name}"]
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
-    before = count_cpu_seconds()
+    environment, before = use_checkout(checkout), count_cpu_seconds()
     subprocess.run(command, env=environment, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     spent = count_cpu_seconds() - before
     rows = [json.loads(line) for line in (folder / checkout.name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

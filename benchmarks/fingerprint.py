@@ -1,14 +1,15 @@
-"""What a commit computes, to the bit: weights, metrics and rollouts of tiny runs, to be held against those of another commit.
+"""What a commit computes, to the bit: weights, metrics and rollouts of tiny runs, to compare with those of another commit.
 
-    PYTHONPATH=OLD/src python benchmarks/fingerprint.py old.json        about two minutes on one core
-    PYTHONPATH=src     python benchmarks/fingerprint.py new.json
-    python benchmarks/fingerprint.py --compare old.json new.json        what differs, in words; exit code 1 if anything does
-    python benchmarks/fingerprint.py --compare-runs RUN RUN             the same of two whole run folders
+    python benchmarks/fingerprint.py new.json                           about two minutes on one core
+    python benchmarks/fingerprint.py old.json --checkout OLD            the same runs with the code of another checkout
+    python benchmarks/fingerprint.py --compare old.json new.json        list what differs; exit code 1 if anything does
+    python benchmarks/fingerprint.py --compare old.json new.json --renamed names.json
+    python benchmarks/fingerprint.py --compare-runs RUN RUN             compare two whole run folders
 
-Only the command line and the files of a run folder are used, so the same file serves commits whose modules lie elsewhere. The
-recipes are of version 0, the oldest. Every run is a process of its own with a fixed number of threads. One run is stopped twice
-inside a step, first asked (SIGTERM: the checkpoint then holds the batch), later killed; it must end as its twin that was not.
-The moment is a number of calls of `Tensor.backward`, an event that does not depend on where our own functions are.
+Only the command line and the files of a run folder are used, so the same file serves commits whose modules lie elsewhere. names.json
+maps renamed metrics and rollout columns, {"old": "new"}; null for one that was removed. Every run has its own process with a fixed
+number of threads. One run is stopped twice inside a step, first by SIGTERM (the checkpoint then holds the batch), then by SIGKILL; it must
+end like the same run without a stop. The moment is a number of calls of `Tensor.backward`, which does not depend on where our functions are.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from alternate import ROOT, use_checkout
+
 Record = dict[str, Any]
 
 SHOWN = 12
-"""Differences told of one run; the rest is counted."""
+"""Differences printed for one run; the rest is counted."""
 
 PROBLEMS = {"source": "task:column_addition", "args": {"digits": 1}, "max_prompt_tokens": 8}
 ANSWER = {"function": "math_answer", "args": {"pattern": r">(\d+)\s*$"}}
-STEPS = {"function": "cohort.tasks.column_addition:check_steps"}
-"""The name of version 0: a later commit must still find it."""
+STEPS = {"function": "fingerprint:score_lines"}
+"""A process reward that is defined here, so that no commit has to know it by name."""
 PAIRS = [{"prompt": f"{a}+{b}=", "chosen": f">{a + b}", "rejected": f">{a + b + 1}"} for a in range(4) for b in range(5)]
 SCRATCH = {"hidden_size": 32, "intermediate_size": 48, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "max_positions": 32}
 
@@ -98,13 +101,27 @@ CASES: dict[str, dict[str, Any]] = {
 STOPPED, TWIN = "2 passes x 2 minibatches, stopped twice", "2 passes x 2 minibatches"
 
 
+def score_lines(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[list[tuple[int, float]]]:
+    """Each line of a completion is a step: 1 if a digit of the prompt occurs in it."""
+    return [list(find_steps(prompt, completion)) for prompt, completion in zip(prompts, completions, strict=True)]
+
+
+def find_steps(prompt: str, completion: str) -> Iterator[tuple[int, float]]:
+    end = 0
+    for line in completion.splitlines(keepends=True):
+        end += len(line)
+        yield end, float(any(sign.isdigit() and sign in prompt for sign in line))
+
+
 # -- making them -------------------------------------------------------------------------------------------------------
 
 
-def make_fingerprints(threads: int, only: Sequence[str] = ()) -> Record:
-    """Run every case and give what came of it. Raises where a run that was stopped does not end as its twin."""
+def make_fingerprints(checkout: Path, threads: int, only: Sequence[str] = ()) -> Record:
+    """Run every case and read its files. Exits if a run that was stopped does not end like the same run without a stop."""
     import tomli_w
 
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    environment = use_checkout(checkout) | counts | {"COLUMNS": "400"}
     with tempfile.TemporaryDirectory(prefix="fingerprint-") as made:
         folder = Path(made)
         (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PAIRS), encoding="utf-8")
@@ -122,14 +139,16 @@ def make_fingerprints(threads: int, only: Sequence[str] = ()) -> Record:
             recipe.write_text(tomli_w.dumps(tree), encoding="utf-8")
             begin = ["train", recipe, f"name={run.name}", f"runs_folder={folder}"]
             if name == STOPPED:
-                stop_twice(begin, run, threads)
+                stop_twice(begin, run, environment)
             else:
-                command(begin, threads)
+                command(begin, environment)
             runs[name] = read_run(run)
             print(f"{name:42} {runs[name]['weights'][:16]}", flush=True)
-    record = {"machine": machine(threads), "code": code(), "runs": runs}
+    words = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+    commit = subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
+    record = {"machine": machine(threads), "code": {"commit": commit}, "runs": runs}
     if TWIN in runs and STOPPED in runs and (found := list(run_differences(runs[TWIN], runs[STOPPED]))):
-        raise SystemExit("the run that was stopped does not end as its twin:\n" + "\n".join(shortened(found)))
+        raise SystemExit("the run that was stopped does not end like the run without a stop:\n" + "\n".join(shortened(found)))
     return record
 
 
@@ -143,23 +162,23 @@ def merged(*trees: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def stop_twice(begin: Sequence[object], run: Path, threads: int) -> None:
-    """Ask it to stop at the second update of step 2, kill it at the second of step 3, then let it finish."""
-    command(begin, threads, expected=130, backward=6, number=signal.SIGTERM)
+def stop_twice(begin: Sequence[object], run: Path, environment: Mapping[str, str]) -> None:
+    """Stop it with SIGTERM at the second update of step 2, kill it at the second of step 3, then let it finish."""
+    command(begin, environment, expected=130, backward=6, number=signal.SIGTERM)
     if not (run / "checkpoints" / "step-1.1").is_dir():
         raise SystemExit(
             f"the run was not stopped inside a step: {sorted(path.name for path in (run / 'checkpoints').iterdir())}"
         )
-    command(["resume", run], threads, expected=-signal.SIGKILL, backward=5, number=signal.SIGKILL)
-    command(["resume", run], threads)
+    command(["resume", run], environment, expected=-signal.SIGKILL, backward=5, number=signal.SIGKILL)
+    command(["resume", run], environment)
 
 
-def command(words: Sequence[object], threads: int, expected: int = 0, backward: int = 0, number: int = 0) -> None:
-    """`cohort WORDS` in a process of its own, which sends itself a signal at the given call of `Tensor.backward`."""
+def command(
+    words: Sequence[object], environment: Mapping[str, str], expected: int = 0, backward: int = 0, number: int = 0
+) -> None:
+    """`cohort WORDS` in its own process, which sends itself a signal at the given call of `Tensor.backward`."""
     child = [sys.executable, __file__, "--child", str(backward), str(int(number)), *map(str, words)]
-    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
-    folder = Path(str(words[1])).parent
-    done = subprocess.run(child, env={**os.environ, **counts, "COLUMNS": "400"}, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(child, env=environment, cwd=Path(str(words[1])).parent, capture_output=True, text=True)
     if done.returncode != expected:
         raise SystemExit(f"cohort {' '.join(map(str, words))} gave {done.returncode}:\n{done.stdout}{done.stderr}")
 
@@ -203,18 +222,11 @@ def cpu_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def code() -> dict[str, str]:
-    import cohort
-
-    words = ["git", "-C", str(Path(cohort.__file__).parent), "describe", "--always", "--dirty"]
-    return {"commit": subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"}
-
-
 # -- reading them ------------------------------------------------------------------------------------------------------
 
 
 def read_run(run: Path) -> Record:
-    """What a run folder says, times aside: hashes of weights and rollouts, metrics and evaluations key by key."""
+    """The content of a run folder without times: hashes of weights and rollouts, metrics and evaluations key by key."""
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     return {
         "weights": hash_weights(run / "model"),
@@ -245,15 +257,13 @@ def hash_weights(folder: Path) -> str:
 
 
 def hash_rollouts(folder: Path) -> dict[str, str]:
-    """One hash per column, over all steps. What was extracted has the name that it has in the oldest files."""
+    """One hash per column, over all steps."""
     import pyarrow.parquet as pq
 
     digests: dict[str, Any] = {}
-    for file in sorted(folder.glob("step-*[0-9].parquet")):  # of tokens, which lie beside them, older commits write none
-        columns = pq.read_table(file).to_pydict()
-        called = {"extracted": "answer", "answer": "row/answer"} if "extracted" in columns else {}
-        for name, values in columns.items():
-            digests.setdefault(called.get(name, name), hashlib.sha256()).update(json.dumps(values).encode())
+    for file in sorted(folder.glob("step-*[0-9].parquet")):
+        for name, values in pq.read_table(file).to_pydict().items():
+            digests.setdefault(name, hashlib.sha256()).update(json.dumps(values).encode())
     return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
@@ -283,6 +293,19 @@ def compare_fingerprints(left: Record, right: Record) -> list[str]:
         else:
             found += shortened([f"{name}: {line}" for line in run_differences(left["runs"][name], right["runs"][name])])
     return found
+
+
+def renamed(node: Any, names: Mapping[str, str | None], used: set[str]) -> Any:
+    """`node` with every key by its new name, without the removed ones; `used` gets the names that occurred."""
+    if isinstance(node, list):
+        return [renamed(value, names, used) for value in node]
+    if not isinstance(node, Mapping):
+        return node
+    used.update(names.keys() & node.keys())
+    kept = {names.get(name, name): renamed(value, names, used) for name, value in node.items() if names.get(name, name)}
+    if len(kept) < sum(bool(names.get(name, name)) for name in node):
+        raise SystemExit(f"two names become one: {sorted(names.keys() & node.keys())}")
+    return kept
 
 
 def run_differences(left: Record, right: Record) -> Iterator[str]:
@@ -325,13 +348,20 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("output", nargs="?", type=Path, help="where the fingerprints are written")
+    parser.add_argument("--checkout", type=Path, default=ROOT, help="the code to run; default: this checkout")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", action="append", default=[], choices=[*CASES, STOPPED], help="this run; may be repeated")
     parser.add_argument("--compare", nargs=2, type=Path, metavar="JSON")
+    parser.add_argument("--renamed", type=Path, metavar="JSON", help="with --compare: new names, or null, of keys of the first")
     parser.add_argument("--compare-runs", nargs=2, type=Path, metavar="RUN")
     chosen = parser.parse_args()
     if chosen.compare:
         left, right = (json.loads(file.read_text(encoding="utf-8")) for file in chosen.compare)
+        if chosen.renamed:
+            names, used = json.loads(chosen.renamed.read_text(encoding="utf-8")), set[str]()
+            left["runs"] = {run: renamed(found, names, used) for run, found in left["runs"].items()}
+            if unused := sorted(names.keys() - used):
+                raise SystemExit(f"{chosen.renamed}: {chosen.compare[0]} has no {', '.join(unused)}")
         return tell(compare_fingerprints(left, right), f"the same bits in {len(left['runs'])} runs")
     if chosen.compare_runs:
         left, right = (read_run(run) for run in chosen.compare_runs)
@@ -342,7 +372,7 @@ def main() -> int:
         )
     if not chosen.output:
         parser.error("name a file for the fingerprints, or --compare, or --compare-runs")
-    record = make_fingerprints(chosen.threads, chosen.only)
+    record = make_fingerprints(chosen.checkout.resolve(), chosen.threads, chosen.only)
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
     chosen.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {chosen.output}: {len(record['runs'])} runs of {record['code']['commit']}")

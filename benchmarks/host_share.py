@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+
+from alternate import ROOT, use_checkout
 
 SETTINGS = (
     "prompts_per_step=64", "group_size=16", "cold_start.num_steps=60", "evaluation.samples=0", "checkpoints.every_steps=0",
@@ -75,8 +76,7 @@ def run_case(checkout: Path, reward: str, steps: int) -> dict[str, dict[str, flo
     """Median milliseconds of every stage, by the clock of the wall and by that of the CPU, with the code of one checkout."""
     with tempfile.TemporaryDirectory() as folder:
         words = [*SETTINGS, *REWARDS[reward], f"num_steps={steps + WARM_UP}", f"runs_folder={folder}", "name=run"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(checkout / "src"), str(Path(__file__).resolve().parent)])
+        environment = use_checkout(checkout) | {"OMP_NUM_THREADS": "1"}
         child = [sys.executable, __file__, "--child", *words]
         done = subprocess.run(child, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True, check=True)
         written = (Path(folder) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -110,12 +110,12 @@ def summarise(runs: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--other", type=Path, help="a folder that holds src/cohort, such as a worktree of an earlier commit")
+    parser.add_argument("--other", type=Path, help="another checkout, such as a worktree of an earlier commit")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--reward", choices=REWARDS, help="only this one")
     given = parser.parse_args()
-    checkouts = ({"other": given.other.resolve()} if given.other else {}) | {"this": Path(__file__).resolve().parents[1]}
+    checkouts = ({"other": given.other.resolve()} if given.other else {}) | {"this": ROOT}
     rewards = [given.reward] if given.reward else list(REWARDS)
     runs: dict[tuple[str, str], list[Any]] = {(reward, name): [] for reward in rewards for name in checkouts}
     for _ in range(given.runs):

@@ -86,10 +86,24 @@ ARITHMETIC = [
     (box("(B) 95 + 82"), "(B) 177", UNEVALUATED, "behind a choice"),
     (box(r"177 \approx 95 + 82"), "177", RIGHT, "the exact part is a numeral"),
     (box("000177"), "177", RIGHT, "digits"),
+    (box("+ +177"), "177", UNEVALUATED, "two signs"),
+    (box("-+177"), "-177", UNEVALUATED, "two signs"),
+    (box("59 times 3"), "177", UNREAD, "a product in words"),
+    ("The answer is 95 + 82, which is 177.", "177", RIGHT, "worked out behind the comma"),
+    ("The answer is $95 + 82$, which equals $177$. Done.", "177", RIGHT, "worked out behind the comma"),
+    ("The answer is 95 + 82, which is 178.", "177", WRONG, "a chain that does not hold"),
+    ("The answer is 177, which is 3 times 59.", "177", RIGHT, "what is said of a numeral"),
+    ("The answer is 177, which is 95 + 82.", "177", RIGHT, "what is said of a numeral"),
 ]
 
 FRACTIONS = [
     (box("2/4"), "1/2", UNEVALUATED, "not in lowest terms"),
+    (box(r"\frac{1.0}{2.0}"), "1/2", UNEVALUATED, "a fraction of decimals"),
+    (box("1e2/3"), "100/3", UNEVALUATED, "a fraction of decimals"),
+    (box("1,000/3"), "1000/3", RIGHT, "thousands"),
+    (box(r"\frac{1}{-2}"), "-1/2", UNEVALUATED, "the denominator is below 1"),
+    (box(r"{1 \over 2}"), "1/2", RIGHT, "a fraction of plain TeX"),
+    (box(r"{2 \over 4}"), "1/2", UNEVALUATED, "not in lowest terms"),
     (box("2/4"), r"\frac{2}{4}", RIGHT, "written as the gold is"),
     (box(r"\frac{-3}{6}"), "-3/6", RIGHT, "written as the gold is"),
     (box("1/2"), r"\frac{2}{4}", RIGHT, "in lowest terms"),
@@ -134,6 +148,19 @@ EXPRESSIONS = [
     (box(r"\frac{4+6i}{2}"), "2+3i", RIGHT, "the gold is complex"),
 ]
 
+UNITS = [
+    (box("5 times"), "5", RIGHT, "a count"),
+    (box("5 times 2"), "5", UNREAD, "a product"),
+    (box("5¢"), "5 cents", RIGHT, "a currency"),
+    (box("5¢"), r"\$5", WRONG, "another currency"),
+    (box(r"12 \text{ years old}"), "12", RIGHT, "what a unit measures"),
+    (box("12 years old"), "12 years", RIGHT, "what a unit measures"),
+    (box("12 apples left"), "12", RIGHT, "what a unit measures"),
+    (box("12 feet tall"), "12 inches", WRONG, "another unit"),
+    (box("7 + 5 apples left"), "12", UNEVALUATED, "left to evaluate, with a unit"),
+    (box("12 left"), "12", UNREAD, "no unit"),
+]
+
 RATIOS_AND_TIMES = [
     *((box(answer), "10:30", WRONG, "a time, in no proportion") for answer in ("1:3", "2:6", "20:60", r"\frac13", "3:10")),
     (box("10:30"), "10:30", RIGHT, "the same time"),
@@ -168,4 +195,4 @@ REFUSED_BEFORE = [
     (box(r"\frac16 \approx 16.68\%"), r"\frac16", WRONG, "a wrong rounding"),
 ]
 
-NUMERALS = [*ARITHMETIC, *FRACTIONS, *SOLVED, *EXPRESSIONS, *RATIOS_AND_TIMES, *LETTERS_AND_DEGREES, *REFUSED_BEFORE]
+NUMERALS = [*ARITHMETIC, *FRACTIONS, *SOLVED, *EXPRESSIONS, *UNITS, *RATIOS_AND_TIMES, *LETTERS_AND_DEGREES, *REFUSED_BEFORE]

@@ -10,9 +10,9 @@ import torch
 
 from cohort.rewards import exact_match, math_answer
 from cohort.rewards.contract import RewardPart
-from cohort.rewards.format import asks_for_form, has_content, regex_format, think_answer_format, think_format
+from cohort.rewards.format import has_content, regex_format, think_answer_format, think_format
 from cohort.rewards.of_run import RunRewards
-from cohort.training.preflight import check_golds
+from cohort.training.preflight import asks_for_form, check_golds
 from cohort.types import Prompt
 from session_tools import only_boxed
 
@@ -170,7 +170,7 @@ def test_a_form_that_no_wrapping_has_is_named():
 
 
 def test_which_parts_ask_for_a_form():
-    for function in (think_format, "think_format", "cohort.rewards.format:think_answer_format", "regex_format"):
+    for function in (think_format, "think_format", "cohort.rewards:think_answer_format", "regex_format"):
         assert asks_for_form(function)
     for function in (math_answer, "math_answer", "mine:think_format", "cohort.rewards.format:score_form", only_boxed):
         assert not asks_for_form(function)

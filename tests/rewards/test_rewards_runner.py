@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -515,6 +516,21 @@ def test_workers_have_no_torch_and_the_trainer_may():
 
     assert rewards(score(zoo.has_torch, ["x"])) == [0.0]
     assert rewards(score("math_answer", ["\\boxed{1}"], columns={"answer": [1]})) == [1.0]
+
+
+@pytest.mark.parametrize("package", ["cohort", "cohort_verify", "cohort_of_mine"])
+def test_only_a_users_function_may_fall_back_to_the_trainer(package, monkeypatch):
+    """A module that no worker finds: for one of this distribution that is an error, for a user's it is mentioned."""
+    module = ModuleType(f"{package}.only_here")
+    exec("def always(completions, **columns):\n    return [1.0] * len(completions)", module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    runner = RewardRunner([RewardPart("f", module.always)])
+    if package == "cohort_of_mine":
+        with runner:
+            assert [note.startswith("reward 'f' runs in the trainer") for note in runner.notes] == [True]
+    else:
+        with pytest.raises(RewardError, match=r"rewards\.0\.function: cannot import"):
+            runner.start()
 
 
 def test_importable_functions_run_in_workers_and_others_here():

@@ -18,7 +18,18 @@ from pathlib import Path
 import pytest
 
 from cohort.base.workers import ProcessEnded
-from cohort.sandbox import Call, JailUnavailable, Limits, NotPlain, find_tier, run_calls, run_checks, run_script, tiers
+from cohort.sandbox import (
+    Call,
+    JailUnavailable,
+    Limits,
+    NotPlain,
+    boot,
+    find_tier,
+    run_calls,
+    run_checks,
+    run_script,
+    tiers,
+)
 from cohort.sandbox import values as plain
 from cohort.sandbox.jail import Jail
 from cohort.sandbox.program import read_reply
@@ -56,7 +67,7 @@ def test_a_plain_value_comes_back_with_its_types(value, tier):
 
 
 def through_text(value):
-    return plain.rebuild(json.loads(json.dumps(plain.tag_value(value))))
+    return plain.rebuild(json.loads(boot.encode(value)))
 
 
 def same(a, b):

@@ -243,7 +243,14 @@ def test_the_module_of_a_reward_is_found_without_being_imported(tmp_path, monkey
     assert list(before) == ["mine.py"]
     file.write_text("other")
     assert digest_reward_module("pack.mine:reward") != before
-    for nowhere in ("math_answer", "python:reward", "pack.missing:reward", "cohort.rewards.math:x", "absent:f"):
+    for nowhere in (
+        "math_answer",
+        "python:reward",
+        "pack.missing:reward",
+        "cohort.rewards.steps:x",
+        "cohort_verify:x",
+        "absent:f",
+    ):
         assert digest_reward_module(nowhere) == {}
 
 

@@ -2,7 +2,7 @@
 
 Written by hand because no HTTP client is among the dependencies, and because what matters here is what it refuses: it follows
 no redirect (the key goes to the named host alone), reads no more than a bound, and says nothing of the key in any message. Proxies
-are not used. Whoever has many questions awaits `send`, as many side by side as it likes; whoever has one calls `post_and_wait`.
+are not used.
 """
 
 from __future__ import annotations
@@ -235,14 +235,3 @@ def run_in_loop(task: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T
     except RuntimeError:
         return run()
     return run_with_limit(run, limit_s)
-
-
-def post_and_wait(endpoint: Endpoint, body: bytes, limit_s: float) -> Response:
-    """The response to one request, its host looked up first, all within a time limit. Raises one of FAILURES."""
-    endpoint.addresses = find_addresses(endpoint, limit_s)
-
-    async def send() -> Response:
-        async with asyncio.timeout(limit_s):
-            return await post(endpoint, body)
-
-    return run_in_loop(send, limit_s)

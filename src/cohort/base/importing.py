@@ -14,6 +14,13 @@ from types import ModuleType
 from typing import Any
 
 MAX_REASON_CHARS = 400
+PACKAGES = ("cohort", "cohort_verify")
+"""The import packages of this distribution."""
+
+
+def is_own(name: str) -> bool:
+    """Whether a module, or "module:function", belongs to this distribution and not to a user."""
+    return name.partition(":")[0].partition(".")[0] in PACKAGES
 
 
 def package_folder() -> Path:

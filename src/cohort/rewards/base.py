@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from cohort.base.importing import search_current_folder
+from cohort.base.importing import is_own, search_current_folder
 from cohort.base.threads import LoopThread, run_concurrently, run_with_limit, split_evenly
 from cohort.base.trees import copy_value
 from cohort.base.workers import ProcessEnded
@@ -150,7 +150,7 @@ class RewardRunner:
                 bound.load_here()
                 bound.spec = None
         except LoadFailed as problem:
-            if bound.function is None or spec.startswith("cohort.rewards."):
+            if bound.function is None or is_own(spec):
                 raise RewardError(f"{bound.place}.function: {problem}") from None
             bound.spec = None
             self._note(
@@ -180,7 +180,7 @@ class RewardRunner:
     @property
     def needs_jail(self) -> bool:
         """Whether a part hands model text to the jail of this machine."""
-        return any(bound.signature.jailed and not bound.args.get("backend") for bound in self.start()._bound)
+        return any(bound.signature.jailed for bound in self.start()._bound)
 
     @property
     def jail(self) -> str:

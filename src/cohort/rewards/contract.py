@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from cohort.base.importing import NotImportable, load_function
+from cohort.base.importing import NotImportable, is_own, load_function
 from cohort.base.trees import copy_value
 from cohort.errors import CohortError, RewardError
 from cohort.recipe.section import suggest_nearest
@@ -274,7 +274,7 @@ def find_mistakes(bound: Bound) -> Iterator[str]:
         elif signature.is_strict and name not in signature.accepted:
             hint = suggest_nearest(name, [known for known in signature.accepted if known not in OFFERED]) or "."
             yield f"args: reward {part.name!r} has no argument {name!r}{hint}"
-        elif name == PATTERN_ARGUMENT and home.startswith("cohort."):
+        elif name == PATTERN_ARGUMENT and is_own(home):
             try:
                 re.compile(value)
             except (re.error, TypeError, OverflowError, RecursionError) as problem:

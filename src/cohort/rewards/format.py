@@ -120,17 +120,6 @@ def regex_format(completions: Sequence[Any], pattern: str, **columns: Any) -> li
     return [float(regex.fullmatch(text_of(completion)) is not None) for completion in completions]
 
 
-FORMATS = (think_format, think_answer_format, regex_format)
-
-
-def asks_for_form(function: str | Callable[..., Any]) -> bool:
-    """Whether a part of this function pays a form, with 1.0 where it is met: completions that succeed should have it."""
-    if not isinstance(function, str):
-        return function in FORMATS
-    module, _, name = function.rpartition(":")
-    return module in ("", __name__) and any(name == known.__name__ for known in FORMATS)
-
-
 think_format.reads = ("completions", "prompts", "prefilled")  # type: ignore[attr-defined]
 think_format.per_completion = True  # type: ignore[attr-defined]
 think_answer_format.reads = ("completions", "prompts", "prefilled")  # type: ignore[attr-defined]

@@ -13,25 +13,18 @@ from cohort.base.workers import ProcessEnded
 from cohort.sandbox.jail import Jail
 from cohort.sandbox.limits import Limits
 from cohort.sandbox.results import MAX_DETAIL_CHARS, Call, CallsResult, CheckResult, ChecksResult, Reply, ScriptResult
-from cohort.sandbox.values import NotPlain, rebuild, tag_value
+from cohort.sandbox.values import NotPlain, check_plain, rebuild
 
 DEFAULTS = Limits()
 
 
-def run_calls(
-    program: str, calls: Sequence[Call], limits: Limits = DEFAULTS, backend: str = "", packages: bool = False
-) -> CallsResult:
+def run_calls(program: str, calls: Sequence[Call], limits: Limits = DEFAULTS, packages: bool = False) -> CallsResult:
     """Load the program in a fresh jail and call its functions in turn. Raises JailUnavailable, and NotPlain for arguments.
 
     packages: what is installed beside the trainer (numpy, ...) can be imported too; else the standard library alone.
     """
-    tagged = [[call.function, tag_value(list(call.args)), tag_value(dict(call.kwargs))] for call in calls]
-    if backend:
-        from cohort.sandbox.remote import run_remotely
-
-        return run_remotely(
-            CallsResult, backend, limits, len(calls), job="calls", program=program, calls=tagged, packages=packages
-        )
+    for call in calls:
+        check_plain([list(call.args), dict(call.kwargs)])
     replies: list[Reply | None] = [None] * len(calls)
 
     def talk(jail: Jail) -> None:
@@ -42,12 +35,8 @@ def run_calls(
     return CallsResult(**supervise("calls", program, limits, talk, packages), replies=tuple(replies))
 
 
-def run_script(program: str, stdin: str, limits: Limits = DEFAULTS, backend: str = "", packages: bool = False) -> ScriptResult:
+def run_script(program: str, stdin: str, limits: Limits = DEFAULTS, packages: bool = False) -> ScriptResult:
     """Run the program as __main__ in a fresh jail, with this text on standard input."""
-    if backend:
-        from cohort.sandbox.remote import run_remotely
-
-        return run_remotely(ScriptResult, backend, limits, job="script", program=program, stdin=stdin, packages=packages)
     status: int | None = None
 
     def talk(jail: Jail) -> None:
@@ -72,15 +61,9 @@ def run_checks(
     proxies: Sequence[str],
     setup: str = "",
     limits: Limits = DEFAULTS,
-    backend: str = "",
     packages: bool = False,
 ) -> ChecksResult:
     """Run trusted test code in a jail of its own; the names in `proxies` ("f", or "candidate=f") call the jailed program."""
-    if backend:
-        from cohort.sandbox.remote import run_remotely
-
-        asked = {"job": "checks", "checks": list(checks), "proxies": list(proxies), "setup": setup}
-        return run_remotely(ChecksResult, backend, limits, len(checks), program=program, packages=packages, **asked)
     aliases = {name.partition("=")[0]: name.rpartition("=")[2] for name in proxies}
     results: list[CheckResult] = []
 

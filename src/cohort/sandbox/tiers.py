@@ -95,8 +95,7 @@ def find_tier(name: str = "") -> Tier:
         return Tier("unsafe")
     if sys.platform != "linux" or not seccomp.is_supported():
         raise JailUnavailable(
-            f"untrusted code runs only on Linux on {' or '.join(seccomp.ARCHITECTURES)}: system calls are filtered by the kernel. "
-            'Score programs on such a machine with backend = "http://host:port" (python -m cohort.sandbox.serve).'
+            f"untrusted code runs only on Linux on {' or '.join(seccomp.ARCHITECTURES)}: the kernel has to filter its system calls."
         )
     program, version = shutil.which("bwrap"), read_landlock_version()
     offers: dict[str, Tier | str] = {

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cohort.sandbox.boot import MAX_DEPTH, MAX_NODES, SMALL_INT
+from cohort.sandbox.boot import MAX_DEPTH, MAX_NODES
 
 MAX_COLLISIONS = 32
 """Keys of one set or dict with the same hash. Honest ones hardly ever share it; with many, each is compared with all."""
@@ -33,30 +33,23 @@ def rebuild(node: Any) -> Any:
         raise NotPlain(f"not a plain value ({type(problem).__name__})") from None
 
 
-def tag_value(value: Any, depth: int = 0) -> Any:
-    """The value as JSON can hold it: the inverse of `rebuild`. Exact types alone: what extends a built-in is not plain here."""
+def check_plain(value: Any, depth: int = 0) -> None:
+    """Raises NotPlain for a value that cannot be sent. Types must match exactly: a subclass of a built-in type is not plain."""
     if depth > MAX_DEPTH:
         raise NotPlain(f"nested deeper than {MAX_DEPTH}")
     kind = type(value)
-    if value is None or kind is bool or kind is str:
-        return value
-    if kind is int:
-        return value if -SMALL_INT < value < SMALL_INT else ["i", hex(value)]
-    if kind is float:
-        return ["f", value.hex()]
-    if kind is complex:
-        return ["c", value.real.hex(), value.imag.hex()]
-    if kind is bytes:
-        return ["b", value.hex()]
     if kind is dict:
-        return ["d", *(tag_value(part, depth + 1) for pair in value.items() for part in pair)]
-    if kind in TAGS:
-        return [TAGS[kind], *(tag_value(item, depth + 1) for item in value)]
-    raise NotPlain(f"a value of type {kind.__name__} is not plain: {PLAIN_TYPES}")
+        value = [part for pair in value.items() for part in pair]
+    elif kind not in COLLECTIONS.values():
+        if value is not None and kind not in SCALAR_TYPES:
+            raise NotPlain(f"a value of type {kind.__name__} is not plain: {PLAIN_TYPES}")
+        return
+    for item in value:
+        check_plain(item, depth + 1)
 
 
-TAGS: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "z"}
-COLLECTIONS: dict[str, type] = {tag: kind for kind, tag in TAGS.items()}
+COLLECTIONS: dict[str, type] = {"l": list, "t": tuple, "s": set, "z": frozenset}
+SCALAR_TYPES = (bool, int, float, complex, str, bytes)
 
 
 class Builder:

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+from cohort.base.importing import is_own
 from cohort.engine.stop import make_list
 from cohort.errors import ModelError, RewardError
 from cohort.evaluation.estimators import FEW_PROBLEMS, why_no_interval
@@ -20,7 +21,7 @@ from cohort.model.teacher import look_at_teacher
 from cohort.recipe.foreign import explain_missing
 from cohort.recipe.rules import scores_prompts
 from cohort.rewards.base import RewardRunner
-from cohort.rewards.format import asks_for_form
+from cohort.rewards.contract import importable_name
 from cohort.rewards.math.find import write_cell
 from cohort.rewards.summing import fails_everywhere
 from cohort.sandbox import JailUnavailable, find_tier
@@ -32,6 +33,8 @@ from cohort.types import Completion, Outcome, Prompt
 
 Level = Literal["ok", "warning", "failure"]
 GOLD_ROWS = 64
+FORMATS = ("think_format", "think_answer_format", "regex_format")
+"""The rewards that pay 1.0 for a form."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,13 @@ def check_unusable_rows(parts: Parts, prompts: Sequence[Prompt], name: str = "")
             yield Check("failure", "golds", advice, blocks=True)
         else:
             yield Check("warning", "golds", f"{text}. Mend or remove these rows.")
+
+
+def asks_for_form(function: str | Callable[..., Any]) -> bool:
+    """Whether this reward pays 1.0 for a form: a correct completion should then have it."""
+    spec = function if isinstance(function, str) else importable_name(function) or ":"
+    home, _, name = spec.rpartition(":")
+    return name in FORMATS and (not home or is_own(home))
 
 
 def check_golds(parts: Parts, prompts: Sequence[Prompt], name: str = "") -> list[Check]:

@@ -12,6 +12,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from cohort.base.importing import is_own
 from cohort.errors import RunError
 from cohort.recipe.schema import Recipe
 from cohort.training.build import EncodedData
@@ -66,7 +67,7 @@ def digest_reward_module(function: str) -> dict[str, str]:
     module, _, name = function.partition(":")
     path: list[str] | None = None
     origin: str | None = None
-    for part in module.split(".") if name and not module.startswith("cohort.") else []:
+    for part in module.split(".") if name and not is_own(module) else []:
         spec = PathFinder.find_spec(part, path)
         origin, path = (spec.origin, list(spec.submodule_search_locations or ())) if spec else (None, [])
     file = Path(origin) if origin else None

@@ -27,8 +27,8 @@ from cohort.sandbox import Limits
 logger = logging.getLogger(__name__)
 
 SCORINGS = ("fraction", "all")
-REMOTE_RUNS = 32
-"""Programs that wait for a remote backend side by side; on this machine it is one per core."""
+MAX_PARALLEL = 32
+"""Programs that run at the same time: one per core, at most this many."""
 
 
 def code_tests(
@@ -45,7 +45,6 @@ def code_tests(
     wall_s: float = 10.0,
     memory_mb: int = 512,
     packages: bool = False,
-    backend: str = "",
     log_verdict: Callable[..., None] | None = None,
     log_extra: Callable[[str, list[Any]], None] | None = None,
     log_metric: Callable[[str, float], None] | None = None,
@@ -88,7 +87,7 @@ def code_tests(
             prefix=prefixes[row],
         )
         tasks.append(ProgramTask(program, suite) if program else Judgement.for_no_answer(suite))
-    judgements = judge_all(tasks, Terms(scoring, limits, packages, backend), log_verdict or warn_unscored)
+    judgements = judge_all(tasks, Terms(scoring, limits, packages), log_verdict or warn_unscored)
     log_judgements(judgements, log_extra, log_metric)
     return [judgement.score for judgement in judgements]
 
@@ -168,7 +167,7 @@ def judge_all(tasks: Sequence[ProgramTask | Judgement], terms: Terms, tell: Call
         else:
             distinct.setdefault((task.program.text, id(task.tests)), (task, []))[1].append(row)
     if distinct:
-        side_by_side = min(len(distinct), REMOTE_RUNS if terms.backend else min(os.cpu_count() or 1, REMOTE_RUNS))
+        side_by_side = min(len(distinct), os.cpu_count() or 1, MAX_PARALLEL)
         # Not as a context: that would wait for the programs that run, also on the way out of an interrupt.
         threads = ThreadPoolExecutor(side_by_side, thread_name_prefix="code tests")
         try:

@@ -30,7 +30,6 @@ class Terms:
     scoring: str
     limits: Limits
     packages: bool = False
-    backend: str = ""
     given_up: threading.Event = field(default_factory=threading.Event)
     """Nobody waits for the verdicts any more."""
 
@@ -158,7 +157,7 @@ class ProgramTrial:
 
     def _run_calls(self, suite: Suite, limits: Limits, tally: SuiteTally) -> None:
         calls = [Call(find_callable_name(self.program.text, case.function), case.args, case.kwargs) for case in suite.calls]
-        run = run_calls(self.program.text, calls, limits, self.terms.backend, self.terms.packages)
+        run = run_calls(self.program.text, calls, limits, self.terms.packages)
         self._charge_run(run)
         for case, reply in zip(suite.calls, run.replies, strict=True):
             if reply is None:
@@ -177,7 +176,7 @@ class ProgramTrial:
 
     def _run_script(self, case: StdinCase, limits: Limits, tally: SuiteTally) -> None:
         limits = replace(limits, output_kb=max(limits.output_kb, len(case.output) * 4 // 1024 + 1))
-        run = run_script(self.program.text, case.input, limits, self.terms.backend, self.terms.packages)
+        run = run_script(self.program.text, case.input, limits, self.terms.packages)
         self._charge_run(run)
         if self.ended is not None:
             tally.add_failure(*self.ended)
@@ -201,7 +200,6 @@ class ProgramTrial:
             [*proxies, *(ITERATED + name for name in suite.iterated)],
             suite.setup,
             limits,
-            self.terms.backend,
             self.terms.packages,
         )
         self._charge_run(run)

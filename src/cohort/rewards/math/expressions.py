@@ -97,14 +97,13 @@ class ExpressionReader:
         return join_nodes("add", terms)
 
     def read_signed(self, read: Callable[[int], Node], depth: int) -> Node:
-        minuses = 0
+        signs = ""
         while (sign := self.peek()) in ("+", "-"):
             self.place += 1
-            minuses += sign == "-"
+            signs += sign
         node = read(depth)
-        for _ in range(min(minuses, 2 + minuses % 2)):  # two of them are left to evaluate: --7 is no numeral
-            node = Node("negate", (node,))
-        return node
+        node = Node("negate", (node,)) if signs.count("-") % 2 else node
+        return Node("add", (node,)) if len(signs) > 1 else node  # two signs are left to evaluate: --7 is no numeral
 
     def read_product(self, depth: int) -> Node:
         """Left to right, so that 1/2x is (1/2)x; factors side by side multiply. Flat, so that long products are not deep."""
@@ -203,7 +202,7 @@ class ExpressionReader:
         return inner
 
     def read_number(self, token: Token) -> Node:
-        whole = number(read_decimal(token.text))
+        whole = Node("number", number=read_decimal(token.text), name="decimal" if {*".eE"} & {*token.text} else "")
         is_raised = self.place > 1 and self.tokens[self.place - 2].latex in ("^", "_")
         if self.peek() in (r"\overline", r"\dot") and "." in token.text:
             return self.read_repeating(token.text)

@@ -67,6 +67,8 @@ SENTENCE_END = re.compile(
     rf"[.?](?=\s)|。|[,;](?=\s(?!{TAKEN_BACK})(?:and\s[a-z]{{2}}|(?!and\b)[a-z]{{2}}))|\s(?:because|since)\b"
 )
 """A comma before "or", before another value, or before "and" with no word behind it, goes on."""
+WHICH_IS = re.compile(r"(?<=\d)\$?, which (?:is|equals) \$?(?=-?\d[\d.,]*\$?\.?(?:\s*$|\s+[A-Z\n]))", re.MULTILINE)
+"""The answer is 95 + 82, which is 177."""
 FULL_STOP = re.compile(r"[.?](?=\s)|。|です")
 """The end where other languages are spoken, whose words for "or" and "perhaps" no list here holds."""
 WITHDRAWN = re.compile(
@@ -153,7 +155,7 @@ def find_announced(text: str) -> Marked:
     if last is None:
         return -1, None
     rest = text[last.end() : last.end() + 2 * MAX_ANSWER_CHARS].lstrip(" \t:：,*_\n")
-    rest = FILLERS.sub("", rest, count=1)
+    rest = WHICH_IS.sub(" = ", FILLERS.sub("", rest, count=1), count=1)
     for opening, closing in DISPLAYED:
         if rest.startswith(opening) and (end := rest.find(closing, len(opening))) > 0:
             return last.start(), rest[len(opening) : end]

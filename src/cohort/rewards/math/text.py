@@ -204,6 +204,7 @@ EVERYWHERE: Rewrites = (
     (re.compile(r"(?<=[\d ])sq\.?(?=[ ][a-z])"), "square"),
     (re.compile(r"(?<=[\d ])cu\.?(?=[ ][a-z])"), "cubic"),
     (re.compile(r"(?<=[)\]])[ ]?U[ ]?(?=[(\[])"), r"\\cup "),
+    (re.compile(r"\{([^{}]+)\\over(?![A-Za-z])([^{}]+)\}"), r"\\frac{\1}{\2}"),
     (re.compile(r"\{([^{}\\]+)\\choose(?![A-Za-z])([^{}\\]+)\}"), r"\\binom{\1}{\2}"),
     # A single dollar sign before a number is money, any other delimits mathematics.
     (re.compile(r"^\s*(-?\s*)\$(?=\s*-?[\d.])([^$]*)$"), r"\1\\$\2"),

@@ -75,7 +75,8 @@ def find_denominator(node: Node, signed: bool = True) -> int | None:
     if signed and first.op == "negate":
         first = first.args[0]
     if node.op == "divide":
-        whole = [int(part.number) for part in (first, second) if part.number is not None and part.number.denominator == 1]
+        parts = [part for part in (first, second) if part.name != "decimal"]
+        whole = [int(part.number) for part in parts if part.number is not None and part.number.denominator == 1]
         return whole[1] if len(whole) == 2 else None
     if node.op != "multiply" or first.number is None or second.op != "power" or second.args[0] != number(10):
         return None

@@ -76,6 +76,10 @@ KNOWN = frozenset({*UNITS.values(), *LETTER_UNITS.values(), "day", "week", "mont
                    "penny", "pence", "rupee", "yen", "yuan", "pound sterling", "bit", "byte", "square unit", "cubic unit", "decade",
                    "century", "acre", "hectare", "cup", "knot", "calorie", "pascal", "ohm", "farad", "tesla", "coulomb", "angstrom", "erg", "dyne",
                    "lumen", "lux", "parsec", "kilobyte", "megabyte", "gigabyte", "rev", "revolution", "dime", "nickel", "ton"})  # fmt: skip
+MEASURES = frozenset(
+    {"old", "tall", "long", "wide", "high", "deep", "away", "left", "remaining", "total", "altogether", "each"}
+)
+"""Behind a unit these say what it measures: 5 years old, 12 apples left."""
 COUNTED = frozenset(
     {"fish", "sheep", "deer", "geese", "mice", "teeth", "oxen", "dice", "lice", "cattle", "aircraft", "feet", "data", "pence"}
 )
@@ -123,6 +127,8 @@ def read_terms(words: Sequence[str]) -> list[tuple[str, bool]] | None:
             power = ""
         elif lowered in POWERS:
             power = POWERS[lowered]
+        elif terms and not power and not divides and lowered in MEASURES:
+            continue
         elif word == "/" or lowered == "per":
             divides = True
         elif word == "(" and divides:
@@ -139,7 +145,11 @@ def read_terms(words: Sequence[str]) -> list[tuple[str, bool]] | None:
 
 def changes_value(word: str, is_last: bool) -> bool:
     """Whether a word behind a number may make another number of it: "5 doubled", "5 lakh"; but "5 coloured marbles" are 5."""
-    if word != "points" and {word, word.removesuffix("s"), re.sub("ies$", "y", word)} & NO_UNITS:
+    if (
+        word != "points"
+        and not (is_last and word == "times")
+        and {word, word.removesuffix("s"), re.sub("ies$", "y", word)} & NO_UNITS
+    ):
         return True
     if re.match("[a-z]*ill(?:i?on|iard)", word) or word.endswith("ths"):  # in other languages too: 5 Millionen, 5 milliards
         return word not in ("months", "moths", "cloths", "paths", "baths", "myths", "lengths", "youths", "booths")

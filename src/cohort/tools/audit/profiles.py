@@ -86,8 +86,7 @@ def find_function(function: str | Callable[..., Any]) -> tuple[str, str]:
 
 def find_profile(label: str, spec: str) -> Profile | None:
     """What is known of it. A built-in reward that names no gold among its parameters is one of the shape."""
-    short = spec.rpartition(":")[2] if spec.startswith("cohort.rewards.") else spec
-    if known := PROFILES.get(spec) or PROFILES.get(short):
+    if known := PROFILES.get(spec) or PROFILES.get(find_built_in(spec)):
         return known
     if label not in BUILT_IN:
         return None
