@@ -55,6 +55,8 @@ class Stage:
     """The peer's weights are saved and evaluated after so many steps."""
     tuned_by: str = ""
     """Prefix of the stages whose training rewards choose this stage's learning rate."""
+    micro_rows: int = 128
+    """Rows that the peer forwards at a time: its logits of 512 rows take 60 GB, too much beside other stages."""
 
 
 def tune(recipe: str, prefix: str, settings: Sequence[str], rates: Sequence[float], steps: int) -> dict[str, Stage]:
@@ -79,7 +81,7 @@ OBJECTIVES = {
 ADAPTERS = {"lora-16": ("model.lora.rank=16",), "lora-1": ("model.lora.rank=1",)}
 GPU: dict[str, Stage] = {
     "clock": Stage(MATH, ("evaluation.samples=0", "seed=101", "num_steps=30")),
-    "trl-clock": Stage(MATH, ("seed=101",), True, 1e-5, 8),
+    "trl-clock": Stage(MATH, ("seed=101",), True, 1e-5, 8, micro_rows=512),
 }
 for _name, _words in OBJECTIVES.items():
     GPU |= tune(MATH, _name, _words, (5e-6, 1e-5, 2e-5), 40)
@@ -175,7 +177,8 @@ class Bench:
         train = find_recipe(str(recipe), []).train
         steps, every = (2, 1 if stage.every else 0) if self.tiny else (stage.steps, stage.every)
         job = {"folder": str(folder), "recipe": str(recipe), "start": str(find_folder("smollm2")), "learning_rate": rate, "steps": steps,
-               "every": every, "seed": find_recipe(str(recipe), []).seed, "micro_rows": train.prompts_per_step * train.group_size}  # fmt: skip
+               "every": every, "seed": find_recipe(str(recipe), []).seed,
+               "micro_rows": min(train.prompts_per_step * train.group_size, stage.micro_rows)}  # fmt: skip
         (folder / "job.json").write_text(json.dumps(job, indent=2), encoding="utf-8")
         self.call(name, str(PEER), str(folder / "job.json"))
         timed = json.loads((folder / "steps.json").read_text(encoding="utf-8"))
