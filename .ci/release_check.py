@@ -37,8 +37,8 @@ SAMPLE = (
     "tests/algorithms/test_gradients.py",
     "tests/ops/test_packed.py",
     "tests/recipe/test_schema.py",
-    "tests/rewards/test_rewards_math.py",
-    "tests/sandbox/test_first_process.py",
+    "tests/verify/test_rewards_math.py",
+    "tests/verify/test_first_process.py",
     "tests/training/test_kill_resume.py",
 )
 """Every floor of the house once: words, maths, model, rewards, jail, a killed run that goes on."""

@@ -29,8 +29,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
-from cohort import sandbox  # noqa: E402
-from cohort.sandbox.tiers import VARIABLE, find_interpreter  # noqa: E402
+from cohort_verify import sandbox  # noqa: E402
+from cohort_verify.sandbox.tiers import VARIABLE, find_interpreter  # noqa: E402
 from hostile import harness  # noqa: E402
 from hostile.honest import HONEST  # noqa: E402
 from hostile.programs import CATEGORIES, HostileProgram  # noqa: E402

@@ -25,8 +25,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from cohort.rewards import math_answer
-from cohort.rewards.math.answer import MEMORY_MB
-from cohort.sandbox import Limits, shared_pool
+from cohort_verify.math.answer import MEMORY_MB
+from cohort_verify.sandbox import Limits, shared_pool
 from math_bombs import BOMBS, fuzzed
 from math_pairs import PAIRS
 
@@ -173,7 +173,7 @@ def injections(count: int) -> bool:
         started = time.perf_counter()
         words = Counter(words_of([text for text, _ in tries], ["0"] * count))
         limits = Limits(wall_s=60.0, memory_mb=MEMORY_MB)
-        pool = shared_pool("cohort.rewards.math.tripwire:compare", limits=limits)
+        pool = shared_pool("cohort_verify.math.tripwire:compare", limits=limits)
         answers = pool.ask_many([{"found": payload, "gold": "0", "cpu_s": 1.0, "raw": text} for text, payload in tries], limits)
         events = sum(len(answer.value["events"]) for answer in answers if isinstance(answer.value, dict))
         unanswered = Counter(answer.problem for answer in answers if answer.problem)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from cohort.rewards import math_answer
-from cohort.rewards.math.find import find_answer
+from cohort_verify.math.find import find_answer
 
 FORMULA = re.compile(r"\$\$.*?\$\$|\$[^$]*\$|\\\[.*?\\\]|\\\(.*?\\\)", re.DOTALL)
 

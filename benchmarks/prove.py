@@ -43,6 +43,8 @@ class Part:
     figures: tuple[str, ...] = ()
 
 
+JAIL = ("verify/test_sandbox.py", "verify/test_jail_*.py", "verify/test_docs_sandbox.py", "verify/test_first_process.py")
+VERDICTS = ("verify/test_math_*.py", "verify/test_code_*.py", "verify/test_instruction*.py", "verify/test_rewards_*.py")
 PARTS = {
     "maths": Part(12, ("algorithms", "base", "data", "engine", "evaluation", "model", "observe", "ops", "recipe"), ("lines",)),
     "runs": Part(20, ("training", "tools/test_*.py", "test_*.py"), ("help", "doctor")),
@@ -50,8 +52,8 @@ PARTS = {
     "ranks": Part(36, ("parallel",)),
     "vllm": Part(30, ("vllm_servers",)),
     "vllm-soak": Part(30, (), ("soak",)),
-    "rewards": Part(15, ("rewards",), ("math",)),
-    "jail": Part(28, ("sandbox",), ("jail",)),
+    "rewards": Part(15, ("rewards", *VERDICTS), ("math",)),
+    "jail": Part(28, JAIL, ("jail",)),
     "demo": Part(10, (), ("demo", "rollouts")),
     "speed": Part(12, (), ("speed", "memory")),
     "iterative": Part(14, (), ("iterative",)),

@@ -1,4 +1,4 @@
-"""Awkward answers and their verdicts, written by hand: (completion, gold, verdict, why). tests/rewards/test_math_pairs.py asserts each.
+"""Awkward answers and their verdicts, written by hand: (completion, gold, verdict, why). tests/verify/test_math_pairs.py asserts each.
 
 The rules behind them are in docs/math-rewards.md.
 """

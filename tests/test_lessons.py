@@ -221,12 +221,12 @@ LESSONS: dict[str, list[str]] = {
     "code is graded by plain values that the host compares": [
         "rewards/test_code_tests.py::test_no_cheat_earns_anything",
         "rewards/test_code_tests.py::test_expected_values_are_nowhere_in_the_jail",
-        "sandbox/test_jail_hostile.py::test_a_sample_of_hostile_programs",
+        "verify/test_jail_hostile.py::test_a_sample_of_hostile_programs",
     ],
     "limits bind for root, and only own processes are ended": [
-        "sandbox/test_sandbox.py::test_the_environment_is_empty_and_the_user_another",
-        "sandbox/test_sandbox.py::test_nothing_is_left_behind",
-        "sandbox/test_sandbox.py::test_a_jail_dies_with_its_host",
+        "verify/test_sandbox.py::test_the_environment_is_empty_and_the_user_another",
+        "verify/test_sandbox.py::test_nothing_is_left_behind",
+        "verify/test_sandbox.py::test_a_jail_dies_with_its_host",
     ],
     # transformers 5
     "a saved tokenizer comes back as it was": [

@@ -110,11 +110,11 @@ def test_every_link_of_the_long_description_is_an_address_of_a_file_that_exists(
 def list_imported() -> dict[str, list[str]]:
     """Top-level package -> the files of src that import it, in functions too; neither ours nor the standard library's."""
     found: dict[str, list[str]] = {}
-    for file in sorted((ROOT / "src" / "cohort").rglob("*.py")):
+    for file in sorted((ROOT / "src").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            for name in {name.partition(".")[0] for name in names} - {"cohort", *sys.stdlib_module_names}:
+            for name in {name.partition(".")[0] for name in names} - {"cohort", "cohort_verify", *sys.stdlib_module_names}:
                 found.setdefault(normalise(name), []).append(str(file.relative_to(ROOT)))
     return found
 
@@ -128,7 +128,7 @@ def test_every_import_is_a_dependency_or_belongs_to_an_extra():
 
 def test_every_extra_is_named_to_whoever_lacks_it():
     """By the sentence of the error: `cohort-rl[...]`, or the monitors' own, which puts the name of the package there. dev and docs are for a checkout."""
-    source = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src" / "cohort").rglob("*.py"))
+    source = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
     told = set(re.findall(r"cohort-rl\[(\w+)\]", source))
     from cohort.observe.monitors import MONITORS
 

@@ -58,9 +58,13 @@ HANDED = [
     ),  # reward functions in parallel threads
     (["base/threads.py:start_thread"], ["rewards/call.py:extract_answers"]),  # answers within a time limit
     (
-        ["base/workers.py:Pool.__init__", "base/workers.py:Pool.close"],
+        ["cohort_verify/workers.py:Pool.__init__", "cohort_verify/workers.py:Pool.close"],
         ["rewards/pool.py:HelperPool.grow", "rewards/pool.py:HelperPool._end"],
     ),  # the pool's kind of worker
+    (
+        ["cohort_verify/math/answer.py:math_answer"],
+        ["rewards/call.py:CallLog.log_verdict", "rewards/call.py:CallLog.log_extra", "rewards/call.py:CallLog.log_metric"],
+    ),  # a reward reports verdicts and metrics through functions that it is given
     (
         ["base/world.py:World.on_main"],
         [
@@ -102,7 +106,8 @@ HANDED = [
 def code_of(name: str) -> CodeType:
     """Of `file.py:Class.method`."""
     file, _, path = name.partition(":")
-    found: Any = importlib.import_module("cohort." + file.removesuffix(".py").replace("/", "."))
+    module = file.removesuffix(".py").replace("/", ".")
+    found: Any = importlib.import_module(module if file.startswith("cohort_verify/") else f"cohort.{module}")
     for attribute in path.split("."):
         found = getattr(found, attribute)
     return inspect.unwrap(found).__code__
@@ -110,7 +115,7 @@ def code_of(name: str) -> CodeType:
 
 def name_of(code: CodeType) -> str:
     """As on the page. A function inside another is a part of it."""
-    return f"{Path(code.co_filename).relative_to(SOURCE)}:{code.co_qualname.partition('.<locals>')[0]}"
+    return f"{str(Path(code.co_filename).relative_to(SOURCE)).removeprefix('cohort/')}:{code.co_qualname.partition('.<locals>')[0]}"
 
 
 def floor_of(name: str) -> int:

@@ -123,7 +123,7 @@ HONEST = "def add(a, b):\n    return a + b"
 def run_hostile_programs(canary: str) -> dict[str, Any] | str:
     """Scores by name, and whether one of the programs reached a port of this machine."""
     from cohort.rewards import code_tests
-    from cohort.sandbox import JailUnavailable, find_tier
+    from cohort_verify.sandbox import JailUnavailable, find_tier
 
     try:
         tier = find_tier().name

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pages import ROOT, read_page, replace_between
 
-SOURCE = ROOT / "src" / "cohort"
+SOURCE = ROOT / "src"
+PACKAGES = ("cohort", "cohort_verify")
 MARKS = ("<!-- house:begin -->\n", "<!-- house:end -->\n")
 
 FLOORS = (
@@ -31,11 +32,11 @@ FLOORS = (
     ("model",),
     ("ops",),
     ("parallel",),
-    ("sandbox",),
     ("recipe",),
     ("algorithms",),
     ("base",),
     ("types", "errors"),
+    ("cohort_verify",),
 )
 """From the roof down. A room imports what stands below it; the rooms of one floor do not know each other."""
 
@@ -46,12 +47,12 @@ TORCH_FREE = (
     "evaluation",
     "data",
     "rewards",
-    "sandbox",
     "recipe",
     "algorithms",
     "base",
     "types",
     "errors",
+    "cohort_verify",
 )
 """Rooms of which every module can be imported without torch: what `--help`, a reward worker or a report needs."""
 
@@ -59,10 +60,10 @@ Edges = dict[str, set[str]]
 
 
 def find_modules(source: Path = SOURCE) -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
+    """Every module of both packages by its dotted name."""
     found = {}
-    for file in sorted(source.rglob("*.py")):
-        parts = [source.name, *file.relative_to(source).with_suffix("").parts]
+    for file in sorted(file for package in PACKAGES for file in (source / package).rglob("*.py")):
+        parts = file.relative_to(source).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
     return found
 
@@ -101,8 +102,15 @@ def targets_of(node: ast.Import | ast.ImportFrom, modules: Mapping[str, Path], w
 
 
 def room_of(module: str) -> str:
-    """The first name after the package's; the package itself is no room, and `python -m cohort` is the command line."""
-    return module.split(".")[1].replace("__main__", "cli") if "." in module else ""
+    """The first name after `cohort`; the package itself is no room, and `python -m cohort` is the command line. The other package
+    is one room."""
+    package, _, rest = module.partition(".")
+    return package if package != "cohort" else rest.partition(".")[0].replace("__main__", "cli")
+
+
+def find_home(room: str, modules: Mapping[str, Path]) -> Path:
+    """The file that describes a room: a module, or the first file of a package."""
+    return modules[room if room in PACKAGES else f"cohort.{room}"]
 
 
 def join_rooms(edges: Edges) -> Edges:
@@ -165,7 +173,7 @@ def count_lines(room: str, modules: Mapping[str, Path]) -> int:
 
 # -- the picture and the list of rooms ---------------------------------------------------------------------------------
 
-COLUMNS = dict.fromkeys(("data", "rewards", "sandbox", "base"), 90) | dict.fromkeys(("observe", "evaluation"), 115)
+COLUMNS = dict.fromkeys(("data", "rewards", "base"), 90) | dict.fromkeys(("observe", "evaluation"), 115)
 COLUMNS |= {"api": 400, "types": 165, "engine": 350, "model": 350, "ops": 380, "recipe": 420, "algorithms": 345, "errors": 440}
 COLUMNS |= {"loop_iterative": 110, "loop_async": 290}
 """Where the middle of a room stands on its floor, so that no arrow runs behind a box; 200 where nothing is said."""
@@ -186,7 +194,7 @@ def draw_house() -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         'font-family="Verdana, DejaVu Sans, sans-serif" font-size="12">',
-        "<title>The packages of src/cohort and their imports</title>",
+        "<title>The packages of src and their imports</title>",
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0,0 L8,4 L0,8 z" fill="#555"/></marker></defs>',
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
@@ -198,7 +206,7 @@ def draw_house() -> str:
             'stroke="#555" fill="none" marker-end="url(#tip)"/>'
         )
     for room, _ in rooms:
-        is_room = modules[f"cohort.{room}"].name == "__init__.py"
+        is_room = find_home(room, modules).name == "__init__.py"
         text = f"{room}{'/' if is_room else ''} {count_lines(room, modules)}"
         (x, y), wide = middle[room], 8 * len(text) + 24
         fill, line = "#eaf1ff" if is_room else "#fff1d0", ' stroke-dasharray="4 3"' if room in TORCH_FREE else ""
@@ -217,11 +225,11 @@ def list_rooms(modules: Mapping[str, Path]) -> str:
     """A row for each room: the first sentence of its docstring."""
     rows = ["| | |", "|---|---|"]
     for room in (room for floor in FLOORS for room in floor):
-        file = modules[f"cohort.{room}"]
+        file = find_home(room, modules)
         path = f"{room}/" if file.name == "__init__.py" else f"{room}.py"
         said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
         sentence = " ".join(said.split("\n\n")[0].split()).split(". ")[0].rstrip(".")
-        rows.append(f"| [`{path}`](../src/cohort/{path}) | {sentence} |")
+        rows.append(f"| [`{path}`](../src/{path if room in PACKAGES else f'cohort/{path}'}) | {sentence} |")
     return "\n".join([*rows, ""])
 
 

@@ -5,7 +5,7 @@
 The programs run under a process of their own, the host: `python -m hostile.harness`, as root or as nobody, with its own
 temporary folder, home and working folder, and as the reaper of whatever is orphaned below it. Around each run it sets traps
 (a canary folder, listeners, secrets, a handler for signals) and afterwards it looks into them. If the host itself dies or
-hangs, the process that started it says so and goes on with the next program. Needs the standard library and cohort.sandbox.
+hangs, the process that started it says so and goes on with the next program. Needs the standard library and cohort_verify.sandbox.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ WRITABLE_PLACES = (
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of a run, in the words of cohort.sandbox.Limits."""
+    """The limits of a run, in the words of cohort_verify.sandbox.Limits."""
 
     cpu_s: float = 1.0
     wall_s: float = 2.0
@@ -121,7 +121,7 @@ class Report:
 
 @dataclass
 class Outcome:
-    """A result of cohort.sandbox in one shape, whichever way the program was run."""
+    """A result of cohort_verify.sandbox in one shape, whichever way the program was run."""
 
     end: str
     detail: str
@@ -441,7 +441,7 @@ class Host:
     """Runs programs in the jail and watches over what is around it. One per process."""
 
     def __init__(self, base: Path, bounds: Bounds) -> None:
-        from cohort import sandbox
+        from cohort_verify import sandbox
 
         self.sandbox, self.base, self.bounds = sandbox, base, bounds
         self.limits = sandbox.Limits(**asdict(bounds))
@@ -658,7 +658,7 @@ def why_not(tier: str, user: str) -> str:
     if user == "nobody" and os.getuid() == 0 and not os.access("/usr/bin/python3", os.X_OK):
         return "no /usr/bin/python3 that nobody could start"
     with stage() as folder:
-        script = "import sys; from cohort.sandbox import find_tier; find_tier(sys.argv[1])"
+        script = "import sys; from cohort_verify.sandbox import find_tier; find_tier(sys.argv[1])"
         ended = subprocess.run(
             [interpreter_for(user), "-c", script, tier], env=environment_for(folder, tier), cwd=folder / "work", capture_output=True,
             text=True, **identity(user),
@@ -683,7 +683,7 @@ def stage() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="cohort-hostile-"))
     try:
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(SOURCE / "cohort", folder / "src" / "cohort", ignore=ignored)
+        shutil.copytree(SOURCE / "cohort_verify", folder / "src" / "cohort_verify", ignore=ignored)
         shutil.copytree(TESTS / "hostile", folder / "tests" / "hostile", ignore=ignored)
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)

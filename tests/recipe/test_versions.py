@@ -20,16 +20,16 @@ from cohort.rewards import BUILT_IN
 from cohort.tools.audit.profiles import PROFILES
 
 WRITTEN_FROM_PYTHON = [
-    "cohort.rewards.code.reward:code_tests",
-    "cohort.rewards.format:regex_format",
-    "cohort.rewards.format:think_answer_format",
-    "cohort.rewards.format:think_format",
+    "cohort_verify.code.reward:code_tests",
+    "cohort_verify.format:regex_format",
+    "cohort_verify.format:think_answer_format",
+    "cohort_verify.format:think_format",
     "cohort.rewards.language:language_consistency",
     "cohort.rewards.learned.judging:judge",
     "cohort.rewards.learned.model:reward_model",
     "cohort.rewards.learned.process_model:process_reward_model",
-    "cohort.rewards.math.answer:exact_match",
-    "cohort.rewards.math.answer:math_answer",
+    "cohort_verify.math.answer:exact_match",
+    "cohort_verify.math.answer:math_answer",
     "cohort.rewards.shape:length",
     "cohort.rewards.shape:repetition",
     "cohort.rewards.shape:soft_overlong",

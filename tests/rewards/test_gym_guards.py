@@ -20,7 +20,7 @@ from cohort.rewards.gym.golds import find_right_answer
 from cohort.rewards.gym.guards import GUARDS, AnswerRefused, admit
 from cohort.rewards.gym.rows import CHUNK, create_dataset, extract_answer, gym_verifier, load_gym
 from cohort.rewards.gym.verifier import GymVerdict, read_verdict
-from cohort.sandbox import Answer, JailUnavailable, shared_pool
+from cohort_verify.sandbox import Answer, JailUnavailable, shared_pool
 
 # --- the final answer -------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from cohort.rewards.gym.catalogue import FIXED_HASH_TASKS, JAILED_TASKS, REFUSED
 from cohort.rewards.gym.golds import WITHOUT_ANSWER, find_right_answer, reverse_moves
 from cohort.rewards.gym.guards import GUARDS
 from cohort.rewards.gym.rows import create_dataset, gym_verifier, load_gym
-from cohort.sandbox import JailUnavailable
+from cohort_verify.sandbox import JailUnavailable
 from gym_page import MADE, make_page
 
 # --- which tasks can run text -----------------------------------------------------------------------------------------------

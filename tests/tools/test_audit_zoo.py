@@ -11,7 +11,7 @@ import re
 import time
 from fractions import Fraction
 
-from cohort.sandbox import JailUnavailable
+from cohort_verify.sandbox import JailUnavailable
 
 
 def boxed(completion):

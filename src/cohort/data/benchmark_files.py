@@ -26,8 +26,8 @@ from typing import Any
 
 from cohort.errors import PromptError
 from cohort.recipe.section import suggest_nearest
-from cohort.rewards.math.find import GOLD_JOINT, join_boxes, merge_contents
-from cohort.rewards.text import find_boxes
+from cohort_verify.math.find import GOLD_JOINT, join_boxes, merge_contents
+from cohort_verify.text import find_boxes
 
 Row = dict[str, Any]
 

@@ -29,7 +29,7 @@ from cohort.base.keyed import keyed_hash, keyed_permutation, keyed_share
 from cohort.errors import PromptError
 from cohort.recipe.section import suggest_nearest
 from cohort.rewards.steps import split_steps
-from cohort.rewards.text import text_of
+from cohort_verify.text import text_of
 
 HELD_OUT_SHARE = 0.1
 DEFAULT_COUNTS = {"train": 8000, "held_out": 1000}

@@ -12,7 +12,7 @@ A reward function may carry attributes that the runner (cohort.rewards.base) hon
     extract(text, **args)   the answer it compares: majority votes are counted on it
     unusable(**columns)     before a run: per row None, or why it can never be scored
     supervised = True       limits processes of its own, or waits for the network: called in a thread of the trainer
-    jailed = True           hands model text to the jail (cohort.sandbox)
+    jailed = True           hands model text to the jail (cohort_verify.sandbox)
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from cohort.errors import RewardError
 # The table of built-in rewards: a function imported here is one, under its own name. In the order in which they are listed.
 # isort: off
 # outcome
-from cohort.rewards.math.answer import math_answer as math_answer
-from cohort.rewards.math.answer import exact_match as exact_match
-from cohort.rewards.code.reward import code_tests as code_tests
-from cohort.rewards.following.reward import instructions as instructions
+from cohort_verify.math.answer import math_answer as math_answer
+from cohort_verify.math.answer import exact_match as exact_match
+from cohort_verify.code.reward import code_tests as code_tests
+from cohort_verify.following.reward import instructions as instructions
 
 # form, length and language
-from cohort.rewards.format import think_format as think_format
-from cohort.rewards.format import think_answer_format as think_answer_format
-from cohort.rewards.format import regex_format as regex_format
+from cohort_verify.format import think_format as think_format
+from cohort_verify.format import think_answer_format as think_answer_format
+from cohort_verify.format import regex_format as regex_format
 from cohort.rewards.penalties import soft_overlong as soft_overlong
 from cohort.rewards.penalties import length as length
 from cohort.rewards.penalties import repetition as repetition

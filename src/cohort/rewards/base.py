@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Self
 from cohort.base.importing import is_own, search_current_folder
 from cohort.base.threads import LoopThread, run_concurrently, run_with_limit, split_evenly
 from cohort.base.trees import copy_value
-from cohort.base.workers import ProcessEnded
 from cohort.base.world import ALONE, World
 from cohort.errors import CohortError, RewardError
 from cohort.rewards.call import RewardCall, Signature, TrainerState, call_reward, extract_answers
@@ -44,8 +43,9 @@ from cohort.rewards.pool import HelperPool, LoadFailed, Worker
 from cohort.rewards.shares import JudgedShare, find_own_rows, join_verdicts
 from cohort.rewards.singles import Progress, Singles, spread_rows
 from cohort.rewards.summing import add_answers, check_faults, measure_rewards, sum_parts
-from cohort.sandbox import JailUnavailable, find_tier
 from cohort.types import Completion, Prompt
+from cohort_verify.sandbox import JailUnavailable, find_tier
+from cohort_verify.workers import ProcessEnded
 
 if TYPE_CHECKING:
     from cohort.recipe.schema import RewardConfig

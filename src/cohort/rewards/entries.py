@@ -12,19 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cohort.base.text import make_printable, write_count
+from cohort.base.text import write_count
+from cohort_verify.text import shorten, show_value
+from cohort_verify.verdicts import INFRASTRUCTURE, LIMIT_KINDS
 
 Steps = tuple[tuple[int, float], ...]
 """What a process reward says of one completion: (characters up to and including the end of a step, reward), in order."""
 
-FAULT_KINDS = ("exception", "type", "length", "nan", "position", "crash", "infrastructure")
+FAULT_KINDS = ("exception", "type", "length", "nan", "position", "crash", INFRASTRUCTURE)
 """Faults of the function, or of what it relies on: the completion is unscored."""
-LIMIT_KINDS = ("timeout", "memory", "output", "files")
-"""Limits that the completion ran into: its own doing, so it scores 0, is counted, and is never a success."""
-INFRASTRUCTURE = "infrastructure"
 VERDICT_WORD = re.compile(r"[a-z][a-z_]{0,29}")
 
-MAX_DETAIL_CHARS = 8000
 LARGEST = 1e18
 """A reward beyond counts as infinite: variances and the errors of a critic square it, in float32, where 1e20 squared is infinite."""
 
@@ -277,19 +275,3 @@ def make_plain(value: Any) -> Any:
 
 def describe_value(value: Any) -> str:
     return f"{type(value).__name__} {show_value(value)}"
-
-
-def show_value(value: Any) -> str:
-    """Its repr, cut short. What refuses to be shown (an integer of many thousand digits) must not hide the fault."""
-    try:
-        text = repr(value)
-    except Exception:
-        return "(it cannot be shown)"
-    return text if len(text) <= 100 else text[:100] + "..."
-
-
-def shorten(text: str) -> str:
-    """Foreign text as it can be shown: not endless, and without control characters."""
-    text = make_printable(text)
-    half = MAX_DETAIL_CHARS // 2
-    return text if len(text) <= MAX_DETAIL_CHARS else f"{text[:half]}\n[...]\n{text[-half:]}"

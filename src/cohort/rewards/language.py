@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cohort.rewards.text import text_of
+from cohort_verify.text import text_of
 
 Scripts = frozenset[str]
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from cohort.rewards.language import MAX_CHARS, UNSPACED, find_script, is_mark
-from cohort.rewards.text import text_of
+from cohort_verify.text import text_of
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Length

@@ -21,10 +21,11 @@ from typing import Any
 
 from cohort.base.importing import find_current_folder, package_folder
 from cohort.base.processes import memory_below
-from cohort.base.workers import Answer, Channel, Place, Pool, ProcessEnded
+from cohort.errors import RewardError
 from cohort.rewards.call import RewardCall
 from cohort.rewards.entries import Answered, Failed, from_message, shorten
 from cohort.rewards.terminal import Terminal
+from cohort_verify.workers import Answer, Channel, Place, Pool, PoolClosed, ProcessEnded
 
 LOAD_LIMIT_S = 300.0
 """For starting Python and importing the function's module, which is no part of a call's time limit."""
@@ -215,8 +216,14 @@ class Worker:
         self.kill()
 
 
+class RunnerClosed(PoolClosed, RewardError):
+    """A reward was called after its runner was closed."""
+
+
 class HelperPool(Pool[Worker]):
     """Worker processes for code that is trusted and may still hang, crash or fill the memory. Not a jail."""
+
+    closed_error = RunnerClosed
 
     def __init__(self, size: int = 0, entry: str = "", variables: Mapping[str, str] | None = None) -> None:
         """`entry`: the function that `ask` asks; `variables`: further ones of the workers' environment."""

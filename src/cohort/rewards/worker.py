@@ -25,9 +25,9 @@ from typing import Any, BinaryIO
 
 from cohort.base.importing import NotImportable, load_function
 from cohort.base.processes import children_of
-from cohort.base.workers import HEADER_BYTES, frame_message
 from cohort.rewards.call import RewardCall, Signature, TrainerState, call_reward, extract_answers, format_problem
 from cohort.rewards.entries import shorten, to_message
+from cohort_verify.workers import HEADER_BYTES, frame_message
 
 
 def main() -> None:

@@ -22,14 +22,14 @@ from cohort.recipe.foreign import explain_missing
 from cohort.recipe.rules import scores_prompts
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import importable_name
-from cohort.rewards.math.find import write_cell
 from cohort.rewards.summing import fails_everywhere
-from cohort.sandbox import JailUnavailable, find_tier
 from cohort.training.build import EncodedData
 from cohort.training.memory_estimate import MemoryEstimate, describe_memory, estimate_memory, fit_slots
 from cohort.training.parts import Parts
 from cohort.training.run_numbers import measure_room, read_model_numbers, read_run_numbers
 from cohort.types import Completion, Outcome, Prompt
+from cohort_verify.math.find import write_cell
+from cohort_verify.sandbox import JailUnavailable, find_tier
 
 Level = Literal["ok", "warning", "failure"]
 GOLD_ROWS = 64

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from cohort.errors import PromptError
 from cohort.recipe.section import suggest_nearest
-from cohort.sandbox import JailUnavailable, find_tier
+from cohort_verify.sandbox import JailUnavailable, find_tier
 
 SAFE_TASKS: tuple[str, ...] = (
     "ab",

@@ -10,7 +10,7 @@ import collections
 import re
 from typing import Any
 
-from cohort.rewards.text import find_last_box, find_last_tag, read_visible
+from cohort_verify.text import find_last_box, find_last_tag, read_visible
 
 
 def extract_answer(completion: str, pattern: str = "") -> str:

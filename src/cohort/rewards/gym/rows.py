@@ -30,7 +30,7 @@ from cohort.rewards.gym.golds import find_right_answer
 from cohort.rewards.gym.guards import AnswerRefused, admit
 from cohort.rewards.gym.verifier import ask_workers
 from cohort.rewards.gym.verifier import gym_verifier as gym_verifier
-from cohort.sandbox import Limits
+from cohort_verify.sandbox import Limits
 
 HELD_OUT_SHARE = 0.2
 DEFAULT_COUNTS = {"train": 1000, "held_out": 200}

@@ -17,15 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cohort.base.workers import keep_pool
 from cohort.errors import PromptError
 from cohort.rewards.gym.catalogue import JAILED_TASKS, require_served
 from cohort.rewards.gym.extract import extract_answer
 from cohort.rewards.gym.golds import find_right_answer
 from cohort.rewards.gym.guards import AnswerRefused, admit
 from cohort.rewards.pool import HelperPool
-from cohort.rewards.text import find_last_tag, text_of
-from cohort.sandbox import Answer, JailUnavailable, Limits, shared_pool
+from cohort_verify.sandbox import Answer, JailUnavailable, Limits, shared_pool
+from cohort_verify.text import find_last_tag, text_of
+from cohort_verify.workers import keep_pool
 
 SCORE = "cohort.rewards.gym.worker:score_answer"
 FIND = "cohort.rewards.gym.extract:find_answer"

@@ -1,6 +1,6 @@
 """The reasoning-gym package at work: datasets by name, their entries, their verdicts.
 
-`score_answer` and `make_entries` are the functions of jailed worker processes (see cohort.sandbox): one JSON message in, one JSON
+`score_answer` and `make_entries` are the functions of jailed worker processes (see cohort_verify.sandbox): one JSON message in, one JSON
 value out. Nothing here decides what an answer may look like; that has been done in the trusted process before.
 """
 

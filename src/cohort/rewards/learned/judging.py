@@ -29,7 +29,7 @@ from cohort.rewards.learned.asking import JudgeClient, JudgeReply, ask_all
 from cohort.rewards.learned.endpoint import read_endpoint
 from cohort.rewards.learned.model import refuse_unknown
 from cohort.rewards.learned.questions import Question, check_rubric, find_names, read_form
-from cohort.rewards.text import text_of
+from cohort_verify.text import text_of
 
 RUBRIC = """You grade an answer to a request.
 

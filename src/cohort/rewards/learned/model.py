@@ -22,7 +22,7 @@ from typing import Any
 
 from cohort.errors import ModelError, RewardError
 from cohort.rewards.call import OFFERED
-from cohort.rewards.text import text_of
+from cohort_verify.text import text_of
 
 TEMPLATES = ("auto", "chat", "plain", "pair")
 OVERLONG = ("cut", "refuse")

@@ -36,7 +36,7 @@ from cohort.rewards.learned.model import (
     tokenize,
 )
 from cohort.rewards.steps import Step, split_steps
-from cohort.rewards.text import text_of
+from cohort_verify.text import text_of
 
 STYLES = {"token_classification": "AutoModelForTokenClassification", "marker": "AutoModelForCausalLM"}
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from cohort.errors import RewardError
 from cohort.rewards.learned.model import check_choice, remove_special_tokens
-from cohort.rewards.math.find import write_cell
-from cohort.rewards.text import text_of
+from cohort_verify.math.find import write_cell
+from cohort_verify.text import text_of
 
 FORMATS = ("text", "json_object", "json_schema")
 NAME = re.compile(r"\{\{(\w+)\}\}|\{(\w+)\}")

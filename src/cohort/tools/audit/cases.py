@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cohort.rewards.text import text_of
 from cohort.tools.audit import golds
+from cohort_verify.text import text_of
 
 Expect = Literal["pass", "fail", "any"]
 """A score of at least the threshold; one below it, or none; whatever it is, as long as it is a score and comes in time."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from cohort.rewards.text import find_last_box
+from cohort_verify.text import find_last_box
 
 OTHER_ROW = "answer of another row"
 MAX_NUMBER_CHARS = 60

@@ -1,0 +1,128 @@
+"""Rewards for the form of a completion, not its content: tags in their places, a pattern matched.
+
+All of them pay the form alone, so they belong beside an outcome part and with a small weight. What looks like an empty
+thought is one: zero-width spaces and the like do not count as content. Each takes time linear in the text, but for the
+pattern of regex_format, which is the recipe's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cohort_verify.text import text_of
+
+OPEN, CLOSE = "<think>", "</think>"
+TAG = re.compile(r"</?(?:think|answer)>")
+UNSEEN = re.compile(
+    "[\\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\u2800\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffc\U000e0000-\U000e0fff]*"
+)
+"""White space, and what is drawn as nothing at all: a block that holds only these is empty to everyone but str.strip."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tags
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def think_format(
+    completions: Sequence[Any],
+    prompts: Sequence[Any] | None = None,
+    prefilled: bool | Sequence[bool] | None = None,
+    **columns: Any,
+) -> list[float]:
+    """1.0 for exactly one non-empty <think>...</think> block followed by a non-empty answer, else 0.0.
+
+    Many chat templates end the prompt with `<think>`: the completion then starts inside the block and is right without
+    an opening tag. That is read from text prompts, and for chats from a column `prefilled` that a run adds when the
+    template opens the block itself; prefilled = true or false decides it for all.
+    """
+    return score_form(completions, prompts, prefilled, is_thought_then_answer)
+
+
+def think_answer_format(
+    completions: Sequence[Any],
+    prompts: Sequence[Any] | None = None,
+    prefilled: bool | Sequence[bool] | None = None,
+    **columns: Any,
+) -> list[float]:
+    """1.0 for <think>...</think><answer>...</answer>, each once, none empty, and nothing but white space outside; else 0.0.
+
+    Where the prompt has opened the thought (see think_format), the completion starts inside it.
+    """
+    return score_form(completions, prompts, prefilled, is_thought_and_tagged_answer)
+
+
+def score_form(
+    completions: Sequence[Any],
+    prompts: Sequence[Any] | None,
+    prefilled: bool | Sequence[bool] | None,
+    is_right: Callable[[str, bool], bool],
+) -> list[float]:
+    """`is_right` of every completion, told whether the prompt has already opened the thought."""
+    if prefilled is None:
+        inside = [opens_block(prompt) for prompt in (prompts if prompts is not None else [""] * len(completions))]
+    else:
+        inside = [prefilled] * len(completions) if isinstance(prefilled, bool) else list(prefilled)
+    return [float(is_right(text_of(completion), within)) for completion, within in zip(completions, inside, strict=True)]
+
+
+def opens_block(prompt: Any) -> bool:
+    """Whether the prompt's own last words are an opening tag."""
+    return find_continued_text(prompt).rstrip().endswith(OPEN)
+
+
+def find_continued_text(prompt: Any) -> str:
+    """The text that the completion continues: a text prompt, or the assistant's message that a chat ends with; else none."""
+    if isinstance(prompt, str):
+        return prompt
+    return text_of(prompt) if prompt and prompt[-1].get("role") == "assistant" else ""
+
+
+def is_thought_then_answer(text: str, inside: bool) -> bool:
+    body = text.strip()
+    if not inside:
+        if not body.startswith(OPEN):
+            return False
+        body = body[len(OPEN) :]
+    thought, close, answer = body.partition(CLOSE)
+    stray = OPEN in body or CLOSE in answer
+    return bool(close and not stray and has_content(thought) and has_content(answer))
+
+
+def is_thought_and_tagged_answer(text: str, inside: bool) -> bool:
+    """Cut at the tags, the pieces alternate between outside (white space only) and inside (something)."""
+    body = OPEN + text if inside else text
+    if TAG.findall(body) != [OPEN, CLOSE, "<answer>", "</answer>"]:
+        return False
+    before, thought, between, answer, after = TAG.split(body)
+    return not (before + between + after).strip() and has_content(thought) and has_content(answer)
+
+
+def has_content(text: str) -> bool:
+    """Whether there is anything to see."""
+    return UNSEEN.fullmatch(text) is None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A pattern
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def regex_format(completions: Sequence[Any], pattern: str, **columns: Any) -> list[float]:
+    """1.0 where the whole completion matches `pattern`; "." matches newlines too.
+
+    A pattern that backtracks without end runs into the time limit of the worker, and the completion scores 0.
+    """
+    regex = re.compile(pattern, re.DOTALL)
+    return [float(regex.fullmatch(text_of(completion)) is not None) for completion in completions]
+
+
+think_format.reads = ("completions", "prompts", "prefilled")  # type: ignore[attr-defined]
+think_format.per_completion = True  # type: ignore[attr-defined]
+think_answer_format.reads = ("completions", "prompts", "prefilled")  # type: ignore[attr-defined]
+think_answer_format.per_completion = True  # type: ignore[attr-defined]
+regex_format.reads = ("completions",)  # type: ignore[attr-defined]
+regex_format.per_completion = True  # type: ignore[attr-defined]

@@ -1,0 +1,312 @@
+"""One jailed process: started (spawn.py), spoken to, limited (watch.py), and ended for certain (end.py).
+
+Everything happens in the thread that asks: it waits on the pipes and looks up every few milliseconds at the process's CPU
+clock, its threads and, where the scratch folder is not a file system of its own, at that folder. A jail that was ended
+leaves no process, descriptor or folder behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import marshal
+import os
+import select
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from cohort_verify.sandbox import spawn, tiers
+from cohort_verify.sandbox.end import JailedProcess
+from cohort_verify.sandbox.limits import FLOOD_BYTES, MAX_FRAME_BYTES, JailUnavailable, Limits
+from cohort_verify.sandbox.scratch import make_folder, remove_folder
+from cohort_verify.sandbox.tiers import Tier, find_tier
+from cohort_verify.sandbox.values import MAX_NODES
+from cohort_verify.sandbox.watch import Watch
+from cohort_verify.workers import HEADER_BYTES, Channel, ProcessEnded, read_piece
+
+LARGE_BYTES = 256 * 1024
+TRANSIENT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
+"""Too few processes, pages, descriptors or blocks just now: not a property of the machine."""
+
+
+class KeptOutput:
+    """Standard output or error: the beginning is kept, all of it is counted."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep, self._kept = keep, bytearray()
+        self.total = 0
+
+    def add(self, piece: bytes) -> None:
+        self.total += len(piece)
+        self._kept += piece[: max(0, self._keep - len(self._kept))]
+
+    @property
+    def truncated(self) -> bool:
+        return self.total > len(self._kept)
+
+    def text(self) -> str:
+        return self._kept.decode("utf-8", errors="replace")
+
+
+class Jail:
+    """A process in a jail of its own. Used by one thread at a time; `close` at the end, whatever happened."""
+
+    def __init__(
+        self,
+        job: str,
+        program: str,
+        limits: Limits,
+        *,
+        extra: Mapping[str, Any] | None = None,
+        packages: Sequence[str] = (),
+        modules: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        tier: Tier | None = None,
+    ) -> None:
+        """packages: folders to import from. modules: single import packages, by name; what lies next to them stays out of sight."""
+        self.limits, self.tier = limits, tier or find_tier()
+        self.forget_output()
+        self.companion: Jail | None = None
+        """Another jail whose limits are looked at while this one is listened to."""
+        self.questions = 0
+        self._process: JailedProcess | None = None
+        self._end: ProcessEnded | None = None
+        self._scratch = ""
+        self._pipes: dict[str, int] = {}
+        """The host's ends that are open, by name."""
+        self._large_replies = 0
+        try:
+            self._start(job, program, extra or {}, [path for path in packages if os.path.exists(path)], modules or {}, stdin)
+        except OSError as problem:
+            self.close()
+            if problem.errno in TRANSIENT:
+                raise ProcessEnded("infrastructure", f"the jail did not start: {problem}") from problem
+            raise JailUnavailable(f"the jail does not start: {problem}") from problem
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(
+        self,
+        job: str,
+        program: str,
+        extra: Mapping[str, Any],
+        packages: Sequence[str],
+        modules: Mapping[str, str],
+        stdin: bytes | None,
+    ) -> None:
+        readable, wrapped = tiers.list_readable_folders([*packages, *modules.values()]), self.tier.own_files
+        if not wrapped:
+            self._scratch = make_folder()
+        scratch = self._scratch or tiers.place_scratch(readable)
+        with self._make_pipes(stdin) as inner:
+            process = JailedProcess(spawn.start_process(self.tier, readable, scratch, inner), wrapped)
+            self._watch = Watch(process, self.limits, self._scratch)
+            self._process = process
+        self._channel = Channel(self._pipes["requests"], self._pipes["replies"])
+        user = spawn.next_user() if os.getuid() == 0 and self.tier.name != "unsafe" else None
+        if user is not None and not wrapped:
+            os.chown(scratch, user, user)
+        setup = {"job": job, "program": program, "path": packages, "modules": dict(modules), "scratch": scratch, "user": user}
+        setup |= {**spawn.list_restrictions(self.tier, self.limits, readable, scratch, user, self._watch.pid), **extra}
+        try:
+            self.hear()  # it is there, and waits: a short program could be gone before anybody looks for it
+            self._watch.measure_cpu()
+            if not self._watch.pid and not process.has_ended():
+                raise JailUnavailable("the jailed process cannot be found in /proc, so its CPU time could not be limited")
+            word, *said = self.ask_raw(setup)
+        except ProcessEnded as ended:
+            detail = self.stderr.text().strip()[-500:] or ended.detail
+            raise ProcessEnded("infrastructure", f"the jail did not start ({ended.kind}): {detail}") from None
+        if word != "ready":
+            raise JailUnavailable(f"the jail could not be closed, and nothing was run in it: {': '.join(map(str, said))}")
+        # It waits for this word: what is found from here on, however soon, is the program's doing and not a jail that failed.
+        self.charge(self.limits)
+        self.tell("go")
+
+    @contextlib.contextmanager
+    def _make_pipes(self, stdin: bytes | None) -> Iterator[dict[str, int]]:
+        """The jail's ends by name, until it has them. Each end is known as soon as it exists, so that none is lost if the
+        next cannot be had."""
+        inner: dict[str, int] = {}
+        try:
+            for name in ("requests", "replies", "stdout", "stderr", *(("info",) if self.tier.own_files else ())):
+                reading, writing = os.pipe()
+                inner[name], self._pipes[name] = (reading, writing) if name == "requests" else (writing, reading)
+                os.set_blocking(self._pipes[name], False)
+            if stdin is not None:
+                inner["stdin"] = spawn.seal_input(stdin)
+            yield inner
+        finally:
+            for descriptor in inner.values():
+                os.close(descriptor)
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Speaking
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def charge(self, limits: Limits) -> None:
+        """From now on the process pays, within these limits."""
+        self._watch.charge(limits.cpu_s, limits.wall_s)
+
+    def stop_charging(self, wall_s: float) -> None:
+        """From now on only the wall clock counts: for work of our own, such as an import."""
+        self._watch.charge(float("inf"), wall_s)
+
+    def forget_output(self) -> None:
+        """Another question: what was said to the last one no longer counts."""
+        self.stdout, self.stderr = KeptOutput(self.limits.output_kb * 1024), KeptOutput(self.limits.output_kb * 1024)
+        self._reply_bytes = 0
+
+    @property
+    def alive(self) -> bool:
+        return self._end is None and self._process is not None and not self._process.has_ended()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether it has said something that nobody has heard yet."""
+        return self._channel.waiting_bytes > 0
+
+    @property
+    def cpu_s(self) -> float:
+        return self._watch.charged_cpu_s
+
+    @property
+    def peak_mb(self) -> float:
+        return self._watch.peak_mb
+
+    def ask_raw(self, request: Any) -> list[Any]:
+        """Send one request and return the reply, a list that begins with a word. Raises ProcessEnded, with all of it cleaned up."""
+        self.tell(request)
+        return self.hear()
+
+    def tell(self, request: Any) -> None:
+        self._channel.send(marshal.dumps(request, 4))
+
+    def hear(self) -> list[Any]:
+        while True:
+            if self._channel.reply_size > MAX_FRAME_BYTES:
+                raise self._stop(ProcessEnded("output", f"a reply of {self._channel.reply_size} bytes"))
+            if self._channel.has_reply:
+                return self._read_reply(self._channel.take_reply())
+            if "replies" not in self._pipes:
+                self.wait()
+            self._take_turn(hearing=True)
+
+    def _read_reply(self, body: bytes) -> list[Any]:
+        """The program can write here what it likes: that only ever hurts its own score."""
+        # Counted before it is parsed: four bytes of text can be a list of a hundred.
+        if body.count(b"[") + body.count(b",") > MAX_NODES + 16:
+            raise self._stop(ProcessEnded("output", f"a reply of more than {MAX_NODES} values"))
+        self._reply_bytes += len(body)
+        if self._reply_bytes > FLOOD_BYTES:
+            raise self._stop(ProcessEnded("output", f"replies of more than {FLOOD_BYTES >> 20} MiB together"))
+        self._large_replies += len(body) > LARGE_BYTES
+        with contextlib.suppress(ValueError, RecursionError, MemoryError):
+            reply = json.loads(body)
+            if isinstance(reply, list) and reply and isinstance(reply[0], str):
+                return reply
+        raise self._stop(ProcessEnded("crash", "a reply that makes no sense"))
+
+    def wait(self) -> NoReturn:
+        """Listen until the process ends, and raise how it did."""
+        assert self._process is not None
+        while self._pipes or not self._process.has_ended():
+            self._take_turn()
+        self._end_process()
+        raise self._stop(self._process.describe_end())
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # One turn: read, write, look at the limits
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _take_turn(self, hearing: bool = False) -> None:
+        if self._end is not None:
+            raise self._end
+        assert self._process is not None
+        poll = select.poll()
+        names = {descriptor: name for name, descriptor in self._pipes.items() if name != "requests" or self._channel.is_sending}
+        for descriptor, name in names.items():
+            poll.register(descriptor, select.POLLOUT if name == "requests" else select.POLLIN)
+        over = self._process.has_ended()  # asked first: what a dead process has written is all there by the time of the poll
+        left = self._watch.deadline - time.monotonic()
+        events = poll.poll(0 if over else max(0.0, min(self._watch.tick_s, left)) * 1000)
+        for descriptor, _ in events:
+            if not self._serve(names[descriptor]):
+                self._forget(names[descriptor])
+        if self._watch.is_due():
+            self._look(hearing)
+            if self.companion is not None:
+                self.companion._look()
+        if over and not events:
+            # Nothing is left to read: whoever still holds a pipe open is not the program.
+            for name in list(self._pipes):
+                self._forget(name)
+
+    def _serve(self, name: str) -> bool:
+        """Whether that pipe is still of use, once all has been done with it that can be done now."""
+        if name == "requests":
+            return self._channel.write_some()
+        if name == "replies":
+            if self._channel.waiting_bytes > HEADER_BYTES + MAX_FRAME_BYTES:
+                raise self._stop(ProcessEnded("output", "replies that nobody asked for"))
+            return self._channel.read_some()
+        piece = read_piece(self._pipes[name])
+        if name == "info":  # nobody is listened to there after the process is known
+            assert self._process is not None
+            return piece != b"" and not self._process.learn_first_pid(piece or b"")
+        stream = self.stdout if name == "stdout" else self.stderr
+        stream.add(piece or b"")
+        if stream.total > FLOOD_BYTES:
+            raise self._stop(ProcessEnded("output", f"more than {FLOOD_BYTES >> 20} MiB on {name}"))
+        return piece != b""
+
+    def _look(self, hearing: bool = False) -> None:
+        """Enforce the limits. `hearing`: whoever waits for a reply takes one that is here.
+
+        Nobody else is spared: a reply that nobody waits for would keep its program alive for ever.
+        """
+        if breach := self._watch.find_breach(hearing and self._channel.has_reply):
+            raise self._stop(breach)
+
+    def _forget(self, name: str) -> None:
+        os.close(self._pipes.pop(name))
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # Ending
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _stop(self, end: ProcessEnded) -> ProcessEnded:
+        """The end, with all of the jail cleaned up."""
+        self._end = end
+        self.close()
+        return end
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            if not self._process.has_ended():
+                self._watch.measure_cpu()
+                self._watch.count_threads()
+            self._process.end()
+
+    def close(self) -> None:
+        """End the process if it runs, and leave nothing behind."""
+        self._end_process()
+        for name in list(self._pipes):
+            self._forget(name)
+        if self._scratch:
+            remove_folder(self._scratch)
+            self._scratch = ""
+        if self._end is None:
+            self._end = ProcessEnded("exit", "closed")
+        if self._large_replies:
+            self._large_replies = 0
+            spawn.return_memory()
+
+    def __enter__(self) -> Jail:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
