@@ -188,7 +188,7 @@ class Bench:
             self.call(name, "-m", "cohort", "evaluate", str(weights), "--recipe", str(recipe), "--output", str(part))
             document = json.loads(part.read_text(encoding="utf-8"))
             found = next(one for one in document.values() if "per_problem" in one)
-            looks.append(slim_look({"step": int(weights.name.partition("-")[2]), **found}))
+            looks.append(slim_look({**found, "step": int(weights.name.partition("-")[2])}))
         clock = {key: median(step[key] for step in timed["steps"][1:]) for key in ("cpu", "wall")}
         return {
             "version": timed["version"],

@@ -1,14 +1,17 @@
 """Tables and the picture of benchmarks/smollm2.py, from its JSON files: `python benchmarks/smollm2_table.py OUT`.
 
-Writes OUT/tables.md and, where a TRL run exists, OUT/trl.svg. Intervals are those of the runs' own evaluations (over problems); a level
-is reached where the line between two evaluations crosses it, and its cost is the CPU seconds of the steps until there.
+Writes OUT/tables.md and, where TRL runs exist, OUT/trl-cpu.svg and OUT/trl-gpu.svg. Intervals are those of the runs' own evaluations (over
+problems). A level is reached where the line between two evaluations crosses it; its cost is the number of steps until there times the median
+step of a run that had the machine to itself, evaluations not counted.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -17,7 +20,31 @@ from typing import Any
 from speed_plot import COLOURS, svg, text
 
 NUMBERS = ("pass@1", "pass@4", "pass@16", "pass@64", "greedy", "maj@8")
-SET = "new_rows"
+
+
+@dataclass(frozen=True)
+class Duel:
+    """Runs of both sides with evaluations on the way, and the stages whose steps are timed."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    clocks: tuple[str, str]
+    label: str
+    clock: str
+    unit: str
+
+
+DUELS = {
+    "trl-cpu": Duel(("json-looks",), ("trl-json-0",), ("json-looks", "trl-json-0"), "new_rows", "cpu", "CPU seconds"),
+    "trl-gpu": Duel(
+        ("math-0", "math-1", "math-2"),
+        ("trl-math-0", "trl-math-1", "trl-math-2"),
+        ("clock", "trl-clock"),
+        "one_operation",
+        "wall",
+        "seconds",
+    ),
+}
 
 
 def write_number(number: Mapping[str, Any] | None) -> str:
@@ -53,57 +80,84 @@ def tabulate(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def read_curve(run: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """(CPU seconds of training, pass@1 on the trained kinds) at every evaluation."""
-    seconds = run["clock"]["cpu"]
-    return [(look["step"] * seconds, fmean(len([1 for one in tries if one == "1"]) / len(tries) for tries in look["per_problem"][SET]["success"]))
-            for look in run["looks"]]  # fmt: skip
+def read_curve(run: Mapping[str, Any], label: str, seconds: float, start: float | None = None) -> list[tuple[float, float]]:
+    """(seconds of training, pass@1 on one set) at every evaluation. A peer's run was not evaluated before step 1: `start` stands there."""
+    points = [(look["step"] * seconds, fmean(tries.count("1") / len(tries) for tries in look["per_problem"][label]["success"]))
+              for look in run["looks"]]  # fmt: skip
+    return points if start is None else [(0.0, start), *points]
 
 
-def find_crossing(curve: Sequence[tuple[float, float]], level: float) -> float | None:
+def find_crossing(curve: Sequence[tuple[float, float]], level: float) -> float:
+    """Where a curve that reaches `level` does so first, on the straight line between two evaluations."""
     for (x, value), (later, reached) in pairwise(curve):
         if value < level <= reached:
             return x + (later - x) * (level - value) / (reached - value)
-    return None
+    raise ValueError(f"no evaluation reaches {level}")
 
 
-def draw(curves: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+def draw(curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], unit: str) -> str:
+    """One line for each seed; log time, because a peer may take ten times as long."""
     width, height, left, bottom, top = 720, 340, 56, 40, 40
-    right = max(x for points in curves.values() for x, _ in points)
+    points = [(x, y) for lines in curves.values() for line in lines for x, y in line if x > 0]
+    first, last = math.log(min(x for x, _ in points)), math.log(max(x for x, _ in points))
+    ceiling = math.ceil(10 * max(y for _, y in points)) / 10
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return left + x / right * (width - left - 20), height - bottom - y * (height - bottom - top)
+        return left + (math.log(x) - first) / (last - first) * (width - left - 20), height - bottom - y / ceiling * (
+            height - bottom - top
+        )
 
-    parts = [text(0, 14, "held-out pass@1 against CPU seconds of training, evaluations not counted", weight="600")]
+    parts = [text(0, 14, f"held-out pass@1 against {unit} of training, one line a seed", weight="600")]
+    ticks = [mantissa * 10**power for power in range(5) for mantissa in (1, 2, 5)]
+    for tick in (one for one in ticks if first <= math.log(one) <= last):
+        parts.append(text(place(tick, 0)[0], height - 18, f"{tick} s", anchor="middle", size=11))
     for share in (0, 0.25, 0.5, 0.75, 1):
-        parts.append(text(place(share * right, 0)[0], height - 18, f"{share * right:.0f} s", anchor="middle", size=11))
-        parts.append(text(left - 6, place(0, share)[1] + 4, f"{100 * share:.0f} %", anchor="end", size=11))
-    for row, (name, points) in enumerate(curves.items()):
-        colour = COLOURS["peer" if name.startswith("TRL") else "cohort"]
-        line = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
-        parts += [f"<polyline fill='none' stroke='{colour}' stroke-width='2' points='{line}'/>",
-                  f"<rect x='{width - 130}' y='{24 + 18 * row}' width='12' height='12' fill='{colour}'/>", text(width - 112, 35 + 18 * row, name)]  # fmt: skip
+        parts.append(
+            text(
+                left - 6,
+                place(math.exp(first), share * ceiling)[1] + 4,
+                f"{100 * share * ceiling:.0f} %",
+                anchor="end",
+                size=11,
+            )
+        )
+    for row, (name, lines) in enumerate(curves.items()):
+        colour = COLOURS["cohort" if name == "Cohort" else "peer"]
+        for line in lines:
+            joined = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in line if x > 0)
+            parts.append(f"<polyline fill='none' stroke='{colour}' stroke-width='2' points='{joined}'/>")
+        parts += [f"<rect x='{width - 130}' y='{24 + 18 * row}' width='12' height='12' fill='{colour}'/>", text(width - 112, 35 + 18 * row, name)]  # fmt: skip
     return svg(width, height, parts)
+
+
+def compare(results: Mapping[str, Any], duel: Duel) -> tuple[list[str], str] | None:
+    """Seconds to three levels between the start and the best that every run reaches, and a picture; None where a side is missing."""
+    ours, theirs = ([results[name] for name in names if name in results] for names in (duel.ours, duel.theirs))
+    clocks = [results.get(name) for name in duel.clocks]
+    if not ours or not theirs or None in clocks:
+        return None
+    mine, other = (clock["clock"][duel.clock] for clock in clocks)
+    own = [read_curve(run, duel.label, mine) for run in ours]
+    start = fmean(curve[0][1] for curve in own)
+    curves = {"Cohort": own, f"TRL {theirs[0]['version']}": [read_curve(run, duel.label, other, start) for run in theirs]}
+    best = min(max(y for _, y in curve) for lines in curves.values() for curve in lines)
+    lines = [f"A step: TRL {other:.2f} {duel.unit}, Cohort {mine:.2f}: {other / mine:.1f}x. {theirs[0]['device']}.", "",
+             f"| held-out pass@1, {duel.label} | Cohort, {duel.unit} | TRL, {duel.unit} | ratio of the medians |", "|---|---|---|---|"]  # fmt: skip
+    for share in (1 / 3, 2 / 3, 1):
+        level = start + share * (best - start)
+        cost = [sorted(find_crossing(curve, level) for curve in found) for found in curves.values()]
+        cells = [f"{median(one):.0f}" + (f" [{one[0]:.0f}, {one[-1]:.0f}]" if len(one) > 1 else "") for one in cost]
+        lines.append(f"| {100 * level:.1f} % | {' | '.join(cells)} | {median(cost[1]) / median(cost[0]):.1f} |")
+    return lines, draw(curves, duel.unit)
 
 
 def main(out: Path) -> None:
     results = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted((out / "results").glob("*.json"))}
-    runs = {name: run for name, run in results.items() if (run.get("eval") or {}).get("sets")}
-    lines = tabulate(runs)
-    ours, theirs = results.get("json-looks"), results.get("trl-json-0")
-    if ours and theirs:
-        start = read_curve(ours)[0][1]
-        curves = {"Cohort": read_curve(ours), "TRL 1.16": [(0.0, start), *read_curve(theirs)]}
-        (out / "trl.svg").write_text(draw(curves), encoding="utf-8")
-        best = min(max(value for _, value in curve) for curve in curves.values())
-        lines += ["", "| held-out pass@1 | Cohort, CPU s | TRL, CPU s | ratio |", "|---|---|---|---|"]
-        for share in (1 / 3, 2 / 3, 0.999):
-            level = start + share * (best - start)
-            mine, other = (find_crossing(curve, level) for curve in curves.values())
-            ratio = f"{other / mine:.1f}" if mine and other else ""
-            lines.append(f"| {100 * level:.1f} % | {mine or 0:.0f} | {other or 0:.0f} | {ratio} |")
-        steps = [median(step["cpu"] for step in theirs["steps"][1:]), ours["clock"]["cpu"]]
-        lines += ["", f"A step: TRL {steps[0]:.1f} CPU s, Cohort {steps[1]:.1f}; {theirs['device']}."]
+    lines = tabulate({name: run for name, run in results.items() if (run.get("eval") or {}).get("sets")})
+    for name, duel in DUELS.items():
+        if found := compare(results, duel):
+            lines += ["", *found[0]]
+            (out / f"{name}.svg").write_text(found[1], encoding="utf-8")
     (out / "tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
 
