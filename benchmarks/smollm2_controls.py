@@ -27,13 +27,14 @@ BEGINNING = '{"'
 SETS = {"new_rows": 40, "new_kind": 32}
 
 
-def begun(completions, instructions, **columns):
+def begun(completions, instructions, **columns):  # the prompts are text, so are the completions
     return score_instructions([BEGINNING + text for text in completions], instructions=instructions)
 
 
 def anywhere(completions, instructions, **columns):
     scores = []
-    for text, ((check,)) in zip(completions, instructions, strict=True):
+    for ((message,)), ((check,)) in zip(completions, instructions, strict=True):
+        text = message["content"]
         try:
             found, _ = json.JSONDecoder().raw_decode(text[max(text.find("{"), 0) :])
         except (ValueError, RecursionError):
