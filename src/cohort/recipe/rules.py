@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cohort.algorithms.fitting import LOWERED
+from cohort.algorithms.compatibility import LOWERED
 from cohort.algorithms.registry import SAMPLED
 
 if TYPE_CHECKING:

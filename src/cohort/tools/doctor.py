@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cohort.base.table import make_table
+from cohort.base.text import make_table
 from cohort.base.world import World
 from cohort.errors import EngineError, RankError, RunError
 from cohort.observe.run_folder import RunFolder

@@ -22,8 +22,8 @@ from cohort.evaluation.estimators import FEW_PROBLEMS, PairedDifference
 from cohort.observe.changes import write_difference
 from cohort.observe.run_folder import MODEL_FILES, RunFolder, make_paths_absolute, open_run_at
 from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
-from cohort.recipe.materials import Materials
 from cohort.recipe.schema import Recipe
+from cohort.recipe.values import Materials
 from cohort.training.run_weights import Target, find_weights, follow_products, load_weights
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def refuse_setting(target: str) -> None:
 
 def find_problems(first: str, recipe: str, overrides: Sequence[str]) -> Problems:
     """Those of --recipe where it is given, else those of the first target, which must then be a run."""
-    from cohort.recipe.built_in import find_recipe
+    from cohort.recipe.file import find_recipe
 
     if recipe:
         path = Path(recipe)
@@ -303,7 +303,7 @@ def print_comparison(
 
 
 def print_table(console: Any, target: Target, result: Evaluation) -> None:
-    from cohort.base.table import make_table
+    from cohort.base.text import make_table
 
     for name, estimates in result.sets.items():
         counts = result.counts[name]

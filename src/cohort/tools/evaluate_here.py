@@ -12,9 +12,9 @@ from cohort.data.rows import load_rows
 from cohort.errors import RecipeError, RunError
 from cohort.observe.run_folder import make_paths_absolute, open_run_at
 from cohort.recipe.file import is_section_value, load_recipe, resolve_undotted
-from cohort.recipe.foreign import list_translated
-from cohort.recipe.materials import Materials
 from cohort.recipe.schema import EvaluationConfig
+from cohort.recipe.trl_names import TRL_NAMES
+from cohort.recipe.values import Materials
 from cohort.tools.evaluate import Problems, evaluate_target, find_target, load_problems, refuse_lost_rewards, say
 from cohort.training.handed_in import save_handed_in
 from cohort.training.run_weights import Target
@@ -111,7 +111,7 @@ def name_settings(settings: Mapping[str, Any], rows_given: bool) -> dict[str, An
 
 def refuse_other_word(key: str) -> None:
     """What others call a word of [evaluation]; in training the same word may mean another."""
-    ours = list_translated().get(key, "").partition(" ")[0].rpartition(".")[2]
+    ours = TRL_NAMES.get(key, "").rpartition(".")[2]
     ours = "samples" if ours == "group_size" else ours
     if ours in EvaluationConfig.model_fields:
         raise RecipeError(f"{key}: cohort.evaluate calls it {ours}.")

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cohort.base.table import make_table
-from cohort.base.text import write_count
+from cohort.base.text import make_table, write_count
 from cohort.errors import RecipeError
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 from cohort.tools.bench import machine as machines
 from cohort.tools.bench.job import BenchJob
 from cohort.tools.bench.output import refuse_unwritable, write_result
@@ -148,15 +147,15 @@ def refuse_no_interpreter(vllm_python: str) -> None:
 def read_recipe_sizes(name: str, work: Workload) -> tuple[BenchShape, Workload]:
     """Shape and sizes of a recipe: its model's dimensions (with random weights), its prompts, group and lengths."""
     from cohort.ops.flops import Dimensions
-    from cohort.recipe.built_in import built_in, find_recipe, find_recipe_path
+    from cohort.recipe.file import find_recipe, find_recipe_path, list_built_in
 
     try:
         find_recipe_path(name)
     except RecipeError:
-        close = suggest_nearest(name.lower(), [*SHAPES, *built_in()])
+        close = suggest_nearest(name.lower(), [*SHAPES, *list_built_in()])
         raise RecipeError(
             f"{name!r}: neither a shape, a recipe nor a file{close or '.'} Shapes: {', '.join(SHAPES)}. "
-            f"Recipes: {', '.join(built_in())}."
+            f"Recipes: {', '.join(list_built_in())}."
         ) from None
     recipe = find_recipe(name, [])
     scratch = recipe.model.scratch

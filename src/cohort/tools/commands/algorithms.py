@@ -22,6 +22,6 @@ def algorithms(
     cohort algorithms dapo        every choice of one
     cohort algorithms grpo dapo   what differs
     """
-    from cohort.recipe.words import print_algorithms
+    from cohort.recipe.describe import print_algorithms
 
     print_algorithms(names or [])

@@ -34,9 +34,9 @@ def doctor(
     cohort doctor runs/a --ranks 8    the same, from the steps that a run measured
     torchrun --nproc-per-node 8 -m cohort doctor my.toml   also how fast they talk
     """
-    from cohort.recipe.built_in import find_recipe, split_words
+    from cohort.recipe.file import find_recipe, split_arguments
 
-    name, overrides = split_words(words or [])
+    name, overrides = split_arguments(words or [])
     recipe = find_recipe(name, overrides)
     if os.environ.get("RANK", "0") == "0":
         typer.echo("looking the recipe over; loading ...")

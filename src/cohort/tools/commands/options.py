@@ -24,14 +24,13 @@ Checkpoint = Annotated[
 
 def complete_recipe_words(ctx: typer.Context, incomplete: str) -> list[str]:
     """For a shell: a built-in recipe or a recipe file as the first word, keys of a recipe everywhere."""
-    from cohort.recipe.built_in import built_in
-    from cohort.recipe.file import list_leaf_fields, shorten_path
+    from cohort.recipe.file import list_built_in, list_leaf_fields, shorten_path
     from cohort.recipe.schema import Recipe
 
     before = ctx.params.get("words") or []
     if before and before[-1].endswith("="):  # bash takes the value of a key for a word of its own
         return []
-    recipes = [] if before else [*built_in(), *map(str, Path().glob("*.toml"))]
+    recipes = [] if before else [*list_built_in(), *map(str, Path().glob("*.toml"))]
     paths = [path for path, _ in list_leaf_fields(Recipe)]
     keys = [f"{key}=" for path in paths for key in dict.fromkeys((shorten_path(path), path))]
     found = [word for word in recipes + keys if word.startswith(incomplete)]
@@ -45,7 +44,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def complete_algorithm(incomplete: str) -> list[str]:
-    from cohort.algorithms.presets import PRESETS
+    from cohort.algorithms.named import PRESETS
 
     return [name for name in PRESETS if name.startswith(incomplete)]
 

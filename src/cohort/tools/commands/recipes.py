@@ -11,7 +11,7 @@ def recipes() -> None:
     \b
     cohort recipes    each is a name that cohort train and cohort doctor take
     """
-    from cohort.recipe.built_in import built_in
+    from cohort.recipe.file import list_built_in
 
-    for name, first_line in built_in().items():
+    for name, first_line in list_built_in().items():
         typer.echo(f"{name:24} {first_line}")

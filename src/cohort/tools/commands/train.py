@@ -35,11 +35,11 @@ def train(
       prompts.source = "data.jsonl"              # rows with `prompt` and `answer`
       rewards = [{ function = "math_answer" }]   # or "my_module:my_function"
     """
-    from cohort.recipe.built_in import find_recipe, split_words
-    from cohort.recipe.words import describe_start
+    from cohort.recipe.describe import describe_start
+    from cohort.recipe.file import find_recipe, split_arguments
     from cohort.training.agreement import speaks_to_people
 
-    name, overrides = split_words(words or [])
+    name, overrides = split_arguments(words or [])
     recipe = find_recipe(name, overrides)
     if (
         recipe.monitors.console and speaks_to_people()

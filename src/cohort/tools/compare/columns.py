@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cohort.data.prompts import CHOSEN, REJECTED, read_demonstration, read_preference
 from cohort.data.rows import READERS, load_rows
-from cohort.data.written import CHOSEN, REJECTED, read_demonstration, read_preference
 from cohort.errors import PromptError
 from cohort.tools.compare.contenders import Contender
 from cohort.types import Prompt

@@ -15,8 +15,8 @@ from cohort.evaluation.evaluate import Evaluation
 from cohort.evaluation.scaling import ScalingFit, fit_scaling, why_no_fit
 from cohort.observe.report.curves import list_held_out
 from cohort.observe.report.data import RunData, as_dict, as_number
+from cohort.recipe.describe import find_differing, list_used
 from cohort.recipe.schema import Recipe
-from cohort.recipe.words import find_differing, list_used
 from cohort.tools.compare.contenders import BUDGET, Contender, Field, flatten
 from cohort.tools.compare.plan import VERSION, Plan, PlannedRun
 

@@ -14,7 +14,7 @@ from cohort.observe.report.curves import show_charts
 from cohort.observe.report.data import as_dict, as_number
 from cohort.observe.report.frame import Cell, Part, render_page
 from cohort.observe.report.page import make_card, make_interval_cell
-from cohort.recipe.words import format_value as choice_text
+from cohort.recipe.describe import format_value as choice_text
 from cohort.tools.compare.measure import Contest, Measured, Standing
 from cohort.tools.compare.table import list_cells, write_count, write_interval
 

@@ -11,9 +11,8 @@ from typing import IO, Any
 from cohort.base.files import lock_file, write_whole
 from cohort.data.rows import is_function_name
 from cohort.errors import RecipeError, RunError
-from cohort.recipe.file import build_recipe, dump_recipe
+from cohort.recipe.file import dump_recipe
 from cohort.recipe.schema import EvaluationConfig, Recipe
-from cohort.recipe.versions import bring_up_to_date
 from cohort.tools.compare.columns import refuse_missing_columns
 from cohort.tools.compare.contenders import Contender, Field, flatten, write_setting
 
@@ -152,7 +151,7 @@ def open_output(plan: Plan) -> IO[str]:
 def refuse_another_plan(plan: Plan, file: Path) -> None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        there, here = flatten(update_document(found)), flatten(json.loads(json.dumps(make_document(plan))))
+        there, here = flatten(found), flatten(json.loads(json.dumps(make_document(plan))))
     except (ValueError, OSError, AttributeError, TypeError, KeyError, RecipeError) as problem:
         raise RunError(f"{file} cannot be read ({problem}); name a new --output") from problem
     if list(found.get("contenders", {})) != [contender.label for contender in plan.field.contenders]:
@@ -164,13 +163,3 @@ def refuse_another_plan(plan: Plan, file: Path) -> None:
                 f"--output {plan.output} holds another comparison: {path} is {write_setting(there.get(path))} there and "
                 f"{write_setting(here.get(path))} here; name a new folder, or take the words back"
             )
-
-
-def update_document(document: dict[str, Any]) -> dict[str, Any]:
-    """A plan.json whose recipes are of this version: one that an earlier cohort left is the same comparison."""
-
-    def updated(recipe: dict[str, Any]) -> dict[str, Any]:
-        return build_recipe(bring_up_to_date(recipe)).model_dump(mode="json")
-
-    contenders = {label: entry | {"recipe": updated(entry["recipe"])} for label, entry in document["contenders"].items()}
-    return document | {"contenders": contenders, "base": updated(document["base"])}

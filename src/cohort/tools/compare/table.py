@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cohort.base.table import make_table
-from cohort.base.text import make_printable, shorten_text, write_duration, write_percent
+from cohort.base.text import make_printable, make_table, shorten_text, write_duration, write_percent
 from cohort.evaluation.estimators import PairedDifference
 from cohort.observe.changes import colour_change
 from cohort.observe.report.data import as_dict
