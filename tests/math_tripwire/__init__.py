@@ -38,7 +38,7 @@ def watched_pool(limits: Any) -> Iterator[Any]:
 
     packages = {**workers.find_own_packages(), __name__: str(Path(__file__).parent)}
     pool = WorkerPool(f"{__name__}:compare", limits)
-    with mock.patch.object(workers, "find_own_packages", lambda: packages), contextlib.closing(pool):
+    with mock.patch.object(workers, "find_own_packages", return_value=packages), contextlib.closing(pool):
         yield pool
 
 
