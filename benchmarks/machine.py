@@ -1,4 +1,4 @@
-"""The machine and the versions, as they stand in a result: `python -m cohort.tools.bench.machine` prints them as JSON.
+"""The machine and the versions, as they stand in a result: `python -m machine` prints them as JSON.
 
 Asked for in a process of its own: whoever runs the stages must not hold a context on the GPU.
 """
@@ -39,7 +39,7 @@ def describe_machine() -> dict[str, Any]:
 
 def ask_machine() -> dict[str, Any]:
     """What `describe_machine` says, asked of another process."""
-    command = [sys.executable, "-m", "cohort.tools.bench.machine"]
+    command = [sys.executable, __file__]
     answer: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return answer
 

@@ -6,14 +6,20 @@ from them again.
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from cohort.ops.flops import Accelerator, Dimensions, count_training_flops, decode_limit, find_accelerator, mfu
-from cohort.tools.bench.job import BenchJob
-from cohort.tools.bench.workload import Workload
+from speed_costs import Accelerator, decode_limit, find_accelerator
+from speed_job import BenchJob
+from speed_workload import Workload
+
+from cohort.errors import CohortError, RecipeError
+from cohort.ops.flops import Dimensions, count_training_flops
 
 SCHEMA = 1
 BENCHMARK = "speed"
@@ -66,7 +72,7 @@ def derive_figures(stage: str, job: BenchJob, figures: Mapping[str, Any], accele
         "tokens_per_second": figures["tokens"] / seconds,
     }
     if accelerator is None:
-        reason = "no GPU" if not job.device.startswith("cuda") else "the GPU is not in the table of ops/flops.py"
+        reason = "no GPU" if not job.device.startswith("cuda") else "the GPU is not in the table of benchmarks/speed_costs.py"
         return derived | {"unknown_peak": reason}
     dimensions, work = job.shape.dimensions, job.workload
     if stage == "rollout":
@@ -77,7 +83,7 @@ def derive_figures(stage: str, job: BenchJob, figures: Mapping[str, Any], accele
     elif stage == "train" and "executed_tokens" in figures:
         executed = figures["executed_tokens"]
         flops = count_training_flops(dimensions, executed, figures["tokens"], figures["frozen_base"])
-        derived |= {"executed_tokens_per_second": executed / seconds, "mfu": mfu(flops, seconds, accelerator)}
+        derived |= {"executed_tokens_per_second": executed / seconds, "mfu": flops / seconds / accelerator.peak_flops}
     elif stage == "step":
         frozen = figures.get("frozen_base", False)
         derived |= {"limit_seconds": compute_step_limit(dimensions, work, accelerator, frozen), "limit_share": 0.0}
@@ -99,3 +105,49 @@ def compare_engines(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, float
         return {}
     ours = engines["cohort"]["derived"]["seconds"]
     return {name: figures["derived"]["seconds"] / ours for name, figures in engines.items() if name != "cohort"}
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+class BenchError(CohortError):
+    """A stage could not be measured, or its result could not be written."""
+
+
+def refuse_unwritable(file: Path) -> None:
+    """Try the file of a result before measuring, which may take an hour; folders that are missing are made."""
+    if file.is_dir():
+        raise RecipeError(f"--out {file}: is a folder; name a file in it.")
+    existed = file.exists()
+    if existed and not file.is_file():
+        return  # a pipe or a terminal: whoever reads it would take the closing for the end
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a").close()
+        if not existed:
+            file.unlink()
+    except OSError as problem:
+        raise RecipeError(f"--out {file}: cannot be written ({problem.strerror}); name a file that can.") from problem
+
+
+def write_result(document: Mapping[str, Any], file: Path, say: Callable[[str], None]) -> None:
+    """Write the JSON; where the file fails after all, keep the result elsewhere and say where in a BenchError."""
+    text = json.dumps(document, indent=1) + "\n"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as problem:
+        where = rescue_result(text, say)
+        raise BenchError(f"--out {file}: {problem.strerror}. Nothing that was measured is lost: {where}.") from problem
+    say(f"written: {file}")
+
+
+def rescue_result(text: str, say: Callable[[str], None]) -> str:
+    """Put the result where there is room, and say where: among the temporary files, or else on the terminal."""
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="cohort-bench-", suffix=".json", delete=False) as kept:
+            kept.write(text)
+    except OSError:
+        say(text)
+        return "it is printed above"
+    return f"it is in {kept.name}"

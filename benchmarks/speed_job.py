@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from speed_shapes import BenchShape
+from speed_workload import Workload
+
 from cohort.errors import RecipeError
 from cohort.ops.flops import Dimensions
 from cohort.recipe.file import assign, build_recipe, parse_value
 from cohort.recipe.schema import Recipe
-from cohort.tools.bench.shapes import BenchShape
-from cohort.tools.bench.workload import Workload
 
 ROWS_FILE = "rows.jsonl"
 LEARNING_RATE = 1e-6
@@ -77,7 +78,7 @@ class BenchJob:
             "runs_folder": str(Path(self.folder) / "runs"),
             "model": {"source": str(self.model), "device": self.device},
             "prompts": {"source": str(self.rows_file), "shuffle": False, "max_prompt_tokens": work.prompt_tokens},
-            "rewards": [{"function": "cohort.tools.bench.workload:varied"}],
+            "rewards": [{"function": "speed_workload:varied"}],
             "algorithm": {"name": "grpo", "kl_coef": 0.0},
             "sampling": {"max_completion_tokens": work.new, "slots": self.slots},
             "train": {

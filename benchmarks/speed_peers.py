@@ -18,11 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cohort
-from cohort.errors import CohortError, RecipeError
-from cohort.tools.bench.job import LEARNING_RATE, BenchJob
+from speed_job import LEARNING_RATE, BenchJob
+from speed_result import BenchError
 
-SCRIPTS = Path(__file__).resolve().parents[4] / "benchmarks" / "peers"
+import cohort
+from cohort.errors import RecipeError
+
+HERE = Path(__file__).resolve().parent
+SCRIPTS = HERE / "peers"
 PEERS = {"hf_generate": "rollout", "vllm": "rollout", "trl": "step", "trl_vllm": "step"}
 """Peer -> the stage it is measured in."""
 NAMES = {
@@ -34,10 +37,6 @@ NAMES = {
     "trl_vllm": "TRL, vLLM rollouts",
 }
 TAIL = 1500
-
-
-class BenchError(CohortError):
-    """A stage of ours could not be measured."""
 
 
 def choose_peers(text: str) -> list[str]:
@@ -55,8 +54,6 @@ def explain_absence(peer: str, job: BenchJob, vllm_python: str) -> str:
     """Why a peer cannot be measured here; "" where it can."""
     if peer == "hf_generate":
         return ""
-    if not SCRIPTS.is_dir():
-        return "its script comes with the source (benchmarks/peers), and this installation has none"
     if peer == "vllm":
         return "" if vllm_python or is_installed("vllm") else "vllm is not installed (--vllm-python names another environment)"
     for package in ("trl", "datasets"):
@@ -90,12 +87,14 @@ def run_stage(job: BenchJob) -> dict[str, dict[str, Any]]:
     shutil.rmtree(Path(job.folder) / "runs", ignore_errors=True)  # of the round before
     apart = job.hf_generate and not job.device.startswith("cuda")
     job = replace(job, asked=time.time(), hf_generate=job.hf_generate and not apart)
-    run_process([sys.executable, "-m", "cohort.tools.bench.child", str(job.write())], f"stage {job.stage}")
+    run_process([sys.executable, str(HERE / "speed_child.py"), str(job.write())], f"stage {job.stage}")
     result: dict[str, dict[str, Any]] = json.loads(job.result_file.read_text(encoding="utf-8"))
     if apart:
         # torch comes first and finds the environment of the user: how threads wait is settled when it is loaded.
         alone = replace(job, stage="hf_generate")
-        begin = "import sys, torch; from cohort.tools.bench.child import main; sys.exit(main(sys.argv[1]))"
+        begin = (
+            f"import sys, torch; sys.path.insert(0, {str(HERE)!r}); from speed_child import main; sys.exit(main(sys.argv[1]))"
+        )
         run_process([sys.executable, "-c", begin, str(alone.write())], NAMES["hf_generate"], as_user=True)
         result |= json.loads(alone.result_file.read_text(encoding="utf-8"))
     return result

@@ -1,4 +1,4 @@
-"""`cohort bench`: costs by hand, the same planned work for every engine, and figures that follow from the measured seconds."""
+"""benchmarks/speed.py: costs by hand, the same planned work for every engine, and figures that follow from the measured seconds."""
 
 from __future__ import annotations
 
@@ -18,33 +18,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from cohort.cli import app
-from cohort.errors import RecipeError
-from cohort.model import lora
-from cohort.ops.flops import (
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import machine  # noqa: E402
+import speed as command  # noqa: E402
+import speed_child as child  # noqa: E402
+import speed_peers as peers  # noqa: E402
+import speed_result as output  # noqa: E402
+from speed import Options, make_job, measure, write_inputs  # noqa: E402
+from speed_child import Peak, peak_memory, reset_resident_peak  # noqa: E402
+from speed_costs import (  # noqa: E402
     ACCELERATORS,
-    Dimensions,
     count_live_rows,
-    count_training_flops,
+    count_parameters,
     decode_limit,
     estimate_training_cost,
     find_accelerator,
-    mfu,
 )
-from cohort.recipe.schema import LoraConfig
-from cohort.tools.bench import child, command, machine, output, peers
-from cohort.tools.bench.child import count_executed_tokens
-from cohort.tools.bench.command import Options, make_job, measure, write_inputs
-from cohort.tools.bench.gauge import Peak, peak_memory, reset_resident_peak
-from cohort.tools.bench.job import BenchJob
-from cohort.tools.bench.result import make_document
-from cohort.tools.bench.shapes import SHAPES, BenchShape, make_random_model, make_tokenizer, write_folder
-from cohort.tools.bench.workload import EOS, Workload, draw_lengths, spell_token, varied
-from conftest import tiny_policy
+from speed_job import BenchJob  # noqa: E402
+from speed_result import make_document  # noqa: E402
+from speed_shapes import SHAPES, BenchShape, make_random_model, make_tokenizer, write_folder  # noqa: E402
+from speed_workload import EOS, Workload, draw_lengths, spell_token, varied  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
+from cohort.errors import RecipeError  # noqa: E402
+from cohort.model import lora  # noqa: E402
+from cohort.ops.flops import Dimensions, count_training_flops  # noqa: E402
+from cohort.recipe.schema import LoraConfig  # noqa: E402
+from conftest import tiny_policy  # noqa: E402
+
 H200 = ACCELERATORS["NVIDIA H200"]
 NO_GPU: dict[str, Any] = {"gpu": "", "cpu": "a CPU", "threads": 1, "versions": {}}
 NARROW = BenchShape("narrow", Dimensions(64, 172, 6, 1, 1, 64, vocabulary=64, tied=False))
@@ -75,14 +78,14 @@ def test_parameters_of_the_shapes(shape: str, layer: int, head: int, total: int)
     dimensions = SHAPES[shape]
     assert dimensions.layer_parameters == layer
     assert dimensions.head_parameters == head
-    assert dimensions.total_parameters == total
+    assert count_parameters(dimensions) == total
 
 
 def test_parameters_are_those_of_the_model(tmp_path: Path) -> None:
     shape = BenchShape("tiny", SHAPES["tiny"])
     model = make_random_model(write_folder(shape, tmp_path), "cpu", None)
-    assert sum(parameter.numel() for parameter in model.parameters()) == shape.dimensions.total_parameters
-    assert round(shape.dimensions.total_parameters / 1e6, 1) == 4.4
+    assert sum(parameter.numel() for parameter in model.parameters()) == shape.parameters
+    assert round(shape.parameters / 1e6, 1) == 4.4
     assert Dimensions.from_config(model.config) == shape.dimensions
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
     assert matrices == shape.dimensions.body_parameters + shape.dimensions.head_parameters
@@ -95,7 +98,7 @@ def test_training_flops_and_mfu_by_hand() -> None:
     assert count_training_flops(tiny, 1000, 700, frozen_base=True) * 3 == count_training_flops(tiny, 1000, 700) * 2
     # The probe that the target is taken from: 0.5B, 32 x 640 tokens, head on 512 of 640, 108k tokens/s: 31 % of 989 TFLOP/s.
     flops = count_training_flops(SHAPES["0.5b"], 32 * 640, 32 * 512)
-    assert mfu(flops, 32 * 640 / 108_000, H200) == pytest.approx(0.31, abs=0.006)
+    assert flops / (32 * 640 / 108_000) / H200.peak_flops == pytest.approx(0.31, abs=0.006)
 
 
 @pytest.mark.parametrize(
@@ -262,11 +265,12 @@ def test_what_makes_no_sense_is_refused(words: list[str], options: Options, mess
 
 
 @pytest.mark.parametrize("named", ["--prompts", "--group", "--prompt-tokens", "--new", "--repeats", "--rounds"])
-def test_nothing_is_no_size(nothing_is_measured: None, named: str) -> None:
+def test_nothing_is_no_size(nothing_is_measured: None, capsys: pytest.CaptureFixture[str], named: str) -> None:
     """0 is not a way to ask for the default."""
-    result = CliRunner().invoke(app, ["bench", named, "0"])
-    assert result.exit_code == 2
-    assert f"Invalid value for '{named}': Input should be greater than or equal to 1" in result.output
+    with pytest.raises(SystemExit) as ended:
+        command.main([named, "0"])
+    assert ended.value.code == 2
+    assert f"argument {named}: '0' is not a whole number from 1" in capsys.readouterr().err
 
 
 def test_words_of_the_recipe_reach_it() -> None:
@@ -365,7 +369,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, BenchJ
         return json.loads(stage_job.result_file.read_text(encoding="utf-8"))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("cohort.tools.bench.command.run_stage", run_here)
+        patched.setattr("speed.run_stage", run_here)
         patched.setattr(os, "fsync", lambda descriptor: None)  # a disk that others use takes longer than such a step
         return measure(job, ["rollout", "train", "step"], ["hf_generate", "vllm"], sys.executable, lambda text: None)
 
@@ -399,8 +403,8 @@ def test_a_stage_puts_everything_back(measured: tuple[dict[str, BenchJob], dict[
     from cohort.engine.local import LocalEngine
     from cohort.model import loading
 
-    for owner, name in ((loop, "train"), (loop, "pack_minibatch"), (loading, "load_pretrained"), (LocalEngine, "generate")):
-        assert "bench" not in getattr(owner, name).__module__
+    for owner, name in ((loop, "train"), (loading, "load_pretrained"), (LocalEngine, "generate")):
+        assert getattr(owner, name).__module__.startswith("cohort.")
 
 
 @pytest.mark.prove
@@ -408,9 +412,9 @@ def test_the_whole_command_with_trl(tmp_path: Path) -> None:
     """As a person types it: processes of their own, TRL beside ours. TRL's script compares every length it sampled with the
     plan and ends otherwise."""
     pytest.importorskip("trl")
-    words = "bench tiny --prompts 3 --group 4 --prompt-tokens 4 --new 12 --lengths ragged"
+    words = "tiny --prompts 3 --group 4 --prompt-tokens 4 --new 12 --lengths ragged"
     target = tmp_path / "result.json"
-    command = [sys.executable, "-m", "cohort", *words.split(), "--repeats", "1", "--out", str(target)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "speed.py"), *words.split(), "--repeats", "1", "--out", str(target)]
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
     document = json.loads(target.read_text(encoding="utf-8"))
     trl, ours = document["stages"]["step"]["trl"], document["stages"]["step"]["cohort"]
@@ -480,14 +484,14 @@ def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("place", ["a_file/x", "folder"])
-def test_an_output_is_tried_before_anything_is_measured(tmp_path: Path, nothing_is_measured: None, place: str) -> None:
+def test_an_output_is_tried_before_anything_is_measured(
+    tmp_path: Path, nothing_is_measured: None, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
     (tmp_path / "a_file").touch()
     (tmp_path / "folder").mkdir()
     target = tmp_path / place
-    result = CliRunner().invoke(app, ["bench", "--peers", "none", "--out", str(target)])
-    assert result.exit_code == 1, result.output
-    assert f"error: --out {target}: " in result.output
-    assert "Traceback" not in result.output
+    assert command.main(["--peers", "none", "--out", str(target)]) == 1
+    assert capsys.readouterr().err.startswith(f"error: --out {target}: ")
 
 
 def test_the_trial_of_an_output_leaves_no_trace(tmp_path: Path) -> None:
@@ -517,10 +521,11 @@ def test_a_result_that_cannot_be_written_is_not_lost(tmp_path: Path, monkeypatch
     assert json.loads(said[-1]) == document
 
 
-def test_an_interpreter_that_is_not_there_is_refused_before(tmp_path: Path, nothing_is_measured: None) -> None:
-    result = CliRunner().invoke(app, ["bench", "--vllm-python", str(tmp_path / "python")])
-    assert result.exit_code == 1
-    assert "error: --vllm-python" in result.output
+def test_an_interpreter_that_is_not_there_is_refused_before(
+    tmp_path: Path, nothing_is_measured: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--vllm-python", str(tmp_path / "python")]) == 1
+    assert capsys.readouterr().err.startswith("error: --vllm-python")
 
 
 # -- what is said ------------------------------------------------------------------------------------------------------
@@ -597,16 +602,6 @@ def test_a_part_of_a_step_need_not_occur_in_every_round() -> None:
     for figures in rounds:
         found = command.join_rounds(found, {"cohort": figures})
     assert found == {"cohort": {"seconds": [1, 2, 4], "stages": {"save": [3]}}}
-
-
-def test_executed_tokens_count_no_padding() -> None:
-    class Example:
-        num_tokens = 9
-
-    class Micro:
-        examples = (0, 2)
-
-    assert count_executed_tokens(Micro(), [Example(), Example(), Example()]) == 18
 
 
 @pytest.mark.skipif(not reset_resident_peak(), reason="the kernel's high-water mark cannot be reset here")

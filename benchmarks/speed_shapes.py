@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from speed_costs import count_parameters
+from speed_workload import BOS, EOS, PAD, SPECIAL, spell_token
+
 from cohort.ops.flops import Dimensions
-from cohort.tools.bench.workload import BOS, EOS, PAD, SPECIAL, spell_token
 
 QWEN_VOCABULARY = 151_936
 
@@ -34,6 +36,10 @@ class BenchShape:
 
     name: str
     dimensions: Dimensions
+
+    @property
+    def parameters(self) -> int:
+        return count_parameters(self.dimensions)
 
     @property
     def config_fields(self) -> dict[str, Any]:
@@ -61,7 +67,7 @@ class BenchShape:
         }
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, **asdict(self.dimensions), "parameters": self.dimensions.total_parameters}
+        return {"name": self.name, **asdict(self.dimensions), "parameters": self.parameters}
 
 
 def write_folder(shape: BenchShape, folder: Path) -> Path:

@@ -1,10 +1,26 @@
-"""The command itself: what to measure from the words and options, then stage by stage, then a table and a JSON file."""
+"""Speed of rollouts, training and a whole GRPO step on this machine, next to HF generate, TRL and vLLM where installed.
+
+    python benchmarks/speed.py                                   # 4.4 M parameters on a CPU, 0.5 B on a GPU
+    python benchmarks/speed.py 1.5b --stages rollout --new 512   # one stage, Qwen2.5's shape
+    python benchmarks/speed.py --lengths ragged                  # completions of different lengths
+    python benchmarks/speed.py 7b model.lora.rank=16             # with recipe settings
+    python benchmarks/speed.py my.toml                           # the model shape and sizes of a recipe
+
+Weights are random, nothing is downloaded. docs/speed.md explains the figures and the JSON.
+
+    speed_workload.py  the work, the same for every engine: prompts, group size, planned lengths, the reward
+    speed_shapes.py    models of real shapes with random weights, and a tokenizer; speed_costs.py: their least possible time
+    speed_child.py     one stage in its own process; speed_peers.py: starts it, and the scripts in peers/
+    speed_result.py    the JSON document
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -12,17 +28,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import machine as machines
+from speed_job import BenchJob
+from speed_peers import NAMES, PEERS, choose_peers, explain_absence, run_peer, run_stage
+from speed_result import BenchError, make_document, refuse_unwritable, write_result
+from speed_shapes import SHAPES, BenchShape, write_folder
+from speed_workload import Workload
+
 from cohort.base.table import make_table
 from cohort.base.text import write_count
-from cohort.errors import RecipeError
+from cohort.errors import CohortError, RecipeError
+from cohort.ops.flops import Dimensions
 from cohort.recipe.section import suggest_nearest
-from cohort.tools.bench import machine as machines
-from cohort.tools.bench.job import BenchJob
-from cohort.tools.bench.output import refuse_unwritable, write_result
-from cohort.tools.bench.peers import NAMES, PEERS, BenchError, choose_peers, explain_absence, run_peer, run_stage
-from cohort.tools.bench.result import make_document
-from cohort.tools.bench.shapes import SHAPES, BenchShape, write_folder
-from cohort.tools.bench.workload import Workload
 
 STAGES = ("rollout", "train", "step")
 QUIET = 1.25
@@ -31,9 +48,9 @@ QUIET = 1.25
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured, and how often; None and "" leave a choice to the machine or to the recipe.
+    """What to measure, and how often. None and "" take the default of the machine or the recipe.
 
-    The last five have no word on the command line: the tables of docs/speed.md set them.
+    The last five have no command-line option; speed_cpu.py and speed_gpu.py set them.
     """
 
     prompts: int | None = None
@@ -147,7 +164,6 @@ def refuse_no_interpreter(vllm_python: str) -> None:
 
 def read_recipe_sizes(name: str, work: Workload) -> tuple[BenchShape, Workload]:
     """Shape and sizes of a recipe: its model's dimensions (with random weights), its prompts, group and lengths."""
-    from cohort.ops.flops import Dimensions
     from cohort.recipe.built_in import built_in, find_recipe, find_recipe_path
 
     try:
@@ -274,7 +290,7 @@ def describe_model_and_machine(job: BenchJob, machine: dict[str, Any]) -> str:
     where = (
         machine["gpu"] if job.device.startswith("cuda") else f"{machine['cpu']}, {write_count(machine['threads'], 'thread')}"
     )
-    return f"{job.shape.name} ({job.shape.dimensions.total_parameters / 1e6:.1f} M parameters, random weights) on {where}"
+    return f"{job.shape.name} ({job.shape.parameters / 1e6:.1f} M parameters, random weights) on {where}"
 
 
 def describe_work(work: Workload) -> str:
@@ -351,3 +367,43 @@ def describe_memory(figures: dict[str, Any]) -> str:
     if figures.get("peak_bytes"):
         return f"{figures['peak_bytes'] / 2**30:.2f} GiB"
     return f"+{figures['growth_bytes'] / 2**30:.2f} GiB" if figures.get("growth_bytes") else ""
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def read_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; 1 where nothing could be measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("words", nargs="*", metavar="SHAPE_OR_RECIPE KEY=VALUE", help=f"{', '.join(SHAPES)}, or a recipe; then recipe settings")
+    add("--prompts", type=read_count, help="prompts per step; default: the recipe's, else 16 on a CPU, 32 on a GPU")
+    add("--group", type=read_count, help="completions per prompt; default: the recipe's, else 8")
+    add("--prompt-tokens", type=read_count, help="tokens per prompt; default: 16 on a CPU, 128 on a GPU")
+    add("--new", type=read_count, help="maximum tokens per completion; default: the recipe's, else 64 on a CPU, 512 on a GPU")
+    add("--lengths", default="fixed", help="fixed: all completions have --new tokens; ragged: log-normal lengths")
+    add("--stages", default="", help="some of rollout,train,step; default: all")
+    add("--peers", default="auto", help="auto, none, or some of hf_generate,vllm,trl,trl_vllm")
+    add("--vllm-python", default="", help="Python of another environment that has vLLM")
+    add("--repeats", type=read_count, default=3, help="measured repetitions, after one to warm up")
+    add("--rounds", type=read_count, default=1, help="measure all engines this often, in turn; more on a noisy machine")
+    add("--device", default="", help="cpu or cuda; default: cuda if available")
+    add("--out", type=Path, help="write the result as JSON")
+    chosen = vars(parser.parse_intermixed_args(arguments))
+    words = chosen.pop("words")
+    try:
+        run_bench(words, Options(**chosen))
+    except CohortError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""One stage of ours in a process of its own: `python -m cohort.tools.bench.child JOB.json`.
+"""One stage of ours in a process of its own: `python -m speed_child JOB.json`.
 
 Everything is built by `Session`, as in a real run; what differs is said here:
 
@@ -14,7 +14,11 @@ The first turn of each warms up and is reported apart.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import json
+import re
+import resource
 import statistics
 import sys
 import time
@@ -23,9 +27,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from speed_job import BenchJob
+
 from cohort.base.stopwatch import Stopwatch
-from cohort.tools.bench.gauge import Peak, largest_ever, peak_memory
-from cohort.tools.bench.job import BenchJob
 
 TINY_RATE = "optimizer.learning_rate=1e-12"
 """train: the same rollouts are trained on again and again, and must stay those of the policy."""
@@ -78,9 +82,9 @@ def replace_attributes(owner: Any, **others: Any) -> Iterator[None]:
 def use_random_weights(job: BenchJob) -> contextlib.AbstractContextManager[None]:
     """Let the loader make the job's model instead of reading files."""
     import torch
+    from speed_shapes import make_random_model, make_tokenizer
 
     from cohort.model import loading
-    from cohort.tools.bench.shapes import make_random_model, make_tokenizer
 
     def make(
         source: str, revision: str = "", dtype: Any = torch.float32, *, in_four_bits: bool = False, **options: Any
@@ -122,6 +126,69 @@ def time_work(job: BenchJob, work: Callable[[], Any]) -> float:
     work()
     synchronise_device(job)
     return time.perf_counter() - started
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+STATUS = Path("/proc/self/status")
+CLEAR = Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+
+
+@dataclass
+class Peak:
+    held: int = 0
+    """Bytes in use before the work."""
+    growth: int | None = None
+    """Most bytes in use during the work, beyond those; None: cannot be measured here."""
+
+    def since(self, held: int) -> int | None:
+        """Most bytes in use during the work, beyond `held`."""
+        return None if self.growth is None else max(0, self.held + self.growth - held)
+
+
+@contextlib.contextmanager
+def peak_memory(device: str) -> Iterator[Peak]:
+    peak = Peak()
+    gc.collect()
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        peak.held = torch.cuda.memory_allocated()
+        yield peak
+        torch.cuda.synchronize()
+        peak.growth = torch.cuda.max_memory_allocated() - peak.held
+        return
+    resettable = reset_resident_peak()
+    peak.held = resident("VmRSS") if resettable else 0
+    yield peak
+    if resettable:
+        peak.growth = max(0, resident("VmHWM") - peak.held)
+
+
+def largest_ever(device: str) -> int:
+    """Most bytes in use since the process began, or since a mark was reset: of the GPU, or of the process."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def reset_resident_peak() -> bool:
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        CLEAR.write_text(RESET_PEAK, encoding="ascii")
+    except (OSError, AttributeError):  # not Linux, not glibc, or not allowed
+        return False
+    return True
+
+
+def resident(field: str) -> int:
+    found = re.search(rf"^{field}:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
 
 
 # -- rollouts ----------------------------------------------------------------------------------------------------------
@@ -183,10 +250,9 @@ def make_hf_generate(job: BenchJob) -> Callable[[int], Any]:
     """`generate` as people call it, log-probs left out (in its favour). Rows that are done are padded to the longest of the
     batch; a criterion per row ends the call when all have their planned length."""
     import torch
+    from speed_shapes import make_random_model
+    from speed_workload import PAD
     from transformers import StoppingCriteria, StoppingCriteriaList
-
-    from cohort.tools.bench.shapes import make_random_model
-    from cohort.tools.bench.workload import PAD
 
     dtype = torch.bfloat16 if job.device.startswith("cuda") else torch.float32
     model = make_random_model(job.model, job.device, dtype)
@@ -226,90 +292,60 @@ def make_hf_generate(job: BenchJob) -> Callable[[int], Any]:
 
 @dataclass
 class LoopRecord:
-    """What the loop did, seen from outside."""
+    """Times and memory of the loop that its metrics do not hold."""
 
-    starts: list[float] = field(default_factory=list)
-    """When each step began; at last, when the last one ended."""
-    executed: list[int] = field(default_factory=list)
-    """Tokens that went through the body, for each optimizer step; padding is not counted."""
-    scored: list[int] = field(default_factory=list)
-    """Tokens that went through the head."""
     first_step_after: float = 0.0
-    """Seconds from the asking for the process to the end of the first step."""
+    """Seconds from the request for the process to the end of the first step."""
     first_peak: int = 0
-    """Bytes held at most until the first step was done."""
+    """Peak bytes until the end of the first step."""
     peak: Peak = field(default_factory=Peak)
-    """Of the steps after the first."""
+    """Of the later steps."""
 
 
 class LoopEnded(BaseException):
-    """The last step is done. Not an Exception: the run would save what it has earned."""
+    """Ends the run after its last step. Not an Exception: the run would save its state."""
 
 
 def watch_loop(job: BenchJob, watched: LoopRecord, given_rollouts: bool) -> contextlib.AbstractContextManager[None]:
-    """Time the loop from outside. With `given_rollouts`, rollouts are sampled once and given again at every step."""
-    # Whoever takes `train` from the loop when it is imported must be imported before, or would keep the one that is put there.
+    """End the run after the last step, with peak memory measured. With `given_rollouts`, every step trains on the first rollouts."""
+    # loop_iterative imports `train` by name, so it has to be imported before `train` is replaced.
     from cohort import loop
     from cohort import loop_iterative as iterative  # noqa: F401
 
-    pack, train = loop.pack_minibatch, loop.train
-
-    def packing(examples: Sequence[Any], *rest: Any) -> Any:
-        minibatch = pack(examples, *rest)
-        watched.executed.append(sum(count_executed_tokens(micro, examples) for micro in minibatch.micro_batches))
-        watched.scored.append(sum(len(micro.advantages_M) for micro in minibatch.micro_batches))
-        return minibatch
+    train = loop.train
 
     def training(parts: Any, state: Any, until: int) -> None:
-        def note_start() -> None:
-            synchronise_device(job)
-            watched.starts.append(time.perf_counter())
-
-        kept = {"stream": RepeatedPart(parts.stream, "take")} if given_rollouts else {}
-        kept |= {"judge": RepeatedPart(parts.judge, "score")} if given_rollouts else {}
-        source = RepeatedPart(parts.source, "complete", keep=given_rollouts, before=note_start)
-        parts = replace(parts, source=source, **kept)
+        if given_rollouts:
+            methods = {"stream": "take", "judge": "score", "source": "complete"}
+            parts = replace(parts, **{name: RepeatedPart(getattr(parts, name), method) for name, method in methods.items()})
         train(parts, state, 1)
         synchronise_device(job)
         watched.first_step_after = time.time() - job.asked
         watched.first_peak = largest_ever(job.device)
         with peak_memory(job.device) as watched.peak:  # which resets the mark
             train(parts, state, until)
-        watched.starts.append(time.perf_counter())
         raise LoopEnded
 
-    return replace_attributes(loop, pack_minibatch=packing, train=training)
+    return replace_attributes(loop, train=training)
 
 
 class RepeatedPart:
-    """A part of the loop, of which one method is watched and, with `keep`, asked once: what it gave is given again."""
+    """A part of the loop whose `method` is called once; later calls return the first result again."""
 
-    def __init__(self, part: Any, method: str, keep: bool = True, before: Callable[[], None] = lambda: None) -> None:
-        self.part, self.found = part, []  # type: ignore[var-annotated]
-        ask = getattr(part, method)
+    def __init__(self, part: Any, method: str) -> None:
+        self.part, results = part, []  # type: ignore[var-annotated]
 
-        def give(*arguments: Any) -> Any:
-            before()
-            if not keep:
-                return ask(*arguments)
-            if not self.found:
-                self.found.append(ask(*arguments))
+        def repeat(*arguments: Any) -> Any:
+            if not results:
+                results.append(getattr(part, method)(*arguments))
             elif method == "complete":
                 next(one for one in arguments if isinstance(one, Stopwatch)).lap("rollout")
-            return self.found[0]
+            return results[0]
 
-        setattr(self, method, give)
+        setattr(self, method, repeat)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.part, name)
-
-
-def count_executed_tokens(micro: Any, examples: Sequence[Any]) -> int:
-    """Tokens of a micro-batch that the body computes: a shared prompt once, padding never."""
-    layout = getattr(micro, "layout", None)
-    if layout is not None:
-        return int(layout.token_ids_T.numel())
-    return sum(examples[index].num_tokens for index in micro.examples)
 
 
 NOT_TRAINING = ("rollout", "reward", "observe", "evaluate", "checkpoint")
@@ -329,15 +365,15 @@ def sum_training_seconds(row: dict[str, Any]) -> float:
 def measure_train(job: BenchJob) -> dict[str, Any]:
     job = replace(job, overrides=(*job.overrides, TINY_RATE))
     watched, rows = run_loop(job, given_rollouts=True)
-    warm = rows[1:]
-    updates = len(watched.executed) // len(rows)
+    last, warm = rows[-1], rows[1:]
+    padded = last["perf/executed_tokens_per_second"] * last["time/update"]
     return {
         "cohort": {
             "seconds": [sum_training_seconds(row) for row in warm],
             "first_seconds": sum_training_seconds(rows[0]),
             "stages": read_stage_seconds(warm, leave_out=NOT_TRAINING),
-            "tokens": sum(watched.scored[-updates:]),
-            "executed_tokens": sum(watched.executed[-updates:]),
+            "tokens": int(last["loss/trained_tokens"]),
+            "executed_tokens": round(padded * (1 - last.get("perf/padding_share", 0.0))),
             "frozen_base": job.trains_adapters,
             **read_memory(job, watched),
         }
@@ -346,11 +382,10 @@ def measure_train(job: BenchJob) -> dict[str, Any]:
 
 def measure_step(job: BenchJob) -> dict[str, Any]:
     watched, rows = run_loop(job, given_rollouts=False)
-    seconds = [after - before for before, after in zip(watched.starts, watched.starts[1:], strict=False)]
     return {
         "cohort": {
-            "seconds": seconds[1:],
-            "first_seconds": seconds[0],
+            "seconds": [row["time/step"] for row in rows[1:]],
+            "first_seconds": rows[0]["time/step"],
             "first_step_after": watched.first_step_after,
             "tokens": job.workload.tokens,
             "stages": read_stage_seconds(rows[1:]),
