@@ -318,6 +318,13 @@ def list_unread_rewards(recipe: Recipe) -> list[str]:
     return [name_reward(reward) for reward in recipe.rewards if reward is not outcome and reward.weight]
 
 
+def count_longest_rollout(recipe: Recipe) -> int:
+    """Tokens that a prompt and its completion may have, in training and in evaluation."""
+    prompts = [recipe.prompts, *recipe.evaluation.sets.values()]
+    completion = max(recipe.sampling.max_completion_tokens, recipe.evaluation.max_completion_tokens)
+    return max(config.max_prompt_tokens for config in prompts) + completion
+
+
 def is_pretrained(recipe: Recipe) -> bool:
     return recipe.model.source != "scratch"
 

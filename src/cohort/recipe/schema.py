@@ -22,7 +22,7 @@ from cohort.recipe.sections import (
     VllmConfig,
     suggest_nearest,
 )
-from cohort.recipe.values import ABOUT_ENGINES, AUTO, ENGINES, explain_device, parse_conditions
+from cohort.recipe.values import ABOUT_ENGINES, AUTO, ENGINES, check_entries, explain_device, parse_conditions
 
 VERSION = 3
 """The format of a recipe."""
@@ -227,10 +227,7 @@ class SamplingConfig(Section):
     @field_validator("servers")
     @classmethod
     def refuse_other_addresses(cls, given: list[str]) -> list[str]:
-        if given:
-            from cohort.recipe.values import check_entries  # a plain run has no use for HTTP
-
-            check_entries(given)
+        check_entries(given)
         return given
 
     @property

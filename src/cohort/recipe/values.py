@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from cohort.base.http import Endpoint
-    from cohort.recipe.schema import Recipe
 
 # -- engines -----------------------------------------------------------------------------------------------------------
 
@@ -104,13 +103,6 @@ def read_servers(given: Sequence[str]) -> list[str]:
     return addresses
 
 
-def count_longest_rollout(recipe: Recipe) -> int:
-    """Tokens that a prompt and its completion may have, in training and in evaluation."""
-    prompts = [recipe.prompts, *recipe.evaluation.sets.values()]
-    completion = max(recipe.sampling.max_completion_tokens, recipe.evaluation.max_completion_tokens)
-    return max(config.max_prompt_tokens for config in prompts) + completion
-
-
 def read_list(file: str) -> list[str]:
     """The lines of a file that are addresses: neither empty nor a comment (#)."""
     try:
@@ -134,6 +126,8 @@ def write_address(entry: str) -> str:
 
 
 def parse_address(entry: str) -> Endpoint:
+    from cohort.base.http import Endpoint  # only runs with servers need asyncio and TLS
+
     endpoint = Endpoint.parse(entry, "", key_word="no key, for the routes of weights take none", example=EXAMPLE)
     if endpoint.path:
         raise ValueError(f"{entry!r} goes on after the port; a server is named like {EXAMPLE}.")

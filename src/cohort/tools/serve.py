@@ -25,8 +25,9 @@ from typing import Any
 from cohort.errors import EngineError, RunError
 from cohort.observe.run_folder import RunFolder, open_run_at
 from cohort.recipe.file import find_recipe
+from cohort.recipe.rules import count_longest_rollout
 from cohort.recipe.schema import Recipe
-from cohort.recipe.values import PYTHON_MODEL, Materials, count_longest_rollout
+from cohort.recipe.values import PYTHON_MODEL, Materials
 
 LEAST_VLLM = (0, 32)
 """The first version with spans of weight versions per completion; older ones cannot say by which weights a token was sampled."""

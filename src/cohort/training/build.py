@@ -37,9 +37,9 @@ from cohort.model.policy import Policy
 from cohort.model.rotary import count_positions
 from cohort.observe.run_folder import RunFolder
 from cohort.ops.products import ONEDNN, choose_products, use_products
-from cohort.recipe.rules import gold_column
+from cohort.recipe.rules import count_longest_rollout, gold_column
 from cohort.recipe.schema import EvaluationSetConfig, PromptsConfig, Recipe
-from cohort.recipe.values import PYTHON_ROWS, Materials, count_longest_rollout
+from cohort.recipe.values import PYTHON_ROWS, Materials
 from cohort.types import Prompt, Sampling
 
 HELD_OUT = "held_out"
