@@ -236,5 +236,5 @@ def test_useful_share_matches_enumeration_and_the_documented_numbers():
     assert predict_useful_share(0.18, 2) == pytest.approx(0.295, abs=0.001)
     assert predict_useful_share(0.18, 8) == pytest.approx(0.796, abs=0.001)
     assert predict_useful_share(0.0, 8) == predict_useful_share(1.0, 8) == predict_useful_share(0.5, 1) == 0.0
-    with pytest.raises(ValueError, match="p must lie"):
+    with pytest.raises(ValueError, match="p must be in"):
         predict_useful_share(1.2, 8)

@@ -204,7 +204,7 @@ def test_look_shows_the_last_step_that_was_kept_or_the_one_that_is_named(run, ca
     ("words", "said"),
     [
         ({"step": 3}, "--step 3: its completions are not saved: monitors.rollouts_every is 2. Saved: 2 steps from 2 to 4"),
-        ({"step": 9}, "--step 9: its completions are not saved: the last saved step so far is 4."),
+        ({"step": 9}, "--step 9: its completions are not saved: the last saved step is 4."),
         ({"step": 0}, "--step 0: its completions are not saved: steps count from 1."),
         ({"group": 7}, "--group 7: step 4 has groups 0 to 0."),
         ({"step": 2, "group": -1}, "--group -1: step 2 has groups 0 to 1."),

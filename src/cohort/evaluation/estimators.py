@@ -84,7 +84,7 @@ class PairedDifference:
 
     @property
     def sureness(self) -> str:
-        """The certainty in words: "95 % interval +3.1 to +9.0, paired over 64 problems, p = 0.002"."""
+        """How certain the change is: "95 % interval +3.1 to +9.0, paired over 64 problems, p = 0.002"."""
         sure = f"paired over {self.problems} problems, p {'< 0.001' if self.p_value < 0.001 else f'= {self.p_value:.2g}'}"
         if self.low is None or self.high is None:
             return f"{sure}; {self.reason}"
@@ -180,7 +180,7 @@ def bootstrap_interval(
 
     bounds: the lowest and highest value a problem can have, if known. If all n values are equal, resampling would give an interval of zero
     width. Then the exact binomial (Clopper-Pearson) bound is used: if less than a share s = 0.025^(1/n) of all problems had that value,
-    n of n would show it less than 2.5 % of the time. So at least s of them have it, and the rest lie anywhere within the bounds.
+    n of n would show it less than 2.5 % of the time. So at least s of them have it, and the others can be anywhere within the bounds.
     """
     values = np.asarray(values_per_problem, dtype=np.float64)
     if values.size == 0:
@@ -204,7 +204,7 @@ def bootstrap_interval(
 def estimate(values_per_problem: Sequence[float], resamples: int, seed: int, *, proportion: bool = True) -> Estimate:
     """Mean over problems with its bootstrap interval; None with a reason if there are too few problems.
 
-    proportion: the values are known to lie in [0, 1].
+    proportion: the values are known to be in [0, 1].
     """
     if not values_per_problem:
         return Estimate(None, None, None, "no problem has enough scored completions")
@@ -225,7 +225,7 @@ def paired_test(
 ) -> PairedDifference:
     """Mean of b - a over the same problems, its bootstrap interval, and a sign-flip permutation p-value.
 
-    Both sides are shares in [0, 1], so a difference lies in [-1, 1]. If all differences are equal, the interval is the binomial one of
+    Both sides are shares in [0, 1], so a difference is in [-1, 1]. If all differences are equal, the interval is the binomial one of
     `bootstrap_interval`: 6 problems that all went from 0 to 1 give [+0.08, 1]. Below 6 there is no interval; p is exact there, and never
     below 0.05.
 
@@ -269,5 +269,5 @@ def predict_useful_share(p: float, group_size: int) -> float:
     predict_useful_share(0.18, 2) = 0.30, predict_useful_share(0.18, 8) = 0.80: small groups waste most samples of a hard task.
     """
     if not 0.0 <= p <= 1.0 or group_size < 1:
-        raise ValueError(f"p must lie in [0, 1] and group_size be at least 1, got {p} and {group_size}")
+        raise ValueError(f"p must be in [0, 1] and group_size at least 1, got {p} and {group_size}")
     return 1.0 - p**group_size - (1.0 - p) ** group_size

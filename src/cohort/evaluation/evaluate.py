@@ -63,7 +63,7 @@ class ProblemVerdicts:
         return {key: mean_at_k(row) if k == 1 else pass_at_k(sum(row), len(row), k) for key, row in enough.items()}
 
     def pool_success(self) -> dict[str, list[bool]]:
-        """Problem -> the verdicts of all its copies, without those that are None."""
+        """Problem -> the verdicts (not None) of all its copies."""
         pooled = pool(self.problems, self.success)
         return {key: [verdict for row in rows for verdict in row if verdict is not None] for key, rows in pooled.items()}
 

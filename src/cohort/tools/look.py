@@ -96,11 +96,11 @@ def read_step(folder: RunFolder, step: int | None, console: Console) -> list[Row
 
 
 def explain_missing(folder: RunFolder, step: int | None, kept: Sequence[int]) -> str:
-    """Why a step, or (None) the run, has no completions, as far as it is known."""
+    """Why a step, or (None) the run, has no completions; "." if unknown."""
     if step is not None and step < 1:
         return ": steps count from 1."
     if step is not None and step > kept[-1]:
-        return f": the last saved step so far is {kept[-1]}."
+        return f": the last saved step is {kept[-1]}."
     try:
         every = folder.recipe().monitors.rollouts_every
     except CohortError:
