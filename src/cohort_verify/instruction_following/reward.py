@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cohort_verify.following import shape, wording  # noqa: F401  (they register their checkers)
-from cohort_verify.following.table import has_word, read_instruction
+from cohort_verify.instruction_following.checkers import has_word, read_instruction
 from cohort_verify.text import drop_thinking, text_of
 
 MAX_CHARS = 250_000

@@ -1,33 +1,45 @@
-"""The comparison of symbolic.py under watch: for tests and benchmarks that prove that no text runs code.
+"""Runs the comparison of cohort_verify.math.symbolic with Python's audit hooks on, to prove that no text runs code.
 
-The entry of a jailed pool of its own. Python's audit hooks report whatever would start a process, write a file, open a
-connection or load a library, and every piece of source text that is compiled; what is part of ordinary work (Math-Verify
-compiles arithmetic, Python reads modules) is left out by name, not by guess.
+`watched_pool` starts jailed workers that see this folder beside the two import packages. The hooks report every attempt to start
+a process, write a file, open a connection or load a library, and every piece of source text that is compiled. Two things that
+ordinary work does are allowed by name: Math-Verify compiles arithmetic, and Python lists folders to find modules.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
-
-from cohort_verify.math import symbolic
 
 FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "webbrowser.", "urllib.", "ftplib.", "smtplib.")
 HARMLESS = ("os.listdir", "os.scandir", "os.walk")
-"""Looking into a folder is how Python finds modules."""
 ARITHMETIC = re.compile(
     r"[\s\d.+\-*/()\[\]{},'^=:]|Integer|Float|Rational|Symbol|Number|evaluate|False|True|Add|Mul|Pow|Function"
 )
-"""What parse_expr compiles for an arithmetic expression, and nothing else."""
+"""All that parse_expr compiles for an arithmetic expression."""
 PREAMBLE = "from sympy import *"
-"""The first thing parse_expr compiles, whatever it is given."""
+"""parse_expr always compiles this line first."""
 
 events: list[str] = []
 watching = False
+
+
+@contextlib.contextmanager
+def watched_pool(limits: Any) -> Iterator[Any]:
+    """A pool of jailed workers whose entry is `compare` below."""
+    from unittest import mock
+
+    from cohort_verify.sandbox import WorkerPool, workers
+
+    packages = {**workers.find_own_packages(), __name__: str(Path(__file__).parent)}
+    pool = WorkerPool(f"{__name__}:compare", limits)
+    with mock.patch.object(workers, "find_own_packages", return_value=packages), contextlib.closing(pool):
+        yield pool
 
 
 def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -48,12 +60,14 @@ def hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 @functools.cache
 def install() -> None:
-    """Hooks cannot be removed again: only where the watch is wanted."""
+    """Add the hook. Python cannot remove it again."""
     sys.addaudithook(hook)
 
 
 def compare(message: Mapping[str, Any]) -> dict[str, Any]:
-    """As symbolic.compare; with "raw", the text also goes straight to Math-Verify with everything it can read."""
+    """The verdict of symbolic.compare and the events; with "raw", that text also goes straight to Math-Verify with all its readers."""
+    from cohort_verify.math import symbolic
+
     global watching
     install()
     events.clear()
