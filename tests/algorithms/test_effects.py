@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cohort.algorithms.compatibility import ALWAYS, CONDITIONS, explain_idle
-from cohort.algorithms.named import FIELDS, NAMED, PRESETS, list_parameter_words
+from cohort.algorithms.named import FIELDS, NAMED, PRESETS, list_parameters
 from cohort.algorithms.registry import SAMPLED
 from cohort.data.prompt_choice import InformativeChoice
 from cohort.model.critic import Critic, NoCritic
@@ -290,7 +290,7 @@ def test_the_batch_reaches_every_limit():
 
 
 def test_the_table_speaks_of_every_choice_and_of_no_other():
-    named = {choice for condition in CONDITIONS for choice in condition.choices} | (list_parameter_words() - ALWAYS)
+    named = {choice for condition in CONDITIONS for choice in condition.choices} | (list_parameters() - ALWAYS)
     assert named | ALWAYS == set(AlgorithmConfig.model_fields)
     assert not named & ALWAYS
 
@@ -299,7 +299,7 @@ def test_every_condition_is_met_and_missed_among_the_cases():
     chosen = [AlgorithmConfig(**base).chosen for base in BASES]
     for condition in CONDITIONS:
         assert {condition.holds(choices) for choices in chosen} == {True, False}, condition.otherwise
-    for word in list_parameter_words():
+    for word in list_parameters():
         assert {any(word in choice.parameters for choice in choices.all) for choices in chosen} == {True, False}, word
 
 

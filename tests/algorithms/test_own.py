@@ -39,7 +39,7 @@ SOURCE = '''
 import functools
 from pathlib import Path
 import torch
-from cohort.algorithms.registry import Word, advantage, aggregation, region
+from cohort.algorithms.registry import Setting, advantage, aggregation, region
 
 Path(__file__).with_name("imported").write_text("the module was imported")
 
@@ -58,7 +58,7 @@ def raw(rewards_PG, scored_PG):
     return rewards_PG
 
 
-@region(needs_ratio=False, idle_at_zero=True, words=[Word("power", 2, "An exponent.", gt=0, le=4)])
+@region(needs_ratio=False, idle_at_zero=True, settings=[Setting("power", 2, "An exponent.", gt=0, le=4)])
 def powered(tokens, *, power, floor):
     return -tokens.advantages_M * tokens.policy_logprobs_M * (floor + power)
 
@@ -145,7 +145,7 @@ def test_a_decorator_states_traits_and_the_recipe_the_name(mine):
     assert made.chosen.advantage.traits == AdvantageTraits(compares_group=False, never_negative=True)
     assert not has_ratio(made)
     assert not pushes_on_all_tokens(made)
-    assert made.tell(made.chosen.region) == {"power": 2, "floor": 0.5}
+    assert made.read_parameters(made.chosen.region) == {"power": 2, "floor": 0.5}
 
 
 def test_a_decorator_above_ours_is_called_too_and_keeps_the_facts(mine):
@@ -156,9 +156,9 @@ def test_a_decorator_above_ours_is_called_too_and_keeps_the_facts(mine):
 
 def test_parameters_are_words_of_the_algorithm_or_of_args_and_else_their_own_default(mine):
     made = algorithm(advantage="somebodys:centred", clip_low=0.1)
-    assert made.tell(made.chosen.advantage) == {"scale": 1.0, "clip_low": 0.1}
+    assert made.read_parameters(made.chosen.advantage) == {"scale": 1.0, "clip_low": 0.1}
     made = algorithm(advantage="somebodys:centred", args={"scale": 3})  # a whole number will do for a float
-    assert made.tell(made.chosen.advantage) == {"scale": 3, "clip_low": 0.2}
+    assert made.read_parameters(made.chosen.advantage) == {"scale": 3, "clip_low": 0.2}
 
 
 REFUSED = {

@@ -229,7 +229,7 @@ def test_a_contender_that_names_functions_is_compared_and_an_edit_in_the_middle_
     assert [run["status"] for run in found["contenders"][0]["runs"]] == ["finished"]
     assert found["contenders"][0]["kl_per_completion"] > 0  # measured on the run, in a process without the functions
     run = RunFolder(server.folder / "compared" / "soft-seed-0").recipe()
-    assert run.algorithm.tell(run.algorithm.chosen.region) == {"sharpness": 10.0, "floor": 0.5}
+    assert run.algorithm.read_parameters(run.algorithm.chosen.region) == {"sharpness": 10.0, "floor": 0.5}
     (server.folder / "mine.py").write_text(SOURCE + "# edited\n")
     child = server.run(*words)
     code = child.wait()

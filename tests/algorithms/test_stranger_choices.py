@@ -33,7 +33,7 @@ def damped(tokens: Tokens, *, damp_up: float = 1.0, damp_down: float = 0.5) -> S
     pull_M = torch.where(ratio_M > 1, damp_up, damp_down) * (ratio_M - 1).square()
     return Surrogate(-ratio_M * tokens.advantages_M + pull_M, ratio_M.detach(), ratio_M < 0, ratio_M < 0)
 '''
-WORDS = 'Word("damp_up", 1.0, "damped: above 1.", ge=0), Word("damp_down", 0.5, "damped: below 1.", ge=0)'
+WORDS = 'Setting("damp_up", 1.0, "damped: above 1.", ge=0), Setting("damp_down", 0.5, "damped: below 1.", ge=0)'
 OWN = f"""
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def add_advantage(stranger: Stranger) -> None:
 
 def add_region(stranger: Stranger) -> None:
     with (stranger.package / "algorithms" / "regions.py").open("a") as file:
-        file.write(f"\n\nfrom cohort.algorithms.registry import Word\n\n\n@region(words=[{WORDS}]){REGION}")
+        file.write(f"\n\nfrom cohort.algorithms.registry import Setting\n\n\n@region(settings=[{WORDS}]){REGION}")
 
 
 def edited(stranger: Stranger) -> list[str]:

@@ -385,7 +385,9 @@ def test_large_sizes_that_people_use_are_taken():
 
 
 def test_half_a_surrogate_pair_is_named_where_it_comes_in(tmp_path):
-    with pytest.raises(RecipeError, match=r"^prompts\.system: 'a\\\\ud83d' holds a character that cannot be written as UTF-8"):
+    with pytest.raises(
+        RecipeError, match=r"^prompts\.system: 'a\\\\ud83d' contains a character that cannot be written as UTF-8"
+    ):
         load_recipe(values={"prompts.system": "a\ud83d"})
     with pytest.raises(RecipeError, match=r"^rewards\.0\.args\.x\.0: "):
         load_recipe(values={"rewards": [{"function": "exact_match", "args": {"x": ["\udcff"]}}]})

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cohort.algorithms.registry import Word, kl, region
+from cohort.algorithms.registry import Setting, kl, region
 from cohort.base.importing import LazyModule
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ def cispo(tokens: Tokens, *, ratio_cap: float = 5.0) -> Surrogate:
 
 @region(
     idle_at_zero=True,
-    words=[
-        Word("soft_up", 1.0, "soft: how soon the push on a token fades as its ratio leaves 1, where A > 0.", gt=0),
-        Word("soft_down", 1.05, "soft: the same where A < 0; larger fades sooner.", gt=0, down_only=True),
+    settings=[
+        Setting("soft_up", 1.0, "soft: how soon the push on a token fades as its ratio leaves 1, where A > 0.", gt=0),
+        Setting("soft_down", 1.05, "soft: the same where A < 0; larger fades sooner.", gt=0, down_only=True),
     ],
 )
 def soft(tokens: Tokens, *, soft_up: float = 1.0, soft_down: float = 1.05) -> Surrogate:
@@ -137,11 +137,11 @@ def soft(tokens: Tokens, *, soft_up: float = 1.0, soft_down: float = 1.05) -> Su
     idle_at_zero=True,
     zero_on_policy=True,
     corrects_mismatch=True,
-    words=[
-        Word(
+    settings=[
+        Setting(
             "divergence_limit", 0.15, "divergence: how far a token's probability may move before its push is taken.", gt=0, lt=1
         ),
-        Word("divergence_cap", 0.0, "divergence: the ratio that weighs a token is capped here (20 is usual); 0: off.", ge=0),
+        Setting("divergence_cap", 0.0, "divergence: the ratio that weighs a token is capped here (20 is usual); 0: off.", ge=0),
     ],
 )
 def divergence(tokens: Tokens, *, divergence_limit: float = 0.15, divergence_cap: float = 0.0) -> Surrogate:

@@ -42,7 +42,7 @@ def make_engine(name: str, setup: EngineSetup) -> tuple[Engine, str]:
     try:
         made: tuple[Engine, str] = load_function(ENGINES[name].maker)(setup)
     except EngineError as problem:
-        if ENGINES[name].foreign:  # what it lacks is named in other words of the recipe, and no other engine is meant
+        if ENGINES[name].external:  # what it lacks is named in other words of the recipe, and no other engine is meant
             raise
         raise EngineError(
             f'sampling.engine = "{name}" cannot serve this model exactly. {problem} Use "{AUTO}" or "{AUTO_ORDER[-1]}".'

@@ -65,13 +65,13 @@ def trace_region(
     tokens = Tokens(
         policy_M, old_M, old_M, advantages_M.flatten(), row_M, 2 * count, old_M, torch.arange(count).repeat_interleave(2)
     )
-    surrogate = region.call(words.tell(region), tokens=tokens)
+    surrogate = region.call(words.read_parameters(region), tokens=tokens)
     slopes_M = -torch.autograd.grad(surrogate.loss_M.sum(), policy_M)[0]
     first = slice(None, None, 2 * length)
     slopes_K = slopes_M[first]
     return {
         "says": region.sentence,
-        "told": {name: value for name, value in words.tell(region).items() if isinstance(value, int | float)},
+        "told": {name: value for name, value in words.read_parameters(region).items() if isinstance(value, int | float)},
         "surrogate": (-surrogate.loss_M.detach()[first]).tolist(),
         "slope": slopes_K.tolist(),
         "ratio": surrogate.ratio_M.detach()[first].tolist(),

@@ -52,7 +52,7 @@ def credit_groups(choice: Choice, words: AlgorithmConfig, groups: Groups) -> lis
     """What the advantage says of every completion, group by group."""
     import torch
 
-    found = choice.call(words.tell(choice), **{name: groups.read(name) for name in choice.reads})
+    found = choice.call(words.read_parameters(choice), **{name: groups.read(name) for name in choice.reads})
     if choice.traits.per_token:
         found = torch.cat(list(getattr(found, "advantages_N", found))).view(len(groups.rewards_PG), -1)
     rows: list[list[float]] = found.double().tolist()

@@ -17,7 +17,7 @@ def weigh_lengths(lengths_N: Sequence[int], groups_N: Sequence[int], longest: in
     words, rows = AlgorithmConfig(), []
     for name, choice in NAMED["aggregation"].items():
         weights_N = choice.call(
-            words.tell(choice), lengths_N=list(lengths_N), groups_N=list(groups_N), max_completion_tokens=longest
+            words.read_parameters(choice), lengths_N=list(lengths_N), groups_N=list(groups_N), max_completion_tokens=longest
         )
         whole_N = [weight * length for weight, length in zip(weights_N, lengths_N, strict=True)]
         mean = sum(whole_N) / sum(lengths_N)

@@ -31,13 +31,15 @@ def push_words(
     rewards_PG = torch.tensor([rewards_G], dtype=torch.float64)
     scored_PG = torch.ones_like(rewards_PG, dtype=torch.bool)
     inputs = {"rewards_PG": rewards_PG, "scored_PG": scored_PG, "success_PG": rewards_PG > 0}
-    advantages_G = advantage.call(words.tell(advantage), **inputs)[0]
+    advantages_G = advantage.call(words.read_parameters(advantage), **inputs)[0]
     size = len(drawn_G)
-    weights_G = aggregation.call(words.tell(aggregation), lengths_N=[1] * size, groups_N=[0] * size, max_completion_tokens=1)
+    weights_G = aggregation.call(
+        words.read_parameters(aggregation), lengths_N=[1] * size, groups_N=[0] * size, max_completion_tokens=1
+    )
     logits_V = torch.tensor(probabilities_V, dtype=torch.float64).log().requires_grad_()
     logprobs_G = torch.log_softmax(logits_V, 0)[torch.tensor(list(drawn_G))]
     tokens = Tokens(logprobs_G, logprobs_G.detach(), logprobs_G.detach(), advantages_G, torch.arange(size), size)
-    surrogate = region.call(words.tell(region), tokens=tokens)
+    surrogate = region.call(words.read_parameters(region), tokens=tokens)
     loss = (surrogate.loss_M * torch.tensor(weights_G, dtype=torch.float64)).sum()
     loss.backward()
     assert logits_V.grad is not None

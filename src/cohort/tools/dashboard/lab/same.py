@@ -242,10 +242,10 @@ def same_clip(run: ShownRun) -> Same:
         words: AlgorithmConfig = choose_words(region, {})
         leaf_M = policy_M.clone().requires_grad_()
         tokens = Tokens(leaf_M, old_M, sampling_M, advantages_M, row_M, int(row_M.max()) + 1)
-        surrogate = region.call(words.tell(region), tokens=tokens)
+        surrogate = region.call(words.read_parameters(region), tokens=tokens)
         slope_M = torch.autograd.grad(surrogate.loss_M.sum(), leaf_M)[0]
         silent = int(((slope_M == 0) & pushed_M).sum())
-        told = ", ".join(f"{word} {value:g}" for word, value in words.tell(region).items())
+        told = ", ".join(f"{word} {value:g}" for word, value in words.read_parameters(region).items())
         table.append([name, f"{silent} of {int(pushed_M.sum())}", told])
     ratio = (policy_M - old_M).exp()
     updates = sorted({f"{row['update']} of {row['updates']}" for row in rows})
