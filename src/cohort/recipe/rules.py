@@ -283,7 +283,7 @@ def read_value(recipe: Recipe, key: str) -> Any:
     return value
 
 
-def gold_column(rewards: Sequence[RewardConfig]) -> str:
+def find_answer_column(rewards: Sequence[RewardConfig]) -> str:
     """The column with the reference answer: the source of the parameter `answer`, preferably of the part that decides success."""
     parts = sorted(rewards, key=lambda part: not part.outcome)
     return next((part.columns["answer"] for part in parts if "answer" in part.columns), "answer")

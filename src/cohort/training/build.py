@@ -37,7 +37,7 @@ from cohort.model.policy import Policy
 from cohort.model.rotary import count_positions
 from cohort.observe.run_folder import RunFolder
 from cohort.ops.products import ONEDNN, choose_products, use_products
-from cohort.recipe.rules import count_longest_rollout, gold_column
+from cohort.recipe.rules import count_longest_rollout, find_answer_column
 from cohort.recipe.schema import EvaluationSetConfig, PromptsConfig, Recipe
 from cohort.recipe.values import PYTHON_ROWS, Materials
 from cohort.types import Prompt, Sampling
@@ -97,7 +97,7 @@ def collect_alphabet(data: Data, recipe: Recipe) -> list[str]:
 
 def find_gold_column(recipe: Recipe, config: PromptsConfig) -> str:
     """The column of the right answer, by the rewards that judge these rows."""
-    return gold_column((config.rewards if isinstance(config, EvaluationSetConfig) else []) or recipe.rewards)
+    return find_answer_column((config.rewards if isinstance(config, EvaluationSetConfig) else []) or recipe.rewards)
 
 
 def load_policy(recipe: Recipe, data: Data, source: str | Path | None = None) -> Policy:
