@@ -7,7 +7,7 @@ import pytest
 from cohort import session
 from cohort.errors import RewardError
 from cohort.observe.diagnosis.checks import CHECKS, diagnose
-from cohort.observe.diagnosis.history import History
+from cohort.observe.diagnosis.finding import History
 from cohort.recipe.file import build_recipe
 from cohort.training.build import Materials
 from session_tools import rows_of, tiny

@@ -14,10 +14,10 @@ from rich.console import Console
 
 import cohort
 from cohort.errors import RunError
-from cohort.observe.look import find_telling_group, pick_best_and_worst, print_group, shorten_lines
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.rollouts import MAX_CELL, list_kept_steps, list_rows, read_rollouts
 from cohort.observe.run_folder import RunFolder
+from cohort.observe.terminal import find_telling_group, pick_best_and_worst, print_group, shorten_lines
 from cohort.recipe.file import load_recipe
 from cohort.tools.look import run_look
 from cohort.types import Completion, Outcome, Prompt, Rollout

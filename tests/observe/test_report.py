@@ -23,10 +23,10 @@ from cohort.observe.report.charts import (
     stack_series,
     thin_points,
 )
-from cohort.observe.report.curves import list_stage_series
 from cohort.observe.report.data import RunData
 from cohort.observe.report.frame import render_part, render_section
 from cohort.observe.report.page import show_timing
+from cohort.observe.report.plots import list_stage_series
 from cohort.recipe.file import build_recipe, dump_recipe
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -13,9 +13,8 @@ from typing import Any
 
 from cohort.errors import RecipeError
 from cohort.evaluation.evaluate import list_ks
-from cohort.observe.diagnosis.checks import diagnose
-from cohort.observe.diagnosis.history import PATIENCE
-from cohort.observe.diagnosis.watch import is_looked_at
+from cohort.observe.diagnosis.checks import diagnose, is_looked_at
+from cohort.observe.diagnosis.finding import PATIENCE
 from cohort.observe.metrics import AREAS, METRICS, find_metric
 from cohort.observe.run_folder import RunFolder, read_known_functions
 from cohort.recipe.rules import OVERLONG_PART, name_reward

@@ -10,8 +10,7 @@ from __future__ import annotations
 from statistics import median
 
 from cohort.base.text import write_percent
-from cohort.observe.diagnosis.finding import Finding, write_finding
-from cohort.observe.diagnosis.history import PATIENCE, WINDOW, History
+from cohort.observe.diagnosis.finding import PATIENCE, WINDOW, Finding, History, write_finding
 
 DISPLACED = -3.0
 """Nats that chosen completions may lose before it is worth a word; the margin can still look fine at that point."""

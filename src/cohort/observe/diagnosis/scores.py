@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cohort.algorithms.named import find_named
-from cohort.observe.diagnosis.finding import Finding, write_finding
-from cohort.observe.diagnosis.history import PATIENCE, WINDOW, History, Row
+from cohort.observe.diagnosis.finding import PATIENCE, WINDOW, Finding, History, Row, write_finding
 
 UNSCORED = 0.5
 """Share of the completions without a score from which on it is said. Abstaining on some rows may be meant, so a minority is

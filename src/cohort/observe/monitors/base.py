@@ -23,8 +23,8 @@ from cohort.recipe.schema import Recipe
 from cohort.recipe.section import suggest_nearest
 
 if TYPE_CHECKING:
+    from cohort.observe.diagnosis.checks import FindingWatch
     from cohort.observe.diagnosis.finding import Finding
-    from cohort.observe.diagnosis.watch import FindingWatch
 
 
 @dataclass(frozen=True)

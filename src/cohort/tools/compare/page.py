@@ -8,12 +8,12 @@ from typing import Any
 
 from cohort.base.text import write_percent
 from cohort.evaluation.estimators import UNCLEAR
-from cohort.observe.changes import colour_change, name_set
+from cohort.observe.outcome import colour_change, name_set
 from cohort.observe.report.charts import Chart, Figure, Mark, Points, Scale, Series, find_ticks, make_mark, write_value
-from cohort.observe.report.curves import show_charts
 from cohort.observe.report.data import as_dict, as_number
 from cohort.observe.report.frame import Cell, Part, render_page
 from cohort.observe.report.page import make_card, make_interval_cell
+from cohort.observe.report.plots import show_charts
 from cohort.recipe.words import format_value as choice_text
 from cohort.tools.compare.measure import Contest, Measured, Standing
 from cohort.tools.compare.table import list_cells, write_count, write_interval

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cohort.base.table import make_table
 from cohort.base.text import make_printable, shorten_text, write_duration, write_percent
 from cohort.evaluation.estimators import PairedDifference
-from cohort.observe.changes import colour_change
+from cohort.observe.outcome import colour_change
 from cohort.observe.report.data import as_dict
 from cohort.observe.report.frame import Cell
 from cohort.observe.report.page import make_interval_cell
