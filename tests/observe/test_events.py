@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cohort.errors import Interrupted
-from cohort.observe.diagnosis import watch as watching
+from cohort.observe.diagnosis import checks as watching
 from cohort.observe.diagnosis.checks import FindingWatch
 from cohort.observe.diagnosis.finding import Finding
 from cohort.observe.monitors import JsonlMonitor, Monitor, Monitors, build_monitors, read_rows
@@ -184,7 +184,7 @@ def test_early_steps_are_all_looked_at_and_later_every_tenth_and_the_last(monkey
     monkeypatch.setattr(watching, "diagnose", lambda rows, *_: looked.append(rows[-1]["step"]) or [])
     watch = FindingWatch({"train": {"num_steps": 77}})
     for step in range(1, 78):
-        watch.see_row({"step": step})
+        watch.add_row({"step": step})
     assert looked == [*range(1, 51), 60, 70, 77]
 
 
