@@ -99,17 +99,6 @@ def test_long_columns_do_not_make_the_files_long(tmp_path):
     assert large - small < 32 * 2 * MAX_CELL
 
 
-def test_what_was_extracted_is_found_in_older_files(run, capsys):
-    old = read_rollouts(OLD_RUN / "rollouts" / "step-000001.parquet")
-    names = pq.read_schema(OLD_RUN / "rollouts" / "step-000001.parquet").names
-    assert "extracted" not in names
-    kept = pq.read_table(OLD_RUN / "rollouts" / "step-000001.parquet", columns=["answer"])["answer"].to_pylist()
-    assert [row["extracted"] for row in old] == kept
-    assert any(kept)
-    run_look(OLD_RUN, 1, False, 0, False, False)
-    assert f"extracted {next(answer for answer in kept[:4] if answer)}" in capsys.readouterr().out
-
-
 # -- the text ----------------------------------------------------------------------------------------------------------
 
 
