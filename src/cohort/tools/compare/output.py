@@ -163,7 +163,7 @@ def render_comparison(comparison: Comparison) -> str:
 
 
 def choose_colour(place: int) -> int:
-    """The first contender has its own colour; the others share the rest, in charts of five."""
+    """The first contender has its own colour; the others share five."""
     return 0 if place == 0 else 1 + (place - 1) % (COLOURS - 1)
 
 
