@@ -88,13 +88,8 @@ class Costs:
 
     @classmethod
     def of(cls, config: Any, device_name: str, frozen_base: bool, ranks: int = 1) -> Costs | None:
-<<<<<<< HEAD
         """None if the formula does not apply to the model, or the peak of the device is unknown."""
-        from cohort.ops.flops import Dimensions, find_accelerator
-=======
-        """None where the formula does not hold for the model, or the peak of the device is not known."""
         from cohort.ops.flops import Dimensions, find_peak_flops
->>>>>>> main
 
         peak = find_peak_flops(device_name)
         if peak is None or config.model_type not in DENSE:
@@ -102,13 +97,8 @@ class Costs:
         return cls(Dimensions.from_config(config), peak, frozen_base, ranks)
 
     def utilisation(self, executed: float, scored: float, seconds: float) -> float:
-<<<<<<< HEAD
         """MFU of forward and backward passes: the body on every executed token, the head on tokens with a log-prob."""
-        from cohort.ops.flops import count_training_flops, mfu
-=======
-        """MFU: the body on every token that is run, the head on those whose log-prob is taken, forward and backward."""
         from cohort.ops.flops import count_training_flops
->>>>>>> main
 
         flops = count_training_flops(self.dimensions, int(executed), int(scored), self.frozen_base)
         return flops / self.ranks / seconds / self.peak_flops
