@@ -18,8 +18,7 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TaskID, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from cohort.base.table import make_table
-from cohort.base.text import make_printable, write_duration, write_estimate, write_percent, write_rate
+from cohort.base.text import make_printable, make_table, write_duration, write_estimate, write_percent, write_rate
 from cohort.observe.diagnosis.finding import History, count_judged
 from cohort.observe.monitors.base import Monitor, Watched
 from cohort.observe.monitors.jsonl import read_rows
