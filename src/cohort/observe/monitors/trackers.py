@@ -14,9 +14,6 @@ from typing import Any
 from cohort.errors import RecipeError
 from cohort.observe.monitors.base import Monitor, Watched, explain_not_installed
 
-# DOC of monitors/tensorboard.py: """TensorBoard events in the run folder: `tensorboard --logdir runs`."""
-#
-
 ROWS_SENT = 64
 """Completions of a table at most: whole groups from the first on; all of them are in rollouts/."""
 COLUMNS = ("step", "group", "prompt", "completion", "reward", "success", "extracted", "gold", "advantage", "end")
@@ -106,9 +103,6 @@ def make_completion_table(rollouts: Sequence[Mapping[str, Any]]) -> tuple[list[s
     parts = sorted({name for row in shown for name in row if name.startswith("reward/")})
     columns = [*COLUMNS, *parts]
     return columns, [[row.get(name) for name in columns] for row in shown]
-
-
-# == from monitors/tensorboard.py
 
 
 class TensorboardMonitor(Monitor):

@@ -30,14 +30,6 @@ from cohort.observe.report.data import RunData, as_dict, as_number
 from cohort.observe.report.frame import Cell, Part
 from cohort.observe.rollouts import list_kept_steps
 
-# DOC of report/histograms.py: """Histograms of reward and length: the first steps of a run beside its last ones, from the files of rollouts/.
-#
-# A mean hides what a distribution shows: a reward that only ever takes two values, completions that all run into the limit.
-# """
-#
-# DOC of report/waiting.py: """The ranks of a run: who waited for whom, and where each one's seconds went."""
-#
-
 
 def show_charts(title: str, charts: Sequence[Chart]) -> Part | None:
     """A section of those charts that have something to show."""
@@ -124,7 +116,7 @@ def list_held_out(run: RunData) -> tuple[Series, ...]:
     return tuple(series)
 
 
-# == from report/histograms.py
+# -- histograms --------------------------------------------------------------------------------------------------------
 
 STEPS = 10
 """Steps on each side at most; a run of fewer than twice as many is cut in halves."""
@@ -224,7 +216,7 @@ def draw_histogram(title: str, caption: str, sides: Sequence[Side]) -> Figure:
     return Figure(title, told, f"{title}, {medians}", marks, legend, numbers=(heads, rows))
 
 
-# == from report/waiting.py
+# -- ranks -------------------------------------------------------------------------------------------------------------
 
 MOST_SHOWN = 16
 """Ranks: of more of them those with the most work and, for comparison, the one with the least."""
