@@ -28,7 +28,7 @@ from cohort.observe.run_folder import RunFolder, check_name, make_new_folder
 from cohort.recipe.file import build_recipe, list_leaf_fields, load_recipe
 from cohort.recipe.foreign import explain_missing
 from cohort.recipe.schema import ModelConfig, PromptsConfig, Recipe
-from cohort.rewards.base import RewardPart, RewardRunner
+from cohort.rewards.runner import RewardPart, RewardRunner
 from cohort.session import Session
 from cohort.tools.audit.command import run_audit
 from cohort.types import Completion, Prompt

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cohort.errors import RewardError
 from cohort.rewards import BUILT_IN, built_in, exact_match, math_answer, regex_format, think_format
-from cohort.rewards.learned.questions import write_value as shown_to_the_judge
+from cohort.rewards.learned.judge_client import write_value as shown_to_the_judge
 from cohort_verify.math.answer import Comparer
 from cohort_verify.math.find import find_answer, write_cell, write_gold
 from cohort_verify.math.readers import read_answer, read_parts
@@ -451,7 +451,7 @@ def test_the_list_of_rewards_names_each_once():
 
 def test_the_gym_reads_completions_as_the_other_rewards_do():
     r"""One reader of \boxed{} and of chat messages: an escaped brace, a space, content in blocks, no content."""
-    from cohort.rewards.gym import rows as gym
+    from cohort.rewards.gym import guards as gym
 
     assert gym.extract_answer(r"so \boxed{\{1, 2\} and a \} alone}") == r"\{1, 2\} and a \} alone"
     assert gym.extract_answer(r"so \boxed {7}") == "7"

@@ -32,8 +32,8 @@ from cohort.types import Completion, NoiseKey, Outcome, Prompt, Request, Samplin
 
 if TYPE_CHECKING:  # comparing two stored evaluations must not load an engine
     from cohort.engine.protocol import Engine
-    from cohort.rewards.base import RewardRunner
     from cohort.rewards.contract import Scored, Scorer
+    from cohort.rewards.runner import RewardRunner
 
 NO_ANSWER = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
 MARKS: dict[bool | None, str] = {True: "1", False: "0", None: "-"}

@@ -32,7 +32,7 @@ from cohort.recipe.materials import PYTHON_ROWS, Materials
 from cohort.recipe.own import make_document, parse_own
 from cohort.recipe.schema import PromptsConfig, Recipe
 from cohort.recipe.versions import bring_up_to_date
-from cohort.rewards.entries import is_plain
+from cohort.rewards.call import is_plain
 from cohort.types import Rollout
 
 MODEL_FILES = ("config.json", "adapter_config.json")

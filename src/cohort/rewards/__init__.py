@@ -5,7 +5,7 @@
 A process reward gives a list of (position, reward) pairs in place of a number, one per step of the completion;
 cohort.rewards.steps.split_steps finds the steps.
 
-A reward function may carry attributes that the runner (cohort.rewards.base) honours:
+A reward function may carry attributes that the runner (cohort.rewards.runner) honours:
 
     per_completion = True   looks at one completion at a time, so a batch may be split and begun before it is sampled
     reads = ("answer",)     the only arguments it uses of those the runner offers; the others are not sent

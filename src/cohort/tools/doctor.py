@@ -17,7 +17,7 @@ from cohort.errors import EngineError, RankError, RunError
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import Recipe
-from cohort.rewards.of_run import RunRewards
+from cohort.rewards.runner import RewardRunner
 from cohort.tools.prediction import HEADS, Table, predict_ranks
 from cohort.tools.set_up import check_processes, join_checks, make_shared_folder
 from cohort.training import agreement
@@ -51,7 +51,7 @@ def examine(world: World, recipe: Recipe, name: str, ranks: int, network_gbit: f
     rows = read_steps(name) if ranks else []
     with (
         make_shared_folder(world, Path(recipe.runs_folder)) as scratch,
-        RunRewards.for_run(recipe) as rewards,
+        RewardRunner.for_run(recipe) as rewards,
     ):
         from cohort.observe.monitors import drop_monitors, find_monitor_problems
         from cohort.session import Session

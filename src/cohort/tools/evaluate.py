@@ -28,7 +28,7 @@ from cohort.training.run_weights import Target, find_weights, follow_products, l
 
 if TYPE_CHECKING:
     from cohort.evaluation.evaluate import Evaluation
-    from cohort.rewards.of_run import RunRewards
+    from cohort.rewards.runner import RewardRunner
     from cohort.training.build import Data
     from cohort.types import Prompt
 
@@ -207,13 +207,13 @@ def load_problems(problems: Problems) -> Data:
 
 def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems) -> list[TargetResult]:
     """One after another, each printed as soon as it is there."""
-    from cohort.rewards.of_run import RunRewards
+    from cohort.rewards.runner import RewardRunner
 
     refuse_busy_servers(problems)
     recipe = problems.recipe
     results = []
     # Reward workers start before torch is imported, as in training.
-    with RunRewards.for_run(recipe) as rewards:
+    with RewardRunner.for_run(recipe) as rewards:
         data = load_problems(problems)
         for target in targets:
             say(console, f"evaluating {target.label}{f': {target.words}' if target.words else ''}")
@@ -222,7 +222,7 @@ def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems
     return results
 
 
-def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RunRewards) -> TargetResult:
+def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RewardRunner) -> TargetResult:
     """Load, sample, score. Of the target's own recipe the model alone counts."""
     from cohort.evaluation.evaluate import evaluate
     from cohort.training import build

@@ -46,7 +46,7 @@ def evaluate_here(
     """`cohort.evaluate`: one model, on rows that are handed in or on the problems of its run or recipe."""
     from rich.console import Console
 
-    from cohort.rewards.of_run import RunRewards
+    from cohort.rewards.runner import RewardRunner
 
     run = open_run_at(Path(source)) if source and materials.model is None else None
     if checkpoint and run is None:
@@ -70,7 +70,7 @@ def evaluate_here(
     with (
         tempfile.TemporaryDirectory(prefix="cohort-evaluate-") as scratch,
         # Reward workers start before torch is imported, as in training.
-        RunRewards.for_run(resolved, materials.functions) as rewards,
+        RewardRunner.for_run(resolved, materials.functions) as rewards,
     ):
         from cohort.training import build
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from cohort.errors import CohortError
 from cohort.rewards import BUILT_IN
-from cohort.tools.audit.auditor import audit
-from cohort.tools.audit.findings import AuditReport
-from cohort.tools.audit.page import print_reports
+from cohort.tools.audit.kinds import audit
+from cohort.tools.audit.report import AuditReport, print_reports
 from cohort.tools.audit.running import AuditError
 
 CLEAN, FLAWED, IMPOSSIBLE = 0, 1, 2
@@ -39,12 +38,12 @@ def run_audit(words: Sequence[str], *, json_file: Path | None = None, **given: A
         target, settings = split_words(words)
         recipe = find_recipe(target)
         if recipe is not None:
-            own = [name for name in given if name not in ("gold", "template", "limit")]
+            own = [name for name in given if name not in ("reference", "template", "limit")]
             refuse_options(own, "a recipe brings its own; change the recipe, or audit the function alone.")
             reports = audit_recipe(recipe, settings, **given)
         else:
             if "rows" not in given:
-                named = [name for name in ("gold", "prompt", "columns") if name in given]
+                named = [name for name in ("reference", "prompt", "columns") if name in given]
                 refuse_options(named, "it names a column of --rows, which are not given.")
             else:
                 given["rows"] = read_rows(given["rows"], given.get("prompt", "prompt"))
