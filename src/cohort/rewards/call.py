@@ -17,8 +17,7 @@ from typing import Any
 
 from cohort.base.text import write_count
 from cohort.base.trees import copy_value
-from cohort_verify.text import shorten, show_value
-from cohort_verify.verdicts import INFRASTRUCTURE, LIMIT_KINDS
+from cohort_verify.text import INFRASTRUCTURE, LIMIT_KINDS, shorten, show_value
 
 CALLBACKS = ("trainer_state", "log_extra", "log_metric", "log_verdict")
 

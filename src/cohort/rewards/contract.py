@@ -27,7 +27,7 @@ from cohort.rewards.call import (
 )
 from cohort.rewards.pool import MEMORY_MB
 from cohort.types import Completion, Outcome, Prompt
-from cohort_verify.verdicts import LIMIT_KINDS
+from cohort_verify.text import LIMIT_KINDS
 
 RESERVED = {*OFFERED, "prompt", "completion"}
 """Column names that are not passed as columns; as in TRL."""

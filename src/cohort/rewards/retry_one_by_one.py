@@ -12,7 +12,7 @@ from cohort.base.threads import run_concurrently
 from cohort.errors import RewardError
 from cohort.rewards.call import Answered, Failed
 from cohort.rewards.contract import Bound, Verdicts
-from cohort_verify.verdicts import LIMIT_KINDS
+from cohort_verify.text import LIMIT_KINDS
 
 MAX_LIMITS = 8
 """If this many single completions hit a limit and none was answered, the function hangs, whatever the completion."""
