@@ -446,9 +446,9 @@ def test_a_reward_that_cannot_be_audited_is_exit_code_2(rows_file, capsys):
         (["test_audit_zoo:fair"], {"rows": "nowhere.jsonl"}, "no such file"),
         (["test_audit_zoo:fair"], {"rows": rows_file(ROWS), "columns": ["answer"]}, "PARAMETER=COLUMN"),
         (["test_audit_zoo:fair"], {"rows": rows_file(ROWS), "template": "FINAL"}, "{answer}"),
-        (["math_answer"], {"reference": "target"}, "--reference: it names a column of --rows"),
+        (["math_answer"], {"reference": "target"}, "--reference: it names a column of the rows"),
         (["math_answer"], {"limit": 0}, "at least one row"),
-        (["column_addition"], {"rows": rows_file(ROWS)}, "a recipe brings its own"),
+        (["column_addition"], {"rows": rows_file(ROWS)}, "the recipe sets this"),
     ]:
         assert run_audit(words, **options) == 2
         assert message in capsys.readouterr().err

@@ -50,7 +50,7 @@ class Auditor:
     def audit_kind(self) -> None:
         raise NotImplementedError
 
-    def run_audit(self, name: str, started: float) -> AuditReport:
+    def make_report(self, name: str, started: float) -> AuditReport:
         """Run the checks for this kind of reward, then those for every reward."""
         self.bench.warm_up()
         self.audit_kind()

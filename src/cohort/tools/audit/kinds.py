@@ -305,7 +305,7 @@ def audit(
     auditor = {"code": CodeAuditor, "shape": ShapeAuditor}.get(kind, AnswerAuditor)
     with tempfile.TemporaryDirectory(prefix="cohort-audit-") as folder, Bench(spec, audited, settings) as bench:
         bench.check_call()
-        return auditor(bench, settings, kind, profile, Path(folder)).run_audit(settings.name or label, started)
+        return auditor(bench, settings, kind, profile, Path(folder)).make_report(settings.name or label, started)
 
 
 def gather_rows(
