@@ -54,7 +54,11 @@ HANDED = [
     (["base/stopwatch.py:Stopwatch.lap"], ["model/policy.py:Policy.wait"]),  # a stage ends when the device has finished it
     (
         ["base/threads.py:start_thread"],
-        ["rewards/runner.py:RewardRunner._score_part", "rewards/runner.py:RewardRunner._extract_chunk"],
+        [
+            "rewards/runner.py:RewardRunner._score_part",
+            "rewards/runner.py:RewardRunner._call",
+            "rewards/runner.py:RewardRunner._extract_chunk",
+        ],
     ),  # reward functions in parallel threads
     (["base/threads.py:start_thread"], ["rewards/call.py:extract_answers"]),  # answers within a time limit
     (

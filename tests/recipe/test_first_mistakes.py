@@ -143,7 +143,7 @@ def test_a_target_length_may_be_a_column():
     with RewardRunner([RewardPart("part", "length")], workers=1) as runner:
         runner.check_columns([Prompt(0, "", {"target_length": 3}, (1,))])
     both = RewardPart("part", "length", args={"longest": 3})
-    said = r"rewards.0.args: target_length: it is both bounds"
+    said = r"rewards.0.args: target_length: it sets both bounds"
     with RewardRunner([both], workers=1) as runner, pytest.raises(RewardError, match=said):
         runner.check_columns([Prompt(0, "", {"target_length": 3}, (1,))])
 

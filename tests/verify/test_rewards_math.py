@@ -451,7 +451,7 @@ def test_the_list_of_rewards_names_each_once():
 
 def test_the_gym_reads_completions_as_the_other_rewards_do():
     r"""One reader of \boxed{} and of chat messages: an escaped brace, a space, content in blocks, no content."""
-    from cohort.rewards.gym import guards as gym
+    from cohort.rewards.gym import rows as gym
 
     assert gym.extract_answer(r"so \boxed{\{1, 2\} and a \} alone}") == r"\{1, 2\} and a \} alone"
     assert gym.extract_answer(r"so \boxed {7}") == "7"
