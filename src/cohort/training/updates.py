@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cohort.algorithms.kl import k3
-from cohort.algorithms.regions import Surrogate
+from cohort.algorithms.regions import Surrogate, k3
 from cohort.base.world import World
 from cohort.engine.mismatch import find_mismatch_limit
 from cohort.errors import InvariantError
@@ -19,7 +18,7 @@ from cohort.model.packing import MicroBatch, Minibatch
 from cohort.model.policy import TokenScores
 from cohort.observe.metrics import find_reduction
 from cohort.observe.perf import count_minibatch_tokens
-from cohort.ops.gather import move_record
+from cohort.ops.layout import move_record
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import TokenLoss, compares_pairs
 
