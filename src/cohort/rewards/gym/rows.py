@@ -29,7 +29,7 @@ from typing import Any
 
 from cohort.base.keyed import keyed_hash, keyed_share
 from cohort.errors import PromptError
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 from cohort.rewards.gym.guards import AnswerRefused, admit, extract_answer
 from cohort.rewards.pool import HelperPool
 from cohort_verify.sandbox import Answer, JailUnavailable, Limits, find_tier, shared_pool

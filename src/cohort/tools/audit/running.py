@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from cohort.base.importing import load_function, search_current_folder
 from cohort.errors import RewardError
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 from cohort.rewards import BUILT_IN, contract
 from cohort.rewards.call import Answered, Failed, RewardCall, Signature, TrainerState, is_plain
 from cohort.rewards.pool import LoadFailed, Worker
