@@ -23,7 +23,6 @@ from cohort.tools.look import run_look
 from cohort.types import Completion, Outcome, Prompt, Rollout
 from session_tools import tree
 
-OLD_RUN = Path(__file__).parents[1] / "data" / "runs_of_version_0" / "finished"
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202e a\x00b \x7f end"
 
 

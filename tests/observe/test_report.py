@@ -313,7 +313,10 @@ def test_baseline_only_and_summary_only(tmp_path):
     }
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     text = Page(write_report(tmp_path).read_text()).text  # nothing to pair, so nothing is said to have fallen
-    assert "pass@1 on held-out problems went from 50.0 % to 40.0 %. A change of -10.0 points; the evaluations share no problems" in text
+    assert (
+        "pass@1 on held-out problems went from 50.0 % to 40.0 %. A change of -10.0 points; the evaluations share no problems"
+        in text
+    )
 
 
 def test_a_difference_within_noise_is_called_that(tmp_path):

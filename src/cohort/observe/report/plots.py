@@ -1,4 +1,4 @@
-"""The curves of a report, and the evaluations on the way, as charts."""
+"""The drawings of a report: curves, histograms of rewards and lengths, and the ranks."""
 
 from __future__ import annotations
 
