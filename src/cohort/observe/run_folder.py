@@ -402,11 +402,13 @@ def find_losses(folder: RunFolder, recipe: Recipe, done: int) -> Iterator[str]:
     recorded = [step for step in list_token_steps(folder.rollouts) if step <= done]
     if lost := [step for step in recorded if not is_intact(folder.tokens_file(step), step)]:
         yield f"rollouts/ has no intact token file for {name_steps(lost)}: these token records are lost; training is not affected"
-    samples = folder.samples / "before.jsonl"
-    if any(row.get("label") == "before" for row in folder.evaluations()) and not (
-        samples.is_file() and len(read_rows(samples)) == len(samples.read_bytes().splitlines()) > 0
-    ):
+    if any(row.get("label") == "before" for row in folder.evaluations()) and not has_rows(folder.samples / "before.jsonl"):
         yield "samples/before.jsonl is lost or damaged: the report lacks completions from before training"
+
+
+def has_rows(file: Path) -> bool:
+    """Whether every line of a JSONL file can be read."""
+    return file.is_file() and len(read_rows(file)) == len(file.read_bytes().splitlines()) > 0
 
 
 def list_steps(rows: Iterable[Mapping[str, Any]]) -> set[Any]:
