@@ -47,7 +47,7 @@ def test_pass_at_k_is_unbiased_where_the_plug_in_is_not():
 
 
 @pytest.mark.parametrize(("correct", "total", "k"), [(3, 2, 1), (-1, 2, 1), (1, 2, 3), (1, 2, 0)])
-def test_pass_at_k_refuses_nonsense(correct, total, k):
+def test_pass_at_k_refuses_invalid_numbers(correct, total, k):
     with pytest.raises(ValueError, match="must be between"):
         pass_at_k(correct, total, k)
 
@@ -121,7 +121,7 @@ def test_an_interval_of_equal_values_is_not_a_point():
     assert bootstrap_interval([0.5] * 5, 200, seed=0, bounds=None) == (0.5, 0.5)  # nothing is known of what was not seen
 
 
-def test_estimate_of_nothing_is_null_with_a_reason():
+def test_estimate_of_no_problems_is_none_with_a_reason():
     nothing = estimate([], 100, 0)
     assert nothing.value is None
     assert "no problem" in nothing.to_json()["reason"]

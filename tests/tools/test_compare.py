@@ -58,7 +58,7 @@ def test_an_algorithm_is_its_preset_in_the_base_recipe_and_the_bases_own_algorit
     assert {one.optimizer.learning_rate for one in by_label.values()} == {3e-4}
 
 
-def test_choices_that_no_preset_names_belong_to_the_recipe_and_stay(tmp_path):
+def test_settings_that_no_preset_names_stay_as_in_the_recipe(tmp_path):
     tuned = write_recipe(tmp_path / "a.toml", **{"algorithm.std_ddof": 1, "algorithm.clip_high": 0.25})
     field = find_contenders(["grpo", "dapo", "algorithm.entropy_coef=0.01"], str(tuned))
     grpo, dapo = (contender.recipe.algorithm for contender in field.contenders)
@@ -66,7 +66,7 @@ def test_choices_that_no_preset_names_belong_to_the_recipe_and_stay(tmp_path):
     assert (dapo.std_ddof, dapo.clip_high, dapo.kl_coef, dapo.entropy_coef) == (1, 0.28, 0.0, 0.01)
 
 
-def test_contenders_may_name_functions_of_ones_own_with_their_arguments(tmp_path, monkeypatch):
+def test_contenders_may_name_user_functions_with_arguments(tmp_path, monkeypatch):
     source = "def middle(rewards_PG, scored_PG, *, share=0.5):\n    return rewards_PG\n"
     (tmp_path / "contending.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -90,7 +90,7 @@ def test_contenders_may_name_functions_of_ones_own_with_their_arguments(tmp_path
         find_contenders(["bad=grpo:advantage=contending:middle,args.shares=1"], "")
 
 
-def test_recipes_alone_have_the_first_as_base_and_one_with_another_model_is_noted(tmp_path):
+def test_the_first_of_several_recipes_is_the_base_and_another_model_is_noted(tmp_path):
     first = write_recipe(tmp_path / "one.toml")
     other = write_recipe(tmp_path / "two.toml", **{"model.scratch.num_layers": 3})
     alike = write_recipe(tmp_path / "three.toml", **{"optimizer.learning_rate": 5e-4})
@@ -124,12 +124,12 @@ def test_recipes_alone_have_the_first_as_base_and_one_with_another_model_is_note
         (["a/b=grpo"], "it names folders"),
     ],
 )
-def test_mistakes_are_refused_in_words(words, said):
+def test_mistakes_are_refused_with_a_message(words, said):
     with pytest.raises(CohortError, match=re.escape(said)):
         find_contenders(words, "")
 
 
-def test_a_contender_may_not_change_the_budget_and_the_word_is_named(tmp_path, recipe):
+def test_a_contender_may_not_change_the_budget(tmp_path, recipe):
     longer = write_recipe(tmp_path / "longer.toml", **{"train.num_steps": 6})
     with pytest.raises(RecipeError, match=r"contender 'longer': train.num_steps is 6, and 5 in the base recipe"):
         find_contenders(["grpo", str(longer)], recipe)
@@ -143,7 +143,7 @@ def test_a_contender_may_not_change_the_budget_and_the_word_is_named(tmp_path, r
 # -- plan --------------------------------------------------------------------------------------------------------------
 
 
-def test_one_cold_start_per_seed_is_shared_and_everything_else_of_the_recipe_is_kept(tmp_path, recipe):
+def test_one_cold_start_per_seed_is_shared_and_other_settings_are_kept(tmp_path, recipe):
     plan = plan_of(tmp_path, ["grpo", "dr_grpo"], recipe, (0, 3))
     assert [run.name for run in plan.starts] == ["start-seed-0", "start-seed-3"]
     assert [run.name for run in plan.runs] == ["grpo-seed-0", "dr_grpo-seed-0", "grpo-seed-3", "dr_grpo-seed-3"]
@@ -181,7 +181,7 @@ def test_all_seeds_are_evaluated_on_the_problems_of_the_first(tmp_path, recipe, 
     assert {run.recipe.evaluation.problems_seed for run in own.runs} == {-1}
 
 
-def test_without_a_cold_start_and_with_a_model_of_ones_own_nothing_is_shared(tmp_path, recipe):
+def test_nothing_is_shared_without_a_cold_start_or_with_another_model(tmp_path, recipe):
     plain = plan_of(tmp_path, ["grpo", "dr_grpo", "cold_start.num_steps=0"], recipe)
     assert plain.starts == ()
     assert {run.recipe.model.source for run in plain.runs} == {"scratch"}
@@ -191,7 +191,7 @@ def test_without_a_cold_start_and_with_a_model_of_ones_own_nothing_is_shared(tmp
     assert mixed.runs[1].recipe.cold_start.num_steps == 24
 
 
-def test_what_must_stand_in_the_rows_is_looked_up_before_anything_runs(tmp_path, recipe):
+def test_required_columns_are_checked_before_anything_runs(tmp_path, recipe):
     with pytest.raises(PromptError, match=r"contender dpo: .*no column 'chosen' .*algorithm.data = \"start\""):
         plan_of(tmp_path, ["grpo", "dpo"], recipe)
     with pytest.raises(PromptError, match=r"contender sft: .*no column 'solution' \(it has answer, demonstration\)"):
@@ -414,7 +414,7 @@ def test_a_failed_contender_has_its_reason_and_the_others_their_numbers(tmp_path
     assert "could not be written" not in page
 
 
-def test_differences_between_choices_leave_out_what_has_no_effect():
+def test_differences_leave_out_settings_without_effect():
     grpo, dr_grpo = list_used(read_preset("grpo")), list_used(read_preset("dr_grpo"))
     assert find_differing([grpo, dr_grpo]) == ["name", "advantage", "kl_coef", "kl_estimator", "kl_in", "aggregation"]
     assert find_differing([grpo, grpo | {"std_epsilon": 1e-4}]) == ["std_epsilon"]
@@ -490,7 +490,7 @@ def test_lines_keep_their_contenders_colour_where_another_has_no_curve(tmp_path,
     assert re.findall(r'<svg class="key (c\d)".*?</svg>(\w+)</span>', curves)[:2] == [("c0", "grpo"), ("c2", "gspo")]
 
 
-def test_a_average_curves_uses_only_steps_that_all_seeds_have():
+def test_average_curves_uses_only_steps_that_all_seeds_have():
     assert average_curves([[(1, 0.0), (2, 1.0), (3, 1.0)], [(1, 1.0), (2, 0.0)], []]) == [(1, 0.5), (2, 0.5)]
     assert average_curves([[], []]) == []
 
@@ -498,7 +498,7 @@ def test_a_average_curves_uses_only_steps_that_all_seeds_have():
 # -- cohort algorithms -------------------------------------------------------------------------------------------------
 
 
-def test_the_table_of_algorithms_says_what_each_is_made_of(capsys):
+def test_the_table_of_algorithms_lists_their_choices(capsys):
     assert list_cells(AlgorithmConfig(name="dapo")) == [
         "policy", "group_normalized", "clip 0.2/0.28", "token_mean", "no KL",
         "dynamic sampling, 3 more rounds at most, soft overlong penalty over the last 20%",
@@ -603,7 +603,7 @@ def test_a_signal_repeated_within_a_second_counts_once(monkeypatch):
     assert len(seen) == 2
 
 
-def test_a_signal_is_passed_on_once_and_nothing_new_begins(tmp_path, recipe, stub):
+def test_a_signal_is_passed_on_once_and_no_run_is_started(tmp_path, recipe, stub):
     plan = plan_of(tmp_path, ["grpo", "dr_grpo", "cold_start.num_steps=0"], recipe)
     open_output(plan).close()
     out = str(plan.output)
@@ -640,7 +640,7 @@ sys.exit(130)
 
 
 @pytest.mark.prove
-def test_two_contenders_end_to_end_start_from_the_same_weights_and_go_on_for_free(tmp_path, recipe):
+def test_two_contenders_end_to_end_have_the_same_start_and_are_not_run_again(tmp_path, recipe):
     """Real processes: five of them import torch, which is where the time goes."""
     words = ["compare", "grpo", "dr_grpo", "--recipe", recipe, "--output", str(tmp_path / "out"), "num_steps=3"]
     command = [sys.executable, "-m", "cohort", *words]
@@ -671,7 +671,7 @@ def test_two_contenders_end_to_end_start_from_the_same_weights_and_go_on_for_fre
     assert "train.group_size is 4 there and 2 here" in other.output
 
 
-def test_the_command_is_there_and_says_no_in_words():
+def test_the_command_refuses_mistakes_with_a_message():
     done = subprocess.run([COHORT, "compare", "grop"], env=ONE_THREAD, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "did you mean 'grpo'" in done.stderr

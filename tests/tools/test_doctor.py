@@ -56,7 +56,7 @@ def broken(server: Any, **overrides: Any) -> tuple[int, str]:
     return examine(server, write_recipe(server.folder / "broken.toml", **defaults | overrides))
 
 
-def test_a_reward_that_no_gold_satisfies(server):
+def test_a_reward_that_no_reference_answer_satisfies(server):
     code, printed = broken(server, rewards=[{"function": "session_tools:always_wrong"}])
     assert level(printed, "golds") == "FAILURE"
     assert "0 of 64 gold answers score as success" in printed
@@ -72,7 +72,7 @@ def test_a_reward_that_every_answer_satisfies(server):
     assert "Too easy" in printed
 
 
-def test_a_monitor_that_cannot_watch(server):
+def test_a_monitor_that_cannot_run(server):
     """Whatever monitors there are: the doctor asks each that the recipe names, and starts none."""
     (server.folder / "my_monitors.py").write_text(
         "class Pager:\n"
@@ -104,13 +104,13 @@ def test_positions_that_the_model_does_not_have(server):
     assert "Traceback" not in printed
 
 
-def test_a_model_that_solves_nothing_is_told_what_to_try(server):
+def test_a_model_that_solves_nothing_gets_advice(server):
     _, printed = broken(server)
     assert level(printed, "success") == "warning"
     assert "try easier prompts, a cold start" in printed
 
 
-def test_a_reward_that_raises_on_golds(server):
+def test_a_reward_that_raises_on_reference_answers(server):
     """The failure stands among the other checks, which are printed all the same."""
     code, printed = broken(server, rewards=[{"function": "session_tools:always_broken"}])
     assert code == 1
@@ -138,7 +138,7 @@ def test_memory_is_predicted_for_every_power_of_two_up_to_the_ranks(server):
 
 
 @pytest.mark.parametrize(("shard", "words"), [("none", ["--ranks", 2]), ("full", [])])
-def test_what_several_ranks_cannot_sample_ahead_is_said_before_they_are_started(server, shard, words):
+def test_ranks_that_cannot_sample_ahead_are_reported_by_a_single_process(server, shard, words):
     """Alone the same recipe would be in order."""
     changes = {"cold_start.num_steps": 0, "ahead.lag": 1, "parallel.shard": shard}
     code, printed = examine(server, write_recipe(server.folder / f"ahead-{shard}.toml", **changes), *words)
@@ -147,7 +147,7 @@ def test_what_several_ranks_cannot_sample_ahead_is_said_before_they_are_started(
     assert "what is sampled ahead comes from servers" in printed
 
 
-def test_what_ranks_would_share_out_is_looked_at_whole(server):
+def test_a_single_process_checks_a_sharded_recipe_with_the_whole_model(server):
     """Alone there is nobody to share with; the memory that is predicted is that of shares all the same."""
     recipe = write_recipe(server.folder / "shared.toml", **{"cold_start.num_steps": 0, "parallel.shard": "full"})
     _, printed = examine(server, recipe, "--ranks", 2)
