@@ -325,7 +325,7 @@ def test_who_has_a_reference_that_may_move_and_an_estimate_of_the_kl():
     fixed = explain_idle(AlgorithmConfig(name="rft", kl_coef=0.1).model_dump())
     assert "kl_estimator" not in fixed
     assert (
-        fixed["reference_every"] == fixed["reference_decay"] == "data 'start' is sampled from the reference, which cannot move"
+        fixed["reference_every"] == fixed["reference_decay"] == "data 'start' is sampled from the reference, which must not change"
     )
 
 
@@ -347,9 +347,9 @@ def test_the_floor_acts_where_prompts_are_chosen_and_nowhere_else():
 def test_a_run_says_which_of_its_changes_have_no_effect():
     said = describe_algorithm(AlgorithmConfig(name="cispo", clip_low=0.1, gamma=0.9, ratio_cap=4.0))
     assert (
-        "(changed from the preset: ratio_cap 4.0 instead of 5.0); without effect here: gamma (it is read by advantage " in said
+        "(changed from the preset: ratio_cap 4.0 instead of 5.0); without effect here: gamma (used only by advantage " in said
     )
-    assert said.endswith("clip_low (it is read by region 'clip', 'dual_clip', 'sequence_product' and 'sequence' alone)")
+    assert said.endswith("clip_low (used only by region 'clip', 'dual_clip', 'sequence_product' and 'sequence')")
     masked = describe_algorithm(AlgorithmConfig(name="sft", mask_truncated=True))
     assert "cut completions masked" not in masked
     assert "changed" not in masked

@@ -107,7 +107,7 @@ CONTRADICTIONS = [
     ({"name": "maxrl", "kl_coef": 0.1, "kl_in": "completion_reward", "kl_estimator": "k1"}, ["relative_to_mean", '"loss"']),
     ({"name": "rft", "mismatch_weight": "token_truncate"}, ["mismatch_weight", "start", "off"]),
     ({"name": "grpo", "region": "dual_clip", "dual_clip": 1.1}, ["dual_clip", "1 + clip_high"]),
-    ({"name": "online_rft", "zero_variance": "drop"}, ["binary", "learns from groups of equals too", 'zero_variance = "keep"']),
+    ({"name": "online_rft", "zero_variance": "drop"}, ["binary", "also learns from groups with equal rewards", 'zero_variance = "keep"']),
     ({"name": "sft", "zero_variance": "drop"}, ["demonstrations", 'zero_variance = "keep"']),
     ({"name": "sft", "refill_rounds": 2}, ["refill_rounds", "demonstrations"]),
     ({"name": "ppo", "refill_rounds": 2}, ["refill_rounds", "gae"]),
@@ -292,7 +292,7 @@ def test_rewards_that_the_advantage_does_not_read_are_said_to_be_without_effect(
         assert warnings == []
     else:
         (warning,) = warnings
-        assert f"reads success alone, so these rewards are measured and without effect: {unread}. " in warning
+        assert f"uses only success, so these rewards are measured but have no effect: {unread}. " in warning
         assert "weight = 0" in warning
 
 

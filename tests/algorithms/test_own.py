@@ -166,8 +166,8 @@ REFUSED = {
     "no function": ({"advantage": "somebodys:centered"}, r"has no function 'centered'; did you mean 'centred'\?"),
     "no function, but a number": ({"region": "somebodys:number"}, "algorithm.region: cannot use somebodys:number: it is of type int"),
     "unknown input": ({"advantage": "somebodys:reads_odd"}, "reads 'reward_PG'; there is rewards_PG, scored_PG"),
-    "open signature": ({"advantage": "somebodys:open_ended"}, r"takes \*\*rest: name what it reads"),
-    "another kind": ({"advantage": "somebodys:powered"}, "is decorated as @region; name it for algorithm.region"),
+    "open signature": ({"advantage": "somebodys:open_ended"}, r"takes \*\*rest: name its inputs"),
+    "another kind": ({"advantage": "somebodys:powered"}, "is decorated as @region; use it for algorithm.region"),
     "no signature": ({"advantage": "builtins:print"}, "algorithm.advantage: "),
     "no source": ({"aggregation": "builtins:sorted"}, "algorithm.aggregation: "),
     "missing": ({"region": "somebodys:powered"}, r"needs 'floor', which has no default: set algorithm\.args\.floor"),
@@ -202,7 +202,7 @@ def test_rules_for_built_in_choices_hold_for_a_users_function_once_it_is_known(m
     ):
         resolve(algorithm=own, train={"group_size": 1})
     resolve(algorithm={"advantage": "somebodys:raw"}, train={"group_size": 1})  # its decorator says that it compares nothing
-    with pytest.raises(RecipeError, match=r'zero_variance "drop" does not fit: advantage .* learns from groups of equals too'):
+    with pytest.raises(RecipeError, match=r'zero_variance "drop" does not fit: advantage .* also learns from groups with equal rewards'):
         resolve(algorithm={"advantage": "somebodys:raw", "zero_variance": "drop"})
     with pytest.raises(RecipeError, match="data 'start' is never sampled again"):
         resolve(algorithm={"region": "somebodys:bare", "data": "start", "kl_coef": 0.0})

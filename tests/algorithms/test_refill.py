@@ -138,7 +138,7 @@ def test_too_easy_in_words():
     assert explain_difficulty(counts, step=3, wanted=32) == (
         "the task is too easy for this policy: in 80 of 96 groups drawn at step 3 every completion was right "
         "(10 all failed, 5 mixed, 1 without a verdict); the batch has 5 of 32 groups. Use harder prompts, or "
-        'prompt_choice = "informative", which draws solved ones less often; if all are solved, the run is done.'
+        'prompt_choice = "informative", which draws solved prompts less often; if all are solved, the run is done.'
     )
 
 
@@ -147,7 +147,7 @@ def test_uneven_in_words():
     assert explain_difficulty(counts, step=12, wanted=32) == (
         "too few prompts are of the right difficulty for this policy: of 96 groups drawn at step 12, 40 were all right and "
         "44 all failed (12 mixed); the batch has 12 of 32 groups. Use prompt_choice = "
-        '"informative", which prefers those in between, a larger group_size, or more refill_rounds.'
+        '"informative", which prefers prompts of medium difficulty, a larger group_size, or more refill_rounds.'
     )
 
 

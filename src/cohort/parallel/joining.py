@@ -157,7 +157,7 @@ def follow_main(lobby: dist.Store, rank: int, size: int, patience: Patience) -> 
         while not lobby.check([f"{name}/all"]):
             patience.wait(lambda: [other for other in others if not lobby.check([f"{name}/in/{other}"])])
     except RankError as problem:
-        problem.told = True  # the main rank has waited for the same ones
+        problem.reported = True  # the main rank has waited for the same ones
         raise
     return name, earlier_run
 

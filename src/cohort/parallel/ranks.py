@@ -137,7 +137,7 @@ class Ranks(World):
             self.lost = describe_problem(problem) if isinstance(problem, Exception) else repr(problem)
             self._tell(self.meeting + 1, problem)
             if isinstance(problem, CohortError) and not self.is_main:
-                problem.told = self._is_heard()
+                problem.reported = self._is_heard()
 
     def close(self) -> None:
         if not self.lost:
@@ -247,7 +247,7 @@ class Ranks(World):
             "silent)."
         )
         problem = RankError(self.lost)
-        problem.told = bool(gone) and any(rank not in gone for rank in range(self.rank))  # who misses them as well, and says so
+        problem.reported = bool(gone) and any(rank not in gone for rank in range(self.rank))  # who misses them as well, and says so
         for meeting in (self.meeting, self.meeting + 1):  # whoever is at this exchange still, or past it already
             self._tell(meeting, problem)
         raise problem from cause
@@ -268,7 +268,7 @@ class Ranks(World):
     def _leave_to_main(self, problem: Exception) -> Exception:
         """A problem that all ranks know is said by the main one alone; what is nobody's words keeps its traceback where it arose."""
         if isinstance(problem, CohortError):
-            problem.told = not self.is_main
+            problem.reported = not self.is_main
         return problem
 
 
