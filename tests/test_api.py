@@ -460,7 +460,11 @@ def test_objects_that_would_not_be_loaded_again_as_what_they_are_are_refused(mod
         ({"prompts": ROWS, "rewards": [digit_share], "monitors": ["wandb"]}, RecipeError, r"also=\['wandb'\]"),
         ({"prompts": ROWS, "rewards": [digit_share], "monitors": Watcher()}, RecipeError, "monitors: give a list"),
         ({"prompts": ROWS, "rewards": [digit_share], "tokenizer": object()}, RecipeError, "tokenizer: a model folder"),
-        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": "nowhere.json"}, RecipeError, "is not a file or folder here"),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "evaluate_on": "nowhere.json"},
+            RecipeError,
+            "is not a file or folder here",
+        ),
         ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {"a/b": OTHERS}}, RecipeError, "cannot name a set"),
         ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {}}, RecipeError, "no set in it"),
         (

@@ -325,7 +325,9 @@ def test_who_has_a_reference_that_may_move_and_an_estimate_of_the_kl():
     fixed = explain_idle(AlgorithmConfig(name="rft", kl_coef=0.1).model_dump())
     assert "kl_estimator" not in fixed
     assert (
-        fixed["reference_every"] == fixed["reference_decay"] == "data 'start' is sampled from the reference, which must not change"
+        fixed["reference_every"]
+        == fixed["reference_decay"]
+        == "data 'start' is sampled from the reference, which must not change"
     )
 
 

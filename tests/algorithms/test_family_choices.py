@@ -107,7 +107,10 @@ CONTRADICTIONS = [
     ({"name": "maxrl", "kl_coef": 0.1, "kl_in": "completion_reward", "kl_estimator": "k1"}, ["relative_to_mean", '"loss"']),
     ({"name": "rft", "mismatch_weight": "token_truncate"}, ["mismatch_weight", "start", "off"]),
     ({"name": "grpo", "region": "dual_clip", "dual_clip": 1.1}, ["dual_clip", "1 + clip_high"]),
-    ({"name": "online_rft", "zero_variance": "drop"}, ["binary", "also learns from groups with equal rewards", 'zero_variance = "keep"']),
+    (
+        {"name": "online_rft", "zero_variance": "drop"},
+        ["binary", "also learns from groups with equal rewards", 'zero_variance = "keep"'],
+    ),
     ({"name": "sft", "zero_variance": "drop"}, ["demonstrations", 'zero_variance = "keep"']),
     ({"name": "sft", "refill_rounds": 2}, ["refill_rounds", "demonstrations"]),
     ({"name": "ppo", "refill_rounds": 2}, ["refill_rounds", "gae"]),

@@ -202,7 +202,9 @@ def test_rules_for_built_in_choices_hold_for_a_users_function_once_it_is_known(m
     ):
         resolve(algorithm=own, train={"group_size": 1})
     resolve(algorithm={"advantage": "somebodys:raw"}, train={"group_size": 1})  # its decorator says that it compares nothing
-    with pytest.raises(RecipeError, match=r'zero_variance "drop" does not fit: advantage .* also learns from groups with equal rewards'):
+    with pytest.raises(
+        RecipeError, match=r'zero_variance "drop" does not fit: advantage .* also learns from groups with equal rewards'
+    ):
         resolve(algorithm={"advantage": "somebodys:raw", "zero_variance": "drop"})
     with pytest.raises(RecipeError, match="data 'start' is never sampled again"):
         resolve(algorithm={"region": "somebodys:bare", "data": "start", "kl_coef": 0.0})

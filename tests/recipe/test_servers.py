@@ -24,7 +24,12 @@ def test_servers_are_named_one_by_one_or_in_a_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("", "contains no address"), ("http://a\nhttp://a:80/", "listed twice"), ("ftp://a", "not like"), (None, "cannot be read")],
+    [
+        ("", "contains no address"),
+        ("http://a\nhttp://a:80/", "listed twice"),
+        ("ftp://a", "not like"),
+        (None, "cannot be read"),
+    ],
 )
 def test_a_file_that_names_no_servers_is_refused(tmp_path, text, words):
     file = tmp_path / "servers.txt"

@@ -44,7 +44,7 @@ NOT_LOWERED = list_names_where("advantage", lambda choice: not LOWERED & {*choic
 
 
 @dataclass(frozen=True)
-class ActingCondition:
+class Condition:
     """When settings have an effect."""
 
     choices: tuple[str, ...]
@@ -57,78 +57,78 @@ class ActingCondition:
 
 CONDITIONS = (
     # min(rho A, clip(rho) A) is rho A below the lower limit when A > 0: the pessimistic bound never takes it.
-    ActingCondition(
+    Condition(
         ("clip_low", "dual_clip", *(setting.name for setting in list_declared_settings() if setting.down_only)),
         lambda c: not c.advantage.traits.never_negative or c.taught,
         f"it limits tokens with negative advantages, and advantage {NEVER_NEGATIVE} give none",
     ),
-    ActingCondition(
+    Condition(
         ("mismatch_weight",),
         lambda c: not c.region.traits.preference,
         f"region {PREFERENCES} has no mismatch weight",
     ),
-    ActingCondition(
+    Condition(
         ("mismatch_weight",),
         lambda c: not c.region.traits.corrects_mismatch,
         f"the ratio of region {TO_ENGINE} already includes the engine",
     ),
-    ActingCondition(
+    Condition(
         ("mismatch_weight",),
         lambda c: c.data == "policy",
         "it corrects for the engine that samples from the policy, and data {c.data!r} is not sampled from it",
     ),
-    ActingCondition(("mismatch_cap",), lambda c: c.settings["mismatch_weight"] not in UNWEIGHED, "mismatch_weight is off"),
-    ActingCondition(
+    Condition(("mismatch_cap",), lambda c: c.settings["mismatch_weight"] not in UNWEIGHED, "mismatch_weight is off"),
+    Condition(
         ("kl_estimator", "kl_in", "kl_corrected"),
         lambda c: c.settings["kl_coef"] > 0,
         "kl_coef is 0, so there is no KL",
         refused=False,
     ),
-    ActingCondition(
+    Condition(
         ("kl_target", "reference_every", "reference_decay"),
         lambda c: c.settings["kl_coef"] > 0,
         "kl_coef is 0, so there is no KL; a positive kl_coef (0.01 is usual) adds one",
     ),
-    ActingCondition(
+    Condition(
         ("kl_estimator", "kl_in", "kl_corrected", "kl_target"),
         lambda c: not c.region.traits.preference,
         f"region {PREFERENCES} has an implicit KL and estimates none",
     ),
-    ActingCondition(
+    Condition(
         ("kl_corrected",),
         lambda c: c.settings["kl_in"] == "loss",
         "only a KL in the loss is corrected",
     ),
-    ActingCondition(
+    Condition(
         ("reference_every", "reference_decay"),
         lambda c: c.data != "start",
         "data 'start' is sampled from the reference, which must not change",
     ),
-    ActingCondition(
+    Condition(
         ("entropy_coef",),
         lambda c: not c.region.traits.preference,
         f"region {PREFERENCES} has no entropy term",
     ),
-    ActingCondition(
+    Condition(
         ("refill_rounds", "prompt_choice", "choice_floor", "mask_truncated", "overlong_share", "zero_variance"),
         lambda c: c.data in SAMPLED,
         "data {c.data!r} is not sampled, so there is no choice of prompts, no truncation and no group with equal rewards",
     ),
-    ActingCondition(
+    Condition(
         ("refill_rounds", "zero_variance"),
         lambda c: c.advantage.traits.compares_group,
         "advantage {c.advantage.name!r} also learns from groups with equal rewards",
     ),
-    ActingCondition(
+    Condition(
         ("zero_variance",),
         lambda c: not c.region.traits.preference,
         f"region {PREFERENCES} always excludes groups with equal rewards",
         refused=False,
     ),
-    ActingCondition(
+    Condition(
         ("choice_floor",), lambda c: c.settings["prompt_choice"] == "informative", "only prompt_choice 'informative' uses it"
     ),
-    ActingCondition(
+    Condition(
         ("overlong_share",),
         lambda c: bool(LOWERED & {*c.advantage.reads}),
         f"it lowers the reward, and advantage {NOT_LOWERED} use only success, or no reward at all",

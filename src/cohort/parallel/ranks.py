@@ -247,7 +247,9 @@ class Ranks(World):
             "silent)."
         )
         problem = RankError(self.lost)
-        problem.reported = bool(gone) and any(rank not in gone for rank in range(self.rank))  # who misses them as well, and says so
+        problem.reported = bool(gone) and any(
+            rank not in gone for rank in range(self.rank)
+        )  # who misses them as well, and says so
         for meeting in (self.meeting, self.meeting + 1):  # whoever is at this exchange still, or past it already
             self._tell(meeting, problem)
         raise problem from cause

@@ -67,9 +67,7 @@ class AlgorithmBase(Section):
     mismatch_cap: float = Field(2.0, gt=1, description="Largest value of mismatch_weight.")
     # -- KL to the reference -------------------------------------------------------------------------------------------
     kl_coef: float = Field(
-        0.04,
-        ge=0,
-        description="Weight of the KL to the reference; 0: no reference is loaded (but see monitors.kl). With dpo: its beta.",
+        0.04, ge=0, description="Weight of the KL to the reference; 0: no reference (but see monitors.kl). With dpo: its beta."
     )
     kl_estimator: str = Field("k3", description="Estimator of the KL from sampled tokens: " + list_choices("kl"))
     kl_in: Literal["loss", "token_reward", "completion_reward"] = Field(
@@ -84,10 +82,7 @@ class AlgorithmBase(Section):
     )
     reference_every: int = Field(0, ge=0, description="Replace the reference with the policy every N steps; 0: never.")
     reference_decay: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="The reference is a moving average of the policy with this decay per step; 0: it is fixed.",
+        0.0, ge=0, lt=1, description="The reference is a moving average of the policy with this decay; 0: it is fixed."
     )
     entropy_coef: float = Field(0.0, ge=0, description="Weight of an entropy bonus.")
     # -- aggregation ---------------------------------------------------------------------------------------------------
@@ -97,28 +92,18 @@ class AlgorithmBase(Section):
         "keep", description="Groups with equal rewards: keep counts them in every denominator, drop excludes them."
     )
     refill_rounds: int = Field(
-        0,
-        ge=0,
-        description="Dynamic sampling: draw up to N more rounds of prompts to replace groups in which all succeed or all fail; 0: off.",
+        0, ge=0, description="Dynamic sampling: up to N more rounds to replace groups that all succeed or all fail; 0: off."
     )
     prompt_choice: Literal["stream", "informative"] = Field(
         "stream",
         description="stream: every prompt once per epoch. informative: prefers prompts whose recent success rate is near 1/2.",
     )
     choice_floor: float = Field(
-        0.05,
-        gt=0,
-        le=1,
-        description="informative: weight of a prompt that is always or never solved; the best prompt has weight 1.",
+        0.05, gt=0, le=1, description="informative: weight of a prompt always or never solved; the best prompt has weight 1."
     )
-    mask_truncated: bool = Field(
-        False, description="Exclude completions that are truncated at max_completion_tokens from the loss."
-    )
+    mask_truncated: bool = Field(False, description="Exclude completions truncated at max_completion_tokens from the loss.")
     overlong_share: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Soft overlong penalty: over this last share of max_completion_tokens the penalty grows from 0 to 1; 0: off.",
+        0.0, ge=0, le=1, description="Soft overlong penalty: grows from 0 to 1 over this last share of the limit; 0: off."
     )
 
     args: dict[str, Any] = Field(

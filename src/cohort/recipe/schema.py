@@ -37,9 +37,7 @@ class ScratchConfig(Section):
     num_heads: int = Field(4, ge=1, description="Query heads; must divide hidden_size.")
     num_kv_heads: int = Field(2, ge=1, description="Key/value heads; must divide num_heads.")
     max_positions: int = Field(256, ge=8, description="Longest sequence: prompt plus completion.")
-    characters: str = Field(
-        "", description='Alphabet of the character tokenizer; "" collects it from the prompts and demonstrations.'
-    )
+    characters: str = Field("", description='Alphabet of the character tokenizer; "": collected from the rows.')
 
 
 class LoraConfig(Section):
@@ -50,10 +48,7 @@ class LoraConfig(Section):
     targets: list[str] = Field(
         default_factory=list, description="Names of the modules that get adapters; empty: every linear layer except the head."
     )
-    adapter: str = Field(
-        "",
-        description='Folder of a PEFT adapter that the run starts from; it is also the reference of the KL. "": a new adapter.',
-    )
+    adapter: str = Field("", description='A PEFT adapter folder to start from, also the reference of the KL; "": new.')
     base_dtype: Literal["auto", "nf4"] = Field(
         "auto",
         description="Precision of the frozen base. auto: model.dtype. nf4: linear layers in 4 bits (QLoRA, needs bitsandbytes): a quarter "
@@ -107,19 +102,14 @@ class PromptsConfig(Section):
         description='A .jsonl, .json, .parquet or .csv file, a saved datasets folder, a hub dataset id, "task:NAME" (built in), '
         '"gym:NAME" (reasoning-gym), or "package.module:function" that returns rows.',
     )
-    split: str = Field(
-        "train",
-        description="Split of a hub dataset or a built-in task; passed to a function that has a parameter `split`.",
-    )
+    split: str = Field("train", description="Split of a hub dataset or task; passed to functions with a parameter `split`.")
     shape: Literal["", "gsm8k", "math", "humaneval", "mbpp"] = Field(
         "",
         description="The benchmark whose column names the rows use; the prompt and the columns for the rewards are made from them. "
         '"": none.',
     )
     prompt_column: str = Field("prompt", description="Column with the prompt.")
-    template: str = Field(
-        "", description='Text with {column} fields that makes the prompt; "" uses the prompt column as it is.'
-    )
+    template: str = Field("", description='Text with {column} fields that makes the prompt; "": the prompt column.')
     system: str = Field("", description="System message for every prompt; turns a text prompt into a chat.")
     chat_template: str = Field(
         "",
@@ -162,8 +152,7 @@ class RewardConfig(Section):
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
     columns: dict[str, str] = Field(
-        default_factory=dict,
-        description='Parameter of the function -> column of the rows, where the names differ: { answer = "solution" }.',
+        default_factory=dict, description='Parameter of the function -> column of the rows: { answer = "solution" }.'
     )
 
 
@@ -185,16 +174,10 @@ class CriticConfig(Section):
 class TeacherConfig(Section):
     """On-policy distillation: a frozen model adds coef (log pi_teacher - log pi_sampled) to the advantage of every sampled token."""
 
-    source: str = Field(
-        "", description='A model folder, hub id or run folder, with the same tokenizer as the policy; "": no teacher.'
-    )
+    source: str = Field("", description='A model folder, hub id or run folder with the policy\'s tokenizer; "": none.')
     revision: str = Field("", description='Hub revision of the teacher; "" is the default branch.')
-    trust_remote_code: bool = Field(
-        False, description="Run Python code that ships with the teacher, as model.trust_remote_code."
-    )
-    coef: float = Field(
-        1.0, gt=0, description="Weight of the teacher's term in the advantage of each token; 1 is the reverse KL itself."
-    )
+    trust_remote_code: bool = Field(False, description="Run Python code of the teacher's model, as model.trust_remote_code.")
+    coef: float = Field(1.0, gt=0, description="Weight of the teacher in the advantage of each token; 1: the reverse KL.")
 
 
 class SamplingConfig(Section):
@@ -206,13 +189,11 @@ class SamplingConfig(Section):
         description='Addresses of vLLM servers, such as "http://10.0.0.5:8000" (`cohort serve` starts one), or "@FILE" with one address '
         "per line.",
     )
-    temperature: float = Field(1.0, ge=0, description="Sampling temperature; log-probs are computed at the same temperature.")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature, also that of all log-probs.")
     max_completion_tokens: int = Field(512, ge=1, description="Completions are truncated at this length.")
     stop: list[str] = Field(default_factory=list, description="Extra stop tokens (one token each), besides the model's own.")
     slots: int = Field(0, ge=0, description="Completions decoded in parallel; 0 picks a value from the free memory.")
-    cuda_graphs: bool = Field(
-        True, description="Capture decode steps in CUDA graphs: a few seconds at the start, then several times faster."
-    )
+    cuda_graphs: bool = Field(True, description="Capture decoding in CUDA graphs: a slower start, then several times faster.")
 
     @field_validator("engine")
     @classmethod
@@ -248,28 +229,20 @@ class TrainConfig(Section):
     group_size: int = Field(8, ge=1, description="Completions sampled per prompt.")
     minibatches_per_step: int = Field(1, ge=1, description="Optimizer steps in one pass over a batch.")
     passes_per_step: int = Field(1, ge=1, description="Passes over each batch.")
-    micro_batch_tokens: int = Field(
-        16384, ge=1, description="Tokens in one forward-backward pass; affects memory, never the gradient."
-    )
+    micro_batch_tokens: int = Field(16384, ge=1, description="Tokens per forward-backward pass; never changes the gradient.")
     activation_checkpointing: bool = Field(
-        False,
-        description="Keep one hidden state per layer and recompute the rest in the backward pass: less memory, a third more time.",
+        False, description="Keep one hidden state per layer and recompute the rest: less memory, a third more time."
     )
     deterministic: bool = Field(
-        False,
-        description="On a GPU: the same bits in every run of a recipe, resumed or not. Slower: attention adds its gradients in order.",
+        False, description="On a GPU: the same bits in every run of a recipe; slower, as attention adds in a fixed order."
     )
-    max_fault_share: float = Field(
-        0.1, ge=0, le=1, description="Stop the run when more than this share of a step's completions have reward faults."
-    )
+    max_fault_share: float = Field(0.1, ge=0, le=1, description="Share of reward faults in a step that stops the run.")
     stop_when: str = Field(
         "",
         description='End the run after the first step whose metrics meet this condition, e.g. "eval/pass@1 >= 0.95"; combine several with '
         '`and`, `or`. "": never.',
     )
-    on_alarm: Literal["go_on", "stop"] = Field(
-        "go_on", description="stop: end the run after the first step with an alarm. go_on: only report it."
-    )
+    on_alarm: Literal["go_on", "stop"] = Field("go_on", description="go_on: only report alarms. stop: end the run.")
 
     @field_validator("stop_when")
     @classmethod
@@ -284,16 +257,13 @@ class OptimizerConfig(Section):
     learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay after warm-up.")
     warmup_steps: int = Field(0, ge=0, description="Optimizer steps of linear warm-up.")
-    final_share: float = Field(
-        0.0, ge=0, le=1, description="Final learning rate of the linear and cosine decay, as a share of the peak."
-    )
+    final_share: float = Field(0.0, ge=0, le=1, description="Learning rate at the end of a decay, as a share of the peak.")
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW beta1.")
     beta2: float = Field(0.999, ge=0, lt=1, description="AdamW beta2.")
     epsilon: float = Field(1e-8, gt=0, description="AdamW epsilon.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
     state_bits: Literal[32, 8] = Field(
-        32,
-        description="Bits of each of AdamW's two moments. 8 quantises them in blocks, for models that would not fit otherwise.",
+        32, description="Bits of AdamW's moments; 8 quantises them in blocks, for models that would not fit otherwise."
     )
     max_grad_norm: float = Field(1.0, ge=0, description="Clip gradients to this norm; 0: no clipping.")
 
@@ -308,10 +278,7 @@ class ColdStartConfig(Section):
     learning_rate: float = Field(3e-3, gt=0, description="Peak learning rate of the cold start.")
     warmup_steps: int = Field(20, ge=0, description="Steps of linear warm-up.")
     until_success: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="Stop when the success rate on sampled training prompts reaches this; 1 runs all steps.",
+        1.0, gt=0, le=1, description="Stop when the success rate on sampled training prompts reaches this; 1: never."
     )
     check_every: int = Field(25, ge=1, description="Measure the success rate every N steps.")
     check_prompts: int = Field(64, ge=1, description="Training prompts sampled for each measurement.")

@@ -48,11 +48,7 @@ class AheadConfig(Section):
     """Sampling and scoring ahead: later steps are sampled while a step is trained. See docs/scale.md."""
 
     lag: int = Field(
-        0,
-        ge=0,
-        le=64,
-        description="Steps by which sampling runs ahead of training; 0: each step waits for its own completions. Gives the same bits in "
-        "every run of a recipe, resumed or not.",
+        0, ge=0, le=64, description="Steps by which sampling runs ahead of training; 0: off. Exactly reproducible."
     )
     in_flight: bool = Field(
         False,
@@ -60,17 +56,10 @@ class AheadConfig(Section):
         "for engines that support it (vllm); two runs never have the same bits.",
     )
     max_staleness: int = Field(
-        2,
-        ge=0,
-        le=64,
-        description="With in_flight: maximum age of a token, in steps, when it is trained on. This many steps are sampled ahead, and "
-        "groups with older tokens are dropped.",
+        2, ge=0, le=64, description="With in_flight: steps sampled ahead, and maximum age of a token; older groups are dropped."
     )
     limit_s: float = Field(
-        3600.0,
-        gt=0,
-        le=1e6,
-        description="Maximum time, in seconds, that training waits for completions or rewards before the run ends with an error.",
+        3600.0, gt=0, le=1e6, description="Seconds that training waits for rollouts before the run ends with an error."
     )
 
 
@@ -90,10 +79,7 @@ class ParallelConfig(Section):
     )
     offload: bool = Field(False, description='With shard = "full": keep weights and optimizer states in host memory; slower.')
     limit_s: float = Field(
-        120.0,
-        ge=5,
-        le=3600,
-        description="A rank that gives no sign of life for this many seconds is lost; the others then end and name it.",
+        120.0, ge=5, le=3600, description="A rank without a sign of life for this many seconds is lost; the others then end."
     )
 
 
@@ -106,25 +92,16 @@ class VllmConfig(Section):
         "first. files: through a folder that the servers read. adapter: only the adapter of a LoRA policy, as files.",
     )
     folder: str = Field(
-        "",
-        description='With files and adapter: a folder that all servers reach under this path; "": a folder inside the run folder.',
+        "", description='With files and adapter: a folder that all servers reach; "": one inside the run folder.'
     )
     address: str = Field(
-        "",
-        description="With group: the address at which the servers' workers reach this trainer; "
-        '"": the address of the network interface towards the first server.',
+        "", description='With group: the address at which servers reach this trainer; "": that of the route to the first.'
     )
     limit_s: float = Field(
-        30.0,
-        ge=1,
-        le=3600,
-        description="A server that gives no sign of life for this many seconds is lost; the others take over its requests.",
+        30.0, ge=1, le=3600, description="A server without a sign of life for this many seconds is lost; the others take over."
     )
     wait_s: float = Field(
-        300.0,
-        ge=0,
-        le=86400,
-        description="How many seconds a run waits when no server is left, before it saves and ends.",
+        300.0, ge=0, le=86400, description="Seconds that a run waits when no server is left, before it saves and ends."
     )
 
 
@@ -153,9 +130,7 @@ class MonitorsConfig(Section):
         "step 1, every N steps, and where a new finding names completions; at most 2 MB per step. 0 saves none.",
     )
     show_every: int = Field(
-        25,
-        ge=0,
-        description="Show a group on the console (prompt, best and worst completion, reward parts) at step 1 and every N steps; 0: never.",
+        25, ge=0, description="Show a group (best and worst completion) at step 1 and every N steps; 0: never."
     )
     kl: bool = Field(
         False,
@@ -175,12 +150,9 @@ class MonitorsConfig(Section):
 class RewardModelConfig(Section):
     """Iterative training against a learned reward model. The functions of [[rewards]] label its data and decide success."""
 
-    iterations: int = Field(
-        0, ge=0, description="Rounds of: fit the reward model, refresh the reference, train. 0: no reward model."
-    )
+    iterations: int = Field(0, ge=0, description="Rounds of fitting the model, refreshing the reference, training; 0: off.")
     source: str = Field(
-        "",
-        description='A folder or hub id of a sequence-classification model to start from; "" makes one from the policy.',
+        "", description='A sequence-classification model (folder or hub id) to start from; "": made from the policy.'
     )
     trust_remote_code: bool = Field(False, description="Run Python code that ships with it, as model.trust_remote_code.")
     loss: Literal["pairwise", "pointwise"] = Field(
@@ -191,9 +163,5 @@ class RewardModelConfig(Section):
     epochs: int = Field(2, ge=1, description="Passes over the labelled data.")
     batch_size: int = Field(64, ge=1, description="Completions per update of the reward model.")
     learning_rate: float = Field(1e-5, gt=0, description="Learning rate of the reward model.")
-    replay_share: float = Field(
-        0.1, ge=0, le=1, description="Older labelled completions added to the data, as a share of the new ones."
-    )
-    held_back: float = Field(
-        0.1, gt=0, lt=1, description="Share of the prompts excluded from the fit, to measure its accuracy."
-    )
+    replay_share: float = Field(0.1, ge=0, le=1, description="Older labelled completions, as a share of the new ones.")
+    held_back: float = Field(0.1, gt=0, lt=1, description="Share of the prompts kept out of the fit, to measure its accuracy.")
