@@ -109,7 +109,7 @@ def test_tasks_and_gym_tasks_go_by_prefix():
     rows = load_rows(config(source="gym:chain_sum", args={"count": 3}), 4)
     assert [row["task"] for row in rows] == ["chain_sum"] * 3
     refused("did you mean 'column_addition'", source="task:colum_addition")
-    refused("is gamed", source="gym:propositional_logic")
+    refused("can be exploited", source="gym:propositional_logic")
 
 
 def test_functions_are_called_with_their_arguments_and_the_seed(tmp_path, monkeypatch):
@@ -163,7 +163,7 @@ def test_a_data_frame_is_its_rows(tmp_path):
     (row,) = load_rows(config(), 0, pandas.DataFrame({"prompt": ["a"], "n": [3], 7: [True]}))
     assert (row, type(row["n"]), type(row["7"])) == ({"prompt": "a", "n": 3, "7": True}, int, bool)
     refused("column 'a' of the DataFrame occurs twice", pandas.DataFrame([[1, 2]], columns=["a", "a"]))
-    refused("no rows at all", pandas.DataFrame({"prompt": []}))
+    refused("no rows; at least one", pandas.DataFrame({"prompt": []}))
 
     class DataFrame:  # as polars has it
         columns = ["prompt", "answer"]
@@ -190,7 +190,7 @@ def test_json_is_a_list_of_rows_or_has_one(tmp_path):
         '[{"prompt": "a"},': r"p\.json, line 1, column 18: not valid JSON",
         "": "line 1, column 1: not valid JSON",
         "[[1]]": r"p\.json, row 0: a row must be an object with named columns",
-        "[]": "no rows at all",
+        "[]": "no rows; at least one",
         "[" * 100_000: "nested too deeply|not valid JSON",
     }.items():
         refused(words, source=write(file, text))
@@ -216,7 +216,7 @@ def test_missing_files_are_named_with_the_nearest_neighbour(tmp_path):
     refused("no such file; did you mean 'train.jsonl'", source=str(tmp_path / "trian.jsonl"))
     refused("does not exist either", source=str(tmp_path / "folder" / "train.jsonl"))
     refused("not a file or folder here", source="./somewhere/else")
-    refused("unknown ending '.txt'", source=write(tmp_path / "p.txt", "a"))
+    refused("unknown file type '.txt'", source=write(tmp_path / "p.txt", "a"))
 
 
 def test_broken_files_are_named_by_line(tmp_path):
@@ -226,7 +226,7 @@ def test_broken_files_are_named_by_line(tmp_path):
         source=write(tmp_path / "p.jsonl", good + '\n\n{"prompt": "a\n'),
     )
     refused(r"p\.jsonl, line 2: a row must be an object.*list", source=write(tmp_path / "p.jsonl", good + "\n[1]\n"))
-    refused(r"no rows at all", source=write(tmp_path / "p.jsonl", "\n\n"))
+    refused(r"no rows; at least one", source=write(tmp_path / "p.jsonl", "\n\n"))
     refused(
         r"line 2, column 'prompt': a prompt is text or.*got int '3'",
         source=write(tmp_path / "p.jsonl", good + '\n{"prompt": 3}'),
@@ -254,7 +254,7 @@ def test_a_missing_prompt_column_lists_the_columns_and_the_nearest():
         ([], "an empty list"),
         (["hello"], "message 0 must be"),
         ([{"content": "a"}], "message 0 must be"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image'; prompts are text"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image', but prompts are text"),
         ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "ends with an assistant message"),
     ],
 )
@@ -285,7 +285,7 @@ def test_long_prompts_are_left_out_and_counted():
     assert (report.rows, report.kept, report.too_long, report.longest, report.mean_length) == (4, 2, 2, 40, 4.0)
     assert "2 of 4 left out because they are longer than max_prompt_tokens = 5 (raise it to 40" in str(report)
     assert make_prompts(rows, config(), encode, unknown_id=ord("a"))[1].with_unknown == 4
-    with pytest.raises(PromptError, match=r"none of the 4 prompts.*= 2 tokens; the longest has 40"):
+    with pytest.raises(PromptError, match=r"all 4 prompts are longer than max_prompt_tokens = 2 tokens; the longest has 40"):
         make_prompts(rows, config(max_prompt_tokens=2), encode)
     with pytest.raises(PromptError, match="row 0: the prompt is empty"):
         make_prompts([{"prompt": ""}], config(), encode)
@@ -301,7 +301,7 @@ def test_templates_fill_in_columns_and_nothing_else():
     assert prompts[0].content == "Q: 1 {x} (002, '1 {x}') {literal}"
     assert prompts[0].columns == rows[0]
     refused(r"row 0: prompts.template uses \{qestion\}.*did you mean 'question'", rows, template="{qestion}")
-    refused(r"uses \{\}.*\{\{ and \}\} for braces", rows, template=r"\boxed{}")
+    refused(r"uses \{\}.*\{\{ and \}\} for literal braces", rows, template=r"\boxed{}")
     refused(r"uses \{question\.__class__\}", rows, template="{question.__class__}")
     refused("cannot be filled.*literal braces", rows, template="{question")
     refused("cannot be filled", rows, template="{question:d}")
@@ -324,7 +324,7 @@ def test_a_system_message_makes_a_chat():
 def test_duplicates_land_on_one_side_and_nothing_is_lost(texts: list[str], seed: int, share: float):
     rows = [{"prompt": text, "number": number} for number, text in enumerate(texts)]
     if len({text.strip() for text in texts}) < 2:
-        with pytest.raises(PromptError, match="cannot be split"):
+        with pytest.raises(PromptError, match="too few to hold some out"):
             split_held_out(rows, share, seed)
         return
     train, held_out = split_held_out(rows, share, seed)

@@ -152,12 +152,7 @@ class TokenCredit:
 
 @advantage(per_token=True)
 def process(
-    steps_N: Sequence[Steps],
-    lengths_N: Sequence[int],
-    groups_N: Sequence[int],
-    *,
-    std_ddof: int = 0,
-    std_epsilon: float = 1e-6,
+    steps_N: Sequence[Steps], lengths_N: Sequence[int], groups_N: Sequence[int], *, std_ddof: int = 0, std_epsilon: float = 1e-6
 ) -> list[Tensor]:
     """GRPO with process supervision: each token gets the normalised rewards of its own step and all later ones."""
     places: dict[int, list[int]] = {}

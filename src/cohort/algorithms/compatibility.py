@@ -62,11 +62,7 @@ CONDITIONS = (
         lambda c: not c.advantage.traits.never_negative or c.taught,
         f"it limits tokens with negative advantages, and advantage {NEVER_NEGATIVE} give none",
     ),
-    Condition(
-        ("mismatch_weight",),
-        lambda c: not c.region.traits.preference,
-        f"region {PREFERENCES} has no mismatch weight",
-    ),
+    Condition(("mismatch_weight",), lambda c: not c.region.traits.preference, f"region {PREFERENCES} has no mismatch weight"),
     Condition(
         ("mismatch_weight",),
         lambda c: not c.region.traits.corrects_mismatch,
@@ -94,21 +90,13 @@ CONDITIONS = (
         lambda c: not c.region.traits.preference,
         f"region {PREFERENCES} has an implicit KL and estimates none",
     ),
-    Condition(
-        ("kl_corrected",),
-        lambda c: c.settings["kl_in"] == "loss",
-        "only a KL in the loss is corrected",
-    ),
+    Condition(("kl_corrected",), lambda c: c.settings["kl_in"] == "loss", "only a KL in the loss is corrected"),
     Condition(
         ("reference_every", "reference_decay"),
         lambda c: c.data != "start",
         "data 'start' is sampled from the reference, which must not change",
     ),
-    Condition(
-        ("entropy_coef",),
-        lambda c: not c.region.traits.preference,
-        f"region {PREFERENCES} has no entropy term",
-    ),
+    Condition(("entropy_coef",), lambda c: not c.region.traits.preference, f"region {PREFERENCES} has no entropy term"),
     Condition(
         ("refill_rounds", "prompt_choice", "choice_floor", "mask_truncated", "overlong_share", "zero_variance"),
         lambda c: c.data in SAMPLED,

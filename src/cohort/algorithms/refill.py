@@ -36,14 +36,9 @@ def classify_group(verdicts: Verdicts) -> Kind:
     return "too_hard" if wrong else "unjudged"
 
 
-def is_useful(verdicts: Verdicts) -> bool:
-    """Whether the group holds at least one success and one failure."""
-    return classify_group(verdicts) == "useful"
-
-
 def choose_groups(groups: Iterable[Verdicts], wanted: int) -> list[int]:
     """Indices of the groups to train on: the first `wanted` useful ones, in the order in which they were drawn."""
-    return [place for place, verdicts in enumerate(groups) if is_useful(verdicts)][:wanted]
+    return [place for place, verdicts in enumerate(groups) if classify_group(verdicts) == "useful"][:wanted]
 
 
 @dataclass(frozen=True, slots=True)

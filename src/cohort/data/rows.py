@@ -322,7 +322,10 @@ def load_hub(config: PromptsConfig, section: str) -> Iterable[Any]:
 
 def call_function(source: str, config: PromptsConfig, seed: int, section: str) -> Iterable[Any]:
     """The rows that a user's function returns. It gets seed and split if it has parameters with these names."""
-    function = import_function(source, section)
+    try:
+        function = load_function(source)
+    except NotImportable as problem:
+        raise PromptError(f"{section}.source: {problem}") from problem
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -344,13 +347,6 @@ def call_function(source: str, config: PromptsConfig, seed: int, section: str) -
             f"{section}.split: {source} has no splits; remove split = {config.split!r}, give it a parameter split, or let it return a DatasetDict"
         )
     return read_python_rows(rows, config.split, section)
-
-
-def import_function(source: str, section: str) -> Callable[..., Any]:
-    try:
-        return load_function(source)
-    except NotImportable as problem:
-        raise PromptError(f"{section}.source: {problem}") from problem
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -375,7 +371,9 @@ def render(row: Mapping[str, Any], config: PromptsConfig, place: str, section: s
     if not isinstance(content, str):
         # Columnar formats fill missing keys of messages with null, which templates do not handle.
         content = [{key: value for key, value in message.items() if value is not None} for message in content]
-        content = [{**message, "content": join_texts(message["content"])} for message in content]
+        for message in content:  # some APIs give the text of a message as a list of parts
+            if not isinstance(message["content"], str):
+                message["content"] = "".join(part["text"] for part in message["content"])
     return add_system(content, config.system, place, section) if config.system else content
 
 
@@ -412,8 +410,11 @@ def check_content(content: Any, place: str) -> None:
         text = message.get("content")
         media = [part for part in text if not is_text(part)] if isinstance(text, list) else []
         if media and isinstance(media[0], Mapping):
+            kind = (
+                f"of type {media[0]['type']!r}" if isinstance(media[0].get("type"), str) else f"with {list_columns(media[0])}"
+            )
             raise PromptError(
-                f"{place}: message {number} has {describe_part(media[0])}, but prompts are text only: images and audio "
+                f"{place}: message {number} has a part {kind}, but prompts are text only: images and audio "
                 "are not supported. Remove such parts"
             )
         if not isinstance(text, str) and (media or not text or not isinstance(text, list)):
@@ -426,20 +427,6 @@ def check_content(content: Any, place: str) -> None:
 
 def is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
-
-
-def describe_part(part: Mapping[str, Any]) -> str:
-    """A description of one part of a message: "a part of type 'image_url'"."""
-    return (
-        f"a part of type {part['type']!r}"
-        if isinstance(part.get("type"), str)
-        else f"a part that is not text ({list_columns(part)})"
-    )
-
-
-def join_texts(content: Any) -> str:
-    """The content of a message as one text; some APIs give a list of text parts."""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def add_system(content: Content, system: str, place: str, section: str) -> list[Message]:

@@ -43,11 +43,7 @@ NUMBERS = {"score": (1, 90), "year": (1920, 100)}
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "job": (
         ("name", "role", "city"),
-        (
-            "{name} works as a {role} in {city}.",
-            "{name} is a {role} from {city}.",
-            "In {city}, {name} found work as a {role}.",
-        ),
+        ("{name} works as a {role} in {city}.", "{name} is a {role} from {city}.", "In {city}, {name} found work as a {role}."),
     ),
     "song": (
         ("title", "artist", "year"),

@@ -125,10 +125,7 @@ RULES: tuple[tuple[Callable[[Recipe], Any], str], ...] = (
         lambda r: 0 < r.evaluation.temperature < LEAST_TEMPERATURE,
         "evaluation.temperature: {r.evaluation.temperature:g} makes the logits overflow. Use 0 for greedy completions.",
     ),
-    (
-        find_second_template,
-        "{found}.chat_template: a run has one chat template. Set prompts.chat_template.",
-    ),
+    (find_second_template, "{found}.chat_template: a run has one chat template. Set prompts.chat_template."),
     (find_unclear_rewards, "{found}"),
     (lambda r: explain_size(r), "{found}"),
     (
@@ -330,10 +327,6 @@ def is_pretrained(recipe: Recipe) -> bool:
     return recipe.model.source != "scratch"
 
 
-def compares_groups(recipe: Recipe) -> bool:
-    return recipe.algorithm.chosen.advantage.traits.compares_group
-
-
 def clips_tokens(recipe: Recipe) -> bool:
     """Whether the ratios of single tokens are clipped; the ratio of a whole completion changes far less."""
     region = recipe.algorithm.chosen.region
@@ -345,7 +338,13 @@ LORA_RATE = (
 )
 FULL_RATE = "full fine-tuning with RL works around 1e-6, and up to 3e-5 for models of about 100M parameters"
 RANGES: tuple[tuple[str, float, float, Callable[[Recipe], bool], str], ...] = (
-    ("train.group_size", 4, 64, compares_groups, "small groups often have no signal, large ones cost rollouts"),
+    (
+        "train.group_size",
+        4,
+        64,
+        lambda r: r.algorithm.chosen.advantage.traits.compares_group,
+        "small groups lack signal, large ones are expensive",
+    ),
     ("sampling.temperature", 0.6, 1.0, is_pretrained, "too low gives copies, too high gives noise"),
     ("algorithm.clip_low", 0.1, 0.3, clips_tokens, "the trust region of PPO and GRPO is about 0.2"),
     ("algorithm.clip_high", 0.1, 0.3, clips_tokens, "DAPO's clip-higher is 0.28"),

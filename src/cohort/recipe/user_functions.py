@@ -169,13 +169,6 @@ Plain = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str | None
 """A scalar of JSON."""
 
 
-class FunctionParameter(BaseModel):
-    """A parameter in algorithm.json: its default, if it has one."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    default: Plain = None
-
-
 class FunctionEntry(BaseModel):
     """A function in algorithm.json."""
 
@@ -185,7 +178,8 @@ class FunctionEntry(BaseModel):
     sentence: str
     reads: list[str]
     traits: Any
-    parameters: dict[Annotated[str, Field(pattern=r"^[^\W\d]\w*$")], FunctionParameter]
+    parameters: dict[Annotated[str, Field(pattern=r"^[^\W\d]\w*$")], dict[Literal["default"], Plain]]
+    """Parameter -> {"default": ...}, or {} if it has none."""
     args: dict[str, Any]
 
 
@@ -243,14 +237,6 @@ def parse_own(document: Any, settings: Mapping[str, Any]) -> Own:
 
 
 def read_entry(kind: Kind, entry: FunctionEntry) -> Choice:
-    defaults = {name: one.default for name, one in entry.parameters.items() if one.model_fields_set}
-    return Choice(
-        kind,
-        entry.function,
-        entry.sentence,
-        entry.traits,
-        tuple(entry.reads),
-        tuple(entry.parameters),
-        digest=entry.digest,
-        defaults=defaults,
-    )
+    defaults = {name: one["default"] for name, one in entry.parameters.items() if one}
+    reads, parameters = tuple(entry.reads), tuple(entry.parameters)
+    return Choice(kind, entry.function, entry.sentence, entry.traits, reads, parameters, digest=entry.digest, defaults=defaults)

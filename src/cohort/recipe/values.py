@@ -35,9 +35,7 @@ ENGINES = {
     ),
     "hf": EngineEntry("cohort.engine.hf:make_hf", "slow, simple reference", "a thirtieth to a hundredth of cached's speed"),
     "vllm": EngineEntry(
-        "cohort.engine.vllm.engine:make_vllm",
-        "vLLM servers (sampling.servers), to which weights are pushed",
-        external=True,
+        "cohort.engine.vllm.engine:make_vllm", "vLLM servers (sampling.servers), to which weights are pushed", external=True
     ),
 }
 
