@@ -9,7 +9,7 @@ from cohort.observe.row_index import append_rows
 from cohort.observe.run_folder import RunFolder
 from cohort.observe.token_record import TokenRow, write_tokens
 from cohort.recipe.file import build_recipe, dump_recipe
-from cohort.tools.dashboard.shelf import Shelf
+from cohort.tools.dashboard.run_index import RunIndex
 from cohort.types import UNSCORED, Completion, Outcome, Prompt, Rollout
 
 WORDS = ["seven", "eleven", "Überfall", "so it is", "therefore", "wait", "42", "\n", "<b>bold</b>", "שלום", "a\u200bb"]
@@ -82,4 +82,4 @@ def write_record(folder, step, rows):
 
 
 def find_run(root, name="one"):
-    return Shelf([root]).find(name)
+    return RunIndex([root]).find(name)

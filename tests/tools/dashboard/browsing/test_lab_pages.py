@@ -10,7 +10,7 @@ import pytest
 
 from browsing.checks import check_keyboard, check_labels_and_contrast, check_narrow, check_no_markup, check_still
 from browsing.stage import Visit
-from cohort.tools.dashboard.lab.pages import load_stations
+from cohort.tools.dashboard.lab.stations import load_stations
 from session_tools import prove_others
 
 STATIONS = list(load_stations())
