@@ -95,7 +95,7 @@ function openStation(article, show) {
     find('.first').hidden = made;
     find('.revealed').hidden = !made;
     if (!made || right < 0) return;
-    const result = String(right) === guess ? `Correct: ${guesses[right].textContent}.` : `Not “${guesses[guess].textContent}”, but “${guesses[right].textContent}”.`;
+    const result = String(right) === guess ? `Correct: ${guesses[right].textContent}.` : `Not quite. The answer: ${guesses[right].textContent}.`;
     if (find('.result').textContent !== result) find('.result').textContent = result;
   }
 

@@ -24,6 +24,8 @@ export function write(value, digits = 3) {
 }
 export const signed = (value, digits) => (value > 1e-12 ? '+' : '') + write(value, digits);
 export const percent = value => value > 1e-9 && value < 1e-4 ? '< 0.01 %' : value < 1 - 1e-9 && value > 1 - 1e-4 ? '> 99.99 %' : `${Math.abs(value) < 1e-9 ? 0 : write(100 * value)} %`;
+// A table cell with an arrow and the class of its direction.
+export const pushCell = value => [`${arrow(value)} ${signed(value)}`, value > 1e-12 ? 'raised' : value < -1e-12 ? 'lowered' : 'none'];
 export const arrow = value => value > 1e-12 ? '▲' : value < -1e-12 ? '▼' : '·';
 
 export function findTicks(low, high, count = 4) {

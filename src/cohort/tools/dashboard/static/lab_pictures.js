@@ -1,5 +1,5 @@
 // The pictures of the stations. A function draws an answer into its box and returns a sentence about it; `change` sets the state.
-import {arrow, facts, figure, make, mark, meter, percent, plot, signed, table, write} from './lab_drawing.js';
+import {arrow, facts, figure, make, mark, meter, percent, plot, pushCell, signed, table, write} from './lab_drawing.js';
 import {showRun} from './lab_run.js';
 
 const WORDS = ['four', 'five', 'six', 'seven'];
@@ -213,7 +213,7 @@ function showBaselines(box, answer, state, change) {
       button.onclick = flip; button.textContent = `format ${value}`; button.setAttribute('aria-pressed', value > 0);
     });
   }
-  const lines = rows.map(row => [make('span', {title: row.describes}, row.label), ...row.advantages.map(value => [`${arrow(value)} ${signed(value)}`, value > 1e-12 ? 'raised' : value < -1e-12 ? 'lowered' : 'none'])]);
+  const lines = rows.map(row => [make('span', {title: row.describes}, row.label), ...row.advantages.map(pushCell)]);
   box.querySelector('.numbers').replaceChildren(table(['advantages', ...rewards.map((_, place) => `${place + 1}`)], lines, 'Advantages of every completion under every baseline'));
   const alike = answer.right % rewards.length === 0 && new Set(rewards).size > 1;
   const grpo = rows[0].advantages, against = grpo.flatMap((value, place) => value * answer.critic[place] < -1e-9 ? [place + 1] : []);

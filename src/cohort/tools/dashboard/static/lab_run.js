@@ -1,5 +1,5 @@
 // Your run: a table with a column for each token of a completion and a row for each algorithm; a cell shows how the algorithm pushes the token.
-import {arrow, make, percent, signed, table, write} from './lab_drawing.js';
+import {arrow, make, percent, pushCell, signed, table, write} from './lab_drawing.js';
 
 const WINDOW = 64;
 
@@ -60,7 +60,7 @@ export function showRun(box, answer, state, change) {
   const turn = (label, to) => make('button', {type: 'button', disabled: to < 0 || to >= answer.pieces.length, onclick: () => change({from: to})}, label);
   const pages = answer.pieces.length > WINDOW ? make('div', {class: 'presets'}, turn('← earlier tokens', from - WINDOW), make('span', {}, `${from + 1} to ${Math.min(from + WINDOW, answer.pieces.length)} of ${answer.pieces.length}${answer.left_out ? ` (${answer.left_out} more not shown)` : ''}`), turn('later tokens →', from + WINDOW)) : null;
   const usable = answer.algorithms.filter(one => !one.missing);
-  const means = usable.map(one => [make('span', {title: one.describes}, one.name), ...one.means.map(value => [`${arrow(value)} ${signed(value)}`, value > 1e-12 ? 'raised' : value < -1e-12 ? 'lowered' : 'none'])]);
+  const means = usable.map(one => [make('span', {title: one.describes}, one.name), ...one.means.map(pushCell)]);
   const notes = answer.algorithms.filter(one => one.missing || one.notes.length).map(one => make('li', {}, make('b', {}, `${one.name}: `), [one.missing, ...one.notes].filter(Boolean).join(' ')));
   box.replaceChildren(...[
     choices, answer.note ? make('p', {class: 'caption'}, answer.note) : null, make('h3', {}, 'One completion, token by token'), cards, pages, ...drawMap(answer, weighed, from),
