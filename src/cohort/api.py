@@ -131,13 +131,13 @@ def evaluate(
     settings: words of [evaluation] come first (`samples=16, temperature=0.6`); also those of [prompts], [sampling] and [model],
     and `seed`.
     """
-    from cohort.tools.evaluate_here import evaluate_here
+    from cohort.tools.evaluate import evaluate_from_python
 
     if model is None:
         raise RecipeError("cohort.evaluate needs a model: a folder, a hub id, a run or a loaded model.")
     source, values, materials = hand_in(model, tokenizer, prompts, rewards)
     start = None if recipe is None else find_recipe_path(recipe)
-    return evaluate_here(source, materials, start, values, settings, str(checkpoint))
+    return evaluate_from_python(source, materials, start, values, settings, str(checkpoint))
 
 
 # -- what a person hands in --------------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ def world(tmp_path_factory):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("evaluation.max_problems=4", "A setting is given with --set: --set evaluation.max_problems=4"),
+        ("evaluation.max_problems=4", "Give settings with --set: --set evaluation.max_problems=4"),
         ("runs/rnu", "runs/rnu: no such folder; did you mean 'run'? Name a run, a model folder or a hub id"),
         ("./model", "./model: no such folder"),
         ("runs", "runs is neither a run (it has no recipe.toml) nor a model"),
