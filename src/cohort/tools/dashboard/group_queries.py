@@ -156,11 +156,6 @@ def find_largest(values: np.ndarray, first: int, last: int) -> np.ndarray:
     return candidates[np.argsort(-values[candidates], kind="stable")][first:last]
 
 
-def count_steps(rows: Rows) -> int:
-    """The number of steps, which are sorted."""
-    return int((rows["step"][1:] != rows["step"][:-1]).sum()) + 1 if len(rows) else 0
-
-
 def find_neighbours(values: np.ndarray, here: int) -> tuple[int | None, int | None]:
     """The next smaller and the next larger value."""
     below, above = values[values < here], values[values > here]

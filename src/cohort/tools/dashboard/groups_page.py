@@ -18,7 +18,6 @@ from cohort.tools.dashboard.group_queries import (
     FILTERS,
     ORDERS,
     count_filters,
-    count_steps,
     find_group_starts,
     list_places,
     load_rows,
@@ -27,13 +26,7 @@ from cohort.tools.dashboard.group_queries import (
     split_groups,
 )
 from cohort.tools.dashboard.run_index import RunIndex, ShownRun
-from cohort.tools.dashboard.step_files import (
-    Found,
-    find_recorded_groups,
-    find_step_file,
-    pick_step_rows,
-    search_texts,
-)
+from cohort.tools.dashboard.step_files import find_recorded_groups, find_step_file, pick_step_rows, search_texts
 from cohort.tools.dashboard.view import Page, View
 
 PAGE_SIZE = {"groups": 25, "completions": 40}
@@ -74,7 +67,7 @@ def show_groups(run_index: RunIndex, view: View) -> Page:
 def describe_rows(rows: Rows) -> str:
     if not len(rows):
         return "No completions."
-    steps, first, last = count_steps(rows), int(rows["step"][0]), int(rows["step"][-1])
+    first, last, steps = int(rows["step"][0]), int(rows["step"][-1]), int((rows["step"][1:] != rows["step"][:-1]).sum()) + 1
     span = f"{write_thousands(steps, 'step')} ({first:,} to {last:,})" if steps > 1 else f"step {first}"
     return f"{write_thousands(len(rows), 'completion')} in {write_thousands(len(find_group_starts(rows)), 'group')} of {span}."
 
@@ -88,9 +81,7 @@ def list_chips(view: View, rows: Rows, steps: tuple[int, int] | None, chosen: st
             address = view.link(filter=name, page=None, at=None, show=None if name == "all" else "completions")
             count = f"{counts[name]:,}"
             chips.append({"label": label, "about": about, "count": count, "current": name == chosen, "address": address})
-    address = view.link(order="longest", page=None, at=None, find=None, show="completions")
-    longest = {"label": "longest", "about": "Longest completions first.", "count": "", "address": address}
-    return [*chips, longest | {"current": view.read("order") == "longest"}]
+    return chips
 
 
 def make_form(view: View, shown: str, order: str, searching: bool) -> dict[str, Any]:
@@ -129,32 +120,25 @@ def find_texts(run: ShownRun, view: View, rows: Rows, matches: np.ndarray, wante
     found = search_texts(
         run, rows, matches, wanted, newest=order == "newest", start=None if start < 0 else start, most=PAGE_SIZE["completions"]
     )
-    result, ending = describe_search(found, wanted, start >= 0)
-    heads, lines, problems = tabulate_completions(run, rows[np.array(found.places, np.int64)])
-    sections: list[Part] = []
-    if lines:
-        sections.append(("linked_table", "Found", heads, lines, f"{result} {ending}".strip(), [*found.unreadable, *problems]))
-    else:
-        title = "Nothing found so far." if found.go_on is not None else "Nothing found."
-        sections.append(("empty_card", title, [result, ending, *found.unreadable]))
-    if found.go_on is not None:
-        step = int(rows["step"][found.go_on])
-        sections.append(("turning", [(f"continue the search at step {step}", view.link(at=found.go_on))]))
-    return sections
-
-
-def describe_search(found: Found, wanted: str, continued: bool) -> tuple[str, str]:
-    """What was found and searched, and whether the search is complete."""
-    read = found.steps_read
+    read, quoted = found.steps_read, shorten_text(wanted, 60, one_line=True)
     span = "no step" if not read else f"step {read[0]}" if len(read) == 1 else f"steps {read[0]} to {read[-1]}"
-    quoted = shorten_text(wanted, 60, one_line=True)
     result = (
         f"{write_thousands(len(found.places), 'completion')} with “{quoted}” in the prompts, completions and answers of "
         f"{write_thousands(found.rows_read, 'completion')} of {span}."
     )
+    if found.go_on is None:
+        result += " The search is complete." if start >= 0 else " All completions of the filter were searched."
+    heads, lines, problems = tabulate_completions(run, rows[np.array(found.places, np.int64)])
+    sections: list[Part] = []
+    if lines:
+        sections.append(("linked_table", "Found", heads, lines, result, [*found.unreadable, *problems]))
+    else:
+        title = "Nothing found so far." if found.go_on is not None else "Nothing found."
+        sections.append(("empty_card", title, [result, *found.unreadable]))
     if found.go_on is not None:
-        return result, ""
-    return result, "The search is complete." if continued else "All completions of the filter were searched."
+        step = int(rows["step"][found.go_on])
+        sections.append(("turning", [(f"continue the search at step {step}", view.link(at=found.go_on))]))
+    return sections
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -167,10 +151,6 @@ class Linked(Cell):
     link: str = ""
     signs: tuple[tuple[str, str, str], ...] = ()
     """(style, sign, word) before the text, as in VERDICTS."""
-
-
-Table = tuple[list[str], list[list[Linked]], list[str]]
-"""Heads, rows, and messages about unreadable files."""
 
 
 def read_texts(
@@ -190,8 +170,8 @@ def read_texts(
     return texts, problems
 
 
-def tabulate_groups(run: ShownRun, groups: Sequence[Rows]) -> Table:
-    """A row for each group. `groups`: the records of each group's completions."""
+def tabulate_groups(run: ShownRun, groups: Sequence[Rows]) -> tuple[list[str], list[list[Linked]], list[str]]:
+    """(heads, a row for each group, messages about unreadable files). `groups`: the records of each group's completions."""
     places = [(int(members["step"][0]), int(members["row"][0])) for members in groups]
     texts, problems = read_texts(run, places, ("prompt", "gold"))
     recorded = {step: find_recorded_groups(run, step) for step, _ in places}
@@ -216,8 +196,8 @@ def tabulate_groups(run: ShownRun, groups: Sequence[Rows]) -> Table:
     return ["step", "group", "prompt", "right", "mean reward", "std", "most tokens"], lines, problems
 
 
-def tabulate_completions(run: ShownRun, rows: Rows) -> Table:
-    """A row for each completion."""
+def tabulate_completions(run: ShownRun, rows: Rows) -> tuple[list[str], list[list[Linked]], list[str]]:
+    """(heads, a row for each completion, messages about unreadable files)."""
     places = list(zip(rows["step"].tolist(), rows["row"].tolist(), strict=True))
     texts, problems = read_texts(run, places, ("prompt", "completion", "extracted", "gold"))
     lines = []

@@ -98,7 +98,7 @@ class Guard:
         """Accepts the cookie. A request with the token in the address gets the cookie and a redirect to the same address without the token."""
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
         given = next((value for key, value in query if key == "token"), None)
-        if given is not None and is_same(given, self.token):
+        if given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode()):
             rest = write_address(scope["path"], [(key, value) for key, value in query if key != "token"])
             # A single slash, because two would redirect to another host.
             place = "/" + rest.lstrip("/")
@@ -109,11 +109,6 @@ class Guard:
             held = SimpleCookie(header.decode("latin-1")).get(COOKIE)
         except CookieError:
             held = None
-        if held is not None and is_same(held.value, self.token):
+        if held is not None and hmac.compare_digest(held.value.encode("utf-8", "replace"), self.token.encode()):
             return None
         return 401, "Open the address that cohort dashboard printed: it contains the token.\n", []
-
-
-def is_same(given: str, token: str) -> bool:
-    """Compares in constant time."""
-    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())

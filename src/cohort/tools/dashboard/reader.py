@@ -229,11 +229,11 @@ class Reader:
             return LineFile(path, file.bounds, list(file.rows), Losses(**vars(file.losses)))
 
 
-def read_bounded(path: Path, most: int = MAX_TEXT) -> str:
+def read_bounded(path: Path) -> str:
     """The text of a file, cut at a length that no run exceeds; "" if there is no file."""
     try:
         with path.open("rb") as file:
-            return file.read(most).decode("utf-8", "replace")
+            return file.read(MAX_TEXT).decode("utf-8", "replace")
     except OSError:
         return ""
 

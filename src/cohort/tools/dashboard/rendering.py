@@ -111,7 +111,6 @@ class Item:
 
     name: str
     """Safe in an address and as a file name."""
-    title: str
     figure: Figure | None = None
     table: tuple[Sequence[Any], Sequence[Sequence[Any]]] | None = None
     """Heads and rows."""
@@ -137,9 +136,9 @@ def list_items(parts: Iterable[Part]) -> Iterator[tuple[Part, dict[int, Item]]]:
         for value in part[1:]:
             for one in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(one, Figure):
-                    found[id(one)] = Item(name_item(one.title), one.title, one, one.numbers)
+                    found[id(one)] = Item(name_item(one.title), one, one.numbers)
         if str(part[0]).endswith("table") and 3 < len(part) < 7:  # with a seventh value it has its own downloads
-            found[id(part)] = Item(name_item(str(part[1])), str(part[1]), table=(part[2], part[3]))
+            found[id(part)] = Item(name_item(str(part[1])), table=(part[2], part[3]))
         yield part, found
 
 

@@ -109,15 +109,14 @@ def show_events(run: LiveRun) -> Part | None:
     """The latest events, newest first. Of consecutive progress events of one stage only the last is shown."""
     if not run.events:
         return None
-    shown = [event for event, after in zip(run.events, [*run.events[1:], {}], strict=True) if not is_repeated(event, after)]
+    shown = []
+    for event, after in zip(run.events, [*run.events[1:], {}], strict=True):
+        if not (event.get("kind") == after.get("kind") == "progress" and event.get("stage") == after.get("stage")):
+            shown.append(event)
     rows = [describe_event(event) for event in reversed(shown[-EVENTS_SHOWN:])]
     partial = f"{len(rows)} of {len(run.events):,} events, newest first. events.jsonl has all of them."
     heads = ["time", "step", "kind", Cell("event", style="does")]
     return "table", "Events", heads, rows, partial if len(rows) < len(run.events) else ""
-
-
-def is_repeated(event: dict[str, Any], after: dict[str, Any]) -> bool:
-    return event.get("kind") == after.get("kind") == "progress" and event.get("stage") == after.get("stage")
 
 
 def describe_event(event: dict[str, Any]) -> Sequence[str | Cell]:

@@ -81,22 +81,15 @@ def write_out(text: str) -> str:
 
 def read_pieces(run: ShownRun, token_ids: Sequence[int]) -> tuple[list[str], frozenset[int], str]:
     """The text of each token by the run's tokenizer, the ids of special tokens, and a message if there is no tokenizer."""
-    file = find_tokenizer(run)
+    folders = (run.folder.model, run.folder.start, run.folder.base)  # after training, before training, the base model
+    files = (run.find_file(folder / "tokenizer.json") for folder in folders)
+    file = next((file for file in files if file and file.stat().st_size <= MAX_TOKENIZER_BYTES), None)
     kept = load_tokenizer(file, file.stat().st_mtime_ns) if file else None
     if kept is None:
         message = "The run has no readable tokenizer.json, so tokens are shown as ids."
         return [f"#{one}" for one in token_ids], frozenset(), message
     pieces = iter(kept.reader.read_pieces([[one for one in token_ids if one in kept.names]])[0])
     return [next(pieces) if one in kept.names else f"#{one}" for one in token_ids], kept.special, ""
-
-
-def find_tokenizer(run: ShownRun) -> Path | None:
-    """The policy's tokenizer.json: after training, before training, or of the base model."""
-    for folder in (run.folder.model, run.folder.start, run.folder.base):
-        file = run.find_file(folder / "tokenizer.json")
-        if file and file.stat().st_size <= MAX_TOKENIZER_BYTES:
-            return file
-    return None
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ class View:
     """Path parameters by name."""
     query: Sequence[tuple[str, str]] = ()
 
-    def read(self, name: str, default: str = "") -> str:
-        """The first value of this name in the query."""
-        return next((value for key, value in self.query if key == name), default)
+    def read(self, name: str) -> str:
+        """The first value of this name in the query; "" if there is none."""
+        return next((value for key, value in self.query if key == name), "")
 
     def read_all(self, name: str) -> list[str]:
         return [value for key, value in self.query if key == name]

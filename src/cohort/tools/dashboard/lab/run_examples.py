@@ -25,7 +25,6 @@ MOST_RUNS = 200
 """Runs in the menu."""
 RECENT_GROUPS = 256
 """The number of latest groups that shares are computed from."""
-NO_RUNS = "There are no runs yet. Start one with cohort train, and it appears here."
 ALL_EQUAL = "No saved group of this run has rewards that differ."
 Example = dict[str, Any]
 """sentence; set: settings for the station; links: (label, address); table: heads and rows."""
@@ -35,29 +34,33 @@ def find_example(run_index: RunIndex, view: View) -> Example:
     """An example for the station in the path, from the run in the address or the run with the newest completions."""
     if view.params["station"] not in FINDERS:
         raise NotFound("The lab has no such station.")
-    runs = list_shown_runs(run_index)
+    return answer_for_run(run_index, view, FINDERS[view.params["station"]], "sentence")
+
+
+def answer_for_run(
+    run_index: RunIndex, view: View, answer: Callable[[ShownRun], Example], error_key: str, recorded: bool = False
+) -> Example:
+    """The answer for a run, with the menu of runs; an error message under `error_key`.
+
+    The run is the one in the address, else the one with the newest completions (recorded: if possible one with recorded tokens).
+    """
+
+    def rank(run: ShownRun) -> tuple[bool, float]:
+        rollouts = run.folder.rollouts
+        has_tokens = recorded and bool(list_recorded_steps(rollouts))
+        return has_tokens, rollouts.stat().st_mtime if rollouts.is_dir() else 0.0
+
+    runs = run_index.list_runs()[:MOST_RUNS]
     if not runs:
-        return {"runs": [], "sentence": NO_RUNS}
-    run = run_index.find(view.read("run")) if view.read("run") else max(runs, key=find_time)
-    found: Example = {"runs": [[one.name, one.title] for one in runs], "run": run.name}
+        return {"runs": [], error_key: "There are no runs yet. Start one with cohort train, and it appears here."}
+    run = run_index.find(view.read("run")) if view.read("run") else max(runs, key=rank)
+    menu: Example = {"runs": [[one.name, one.title] for one in runs], "run": run.name}
     try:
-        return found | make_strict(FINDERS[view.params["station"]](run))
+        return menu | make_strict(answer(run))
     except CohortError as problem:
-        return found | {"sentence": str(problem)}
+        return menu | {error_key: str(problem)}
     except Exception as problem:  # files of unknown origin may hold anything
-        return found | {"sentence": f"The files of this run are damaged ({type(problem).__name__})."}
-
-
-def list_shown_runs(run_index: RunIndex) -> list[ShownRun]:
-    return run_index.list_runs()[:MOST_RUNS]
-
-
-def find_time(run: ShownRun) -> float:
-    """When completions were last saved; 0 if there are none."""
-    try:
-        return run.folder.rollouts.stat().st_mtime
-    except OSError:
-        return 0.0
+        return menu | {error_key: f"The files of this run are damaged ({type(problem).__name__})."}
 
 
 # -- groups ----------------------------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cohort.errors import CohortError, NotFound
-from cohort.observe.monitors.jsonl import make_strict
+from cohort.errors import NotFound
 from cohort.observe.report.data import as_dict, as_number
 from cohort.observe.rollouts import list_kept_steps
 from cohort.observe.token_record import list_recorded_steps
@@ -18,7 +17,7 @@ from cohort.recipe.rules import name_reward
 from cohort.recipe.schema import RewardConfig
 from cohort.tools.dashboard.group_queries import find_group_starts, load_rows, split_groups
 from cohort.tools.dashboard.lab.algorithms import Applied, GroupRecord, Settings, apply_algorithms, count_agreeing
-from cohort.tools.dashboard.lab.run_examples import NO_RUNS, find_time, list_shown_runs, read_step_tokens
+from cohort.tools.dashboard.lab.run_examples import answer_for_run, read_step_tokens
 from cohort.tools.dashboard.run_index import RunIndex, ShownRun
 from cohort.tools.dashboard.step_files import find_step_file, read_step_rows
 from cohort.tools.dashboard.token_values import read_pieces, show_piece
@@ -34,18 +33,7 @@ MOST_STEPS = 400
 
 def answer_run(run_index: RunIndex, view: View) -> dict[str, Any]:
     """One group of a run under every algorithm, and one of its completions token by token."""
-    runs = list_shown_runs(run_index)
-    if not runs:
-        return {"problem": NO_RUNS}
-    newest = max(runs, key=lambda one: (bool(list_recorded_steps(one.folder.rollouts)), find_time(one)))
-    run = run_index.find(view.read("run")) if view.read("run") else newest
-    menu = {"runs": [[one.name, one.title] for one in runs], "run": run.name}
-    try:
-        return menu | make_strict(compare_algorithms(run, view))
-    except CohortError as problem:
-        return menu | {"problem": str(problem)}
-    except Exception as problem:  # files of unknown origin may hold anything
-        return menu | {"problem": f"The files of this step are damaged ({type(problem).__name__})."}
+    return answer_for_run(run_index, view, lambda run: compare_algorithms(run, view), "problem", recorded=True)
 
 
 def compare_algorithms(run: ShownRun, view: View) -> dict[str, Any]:

@@ -73,7 +73,7 @@ function openStation(article, show) {
       const answer = await ask(name, state);
       article.classList.remove('waiting');
       last = answer;
-      tell(answer.problem && !answer.runs ? answer.problem : show(find('.picture'), answer, state, change));
+      tell(answer.problem && !answer.runs?.length ? answer.problem : show(find('.picture'), answer, state, change));
       find('[data-save=svg]').hidden = !listDrawings(find('.picture')).length;
     } catch (problem) { tell(`The server did not answer (${problem.message}).`); }
     asking = false;
