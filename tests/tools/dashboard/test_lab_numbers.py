@@ -8,8 +8,7 @@ import math
 import pytest
 import torch
 
-from cohort.algorithms.named import NAMED
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import NAMED, PRESETS
 from cohort.tools.dashboard.lab import advantages, updates
 from cohort.tools.dashboard.lab.stations import answer_station, load_stations
 from cohort.tools.dashboard.run_index import RunIndex

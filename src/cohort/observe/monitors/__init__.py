@@ -22,12 +22,11 @@ from cohort.base.importing import NotImportable, load_function
 from cohort.errors import CohortError, RecipeError
 from cohort.observe.monitors.base import Monitor, Monitors, Watched, check_methods
 from cohort.observe.monitors.jsonl import JsonlMonitor, read_rows
-from cohort.recipe.monitors import MonitorsConfig
 from cohort.recipe.schema import Recipe
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import MonitorsConfig, suggest_nearest
 
 if TYPE_CHECKING:
-    from cohort.observe.diagnosis.watch import FindingWatch
+    from cohort.observe.diagnosis.checks import FindingWatch
 
 __all__ = [
     "MONITORS",
@@ -41,7 +40,7 @@ __all__ = [
 ]
 
 MONITORS = {
-    "tensorboard": "cohort.observe.monitors.tensorboard:TensorboardMonitor",
+    "tensorboard": "cohort.observe.monitors.trackers:TensorboardMonitor",
     "wandb": "cohort.observe.monitors.trackers:WandbMonitor",
     "trackio": "cohort.observe.monitors.trackers:TrackioMonitor",
     "console": "cohort.observe.monitors.console:ConsoleMonitor",
@@ -124,7 +123,7 @@ def build_monitors(
 
 def make_watch(recipe: Recipe, jsonl: JsonlMonitor) -> FindingWatch:
     """Who looks for findings in the run, with all that the run has written before."""
-    from cohort.observe.diagnosis.watch import FindingWatch
+    from cohort.observe.diagnosis.checks import FindingWatch
     from cohort.observe.run_folder import read_known_functions
 
     plain = recipe.model_dump()

@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from cohort.algorithms.named import Own
-from cohort.errors import RecipeError, RunError
+from cohort.errors import RunError
 from cohort.evaluation.estimators import PairedDifference
 from cohort.evaluation.evaluate import Evaluation, compare
-from cohort.observe.changes import read_change
 from cohort.observe.metrics import LARGEST
 from cohort.observe.monitors.jsonl import read_rows
+from cohort.observe.outcome import read_change
 from cohort.observe.report.charts import Marker
 from cohort.observe.rollouts import read_rollouts
 from cohort.observe.run_folder import RunFolder, read_known_functions
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.versions import bring_up_to_date
-from cohort.recipe.words import describe_algorithm, describe_own
+from cohort.recipe.describe import describe_algorithm, describe_own
 
 
 class RunData:
@@ -200,7 +199,7 @@ class RunData:
 
 def read_short_records(file: Path, steps: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
     """The columns of these steps from the index of completions, where its beginning or its end holds all of them; else []."""
-    from cohort.observe.row_index import ROW, read_ends
+    from cohort.observe.rollouts import ROW, read_ends
 
     if not steps or not set(columns) <= {*(ROW.names or ())}:
         return []
@@ -223,13 +222,9 @@ def read_text(path: Path) -> str:
 
 def parse_recipe(text: str) -> dict[str, Any]:
     try:
-        tree = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         return {}
-    try:
-        return bring_up_to_date(tree)
-    except RecipeError:  # from the future: what it shares with today is still worth telling
-        return tree
 
 
 def parse_object(text: str) -> dict[str, Any]:

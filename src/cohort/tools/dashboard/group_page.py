@@ -9,10 +9,9 @@ import numpy as np
 
 from cohort.base.text import shorten_text
 from cohort.errors import NotFound
-from cohort.observe.look import describe_group, find_expected, write_question
 from cohort.observe.report.frame import Part
-from cohort.observe.rollouts import find_parts
-from cohort.observe.row_index import DUPLICATE, EVIDENCE, WRONG_REWARDED, Rows
+from cohort.observe.rollouts import DUPLICATE, EVIDENCE, WRONG_REWARDED, Rows, find_parts
+from cohort.observe.terminal import describe_group, find_expected, write_question
 from cohort.tools.dashboard.group_queries import find_group_rows, find_neighbours, load_rows
 from cohort.tools.dashboard.groups_page import VERDICTS, Linked, write_number, write_signed
 from cohort.tools.dashboard.run_index import RunIndex, ShownRun

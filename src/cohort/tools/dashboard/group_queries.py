@@ -1,6 +1,6 @@
 """Filters, orders and pages over the completions of a whole run, by its row index.
 
-The index (observe/row_index.py) has a short record of fixed width for every saved completion, so a query over a million completions is a
+The index (observe/rollouts.py) has a short record of fixed width for every saved completion, so a query over a million completions is a
 few numpy operations. Texts are in the files of the steps (step_files.py); only those of the rows on a page are read.
 """
 
@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from cohort.errors import NotFound
-from cohort.observe.rollouts import list_kept_steps
-from cohort.observe.row_index import DUPLICATE, EVIDENCE, ROW, WRONG_REWARDED, Rows
+from cohort.observe.rollouts import DUPLICATE, EVIDENCE, ROW, WRONG_REWARDED, Rows, list_kept_steps
 from cohort.tools.dashboard.run_index import ShownRun
 
 MAX_RECORDS = 4_000_000

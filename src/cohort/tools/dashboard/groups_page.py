@@ -10,10 +10,9 @@ import numpy as np
 
 from cohort.base.text import shorten_text
 from cohort.errors import CohortError
-from cohort.observe.look import write_question
 from cohort.observe.report.frame import Cell, Part
-from cohort.observe.row_index import Rows
-from cohort.observe.token_record import list_recorded_steps
+from cohort.observe.rollouts import Rows, list_token_steps
+from cohort.observe.terminal import write_question
 from cohort.tools.dashboard.group_queries import (
     FILTERS,
     ORDERS,
@@ -51,7 +50,7 @@ def show_groups(run_index: RunIndex, view: View) -> Page:
     rows, note = load_rows(run)
     matches = match_rows(rows, filter_name, steps)
     # Links to the latest steps whose tokens are recorded.
-    recorded = list_recorded_steps(run.folder.rollouts)[-RECORDED_SHOWN:]
+    recorded = list_token_steps(run.folder.rollouts)[-RECORDED_SHOWN:]
     sections: list[Part] = [
         ("place_head", [(run.title, run.address), ("Groups", "")], "Groups", describe_rows(rows), note),
         ("filter_bar", list_chips(view, rows, steps, filter_name), make_form(view, shown, order, bool(wanted))),

@@ -9,11 +9,11 @@ from typing import Any
 
 from cohort.errors import NotFound
 from cohort.observe.report.charts import COLOURS, Chart, Series
-from cohort.observe.report.curves import list_charts, show_charts
 from cohort.observe.report.data import RunData, as_number
 from cohort.observe.report.frame import Cell, Part, Section
 from cohort.observe.report.overlay import Overlay, describe_facts, list_overlay_charts, show_before_and_after, show_failures
 from cohort.observe.report.page import DETAILS, VERDICT, show_completions, show_curves
+from cohort.observe.report.plots import list_charts, show_charts
 from cohort.tools.dashboard.run_index import LiveRun, RunIndex, describe_stage
 from cohort.tools.dashboard.view import Page, View
 

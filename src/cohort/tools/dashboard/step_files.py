@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from cohort.errors import CohortError, NotFound, RunError
-from cohort.observe.rollouts import TOKENS
-from cohort.observe.row_index import Rows
+from cohort.observe.rollouts import TOKENS, Rows
 from cohort.tools.dashboard.run_index import ShownRun
 
 TEXT, NUMBER, WHOLE, VERDICT = ("is_string", "is_large_string"), ("is_floating", "is_integer"), ("is_integer",), ("is_boolean",)

@@ -1,6 +1,6 @@
 """The texts and numbers of a completion's tokens, and the bands that colour them. No torch.
 
-The numbers come from the token record (observe/token_record.py) if the run recorded the completion, else from the step file, which has
+The numbers come from the token record (observe/rollouts.py) if the run recorded the completion, else from the step file, which has
 sampling log-probs and one advantage. Missing numbers are explained with the recipe key that records them.
 """
 
@@ -173,7 +173,7 @@ def as_values(numbers: Sequence[Any] | None, length: int) -> Values | None:
 
 
 def measure_k3(policy_logprobs_T: Values, ref_logprobs_T: Values) -> Values:
-    """The k3 estimate of the KL to the reference for each token, as in algorithms/kl.py."""
+    """The k3 estimate of the KL to the reference for each token, as in algorithms/regions.py."""
     difference_T = np.minimum(ref_logprobs_T - policy_logprobs_T, LOG_RATIO_LIMIT)
     return np.asarray(np.expm1(difference_T) - difference_T)
 

@@ -11,8 +11,7 @@ from cohort.algorithms.named import NAMED
 from cohort.errors import CohortError, NotFound
 from cohort.observe.monitors.jsonl import make_strict
 from cohort.observe.report.data import as_dict, as_number
-from cohort.observe.row_index import Rows
-from cohort.observe.token_record import list_recorded_steps, read_tokens
+from cohort.observe.rollouts import Rows, list_token_steps, read_tokens
 from cohort.tools.dashboard.group_queries import find_group_starts, load_rows
 from cohort.tools.dashboard.lab.advantages import LARGEST
 from cohort.tools.dashboard.lab.stations import MOST_COMPLETIONS
@@ -47,7 +46,7 @@ def answer_for_run(
 
     def rank(run: ShownRun) -> tuple[bool, float]:
         rollouts = run.folder.rollouts
-        has_tokens = recorded and bool(list_recorded_steps(rollouts))
+        has_tokens = recorded and bool(list_token_steps(rollouts))
         return has_tokens, rollouts.stat().st_mtime if rollouts.is_dir() else 0.0
 
     runs = run_index.list_runs()[:MOST_RUNS]
@@ -183,7 +182,7 @@ def read_step_tokens(run: ShownRun, step: int) -> list[dict[str, Any]]:
 
 def read_recorded(run: ShownRun) -> tuple[int, list[dict[str, Any]]]:
     """(step, its token record) of the newest record with a completion that was part of an update."""
-    for step in reversed(list_recorded_steps(run.folder.rollouts)):
+    for step in reversed(list_token_steps(run.folder.rollouts)):
         rows = [row for row in read_step_tokens(run, step) if row["policy_logprob"] is not None]
         if rows:
             return step, rows

@@ -10,8 +10,7 @@ import numpy as np
 
 from cohort.errors import NotFound
 from cohort.observe.report.data import as_dict, as_number
-from cohort.observe.rollouts import list_kept_steps
-from cohort.observe.token_record import list_recorded_steps
+from cohort.observe.rollouts import list_kept_steps, list_token_steps
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.rules import name_reward
 from cohort.recipe.schema import RewardConfig
@@ -37,7 +36,7 @@ def answer_run(run_index: RunIndex, view: View) -> dict[str, Any]:
 
 
 def compare_algorithms(run: ShownRun, view: View) -> dict[str, Any]:
-    recorded, kept = list_recorded_steps(run.folder.rollouts), list_kept_steps(run.folder.rollouts)
+    recorded, kept = list_token_steps(run.folder.rollouts), list_kept_steps(run.folder.rollouts)
     steps = [step for step in recorded if step in set(kept)] or kept
     if not steps:
         raise NotFound("This run has saved no completions (monitors.rollouts_every).")

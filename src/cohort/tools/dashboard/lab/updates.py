@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from cohort.algorithms.named import NAMED, find_named
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import NAMED, PRESETS, find_named
 from cohort.algorithms.registry import Choice
 from cohort.recipe.algorithm import AlgorithmConfig
 
@@ -195,8 +194,7 @@ def measure_estimators(reference_V: tuple[float, ...], toward: int, drift: float
     """
     import torch
 
-    from cohort.algorithms.kl import corrected
-    from cohort.algorithms.regions import ratio
+    from cohort.algorithms.regions import corrected, ratio
 
     log_ref_V = torch.tensor(reference_V, dtype=torch.float64).log().log_softmax(0)
     shift_V = torch.zeros_like(log_ref_V)
