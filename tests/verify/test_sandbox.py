@@ -344,7 +344,7 @@ def test_a_reply_in_time_counts_however_late_the_host_looks(tier):
     """A host that was held up between the reply and its own look at the clock does not charge the program for it."""
 
     def ask_and_be_late(jail: Jail) -> None:
-        jail.tell(("f", (), {}))
+        jail.send(("f", (), {}))
         jail._take_turn()
         assert select.select([jail._pipes["replies"]], [], [], 60)[0]
         jail._watch.deadline = time.monotonic() - 1

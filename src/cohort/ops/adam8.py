@@ -101,10 +101,6 @@ class Moments:
             torch.zeros(blocks, dtype=torch.float32, device=device),
         )
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.itemsize for tensor in self.tensors().values())
-
     def tensors(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in MOMENT_TENSORS}
 

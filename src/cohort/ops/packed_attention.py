@@ -75,13 +75,7 @@ def can_use_flash(query_THD: Tensor, value_TKD: Tensor) -> bool:
 
 
 def attend_padded(
-    layout: Layout,
-    query_THD: Tensor,
-    key_TKD: Tensor,
-    value_TKD: Tensor,
-    scaling: float,
-    window: int | None,
-    softcap: float,
+    layout: Layout, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float, window: int | None, softcap: float
 ) -> Tensor:
     padding = layout.padding
     sizes = [rows * width for rows, width in padding.shapes]
@@ -155,15 +149,9 @@ def attend_segments(
 class _SegmentAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        layout: Layout,
-        scaling: float,
-        window: int | None,
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float, window: int | None,
         kernel: FlashKernel,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         inputs, starts, longest = Inputs(query, key, value), layout.segment_starts, layout.longest_segment
         own = Spans(starts, starts, longest, longest, scaling, causal=True, window=window)
         out, lse = kernel.forward(inputs, own)

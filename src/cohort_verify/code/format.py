@@ -55,7 +55,7 @@ def find_program(
     answer = drop_thought(completion, inside_thought)
     # A completion that opens its own fence does not continue the prompt's.
     goes_on = answer == completion and read_fence(answer.lstrip().partition("\n")[0]) is None
-    blocks, _ = split_blocks(answer, find_open_fence(prompt) if goes_on else None)
+    blocks, _ = split_blocks(answer, split_blocks(find_continued_text(prompt))[1] if goes_on else None)
     marked = [block for tag, block in blocks if tag.lower() in tags] or [block for tag, block in blocks if not tag]
     text = marked[-1].removesuffix("\n") + "\n" if marked else answer
     if not text.strip() or (blocks and not marked):
@@ -117,11 +117,6 @@ def read_fence(line: str) -> Fence | None:
         return None
     words = rest.split(maxsplit=1)
     return Fence(mark * count, words[0] if words else "", len(line) - len(line.lstrip(" ")), bare=not words)
-
-
-def find_open_fence(prompt: Any) -> Fence | None:
-    """Return the fence that is open at the end of the prompt."""
-    return split_blocks(find_continued_text(prompt))[1]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

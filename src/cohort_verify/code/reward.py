@@ -83,7 +83,7 @@ def code_tests(
             prompt=starts[row],
             inside_thought=inside[row],
             tags=tags,
-            entry_point=entries[row] or find_function(suite),
+            entry_point=entries[row] or (suite.scored.calls[0].function if suite.scored.calls else ""),
             prefix=prefixes[row],
         )
         tasks.append(ProgramTask(program, suite) if program else Judgement.for_no_answer(suite))
@@ -146,11 +146,6 @@ def read_rows(cells: Sequence[Any], entries: Sequence[str], prefixes: Sequence[s
                 known[key] = str(problem)
         read.append(known[key])
     return read
-
-
-def find_function(tests: Tests) -> str:
-    """Return the function under test if the tests call one directly."""
-    return tests.scored.calls[0].function if tests.scored.calls else ""
 
 
 def judge_all(tasks: Sequence[ProgramTask | Judgement], terms: Terms, report: Callable[..., None]) -> list[Judgement]:

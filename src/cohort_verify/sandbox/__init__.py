@@ -27,22 +27,6 @@ from cohort_verify.sandbox.workers import WorkerPool, shared_pool
 from cohort_verify.workers import Answer
 
 __all__ = [
-    "ENDS",
-    "Answer",
-    "Call",
-    "CallsResult",
-    "CheckResult",
-    "ChecksResult",
-    "JailUnavailable",
-    "Limits",
-    "NotPlain",
-    "Reply",
-    "Run",
-    "ScriptResult",
-    "WorkerPool",
-    "find_tier",
-    "run_calls",
-    "run_checks",
-    "run_script",
-    "shared_pool",
-]
+    "ENDS", "Answer", "Call", "CallsResult", "CheckResult", "ChecksResult", "JailUnavailable", "Limits", "NotPlain", "Reply",
+    "Run", "ScriptResult", "WorkerPool", "find_tier", "run_calls", "run_checks", "run_script", "shared_pool",
+]  # fmt: skip

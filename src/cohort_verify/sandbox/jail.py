@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cohort_verify.sandbox import seccomp, tiers
-from cohort_verify.sandbox.limits import FLOOD_BYTES, MAX_FRAME_BYTES, JailUnavailable, Limits
+from cohort_verify.sandbox.limits import FLOOD_BYTES, MAX_FILES, MAX_FRAME_BYTES, JailUnavailable, Limits
 from cohort_verify.sandbox.process import JailedProcess, Watch
 from cohort_verify.sandbox.scratch import make_folder, remove_folder
 from cohort_verify.sandbox.tiers import Tier, find_tier
@@ -126,7 +126,7 @@ def list_restrictions(
     wrapped, unsafe, dropped = tier.own_files, tier.name == "unsafe", user is not None
     return {
         "unsafe": unsafe,
-        "tmpfs": tiers.write_scratch_options(limits) if wrapped else "",
+        "tmpfs": f"size={int(limits.files_mb * 2**20)},nr_inodes={MAX_FILES},mode=0777" if wrapped else "",
         "limits": tiers.list_process_limits(limits, own_user=dropped or (wrapped and tiers.counts_per_namespace())),
         "parent": None if wrapped else os.getpid(),
         "hold_folders": dropped and not wrapped,

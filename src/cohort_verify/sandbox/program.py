@@ -236,12 +236,7 @@ def is_missing(name: str, reply: Reply) -> bool:
 
 
 def supervise(
-    job: str,
-    program: str,
-    limits: Limits,
-    talk: Callable[[Jail], None],
-    packages: bool = False,
-    stdin: bytes | None = None,
+    job: str, program: str, limits: Limits, talk: Callable[[Jail], None], packages: bool = False, stdin: bytes | None = None
 ) -> dict[str, Any]:
     """Run a program and return the fields of Run. `talk` exchanges messages until it has all answers, or raises ProcessEnded."""
     end, detail, began, jail = "finished", "", time.monotonic(), None

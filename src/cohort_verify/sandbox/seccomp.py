@@ -101,10 +101,6 @@ def locate_argument(index: int) -> int:
     return 16 + 8 * index
 
 
-def is_supported() -> bool:
-    return platform.machine() in ARCHITECTURES
-
-
 def build_filter(own_pid: int, own_files: bool, own_user: bool, machine: str = "") -> bytes:
     """Build the filter for a process that sees itself as `own_pid`.
 

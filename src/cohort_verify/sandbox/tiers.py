@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 import shutil
 import struct
 import sys
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from cohort_verify.sandbox import seccomp
-from cohort_verify.sandbox.limits import MAX_FILES, JailUnavailable, Limits
+from cohort_verify.sandbox.limits import JailUnavailable, Limits
 from cohort_verify.workers import ProcessEnded
 
 VARIABLE = "COHORT_JAIL"
@@ -93,7 +94,7 @@ def find_tier(name: str = "") -> Tier:
         raise JailUnavailable(f"{VARIABLE}: {name!r} is not a jail; use {', '.join(TIERS)}, or unset for the strongest.")
     if name == "unsafe":
         return Tier("unsafe")
-    if sys.platform != "linux" or not seccomp.is_supported():
+    if sys.platform != "linux" or platform.machine() not in seccomp.ARCHITECTURES:
         raise JailUnavailable(
             f"untrusted code runs only on Linux on {' or '.join(seccomp.ARCHITECTURES)}: the kernel has to filter its system calls."
         )
@@ -201,10 +202,6 @@ def counts_per_namespace() -> bool:
     """Return whether the kernel counts a user's processes per user namespace (since 5.14)."""
     major, minor = (int("".join(filter(str.isdigit, part)) or 0) for part in os.uname().release.split(".")[:2])
     return (major, minor) >= (5, 14)
-
-
-def write_scratch_options(limits: Limits) -> str:
-    return f"size={int(limits.files_mb * 2**20)},nr_inodes={MAX_FILES},mode=0777"
 
 
 def list_landlock_rules(tier: Tier, readable: Sequence[str], scratch: str) -> dict[str, object]:

@@ -68,10 +68,7 @@ def pack_layer(fused: FusedModel, layer: FusedLayer, order_D: Tensor) -> PackedL
     dim, turned = fused.head_dim, fused.query_heads + fused.kv_heads
     head_norm = None
     if layer.query_norm is not None and layer.key_norm is not None:
-        norms = (
-            layer.query_norm.detach().expand(fused.query_heads, dim),
-            layer.key_norm.detach().expand(fused.kv_heads, dim),
-        )
+        norms = (layer.query_norm.detach().expand(fused.query_heads, dim), layer.key_norm.detach().expand(fused.kv_heads, dim))
         head_norm = torch.cat(norms)
 
     def pair_dimensions(rows: Tensor, first: int = 0) -> Tensor:

@@ -189,16 +189,9 @@ def norm_linear(
     With `rotary` the projection is split into rotated queries [T, heads, D], and rotated keys and values [T, kv_heads, D].
     """
     outputs: tuple[Tensor, ...] = _NormLinear.apply(
-        using or choose_operations(hidden_TH),
-        norm.epsilon,
-        rotary,
-        projection,
-        hidden_TH,
-        delta_TH,
-        norm.weight,
-        *((None, None) if rotary is None else (rotary.query_norm, rotary.key_norm)),
-        *projection.parameters,
-    )
+        using or choose_operations(hidden_TH), norm.epsilon, rotary, projection, hidden_TH, delta_TH, norm.weight,
+        *((None, None) if rotary is None else (rotary.query_norm, rotary.key_norm)), *projection.parameters,
+    )  # fmt: skip
     return outputs
 
 
@@ -211,14 +204,9 @@ def swiglu_down(gate_up_TJ: Tensor, down: Projection, using: Any = None) -> Tens
 def project(rows_TI: Tensor, projection: Projection) -> Tensor:
     """Return the projection of rows. Without a trainable adapter, autograd keeps none of them under a frozen weight."""
     if projection.adapters is None and projection.weight is not None:
-        return multiply_rows(rows_TI, projection.parts[0])
+        return run_steadily(lambda rows: F.linear(rows, projection.parts[0]), rows_TI)
     result: Tensor = _Project.apply(projection, rows_TI, *projection.parameters)
     return result
-
-
-def multiply_rows(rows_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Apply a linear layer, with the same bits for a row in any batch."""
-    return run_steadily(lambda rows: F.linear(rows, weight_OI, bias_O), rows_TI)
 
 
 class _AddNorm(Function):
@@ -245,18 +233,9 @@ class _AddNorm(Function):
 class _NormLinear(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        using: Any,
-        epsilon: float,
-        rotary: Rotary | None,
-        projection: Projection,
-        hidden_TH: Tensor,
-        delta_TH: Tensor | None,
-        norm_H: Tensor,
-        query_norm_D: Tensor | None,
-        key_norm_D: Tensor | None,
-        *parameters: Tensor,
-    ) -> Any:
+        ctx: Any, using: Any, epsilon: float, rotary: Rotary | None, projection: Projection, hidden_TH: Tensor,
+        delta_TH: Tensor | None, norm_H: Tensor, query_norm_D: Tensor | None, key_norm_D: Tensor | None, *parameters: Tensor,
+    ) -> Any:  # fmt: skip
         ctx.operations, ctx.epsilon, ctx.rotary, ctx.projection = using, epsilon, rotary, projection
         total_TH, normed_TH, inverse_T = using.add_norm_forward(hidden_TH, delta_TH, norm_H, epsilon)
         projected_TP, reduced_TR = projection.multiply(normed_TH)
