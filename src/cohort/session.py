@@ -16,13 +16,13 @@ from cohort.base.world import ALONE, World
 from cohort.errors import Interrupted, RunError
 from cohort.observe.early_stop import check_conditions
 from cohort.observe.outcome import RunResult, begin_summary, describe_failure, explain_exit
-from cohort.observe.run_folder import RunFolder, make_paths_absolute
+from cohort.observe.run_folder import RunFolder, find_losses, make_paths_absolute
 from cohort.recipe.describe import describe_algorithm, describe_template
 from cohort.recipe.rules import list_trusted_sources, list_warnings
 from cohort.recipe.schema import Recipe
 from cohort.recipe.user_functions import resolve_recipe
 from cohort.recipe.values import Materials
-from cohort.rewards.of_run import RunRewards
+from cohort.rewards.runner import RewardRunner
 from cohort.training import agreement
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None, wor
     try:
         with (
             handle_interrupts(joint=world.size > 1, apart=recipe.parallel.shard == "none"),
-            RunRewards.for_run(recipe, materials.functions if materials else {}) as rewards,
+            RewardRunner.for_run(recipe, materials.functions if materials else {}) as rewards,
         ):
             rewards.world = world
             return Session(folder, recipe, rewards, materials, world).run()
@@ -90,7 +90,7 @@ class Session:
     """The phases of one run. Everything that lasts is in the folder; an instance only walks through it."""
 
     def __init__(
-        self, folder: RunFolder, recipe: Recipe, rewards: RunRewards, materials: Materials | None, world: World = ALONE
+        self, folder: RunFolder, recipe: Recipe, rewards: RewardRunner, materials: Materials | None, world: World = ALONE
     ):
         from cohort.observe.monitors import Monitors, build_monitors
         from cohort.training.state import add_missing_fields
@@ -249,12 +249,10 @@ class Session:
 
     def _restore_baseline_and_warn(self, state: TrainState) -> None:
         """What finished steps wrote is there; a baseline that is not is restored, for it cannot be measured again."""
-        from cohort.observe.records import find_losses, restore_index
-
         if state.baseline and self.folder.evaluation("before", 0) != state.baseline:
             self.folder.keep_baseline(state.baseline)
             self._say("warning: evaluations.jsonl had lost or changed the baseline; restored from the checkpoint")
-        for loss in (*find_losses(self.folder, self.recipe, state.step), *restore_index(self.folder, state.step)):
+        for loss in find_losses(self.folder, self.recipe, state.step):
             self._say(f"warning: {loss}")
 
     def _preflight(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
