@@ -142,7 +142,7 @@ def main(job_file: str) -> None:
     result = {
         "seconds": seconds[1:],
         "first_seconds": seconds[0],
-        "first_step_after": clock.times[1] - job["asked"],
+        "first_step_after": clock.times[1] - job["requested"],
         "stages": {"rollout": rollout_seconds[1:]},
         "tokens": job["tokens"],
         "peak_bytes": peak,

@@ -533,12 +533,14 @@ def test_an_interpreter_that_is_not_there_is_refused_before(
 
 def test_the_description_counts_as_people_do() -> None:
     one = command.describe_job(make_job([], Options(prompts=1, new=1, repeats=1), NO_GPU, "/x"), NO_GPU)
-    assert one.endswith("on a CPU, 1 thread: 1 prompt of 16 tokens, 8 completions each of 1 token; one turn after a warm-up")
+    assert one.endswith(
+        "on a CPU, 1 thread: 1 prompt of 16 tokens, 8 completions each of 1 token; one repetition after a warm-up"
+    )
     more = make_job([], Options(rounds=2, lengths="ragged", silent_every=4), NO_GPU, "/x")
     text = command.describe_job(more, {**NO_GPU, "threads": 2})
     assert "on a CPU, 2 threads: 16 prompts" in text
     assert text.endswith(
-        "of up to 64 tokens, mean 32, 1 of 4 groups without signal; median of 6 turns after a warm-up in each of 2 rounds"
+        "of up to 64 tokens, mean 32, 1 of 4 groups without signal; median of 6 repetitions after a warm-up in each of 2 rounds"
     )
 
 
@@ -555,7 +557,7 @@ def test_a_wide_spread_is_said() -> None:
     document["stages"]["rollout"]["cohort"]["derived"]["most_seconds"] = 2.2
     document["machine"] |= {"load": 6.0, "cores": 2}
     said = command.describe_noise(document)
-    assert said.startswith("rollout: the slowest turn took 2.00 times the fastest")
+    assert said.startswith("rollout: the slowest repetition took 2.00 times the fastest")
     assert "load average 6 on 2 cores" in said
 
 
@@ -593,7 +595,7 @@ def test_a_peer_that_fails_in_a_later_round_says_that_its_turns_are_fewer(
     _, measured, missing = measure(base, ["step"], ["trl"], "", lambda line: None)
     assert asked == ["trl", "trl"]
     assert measured["step"] == {"cohort": {"seconds": [0.5] * 3}, "trl": {"seconds": [1.0]}}
-    assert missing == {"step/trl": "failed in round 2; the turns before count: out of memory"}
+    assert missing == {"step/trl": "failed in round 2; earlier repetitions count: out of memory"}
 
 
 def test_a_part_of_a_step_need_not_occur_in_every_round() -> None:
