@@ -52,7 +52,7 @@ def test_the_version():
     ],
 )
 @pytest.mark.parametrize("command", ["train", "doctor"])
-def test_an_option_that_is_a_word_of_the_recipe_is_written_as_one(command, typed, meant):
+def test_an_option_that_is_a_recipe_key_is_answered_with_the_setting(command, typed, meant):
     assert said(command, *typed).endswith(f"write recipe settings as key=value, without dashes: {meant}")
 
 
@@ -80,7 +80,7 @@ def test_options_of_other_tools_and_other_commands(typed, meant):
     assert meant in said(*typed)
 
 
-def test_words_without_an_equals_sign():
+def test_settings_without_an_equals_sign():
     result = CliRunner().invoke(app, ["train", "group_size", "8"])
     assert result.exit_code == 1
     assert "error: group_size: words of a recipe are written key=value, without spaces: group_size=VALUE" in result.output
@@ -95,7 +95,7 @@ def before_torch(*words: object) -> list[str]:
     return before.splitlines()
 
 
-def test_a_run_says_what_begins_before_it_loads_torch(tmp_path):
+def test_a_run_prints_its_first_line_before_it_loads_torch(tmp_path):
     sized = ["num_steps=3", "prompts_per_step=4", "group_size=2", f"runs_folder={tmp_path}", "name=a", "cold_start.num_steps=5"]
     assert before_torch("train", *sized)[0] == ("cold start, then 3 steps of 4 prompts x 2 completions (grpo); loading ...")
     assert before_torch("resume", tmp_path / "a")[0] == f"resuming {tmp_path / 'a'}; loading ..."
