@@ -17,13 +17,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import PRESETS
 from cohort.cli import app
 from cohort.errors import CohortError, PromptError, RecipeError, RunError
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.materials import Materials
-from cohort.recipe.words import find_differing, list_cells, list_used, print_algorithms, read_preset
+from cohort.recipe.describe import find_differing, list_cells, list_used, print_algorithms, read_preset
+from cohort.recipe.values import Materials
 from cohort.tools.compare import parse_seeds, run_compare
 from cohort.tools.compare.contenders import find_contenders
 from cohort.tools.compare.output import average_curves, print_comparison, render_comparison, write_amount, write_p

@@ -21,7 +21,7 @@ from cohort import loop, session
 from cohort.cli import app
 from cohort.errors import Interrupted, ModelError, RunError
 from cohort.observe.run_folder import RunFolder
-from cohort.recipe.materials import Materials
+from cohort.recipe.values import Materials
 from cohort.tools.export import run_export
 from cohort.training.run_weights import Target, export_weights
 from session_tools import bits, digit_share, summary_of, tiny

@@ -204,8 +204,8 @@ def test_a_model_from_scratch_is_the_starting_model_of_the_run(make_python, tmp_
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from cohort.recipe.built_in import find_recipe
-    from cohort.recipe.materials import Materials
+    from cohort.recipe.file import find_recipe
+    from cohort.recipe.values import Materials
     from cohort.training import build
 
     words = ["column_addition", f"runs_folder={tmp_path}", "seed=3", "model.scratch.num_layers=1"]
@@ -221,8 +221,7 @@ def test_a_model_from_scratch_is_the_starting_model_of_the_run(make_python, tmp_
 
 
 def test_a_run_folder_is_served_with_its_saved_model(make_python, model, tmp_path):
-    from cohort.recipe.built_in import find_recipe
-    from cohort.recipe.file import dump_recipe
+    from cohort.recipe.file import dump_recipe, find_recipe
 
     run = tmp_path / "runs" / "one"
     (run / "base").mkdir(parents=True)

@@ -23,9 +23,9 @@ from cohort.evaluation.estimators import FEW_PROBLEMS, PairedDifference
 from cohort.observe.changes import write_difference
 from cohort.observe.run_folder import MODEL_FILES, RunFolder, make_paths_absolute, open_run_at
 from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
-from cohort.recipe.foreign import list_translated
-from cohort.recipe.materials import Materials
 from cohort.recipe.schema import EvaluationConfig, Recipe
+from cohort.recipe.trl_names import TRL_NAMES
+from cohort.recipe.values import Materials
 from cohort.training.handed_in import save_handed_in
 from cohort.training.run_weights import Target, find_weights, follow_products, load_weights
 
@@ -173,7 +173,7 @@ def resolve_settings(settings: Mapping[str, Any], has_rows: bool) -> dict[str, A
             keys |= {f"{key}.{inner}": one for inner, one in value.items()} if isinstance(value, Mapping) else {key: value}
             continue
         # Other tools' names of [evaluation] keys; in training the same name may mean another key.
-        ours = list_translated().get(key, "").partition(" ")[0].rpartition(".")[2]
+        ours = TRL_NAMES.get(key, "").rpartition(".")[2]
         ours = "samples" if ours == "group_size" else ours
         if ours in EvaluationConfig.model_fields:
             raise RecipeError(f"{key}: cohort.evaluate calls it {ours}.")
@@ -190,7 +190,7 @@ def resolve_settings(settings: Mapping[str, Any], has_rows: bool) -> dict[str, A
 
 def find_problems(first: str, recipe: str, overrides: Sequence[str]) -> Problems:
     """The problems of --recipe if it is given, else those of the first target, which must then be a run."""
-    from cohort.recipe.built_in import find_recipe
+    from cohort.recipe.file import find_recipe
 
     if recipe:
         path = Path(recipe)
@@ -378,7 +378,7 @@ def print_comparison(
 
 
 def print_table(console: Any, target: Target, result: Evaluation) -> None:
-    from cohort.base.table import make_table
+    from cohort.base.text import make_table
 
     for name, estimates in result.sets.items():
         counts = result.counts[name]

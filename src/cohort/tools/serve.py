@@ -24,10 +24,10 @@ from typing import Any
 
 from cohort.errors import EngineError, RunError
 from cohort.observe.run_folder import RunFolder, open_run_at
-from cohort.recipe.built_in import find_recipe
-from cohort.recipe.materials import PYTHON_MODEL, Materials
+from cohort.recipe.file import find_recipe
+from cohort.recipe.rules import count_longest_rollout
 from cohort.recipe.schema import Recipe
-from cohort.recipe.servers import count_longest_rollout
+from cohort.recipe.values import PYTHON_MODEL, Materials
 
 LEAST_VLLM = (0, 32)
 """The first version that reports which weights sampled each token of a completion."""

@@ -22,9 +22,9 @@ def doctor(
     cohort doctor my.toml --ranks 8   also memory per rank on 1, 2, 4 and 8 ranks
     torchrun --nproc-per-node 8 -m cohort doctor my.toml   also hosts and link
     """
-    from cohort.recipe.built_in import find_recipe, split_words
+    from cohort.recipe.file import find_recipe, split_arguments
 
-    recipe = find_recipe(*split_words(arguments or []))
+    recipe = find_recipe(*split_arguments(arguments or []))
     if os.environ.get("RANK", "0") == "0":
         typer.echo("checking the recipe; loading ...")
 

@@ -13,25 +13,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.built_in import DEMO, built_in, find_recipe_path
 from cohort.recipe.file import (
+    DEMO,
     PREFERRED,
     assign,
     build_recipe,
+    find_recipe_path,
     is_section_value,
+    list_built_in,
     list_leaf_fields,
     load_recipe,
     parse_value,
     read_tree,
     resolve_undotted,
 )
-from cohort.recipe.foreign import is_foreign
-from cohort.recipe.own import resolve_recipe
 from cohort.recipe.schema import Recipe
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
+from cohort.recipe.trl_names import TRL_NAMES, UNCLEAR
+from cohort.recipe.user_functions import resolve_recipe
 
 BUDGET = ("train.num_steps", "train.prompts_per_step", "train.group_size", "evaluation")
 """Settings that are the same for all contenders."""
@@ -114,7 +116,7 @@ def sort_words(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
             close = suggest_nearest(key, [*known, *(path.rsplit(".", 1)[-1] for path in known)])
             raise RecipeError(
                 f"{word!r}: {key!r} is not a recipe key{close}, and {value!r} is not a contender to be labelled {key!r}"
-                f"{suggest_nearest(value.partition(':')[0], [*PRESETS, *built_in()])}"
+                f"{suggest_nearest(value.partition(':')[0], [*PRESETS, *list_built_in()])}"
             )
     return specs, overrides
 
@@ -124,7 +126,7 @@ def is_recipe_key(key: str) -> bool:
     if "." in key:
         return key.partition(".")[0] in Recipe.model_fields
     names = {path.rsplit(".", 1)[-1] for path, _ in list_leaf_fields(Recipe)}
-    return key in {*names, *Recipe.model_fields, *PREFERRED} or is_foreign(key)
+    return key in {*names, *Recipe.model_fields, *PREFERRED, *TRL_NAMES, *UNCLEAR}
 
 
 def is_recipe(spec: str) -> bool:
@@ -163,7 +165,7 @@ def make_contender(label: str, spec: str, base_tree: Mapping[str, Any], base: Re
             raise RecipeError(f"contender {spec!r}: settings after a colon are for algorithms; put them into {name}")
         raise RecipeError(
             f"contender {spec!r}: neither an algorithm ({', '.join(PRESETS)}) nor a recipe (a file, or one of "
-            f"{', '.join(built_in())}){suggest_nearest(name, [*PRESETS, *built_in()])}"
+            f"{', '.join(list_built_in())}){suggest_nearest(name, [*PRESETS, *list_built_in()])}"
         )
     path = find_recipe_path(spec)
     label = label or (path.parent.name if path.name == "recipe.toml" else path.stem)
