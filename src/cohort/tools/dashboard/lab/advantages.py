@@ -217,7 +217,7 @@ def weigh_outcomes(credits: Credits, p: float) -> float:
 
 @lru_cache(maxsize=4096)
 def credit_counts(name: str, group_size: int, other_right: int | None = None) -> Credits:
-    """The advantages of right and wrong completions by number of successes, alone or beside a group with `other_right` successes."""
+    """The advantages of right and wrong completions by number of successes. other_right: the successes of a second group in the batch."""
     choice, rows = find_named("advantage", name), [lay_out_successes(k, group_size) for k in range(group_size + 1)]
     if other_right is None:
         advantages_KG = credit_groups(choice, CONFIG, Groups(rows))
