@@ -24,9 +24,9 @@ from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.schema import Recipe, ScratchConfig
-from cohort.training.drawing import Collected
 from cohort.training.experience import Models, credit_tokens, make_batch
 from cohort.training.objective import compares_pairs, reads_logprobs, token_loss, weigh_tokens
+from cohort.training.rollouts import Collected
 from cohort.training.state import Batch
 from cohort.types import UNSCORED, Completion, End, Outcome, Prompt, Rollout
 

@@ -25,8 +25,7 @@ from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.materials import Materials
 from cohort.training.cold_start import supervised_update
 from cohort.training.objective import token_loss
-from cohort.training.preflight import Check
-from cohort.training.trial_checks import check_invariants, check_rollouts
+from cohort.training.preflight import Check, check_invariants, check_rollouts
 from cohort.training.updates import Measured, UpdateMeter, check_same_policy
 from cohort.types import Completion, Outcome, Prompt, Rollout, Sampling
 from conftest import gradients, ragged_examples, relative_difference, rollout, tiny_policy

@@ -68,8 +68,8 @@ HANDED = [
     (
         ["base/world.py:World.on_main"],
         [
-            "training/agreement.py:claim_folder",
-            "training/agreement.py:find_checkpoint",
+            "training/launch.py:claim_folder",
+            "training/launch.py:find_checkpoint",
             "session.py:Session.assemble",
             "session.py:Session._cold_start",
             "training/build.py:settle_products",
@@ -82,13 +82,13 @@ HANDED = [
     (
         ["base/world.py:World.compute"],
         [
-            "training/agreement.py:claim_folder",
+            "training/launch.py:claim_folder",
             "engine/requests.py:sample_groups",
             "rewards/base.py:RewardRunner.score",
             "model/backbone.py:score_tokens",
         ],
     ),  # each rank's share: draws, rewards, scoring passes
-    (["training/agreement.py:claim_folder"], ["session.py:start"]),  # how to make the folder
+    (["training/launch.py:claim_folder"], ["session.py:start"]),  # how to make the folder
     (["rewards/singles.py:Progress._advance"], ["observe/monitors/base.py:Monitors.on_scoring"]),  # progress of slow scoring
     (["model/packing.py:pack"], ["training/objective.py:weigh_tokens"]),  # the aggregation's token weights
     (

@@ -23,7 +23,7 @@ from cohort.recipe.words import describe_start
 from cohort.rewards.contract import importable_name
 from cohort.session import resume as resume_session
 from cohort.session import start as start_session
-from cohort.training.agreement import speaks_to_people
+from cohort.training.launch import speaks_to_people
 
 if TYPE_CHECKING:
     from cohort.evaluation.evaluate import Evaluation
@@ -154,7 +154,7 @@ def hand_in(model: Any, tokenizer: Any, prompts: Any, rewards: Any) -> tuple[str
         words["prompts.source"], rows = name_source(prompts)
         materials = replace(materials, rows=rows)
     if model is not None and not isinstance(model, str | os.PathLike):
-        from cohort.training.handed_in import check_handed_in
+        from cohort.training.python_inputs import check_handed_in
 
         check_handed_in(model, tokenizer)
         return PYTHON_MODEL, words, replace(materials, model=(model, tokenizer))

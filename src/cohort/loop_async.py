@@ -15,32 +15,32 @@ from cohort.loop import update_policy
 from cohort.training.ahead import Ahead
 from cohort.training.experience import credit_tokens, make_batch
 from cohort.training.in_flight import InFlight
-from cohort.training.parts import TrainingParts
+from cohort.training.run import TrainingRun
 from cohort.training.stages import finish_step, observe_step, save_if_due
 from cohort.training.state import TrainState
 
 
-def train_ahead(parts: TrainingParts, state: TrainState, until: int) -> None:
+def train_ahead(run: TrainingRun, state: TrainState, until: int) -> None:
     """Train until `until` steps are finished, from wherever `state` stands."""
-    ahead: Ahead | InFlight = InFlight(parts, state) if parts.recipe.ahead.in_flight else Ahead(parts, state)
+    ahead: Ahead | InFlight = InFlight(run, state) if run.recipe.ahead.in_flight else Ahead(run, state)
     state.attach(ahead.name, ahead)
     for sentence in (*ahead.describe(), *leave_others(state)):
-        parts.monitors.on_message(sentence)
+        run.monitors.on_message(sentence)
     try:
         for step in state.remaining_steps(until):
-            watch = Stopwatch(parts.policy.wait, parts.world)
+            watch = Stopwatch(run.policy.wait, run.world)
 
             if state.batch is None:  # a run resumed inside a step goes on with the batch it had
                 ahead.begin(step, until)
                 collected = ahead.take(step, watch)
-                credited = credit_tokens(collected, parts.models, parts.recipe, step, state.kl_coef, watch)
+                credited = credit_tokens(collected, run.models, run.recipe, step, state.kl_coef, watch)
                 state.begin_batch(make_batch(credited, watch))
 
-            update_policy(parts, state, watch)
+            update_policy(run, state, watch)
             ahead.settle(watch)
-            observe_step(parts, state, watch)
-            finish_step(parts, state)
-            save_if_due(parts, state)
+            observe_step(run, state, watch)
+            finish_step(run, state)
+            save_if_due(run, state)
     finally:
         ahead.close()  # what it holds can still be saved
     state.detach(ahead.name)

@@ -23,7 +23,7 @@ from cohort.recipe.rules import list_trusted_sources, list_warnings
 from cohort.recipe.schema import Recipe
 from cohort.recipe.words import describe_algorithm, describe_template
 from cohort.rewards.of_run import RunRewards
-from cohort.training import agreement
+from cohort.training import launch
 
 if TYPE_CHECKING:
     from cohort.data.prompts import PromptStream
@@ -31,40 +31,40 @@ if TYPE_CHECKING:
     from cohort.model.optim import MasterWeights
     from cohort.model.policy import Policy
     from cohort.training.build import EncodedData
-    from cohort.training.parts import Parts
+    from cohort.training.run import Run
     from cohort.training.state import TrainState
 
 
 def start(recipe: Recipe, materials: Materials | None = None) -> RunResult:
     """Begin a run; under torchrun, with all of its processes. One that torchrun has restarted goes on where it was."""
     recipe = make_paths_absolute(recipe)
-    world = agreement.find_world(lambda: recipe.parallel.limit_s)
+    world = launch.find_world(lambda: recipe.parallel.limit_s)
     if world.earlier_run and (Path(world.earlier_run) / "recipe.toml").is_file():
         return _resume(world.earlier_run, materials, world)
-    with agreement.end_together(world):
-        agreement.compare_ranks(world, lambda: agreement.list_launch_facts(recipe))
-        folder = agreement.claim_folder(world, lambda: RunFolder.create(recipe))
+    with launch.end_together(world):
+        launch.compare_ranks(world, lambda: launch.list_launch_facts(recipe))
+        folder = launch.claim_folder(world, lambda: RunFolder.create(recipe))
         try:
-            return agreement.share_result(world, _execute(folder, recipe, materials, world))
+            return launch.share_result(world, _execute(folder, recipe, materials, world))
         except Exception:
             folder.discard()
             raise
 
 
 def resume(root: str | Path, materials: Materials | None = None) -> RunResult:
-    return _resume(root, materials, agreement.find_world(lambda: RunFolder.open(root).recipe().parallel.limit_s))
+    return _resume(root, materials, launch.find_world(lambda: RunFolder.open(root).recipe().parallel.limit_s))
 
 
 def _resume(root: str | Path, materials: Materials | None, world: World) -> RunResult:
-    with agreement.end_together(world):
-        folder = agreement.claim_folder(world, lambda: agreement.lock_folder(root))
+    with launch.end_together(world):
+        folder = launch.claim_folder(world, lambda: launch.lock_folder(root))
         summary = world.on_main(folder.read_summary)
         if summary.get("status") == "finished":
             folder.unlock()
             return RunResult(folder.root, "finished", summary)
         recipe = folder.recipe()
-        agreement.compare_ranks(world, lambda: agreement.list_launch_facts(recipe))
-        return agreement.share_result(world, _execute(folder, recipe, materials, world))
+        launch.compare_ranks(world, lambda: launch.list_launch_facts(recipe))
+        return launch.share_result(world, _execute(folder, recipe, materials, world))
 
 
 def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None, world: World = ALONE) -> RunResult:
@@ -101,7 +101,7 @@ class Session:
         folder.keep_own_functions(recipe.algorithm)
         self.folder, self.recipe, self.rewards = folder, recipe, rewards
         self.materials = materials or Materials()
-        self.found = agreement.find_checkpoint(world, folder.checkpoints)
+        self.found = launch.find_checkpoint(world, folder.checkpoints)
         self.saved = add_missing_fields(self.found.snapshot.document) if self.found else {}
         # Rows of steps that this process is about to repeat are cut off, so that no step appears twice.
         done = self.saved.get("step", 0)
@@ -126,37 +126,37 @@ class Session:
     def _run(self) -> RunResult:
         self._write_summary("running")
         state: TrainState | None = None
-        parts: Parts | None = None
+        run: Run | None = None
         with self.monitors:
             try:
                 assembled = self.assemble()
                 self._preflight(*assembled)
-                parts, state, encoded = assembled  # from here on there is something to save; before, the name stays free
-                self._cold_start(parts, state, encoded)
-                self._evaluate_if_missing("before", parts, state)
-                self._train(parts, state, encoded)
-                parts.policy.save(self.folder.model, merge=self.recipe.model.lora.merge)
-                self._evaluate_if_missing("after", parts, state)
-                return self._finish("finished", parts, state)
+                run, state, encoded = assembled  # from here on there is something to save; before, the name stays free
+                self._cold_start(run, state, encoded)
+                self._evaluate_if_missing("before", run, state)
+                self._train(run, state, encoded)
+                run.policy.save(self.folder.model, merge=self.recipe.model.lora.merge)
+                self._evaluate_if_missing("after", run, state)
+                return self._finish("finished", run, state)
             except Interrupted as signal:
-                self._say(f"{self._save_last_state(parts, state, signal)}. Go on with: {self._resume_command()}")
-                return self._finish("interrupted", parts, state)
+                self._say(f"{self._save_last_state(run, state, signal)}. Go on with: {self._resume_command()}")
+                return self._finish("interrupted", run, state)
             except (Exception, SystemExit) as happened:
                 problem = self.world.explain(explain_exit(happened) if isinstance(happened, SystemExit) else happened)
                 self.world.fail(problem)
-                self._save_last_state(parts, state)
-                self._finish("failed", parts, state, error=problem)
+                self._save_last_state(run, state)
+                self._finish("failed", run, state, error=problem)
                 raise problem from problem.__cause__
 
     # -- building ------------------------------------------------------------------------------------------------------
 
-    def assemble(self) -> tuple[Parts, TrainState, EncodedData]:
+    def assemble(self) -> tuple[Run, TrainState, EncodedData]:
         import torch
 
         from cohort.model.optim import Adding
         from cohort.training import build
-        from cohort.training.handed_in import keep_rows
-        from cohort.training.parts import Clock, Parts
+        from cohort.training.python_inputs import keep_rows
+        from cohort.training.run import Clock, Run
         from cohort.training.run_weights import replace_sources, settle_models
 
         sources, settled = self.world.on_main(lambda: settle_models(self.recipe, self.folder, self.materials.model))
@@ -180,8 +180,8 @@ class Session:
         encoded = build.encode_data(recipe, data, policy, sampling)
         policy.world = self.world
         threads, exact = torch.get_num_threads(), build.adds_exactly(recipe, self.saved.get("sums"))
-        agreement.compare_ranks(self.world, lambda: agreement.list_run_facts(recipe, policy.model, encoded, threads * exact))
-        self._say(*agreement.describe_ranks(self.world, policy.device, threads, exact, self.saved.get("threads")))
+        launch.compare_ranks(self.world, lambda: launch.list_run_facts(recipe, policy.model, encoded, threads * exact))
+        self._say(*launch.describe_ranks(self.world, policy.device, threads, exact, self.saved.get("threads")))
         products = build.settle_products(recipe, policy, self.saved.get("products", ""), self.folder)
         policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
         weights = build.make_weights(recipe, policy, Adding(exact, self.world))
@@ -195,14 +195,14 @@ class Session:
         state.slots = engine.slots = slots
         state.products, state.sums, state.threads = products, "exact" if exact else "fast", threads
         self._say(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}; {trained}")
-        self._say(*agreement.describe_company(self.world, exact, engine.name, engine.capabilities.steady))
+        self._say(*launch.describe_company(self.world, exact, engine.name, engine.capabilities.steady))
         self._say(*policy.notes, *build.describe_adapter(recipe, policy))
         for name, report in encoded.reports.items():
             if name == "prompts" or report.too_long or report.with_unknown:
                 self._say(f"{name}: {report}")
         self._say(*self.rewards.notes)
         self.rewards.on_progress, self.rewards.on_sampled = self.monitors.on_scoring, self.monitors.on_sampling
-        parts = Parts(
+        run = Run(
             recipe=recipe,
             folder=self.folder,
             policy=policy,
@@ -216,25 +216,25 @@ class Session:
             clock=Clock(state.seconds, self.started),
             world=self.world,
         )
-        return parts, state, encoded
+        return run, state, encoded
 
     def _make_or_restore_state(
         self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: PromptStream
     ) -> TrainState:
         """The state of the newest whole checkpoint, or the beginning."""
         from cohort.model.lora import digest_base
-        from cohort.training import read_again
+        from cohort.training import resume_checks
+        from cohort.training.run import make_optimizer
         from cohort.training.state import TrainState
-        from cohort.training.training_parts import make_optimizer
 
         phase = self.saved.get("phase", "cold_start" if self.recipe.cold_start.num_steps else "train")
         state = TrainState(optimizer=make_optimizer(weights, self.recipe, phase), phase=phase)
         state.data_digest, state.kl_coef = encoded.digest(), self.recipe.algorithm.kl_coef
-        files = read_again.read_files(self.recipe, policy.model)
+        files = resume_checks.read_files(self.recipe, policy.model)
         if self.found:
             state.base_digest = digest_base(policy.model, like=self.saved["base_digest"]) if policy.adapter else ""
-            self._say(*(f"warning: {sentence}" for sentence in read_again.mention_changes(self.saved, self.recipe, files)))
-            read_again.refuse_mixtures(self.saved, state, encoded, self.recipe, files)
+            self._say(*(f"warning: {sentence}" for sentence in resume_checks.mention_changes(self.saved, self.recipe, files)))
+            resume_checks.refuse_mixtures(self.saved, state, encoded, self.recipe, files)
             name = self.found.folder.name
             self._say(*(f"warning: {problem}; using {name} instead" for problem in self.found.problems))
             state.restore(self.found.snapshot, {prompt.index: prompt for prompt in stream.prompts}.__getitem__)
@@ -244,7 +244,7 @@ class Session:
             self._restore_baseline_and_warn(state)
         elif policy.adapter:
             state.base_digest = digest_base(policy.model)
-        read_again.write_down(state, encoded, self.recipe, files)
+        resume_checks.write_down(state, encoded, self.recipe, files)
         return state
 
     def _restore_baseline_and_warn(self, state: TrainState) -> None:
@@ -257,13 +257,13 @@ class Session:
         for loss in (*find_losses(self.folder, self.recipe, state.step), *restore_index(self.folder, state.step)):
             self._say(f"warning: {loss}")
 
-    def _preflight(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
+    def _preflight(self, run: Run, state: TrainState, encoded: EncodedData) -> None:
         """The cheap part of the doctor, at the start of a run: what is wrong is said, what cannot work stops."""
         from cohort.training.preflight import run_cheap_checks
 
         if self.found:
             return
-        for check in run_cheap_checks(parts, encoded):
+        for check in run_cheap_checks(run, encoded):
             if check.blocks:
                 raise RunError(f"{check.name}: {check.text}")
             if check.level != "ok":
@@ -271,36 +271,36 @@ class Session:
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
-    def _cold_start(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
+    def _cold_start(self, run: Run, state: TrainState, encoded: EncodedData) -> None:
         from cohort.base.interrupts import defer_interrupts
         from cohort.training.cold_start import cold_start
+        from cohort.training.run import make_optimizer
         from cohort.training.stages import save_run
-        from cohort.training.training_parts import make_optimizer
 
         if state.phase != "cold_start":
             return
         if self.recipe.train.num_steps == 0 and state.cold_steps == 0:
-            self._evaluate_if_missing("before", parts, state)  # the cold start is the whole run, so "before" is before it
+            self._evaluate_if_missing("before", run, state)  # the cold start is the whole run, so "before" is before it
         self.monitors.on_stage("cold start", total=self.recipe.cold_start.num_steps, done=state.cold_steps)
-        cold_start(parts, state, encoded.demonstrations)
+        cold_start(run, state, encoded.demonstrations)
         with defer_interrupts():
-            parts.policy.save(self.folder.start)
+            run.policy.save(self.folder.start)
             state.phase = "train"
             state.optimizer = make_optimizer(state.optimizer.weights, self.recipe, "train")
-            save_run(parts, state)
+            save_run(run, state)
 
-    def _train(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:
+    def _train(self, run: Run, state: TrainState, encoded: EncodedData) -> None:
         from cohort.loop import train
         from cohort.loop_iterative import train_in_iterations
         from cohort.training import build
+        from cohort.training.run import make_training_run, samples_ahead
         from cohort.training.stages import save_run
-        from cohort.training.training_parts import make_training_parts, samples_ahead
 
         learned = self.recipe.reward_model.iterations > 0
         if (state.step < self.recipe.train.num_steps and not state.stopped) or (
             learned and not self.folder.reward_model.is_dir()
         ):
-            training = make_training_parts(parts, state, encoded, self.materials)
+            training = make_training_run(run, state, encoded, self.materials)
             self.monitors.on_stage("training", total=self.recipe.train.num_steps, done=state.step)
             if learned:
                 train_in_iterations(training, state, build.compute_dtype(self.recipe))
@@ -312,7 +312,7 @@ class Session:
                 train(training, state, until=self.recipe.train.num_steps)
             if state.stopped:
                 self._say(state.stopped)
-        save_run(parts, state)
+        save_run(run, state)
 
     def _resume_command(self) -> str:
         """Functions that no other process can import must be handed in again, from Python."""
@@ -320,11 +320,11 @@ class Session:
             return f"cohort.resume({str(self.folder.root)!r}, rewards=[...]) from Python, with the same functions"
         return f"cohort resume {self.folder.root}"
 
-    def _evaluate_if_missing(self, label: str, parts: Parts, state: TrainState) -> None:
+    def _evaluate_if_missing(self, label: str, run: Run, state: TrainState) -> None:
         """Evaluate, unless an earlier process of this run already did."""
         from cohort.training.stages import evaluate_policy, remember_best
 
-        if not parts.evaluation_sets:
+        if not run.evaluation_sets:
             return
         result = self.world.on_main(lambda: self._find_evaluation(label, state))
         if result is None and label == "before" and self._has_moved(state):
@@ -335,11 +335,11 @@ class Session:
             return
         if result is None:
             self.monitors.on_stage("baseline evaluation" if label == "before" else "final evaluation")
-            result = evaluate_policy(parts, state, label, state.step)
+            result = evaluate_policy(run, state, label, state.step)
         if label == "before":
             state.baseline = self.world.on_main(lambda: self.folder.evaluation(label, 0) or {})
         else:
-            remember_best(parts, state, result)
+            remember_best(run, state, result)
 
     def _has_moved(self, state: TrainState) -> bool:
         """Whether the weights have moved since the moment that "before" speaks of."""
@@ -354,26 +354,26 @@ class Session:
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
-    def _save_last_state(self, parts: Parts | None, state: TrainState | None, signal: Interrupted | None = None) -> str:
+    def _save_last_state(self, run: Run | None, state: TrainState | None, signal: Interrupted | None = None) -> str:
         """Save what can be saved, and return a sentence about it for a run that ends by a signal."""
         from cohort.training.stages import save_last_state
 
-        return save_last_state(parts, state, signal) if parts and state else f"{signal}: nothing to save yet"
+        return save_last_state(run, state, signal) if run and state else f"{signal}: nothing to save yet"
 
-    def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: Exception | None = None) -> RunResult:
+    def _finish(self, status: str, run: Run | None, state: TrainState | None, error: Exception | None = None) -> RunResult:
         from cohort.evaluation.evaluate import summarize
         from cohort.observe.card import write_card
         from cohort.observe.report import write_report
         from cohort.training.stages import describe_end
 
-        if parts:
-            parts.engine.close()
+        if run:
+            run.engine.close()
         if not self.world.is_main:
             return RunResult(self.folder.root, status, {"status": status})
         before, after = self._find_evaluation("before", state), self._find_evaluation("after", state)
         summary: dict[str, Any] = {"eval": summarize(before, after)}
-        if parts and state:
-            summary |= describe_end(parts, state)
+        if run and state:
+            summary |= describe_end(run, state)
         if error:
             summary |= describe_failure(error)
         if status == "interrupted":

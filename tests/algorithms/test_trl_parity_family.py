@@ -22,8 +22,8 @@ from cohort.model.examples import Example, make_examples
 from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.schema import TeacherConfig
+from cohort.training.credit import hear_teacher
 from cohort.training.experience import Credit
-from cohort.training.teaching import hear_teacher
 from cohort.types import Completion, Outcome, Prompt, Rollout
 from conftest import gradients, ragged_examples, relative_difference, tiny_policy
 from trl_bench import (

@@ -23,7 +23,7 @@ from torchrun_tools import RankTrap, start_torchrun, torchrun_server
 from cohort.base.processes import children_of
 from cohort.base.world import ALONE
 from cohort.errors import RankError
-from cohort.training import agreement
+from cohort.training import launch
 from session_tools import ONE_THREAD, Child, ForkServer, fork_server, leftovers, rows_of, summary_of, write_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -130,7 +130,7 @@ def test_ranks_that_are_killed_twice_in_a_row(
     first: str, server: ForkServer, recipe: Path, expected: str, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    target = STAGES.get(first, ("cohort.training.agreement:claim_folder", 1))
+    target = STAGES.get(first, ("cohort.training.launch:claim_folder", 1))
     traps = {0: [RankTrap(*target)], 1: [RankTrap("cohort.parallel.ranks:fill_buckets", 2, life=1)]}
     child = train(server, recipe, run, options=["--max-restarts", "2"], traps=traps)
     assert child.wait() == 0, child.output
@@ -353,8 +353,8 @@ def test_ranks_that_are_not_alike_are_refused(server: ForkServer, recipe: Path, 
         "the starting weights is": "cohort.model.digest:sample_weights",
         "prompts and demonstrations is": "cohort.training.build:EncodedData.digest",
         "threads per rank": "torch:get_num_threads",
-        "torch is": "cohort.training.agreement:find_version",
-        "the code of cohort is": "cohort.training.agreement:digest_code",
+        "torch is": "cohort.training.launch:find_version",
+        "the code of cohort is": "cohort.training.launch:digest_code",
     }
     for words, target in differing.items():
         child = train(server, recipe, run, traps={1: [RankTrap(target, do="give another")]})
@@ -388,15 +388,15 @@ def test_ranks_that_do_not_come_are_counted(forks: ForkServer, recipe: Path, tmp
 
 
 def test_processes_that_are_several_and_cannot_meet_do_not_train_alone(monkeypatch):
-    for name in agreement.LAUNCHED:
+    for name in launch.LAUNCHED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RANK", "0")
-    assert agreement.find_world(lambda: 5.0) is ALONE
+    assert launch.find_world(lambda: 5.0) is ALONE
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert agreement.find_world(lambda: 5.0) is ALONE
+    assert launch.find_world(lambda: 5.0) is ALONE
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RankError, match=r"WORLD_SIZE=2 .* MASTER_ADDR and MASTER_PORT are not set"):
-        agreement.find_world(lambda: 5.0)
+        launch.find_world(lambda: 5.0)
 
 
 @pytest.mark.prove

@@ -18,8 +18,8 @@ from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import OptimizerConfig
 from cohort.training import checkpoint
 from cohort.training.checkpoint import CheckpointError, Snapshot
-from cohort.training.drawing import Collected
 from cohort.training.experience import Models
+from cohort.training.rollouts import Collected
 from cohort.training.state import TrainState, decode_batch, encode_batch
 from cohort.types import UNSCORED, Completion, Outcome, Prompt, Rollout
 from conftest import collect_batch, tiny_policy

@@ -20,8 +20,8 @@ from cohort.model.policy import Policy
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import CriticConfig, OptimizerConfig
-from cohort.training.drawing import Collected
 from cohort.training.experience import Credit, Models, find_silent_groups, stack_rewards
+from cohort.training.rollouts import Collected
 from cohort.training.state import Batch
 from cohort.types import Rollout
 from conftest import collect_batch, rollout, tiny_policy

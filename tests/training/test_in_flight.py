@@ -17,7 +17,7 @@ from cohort.errors import EngineError, Interrupted, RecipeError, RewardError, Ru
 from cohort.session import resume
 from cohort.training import build
 from cohort.training.in_flight import InFlight
-from cohort.training.judging import RewardJudge
+from cohort.training.rollouts import RewardScorer
 from cohort.training.state import Batch, TrainState
 from cohort.types import Completion, Request
 from session_tools import rows_of, tiny, train_tiny
@@ -257,16 +257,16 @@ def test_an_interrupted_run_keeps_what_is_sampled_and_asks_for_the_rest_again(tm
 
 
 def test_problems_and_limits_have_words_and_a_resume_goes_on(tmp_path, monkeypatch, swapping):
-    score = RewardJudge.score
+    score = RewardScorer.score
 
-    def fail(self: RewardJudge, *args: Any) -> Any:
+    def fail(self: RewardScorer, *args: Any) -> Any:
         raise RewardError("the verifier is on holiday")
 
     with monkeypatch.context() as broken:
-        broken.setattr(RewardJudge, "score", fail)
+        broken.setattr(RewardScorer, "score", fail)
         with pytest.raises(RewardError, match="the verifier is on holiday"):
             train_tiny(tmp_path, **SETTINGS)
-    assert RewardJudge.score is score
+    assert RewardScorer.score is score
     assert resume(tmp_path / "run").status == "finished"
     never = threading.Event()
 

@@ -102,11 +102,11 @@ def test_sets_take_the_arguments_of_training_unless_they_have_their_own(tmp_path
 
 
 def test_what_the_generation_config_would_cut_is_named(tmp_path):
-    class Parts:
+    class Run:
         policy = build.load_policy(tiny(tmp_path, **words(tmp_path, whole_model())), build.Data([], {}, None))
 
-    assert describe_generation(Parts) == "the checkpoint's generation_config is not used"
+    assert describe_generation(Run) == "the checkpoint's generation_config is not used"
     for name, value in {"top_p": 0.8, "repetition_penalty": 1.05, "min_p": 0.02, "max_new_tokens": 9}.items():
-        setattr(Parts.policy.model.generation_config, name, value)
-    named = describe_generation(Parts).partition(" is not used: ")[2].split(", ")
+        setattr(Run.policy.model.generation_config, name, value)
+    named = describe_generation(Run).partition(" is not used: ")[2].split(", ")
     assert sorted(named) == ["min_p 0.02", "repetition_penalty 1.05", "top_p 0.8"]

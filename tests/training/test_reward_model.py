@@ -18,9 +18,16 @@ from cohort.model.optim import Optimizer
 from cohort.model.policy import Policy
 from cohort.recipe.reward_model import RewardModelConfig
 from cohort.rewards.contract import Scored
-from cohort.training.learned_scorer import LearnedScorer
 from cohort.training.reward_data import Labelled, Replay, is_held_back, label, list_groups, list_pairs
-from cohort.training.reward_model import RewardModel, compute_auc, compute_fit_losses, fill, list_fit_units, measure_ranking
+from cohort.training.reward_model import (
+    LearnedScorer,
+    RewardModel,
+    compute_auc,
+    compute_fit_losses,
+    fill,
+    list_fit_units,
+    measure_ranking,
+)
 from cohort.types import Completion, Outcome, Prompt, Rollout
 from conftest import gradients, make_norms_float64, relative_difference, tiny_policy
 

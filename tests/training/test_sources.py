@@ -15,8 +15,7 @@ from cohort.errors import PromptError, RecipeError
 from cohort.recipe.file import build_recipe
 from cohort.rewards.contract import Scored
 from cohort.session import start
-from cohort.training.drawing import begin_drawing, finish_drawing, merge_metrics, why_not_full
-from cohort.training.sources import SampledSource
+from cohort.training.rollouts import SampledSource, begin_drawing, finish_drawing, merge_metrics, why_not_full
 from cohort.types import Completion, Outcome, Prompt, Sampling
 from session_tools import prove_others, rows_of, tiny, train_tiny, tree
 

@@ -15,9 +15,9 @@ from cohort.model.packing import pack
 from cohort.recipe.file import load_recipe
 from cohort.session import resume
 from cohort.training import build, checkpoint
-from cohort.training.drawing import Collected
 from cohort.training.experience import Models
 from cohort.training.objective import token_loss
+from cohort.training.rollouts import Collected
 from cohort.training.state import Batch, TrainState, decode_batch, encode_batch
 from cohort.training.updates import UpdateMeter, check_same_policy
 from cohort.types import NoiseKey, Rollout

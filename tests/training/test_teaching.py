@@ -25,11 +25,11 @@ from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import CriticConfig, OptimizerConfig, ScratchConfig, TeacherConfig
 from cohort.tools.doctor import run_doctor
 from cohort.training import preflight
-from cohort.training.drawing import Collected
+from cohort.training.credit import hear_teacher
 from cohort.training.experience import Models
 from cohort.training.objective import token_loss
+from cohort.training.rollouts import Collected
 from cohort.training.state import Batch
-from cohort.training.teaching import hear_teacher
 from cohort.types import Rollout
 from conftest import collect_batch, gradients, ragged_examples, relative_difference, rollout, tiny_policy
 from session_tools import rows_of, tiny, train_tiny

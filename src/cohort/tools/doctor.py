@@ -20,11 +20,11 @@ from cohort.recipe.schema import Recipe
 from cohort.rewards.of_run import RunRewards
 from cohort.tools.prediction import HEADS, Table, predict_ranks
 from cohort.tools.set_up import check_processes, join_checks, make_shared_folder
-from cohort.training import agreement
+from cohort.training import launch
 
 if TYPE_CHECKING:
-    from cohort.training.parts import Parts
     from cohort.training.preflight import Check
+    from cohort.training.run import Run
 
 MARKS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "failure": "[bold red]FAILURE[/]"}
 
@@ -32,8 +32,8 @@ MARKS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "failure": 
 def run_doctor(recipe: Recipe, name: str = "", ranks: int = 0, network_gbit: float = 400.0) -> bool:
     """name: as the person wrote it; the steps of a run of that name are what a prediction for `ranks` begins with."""
     started = time.monotonic()
-    world = agreement.find_world(lambda: recipe.parallel.limit_s)
-    with agreement.end_together(world):
+    world = launch.find_world(lambda: recipe.parallel.limit_s)
+    with launch.end_together(world):
         try:
             checks, table = examine(world, recipe, name, ranks, network_gbit)
         except RankError as problem:
@@ -46,7 +46,7 @@ def run_doctor(recipe: Recipe, name: str = "", ranks: int = 0, network_gbit: flo
 
 
 def examine(world: World, recipe: Recipe, name: str, ranks: int, network_gbit: float) -> tuple[list[Check], Table | None]:
-    agreement.compare_ranks(world, lambda: agreement.list_launch_facts(recipe))
+    launch.compare_ranks(world, lambda: launch.list_launch_facts(recipe))
     ranks = ranks or (world.size if world.size > 1 else 0)
     rows = read_steps(name) if ranks else []
     with (
@@ -58,10 +58,11 @@ def examine(world: World, recipe: Recipe, name: str, ranks: int, network_gbit: f
         from cohort.training.preflight import (
             Check,
             check_memory,
+            check_own_functions,
             check_teacher,
             run_cheap_checks,
+            run_trial_checks,
         )
-        from cohort.training.trial_checks import check_own_functions, run_trial_checks
 
         rewards.world = world
         shared = recipe.parallel.shard == "full" and not world.launched
@@ -89,7 +90,7 @@ def examine(world: World, recipe: Recipe, name: str, ranks: int, network_gbit: f
         return join_checks(world, checks), table
 
 
-def check_ahead(parts: Parts, ranks: int) -> list[Check]:
+def check_ahead(parts: Run, ranks: int) -> list[Check]:
     """Whether what is looked at alone can be sampled ahead by so many ranks."""
     from cohort.training.build import refuse_ahead
     from cohort.training.preflight import Check

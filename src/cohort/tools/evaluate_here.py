@@ -16,7 +16,7 @@ from cohort.recipe.foreign import list_translated
 from cohort.recipe.materials import Materials
 from cohort.recipe.schema import EvaluationConfig
 from cohort.tools.evaluate import Problems, evaluate_target, find_target, load_problems, refuse_lost_rewards, say
-from cohort.training.handed_in import save_handed_in
+from cohort.training.python_inputs import save_handed_in
 from cohort.training.run_weights import Target
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from cohort.observe.scaling import (
 
 if TYPE_CHECKING:
     from cohort.training.build import EncodedData
-    from cohort.training.parts import Parts
+    from cohort.training.run import Run
 
 HEADS = ("ranks", "most goes into", "s a step", "tokens/s", "a rank", "GiB a rank")
 GIB = 2.0**30
@@ -44,7 +44,7 @@ def list_ranks(most: int) -> list[int]:
 
 
 def predict_ranks(
-    parts: Parts, encoded: EncodedData, rows: Sequence[Row], ranks: int, network_gbit: float, measured: Link | None = None
+    parts: Run, encoded: EncodedData, rows: Sequence[Row], ranks: int, network_gbit: float, measured: Link | None = None
 ) -> Table:
     """For up to `ranks` of them. rows: those of a run on one rank; without them seconds are of the cost model.
 
@@ -75,7 +75,7 @@ def describe_link(inside: Link, is_measured: bool, on_gpu: bool, ranks: int, net
     return f"{text}. `torchrun ... -m cohort doctor RECIPE` measures it."
 
 
-def estimate_memories(parts: Parts, encoded: EncodedData, numbers: Iterable[int]) -> dict[int, float]:
+def estimate_memories(parts: Run, encoded: EncodedData, numbers: Iterable[int]) -> dict[int, float]:
     """Ranks -> bytes of each at its peak."""
     from cohort.training.preflight import check_teacher, estimate_rank
 
@@ -83,11 +83,11 @@ def estimate_memories(parts: Parts, encoded: EncodedData, numbers: Iterable[int]
     return {ranks: estimate_rank(parts, encoded, teacher, ranks).peak for ranks in numbers}
 
 
-def make_work(parts: Parts, encoded: EncodedData, rows: Sequence[Row]) -> tuple[Work | None, str]:
+def make_work(parts: Run, encoded: EncodedData, rows: Sequence[Row]) -> tuple[Work | None, str]:
     """(a step on one rank, where its seconds come from); None where nobody can tell."""
     import torch
 
-    from cohort.training.run_numbers import read_run_numbers
+    from cohort.training.memory_estimate import read_run_numbers
 
     recipe, policy = parts.recipe, parts.policy
     run = read_run_numbers(parts, encoded)

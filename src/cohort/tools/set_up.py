@@ -15,11 +15,11 @@ from cohort.base.text import write_count
 from cohort.base.world import World
 from cohort.errors import RankError
 from cohort.observe.scaling import Link
-from cohort.training.agreement import name_ranks
+from cohort.training.launch import name_ranks
 
 if TYPE_CHECKING:
-    from cohort.training.parts import Parts
     from cohort.training.preflight import Check
+    from cohort.training.run import Run
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def refuse_unseen(world: World, folder: Path) -> None:
         )
 
 
-def check_processes(world: World, parts: Parts) -> tuple[list[Check], Link]:
+def check_processes(world: World, parts: Run) -> tuple[list[Check], Link]:
     """Where the ranks are, whether each has a device of its own, and how fast they talk."""
     import torch
 

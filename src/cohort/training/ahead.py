@@ -31,10 +31,17 @@ from cohort.data.prompts import PromptStream
 from cohort.errors import RunError
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import Scored
-from cohort.training.drawing import Collected, Drawn, begin_drawing, finish_drawing, why_not_full
-from cohort.training.encoding import decode_rollouts, encode_rollouts
-from cohort.training.judging import RewardJudge
-from cohort.training.parts import TrainingParts
+from cohort.training.rollouts import (
+    Collected,
+    Drawn,
+    RewardScorer,
+    begin_drawing,
+    decode_rollouts,
+    encode_rollouts,
+    finish_drawing,
+    why_not_full,
+)
+from cohort.training.run import TrainingRun
 from cohort.training.stages import say_why_not_full
 from cohort.training.state import TrainState
 from cohort.types import UNSCORED, Completion, Prompt, Rollout
@@ -98,11 +105,11 @@ class Ahead:
 
     name = "ahead"
 
-    def __init__(self, parts: TrainingParts, state: TrainState) -> None:
-        self.parts, self.run = parts, state
-        self.lag, self.limit_s = parts.recipe.ahead.lag, parts.recipe.ahead.limit_s
-        self.refills = parts.recipe.algorithm.refill_rounds > 0
-        self.judge = RewardJudge(ScoredAlone(parts.rewards), parts.recipe)
+    def __init__(self, run: TrainingRun, state: TrainState) -> None:
+        self.run, self.train_state = run, state
+        self.lag, self.limit_s = run.recipe.ahead.lag, run.recipe.ahead.limit_s
+        self.refills = run.recipe.algorithm.refill_rounds > 0
+        self.judge = RewardScorer(ScoredAlone(run.rewards), run.recipe)
         self.batches: dict[int, BatchAhead] = {}
         """By step, in their order; the one that is trained now stays until its step is finished."""
         self.given_up = False
@@ -115,14 +122,14 @@ class Ahead:
 
     def begin(self, step: int, until: int) -> None:
         """The weights have become those that `step` begins with: whatever is missing up to `step + lag` is begun with them."""
-        world, run = self.parts.world, self.run
-        for done in [number for number in self.batches if number <= run.step]:
+        world, state = self.run.world, self.train_state
+        for done in [number for number in self.batches if number <= state.step]:
             del self.batches[done]
         missing = world.on_main(lambda: self._list_missing(min(step + self.lag, until)))
         if not missing:
             return
         self._drain()
-        self.parts.source.sync(run.policy_version)
+        self.run.source.sync(state.policy_version)
         if world.is_main:
             with defer_interrupts():
                 for number in missing:
@@ -130,10 +137,10 @@ class Ahead:
 
     def take(self, step: int, watch: Stopwatch) -> Collected:
         """The batch of this step, waited for where it is not whole."""
-        parts, version = self.parts, self.run.policy_version
-        drawn, metrics = parts.world.on_main(lambda: self._take(step))
+        run, version = self.run, self.train_state.policy_version
+        drawn, metrics = run.world.on_main(lambda: self._take(step))
         watch.lap("wait")
-        say_why_not_full(parts, self.run, why_not_full(drawn, step))
+        say_why_not_full(run, self.train_state, why_not_full(drawn, step))
         collected = finish_drawing(drawn, version, sampled=True, keyed=True)  # held here until its first update
         return replace(collected, metrics=collected.metrics | metrics | measure_staleness(collected.rollouts, version))
 
@@ -145,11 +152,11 @@ class Ahead:
     def describe(self) -> list[str]:
         """What the first lines of a process say of it."""
         lag, held = self.lag, len(self.batches)
-        copied = " from a second copy of the policy's weights," if self.parts.engine.capabilities.shares_weights else ""
+        copied = " from a second copy of the policy's weights," if self.run.engine.capabilities.shares_weights else ""
         lines = [
             f"ahead: completions are sampled {write_count(lag, 'step')} before they are trained on,{copied} while training goes on"
         ]
-        if held > lag + 1 or (held > lag and not self.run.batch):
+        if held > lag + 1 or (held > lag and not self.train_state.batch):
             lines.append(f"ahead.lag is {lag} now; the {held} batches that were sampled ahead are trained on first")
         return lines if lag else lines[1:]
 
@@ -162,15 +169,15 @@ class Ahead:
 
     def _list_missing(self, last: int) -> list[int]:
         begun = [number for number, batch in self.batches.items() if batch.sampling is not None]
-        return [number for number in range(self.run.step + 1, last + 1) if number not in begun]
+        return [number for number in range(self.train_state.step + 1, last + 1) if number not in begun]
 
     def _begin_batch(self, step: int) -> None:
-        version, stream = self.run.policy_version, self.parts.stream.freeze()
+        version, stream = self.train_state.policy_version, self.run.stream.freeze()
         found = self.batches.setdefault(step, BatchAhead(step, version, stream))
         found.policy_version, found.stream = version, stream
         self.batches = dict(sorted(self.batches.items()))
         before = self.batches.get(step - 1)
-        cursor = self.run.cursor
+        cursor = self.train_state.cursor
         found.sampling = self.sampler.submit(lambda: self._sample(found, before, cursor))
 
     def _drain(self) -> None:
@@ -179,7 +186,7 @@ class Ahead:
                 if batch.sampling is not None:
                     self._wait_for(batch.sampling, f"sampling for step {batch.step}")
 
-        self.parts.world.on_main(drain)
+        self.run.world.on_main(drain)
 
     def _take(self, step: int) -> tuple[Drawn, dict[str, float]]:
         batch = self.batches[step]
@@ -208,7 +215,7 @@ class Ahead:
 
     def _sample(self, batch: BatchAhead, before: BatchAhead | None, cursor: int) -> None:
         """The sampler's: all rounds of a batch. A refill waits for what the scorer says of the round before."""
-        recipe, source = self.parts.recipe, self.parts.source
+        recipe, source = self.run.recipe, self.run.source
         if batch.held[0] is None:
             if before is not None:
                 if before.sampling is not None and before.sampling.exception() is not None:
@@ -247,7 +254,7 @@ class Ahead:
         """Every batch that no update was made on, once it is sampled; where that fails, as far as it has come. What is not scored by then is
         scored again by whoever goes on: a reward may take minutes, and a signal leaves few."""
         self._wait_quietly()
-        first = self.run.step + (2 if self.run.update_metrics else 1)
+        first = self.train_state.step + (2 if self.train_state.update_metrics else 1)
         tensors: dict[str, Tensor] = {}
         documents = []
         for batch in self.batches.values():
@@ -262,13 +269,13 @@ class Ahead:
         return tensors, {"batches": documents}
 
     def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-        if not self.parts.world.is_main:
+        if not self.run.world.is_main:
             return
-        prompts = {prompt.index: prompt for prompt in self.parts.stream.prompts}
+        prompts = {prompt.index: prompt for prompt in self.run.stream.prompts}
         for one in document["batches"]:
             prefix = f"{one['step']}/"
             own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-            batch = self.batches[one["step"]] = decode_ahead(own, one, prompts, self.parts.stream)
+            batch = self.batches[one["step"]] = decode_ahead(own, one, prompts, self.run.stream)
             if batch.is_whole:
                 batch.sampling = Future()
                 batch.sampling.set_result(None)

@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cohort.base.interrupts import defer_interrupts
 from cohort.base.world import World
 from cohort.errors import CheckpointError
-from cohort.training.slices import is_slice, join_parts, select_slices
 
 MANIFEST = "manifest.json"
 NEEDED = ("weights", "optimizer")
@@ -250,3 +250,55 @@ def fill_folder(folder: Path) -> Iterator[Path]:
     with defer_interrupts():
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
+
+
+# -- sharded checkpoints -----------------------------------------------------------------------------------------------
+#
+
+OF_A_RANK = re.compile(r"(.+)\.(\d+)-of-(\d+)")
+
+
+def is_slice(value: Any) -> bool:
+    """Whether it is a DTensor, by what it can do: without ranks nothing of torch.distributed is imported."""
+    return hasattr(value, "to_local")
+
+
+def select_slices(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {key: value.to_local() for key, value in tensors.items() if is_slice(value)}
+
+
+class Joined(Mapping[str, Tensor]):
+    """Whole tensors from the files of ranks, one at a time: read when they are asked for, and held by whoever asks."""
+
+    def __init__(self, files: list[Path], whole: Mapping[str, Tensor]):
+        self.files, self.whole = files, whole
+        with safe_open(files[0], "pt") as first:
+            self.names = [*whole, *first.keys()]
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self.whole:
+            return self.whole[name]
+        if name not in self.names:
+            raise KeyError(name)
+        slices = []
+        for file in self.files:
+            with safe_open(file, "pt") as opened:
+                slices.append(opened.get_tensor(name))
+        return torch.cat(slices)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def join_parts(folder: Path, stems: list[str], whole: dict[str, Mapping[str, Tensor]]) -> dict[str, Mapping[str, Tensor]]:
+    """The parts of a checkpoint by name, from those of whole files and the files of ranks."""
+    of_ranks: dict[str, dict[int, Path]] = {}
+    for stem in stems:
+        if match := OF_A_RANK.fullmatch(stem):
+            of_ranks.setdefault(match[1], {})[int(match[2])] = folder / f"{stem}.safetensors"
+    return whole | {
+        part: Joined([files[rank] for rank in sorted(files)], whole.get(part, {})) for part, files in of_ranks.items()
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,11 +15,13 @@ from cohort.algorithms.advantages import Steps, TokenCredit
 from cohort.algorithms.kl import k1
 from cohort.algorithms.named import find_named
 from cohort.algorithms.registry import SAMPLED, Choice
+from cohort.base.stopwatch import Stopwatch
 from cohort.errors import RecipeError
 from cohort.model.examples import Example, Examples, join_examples
+from cohort.model.packing import Layouts
+from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.training.step_rewards import locate_steps
-from cohort.types import Rollout
+from cohort.types import Completion, Rollout
 
 
 @dataclass(frozen=True)
@@ -218,3 +221,148 @@ def spread_over_rows(values_N: Sequence[Tensor], before_C: Tensor, rows: Example
         own_T.zero_()
         own_T[slice(None) if whole else examples.loss_mask_C[span]] = values.detach().to(own_T)
     return found_C
+
+
+# -- step rewards ------------------------------------------------------------------------------------------------------
+#
+
+Decode = Callable[[Sequence[int]], str]
+
+REPLACEMENT = "\ufffd"
+"""What bytes that do not make a character, or do not make one yet, decode to."""
+BYTES = 4
+"""The most bytes, and so the most tokens, of one character."""
+WINDOW = 64
+"""Tokens between two cuts: prefixes of a window are cheap to decode, prefixes of a long completion are not."""
+WINDOW_SLACK = 16
+"""How many tokens later a cut may come, so as not to fall into a character."""
+
+
+def locate_steps(completion: Completion, steps: Sequence[tuple[int, float]], decode: Decode) -> tuple[tuple[int, float], ...]:
+    """`Outcome.steps` with token indices in place of characters: of the token with which the text reaches the end of the step.
+
+    A token that ends one step and begins the next belongs to the one it ends; two steps may end with the same token. A step that
+    ends with the text belongs to the last token, the stop token included: to stop there was a part of that step. The cost does not
+    grow with the square of the completion.
+    """
+    text, ids = completion.text, completion.token_ids
+    cuts = find_cuts(completion, decode) if steps else []
+    characters = [character for _, character in cuts]
+    found: list[tuple[int, float]] = []
+    for position, reward in steps:
+        check_position(completion, position)
+        token = len(ids) - 1
+        if position < len(text):
+            cut = bisect_left(characters, position) - 1
+            start, character = cuts[cut]
+            end = cuts[cut + 1][0] if cut + 1 < len(cuts) else len(ids)
+            token = start + find_end(ids[start:end], text[character:position], decode)
+        found.append((token, reward))
+    return tuple(found)
+
+
+def find_end(ids: Sequence[int], wanted: str, decode: Decode) -> int:
+    """Index of the first token with which the ids have decoded to `wanted`, by binary search over their prefixes.
+
+    To compare the text and not its length matters where a character is split over tokens: its first bytes decode to one
+    or several replacement characters, so that the length of a prefix can reach the goal too early, or even shrink.
+    """
+
+    def reached(index: int) -> bool:
+        return decode(ids[: index + 1]).startswith(wanted)
+
+    low, high = 0, len(ids) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if reached(middle):
+            high = middle
+        else:
+            low = middle + 1
+    # Some decoders show a whole run of bytes as replacement characters while its last character is not complete, and
+    # the search may have met that: look for an earlier end, across the tokens that one character can be short of.
+    while (earlier := next((i for i in range(low - 1, low - BYTES - 1, -1) if i >= 0 and reached(i)), None)) is not None:
+        low = earlier
+    # A replacement character that is really in the text looks like its own first byte: go on to its last.
+    while wanted.endswith(REPLACEMENT) and low + 1 < len(ids) and decode(ids[: low + 2]) == wanted:
+        low += 1
+    return low
+
+
+def find_cuts(completion: Completion, decode: Decode) -> list[tuple[int, int]]:
+    """(tokens, characters) before places at which ids and text can be cut alike: the pieces decode to the whole text.
+
+    Where they do not, as with decoders that drop the space a text begins with, there is one piece, the completion.
+    """
+    text, ids = completion.text, completion.token_ids
+    cuts = [(0, 0)]
+    while (following := find_next_cut(text, ids, cuts[-1], decode)) is not None:
+        cuts.append(following)
+    start, character = cuts[-1]
+    return cuts if decode(ids[start:]) == text[character:] else cuts[:1]
+
+
+def find_next_cut(text: str, ids: Sequence[int], cut: tuple[int, int], decode: Decode) -> tuple[int, int] | None:
+    start, character = cut
+    for end in range(start + WINDOW, min(start + WINDOW + WINDOW_SLACK, len(ids))):
+        piece = decode(ids[start:end])
+        if text.startswith(piece, character) and not piece.endswith(REPLACEMENT):
+            return end, character + len(piece)
+    return None
+
+
+def check_position(completion: Completion, position: int) -> None:
+    length = len(completion.text)
+    if not completion.token_ids or not min(1, length) <= position <= length:
+        raise ValueError(
+            f"position {position} is not in a completion of {length} characters and {len(completion.token_ids)} tokens; "
+            f"a step ends at a character of the text, from {min(1, length)} to {length}."
+        )
+
+
+# -- teacher -----------------------------------------------------------------------------------------------------------
+#
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the teacher said of the completions of one step."""
+
+    terms: Mapping[int, Tensor] = field(default_factory=dict)
+    """Rollout -> what is added to the advantages of its tokens, 0 where a token is not trained."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def add_to(self, examples: Sequence[Example]) -> Examples:
+        """The examples with the teacher's credit on top of their own; as they are, where there is no teacher."""
+        examples = join_examples(examples)
+        if not self.terms:
+            return examples
+        terms_C = torch.cat([self.terms[rollout] for rollout in examples.rollout_N])
+        advantages_C = (examples.advantages_C.double() + terms_C).to(examples.advantages_C.dtype)
+        return replace(examples, advantages_C=advantages_C)
+
+
+def hear_teacher(
+    teacher: Teacher | None,
+    examples: Sequence[Example],
+    micro_batch_tokens: int,
+    watch: Stopwatch | None = None,
+    layouts: Layouts | None = None,
+) -> Lesson:
+    """Score the completions with the teacher, all of them: a group of equal rewards is taught too."""
+    if teacher is None:
+        return Lesson()
+    trained = int((join_examples(examples).trained_N > 0).sum())
+    if not trained:
+        return Lesson()
+    watch = watch or Stopwatch()
+    watch.lap("prepare")
+    scores = teacher.policy.score_examples(examples, micro_batch_tokens, layouts=layouts)
+    terms, gaps_N = {}, []
+    for example, logprobs_T in zip(examples, scores, strict=True):
+        gap_T = k1(example.sampling_logprobs_T.double(), logprobs_T.double()).masked_fill(~example.loss_mask_T, 0.0)
+        terms[example.rollout] = -teacher.coef * gap_T
+        gaps_N.append(gap_T[example.loss_mask_T])
+    watch.lap("teacher")
+    gap_M = torch.cat(gaps_N)
+    metrics = {"teacher/gap": float(gap_M.mean()), "teacher/gap_per_completion": float(gap_M.sum()) / trained}
+    return Lesson(terms, metrics)

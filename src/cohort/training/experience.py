@@ -25,11 +25,10 @@ from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.rules import name_reward
 from cohort.recipe.schema import Recipe
-from cohort.training.credit import Credit, count_completions, read_parts, stack_rewards
-from cohort.training.drawing import Collected
+from cohort.training.credit import Credit, count_completions, hear_teacher, read_parts, stack_rewards
 from cohort.training.objective import compares_pairs, has_ratio, needs_critic, pushes_on_all_tokens, reads_logprobs
+from cohort.training.rollouts import Collected
 from cohort.training.state import Batch
-from cohort.training.teaching import hear_teacher
 from cohort.types import Rollout
 
 

@@ -28,11 +28,17 @@ from cohort.engine import make_requests
 from cohort.errors import InvariantError, RunError
 from cohort.rewards.summing import mean_and_std
 from cohort.training.ahead import ScoredAlone, measure_staleness
-from cohort.training.drawing import Collected, Drawn, finish_drawing, merge_metrics
-from cohort.training.encoding import decode_rollouts, encode_rollouts
-from cohort.training.judging import RewardJudge
-from cohort.training.parts import TrainingParts
-from cohort.training.sources import SampledSource
+from cohort.training.rollouts import (
+    Collected,
+    Drawn,
+    RewardScorer,
+    SampledSource,
+    decode_rollouts,
+    encode_rollouts,
+    finish_drawing,
+    merge_metrics,
+)
+from cohort.training.run import TrainingRun
 from cohort.training.state import TrainState
 from cohort.types import UNSCORED, NoiseKey, Prompt, Rollout
 
@@ -79,14 +85,14 @@ class InFlight:
 
     name = "in_flight"
 
-    def __init__(self, parts: TrainingParts, state: TrainState) -> None:
-        assert isinstance(parts.source, SampledSource)
-        recipe = parts.recipe
-        self.parts, self.run, self.source = parts, state, parts.source
+    def __init__(self, run: TrainingRun, state: TrainState) -> None:
+        assert isinstance(run.source, SampledSource)
+        recipe = run.recipe
+        self.run, self.train_state, self.source = run, state, run.source
         self.max_staleness, self.limit_s = recipe.ahead.max_staleness, recipe.ahead.limit_s
         self.wanted = recipe.train.prompts_per_step
         self.most = self.wanted * (1 + self.max_staleness)
-        self.judge = RewardJudge(ScoredAlone(parts.rewards), recipe)
+        self.judge = RewardScorer(ScoredAlone(run.rewards), recipe)
         self.held = Holdings(next_place=state.cursor)
         self.steps_of: dict[int, int] = {}
         """Version -> steps that it has been trained."""
@@ -103,9 +109,9 @@ class InFlight:
 
     def begin(self, step: int, until: int) -> None:
         """New weights for what is on its way, and as many more groups as pacing allows."""
-        self.steps_of[self.run.policy_version] = self.run.step
-        self.source.sync(self.run.policy_version)
-        if self.parts.world.is_main:
+        self.steps_of[self.train_state.policy_version] = self.train_state.step
+        self.source.sync(self.train_state.policy_version)
+        if self.run.world.is_main:
             with defer_interrupts(), self.changed:
                 self.step, self.held.training = step, []
                 if self.restored:  # its threads ended with the process that asked for them
@@ -117,8 +123,8 @@ class InFlight:
 
     def take(self, step: int, watch: Stopwatch) -> Collected:
         """The oldest of the groups that are scored, waited for where they are too few."""
-        version = self.run.policy_version
-        collected = self.parts.world.on_main(lambda: self._take(step, version))
+        version = self.train_state.policy_version
+        collected = self.run.world.on_main(lambda: self._take(step, version))
         watch.lap("wait")
         return collected
 
@@ -141,15 +147,15 @@ class InFlight:
     # -- in this thread --------------------------------------------------------------------------------------------------
 
     def _ask_more(self, until: int) -> None:
-        needed = self.wanted * (until - self.run.step)
+        needed = self.wanted * (until - self.train_state.step)
         for _ in range(min(self.most, needed) - self.held.count):
             self.held.asked.append(self.held.next_place)
             self._submit(self.held.next_place)
             self.held.next_place += 1
 
     def _submit(self, place: int) -> None:
-        [prompt] = self.parts.stream.take(place, 1)
-        work = functools.partial(self._sample, place, prompt, self.run.policy_version)
+        [prompt] = self.run.stream.take(place, 1)
+        work = functools.partial(self._sample, place, prompt, self.train_state.policy_version)
         self.asking.submit(functools.partial(self._guard, work))
 
     def _take(self, step: int, version: int) -> Collected:
@@ -174,7 +180,7 @@ class InFlight:
             on_their_way = self.held.count - len(groups)
         row = join_metrics(groups)
         drawn = Drawn(
-            self.run.cursor, self.wanted, 0, version, tuple(group.rollouts for group in groups), ((self.wanted, row),)
+            self.train_state.cursor, self.wanted, 0, version, tuple(group.rollouts for group in groups), ((self.wanted, row),)
         )
         collected = finish_drawing(drawn, version, sampled=True, keyed=True)  # held here until its first update
         metrics = {
@@ -200,7 +206,7 @@ class InFlight:
         dropped = len(self.held.scored) - len(fresh)
         if dropped:
             self.held.scored, self.dropped = fresh, self.dropped + dropped
-            self._ask_more(self.parts.recipe.train.num_steps)
+            self._ask_more(self.run.recipe.train.num_steps)
             self._score_if_enough()
 
     # -- in the other threads --------------------------------------------------------------------------------------------
@@ -263,7 +269,7 @@ class InFlight:
         with self.changed:
             held = self.held
             # Of a step that is finished they are still here until the next begins; of one with an update they are in its batch.
-            untouched = self.step > self.run.step and not self.run.update_metrics
+            untouched = self.step > self.train_state.step and not self.train_state.update_metrics
             groups = [*(held.training if untouched else []), *held.scored, *held.scoring, *held.sampled]
             document: dict[str, Any] = {
                 "next_place": held.next_place,
@@ -282,9 +288,9 @@ class InFlight:
 
     def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
         self.steps_of = dict(document["steps_of"])
-        if not self.parts.world.is_main:
+        if not self.run.world.is_main:
             return
-        prompts = {prompt.index: prompt for prompt in self.parts.stream.prompts}
+        prompts = {prompt.index: prompt for prompt in self.run.stream.prompts}
         rollouts = iter(decode_rollouts(tensors, document["rollouts"], prompts.__getitem__))
         chunks = [Chunk(*chunk) for chunk in document["chunks"]]
         groups = [

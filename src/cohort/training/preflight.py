@@ -9,25 +9,42 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
+
+from cohort.algorithms.registry import SAMPLED
 from cohort.base.importing import is_own
+from cohort.engine.mismatch import find_mismatch_limit
 from cohort.engine.stop import make_list
-from cohort.errors import ModelError, RewardError
-from cohort.evaluation.estimators import FEW_PROBLEMS, why_no_interval
+from cohort.errors import CohortError, ModelError, RewardError
+from cohort.evaluation.estimators import FEW_PROBLEMS, predict_useful_share, why_no_interval
 from cohort.evaluation.evaluate import make_problem_key
 from cohort.model.chat import find_end_of_turn_id
+from cohort.model.critic import NoCritic
+from cohort.model.examples import make_examples
 from cohort.model.experts import ASKED_FOR
 from cohort.model.rotary import count_positions
 from cohort.model.teacher import look_at_teacher
 from cohort.recipe.foreign import explain_missing
-from cohort.recipe.rules import scores_prompts
+from cohort.recipe.rules import measures_kl, scores_prompts
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import importable_name
 from cohort.rewards.summing import fails_everywhere
 from cohort.training.build import EncodedData
-from cohort.training.memory_estimate import MemoryEstimate, describe_memory, estimate_memory, fit_slots
-from cohort.training.parts import Parts
-from cohort.training.run_numbers import measure_room, read_model_numbers, read_run_numbers
-from cohort.types import Completion, Outcome, Prompt
+from cohort.training.experience import Models, credit_tokens, make_batch, measure_rollouts
+from cohort.training.memory_estimate import (
+    MemoryEstimate,
+    describe_memory,
+    estimate_memory,
+    fit_slots,
+    measure_room,
+    read_model_numbers,
+    read_run_numbers,
+)
+from cohort.training.objective import needs_critic, pack_minibatch, score_tokens, token_loss
+from cohort.training.rollouts import Collected
+from cohort.training.run import Run
+from cohort.training.stages import sample_rollouts
+from cohort.types import Completion, NoiseKey, Outcome, Prompt, Rollout
 from cohort_verify.math.find import write_cell
 from cohort_verify.sandbox import JailUnavailable, find_tier
 
@@ -46,42 +63,42 @@ class Check:
     """Training would run into an error; other failures leave the choice to the user."""
 
 
-def run_cheap_checks(parts: Parts, encoded: EncodedData) -> list[Check]:
+def run_cheap_checks(run: Run, encoded: EncodedData) -> list[Check]:
     """No forward pass: servers, rewards on golds, sampling, lengths, memory."""
-    reach_servers(parts)
-    judged = {"": encoded.train} | {name: encoded.sets[name] for name in parts.rewards.sets}
-    rows = [*check_reward_columns(parts, encoded)] or [
+    reach_servers(run)
+    judged = {"": encoded.train} | {name: encoded.sets[name] for name in run.rewards.sets}
+    rows = [*check_reward_columns(run, encoded)] or [
         check
         for name, prompts in judged.items()
-        for check in (*check_unusable_rows(parts, prompts, name), *check_golds(parts, prompts, name))
+        for check in (*check_unusable_rows(run, prompts, name), *check_golds(run, prompts, name))
     ]
-    teacher, parameters = check_teacher(parts, encoded)
+    teacher, parameters = check_teacher(run, encoded)
     model = [
-        *check_model(parts),
-        check_sampling(parts),
-        check_prompt_lengths(parts, encoded),
-        *check_form(parts, encoded),
+        *check_model(run),
+        check_sampling(run),
+        check_prompt_lengths(run, encoded),
+        *check_form(run, encoded),
         *teacher,
     ]
-    return [*check_jail(parts), *rows, *check_problem_counts(parts), *model, check_memory(parts, encoded, parameters)]
+    return [*check_jail(run), *rows, *check_problem_counts(run), *model, check_memory(run, encoded, parameters)]
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
 
 
-def reach_servers(parts: Parts) -> None:
+def reach_servers(run: Run) -> None:
     """Bring the weights to engines elsewhere: one that is absent or wrong is named before anything is trained, cold start included."""
-    if not parts.engine.capabilities.shares_weights:
-        parts.engine.sync(parts.policy.read_weights(), 0)
+    if not run.engine.capabilities.shares_weights:
+        run.engine.sync(run.policy.read_weights(), 0)
 
 
-def check_reward_columns(parts: Parts, encoded: EncodedData) -> Iterator[Check]:
+def check_reward_columns(run: Run, encoded: EncodedData) -> Iterator[Check]:
     """A column that a reward needs and no row has: said before anything is trained, for the first call would stop the run."""
     # Rows whose completions the rewards will be called on; demonstrations and pairs are trained on unscored.
     judged: list[tuple[str, RewardRunner, Sequence[Prompt]]] = (
-        [("prompts", parts.rewards, encoded.train)] if scores_prompts(parts.recipe) else []
+        [("prompts", run.rewards, encoded.train)] if scores_prompts(run.recipe) else []
     )
-    judged += [(f"evaluation set {name}", parts.rewards.for_set(name), prompts) for name, prompts in encoded.sets.items()]
+    judged += [(f"evaluation set {name}", run.rewards.for_set(name), prompts) for name, prompts in encoded.sets.items()]
     for place, rewards, prompts in judged:
         try:
             rewards.check_columns(prompts)
@@ -92,10 +109,10 @@ def check_reward_columns(parts: Parts, encoded: EncodedData) -> Iterator[Check]:
 # -- evaluation sets ---------------------------------------------------------------------------------------------------
 
 
-def check_problem_counts(parts: Parts) -> Iterator[Check]:
+def check_problem_counts(run: Run) -> Iterator[Check]:
     """Sets with so few problems that what training changes can hardly be told from noise."""
-    most = parts.recipe.evaluation.max_problems
-    for name, problems in parts.evaluation_sets.items():
+    most = run.recipe.evaluation.max_problems
+    for name, problems in run.evaluation_sets.items():
         different = len({make_problem_key(problem) for problem in problems})  # copies of a problem tell nothing new
         if different >= FEW_PROBLEMS:
             continue
@@ -104,7 +121,7 @@ def check_problem_counts(parts: Parts) -> Iterator[Check]:
         fix = f"give it {FEW_PROBLEMS} or more: rows"
         if len(problems) == most:
             fix = f"raise evaluation.max_problems from {most}"
-        elif name not in parts.recipe.evaluation.sets:
+        elif name not in run.recipe.evaluation.sets:
             fix += ", a larger evaluation.held_out, or a set under [evaluation.sets]"
         text = f"{name} has {count}: one is {100 / different:.1f} points of greedy accuracy, and {sure}; {fix}."
         yield Check("warning", "evaluation", text)
@@ -113,9 +130,9 @@ def check_problem_counts(parts: Parts) -> Iterator[Check]:
 # -- golds -------------------------------------------------------------------------------------------------------------
 
 
-def check_jail(parts: Parts) -> Iterator[Check]:
+def check_jail(run: Run) -> Iterator[Check]:
     """Where model text goes that could run as code."""
-    if not parts.rewards.needs_jail:
+    if not run.rewards.needs_jail:
         return
     try:
         tier = find_tier().name
@@ -128,12 +145,12 @@ def check_jail(parts: Parts) -> Iterator[Check]:
         yield Check("ok", "jail", f"model text that could run as code goes to a {tier} jail")
 
 
-def check_unusable_rows(parts: Parts, prompts: Sequence[Prompt], name: str = "") -> Iterator[Check]:
+def check_unusable_rows(run: Run, prompts: Sequence[Prompt], name: str = "") -> Iterator[Check]:
     """Rows whose gold answer or tests can never be used: each would cost its rollouts and teach nothing. name: of their evaluation set."""
-    for part, problems in parts.rewards.for_set(name).find_unusable(prompts).items():
+    for part, problems in run.rewards.for_set(name).find_unusable(prompts).items():
         row, reason = problems[0]
         text = f"{len(problems)} of {len(prompts)} rows{f' of {name}' * bool(name)} can never be scored by {part}; the first is row {row}: {reason}"
-        allowed = parts.recipe.train.max_fault_share
+        allowed = run.recipe.train.max_fault_share
         if len(problems) > allowed * len(prompts):  # a step would lose more than it may, sooner or later
             advice = f"{text}. That is more than train.max_fault_share = {allowed:g}: mend or remove these rows."
             yield Check("failure", "golds", advice, blocks=True)
@@ -148,10 +165,10 @@ def asks_for_form(function: str | Callable[..., Any]) -> bool:
     return name in FORMATS and (not home or is_own(home))
 
 
-def check_golds(parts: Parts, prompts: Sequence[Prompt], name: str = "") -> list[Check]:
+def check_golds(run: Run, prompts: Sequence[Prompt], name: str = "") -> list[Check]:
     """Gold answers must score, and the answers of other rows must not: a verifier bug is a corrupted gradient. name: of their evaluation set."""
-    rewards, of_set = parts.rewards.for_set(name), f" of {name}" * bool(name)
-    column = parts.recipe.cold_start.completion_column
+    rewards, of_set = run.rewards.for_set(name), f" of {name}" * bool(name)
+    column = run.recipe.cold_start.completion_column
     rows = [prompt for prompt in prompts[: 4 * GOLD_ROWS] if list_gold_forms(prompt, column)][:GOLD_ROWS]
     if len(rows) < 2:
         return [Check("ok", "golds", f"not checked: the rows{of_set} have neither an `answer` nor a demonstration column")]
@@ -160,12 +177,12 @@ def check_golds(parts: Parts, prompts: Sequence[Prompt], name: str = "") -> list
     formats = [part.name for part in rewards.parts if asks_for_form(part.function)]
     forms_P, right = [list_gold_forms(row, column, bool(formats)) for row in rows], list[bool]()
     try:
-        right, formed = score_best_forms(parts, rewards, rows, forms_P, formats)
-        wrong, _ = score_best_forms(parts, rewards, rows, [list_gold_forms(other, column) if other else [] for other in others])
+        right, formed = score_best_forms(run, rewards, rows, forms_P, formats)
+        wrong, _ = score_best_forms(run, rewards, rows, [list_gold_forms(other, column) if other else [] for other in others])
     except RewardError as problem:
         outcomes, advice = problem.outcomes, "A text that a reward cannot read has to score 0.0: fix the function."
         lost = not outcomes or fails_everywhere(outcomes, [row for row, forms in enumerate(forms_P) for _ in forms])
-        blocks = lost and not right and (bool(of_set) or scores_prompts(parts.recipe) or bool(parts.evaluation_sets))
+        blocks = lost and not right and (bool(of_set) or scores_prompts(run.recipe) or bool(run.evaluation_sets))
         return [
             Check("failure", "golds", f"the reward functions fail on gold answers{of_set}: {problem}\n{advice}", blocks=blocks)
         ]
@@ -195,7 +212,7 @@ def list_gold_forms(row: Prompt, column: str, thinking: bool = False) -> list[st
 
 
 def score_best_forms(
-    parts: Parts, rewards: RewardRunner, rows: Sequence[Prompt], forms_P: Sequence[Sequence[str]], formats: Sequence[str] = ()
+    run: Run, rewards: RewardRunner, rows: Sequence[Prompt], forms_P: Sequence[Sequence[str]], formats: Sequence[str] = ()
 ) -> tuple[list[bool], bool]:
     """(per row with a form, whether any of its forms is a success; whether every row has one that all parts of `formats` pay).
 
@@ -203,10 +220,10 @@ def score_best_forms(
     """
     flat = [(number, row, text) for number, (row, forms) in enumerate(zip(rows, forms_P, strict=True)) for text in forms]
     completions = [
-        Completion(tuple(parts.policy.tokenizer(text, add_special_tokens=False)["input_ids"]), (), "stop", text)
+        Completion(tuple(run.policy.tokenizer(text, add_special_tokens=False)["input_ids"]), (), "stop", text)
         for _, _, text in flat
     ]
-    scored = rewards.score([row for _, row, _ in flat], completions, step=1, num_steps=parts.recipe.train.num_steps)
+    scored = rewards.score([row for _, row, _ in flat], completions, step=1, num_steps=run.recipe.train.num_steps)
     outcomes_P: dict[int, list[Outcome]] = {}
     for (number, _, _), outcome in zip(flat, scored.outcomes, strict=True):
         outcomes_P.setdefault(number, []).append(outcome)
@@ -242,18 +259,18 @@ def judge_share(
 # -- sampling, lengths, memory -----------------------------------------------------------------------------------------
 
 
-def check_model(parts: Parts) -> list[Check]:
+def check_model(run: Run) -> list[Check]:
     """Which engine samples and why, and what is to be said of how the model is trained."""
-    slow = parts.engine.capabilities.most_slots == 1
-    notes = [Check("warning" if ASKED_FOR in note else "ok", "model", note) for note in parts.policy.notes]
-    return [Check("warning" if slow else "ok", "engine", parts.engine_words), *notes]
+    slow = run.engine.capabilities.most_slots == 1
+    notes = [Check("warning" if ASKED_FOR in note else "ok", "model", note) for note in run.policy.notes]
+    return [Check("warning" if slow else "ok", "engine", run.engine_words), *notes]
 
 
-def check_sampling(parts: Parts) -> Check:
-    sampling, tokenizer = parts.sampling, parts.policy.tokenizer
+def check_sampling(run: Run) -> Check:
+    sampling, tokenizer = run.sampling, run.policy.tokenizer
     stops = ", ".join(f"{token} {tokenizer.convert_ids_to_tokens(token)!r}" for token in sampling.stop_ids)
     text = (
-        f"temperature {sampling.temperature:g} over the full distribution ({describe_generation(parts)}), {sampling.group_size} "
+        f"temperature {sampling.temperature:g} over the full distribution ({describe_generation(run)}), {sampling.group_size} "
         f"completions of at most {sampling.max_completion_tokens} tokens, stop at {stops or 'nothing'}"
     )
     if not sampling.stop_ids:
@@ -261,14 +278,14 @@ def check_sampling(parts: Parts) -> Check:
     return Check("ok", "sampling", text)
 
 
-def check_form(parts: Parts, encoded: EncodedData) -> Iterator[Check]:
+def check_form(run: Run, encoded: EncodedData) -> Iterator[Check]:
     """Plain text for a model that was tuned on chats: it then continues the text, or writes to the limit, where it should answer.
 
     Base models may have a chat template too; they do not end at the end of a turn. Whoever writes prompts.template, or special tokens
     into the prompts, has chosen the form.
     """
-    tokenizer, settings = parts.policy.tokenizer, parts.recipe.prompts
-    ends = {tokenizer.eos_token_id, *make_list(parts.policy.model.generation_config.eos_token_id)}
+    tokenizer, settings = run.policy.tokenizer, run.recipe.prompts
+    ends = {tokenizer.eos_token_id, *make_list(run.policy.model.generation_config.eos_token_id)}
     tuned = (end := find_end_of_turn_id(tokenizer)) is not None and end in ends
     texts = [prompt.content for prompt in encoded.train if isinstance(prompt.content, str)]
     marked = any(token in text for text in texts[:GOLD_ROWS] for token in tokenizer.all_special_tokens)
@@ -282,9 +299,9 @@ def check_form(parts: Parts, encoded: EncodedData) -> Iterator[Check]:
         )
 
 
-def describe_generation(parts: Parts) -> str:
+def describe_generation(run: Run) -> str:
     """What the model's own generation_config.json would cut, punish or forbid, which sampling in training never does."""
-    asked = parts.policy.model.generation_config.to_diff_dict()
+    asked = run.policy.model.generation_config.to_diff_dict()
     how = ("use_cache", "cache_implementation")  # another tool's words too, and they change no token
     cuts = {
         name: value
@@ -295,12 +312,12 @@ def describe_generation(parts: Parts) -> str:
     return f"the checkpoint's generation_config is not used{f': {listed}' if listed else ''}"
 
 
-def check_prompt_lengths(parts: Parts, encoded: EncodedData) -> Check:
+def check_prompt_lengths(run: Run, encoded: EncodedData) -> Check:
     """Prompt and completion must fit into the model's positions, in training and in every evaluation set."""
-    most = count_positions(parts.policy.model.config.get_text_config())
+    most = count_positions(run.policy.model.config.get_text_config())
     for name, prompts in {"": encoded.train, **encoded.sets}.items():
-        evaluated = parts.recipe.evaluation.max_completion_tokens if name else 0
-        tokens, name = evaluated or parts.sampling.max_completion_tokens, name or "prompts"
+        evaluated = run.recipe.evaluation.max_completion_tokens if name else 0
+        tokens, name = evaluated or run.sampling.max_completion_tokens, name or "prompts"
         field = f"{'evaluation' if evaluated else 'sampling'}.max_completion_tokens"
         longest = max(len(prompt.token_ids) for prompt in prompts)
         if most and longest + tokens > most:
@@ -311,30 +328,134 @@ def check_prompt_lengths(parts: Parts, encoded: EncodedData) -> Check:
     return Check(level, "lengths", str(report))
 
 
-def check_teacher(parts: Parts, encoded: EncodedData) -> tuple[list[Check], int]:
+def check_teacher(run: Run, encoded: EncodedData) -> tuple[list[Check], int]:
     """(whether the teacher can score what will be sampled, its parameters), before its weights are read."""
-    settings = parts.recipe.teacher
-    if not settings.source or not parts.recipe.train.num_steps:
+    settings = run.recipe.teacher
+    if not settings.source or not run.recipe.train.num_steps:
         return [], 0
-    longest = max(len(prompt.token_ids) for prompt in encoded.train) + parts.sampling.max_completion_tokens
+    longest = max(len(prompt.token_ids) for prompt in encoded.train) + run.sampling.max_completion_tokens
     try:
-        count = look_at_teacher(settings, parts.policy, longest)
+        count = look_at_teacher(settings, run.policy, longest)
     except ModelError as problem:
         return [Check("failure", "teacher", str(problem), blocks=True)], 0
     return [Check("ok", "teacher", f"{settings.source}: {count / 1e6:.2f} M parameters, the policy's vocabulary")], count
 
 
-def check_memory(parts: Parts, encoded: EncodedData, teacher_parameters: int = 0, ranks: int = 0) -> Check:
+def check_memory(run: Run, encoded: EncodedData, teacher_parameters: int = 0, ranks: int = 0) -> Check:
     """What a rank of the run will hold at its peak, against what this device has for it. ranks: other than those there are."""
-    needed = estimate_rank(parts, encoded, teacher_parameters, ranks or parts.world.size)
-    there = measure_room(parts.policy.device)
+    needed = estimate_rank(run, encoded, teacher_parameters, ranks or run.world.size)
+    there = measure_room(run.policy.device)
     return Check("ok" if needed.peak <= there else "warning", "memory", describe_memory(needed, there))
 
 
-def estimate_rank(parts: Parts, encoded: EncodedData, teacher_parameters: int, ranks: int) -> MemoryEstimate:
-    run = replace(read_run_numbers(parts, encoded, ranks), teacher_parameters=teacher_parameters)
-    needed = estimate_memory(read_model_numbers(parts.policy), run)
-    if not parts.recipe.sampling.slots:  # then the engine takes what is free, and no more
-        slots = fit_slots(needed, measure_room(parts.policy.device))
+def estimate_rank(run: Run, encoded: EncodedData, teacher_parameters: int, ranks: int) -> MemoryEstimate:
+    numbers = replace(read_run_numbers(run, encoded, ranks), teacher_parameters=teacher_parameters)
+    needed = estimate_memory(read_model_numbers(run.policy), numbers)
+    if not run.recipe.sampling.slots:  # the engine then uses free memory only
+        slots = fit_slots(needed, measure_room(run.policy.device))
         needed = estimate_memory(needed.model, replace(needed.run, slots=slots))
     return needed
+
+
+# -- checks that sample ------------------------------------------------------------------------------------------------
+#
+
+TRIAL_PROMPTS = 32
+OWN_PROMPTS = 8
+
+
+def run_trial_checks(run: Run, encoded: EncodedData) -> list[Check]:
+    """Rollouts on a few prompts with the starting policy, and the invariants that must hold at step 1."""
+    prompts = run.stream.take(0, TRIAL_PROMPTS)
+    run.engine.sync(run.policy.read_weights(), 0)
+    rollouts = sample_rollouts(run, prompts, run.sampling, NoiseKey(run.recipe.seed, "preflight", 0), 1)
+    return [*check_rollouts(run, rollouts), check_invariants(run, rollouts)]
+
+
+def check_rollouts(run: Run, rollouts: Sequence[Rollout]) -> Iterator[Check]:
+    size = run.sampling.group_size
+    metrics = measure_rollouts(rollouts, 0)
+    groups = [rollouts[at : at + size] for at in range(0, len(rollouts), size)]
+    rates = [sum(bool(rollout.outcome.success) for rollout in group) / len(group) for group in groups]
+    mean = sum(rates) / len(rates)
+    # A rate of 0 or 1 out of `size` draws is not a probability of 0 or 1: each is pulled towards the mean of all prompts,
+    # with the weight of two draws, and the mean itself away from 0 and 1 by half a draw.
+    pooled = (mean * len(rollouts) + 0.5) / (len(rollouts) + 1)
+    predicted = sum(predict_useful_share((rate * size + 2 * pooled) / (size + 2), size) for rate in rates) / len(rates)
+    seen = sum(0 < rate < 1 for rate in rates)
+    cut = f"{metrics['rollout/truncated']:.0%} of completions were cut at {run.sampling.max_completion_tokens} tokens; mean length {metrics['rollout/length_mean']:.0f}"
+    untrained = run.recipe.cold_start.num_steps > 0
+    if metrics["rollout/truncated"] > 0.3 and not untrained:
+        yield Check("warning", "truncation", f"{cut}. Raise sampling.max_completion_tokens.")
+    else:
+        yield Check("ok", "truncation", cut + (" (before the cold start)" if untrained else ""))
+    text = f"{mean:.1%} success on {len(groups)} prompts x {size}; groups with signal: {seen} of {len(groups)} seen, {predicted:.0%} predicted"
+    if untrained:
+        yield Check("ok", "success", f"{text} (before the cold start, which comes first)")
+    elif seen == 0 and mean < 0.5:
+        hint = "Too hard or not parsed: try easier prompts, a cold start, or look at a completion."
+        yield Check("warning", "success", f"{text}. {hint}")
+    elif seen == 0:
+        yield Check("warning", "success", f"{text}. Too easy: nothing is left to learn from.")
+    else:
+        yield Check("ok", "success", text)
+    distinct = metrics["rollout/distinct"]
+    level: Level = "ok" if distinct > 1.5 / size or size == 1 else "warning"
+    yield Check(level, "diversity", f"{distinct:.0%} of the completions of a group are distinct")
+    best = max(rollouts, key=lambda rollout: (rollout.outcome.reward or 0.0, -rollout.completion.length))
+    shown = f"{best.prompt.content!r} -> {best.completion.text[:200]!r} (reward {best.outcome.reward})"
+    yield Check("ok", "example", shown)
+
+
+@torch.no_grad()
+def check_invariants(run: Run, rollouts: Sequence[Rollout]) -> Check:
+    """Ratio 1 between engine and trainer, log-probs <= 0, KL 0 to a copy of the weights."""
+    scored = [rollout for rollout in rollouts if rollout.outcome.reward is not None]
+    examples = make_examples(scored)
+    if not examples:
+        return Check("failure", "step 1", "no completion was scored, so nothing could be compared")
+    policy = run.policy.score_examples(examples, run.recipe.train.micro_batch_tokens)
+    again = run.policy.score_examples(examples, run.recipe.train.micro_batch_tokens)
+    compared = zip(policy, examples, strict=True)
+    mismatch = torch.cat([(ours - one.sampling_logprobs_T)[one.loss_mask_T].abs() for ours, one in compared])
+    drift = max(float((ours - twice).abs().max()) for ours, twice in zip(policy, again, strict=True))
+    limit = find_mismatch_limit(run.policy.model, run.engine.capabilities.rounding)
+    largest, highest = float(mismatch.max()), max(float(ours.max()) for ours in policy)
+    text = f"max |log ratio| engine to trainer {largest:.1e} (limit {limit:.0e}), largest log-prob {highest:.1e}, KL to equal weights {drift:.1e}"
+    held = largest <= limit and highest <= 1e-6 and drift == 0.0
+    return Check("ok" if held else "failure", "step 1", text)
+
+
+# -- functions of a user's own -----------------------------------------------------------------------------------------
+
+
+def check_own_functions(run: Run) -> list[Check]:
+    """One sentence on the user's own functions, tried on the starting policy, or what is wrong with what they gave. No weight moves."""
+    algorithm = run.recipe.algorithm
+    names = ", ".join(choice.name for choice in algorithm.own.values())
+    if not names:
+        return []
+    if needs_critic(algorithm) or algorithm.data not in SAMPLED:
+        return [Check("ok", "algorithm", f"{names}: not tried here; they need a critic, or rows that are not sampled")]
+    try:
+        return [Check("ok", "algorithm", f"{names}: {try_functions(run)}")]
+    except CohortError as problem:
+        return [Check("failure", "algorithm", str(problem))]
+
+
+def try_functions(run: Run) -> str:
+    recipe, policy = run.recipe, run.policy
+    prompts = run.stream.take(0, OWN_PROMPTS)
+    rollouts = sample_rollouts(run, prompts, run.sampling, NoiseKey(recipe.seed, "preflight", 1), 1)
+    # At the start the reference is the policy itself.
+    models = Models(policy, policy if measures_kl(recipe) else None, NoCritic())
+    credited = credit_tokens(Collected(rollouts, {}, len(prompts), 0), models, recipe, 1, recipe.algorithm.kl_coef)
+    advantages_N = make_batch(credited).advantages_N
+    said = f"advantages from {min(advantages_N):.3g} to {max(advantages_N):.3g} on {len(rollouts)} completions"
+    members = credited.examples.select(credited.plan[0] if credited.plan else [])
+    minibatch = pack_minibatch(members, recipe, policy, credited.layouts)
+    if not minibatch.micro_batches:
+        return f"{said}; no token is pushed on them, so the region was not called"
+    micro = minibatch.micro_batches[0].to(policy.device)
+    loss = token_loss(score_tokens(policy, micro, recipe.algorithm), micro, recipe.algorithm, recipe.algorithm.kl_coef)
+    return f"{said}, a finite loss for each of {loss.loss_M.numel()} tokens"

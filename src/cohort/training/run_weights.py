@@ -21,7 +21,7 @@ from cohort.observe.run_folder import RunFolder, open_run_at
 from cohort.recipe.file import dump_recipe
 from cohort.recipe.materials import PYTHON_MODEL, Materials
 from cohort.recipe.schema import Recipe
-from cohort.training.handed_in import save_handed_in
+from cohort.training.python_inputs import save_handed_in
 
 if TYPE_CHECKING:
     import torch

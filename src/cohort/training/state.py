@@ -24,7 +24,7 @@ from cohort.model.examples import VECTORS, Example, Examples, join_examples
 from cohort.model.optim import Optimizer
 from cohort.model.packing import Layouts, Minibatch
 from cohort.training import checkpoint
-from cohort.training.encoding import decode_rollouts, encode_rollouts
+from cohort.training.rollouts import decode_rollouts, encode_rollouts
 from cohort.training.trace import TokenTrace
 from cohort.training.updates import UpdateMeter
 from cohort.types import Prompt, Rollout

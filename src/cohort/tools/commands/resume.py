@@ -17,7 +17,7 @@ def resume(run: Annotated[Path, typer.Argument(help="A run folder.", autocomplet
     \b
     cohort resume runs/my-run    after Ctrl-C, a crash or a power cut
     """
-    from cohort.training.agreement import speaks_to_people
+    from cohort.training.launch import speaks_to_people
 
     if has_console(run) and speaks_to_people():
         typer.echo(f"resuming {run}; loading ...")

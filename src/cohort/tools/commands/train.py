@@ -37,7 +37,7 @@ def train(
     """
     from cohort.recipe.built_in import find_recipe, split_words
     from cohort.recipe.words import describe_start
-    from cohort.training.agreement import speaks_to_people
+    from cohort.training.launch import speaks_to_people
 
     name, overrides = split_words(words or [])
     recipe = find_recipe(name, overrides)

@@ -95,7 +95,7 @@ def name_ranks(ranks: list[int]) -> str:
 
 def list_launch_facts(recipe: Recipe) -> dict[str, Any]:
     """What must be the same before a run folder is made: the recipe word by word, the code, the libraries."""
-    from cohort.training.read_again import flatten
+    from cohort.training.resume_checks import flatten
 
     facts = dict(flatten(recipe.model_dump(mode="json")))
     facts |= {"the code of cohort": digest_code(), "Python": platform.python_version()}
@@ -119,7 +119,7 @@ def find_version(library: str) -> str:
 def list_run_facts(recipe: Recipe, model: Any, encoded: EncodedData, threads: int) -> dict[str, Any]:
     """What must be the same before anything is trained: prompts, starting weights, files. threads: 0 where they do not decide about bits."""
     from cohort.model.digest import sample_weights
-    from cohort.training.read_again import read_files
+    from cohort.training.resume_checks import read_files
 
     facts: dict[str, Any] = {
         "prompts and demonstrations": encoded.digest(),

@@ -21,7 +21,7 @@ from cohort.model.scratch import build_scratch
 from cohort.observe.records import find_losses
 from cohort.recipe.materials import Materials
 from cohort.training import checkpoint
-from cohort.training.read_again import digest_reward_module
+from cohort.training.resume_checks import digest_reward_module
 from session_tools import bits, rows_of, summary_of, tiny, train_tiny
 
 SMALL: dict[str, Any] = {
