@@ -157,9 +157,9 @@ class Session:
         from cohort.training import build
         from cohort.training.python_inputs import keep_rows
         from cohort.training.run import Clock, Run
-        from cohort.training.run_weights import replace_sources, settle_models
+        from cohort.training.run_weights import replace_sources, resolve_models
 
-        sources, settled = self.world.on_main(lambda: settle_models(self.recipe, self.folder, self.materials.model))
+        sources, settled = self.world.on_main(lambda: resolve_models(self.recipe, self.folder, self.materials.model))
         recipe = self.recipe = replace_sources(self.recipe, sources)
         self._say(*settled)
         if recipe.train.num_steps:
@@ -195,7 +195,7 @@ class Session:
         state.slots = engine.slots = slots
         state.products, state.sums, state.threads = products, "exact" if exact else "fast", threads
         self._say(f"policy of {policy.num_parameters / 1e6:.2f} M parameters; {sentence}; {trained}")
-        self._say(*launch.describe_company(self.world, exact, engine.name, engine.capabilities.steady))
+        self._say(*launch.warn_of_batch_effects(self.world, exact, engine.name, engine.capabilities.steady))
         self._say(*policy.notes, *build.describe_adapter(recipe, policy))
         for name, report in encoded.reports.items():
             if name == "prompts" or report.too_long or report.with_unknown:
@@ -207,7 +207,7 @@ class Session:
             folder=self.folder,
             policy=policy,
             engine=engine,
-            engine_words=sentence,
+            engine_description=sentence,
             rewards=self.rewards,
             stream=stream,
             sampling=sampling,
@@ -233,8 +233,8 @@ class Session:
         files = resume_checks.read_files(self.recipe, policy.model)
         if self.found:
             state.base_digest = digest_base(policy.model, like=self.saved["base_digest"]) if policy.adapter else ""
-            self._say(*(f"warning: {sentence}" for sentence in resume_checks.mention_changes(self.saved, self.recipe, files)))
-            resume_checks.refuse_mixtures(self.saved, state, encoded, self.recipe, files)
+            self._say(*(f"warning: {sentence}" for sentence in resume_checks.describe_edits(self.saved, self.recipe, files)))
+            resume_checks.refuse_changed_inputs(self.saved, state, encoded, self.recipe, files)
             name = self.found.folder.name
             self._say(*(f"warning: {problem}; using {name} instead" for problem in self.found.problems))
             state.restore(self.found.snapshot, {prompt.index: prompt for prompt in stream.prompts}.__getitem__)
@@ -244,7 +244,7 @@ class Session:
             self._restore_baseline_and_warn(state)
         elif policy.adapter:
             state.base_digest = digest_base(policy.model)
-        resume_checks.write_down(state, encoded, self.recipe, files)
+        resume_checks.record_inputs(state, encoded, self.recipe, files)
         return state
 
     def _restore_baseline_and_warn(self, state: TrainState) -> None:

@@ -355,7 +355,7 @@ def test_state_in_the_middle_of_a_step_comes_back(tmp_path):
     state.optimizer.clip_and_step()
     state.update_metrics.append({"loss/total": 0.25})
     assert state.checkpoint_name == "step-4.1"
-    state.save(tmp_path)
+    checkpoint.save(tmp_path, state.checkpoint_name, state.make_snapshot())
 
     other = fresh(1)
     other.restore(checkpoint.latest(tmp_path).snapshot, find_prompt)

@@ -15,7 +15,7 @@ from cohort.errors import PromptError, RecipeError
 from cohort.recipe.file import build_recipe
 from cohort.rewards.contract import Scored
 from cohort.session import start
-from cohort.training.rollouts import SampledSource, begin_drawing, finish_drawing, merge_metrics, why_not_full
+from cohort.training.rollouts import SampledSource, begin_collection, finish_collection, merge_metrics, why_not_full
 from cohort.types import Completion, Outcome, Prompt, Sampling
 from session_tools import prove_others, rows_of, tiny, train_tiny, tree
 
@@ -60,13 +60,13 @@ def collect(verdicts: list[str], wanted: int, rounds: int) -> tuple[object, Scri
     stream, sampling = PromptStream(prompts, 0, shuffle=False), Sampling(2, 1.0, 3, (1,))
     source = SampledSource(recipe.seed, scripted, sampling, lambda: {"weight": 1})
     source.sync(0)
-    drawn = begin_drawing(recipe, 10, 0)
+    drawn = begin_collection(recipe, 10, 0)
     while drawn.missing:
         chosen = drawn.next_prompts(stream)
         completions_PG = source.complete(chosen, 1, len(drawn.groups), Stopwatch())
         drawn = drawn.add_round(chosen, completions_PG, scripted.score(chosen, completions_PG, 1), source.metrics())
     said += filter(None, [why_not_full(drawn, 1)])
-    return finish_drawing(drawn, 0, sampled=True, keyed=True), scripted, said
+    return finish_collection(drawn, 0, sampled=True, keyed=True), scripted, said
 
 
 def test_groups_without_both_outcomes_are_replaced_from_the_stream():

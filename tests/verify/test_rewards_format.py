@@ -11,7 +11,7 @@ import torch
 from cohort.rewards import exact_match, math_answer
 from cohort.rewards.contract import RewardPart
 from cohort.rewards.of_run import RunRewards
-from cohort.training.preflight import asks_for_form, check_golds
+from cohort.training.preflight import check_reference_answers, rewards_format
 from cohort.types import Prompt
 from cohort_verify.format import has_content, regex_format, think_answer_format, think_format
 from session_tools import only_boxed
@@ -133,7 +133,7 @@ def golds_check(outcome, *formats, rows=None, **args):
             cold_start=SimpleNamespace(completion_column="demonstration"), train=SimpleNamespace(num_steps=1)
         )
         policy = SimpleNamespace(tokenizer=lambda text, add_special_tokens: {"input_ids": [0] * len(text)})
-        right, shuffled = check_golds(SimpleNamespace(rewards=runner, recipe=recipe, policy=policy), prompts)
+        right, shuffled = check_reference_answers(SimpleNamespace(rewards=runner, recipe=recipe, policy=policy), prompts)
     assert (shuffled.level, shuffled.text) == ("ok", "0 of 8 answers of other rows score as success")
     return right.level, right.text
 
@@ -171,6 +171,6 @@ def test_a_form_that_no_wrapping_has_is_named():
 
 def test_which_parts_ask_for_a_form():
     for function in (think_format, "think_format", "cohort.rewards:think_answer_format", "regex_format"):
-        assert asks_for_form(function)
+        assert rewards_format(function)
     for function in (math_answer, "math_answer", "mine:think_format", "cohort_verify.format:score_form", only_boxed):
-        assert not asks_for_form(function)
+        assert not rewards_format(function)

@@ -216,7 +216,7 @@ def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems
     with RunRewards.for_run(recipe) as rewards:
         data = load_problems(problems)
         for target in targets:
-            say(console, f"evaluating {target.label}{f': {target.words}' if target.words else ''}")
+            say(console, f"evaluating {target.label}{f': {target.description}' if target.description else ''}")
             results.append(evaluate_target(console, target, problems, data, rewards))
             print_table(console, target, results[-1].evaluation)
     return results

@@ -16,7 +16,7 @@ from cohort.recipe.foreign import list_translated
 from cohort.recipe.materials import Materials
 from cohort.recipe.schema import EvaluationConfig
 from cohort.tools.evaluate import Problems, evaluate_target, find_target, load_problems, refuse_lost_rewards, say
-from cohort.training.python_inputs import save_handed_in
+from cohort.training.python_inputs import save_python_model
 from cohort.training.run_weights import Target
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ def evaluate_here(
         else:
             data = load_problems(problems)
         if materials.model is not None:
-            save_handed_in(*materials.model, Path(scratch) / "model")
+            save_python_model(*materials.model, Path(scratch) / "model")
             target = Target(type(materials.model[0]).__name__, str(Path(scratch) / "model"), None, resolved, None)
         assert target is not None
-        if target.words:
-            say(console, f"evaluating {target.label}: {target.words}")
+        if target.description:
+            say(console, f"evaluating {target.label}: {target.description}")
         return evaluate_target(console, target, problems, data, rewards).evaluation
 
 

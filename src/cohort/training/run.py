@@ -1,8 +1,7 @@
-"""What a run is made of, side by side: frozen, and complete before the phase that uses it begins.
+"""The components of a run, created before the phase that uses them begins, and frozen from then on.
 
-`Parts` serve every phase. `TrainingParts` are those of the loop: made once the cold start is over, since the reference and the
-critic begin as copies of the policy as it is then. What changes while a run goes on is in `TrainState`; what is done with both
-are functions of the two (stages.py).
+Every phase uses a `Run`. The loop uses a `TrainingRun`, which is created after the cold start, because reference and critic begin as
+copies of the policy. Whatever changes during a run is in `TrainState`; the stages (stages.py) are functions of both.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from cohort.data.prompts import PromptStream
 from cohort.engine.protocol import Engine
 from cohort.errors import RunError
 from cohort.model.critic import Critic, NoCritic
-from cohort.model.digest import digest_weights, is_whole, sample_weights
+from cohort.model.digest import digest_weights
 from cohort.model.optim import MasterWeights, Optimizer, cast_parameters
 from cohort.model.policy import Policy
 from cohort.model.reference import Reference
@@ -34,18 +33,18 @@ from cohort.training import build
 from cohort.training.build import EncodedData, make_engine
 from cohort.training.experience import Models
 from cohort.training.objective import needs_critic
-from cohort.training.resume_checks import START, digest_files, refuse_other_files
-from cohort.training.rollouts import Judge, RewardScorer, RowScorer, SampledSource, Source, WrittenSource
+from cohort.training.resume_checks import START, digest_files, refuse_changed_files
+from cohort.training.rollouts import RewardScorer, RowScorer, SampledSource, Source, WrittenSource
 from cohort.training.state import TrainState
 from cohort.types import Prompt, Sampling
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Seconds that a run takes, over all processes that took it up."""
+    """Seconds that a run has taken, over all of its processes."""
 
     base: float = 0.0
-    """Seconds the run had already taken when this process took it up."""
+    """Seconds before this process."""
     started: float = field(default_factory=time.monotonic)
 
     def read(self) -> float:
@@ -54,14 +53,14 @@ class Clock:
 
 @dataclass(frozen=True)
 class Run:
-    """What every phase of a run may need: cold start, evaluation, training, the doctor."""
+    """What every phase may use: cold start, evaluation, training, the doctor."""
 
     recipe: Recipe
     folder: RunFolder
     policy: Policy
     engine: Engine
-    engine_words: str
-    """Which one it is, why, and what that costs."""
+    engine_description: str
+    """Which engine it is, why it was chosen, and its cost."""
     rewards: RunRewards
     stream: PromptStream
     sampling: Sampling
@@ -69,43 +68,42 @@ class Run:
     monitors: Monitors
     clock: Clock
     world: World
-    """The processes that train this policy together."""
+    """The ranks that train this policy together."""
 
 
 @dataclass(frozen=True)
 class TrainingRun(Run):
-    """What the loop needs beside: who writes completions, who judges them, and what an update is held against."""
+    """What the loop uses in addition: the source of completions, their scorer, and the other models."""
 
     source: Source
-    judge: Judge
+    scorer: RewardScorer | RowScorer
     reference: Reference | None
     critic: Critic | NoCritic
     teacher: Teacher | None
 
     @property
     def models(self) -> Models:
-        """Who scores a batch. A reference may be there to sample from alone."""
+        """The models that score a batch. With kl_coef = 0 a reference may only serve as the policy to sample from."""
         scoring = self.reference.policy if self.reference and measures_kl(self.recipe) else None
         return Models(self.policy, scoring, self.critic, self.teacher)
 
 
-# -- building ----------------------------------------------------------------------------------------------------------
-#
+# -- construction ------------------------------------------------------------------------------------------------------
 
 
 def make_training_run(run: Run, state: TrainState, encoded: EncodedData, materials: Materials) -> TrainingRun:
-    """The parts of the loop, made from the starting weights and given the state they had."""
+    """Create the components of the loop from the starting weights, and restore their saved state."""
     recipe, algorithm = run.recipe, run.recipe.algorithm
     reference, teacher = None, None
     critic: Critic | NoCritic = NoCritic()
     if needs_reference(recipe):
         start = find_start(run, state, materials)
-        build.share_out(start, run.policy)
+        build.shard_like(start, run.policy)
         reference = Reference(start, algorithm.reference_every, algorithm.reference_decay)
         state.attach("reference", reference)
     if recipe.teacher.source:
         teacher = load_teacher(recipe.teacher, run.policy)
-        build.share_out(teacher.policy, run.policy)
+        build.shard_like(teacher.policy, run.policy)
         state.attach("teacher", teacher)
     if needs_critic(algorithm):
         updates, dtype = count_updates(recipe, "train"), build.compute_dtype(recipe)
@@ -116,7 +114,7 @@ def make_training_run(run: Run, state: TrainState, encoded: EncodedData, materia
     return TrainingRun(
         **vars(run),
         source=make_source(run, state, encoded, reference),
-        judge=make_scorer(run),
+        scorer=make_scorer(run),
         reference=reference,
         critic=critic,
         teacher=teacher,
@@ -124,9 +122,9 @@ def make_training_run(run: Run, state: TrainState, encoded: EncodedData, materia
 
 
 def find_start(run: Run, state: TrainState, materials: Materials) -> Policy:
-    """The policy the run started from: a copy while the weights are still those, else loaded again.
+    """The policy that the run started from: a copy before the first update, loaded again after it.
 
-    With LoRA that is the adapter of the start: the base alone, one that the run was given, or what the cold start left.
+    With LoRA this is the initial adapter: a new one, the given one, or the result of the cold start.
     """
     recipe = run.recipe
     if state.policy_version == 0:
@@ -135,10 +133,10 @@ def find_start(run: Run, state: TrainState, materials: Materials) -> Policy:
         return run.policy.make_frozen_copy()
     if not state.start_digest:
         raise RunError(
-            "this run began without a reference (algorithm.kl_coef = 0, monitors.kl = false) and cannot get one in the middle: set "
-            "both back in its recipe.toml, or start a new run."
+            "this run began without a reference (algorithm.kl_coef = 0, monitors.kl = false), and one cannot be added later: set both "
+            "back in its recipe.toml, or start a new run."
         )
-    refuse_other_files({START: state.files.get(START, {})}, {START: digest_files(run.folder.start)})
+    refuse_changed_files({START: state.files.get(START, {})}, {START: digest_files(run.folder.start)})
     folder = run.folder.start if run.folder.start.is_dir() else None
     if run.policy.adapter:
         start = build.restore_first_adapter(recipe, run.policy, folder)
@@ -148,17 +146,16 @@ def find_start(run: Run, state: TrainState, materials: Materials) -> Policy:
         cast_parameters(start.model.requires_grad_(False), run.policy.model.dtype)
         start.prepare(run.policy.kernels)
         start.world = run.policy.world
-    whole = is_whole(state.start_digest)
-    if state.start_digest != (digest_weights(start.list_own_parameters()) if whole else sample_weights(start.model)):
+    if state.start_digest != digest_weights(start.list_own_parameters()):
         raise RunError(
-            f"{folder or recipe.model.lora.adapter or recipe.model.source} no longer holds the weights the run started from, which "
-            "are its reference for the KL. Restore them, or start a new run."
+            f"{folder or recipe.model.lora.adapter or recipe.model.source} has changed: it no longer holds the weights that the run "
+            "started from, the reference for the KL. Restore them, or start a new run."
         )
     return start
 
 
 def make_source(run: Run, state: TrainState, encoded: EncodedData, reference: Reference | None) -> Source:
-    """Where completions come from, by algorithm.data."""
+    """The source of completions that algorithm.data names."""
     recipe, data = run.recipe, run.recipe.algorithm.data
     if data not in SAMPLED:
         rows = encoded.pairs if data == "pairs" else encoded.demonstrations
@@ -177,12 +174,12 @@ def make_source(run: Run, state: TrainState, encoded: EncodedData, reference: Re
 
 
 def samples_ahead(recipe: Recipe, state: TrainState) -> bool:
-    """Whether steps train on what was sampled before them: by the recipe, or because a checkpoint holds such batches."""
-    return bool(find_ahead(recipe)) or not {"ahead", "in_flight"}.isdisjoint({*state.found, *state.components})
+    """Whether batches are sampled ahead: by the recipe, or because the checkpoint holds such batches."""
+    return bool(find_ahead(recipe)) or not {"ahead", "in_flight"}.isdisjoint({*state.unattached, *state.components})
 
 
 def make_snapshot(run: Run) -> Engine:
-    """The engine of the run over a copy of the policy, to sample from while the policy is trained."""
+    """The run's engine over a copy of the policy, which can sample while the policy is trained."""
     from cohort.engine.snapshot import SnapshotEngine
 
     copy = run.policy.make_frozen_copy()
@@ -191,15 +188,13 @@ def make_snapshot(run: Run) -> Engine:
     return SnapshotEngine(copy, engine)
 
 
-def make_scorer(run: Run, scorer: Scorer | None = None) -> Judge:
-    """Who says what completions are worth: the reward functions, a scorer in their place, or the rows themselves."""
-    if run.recipe.algorithm.data not in SAMPLED:
-        return RowScorer()
-    return RewardScorer(scorer or run.rewards, run.recipe)
+def make_scorer(run: Run, scorer: Scorer | None = None) -> RewardScorer | RowScorer:
+    """The scorer of completions: the reward functions, or `scorer` in their place, or the order in the rows."""
+    return RewardScorer(scorer or run.rewards, run.recipe) if run.recipe.algorithm.data in SAMPLED else RowScorer()
 
 
 def make_optimizer(weights: MasterWeights, recipe: Recipe, phase: str) -> Optimizer:
-    """AdamW for a phase: the cold start has its own learning rate and no decay; the rest is shared."""
+    """AdamW for a phase. The cold start has its own learning rate and no decay; the other settings are shared."""
     cold = recipe.cold_start
     own = {"learning_rate": cold.learning_rate, "warmup_steps": cold.warmup_steps, "schedule": "constant"}
     settings = recipe.optimizer if phase == "train" else recipe.optimizer.model_copy(update=own)
@@ -207,9 +202,9 @@ def make_optimizer(weights: MasterWeights, recipe: Recipe, phase: str) -> Optimi
 
 
 def count_updates(recipe: Recipe, phase: str) -> int:
-    """Optimizer steps of a phase, which the schedule of the learning rate is stretched over."""
+    """Number of optimizer steps of a phase, the length of the learning-rate schedule."""
     train = recipe.train
     if phase == "cold_start":
         return recipe.cold_start.num_steps
-    # A minibatch holds whole groups, so there are never more of them than prompts.
+    # A minibatch holds whole groups, so there are never more minibatches than prompts.
     return train.num_steps * min(train.minibatches_per_step, train.prompts_per_step) * train.passes_per_step

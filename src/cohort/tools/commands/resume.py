@@ -17,16 +17,16 @@ def resume(run: Annotated[Path, typer.Argument(help="A run folder.", autocomplet
     \b
     cohort resume runs/my-run    after Ctrl-C, a crash or a power cut
     """
-    from cohort.training.launch import speaks_to_people
+    from cohort.training.launch import is_main_process
 
-    if has_console(run) and speaks_to_people():
+    if has_console(run) and is_main_process():
         typer.echo(f"resuming {run}; loading ...")
 
     from cohort.observe.run_folder import RunFolder
     from cohort.session import resume as resume_run
 
     result = resume_run(run)
-    if result.status == "finished" and speaks_to_people():
+    if result.status == "finished" and is_main_process():
         typer.echo(f"{run} is finished: {result.folder / 'report.html'}")
         if advice := RunFolder.open(result.folder).describe_ignored_edit(result.summary):
             typer.echo(advice)

@@ -37,12 +37,12 @@ def train(
     """
     from cohort.recipe.built_in import find_recipe, split_words
     from cohort.recipe.words import describe_start
-    from cohort.training.launch import speaks_to_people
+    from cohort.training.launch import is_main_process
 
     name, overrides = split_words(words or [])
     recipe = find_recipe(name, overrides)
     if (
-        recipe.monitors.console and speaks_to_people()
+        recipe.monitors.console and is_main_process()
     ):  # torch takes seconds to load, and a screen that stays empty looks like a fault
         typer.echo(describe_start(recipe))
 
