@@ -5,7 +5,7 @@
                          reference <- policy
                          train: the reward is the reward model's, success stays the verifier's
 
-Rollouts are keyed and a fit leaves no half-fitted weights, so a run killed while fitting fits again and gets the same.
+Rollouts are keyed, and an interrupted fit restores the old weights. So a run killed during a fit repeats it with the same result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from cohort.base.interrupts import defer_interrupts
 from cohort.loop import train
 from cohort.model.optim import Adding
 from cohort.model.scalar_head import add_prefix, select_prefix
-from cohort.recipe.schema import Recipe
 from cohort.training.checkpoint import fill_folder
 from cohort.training.reward_data import Labelled, Replay, label
 from cohort.training.reward_model import LearnedScorer, RewardModel
@@ -37,13 +35,13 @@ MODEL, REPLAY = "model/", "replay/"
 
 
 class LearnedReward:
-    """The reward model, the labelled data it may see again, and what its last fit measured: one part of the checkpoint."""
+    """The reward model, the replay of labelled data, and the metrics of the last fit, as one component of the checkpoint."""
 
     def __init__(self, model: RewardModel):
         self.model, self.replay = model, Replay()
         self.metrics: dict[str, float] = {}
         self.before_fit: dict[str, Tensor] = {}
-        """Weights from before a fit that is not written down yet: a checkpoint made in between holds these."""
+        """Weights from before a fit that is not saved yet; a checkpoint during the fit holds these."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         kept, document = self.replay.state()
@@ -57,28 +55,26 @@ class LearnedReward:
 
 
 def train_in_iterations(run: TrainingRun, state: TrainState, compute_dtype: torch.dtype) -> None:
-    """Train until `num_steps` steps are finished, in `reward_model.iterations` parts of equal length."""
+    """Train until `num_steps` steps are finished, in `reward_model.iterations` iterations of equal length."""
     recipe = run.recipe
     learned = LearnedReward(make_reward_model(run, compute_dtype, state.optimizer.weights.adding))
     state.attach("reward_model", learned)
-    scorer = LearnedScorer(
-        run.rewards, learned.model, recipe.train.micro_batch_tokens, max_fault_share=recipe.train.max_fault_share
-    )
-    run = replace(run, judge=make_scorer(run, scorer))
+    scorer = LearnedScorer(run.rewards, learned.model, recipe.train.micro_batch_tokens, recipe.train.max_fault_share)
+    run = replace(run, scorer=make_scorer(run, scorer))
     for iteration in range(1, recipe.reward_model.iterations + 1):
         if state.stopped:
             break
         if state.iteration < iteration:
             begin_iteration(run, state, learned, iteration)
         state.constant_metrics = {"reward_model/iteration": iteration, **learned.metrics}
-        train(run, state, until=find_last_step(recipe, iteration))
+        train(run, state, until=recipe.train.num_steps * iteration // recipe.reward_model.iterations)
     whole = learned.model.collect_weights()
-    run.world.on_main(lambda: save_reward_model(learned.model, run.folder.reward_model, whole))
 
+    def save() -> None:
+        with fill_folder(run.folder.reward_model) as folder:
+            learned.model.save(folder, whole)
 
-def save_reward_model(model: RewardModel, folder: Path, whole: Mapping[str, Tensor]) -> None:
-    with fill_folder(folder) as filled:
-        model.save(filled, whole)
+    run.world.on_main(save)
 
 
 def make_reward_model(run: TrainingRun, compute_dtype: torch.dtype, adding: Adding) -> RewardModel:
@@ -88,12 +84,8 @@ def make_reward_model(run: TrainingRun, compute_dtype: torch.dtype, adding: Addi
     return RewardModel.from_policy(run.policy, settings, compute_dtype, run.recipe.seed, bits, adding)
 
 
-def find_last_step(recipe: Recipe, iteration: int) -> int:
-    return recipe.train.num_steps * iteration // recipe.reward_model.iterations
-
-
 def begin_iteration(run: TrainingRun, state: TrainState, learned: LearnedReward, iteration: int) -> None:
-    """Fit the reward model on what the policy writes now, and let the policy start over from here."""
+    """Fit the reward model on rollouts of the current policy, and make the current policy the reference."""
     settings, seed, started = run.recipe.reward_model, run.recipe.seed, time.monotonic()
     fresh = label_fresh_rollouts(run, state, iteration)
     data = learned.replay.mix(fresh, settings.replay_share, seed, iteration)
@@ -111,19 +103,20 @@ def begin_iteration(run: TrainingRun, state: TrainState, learned: LearnedReward,
         state.iteration, state.fitted_at = iteration, state.step
         save_run(run, state)
     accuracy = learned.metrics.get("reward_model/accuracy")
+    ranked = "no held-back pair to measure it" if accuracy is None else f"it ranks {accuracy:.1%} of held-back pairs correctly"
     run.monitors.on_message(
         f"iteration {iteration} of {settings.iterations}: reward model fitted on {learned.metrics['reward_model/completions']:.0f} "
         f"completions ({learned.metrics['reward_model/replayed']:.0f} replayed); "
-        + ("no held-back pair to measure it on" if accuracy is None else f"it ranks {accuracy:.1%} of held-back pairs right")
+        + ranked
         + ("; reference refreshed" if run.reference else "")
     )
 
 
 def label_fresh_rollouts(run: TrainingRun, state: TrainState, iteration: int) -> list[Labelled]:
-    """Groups for the prompts that come next, judged by the reward functions.
+    """Labelled groups for the next prompts, scored by the reward functions.
 
-    The reward model has then seen the prompts it is asked about in training, though not the completions; how well it does
-    on prompts it has not seen is what the held-back ones measure.
+    Training then uses prompts that the reward model has seen, though not these completions. The held-back prompts measure how well it
+    does on unseen ones.
     """
     prompts = run.stream.take(state.cursor, run.recipe.reward_model.prompts)
     sync_engine(run, state)

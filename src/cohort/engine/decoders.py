@@ -16,13 +16,12 @@ from torch import Tensor
 
 from cohort.engine.slot_cache import SlotCache
 from cohort.model.head import SplitModel
-from cohort.ops.cached_attention import hidden_states, prefill
+from cohort.ops.cached_attention import KVShape, StackedKV, hidden_states, prefill
 from cohort.ops.fused import training
 from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
 from cohort.ops.fused.cpu_native import NativeDecoder
 from cohort.ops.fused.cpu_training import NativeOperations
 from cohort.ops.fused.family import FusedModel
-from cohort.ops.kv import KVShape, StackedKV
 
 LOGITS_TO_SHARE = 2**18
 """With fewer logits a step, waking a second thread for a logarithm takes longer than the logarithm."""
@@ -97,7 +96,7 @@ def make_fused_decoder(
 ) -> Decoder:
     """`operations`: those of a CPU, where they are compiled."""
     if fused.device.type == "cuda":
-        from cohort.ops.fused.decoding import FusedDecoder
+        from cohort.ops.fused.kernels_decode import FusedDecoder
 
         return FusedDecoder(fused, slots, length)
     if operations is not None:

@@ -19,7 +19,7 @@ from cohort.engine.decoders import Decoder
 from cohort.engine.graphs import GraphedSteps, round_to_bucket
 from cohort.engine.slots import SlotState
 from cohort.model.head import SplitModel
-from cohort.ops.rounding import count_missing_rows
+from cohort.ops.products import count_missing_rows
 from cohort.types import Request, Sampling
 
 PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from cohort.ops.attention import attention, choose_accumulation_dtype, find_visible, make_bias
-from cohort.ops.cached_attention import RaggedCache
+from cohort.ops.cached_attention import ALIGNMENT, KVBlocks, KVShape, RaggedCache
 from cohort.ops.fused import has_kernels
-from cohort.ops.kv import ALIGNMENT, KVBlocks, KVShape
 
 
 class SlotCache(RaggedCache):

@@ -26,8 +26,7 @@ from cohort.model.own_attention import (
     find_reason_by_reading,
 )
 from cohort.ops.attention import attention_configs, use_attention
-from cohort.ops.cached_attention import SLOT_ATTENTION
-from cohort.ops.kv import KVShape
+from cohort.ops.cached_attention import SLOT_ATTENTION, KVShape
 
 THROUGH = "the slot cache"
 

@@ -20,10 +20,9 @@ from cohort.errors import InvariantError, ModelError
 from cohort.model.examples import Example, join_examples
 from cohort.model.packing import Layouts, MicroBatch, pack
 from cohort.ops.attention import CAUSAL_ATTENTION, use_attention
-from cohort.ops.gather import take
-from cohort.ops.layout import Layout
+from cohort.ops.layout import Layout, take
 from cohort.ops.packed_attention import use_layout
-from cohort.ops.rounding import count_missing_rows
+from cohort.ops.products import count_missing_rows
 
 
 class Backbone(Protocol):

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from cohort.model.backbone import ModuleBackbone
 from cohort.model.optim import Adding, MasterWeights
 from cohort.ops.attention import attention_configs
-from cohort.ops.gather import Selection, take
-from cohort.ops.layout import Layout
-from cohort.ops.rounding import run_steadily
+from cohort.ops.layout import Layout, Selection, take
+from cohort.ops.products import run_steadily
 
 if TYPE_CHECKING:
     from cohort.model.sharding import Shards

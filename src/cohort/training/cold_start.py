@@ -1,8 +1,8 @@
 """Supervised fine-tuning on demonstrations: a stage before GRPO, or a run of its own.
 
-It is the same update with another data source: demonstrations instead of rollouts, advantage 1 on every token, no ratio.
-The stage can stop while the model is still mediocre (`until_success`): GRPO needs groups with both outcomes, and a start
-that solves everything leaves it nothing to learn from.
+It is the same update with other data: demonstrations instead of rollouts, advantage 1 on every token, no ratio. The stage can stop
+while the model still fails on some prompts (`until_success`): GRPO needs groups with both outcomes, and a model that solves
+everything has nothing left to learn.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ def cold_start(run: Run, state: TrainState, demonstrations: Sequence[WrittenRow]
     stream = PromptStream([demonstration.prompt for demonstration in demonstrations], run.recipe.seed, shuffle=True)
     success: float | None = None
     while state.cold_steps < recipe.num_steps:
-        # Looked at before the update, from the step number alone: a resumed run stops at the very same step.
+        # Checked before the update, by step number only, so that a resumed run stops at the same step.
         if recipe.until_success < 1.0 and state.cold_steps and state.cold_steps % recipe.check_every == 0:
             success = measure_success(run, state, stream.take(0, recipe.check_prompts), state.cold_steps)
             if success >= recipe.until_success:
                 run.monitors.on_message(
-                    f"cold start ends after {state.cold_steps} batches: {success:.0%} of sampled completions are right, "
+                    f"cold start ends after {state.cold_steps} batches: {success:.0%} of sampled completions succeed, "
                     f"and until_success is {recipe.until_success:.0%}"
                 )
                 return
         prompts = stream.take(state.cold_steps * recipe.batch_size, recipe.batch_size)
         loss = supervised_update(run, state, [by_index[prompt.index] for prompt in prompts])
-        seen = {"loss": loss} if success is None else {"loss": loss, "success": success}
-        run.monitors.on_progress(state.cold_steps, seen)
+        run.monitors.on_progress(state.cold_steps, {"loss": loss} if success is None else {"loss": loss, "success": success})
         every = run.recipe.checkpoints.every_steps
         if every and state.cold_steps % every == 0:
             save_run(run, state)
@@ -86,7 +85,7 @@ def make_supervised_example(demonstration: WrittenRow) -> Example:
 
 
 def measure_success(run: Run, state: TrainState, prompts: Sequence[Prompt], step: int) -> float:
-    """Success rate of one sampled completion per training prompt; held-out prompts are not looked at here."""
+    """Success rate of one sampled completion per training prompt; held-out prompts are not used."""
     sync_engine(run, state)
     noise = NoiseKey(run.recipe.seed, "cold_start", step)
     rollouts = sample_rollouts(run, prompts, replace(run.sampling, group_size=1), noise, step)
