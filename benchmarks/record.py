@@ -26,7 +26,7 @@ MOST_SHARE, MOST_BYTES = 0.01, 2 << 20
 """Of a step's CPU seconds, and of what one step writes."""
 TIMED = {
     "index.bin": "cohort.training.stages:append_rows",
-    "holding tokens": "cohort.training.state:TrainState._note_tokens",
+    "holding tokens": "cohort.training.trace:TokenTrace.note_update",
     "tokens.parquet": "cohort.training.stages:record_tokens",
     "events.jsonl": "cohort.observe.monitors.jsonl:JsonlMonitor.note_event",
     "findings": "cohort.observe.diagnosis.watch:FindingWatch.see_row",

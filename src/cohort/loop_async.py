@@ -43,7 +43,7 @@ def train_ahead(run: TrainingRun, state: TrainState, until: int) -> None:
             save_if_due(run, state)
     finally:
         ahead.close()  # its batches can still be saved
-    state.detach(ahead.name)
+    del state.components[ahead.name]
 
 
 def drop_other_batches(state: TrainState) -> list[str]:

@@ -238,7 +238,7 @@ def test_an_interrupted_run_keeps_what_is_sampled_and_asks_for_the_rest_again(tm
         if self.step == 0:
             component = self.components["in_flight"]
             with component.changed:
-                component.changed.wait_for(lambda: component.held.asked == [7], 60)
+                component.changed.wait_for(lambda: component.held.requested == [7], 60)
             held.extend(group.place for group in (*component.held.sampled, *component.held.scoring, *component.held.scored))
             raise Interrupted("SIGTERM")
 

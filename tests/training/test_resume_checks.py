@@ -211,24 +211,22 @@ def test_a_run_without_checkpoints_says_that_it_starts_anew(run, monkeypatch):
     shutil.rmtree(run / "checkpoints")
     monkeypatch.setattr(session.Session, "run", lambda self: None)
     heard = resume(run)[1]
-    assert heard.warnings == ["warning: checkpoints/ holds none: starting anew, with the 3 steps that were done before"]
+    assert heard.warnings == ["warning: no checkpoint in checkpoints/: starting again; 3 finished steps are repeated"]
     assert rows_of(run) == []
 
 
 def test_a_baseline_that_no_checkpoint_holds_is_not_made_up(run):
-    """As older checkpoints are: then there is no before, rather than one of step 3."""
+    """Then the report has no baseline, rather than one measured at step 3."""
     folder = checkpoint.list_checkpoints(run / "checkpoints")[-1]
     found = checkpoint.load(folder)
-    new = ("baseline", "files", "recipe", "evaluation_digests")
     shutil.rmtree(folder)
-    document = {name: value for name, value in found.document.items() if name not in new}
+    document = {**found.document, "baseline": {}}
     checkpoint.save(folder.parent, folder.name, checkpoint.Snapshot(found.tensors, document))
     (run / "evaluations.jsonl").unlink()
     result, heard = resume(run)
     assert result.summary["eval"]["before"] == {}
     assert result.summary["eval"]["after"]
     assert [row["label"] for row in rows_of(run, "evaluations.jsonl")] == ["after"]
-    assert any("started by an earlier cohort" in text for text in heard.warnings)
     assert any("the evaluation before training is lost" in text for text in heard.warnings)
     assert summary_of(run)["status"] == "finished"
 

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from cohort.algorithms.refill import explain_difficulty
 from cohort.base.stopwatch import Stopwatch
 from cohort.data.prompts import PromptStream
 from cohort.engine.protocol import Capabilities
@@ -15,7 +16,7 @@ from cohort.errors import PromptError, RecipeError
 from cohort.recipe.file import build_recipe
 from cohort.rewards.contract import Scored
 from cohort.session import start
-from cohort.training.rollouts import SampledSource, begin_collection, finish_collection, merge_metrics, why_not_full
+from cohort.training.rollouts import SampledSource, begin_collection, finish_collection, merge_metrics
 from cohort.types import Completion, Outcome, Prompt, Sampling
 from session_tools import prove_others, rows_of, tiny, train_tiny, tree
 
@@ -63,9 +64,10 @@ def collect(verdicts: list[str], wanted: int, rounds: int) -> tuple[object, Scri
     drawn = begin_collection(recipe, 10, 0)
     while drawn.missing:
         chosen = drawn.next_prompts(stream)
-        completions_PG = source.complete(chosen, 1, len(drawn.groups), Stopwatch())
+        completions_PG = source.complete(chosen, 1, drawn.drawn, Stopwatch())
         drawn = drawn.add_round(chosen, completions_PG, scripted.score(chosen, completions_PG, 1), source.metrics())
-    said += filter(None, [why_not_full(drawn, 1)])
+    if drawn.is_short:
+        said.append(explain_difficulty(drawn.counts, 1, drawn.wanted))
     return finish_collection(drawn, 0, sampled=True, keyed=True), scripted, said
 
 

@@ -168,7 +168,7 @@ def check_processes(world: World, parts: Run) -> list[Check]:
     """The host and device of each rank, and the speed of the link between them."""
     import torch
 
-    from cohort.parallel.link import measure_link
+    from cohort.parallel.link_speed import measure_link
     from cohort.training.preflight import Check
 
     device = parts.policy.device

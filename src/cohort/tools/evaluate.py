@@ -241,7 +241,7 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
     policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
     seen = count_seen_problems(console, target, problems, sets)
     with follow_products(target.folder, policy, build.compute_dtype(target.recipe)):
-        engine, _ = build.make_engine(recipe, policy, say=functools.partial(say, console))
+        engine, _ = build.make_engine(recipe, policy, report=functools.partial(say, console))
         engine.sync(policy.read_weights(), 0)
         evaluation = evaluate(
             engine,

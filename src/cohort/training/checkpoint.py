@@ -109,11 +109,7 @@ def finish(root: Path, name: str, snapshot: Snapshot, written: Mapping[str, dict
 
 def save_together(world: World, root: Path, name: str, snapshot: Snapshot) -> Path:
     """Write one checkpoint from all ranks, which all call this. The main rank writes the tensors that are not sharded."""
-    shards = {
-        part: own
-        for part, tensors in snapshot.tensors.items()
-        if (own := {key: value.to_local() for key, value in tensors.items() if is_sharded(value)})
-    }
+    shards = {part: own for part, tensors in snapshot.tensors.items() if (own := select_shards(tensors))}
     if not shards:
         return world.on_main(lambda: save(root, name, snapshot))
     if not world.on_main(lambda: begin(root, name)):
@@ -264,6 +260,10 @@ def fill_folder(folder: Path) -> Iterator[Path]:
 def is_sharded(value: Any) -> bool:
     """Whether it is a DTensor, without importing torch.distributed."""
     return hasattr(value, "to_local")
+
+
+def select_shards(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {key: value.to_local() for key, value in tensors.items() if is_sharded(value)}
 
 
 class JoinedShards(Mapping[str, Tensor]):
