@@ -117,6 +117,7 @@ class Session:
     def run(self) -> RunResult:
         """Do the missing phases in order. Whatever ends the run, its state is saved and summary.json records how it ended."""
         from cohort.ops import determinism, products
+        from cohort.training.stages import save_last_state
 
         self._write_summary("running")
         run: Run | None = None
@@ -133,12 +134,14 @@ class Session:
                 self._evaluate_if_missing("after", run, state)
                 return self._finish("finished", run, state)
             except Interrupted as signal:
-                self._notify(f"{self._save_last_state(run, state, signal)}. Resume with: {self._resume_command()}")
+                saved = save_last_state(run, state, signal) if run and state else f"{signal}: nothing to save yet"
+                self._notify(f"{saved}. Resume with: {self._resume_command()}")
                 return self._finish("interrupted", run, state)
             except (Exception, SystemExit) as happened:
                 problem = self.world.explain(explain_exit(happened) if isinstance(happened, SystemExit) else happened)
                 self.world.fail(problem)
-                self._save_last_state(run, state)
+                if run and state:
+                    save_last_state(run, state, None)
                 self._finish("failed", run, state, error=problem)
                 raise problem from problem.__cause__
 
@@ -151,7 +154,7 @@ class Session:
         from cohort.model.optim import Adding
         from cohort.training import build
         from cohort.training.python_inputs import keep_rows
-        from cohort.training.run import Clock, Run
+        from cohort.training.run import Run
         from cohort.training.run_weights import replace_sources, resolve_models
 
         sources, messages = self.world.on_main(lambda: resolve_models(self.recipe, self.folder, self.materials.model))
@@ -206,7 +209,7 @@ class Session:
             sampling=sampling,
             evaluation_sets=encoded.sets,
             monitors=self.monitors,
-            clock=Clock(state.seconds, self.started),
+            began=self.started - state.seconds,
             world=self.world,
         )
         return run, state, encoded
@@ -329,12 +332,6 @@ class Session:
         return Evaluation.from_json(document) if document else None
 
     # -- end -----------------------------------------------------------------------------------------------------------
-
-    def _save_last_state(self, run: Run | None, state: TrainState | None, signal: Interrupted | None = None) -> str:
-        """Save the state if it exists; returns a message about it."""
-        from cohort.training.stages import save_last_state
-
-        return save_last_state(run, state, signal) if run and state else f"{signal}: nothing to save yet"
 
     def _finish(self, status: str, run: Run | None, state: TrainState | None, error: Exception | None = None) -> RunResult:
         from cohort.evaluation.evaluate import summarize

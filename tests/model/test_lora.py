@@ -617,7 +617,7 @@ def test_a_base_that_changed_is_refused_on_resume(tmp_path, monkeypatch, base):
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.mul_(1.01)
     model.save_pretrained(mine)
-    with pytest.raises(RunError, match="is not the one the run was started with"):
+    with pytest.raises(RunError, match="has changed since the run was started"):
         session.resume(tmp_path / "run")
 
 

@@ -271,7 +271,7 @@ def test_a_plain_run_knows_nothing_of_ranks(plain):
 
 def test_other_threads_are_warned_of():
     [warning] = launch.describe_ranks(ALONE, "cpu", 2, True, 1)
-    assert warning.startswith("warning: the run was started with 1 thread a rank and goes on with 2")
+    assert warning.startswith("warning: the run was started with 1 thread per rank and resumes with 2")
     assert "OMP_NUM_THREADS=1" in warning
     assert not list(launch.describe_ranks(ALONE, "cpu", 2, True, 2))
     assert not list(launch.describe_ranks(ALONE, "cpu", 2, False, 1))

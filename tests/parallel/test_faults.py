@@ -236,7 +236,7 @@ def test_a_signal_to_one_rank_saves_once_and_ends_all(
     traps = {0: [RankTrap(*STAGES["rollout"], do="sleep 600")], 1: [RankTrap(*STAGES["rollout"], signal=number)]}
     child = train(server, recipe, run, "monitors.console=true", traps=traps)
     assert child.wait() == 1, child.output
-    assert f"{number.name} on rank 1: saved. Go on with: cohort resume" in child.output
+    assert f"{number.name} on rank 1: saved. Resume with: cohort resume" in child.output
     assert child.output.count(": saved.") == 1
     assert "exitcode  : 130" in child.output
     assert summary_of(run)["status"] == "interrupted"
@@ -370,15 +370,15 @@ def test_ranks_that_do_not_come_are_counted(forks: ForkServer, recipe: Path, tmp
     launch = start_ranks(forks, 3, *words, env={2: {"MASTER_PORT": str(find_free_port())}})
     assert launch.wait(tell=False) == [1, 1, 1], launch.output
     first, _, third = (child.output for child in launch.ranks)
-    assert "only 2 of 3 ranks have come to 127.0.0.1:" in first
+    assert "only 2 of 3 ranks reached 127.0.0.1:" in first
     assert "rank 2 is missing" in first
-    assert "rank 2 of 3 cannot find the store of the ranks at 127.0.0.1:" in third
+    assert "rank 2 of 3 cannot reach the store of the ranks at 127.0.0.1:" in third
     assert list(tmp_path.iterdir()) == []
 
     launch = start_ranks(forks, 2, *words, env={1: {"WORLD_SIZE": "3"}})
     assert launch.wait(tell=False) == [1, 1], launch.output
-    assert "rank 0 was told WORLD_SIZE=2, and rank 1 WORLD_SIZE=3" in launch.output
-    for told, message in {"2": "RANK=2 with WORLD_SIZE=2", "first": "RANK=first in the environment is no number"}.items():
+    assert "rank 0 has WORLD_SIZE=2, but rank 1 has WORLD_SIZE=3" in launch.output
+    for told, message in {"2": "RANK=2 with WORLD_SIZE=2", "first": "RANK=first in the environment is not a number"}.items():
         launch = start_ranks(forks, 2, *words, env={1: {"RANK": told}})
         assert launch.wait(tell=False) == [1, 1], launch.output
         assert message in launch.ranks[1].output

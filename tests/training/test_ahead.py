@@ -190,7 +190,7 @@ def test_no_thread_outlives_its_run_however_it_ends(tmp_path, monkeypatch, refil
 def test_waiting_has_a_limit_with_words(tmp_path, monkeypatch):
     never = threading.Event()
     monkeypatch.setattr(RewardScorer, "score", lambda *_: never.wait(20))
-    with pytest.raises(RunError, match=r"ahead.limit_s: scoring for step 1, in the background, has not ended within 0.2 s"):
+    with pytest.raises(RunError, match=r"ahead.limit_s: scoring for step 1, in the background, has not finished within 0.2 s"):
         train_tiny(tmp_path, **SMALL, **{"ahead.lag": 1, "ahead.limit_s": 0.2})
     never.set()
 
@@ -416,7 +416,7 @@ def test_several_ranks_sample_ahead_from_servers_alone(tmp_path):
         capabilities = Capabilities(1, 1, shares_weights=False)
 
     recipe, engine = tiny(tmp_path, **{"ahead.lag": 1}), make_engine(tiny_policy())
-    with pytest.raises(EngineError, match=r'ahead.lag: on several ranks.*engine "local"'):
+    with pytest.raises(EngineError, match=r'ahead.lag: with several ranks.*engine "local"'):
         refuse_ahead(recipe, engine, Several().is_alone)
     refuse_ahead(recipe, engine, World().is_alone)
     refuse_ahead(recipe, Servers(), Several().is_alone)

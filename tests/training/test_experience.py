@@ -573,7 +573,7 @@ def test_what_nobody_judged_is_neither_right_nor_wrong():
 
 
 def test_process_supervision_without_a_single_step_is_refused():
-    with pytest.raises(RewardError, match=r"'process'.*no reward function gave any.*\[\(position, reward\), \.\.\.\]"):
+    with pytest.raises(RewardError, match=r"'process'.*no reward function returned any.*\[\(position, reward\), \.\.\.\]"):
         batch_of(grid([[1.0, 0.0]]), "group_size=2", "algorithm.name=grpo_process")
 
 

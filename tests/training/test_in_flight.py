@@ -205,13 +205,13 @@ def test_a_group_that_becomes_too_old_is_dropped_and_counted(tmp_path, monkeypat
 
 
 def test_groups_on_their_way_are_limited(tmp_path, monkeypatch, swapping):
-    most, ask = [], InFlight._ask_more
+    most, ask = [], InFlight._request_more
 
     def note(self: InFlight, until: int) -> None:
         ask(self, until)
         most.append(self.held.count)
 
-    monkeypatch.setattr(InFlight, "_ask_more", note)
+    monkeypatch.setattr(InFlight, "_request_more", note)
     train_tiny(tmp_path, **SETTINGS, **{"ahead.max_staleness": 1})
     assert set(most) == {8, 4}
     assert most[:5] == [8] * 5
@@ -300,7 +300,7 @@ def test_recipes_that_cannot_be_sampled_in_flight_are_refused(tmp_path, changed,
 
 
 def test_an_engine_that_cannot_swap_is_refused_by_name(tmp_path):
-    with pytest.raises(EngineError, match=r'ahead.in_flight: weights are swapped .* and engine "local" cannot'):
+    with pytest.raises(EngineError, match=r'ahead.in_flight: engine "local" cannot swap weights'):
         train_tiny(tmp_path, **SETTINGS)
 
 

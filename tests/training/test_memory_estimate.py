@@ -341,7 +341,7 @@ def test_a_run_that_will_not_fit_is_told_which_setting_to_change(tmp_path, monke
     train_tiny(tmp_path, **SHORT, **{"train.prompts_per_step": 64, "model.kernels": "modules"})
     (check,) = said
     assert check.level == "warning"
-    assert "it does not fit. Set train.micro_batch_tokens = 256" in check.text
+    assert "does not fit. Set train.micro_batch_tokens = 256" in check.text
     monkeypatch.setattr(preflight, "measure_room", lambda device: 4 * GIB)
     train_tiny(tmp_path, "roomy", **SHORT)
     assert said[-1].level == "ok"

@@ -81,7 +81,7 @@ def here(function):
 def test_no_reference_answer_can_be_scored(function, told):
     check = check_reward(here(function))
     assert (check.level, check.blocks) == ("failure", True)
-    assert "the reward functions fail on gold answers: reward 'checked' failed on" in check.text
+    assert "the reward functions fail on reference answers: reward 'checked' failed on" in check.text
     assert told in check.text
     assert check.text.endswith("A text that a reward cannot read has to score 0.0: fix the function.")
 
@@ -121,7 +121,7 @@ def test_the_run_stops_before_its_first_step_and_says_why(tmp_path):
         return [0.0] * len(completions)
 
     recipe = tiny(tmp_path, **{"rewards": [{"function": "python:mine"}], "cold_start.num_steps": 0, "train.num_steps": 1})
-    words = r"golds: (?s:.*)reward 'mine' failed on (?s:.*)ZeroDivisionError: the right answer(?s:.*)fix the function"
+    words = r"answers: (?s:.*)reward 'mine' failed on (?s:.*)ZeroDivisionError: the right answer(?s:.*)fix the function"
     with pytest.raises(RunError, match=words):
         session.start(recipe, Materials(functions={"python:mine": mine}))
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -102,14 +102,14 @@ def test_one_bit_of_the_reference_is_refused_wherever_it_is(run):
     file = run / "start" / "model.safetensors"
     for at in (file.stat().st_size // 2, -1):
         flip(file, at)
-        with pytest.raises(RunError, match="start no longer holds the weights the run started from"):
+        with pytest.raises(RunError, match="start has changed: it no longer holds the weights that the run started from"):
             resume(run)
         flip(file, at)
 
 
 def test_another_config_or_tokenizer_of_the_reference_is_refused(run):
     replace(run / "start" / "config.json", "10000.0", "50000.0")
-    with pytest.raises(RunError, match=r"^start: config\.json is not what it was .* restore it, or start a new run"):
+    with pytest.raises(RunError, match=r"^start: config\.json has changed .* restore the file, or start a new run"):
         resume(run)
     replace(run / "start" / "config.json", "50000.0", "10000.0")
     (run / "start" / "chat_template.jinja").write_text("{{ messages }}")
@@ -119,7 +119,7 @@ def test_another_config_or_tokenizer_of_the_reference_is_refused(run):
 
 def test_other_problems_are_refused_and_there_is_a_way_on_without(run, stopped):
     write_problems(stopped[1], first=1)
-    with pytest.raises(RunError, match=r"evaluation set 'held_out' are not those .*evaluation\.samples = 0"):
+    with pytest.raises(RunError, match=r"evaluation set 'held_out' have changed .*evaluation\.samples = 0"):
         resume(run)
     replace(run / "recipe.toml", "samples = 2", "samples = 0")
     result, heard = resume(run)
@@ -140,7 +140,7 @@ def test_another_model_source_is_refused(tmp_path, monkeypatch):
     for name in ("config.json", "tokenizer.json"):
         before = (tmp_path / "model" / name).read_bytes()
         (tmp_path / "model" / name).write_bytes(before + b"\n")
-        with pytest.raises(RunError, match=rf"^model\.source: {name} is not what it was"):
+        with pytest.raises(RunError, match=rf"^model\.source: {name} has changed"):
             resume(tmp_path / "run")
         (tmp_path / "model" / name).write_bytes(before)
     assert resume(tmp_path / "run")[0].status == "finished"
@@ -185,8 +185,8 @@ def test_lost_records_are_named_and_the_baseline_is_restored(run):
     replace(run / "recipe.toml", "learning_rate = 0.001", "learning_rate = 0.002")
     result, heard = resume(run)
     assert [text.removeprefix("warning: ") for text in heard.warnings if "sampling" not in text] == [
-        "recipe.toml was edited since the run was saved, and goes on as it says now: optimizer.learning_rate 0.001 -> 0.002",
-        "evaluations.jsonl had lost or changed the baseline; restored from the checkpoint",
+        "recipe.toml was edited since the run was saved; the new settings apply: optimizer.learning_rate 0.001 -> 0.002",
+        "the baseline in evaluations.jsonl was lost or changed; restored from the checkpoint",
         "metrics.jsonl has no row of step 2: charts and findings leave them out",
         "evaluations.jsonl has no evaluation of step 2: the report leaves them out",
         "rollouts/ has no whole file of steps 1, 3: their completions are lost, the training is not",

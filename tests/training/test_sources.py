@@ -267,5 +267,5 @@ def test_temperature_zero_is_still_refused_and_a_group_of_one_is_fine_where_noth
 def test_written_completions_that_do_not_fit_the_model_are_refused_by_row(tmp_path):
     rows = pair_rows()
     rows[7]["rejected"] = ">" + "1" * 40
-    with pytest.raises(PromptError, match=r"pairs, row 7: .* 46 tokens together, and the model has 32 positions"):
+    with pytest.raises(PromptError, match=r"pairs, row 7: .* 46 tokens, but the model has 32 positions"):
         start(dpo_recipe(tmp_path, rows, **{"evaluation.held_out": 0.0, "evaluation.samples": 0}))

@@ -139,7 +139,7 @@ def golds_check(outcome, *formats, rows=None, **args):
 
 
 def test_golds_score_in_the_form_that_is_asked_for():
-    accepted = "8 of 8 gold answers score as success in a form that"
+    accepted = "8 of 8 reference answers score as success in a format that"
     assert golds_check(math_answer, "think_answer_format") == ("ok", f"{accepted} think_answer_format accepts")
     assert golds_check(math_answer, think_format, think_answer_format) == (
         "ok",
@@ -157,14 +157,14 @@ def test_golds_that_score_only_in_another_form_are_reported(outcome):
     """The policy would be paid for a form in which it can never succeed."""
     level, text = golds_check(outcome, think_answer_format)
     assert level == "warning"
-    assert text.startswith("0 of 8 gold answers score as success in a form that think_answer_format accepts. Look at")
-    assert golds_check(outcome) == ("ok", "8 of 8 gold answers score as success")
+    assert text.startswith("0 of 8 reference answers score as success in a format that think_answer_format accepts. Check")
+    assert golds_check(outcome) == ("ok", "8 of 8 reference answers score as success")
 
 
 def test_a_form_that_no_wrapping_has_is_named():
     """A form of the recipe's own may be none that is tried here: then the usual ones say what they can."""
     only_mine = golds_check(math_answer, regex_format, pattern=r"FINAL: \d+")
-    assert only_mine == ("ok", "8 of 8 gold answers score as success, though not in a form for regex_format")
+    assert only_mine == ("ok", "8 of 8 reference answers score as success, though not in a form for regex_format")
     shown = [{"answer": str(number), "demonstration": f"#### {number}"} for number in range(40, 48)]
     assert golds_check(math_answer, think_format, rows=shown)[1].endswith(", though not in a form for think_format")
 

@@ -33,9 +33,14 @@ LONGEST_SHOWN = 60
 
 def find_world(read_limit: Callable[[], float]) -> World:
     """The ranks that torchrun started, or this process alone. read_limit returns parallel.limit_s."""
-    if not is_launched():
-        refuse_partial_launch()
+    if not is_launched() and os.environ.get("WORLD_SIZE", "1") in ("", "1"):
         return ALONE
+    if missing := [name for name in LAUNCHED if not os.environ.get(name)]:  # each process would train alone
+        raise RankError(
+            f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment, but {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not set, so the processes cannot meet. torchrun sets all of them; unset WORLD_SIZE "
+            "to train with one process."
+        )
     # When a rank is lost, torch prints pages of C++ frames on the others; our error message follows.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from cohort.parallel.ranks import join_ranks
@@ -45,18 +50,6 @@ def find_world(read_limit: Callable[[], float]) -> World:
 
 def is_launched() -> bool:
     return all(os.environ.get(name) for name in LAUNCHED)
-
-
-def refuse_partial_launch() -> None:
-    """Refuse an environment with several processes that cannot meet: each would train alone."""
-    if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
-        return
-    missing = [name for name in LAUNCHED if not os.environ.get(name)]
-    raise RankError(
-        f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment, but {' and '.join(missing)} "
-        f"{'is' if len(missing) == 1 else 'are'} not set, so the processes cannot meet. torchrun sets all of them; unset WORLD_SIZE to "
-        "train with one process."
-    )
 
 
 def is_main_process() -> bool:

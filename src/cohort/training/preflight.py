@@ -24,7 +24,6 @@ from cohort.model.examples import make_examples
 from cohort.model.experts import ASKED_FOR
 from cohort.model.rotary import count_positions
 from cohort.model.teacher import look_at_teacher
-from cohort.recipe.foreign import explain_missing
 from cohort.recipe.rules import measures_kl, scores_prompts
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import importable_name
@@ -50,6 +49,8 @@ from cohort_verify.sandbox import JailUnavailable, find_tier
 
 Level = Literal["ok", "warning", "failure"]
 ANSWER_ROWS = 64
+GENERATION = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size")
+"""Sampling settings of a generation_config.json, which training ignores."""
 FORMATS = ("think_format", "think_answer_format", "regex_format")
 """Rewards that return 1.0 for the right format."""
 
@@ -255,9 +256,12 @@ def check_model(run: Run) -> list[Check]:
 def check_sampling(run: Run) -> Check:
     sampling, tokenizer = run.sampling, run.policy.tokenizer
     stops = ", ".join(f"{token} {tokenizer.convert_ids_to_tokens(token)!r}" for token in sampling.stop_ids)
+    settings = run.policy.model.generation_config.to_diff_dict()
+    ignored = ", ".join(f"{name} {settings[name]}" for name in GENERATION if name in settings)
     text = (
-        f"temperature {sampling.temperature:g} over the full distribution ({describe_generation(run)}), {sampling.group_size} "
+        f"temperature {sampling.temperature:g} over the full distribution, {sampling.group_size} "
         f"completions of at most {sampling.max_completion_tokens} tokens, stop at {stops or 'nothing'}"
+        + (f" (ignored settings of generation_config: {ignored})" if ignored else "")
     )
     if not sampling.stop_ids:
         return Check("warning", "sampling", f"{text}. Every completion will run to the limit: add a token to sampling.stop.")
@@ -283,19 +287,6 @@ def check_format(run: Run, encoded: EncodedData) -> Iterator[Check]:
             f'plain text is intended: prompts.template = "{{{column}}}".'
         )
         yield Check("warning", "prompts", text)
-
-
-def describe_generation(run: Run) -> str:
-    """Settings in the model's generation_config.json that training ignores."""
-    settings = run.policy.model.generation_config.to_diff_dict()
-    harmless = ("use_cache", "cache_implementation")  # these change no token
-    cuts = {
-        name: value
-        for name, value in settings.items()
-        if name in ("top_p", "top_k", "temperature") or (explain_missing(name) and name not in harmless)
-    }
-    listed = ", ".join(f"{name} {value}" for name, value in cuts.items())
-    return f"the checkpoint's generation_config is not used{f': {listed}' if listed else ''}"
 
 
 def check_prompt_lengths(run: Run, encoded: EncodedData) -> Check:

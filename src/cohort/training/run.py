@@ -6,9 +6,8 @@ copies of the policy. Whatever changes during a run is in `TrainState`; the stag
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cohort.algorithms.registry import SAMPLED
 from cohort.base.world import ALONE, World
@@ -40,18 +39,6 @@ from cohort.types import Prompt, Sampling
 
 
 @dataclass(frozen=True)
-class Clock:
-    """Seconds that a run has taken, over all of its processes."""
-
-    base: float = 0.0
-    """Seconds before this process."""
-    started: float = field(default_factory=time.monotonic)
-
-    def read(self) -> float:
-        return self.base + time.monotonic() - self.started
-
-
-@dataclass(frozen=True)
 class Run:
     """What every phase may use: cold start, evaluation, training, the doctor."""
 
@@ -66,7 +53,8 @@ class Run:
     sampling: Sampling
     evaluation_sets: Mapping[str, Sequence[Prompt]]
     monitors: Monitors
-    clock: Clock
+    began: float
+    """The time.monotonic() at which the run would have started without interruptions."""
     world: World
     """The ranks that train this policy together."""
 

@@ -187,7 +187,8 @@ def charge_time(state: TrainState, stage: str) -> None:
 
 def save_run(run: Run, state: TrainState) -> None:
     """Save a checkpoint, delete old ones, and update best.json."""
-    state.seconds, began = run.clock.read(), time.monotonic()
+    began = time.monotonic()
+    state.seconds = began - run.began
     exists = (run.folder.checkpoints / state.checkpoint_name).is_dir()
     snapshot = state.make_snapshot()  # on all ranks: of a sharded model each rank contributes its shards
     saved = checkpoint.save_together(run.world, run.folder.checkpoints, state.checkpoint_name, snapshot)
@@ -217,9 +218,7 @@ def describe_unsaved(run: Run, state: TrainState, signal: InterruptedAgain) -> s
     if state.checkpoint_name in kept:
         return f"{signal}: saved"
     here = f"step {state.step}" if state.phase == "train" else f"step {state.cold_steps} of the cold start"
-    left = (
-        f"A resume continues from {kept[-1]}, the newest checkpoint" if kept else "No checkpoint exists: the run starts again"
-    )
+    left = f"The newest checkpoint is {kept[-1]}" if kept else "No checkpoint exists: the run starts again"
     return f"{signal}, a second signal: nothing was saved after {here}. {left}"
 
 
@@ -251,7 +250,7 @@ def describe_end(run: Run, state: TrainState) -> dict[str, Any]:
     """The part of summary.json that describes training, however the run ended."""
     summary: dict[str, Any] = {
         "steps": state.step,
-        "seconds": round(run.clock.read(), 2),
+        "seconds": round(time.monotonic() - run.began, 2),
         "parameters": run.policy.num_parameters,
         "peak_memory_gib": round(measure_peak_memory(run.policy.device), 4),
     }
