@@ -211,7 +211,7 @@ def demo_model(settings: Settings) -> tuple[Any, Any, Any, Any, Any]:
     """The demo after 60 supervised batches: its model twice (the engine's own, and plain transformers), prompts, sampling."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from cohort.recipe.built_in import find_recipe
+    from cohort.recipe.file import find_recipe
     from cohort.session import start
     from cohort.training import build
 

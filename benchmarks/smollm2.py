@@ -33,8 +33,7 @@ from typing import Any
 
 from speed_cases import read_revision
 
-from cohort.recipe.built_in import find_recipe
-from cohort.recipe.file import dump_recipe
+from cohort.recipe.file import dump_recipe, find_recipe
 
 PEER = Path(__file__).parent / "peers" / "trl_smollm2.py"
 METRICS = ("reward/mean", "reward/success", "rollout/length_mean", "rollout/truncated_share", "loss/kl_per_completion", "loss/entropy",

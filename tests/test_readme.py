@@ -12,7 +12,7 @@ import pytest
 
 import cohort
 from cohort.errors import RecipeError
-from cohort.recipe.built_in import find_recipe
+from cohort.recipe.file import find_recipe
 from site_pages import ROOT, list_lines, make_tiny_chat_model, make_tiny_train, read_blocks, run_tiny
 
 PAGE = ROOT / "README.md"

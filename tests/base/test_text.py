@@ -7,8 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from cohort.base.table import make_table
-from cohort.base.text import shorten_text, write_duration, write_percent, write_rate
+from cohort.base.text import make_table, shorten_text, write_duration, write_percent, write_rate
 
 
 def test_text_is_shown_on_one_printable_line():

@@ -28,9 +28,9 @@ from cohort.model.own_attention import explain_not_own_attention
 from cohort.model.policy import Policy
 from cohort.model.reference import Reference
 from cohort.recipe.file import load_recipe
-from cohort.recipe.materials import Materials
 from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import LoraConfig, ModelConfig, OptimizerConfig
+from cohort.recipe.values import Materials
 from cohort.training import build, checkpoint
 from cohort.training import run as training_run
 from conftest import library_loss_and_gradients, ragged_examples, relative_difference, tiny_policy

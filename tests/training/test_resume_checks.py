@@ -19,7 +19,7 @@ from cohort.model.digest import digest_weights, sample_weights
 from cohort.model.lora import digest_base
 from cohort.model.scratch import build_scratch
 from cohort.observe.records import find_losses
-from cohort.recipe.materials import Materials
+from cohort.recipe.values import Materials
 from cohort.training import checkpoint
 from cohort.training.resume_checks import digest_reward_module
 from session_tools import bits, rows_of, summary_of, tiny, train_tiny

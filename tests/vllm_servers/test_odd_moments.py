@@ -19,7 +19,7 @@ from cohort.engine.vllm import asking, fleet
 from cohort.engine.vllm import engine as engine_module
 from cohort.engine.vllm.proving import PROBE_TOKENS
 from cohort.errors import EngineError, Interrupted
-from cohort.recipe.vllm import VllmConfig
+from cohort.recipe.sections import VllmConfig
 
 
 @pytest.fixture(autouse=True)

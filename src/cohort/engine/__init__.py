@@ -1,7 +1,7 @@
 """Engines: requests in, completions out.
 
 `protocol.py` is the contract; `hf.py` the slow and obvious twin, `local.py` the fast one, `cached.py` the one between; `vllm/` samples
-on servers elsewhere. The names that a recipe can give stand in recipe/engines.py: an engine is one file or folder here and one line
+on servers elsewhere. The names that a recipe can give stand in recipe/values.py: an engine is one file or folder here and one line
 there. Importing this package imports neither torch nor transformers; building an engine does.
 """
 
@@ -12,8 +12,8 @@ from cohort.engine.protocol import Engine, EngineSetup
 from cohort.engine.requests import make_requests, regroup, sample_groups
 from cohort.engine.stop import stop_ids
 from cohort.errors import EngineError
-from cohort.recipe.engines import AUTO, AUTO_ORDER, ENGINES
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
+from cohort.recipe.values import AUTO, AUTO_ORDER, ENGINES
 
 __all__ = ["Engine", "EngineSetup", "build_engine", "make_requests", "regroup", "sample_groups", "stop_ids"]
 

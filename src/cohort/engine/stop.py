@@ -11,7 +11,7 @@ from typing import Any
 
 from cohort.errors import EngineError
 from cohort.model.chat import find_end_of_turn_id
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 
 
 def stop_ids(model: Any, tokenizer: Any, extra: Sequence[str]) -> tuple[int, ...]:

@@ -23,8 +23,8 @@ from cohort.model import four_bit, lora
 from cohort.model.folders import refuse_unfit_source
 from cohort.model.gguf import find_folder
 from cohort.model.tokenizer import load_tokenizer
-from cohort.recipe.devices import explain_device
 from cohort.recipe.schema import ModelConfig
+from cohort.recipe.values import explain_device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LOADING_PROBLEMS = (

@@ -31,8 +31,8 @@ from cohort.model.packing import cut_by_tokens
 from cohort.model.policy import Policy
 from cohort.model.scalar_head import ScalarModel
 from cohort.ops.layout import Selection, lay_out
-from cohort.recipe.reward_model import RewardModelConfig
 from cohort.recipe.schema import OptimizerConfig
+from cohort.recipe.sections import RewardModelConfig
 from cohort.rewards.contract import Scored, Scorer
 from cohort.rewards.summing import mean_and_std
 from cohort.training.reward_data import Labelled, is_held_back, list_groups, list_pairs

@@ -99,7 +99,7 @@ class WrittenSource:
     def complete(
         self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: Hear | None = None
     ) -> list[list[Completion]]:
-        # There are no sampling log-probs, and nothing reads the zeros (algorithms/fitting.py).
+        # There are no sampling log-probs, and nothing reads the zeros (algorithms/compatibility.py).
         return [
             [Completion(ids, (0.0,) * len(ids), "stop", self.decode(ids)) for ids in self.completions[prompt.index]]
             for prompt in prompts

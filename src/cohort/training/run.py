@@ -23,9 +23,9 @@ from cohort.model.reference import Reference
 from cohort.model.teacher import Teacher, load_teacher
 from cohort.observe.monitors import Monitors
 from cohort.observe.run_folder import RunFolder
-from cohort.recipe.materials import Materials
 from cohort.recipe.rules import find_ahead, measures_kl, needs_reference
 from cohort.recipe.schema import Recipe
+from cohort.recipe.values import Materials
 from cohort.rewards.contract import Scorer
 from cohort.rewards.of_run import RunRewards
 from cohort.training import build

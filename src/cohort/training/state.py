@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from cohort.base.collector import freeze_objects
 from cohort.base.interrupts import defer_interrupts
+from cohort.base.processes import freeze_objects
 from cohort.base.stopwatch import Stopwatch
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.examples import VECTORS, Example, Examples, join_examples

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cohort.base.http import FAILURES, Endpoint, Response, find_addresses, send
-from cohort.recipe.servers import parse_address
+from cohort.recipe.values import parse_address
 
 MOST_BYTES = 4 << 20
 """Of an answer that holds no completion."""

@@ -37,7 +37,7 @@ from cohort.engine.vllm.fleet import Fleet
 from cohort.engine.vllm.proving import ROUNDING, check_server, prove_server
 from cohort.engine.vllm.push import make_courier, push_weights
 from cohort.errors import EngineError
-from cohort.recipe.servers import read_servers
+from cohort.recipe.values import read_servers
 from cohort.types import Completion, NoiseKey, Request, Sampling
 
 SLOTS = 256
