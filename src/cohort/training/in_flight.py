@@ -25,7 +25,7 @@ from cohort.base.text import write_count
 from cohort.base.threads import Worker
 from cohort.engine import make_requests
 from cohort.errors import InvariantError, RunError
-from cohort.rewards.summing import mean_and_std
+from cohort.rewards.outcomes import mean_and_std
 from cohort.training.ahead import LocalScorer, measure_staleness
 from cohort.training.rollouts import (
     Collected,

@@ -25,9 +25,9 @@ from cohort.model.experts import ASKED_FOR
 from cohort.model.rotary import count_positions
 from cohort.model.teacher import look_at_teacher
 from cohort.recipe.rules import measures_kl, scores_prompts
-from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import importable_name
-from cohort.rewards.summing import fails_everywhere
+from cohort.rewards.outcomes import fails_everywhere
+from cohort.rewards.runner import RewardRunner
 from cohort.training.build import EncodedData
 from cohort.training.experience import Models, credit_tokens, make_batch, measure_rollouts
 from cohort.training.memory_estimate import (

@@ -34,7 +34,7 @@ from cohort.ops.layout import Selection, lay_out
 from cohort.recipe.schema import OptimizerConfig
 from cohort.recipe.sections import RewardModelConfig
 from cohort.rewards.contract import Scored, Scorer
-from cohort.rewards.summing import mean_and_std
+from cohort.rewards.outcomes import mean_and_std
 from cohort.training.reward_data import Labelled, is_held_back, list_groups, list_pairs
 from cohort.types import Completion, Outcome, Prompt
 

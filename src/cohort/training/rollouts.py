@@ -30,11 +30,11 @@ from cohort.observe.metrics import find_reduction
 from cohort.observe.perf import make_engine_metrics
 from cohort.recipe.rules import OVERLONG_PART
 from cohort.recipe.schema import Recipe
-from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import Scored, Scorer
-from cohort.rewards.listening import Hear
+from cohort.rewards.early_scoring import OnCompletion
+from cohort.rewards.outcomes import mean_and_std
 from cohort.rewards.penalties import overlong_penalty
-from cohort.rewards.summing import mean_and_std
+from cohort.rewards.runner import RewardRunner
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Rollout, Sampling
 
 Groups = Sequence[Sequence[Completion]]
@@ -69,7 +69,7 @@ class SampledSource:
         self.engine.sync(self.weights(), policy_version)
 
     def complete(
-        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: Hear | None = None
+        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: OnCompletion | None = None
     ) -> list[list[Completion]]:
         """Completions in groups, in the order of the prompts. `hear` is called with each completion once it is finished."""
         noise = NoiseKey(self.seed, "train", step)
@@ -97,7 +97,7 @@ class WrittenSource:
         """Do nothing: no engine samples."""
 
     def complete(
-        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: Hear | None = None
+        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: OnCompletion | None = None
     ) -> list[list[Completion]]:
         # There are no sampling log-probs, and nothing reads the zeros (algorithms/compatibility.py).
         return [
@@ -121,12 +121,12 @@ class RewardScorer:
     scorer: Scorer
     recipe: Recipe
 
-    def listen(self, prompts: Sequence[Prompt], step: int) -> Hear | None:
+    def listen(self, prompts: Sequence[Prompt], step: int) -> OnCompletion | None:
         """A function that takes finished completions during sampling and begins to score them; None for a learned reward."""
         if not isinstance(self.scorer, RewardRunner):  # a learned reward scores the whole batch in this process
             return None
         flat = [prompt for prompt in prompts for _ in range(self.recipe.train.group_size)]
-        return self.scorer.listen(flat, step=step, num_steps=self.recipe.train.num_steps)
+        return self.scorer.start_early_scoring(flat, step=step, num_steps=self.recipe.train.num_steps)
 
     def score(self, prompts: Sequence[Prompt], completions_PG: Groups, step: int, watch: Stopwatch) -> Scored:
         """Outcomes in the order of the completions, group after group."""

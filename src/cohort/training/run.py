@@ -27,7 +27,7 @@ from cohort.recipe.rules import find_ahead, measures_kl, needs_reference
 from cohort.recipe.schema import Recipe
 from cohort.recipe.values import Materials
 from cohort.rewards.contract import Scorer
-from cohort.rewards.of_run import RunRewards
+from cohort.rewards.runner import RewardRunner
 from cohort.training import build
 from cohort.training.build import EncodedData, make_engine
 from cohort.training.experience import Models
@@ -48,7 +48,7 @@ class Run:
     engine: Engine
     engine_description: str
     """Which engine it is, why it was chosen, and its cost."""
-    rewards: RunRewards
+    rewards: RewardRunner
     stream: PromptStream
     sampling: Sampling
     evaluation_sets: Mapping[str, Sequence[Prompt]]
