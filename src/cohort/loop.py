@@ -11,7 +11,7 @@ innermost lines only multiply, sum and call backward, and the micro-batch size c
 from __future__ import annotations
 
 from cohort.base.stopwatch import Stopwatch
-from cohort.training.experience import credit_tokens, make_batch
+from cohort.training.experience import make_batch
 from cohort.training.objective import pack_minibatch, score_tokens, token_loss
 from cohort.training.rollouts import begin_collection, finish_collection
 from cohort.training.run import TrainingRun
@@ -37,8 +37,8 @@ def train(run: TrainingRun, state: TrainState, until: int) -> None:
                 groups = groups.add_round(prompts, completions_PG, scored, source.metrics())
             report_shortfall(run, state, groups)
             collected = finish_collection(groups, state.policy_version, sampled=source.samples, keyed=source.keyed)
-            credited = credit_tokens(collected, run.models, recipe, step, state.kl_coef, watch)
-            state.begin_batch(make_batch(credited, watch))
+            batch = make_batch(collected, run.models, recipe, step, state.kl_coef, watch)  # with advantages and log-probs
+            state.begin_batch(batch)
 
         update_policy(run, state, watch)
         observe_step(run, state, watch)

@@ -83,34 +83,6 @@ class SampledSource:
         return make_engine_metrics(self.engine)
 
 
-@dataclass(frozen=True)
-class WrittenSource:
-    """Completions given in the rows: one demonstration per group, or a chosen and a rejected completion."""
-
-    completions: Mapping[int, tuple[tuple[int, ...], ...]]
-    """Prompt index -> its completions, best first, each with its stop token."""
-    decode: Callable[[Sequence[int]], str]
-    samples = False
-    keyed = True
-
-    def sync(self, policy_version: int) -> None:
-        """Do nothing: no engine samples."""
-
-    def complete(
-        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: Hear | None = None
-    ) -> list[list[Completion]]:
-        # There are no sampling log-probs, and nothing reads the zeros (algorithms/compatibility.py).
-        return [
-            [Completion(ids, (0.0,) * len(ids), "stop", self.decode(ids)) for ids in self.completions[prompt.index]]
-            for prompt in prompts
-        ]
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-
-Source = SampledSource | WrittenSource
-
 # -- rewards -----------------------------------------------------------------------------------------------------------
 
 
@@ -139,8 +111,29 @@ class RewardScorer:
 
 
 @dataclass(frozen=True)
-class RowScorer:
-    """Gives the first completion of each group, as given in the rows, the reward 1 and the others 0."""
+class WrittenRows:
+    """Completions given in the rows, and their rewards: 1 for a demonstration or a chosen completion, 0 for a rejected one."""
+
+    completions: Mapping[int, tuple[tuple[int, ...], ...]]
+    """Prompt index -> its completions, best first, each with its stop token."""
+    decode: Callable[[Sequence[int]], str]
+    samples = False
+    keyed = True
+
+    def sync(self, policy_version: int) -> None:
+        """Do nothing: no engine samples."""
+
+    def complete(
+        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: Hear | None = None
+    ) -> list[list[Completion]]:
+        # There are no sampling log-probs, and nothing reads the zeros (algorithms/compatibility.py).
+        return [
+            [Completion(ids, (0.0,) * len(ids), "stop", self.decode(ids)) for ids in self.completions[prompt.index]]
+            for prompt in prompts
+        ]
+
+    def metrics(self) -> dict[str, float]:
+        return {}
 
     def listen(self, prompts: Sequence[Prompt], step: int) -> None:
         """Return None: nothing is sampled."""
