@@ -85,8 +85,8 @@ def compare_finishing(steps: int) -> dict[str, Any]:
     from cohort.session import start
     from cohort.training.rollouts import RewardScorer
 
-    listen = RewardScorer.listen
-    RewardScorer.listen = lambda self, prompts, step: listen(self, prompts, step) if step % 2 else None  # type: ignore[method-assign]
+    early = RewardScorer.start_early_scoring
+    RewardScorer.start_early_scoring = lambda self, prompts, step: early(self, prompts, step) if step % 2 else None  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         reward = 'rewards=[{function="slow_reward:reward_each",timeout_s=60}]'
         words = [*SETTINGS.split(), *AS_THEY_FINISH.split(), f"num_steps={steps}", f"runs_folder={folder}", reward]

@@ -11,7 +11,7 @@ innermost lines only multiply, sum and call backward, and the micro-batch size c
 from __future__ import annotations
 
 from cohort.base.stopwatch import Stopwatch
-from cohort.training.experience import credit_tokens, make_batch
+from cohort.training.experience import make_batch
 from cohort.training.objective import pack_minibatch, score_tokens, token_loss
 from cohort.training.rollouts import begin_collection, finish_collection
 from cohort.training.run import TrainingRun
@@ -31,14 +31,14 @@ def train(run: TrainingRun, state: TrainState, until: int) -> None:
             groups = begin_collection(recipe, state.cursor, state.policy_version)
             while groups.missing:  # one round; with dynamic sampling, more until enough groups are useful
                 prompts = groups.next_prompts(run.stream)
-                hear = run.scorer.listen(prompts, step)  # scores finished completions while others are sampled
-                completions_PG = source.complete(prompts, step, groups.drawn, watch, hear)
+                score_early = run.scorer.start_early_scoring(prompts, step)  # while other completions are sampled
+                completions_PG = source.complete(prompts, step, groups.drawn, watch, score_early)
                 scored = run.scorer.score(prompts, completions_PG, step, watch)
                 groups = groups.add_round(prompts, completions_PG, scored, source.metrics())
             report_shortfall(run, state, groups)
             collected = finish_collection(groups, state.policy_version, sampled=source.samples, keyed=source.keyed)
-            credited = credit_tokens(collected, run.models, recipe, step, state.kl_coef, watch)
-            state.begin_batch(make_batch(credited, watch))
+            batch = make_batch(collected, run.models, recipe, step, state.kl_coef, watch)  # adds advantages and log-probs
+            state.begin_batch(batch)
 
         update_policy(run, state, watch)
         observe_step(run, state, watch)

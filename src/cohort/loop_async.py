@@ -13,7 +13,7 @@ from __future__ import annotations
 from cohort.base.stopwatch import Stopwatch
 from cohort.loop import update_policy
 from cohort.training.ahead import Ahead
-from cohort.training.experience import credit_tokens, make_batch
+from cohort.training.experience import make_batch
 from cohort.training.in_flight import InFlight
 from cohort.training.run import TrainingRun
 from cohort.training.stages import finish_step, observe_step, save_if_due
@@ -33,8 +33,7 @@ def train_ahead(run: TrainingRun, state: TrainState, until: int) -> None:
             if state.batch is None:  # a run resumed inside a step already has its batch
                 ahead.begin(step, until)
                 collected = ahead.take(step, watch)
-                credited = credit_tokens(collected, run.models, run.recipe, step, state.kl_coef, watch)
-                state.begin_batch(make_batch(credited, watch))
+                state.begin_batch(make_batch(collected, run.models, run.recipe, step, state.kl_coef, watch))
 
             update_policy(run, state, watch)
             ahead.finish_sampling(watch)

@@ -25,7 +25,8 @@ from cohort.model.scalar_head import add_prefix, select_prefix
 from cohort.training.checkpoint import fill_folder
 from cohort.training.reward_data import Labelled, Replay, label
 from cohort.training.reward_model import LearnedScorer, RewardModel
-from cohort.training.run import TrainingRun, make_scorer
+from cohort.training.rollouts import RewardScorer
+from cohort.training.run import TrainingRun
 from cohort.training.stages import sample_rollouts, save_run, sync_engine
 from cohort.training.state import TrainState
 from cohort.types import NoiseKey
@@ -60,7 +61,7 @@ def train_in_iterations(run: TrainingRun, state: TrainState, compute_dtype: torc
     learned = LearnedReward(make_reward_model(run, compute_dtype, state.optimizer.weights.adding))
     state.attach("reward_model", learned)
     scorer = LearnedScorer(run.rewards, learned.model, recipe.train.micro_batch_tokens, recipe.train.max_fault_share)
-    run = replace(run, scorer=make_scorer(run, scorer))
+    run = replace(run, scorer=RewardScorer(scorer, recipe))
     for iteration in range(1, recipe.reward_model.iterations + 1):
         if state.stopped:
             break

@@ -55,34 +55,23 @@ class Selected:
     left_out_P: Tensor
 
 
-@dataclass(frozen=True)
-class Credited:
-    """The rollouts of a step as examples, with an advantage and the required log-probs on every token."""
-
-    collected: Collected
-    chosen: Selected
-    examples: Examples
-    plan: list[list[int]]
-    layouts: Layouts
-    sampled: bool
-    metrics: dict[str, float]
-    """Of the teacher."""
-
-
-def credit_tokens(
+def make_batch(
     collected: Collected, models: Models, recipe: Recipe, step: int, kl_coef: float, watch: Stopwatch | None = None
-) -> Credited:
-    """Give every token an advantage. Log-probs are computed before advantages that depend on them, and otherwise after."""
+) -> Batch:
+    """The batch of the step: an advantage and the required log-probs on every token, and metrics.
+
+    Log-probs are computed before advantages that depend on them, and otherwise after.
+    """
     algorithm, train, watch = recipe.algorithm, recipe.train, watch or Stopwatch()
-    rollouts, pairs = collected.rollouts, compares_pairs(algorithm)
+    rollouts, layouts = collected.rollouts, Layouts()
     weights = {name_reward(reward): reward.weight for reward in recipe.rewards}
     chosen = choose_examples(collected, algorithm, weights, step)
     credit = Credit(rollouts, chosen.counted_PG, algorithm, kl_coef, models.policy.codec.decode, weights)
-    examples, layouts = chosen.examples, Layouts()
+    examples, scored_PG = chosen.examples, chosen.scored_PG
     teacher_credit = score_with_teacher(models.teacher, examples, train.micro_batch_tokens, watch, layouts)
     if not reads_logprobs(algorithm):
         examples = teacher_credit.add_to(credit.advantages(examples))
-    if pairs:
+    if compares_pairs(algorithm):
         examples = select_whole_pairs(examples)
     plan = plan_minibatches(examples.group_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
     watch.lap("prepare")
@@ -90,31 +79,14 @@ def credit_tokens(
     examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens, watch, layouts)
     if reads_logprobs(algorithm):
         examples = teacher_credit.add_to(credit.advantages(examples))
-    return Credited(collected, chosen, examples, plan, layouts, algorithm.data in SAMPLED, teacher_credit.metrics)
-
-
-def make_batch(credited: Credited, watch: Stopwatch | None = None) -> Batch:
-    """The batch of the step, with the metrics of its rollouts and advantages."""
-    collected, chosen, examples = credited.collected, credited.chosen, credited.examples
-    rollouts, scored_PG = collected.rollouts, chosen.scored_PG
     advantages_N = average_advantages(examples, len(rollouts))
     metrics = measure_rollouts(rollouts, collected.tokens_sampled) | collected.metrics
-    metrics |= measure_advantages(advantages_N, scored_PG, examples) | credited.metrics
-    if credited.sampled:
+    metrics |= measure_advantages(advantages_N, scored_PG, examples) | teacher_credit.metrics
+    if algorithm.data in SAMPLED:
         metrics |= measure_groups(advantages_N, scored_PG, chosen.equal_P, chosen.left_out_P, rollouts)
-    if watch:
-        watch.lap("prepare")
-    return Batch(
-        rollouts,
-        advantages_N,
-        examples,
-        credited.plan,
-        metrics,
-        collected.prompts_taken,
-        collected.verdicts,
-        collected.keyed,
-        credited.layouts,
-    )
+    watch.lap("prepare")
+    taken, verdicts, keyed = collected.prompts_taken, collected.verdicts, collected.keyed
+    return Batch(rollouts, advantages_N, examples, plan, metrics, taken, verdicts, keyed, layouts)
 
 
 def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: Mapping[str, float], step: int) -> Selected:

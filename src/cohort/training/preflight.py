@@ -29,7 +29,7 @@ from cohort.rewards.contract import importable_name
 from cohort.rewards.outcomes import fails_everywhere
 from cohort.rewards.runner import RewardRunner
 from cohort.training.build import EncodedData
-from cohort.training.experience import Models, credit_tokens, make_batch, measure_rollouts
+from cohort.training.experience import Models, make_batch, measure_rollouts
 from cohort.training.memory_estimate import (
     MemoryEstimate,
     describe_memory,
@@ -428,11 +428,11 @@ def try_functions(run: Run) -> str:
     rollouts = sample_rollouts(run, prompts, run.sampling, NoiseKey(recipe.seed, "preflight", 1), 1)
     # At the start the reference is the policy itself.
     models = Models(policy, policy if measures_kl(recipe) else None, NoCritic())
-    credited = credit_tokens(Collected(rollouts, {}, len(prompts), 0), models, recipe, 1, recipe.algorithm.kl_coef)
-    advantages_N = make_batch(credited).advantages_N
+    batch = make_batch(Collected(rollouts, {}, len(prompts), 0), models, recipe, 1, recipe.algorithm.kl_coef)
+    advantages_N = batch.advantages_N
     result = f"advantages from {min(advantages_N):.3g} to {max(advantages_N):.3g} on {len(rollouts)} completions"
-    members = credited.examples.select(credited.plan[0] if credited.plan else [])
-    minibatch = pack_minibatch(members, recipe, policy, credited.layouts)
+    members = batch.examples.select(batch.plan[0] if batch.plan else [])
+    minibatch = pack_minibatch(members, recipe, policy, batch.layouts)
     if not minibatch.micro_batches:
         return f"{result}; no token has a loss, so the region was not called"
     micro = minibatch.micro_batches[0].to(policy.device)

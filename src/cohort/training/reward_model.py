@@ -201,8 +201,14 @@ class RewardModel(ScalarModel):
         if "accuracy" in before:
             known["accuracy_before"] = before["accuracy"]
         try:
-            schedule = make_warmed_up_adamw_settings(settings.learning_rate, total, self.state_bits)
-            optimizer = Optimizer(self.weights, schedule, total)
+            # A short warm-up, since the moments are fresh, then a linear decay to 0.
+            adamw = OptimizerConfig(
+                learning_rate=settings.learning_rate,
+                schedule="linear",
+                warmup_steps=math.ceil(WARMUP_SHARE * total),
+                state_bits=self.state_bits,
+            )
+            optimizer = Optimizer(self.weights, adamw, total)
             for batches in plan:
                 losses = []
                 for batch in batches:
@@ -359,12 +365,6 @@ def fill(units: Sequence[Sequence[int]], order: Sequence[int], batch_size: int) 
             batches.append([])
         batches[-1] += units[number]
     return batches
-
-
-def make_warmed_up_adamw_settings(learning_rate: float, total_updates: int, state_bits: Literal[32, 8] = 32) -> OptimizerConfig:
-    """A short warm-up, since the moments are fresh, then a linear decay to 0."""
-    warmup_steps = math.ceil(WARMUP_SHARE * total_updates)
-    return OptimizerConfig(learning_rate=learning_rate, schedule="linear", warmup_steps=warmup_steps, state_bits=state_bits)
 
 
 def measure_ranking(scores: Sequence[float], pairs: Sequence[tuple[int, int]]) -> float:

@@ -69,11 +69,13 @@ class SampledSource:
         self.engine.sync(self.weights(), policy_version)
 
     def complete(
-        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: OnCompletion | None = None
+        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, on_completion: OnCompletion | None = None
     ) -> list[list[Completion]]:
-        """Completions in groups, in the order of the prompts. `hear` is called with each completion once it is finished."""
+        """Completions in groups, in the order of the prompts. `on_completion` is called with each finished completion."""
         noise = NoiseKey(self.seed, "train", step)
-        completions_PG = sample_groups(self.engine, prompts, self.sampling, noise, first_draw, world=self.world, hear=hear)
+        completions_PG = sample_groups(
+            self.engine, prompts, self.sampling, noise, first_draw, world=self.world, hear=on_completion
+        )
         own_PG = completions_PG[self.world.block(len(prompts))]
         watch.lap("rollout", sum(completion.length for group in own_PG for completion in group))
         return completions_PG
@@ -82,34 +84,6 @@ class SampledSource:
         """Metrics of the last call."""
         return make_engine_metrics(self.engine)
 
-
-@dataclass(frozen=True)
-class WrittenSource:
-    """Completions given in the rows: one demonstration per group, or a chosen and a rejected completion."""
-
-    completions: Mapping[int, tuple[tuple[int, ...], ...]]
-    """Prompt index -> its completions, best first, each with its stop token."""
-    decode: Callable[[Sequence[int]], str]
-    samples = False
-    keyed = True
-
-    def sync(self, policy_version: int) -> None:
-        """Do nothing: no engine samples."""
-
-    def complete(
-        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: OnCompletion | None = None
-    ) -> list[list[Completion]]:
-        # There are no sampling log-probs, and nothing reads the zeros (algorithms/compatibility.py).
-        return [
-            [Completion(ids, (0.0,) * len(ids), "stop", self.decode(ids)) for ids in self.completions[prompt.index]]
-            for prompt in prompts
-        ]
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-
-Source = SampledSource | WrittenSource
 
 # -- rewards -----------------------------------------------------------------------------------------------------------
 
@@ -121,7 +95,7 @@ class RewardScorer:
     scorer: Scorer
     recipe: Recipe
 
-    def listen(self, prompts: Sequence[Prompt], step: int) -> OnCompletion | None:
+    def start_early_scoring(self, prompts: Sequence[Prompt], step: int) -> OnCompletion | None:
         """A function that takes finished completions during sampling and begins to score them; None for a learned reward."""
         if not isinstance(self.scorer, RewardRunner):  # a learned reward scores the whole batch in this process
             return None
@@ -139,10 +113,31 @@ class RewardScorer:
 
 
 @dataclass(frozen=True)
-class RowScorer:
-    """Gives the first completion of each group, as given in the rows, the reward 1 and the others 0."""
+class WrittenRows:
+    """Completions given in the rows, and their rewards: 1 for a demonstration or a chosen completion, 0 for a rejected one."""
 
-    def listen(self, prompts: Sequence[Prompt], step: int) -> None:
+    completions: Mapping[int, tuple[tuple[int, ...], ...]]
+    """Prompt index -> its completions, best first, each with its stop token."""
+    decode: Callable[[Sequence[int]], str]
+    samples = False
+    keyed = True
+
+    def sync(self, policy_version: int) -> None:
+        """Do nothing: no engine samples."""
+
+    def complete(
+        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, on_completion: OnCompletion | None = None
+    ) -> list[list[Completion]]:
+        # There are no sampling log-probs, and nothing reads the zeros (algorithms/compatibility.py).
+        return [
+            [Completion(ids, (0.0,) * len(ids), "stop", self.decode(ids)) for ids in self.completions[prompt.index]]
+            for prompt in prompts
+        ]
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def start_early_scoring(self, prompts: Sequence[Prompt], step: int) -> None:
         """Return None: nothing is sampled."""
 
     def score(self, prompts: Sequence[Prompt], completions_PG: Groups, step: int, watch: Stopwatch) -> Scored:

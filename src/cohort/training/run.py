@@ -26,14 +26,13 @@ from cohort.observe.run_folder import RunFolder
 from cohort.recipe.rules import find_ahead, measures_kl, needs_reference
 from cohort.recipe.schema import Recipe
 from cohort.recipe.values import Materials
-from cohort.rewards.contract import Scorer
 from cohort.rewards.runner import RewardRunner
 from cohort.training import build
 from cohort.training.build import EncodedData, make_engine
 from cohort.training.experience import Models
 from cohort.training.objective import needs_critic
 from cohort.training.resume_checks import START, digest_files, refuse_changed_files
-from cohort.training.rollouts import RewardScorer, RowScorer, SampledSource, Source, WrittenSource
+from cohort.training.rollouts import RewardScorer, SampledSource, WrittenRows
 from cohort.training.state import TrainState
 from cohort.types import Prompt, Sampling
 
@@ -63,8 +62,8 @@ class Run:
 class TrainingRun(Run):
     """What the loop uses in addition: the source of completions, their scorer, and the other models."""
 
-    source: Source
-    scorer: RewardScorer | RowScorer
+    source: SampledSource | WrittenRows
+    scorer: RewardScorer | WrittenRows
     reference: Reference | None
     critic: Critic | NoCritic
     teacher: Teacher | None
@@ -99,14 +98,9 @@ def make_training_run(run: Run, state: TrainState, encoded: EncodedData, materia
         state.attach("critic", critic)
     if isinstance(run.stream, InformativeChoice):
         state.attach("prompt_choice", run.stream)
-    return TrainingRun(
-        **vars(run),
-        source=make_source(run, state, encoded, reference),
-        scorer=make_scorer(run),
-        reference=reference,
-        critic=critic,
-        teacher=teacher,
-    )
+    source = make_source(run, state, encoded, reference)
+    scorer = source if isinstance(source, WrittenRows) else RewardScorer(run.rewards, recipe)
+    return TrainingRun(**vars(run), source=source, scorer=scorer, reference=reference, critic=critic, teacher=teacher)
 
 
 def find_start(run: Run, state: TrainState, materials: Materials) -> Policy:
@@ -142,12 +136,12 @@ def find_start(run: Run, state: TrainState, materials: Materials) -> Policy:
     return start
 
 
-def make_source(run: Run, state: TrainState, encoded: EncodedData, reference: Reference | None) -> Source:
+def make_source(run: Run, state: TrainState, encoded: EncodedData, reference: Reference | None) -> SampledSource | WrittenRows:
     """The source of completions that algorithm.data names."""
     recipe, data = run.recipe, run.recipe.algorithm.data
     if data not in SAMPLED:
         rows = encoded.pairs if data == "pairs" else encoded.demonstrations
-        return WrittenSource({row.prompt.index: row.completions for row in rows}, run.policy.codec.decode)
+        return WrittenRows({row.prompt.index: row.completions for row in rows}, run.policy.codec.decode)
     engine, policy = run.engine, run.policy
     if data == "start":
         assert reference is not None
@@ -174,11 +168,6 @@ def make_snapshot(run: Run) -> Engine:
     engine, _ = make_engine(run.recipe, copy)
     engine.slots = run.engine.slots
     return SnapshotEngine(copy, engine)
-
-
-def make_scorer(run: Run, scorer: Scorer | None = None) -> RewardScorer | RowScorer:
-    """The scorer of completions: the reward functions, or `scorer` in their place, or the order in the rows."""
-    return RewardScorer(scorer or run.rewards, run.recipe) if run.recipe.algorithm.data in SAMPLED else RowScorer()
 
 
 def make_optimizer(weights: MasterWeights, recipe: Recipe, phase: str) -> Optimizer:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cohort.algorithms.regions import Surrogate, k3
+from cohort.algorithms.regions import k3
 from cohort.base.world import World
 from cohort.engine.mismatch import find_mismatch_limit
 from cohort.errors import InvariantError
@@ -38,11 +38,6 @@ class TokenValues:
     ratio_M: Tensor
     below_M: Tensor
     above_M: Tensor
-
-    @classmethod
-    def read(cls, scores: TokenScores, micro: MicroBatch, surrogate: Surrogate) -> TokenValues:
-        tensors = (scores.logprobs_M, scores.entropy_M, surrogate.ratio_M, surrogate.below_M, surrogate.above_M)
-        return cls(micro.examples, *(values_M.detach() for values_M in tensors))
 
     def to(self, device: torch.device | str) -> TokenValues:
         return move_record(self, device)
@@ -121,7 +116,9 @@ class UpdateMeter:
             note_sum("loss/mismatch_weight", loss.mismatch_weights_M.sum())
             note_sum("loss/mismatch_cut", cut_M.sum())
         if self.keeps_tokens:
-            seen.tokens = TokenValues.read(scores, micro, loss.surrogate)
+            cut = loss.surrogate
+            tensors = (scores.logprobs_M, scores.entropy_M, cut.ratio_M, cut.below_M, cut.above_M)
+            seen.tokens = TokenValues(micro.examples, *(values_M.detach() for values_M in tensors))
         self.measured[micro.place] = seen
         self.own_tokens += micro.layout.num_tokens
 
