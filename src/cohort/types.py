@@ -83,7 +83,7 @@ class Request:
     sample: int
     """Number within the group."""
     prefix: Completion | None = None
-    """The part sampled so far, to be continued. `end` is not read; `text` is read only if nothing is left to sample."""
+    """The part that was sampled already, to be continued. `end` is not read; `text` is read only if nothing is left to sample."""
     position: int = 0
     """Offset of the completion in the noise of (draw, sample): in a later turn, the number of tokens of earlier turns."""
 

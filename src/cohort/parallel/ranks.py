@@ -81,7 +81,7 @@ class Heartbeats:
                     pass_on(self.store.get("signal").decode())
 
     def find_silent(self, ranks: Sequence[int], limit_s: float) -> list[int]:
-        """The ranks without a new heartbeat for `limit_s`, since this process has watched them."""
+        """The ranks without a new heartbeat for `limit_s`, as far as this process has seen."""
         with contextlib.suppress(RuntimeError):
             return self._pick_silent(ranks, limit_s)
         return []

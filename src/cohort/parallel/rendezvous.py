@@ -118,7 +118,7 @@ class Patience:
 
 
 def receive_others(lobby: dist.Store, rank: int, size: int, patience: Patience) -> tuple[str, str]:
-    """On the main rank: open a room, answer every token with it, and wait until all are in. Returns (room, earlier run folder)."""
+    """Open a room, answer every token with it, and wait until all are in, on the main rank. Returns (room, earlier run folder)."""
     name = f"room/{uuid.uuid4().hex}"
     earlier_run = lobby.get(RUN_KEY).decode() if lobby.check([RUN_KEY]) else ""
     answered: dict[int, str] = {}
@@ -140,7 +140,7 @@ def receive_others(lobby: dist.Store, rank: int, size: int, patience: Patience) 
 
 
 def follow_main(lobby: dist.Store, rank: int, size: int, patience: Patience) -> tuple[str, str]:
-    """On the other ranks: write a token, enter the room that the main rank answers with, and wait until all are in."""
+    """Write a token, enter the room that the main rank answers with, and wait until all are in, on the other ranks."""
     token = uuid.uuid4().hex
     lobby.set(f"come/{rank}", json.dumps([token, size]))
     others = range(1, size)

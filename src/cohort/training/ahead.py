@@ -53,7 +53,7 @@ class SampledRound:
     prompts: Sequence[Prompt]
     completions_PG: Sequence[Sequence[Completion]]
     metrics: dict[str, float]
-    """Of the engine."""
+    """Metrics of the engine."""
     policy_version: int
 
 
@@ -63,13 +63,13 @@ class BatchAhead:
 
     step: int
     policy_version: int
-    """Version of the policy that samples the rest of the batch."""
+    """Version of the policy that samples the remaining groups."""
     stream: PromptStream
     """Frozen when the batch was begun, so that success rates measured meanwhile cannot depend on thread timing."""
     held: tuple[Collection | None, SampledRound | None] = (None, None)
     """(scored groups, groups not scored yet): one tuple, so that other threads never see one without the other."""
     taken: int = 0
-    """Prompts drawn so far."""
+    """Number of prompts drawn."""
     sampling: Future[None] | None = None
     scoring: Future[None] | None = None
     laps: Laps = field(default_factory=Laps)
@@ -106,7 +106,7 @@ class Ahead:
         self.refills = run.recipe.algorithm.refill_rounds > 0
         self.scorer = RewardScorer(LocalScorer(run.rewards), run.recipe)
         self.batches: dict[int, BatchAhead] = {}
-        """By step, in order; the current batch stays until its step is finished."""
+        """Step -> its batch, in order; the current batch stays until its step is finished."""
         self.timed_out = False
         """Whether a wait has reached the limit: a later save must not wait that long again."""
         self.sampler, self.scoring = Worker("sampler"), Worker("scorer")
@@ -206,7 +206,7 @@ class Ahead:
     # -- in the other threads --------------------------------------------------------------------------------------------
 
     def _sample(self, batch: BatchAhead, before: BatchAhead | None, cursor: int) -> None:
-        """In the sampling thread: all rounds of a batch. A refill waits for the scores of the round before it."""
+        """Sample all rounds of a batch, in the sampling thread. A refill waits for the scores of the round before it."""
         source = self.run.source
         if batch.held[0] is None:
             if before is not None:
@@ -229,7 +229,7 @@ class Ahead:
             batch.scoring.result()
 
     def _score(self, batch: BatchAhead) -> None:
-        """In the scoring thread: the round sampled last."""
+        """Score the last sampled round, in the scoring thread."""
         collection, sampled = batch.collection, batch.held[1]
         assert sampled is not None
         watch = Stopwatch()
@@ -241,7 +241,7 @@ class Ahead:
     # -- in a checkpoint -------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All batches without an update, once they are sampled (after a failure: the part sampled so far). Unscored completions are scored
+        """All batches without an update, once they are sampled (after a failure: the groups that were sampled). Unscored completions are scored
         again after a resume: a reward may take minutes, and a signal leaves little time."""
         self._wait_quietly()
         first = self.train_state.step + (2 if self.train_state.update_metrics else 1)

@@ -184,7 +184,7 @@ def make_weights(recipe: Recipe, policy: Policy, adding: Adding) -> MasterWeight
         return MasterWeights(policy.model, compute_dtype(recipe), adding)
     if not adding.world.launched:
         raise RankError(
-            'parallel.shard: "full" shards the model over the processes of torchrun, and this process is alone. Start it with '
+            'parallel.shard: "full" shards the model over the processes of torchrun, but this is a single process. Start it with '
             '`torchrun --nproc-per-node 8 -m cohort train ...`, or use shard = "none".'
         )
     if recipe.parallel.offload and policy.device.type == "cpu":
@@ -224,11 +224,11 @@ class EncodedData:
     """Rows kept and dropped, for "prompts", each evaluation set, and "demonstrations"."""
 
     def evaluation_digests(self) -> dict[str, str]:
-        """Of the problems of each set, which must not change within a run."""
+        """A digest of the problems of each set, which must not change within a run."""
         return {name: digest_prompts(prompts).hexdigest() for name, prompts in self.sets.items()}
 
     def digest(self) -> str:
-        """Of prompts, columns and demonstrations, which must not change within a run."""
+        """A digest of prompts, columns and demonstrations, which must not change within a run."""
         digest = digest_prompts(self.train)
         for demonstration in self.demonstrations:
             digest.update(repr((demonstration.prompt.token_ids, demonstration.completions[0])).encode())

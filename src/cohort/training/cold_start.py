@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on demonstrations: a stage before GRPO, or a run of its own.
+"""Supervised fine-tuning on demonstrations: a stage before GRPO, or a separate run.
 
 It is the same update with other data: demonstrations instead of rollouts, advantage 1 on every token, no ratio. The stage can stop
 while the model still fails on some prompts (`until_success`): GRPO needs groups with both outcomes, and a model that solves

@@ -35,7 +35,7 @@ class Credit:
     kl_coef: float
     decode: Callable[[Sequence[int]], str]
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Of the reward parts, by name."""
+    """Weights of the reward parts, by name."""
 
     def advantages(self, examples: Sequence[Example]) -> Examples:
         """The examples with their advantages. Only inputs that the advantage function names are computed."""

@@ -4,7 +4,7 @@
 
 Sampling never pauses: a group may begin with one policy version and end with another, and records which version sampled which tokens.
 Pacing limits its age: at most `prompts_per_step * (1 + max_staleness)` groups are in flight or in training, and a new one is requested
-only when one has been trained on. A group that takes so long that pacing is not enough is dropped and counted: no trained token is more
+only when one has been trained on. A group that is too slow for pacing to help is dropped and counted: no trained token is more
 than `max_staleness` steps older than the policy. Sampled groups are saved in checkpoints; the others are requested again.
 """
 
@@ -58,7 +58,7 @@ class SampledGroup:
     place: int
     rollouts: list[Rollout]
     seconds: float = 0.0
-    """From the request to the last token."""
+    """Time from the request to the last token."""
     chunk: Chunk | None = None
     """None: not scored yet."""
 
@@ -217,7 +217,7 @@ class InFlight:
                 self.changed.notify_all()
 
     def _sample(self, place: int, prompt: Prompt, version: int) -> None:
-        """Sample one group. Its noise is keyed by its place, whichever step trains on it."""
+        """Sample one group. The place keys its noise, whichever step trains on it."""
         began, source = time.monotonic(), self.source
         requests = make_requests([prompt], source.sampling.group_size, place % self.wanted)
         noise = NoiseKey(source.seed, "train", place // self.wanted + 1)

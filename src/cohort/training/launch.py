@@ -32,10 +32,10 @@ LONGEST_SHOWN = 60
 
 
 def find_world(read_limit: Callable[[], float]) -> World:
-    """The ranks that torchrun started, or this process alone. read_limit returns parallel.limit_s."""
+    """The ranks that torchrun started, or a World of one process. read_limit returns parallel.limit_s."""
     if not is_launched() and os.environ.get("WORLD_SIZE", "1") in ("", "1"):
         return ALONE
-    if missing := [name for name in LAUNCHED if not os.environ.get(name)]:  # each process would train alone
+    if missing := [name for name in LAUNCHED if not os.environ.get(name)]:  # else each process would train by itself
         raise RankError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} in the environment, but {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not set, so the processes cannot meet. torchrun sets all of them; unset WORLD_SIZE "

@@ -54,12 +54,12 @@ class ModelNumbers:
 
     @property
     def layer_parameters(self) -> int:
-        """In the matrices of one layer."""
+        """Number of parameters in the matrices of one layer."""
         queries, keys = self.query_heads * self.head_dim, self.kv_heads * self.head_dim
         return 2 * self.width * (queries + keys) + 3 * self.width * self.intermediate
 
     def adapter_parameters(self, rank: int) -> int:
-        """In low-rank adapters on every linear layer except the head: rank x (inputs + outputs) each."""
+        """Number of parameters of low-rank adapters on every linear layer except the head: rank x (inputs + outputs) each."""
         queries, keys = self.query_heads * self.head_dim, self.kv_heads * self.head_dim
         attention = 2 * (self.width + queries) + 2 * (self.width + keys)
         return self.layers * rank * (attention + 3 * (self.width + self.intermediate))
@@ -80,7 +80,7 @@ class RunNumbers:
     reference: bool = False
     """A second copy of the weights for the KL; an adapter needs none."""
     teacher_parameters: int = 0
-    """Of a frozen model that credits tokens; 0: no teacher."""
+    """Parameters of a frozen model that credits tokens; 0: no teacher."""
     ahead: bool = False
     """Completions are sampled from a copy of the weights during training; of an adapter only the adapter is copied."""
     critic: bool = False
@@ -403,8 +403,7 @@ def read_run_numbers(run: Run, encoded: EncodedData, ranks: int = 1) -> RunNumbe
         reward_model=recipe.reward_model.iterations > 0,
         micro_batch_tokens=max(longest, min(recipe.train.micro_batch_tokens, most)),
         activation_checkpointing=recipe.train.activation_checkpointing,
-        own_kernels=isinstance(policy.backbone, FusedBackbone)
-        and recipe.parallel.shard == "none",  # a sharded model uses modules
+        own_kernels=isinstance(policy.backbone, FusedBackbone) and recipe.parallel.shard == "none",  # shards use modules
         gpu_bytes=float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else 0.0,
         slots=min(chosen, math.ceil(max(rows, problems * recipe.evaluation.samples) / ranks)),
         longest=longest,

@@ -1,6 +1,6 @@
 """Checks that the inputs of a resumed run have not changed: files of models, data, reward code and recipe.
 
-Checkpoints are verified byte by byte (checkpoint.py); weights, prompts and problems have digests of their own. This module covers the
+Checkpoints are verified byte by byte (checkpoint.py); weights, prompts and problems have separate digests. This module covers the
 rest: the small files of models (config, tokenizer, chat template), the code of rewards, and the recipe. A change that would mix two
 models or datasets is refused; a change that may be intended, of a reward or a setting, is reported.
 """
@@ -47,7 +47,7 @@ def digest_files(folder: Path) -> dict[str, str]:
 
 
 def read_files(recipe: Recipe, model: Any) -> dict[str, dict[str, str]]:
-    """By recipe key: digests of the files that this run reads at every start. model: as loaded."""
+    """Recipe key -> digests of the files that this run reads at every start. model: as loaded."""
     sources = {
         "model.source": recipe.model.source,
         "model.lora.adapter": recipe.model.lora.adapter,

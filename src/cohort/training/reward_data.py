@@ -79,7 +79,7 @@ def is_held_back(item: Labelled, share: float, seed: int) -> bool:
 
 
 class Replay:
-    """Labelled data of all iterations so far."""
+    """Labelled data of all iterations."""
 
     def __init__(self) -> None:
         self.items: list[Labelled] = []

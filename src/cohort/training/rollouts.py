@@ -156,7 +156,7 @@ def penalize_overlong(scored: Scored, completions: Sequence[Completion], longest
             outcomes.append(outcome)
             continue
         steps = outcome.steps
-        if steps:  # added to the last step: a step of its own would change the mean over all steps even at 0
+        if steps:  # added to the last step: a separate step would change the mean over all steps even at 0
             position, reward = steps[-1]
             steps = (*steps[:-1], (position, reward + penalty))
         parts = {**outcome.parts, OVERLONG_PART: penalty}
@@ -174,7 +174,7 @@ class Collected:
     """The rollouts that a step trains on."""
 
     rollouts: list[Rollout]
-    """In group order; all groups have the same size."""
+    """Rollouts in group order; all groups have the same size."""
     metrics: dict[str, float]
     prompts_taken: int
     tokens_sampled: int
@@ -190,7 +190,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class Collection:
-    """The groups that a step has drawn so far."""
+    """The groups that a step has drawn."""
 
     cursor: int
     wanted: int

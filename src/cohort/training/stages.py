@@ -351,7 +351,7 @@ def make_evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:
 
 
 def measure_peak_memory(device: torch.device) -> float:
-    """Peak memory so far in GiB: of the policy's GPU, or of this process."""
+    """Peak memory in GiB: of the policy's GPU, or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,6 +1,6 @@
 """The training state that a checkpoint saves, and how it is saved and restored.
 
-The state is small because the rest follows from keys: prompts from the cursor, noise from the step, minibatches from the seed and
+The state is small because most of a run follows from keys: prompts from the cursor, noise from the step, minibatches from the seed and
 the step. It holds only what cannot be derived: weights, optimizer, counters, and the batch of an unfinished step.
 """
 
@@ -87,21 +87,21 @@ class TrainState:
     seconds: float = 0.0
     best_step: int = -1
     best_score: list[float] = field(default_factory=list)
-    """Of the best checkpoint: its measure, and its reward, which decides ties."""
+    """Measure of the best checkpoint, and its reward, which decides ties."""
     slots: int = 0
     """Completions decoded in parallel. Chosen once: another number could flip near-ties after a resume."""
     data_digest: str = ""
-    """Of prompts and demonstrations; must not change within a run."""
+    """Digest of the prompts and demonstrations, which must not change within a run."""
     base_digest: str = ""
-    """With LoRA, of the frozen base, which no checkpoint holds; must not change within a run."""
+    """With LoRA, digest of the frozen base, which no checkpoint holds and which must not change within a run."""
     start_digest: str = ""
-    """Of the starting weights, if the reference needs them again."""
+    """Digest of the starting weights, if the reference needs them again."""
     evaluation_digests: dict[str, str] = field(default_factory=dict)
-    """Of the problems of each evaluation set."""
+    """Digests of the problems of each evaluation set."""
     files: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By recipe key (`model.source`): digests of the files that a resume reads again; see resume_checks.py."""
+    """Recipe key (`model.source`) -> digests of the files that a resume reads again; see resume_checks.py."""
     recipe: dict[str, Any] = field(default_factory=dict)
-    """When the state was saved, so that a resume can report edits."""
+    """The recipe when the state was saved, so that a resume can report edits."""
     baseline: dict[str, Any] = field(default_factory=dict)
     """The evaluation before training, which cannot be repeated later."""
     kl_coef: float = 0.0
@@ -119,7 +119,7 @@ class TrainState:
     threads: int = 0
     """Threads per process when the state was saved; another number rounds differently."""
     stopped: str = ""
-    """Why the run ends early, after the last finished step; "": it goes on."""
+    """Why the run ends early, after the last finished step; "": it continues."""
     optimizer: Optimizer
     components: dict[str, Component] = field(default_factory=dict)
     """Other saved components by name; see `attach`."""
@@ -127,7 +127,7 @@ class TrainState:
     """State from the checkpoint of components that are not attached yet."""
     batch: Batch | None = None
     update_metrics: list[dict[str, float]] = field(default_factory=list)
-    """Of each optimizer step already taken on the unfinished batch."""
+    """Metrics of each optimizer step already taken on the unfinished batch."""
     trace: TokenTrace = field(default_factory=TokenTrace)
     """Token values of these optimizer steps, if they are recorded."""
     # -- of this process; not saved ---------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class TrainState:
     saves: list[Save] = field(default_factory=list)
     """All saves of this process."""
     watch: Stopwatch | None = None
-    """Of the last recorded step. Saving comes after its row, so the seconds count in the row of the next step."""
+    """The stopwatch of the last recorded step. Saving comes after its row, so its seconds count in the row of the next step."""
 
     @property
     def policy_version(self) -> int:

@@ -82,14 +82,14 @@ class TokenTrace:
         self.traced = [one for one in self.traced if any(self.newest[rollout] == one.update for rollout in one.rollouts)]
 
     def find(self, rollout: int) -> dict[str, Vector] | None:
-        """What the rollout's last update showed of its trained tokens; None where it was not forwarded in it."""
+        """Values of the rollout's trained tokens in its last update; None if it was left out of the forward pass."""
         found = (one for one in self.traced if one.update == self.newest.get(rollout) and rollout in one.rollouts)
         return next((one.read_row(rollout) for one in found), None)
 
     # -- in the checkpoint of an unfinished step ------------------------------------------------------------------------
 
     def encode(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors over all rows of all updates, the rest as JSON)."""
+        """(tensors over all rows of all updates, other values as JSON)."""
         vectors = {name: torch.cat([one.vectors[name].cpu() for one in self.traced]) for name in VECTORS if self.traced}
         rows = [{"update": one.update, "rollouts": one.rollouts, "lengths": one.lengths} for one in self.traced]
         members = [[rollout, update, self.weights[rollout]] for rollout, update in self.newest.items()]

@@ -54,7 +54,7 @@ class Measured:
     ratio_max: Tensor | None = None
     kl_max: Tensor | None = None
     tokens: TokenValues | None = None
-    """If single tokens are recorded."""
+    """Values of single tokens, if they are recorded."""
 
 
 def copy_to_host(seen: Measured) -> Measured:
