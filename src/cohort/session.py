@@ -16,7 +16,7 @@ from cohort.base.world import ALONE, World
 from cohort.errors import Interrupted, RunError
 from cohort.observe.early_stop import check_conditions
 from cohort.observe.outcome import RunResult, begin_summary, describe_failure, explain_exit
-from cohort.observe.run_folder import RunFolder, make_paths_absolute
+from cohort.observe.run_folder import RunFolder, find_losses, make_paths_absolute
 from cohort.recipe.describe import describe_algorithm, describe_template
 from cohort.recipe.rules import list_trusted_sources, list_warnings
 from cohort.recipe.schema import Recipe
@@ -218,7 +218,6 @@ class Session:
         self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: PromptStream
     ) -> TrainState:
         from cohort.model.lora import digest_base
-        from cohort.observe.records import find_losses, restore_index
         from cohort.training import resume_checks
         from cohort.training.run import make_optimizer
         from cohort.training.state import TrainState
@@ -240,8 +239,7 @@ class Session:
             if state.baseline and self.folder.evaluation("before", 0) != state.baseline:  # it cannot be measured again
                 self.folder.keep_baseline(state.baseline)
                 self._notify("warning: the baseline in evaluations.jsonl was lost or changed; restored from the checkpoint")
-            losses = (*find_losses(self.folder, self.recipe, state.step), *restore_index(self.folder, state.step))
-            self._notify(*(f"warning: {loss}" for loss in losses))
+            self._notify(*(f"warning: {loss}" for loss in find_losses(self.folder, self.recipe, state.step)))
         resume_checks.record_inputs(state, encoded, self.recipe, files)
         return state
 
