@@ -173,7 +173,7 @@ def test_a_data_frame_is_its_rows(tmp_path):
 
     assert load_rows(config(), 0, DataFrame()) == ROWS
     del DataFrame.to_dicts
-    refused("DataFrame cannot be read", DataFrame())
+    refused("DataFrame is not supported", DataFrame())
 
 
 def test_json_is_a_list_of_rows_or_has_one(tmp_path):

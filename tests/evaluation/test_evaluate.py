@@ -150,7 +150,7 @@ def test_all_sets_and_the_greedy_completions_are_one_call_of_the_engine():
 
 
 def draws_of(names, **others):
-    """Set "s" -> the draws of its problems, where the others are evaluated beside it."""
+    """Set "s" -> the draws of its problems, when evaluated together with the other sets."""
     engine, prompts = ScriptedEngine(), {"s": make_prompts(["7 7 7 7"] * len(names), names)}
     prompts = {**{name: make_prompts(["7 7 7 7"] * len(of), of) for name, of in others.items()}, **prompts}
     evaluate(engine, prompts, dict.fromkeys(prompts, Verifier()), sampling=SAMPLING, seed=3, resamples=100)
@@ -158,7 +158,7 @@ def draws_of(names, **others):
 
 
 def test_noise_depends_on_the_content_of_a_problem_and_not_its_row():
-    """Neither the order of the rows nor other sets change it. Copies of a problem have noises of their own."""
+    """It does not depend on the order of rows or on other sets. Each copy of a problem has its own noise."""
     draws = dict(zip("abcd", draws_of(["a", "b", "c", "d"]), strict=True))
     assert len(set(draws.values())) == 4
     assert draws_of(["d", "b", " a\n"]) == [draws["d"], draws["b"], draws["a"]]

@@ -95,7 +95,7 @@ def test_two_targets_are_compared_in_pairs(world):
 
 
 def test_runs_with_different_seeds_are_compared_on_the_problems_of_the_first(world):
-    """Row 0 of one run is not row 0 of the other: both must answer the same problems before a difference means anything."""
+    """Row 0 differs between the runs: a difference is only meaningful on the same problems."""
     server, recipe, run = world
     other = server.folder / "runs" / "other"
     child = server.run("train", recipe, "name=other", "seed=1", "train.num_steps=1", "evaluation.samples=4")
@@ -116,7 +116,7 @@ def test_runs_with_different_seeds_are_compared_on_the_problems_of_the_first(wor
 
 
 def test_a_start_from_scratch_keeps_its_own_seed(world, tmp_path):
-    """Weights drawn from a seed are those of the run's own seed and rows, whoever's problems it is asked."""
+    """Random starting weights depend on the run's own seed and rows, not on the problems of the evaluation."""
     settings = {"train.num_steps": 1, "cold_start.num_steps": 0, "optimizer.learning_rate": 1e-30}  # moves no weight
     recipe = write_recipe(tmp_path / "tiny.toml", **settings, rewards=[{"function": "session_tools:digit_share"}])
     server, _, _ = world
@@ -140,7 +140,7 @@ def test_a_model_after_a_run_needs_no_recipe(world):
 
 
 def test_a_run_from_python_rows_is_evaluated_on_the_rows_it_kept(world):
-    """And two of them, split with different seeds: what the second was trained on is counted and said."""
+    """And for two of them with different splits, problems that the second was trained on are counted and reported."""
     server, recipe, _ = world
     rows = [
         {"prompt": f"{a}+{b}=", "answer": str(a + b), "demonstration": f"{a}+{b}>{a + b}"} for a in range(9) for b in range(9)
@@ -197,7 +197,7 @@ def test_an_output_that_cannot_be_written_is_found_before_the_evaluation(world):
 
 
 def test_only_overrides_of_the_model_reach_another_run():
-    """The others are for the problems, which come from elsewhere; they need not fit the other run's recipe."""
+    """Other overrides are for the problems and may not fit the other run's recipe."""
     words = [
         "model.dtype=bfloat16",
         "model=x",

@@ -168,7 +168,7 @@ def test_a_lora_run_is_exported_merged_or_as_an_adapter(world, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["{run}"], "name the folder to write"),
+        (["{run}"], "Name the folder to write"),
         (["{run}", "{run}"], "exists and is not overwritten"),
         (["{run}", "."], "is the current folder"),
         (
@@ -177,7 +177,7 @@ def test_a_lora_run_is_exported_merged_or_as_an_adapter(world, tmp_path):
         ),
         (["{run}", "{out}", "--checkpoint", "../../first"], "has no checkpoint '../../first'"),
         (["{run}", "{out}", "--adapter"], "--adapter: .* trained all weights"),
-        (["{run}", "{out}", "--public"], "--public: it is for --push"),
+        (["{run}", "{out}", "--public"], "--public needs --push"),
         (["{run}/model", "{out}"], "is not a run folder"),
         (["{stopped}", "{out}", "--checkpoint", "final"], "has no model/ yet"),
         (["{run}", "--push", "a/b/c"], "--push a/b/c: .* Give OWNER/NAME"),
@@ -304,7 +304,7 @@ def test_errors_of_the_hub_are_reported_without_the_token(world, hub, monkeypatc
         assert said.startswith(f"error: --push me/model: {words} (")
         assert "403" in said
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE says that this machine is offline" in push(folder)[1]
+    assert "HF_HUB_OFFLINE is set, so this machine counts as offline" in push(folder)[1]
     monkeypatch.undo()
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert "no hub token found. Log in with `hf auth login`" in push(folder)[1]

@@ -27,7 +27,7 @@ GPU = {"name": "vllm", "version": "0.33.1", "plugin": "0.1.0"}
 
 @pytest.fixture
 def make_python(tmp_path):
-    """A Python that says it holds what it is told to, and shows how it was started."""
+    """A fake Python that reports the given packages and prints how it was started."""
 
     def make(held: dict[str, str] | str = CPU) -> str:
         path = tmp_path / "python"

@@ -62,7 +62,6 @@ def test_an_option_that_is_a_recipe_key_is_answered_with_the_setting(command, ty
         (["train", "--num_generations", "8"], "here it is called train.group_size: write group_size=8"),
         (["train", "--num-generations=8"], "here it is called train.group_size: write group_size=8"),
         (["train", "--bf16"], "here it is called model.dtype: write dtype=bfloat16"),
-        (["train", "--push_to_hub"], "No such option: --push_to_hub"),
         (["train", "--group_sise", "8"], "did you mean 'group_size'?"),
         (["train", "--batch_size", "8"], "set train.prompts_per_step"),
         (["train", "--config", "my.toml"], "name the recipe without an option: cohort train my.toml"),

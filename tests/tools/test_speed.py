@@ -228,7 +228,7 @@ def test_the_peers_script_trains_the_same_adapters(targets: list[str]) -> None:
     assert scales == [{2.0}, {2.0}]
 
 
-# -- what is asked for -------------------------------------------------------------------------------------------------
+# -- arguments --------------------------------------------------------------------------------------------------------
 
 
 def test_defaults_follow_the_machine() -> None:
@@ -266,7 +266,7 @@ def test_invalid_arguments_are_refused(words: list[str], options: Options, messa
 
 @pytest.mark.parametrize("named", ["--prompts", "--group", "--prompt-tokens", "--new", "--repeats", "--rounds"])
 def test_zero_is_not_a_valid_size(nothing_is_measured: None, capsys: pytest.CaptureFixture[str], named: str) -> None:
-    """0 is not a way to ask for the default."""
+    """0 does not select the default."""
     with pytest.raises(SystemExit) as ended:
         command.main([named, "0"])
     assert ended.value.code == 2
@@ -296,7 +296,7 @@ def test_peers_are_named_or_refused() -> None:
 
 
 def test_a_peer_with_different_work_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TRL trains adapters as the recipe says, but neither goes on from a folder nor rounds its base."""
+    """TRL trains the recipe's adapters, but does not load one from a folder or round its base."""
     monkeypatch.setattr(peers, "is_installed", lambda package: True)
     full, adapters, rounded, older = (
         make_job(["0.5b", *words], Options(), ON_H200, "/x")
@@ -409,8 +409,7 @@ def test_a_stage_puts_everything_back(measured: tuple[dict[str, BenchJob], dict[
 
 @pytest.mark.prove
 def test_the_whole_command_with_trl(tmp_path: Path) -> None:
-    """As a person types it: processes of their own, TRL beside ours. TRL's script compares every length it sampled with the
-    plan and ends otherwise."""
+    """The command line with real processes and TRL, whose script fails if a length differs from the plan."""
     pytest.importorskip("trl")
     words = "tiny --prompts 3 --group 4 --prompt-tokens 4 --new 12 --lengths ragged"
     target = tmp_path / "result.json"
@@ -474,7 +473,7 @@ def test_rounds_measure_in_turn_and_join_their_repetitions(tmp_path: Path, monke
     assert len([line for line in said if "not here" in line]) == 1
 
 
-# -- where the result goes ---------------------------------------------------------------------------------------------
+# -- writing the result -----------------------------------------------------------------------------------------------
 
 
 def whatever_is_measured(job: BenchJob, *rest: Any) -> Any:
@@ -532,17 +531,19 @@ def test_a_missing_interpreter_is_refused_before_measuring(
     assert capsys.readouterr().err.startswith("error: --vllm-python")
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_description_has_correct_plurals() -> None:
     one = command.describe_job(make_job([], Options(prompts=1, new=1, repeats=1), NO_GPU, "/x"), NO_GPU)
-    assert one.endswith("on a CPU, 1 thread: 1 prompt of 16 tokens, 8 completions each of 1 token; one turn after a warm-up")
+    assert one.endswith(
+        "on a CPU, 1 thread: 1 prompt of 16 tokens, 8 completions each of 1 token; one repetition after a warm-up"
+    )
     more = make_job([], Options(rounds=2, lengths="ragged", silent_every=4), NO_GPU, "/x")
     text = command.describe_job(more, {**NO_GPU, "threads": 2})
     assert "on a CPU, 2 threads: 16 prompts" in text
     assert text.endswith(
-        "of up to 64 tokens, mean 32, 1 of 4 groups without signal; median of 6 turns after a warm-up in each of 2 rounds"
+        "of up to 64 tokens, mean 32, 1 of 4 groups without signal; median of 6 repetitions after a warm-up in each of 2 rounds"
     )
 
 
@@ -559,7 +560,7 @@ def test_a_wide_spread_is_reported() -> None:
     document["stages"]["rollout"]["cohort"]["derived"]["most_seconds"] = 2.2
     document["machine"] |= {"load": 6.0, "cores": 2}
     said = command.describe_noise(document)
-    assert said.startswith("rollout: the slowest turn took 2.00 times the fastest")
+    assert said.startswith("rollout: the slowest repetition took 2.00 times the fastest")
     assert "load average 6 on 2 cores" in said
 
 
@@ -597,7 +598,7 @@ def test_a_peer_that_fails_in_a_later_round_keeps_its_earlier_repetitions(
     _, measured, missing = measure(base, ["step"], ["trl"], "", lambda line: None)
     assert asked == ["trl", "trl"]
     assert measured["step"] == {"cohort": {"seconds": [0.5] * 3}, "trl": {"seconds": [1.0]}}
-    assert missing == {"step/trl": "failed in round 2; the turns before count: out of memory"}
+    assert missing == {"step/trl": "failed in round 2; earlier repetitions count: out of memory"}
 
 
 def test_a_stage_may_be_missing_from_some_rounds() -> None:

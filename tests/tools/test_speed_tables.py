@@ -87,7 +87,7 @@ def test_curves_without_points_are_reported_and_not_drawn(
     assert curves.run_curves([], options, "prompts", "4,2")["stopped"] == ["train, prompts 2: out of memory"]
     said = capsys.readouterr().out.splitlines()
     assert said[1] == "train, prompts 2: out of memory"
-    assert said[2].startswith("no curve, and nothing to draw")
+    assert said[2].startswith("no curve to draw")
     assert [file.name for file in tmp_path.iterdir()] == ["curves.json"]
 
 
@@ -200,7 +200,7 @@ def test_memory_of_training_grows_until_a_step_fills_the_budget() -> None:
 @pytest.mark.parametrize(
     ("kind", "slope", "said"),
     [
-        ("memory", 0.35, "less than expected, which is well"),
+        ("memory", 0.35, "less than expected, which is good"),
         ("memory", 1.3, "NOT as expected, grows faster"),
         ("time", 0.95, "as expected"),
         ("time", 0.3, "NOT as expected, grows more slowly: fixed costs"),

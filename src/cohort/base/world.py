@@ -3,7 +3,7 @@
 Every process holds the whole batch: rollouts are gathered, so nothing computed from the batch needs a sum over processes. Draws
 (`block`) and micro-batches (`deal`) are split over the processes; completions, scores and metrics (`gather`), gradients (`add_up`) and
 decisions (`agree`) are combined: if one process must stop, skip or save, all do. parallel/ranks.py has the class for several processes,
-which is imported if torchrun started this process (training/agreement.py).
+which is imported if torchrun started this process (training/launch.py).
 """
 
 from __future__ import annotations
