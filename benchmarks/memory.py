@@ -436,8 +436,8 @@ def nbytes(tensors: Any, besides: Any = ()) -> int:
 def watch_the_run(watched: Watched) -> None:
     """Put the gauge between the stages of the run. What they compute is untouched."""
     from cohort import loop
+    from cohort.engine.decoders import SlotCache
     from cohort.engine.local import LocalEngine
-    from cohort.engine.slot_cache import SlotCache
     from cohort.model.critic import Critic
     from cohort.model.optim import Optimizer
     from cohort.model.policy import Policy

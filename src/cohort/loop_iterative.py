@@ -21,8 +21,8 @@ from torch import Tensor
 
 from cohort.base.interrupts import defer_interrupts
 from cohort.loop import train
+from cohort.model.critic import add_prefix, select_prefix
 from cohort.model.optim import Adding
-from cohort.model.scalar_head import add_prefix, select_prefix
 from cohort.recipe.schema import Recipe
 from cohort.training.checkpoint import fill_folder
 from cohort.training.learned_scorer import LearnedScorer

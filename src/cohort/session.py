@@ -222,7 +222,7 @@ class Session:
         self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: PromptStream
     ) -> TrainState:
         """The state of the newest whole checkpoint, or the beginning."""
-        from cohort.model.lora import digest_base
+        from cohort.model.frozen import digest_base
         from cohort.training import read_again
         from cohort.training.state import TrainState
         from cohort.training.training_parts import make_optimizer
@@ -232,7 +232,7 @@ class Session:
         state.data_digest, state.kl_coef = encoded.digest(), self.recipe.algorithm.kl_coef
         files = read_again.read_files(self.recipe, policy.model)
         if self.found:
-            state.base_digest = digest_base(policy.model, like=self.saved["base_digest"]) if policy.adapter else ""
+            state.base_digest = digest_base(policy.model) if policy.adapter else ""
             self._say(*(f"warning: {sentence}" for sentence in read_again.mention_changes(self.saved, self.recipe, files)))
             read_again.refuse_mixtures(self.saved, state, encoded, self.recipe, files)
             name = self.found.folder.name

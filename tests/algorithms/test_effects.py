@@ -21,9 +21,9 @@ from cohort.algorithms.presets import PRESETS
 from cohort.algorithms.registry import SAMPLED
 from cohort.data.prompt_choice import InformativeChoice
 from cohort.model.critic import Critic, NoCritic
+from cohort.model.frozen import Teacher
 from cohort.model.packing import pack
 from cohort.model.policy import Policy
-from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import CriticConfig, OptimizerConfig, Recipe, TeacherConfig

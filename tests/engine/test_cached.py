@@ -7,8 +7,7 @@ from test_engines import SIZES, TRAIN, flat, make_model, make_prompts, plain_log
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from cohort.engine import build_engine, sample_groups, slot_engine
-from cohort.engine.cache_rows import CacheRows
-from cohort.engine.cached import CachedEngine
+from cohort.engine.cached import CachedEngine, CacheRows
 from cohort.engine.hf import HFEngine
 from cohort.engine.protocol import EngineSetup
 from cohort.errors import EngineError

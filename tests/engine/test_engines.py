@@ -21,15 +21,15 @@ from cohort.engine import build_engine, graphs, make_requests, sample_groups, sl
 from cohort.engine import local as local_engine_module
 from cohort.engine import scheduler as decoding
 from cohort.engine.cached import CachedEngine
+from cohort.engine.decoders import prove_local
 from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
 from cohort.engine.sampling import choose_tokens, cut_candidates
-from cohort.engine.support import prove_local
 from cohort.errors import EngineError, ModelError
+from cohort.model.architecture import hold_frequencies
+from cohort.model.backbone import explain_not_own_attention
 from cohort.model.head import split
-from cohort.model.own_attention import explain_not_own_attention
-from cohort.model.rotary import hold_frequencies
 from cohort.ops import kv
 from cohort.ops.rounding import STEADY_ROWS
 from cohort.types import NoiseKey, Prompt, Sampling

@@ -26,10 +26,10 @@ from cohort.base.world import World
 from cohort.model import lora, sharding
 from cohort.model.critic import Critic
 from cohort.model.examples import Example
+from cohort.model.frozen import Reference
 from cohort.model.optim import Adam32, Adding, MasterWeights, Optimizer
 from cohort.model.packing import MicroBatch, pack
 from cohort.model.policy import Policy
-from cohort.model.reference import Reference
 from cohort.model.scratch import build_tokenizer
 from cohort.model.sharding import PolicyShards, ShardedWeights, Sharding
 from cohort.recipe.schema import CriticConfig, LoraConfig, OptimizerConfig

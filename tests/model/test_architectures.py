@@ -7,13 +7,12 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from cohort.engine.support import prove_local
+from cohort.engine.decoders import prove_local
 from cohort.errors import EngineError, ModelError, RecipeError
+from cohort.model.architecture import ASKED_FOR, count_positions, describe_experts, find_exact_length, hold_frequencies
 from cohort.model.examples import make_examples
-from cohort.model.experts import ASKED_FOR, describe_experts
 from cohort.model.loading import load_pretrained
 from cohort.model.policy import Policy
-from cohort.model.rotary import count_positions, find_exact_length, hold_frequencies
 from cohort.model.scratch import build_tokenizer
 from cohort.recipe.file import load_recipe
 from cohort.types import Completion, Outcome, Prompt, Rollout

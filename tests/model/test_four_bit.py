@@ -14,13 +14,14 @@ pytest.importorskip("bitsandbytes", reason="a base in 4 bits needs bitsandbytes"
 pytest.importorskip("peft", reason="adapters need peft")
 
 from cohort.engine import build_engine, sample_groups
-from cohort.engine.mismatch import find_mismatch_limit
+from cohort.engine.decoders import prove_decoder, prove_local
 from cohort.engine.protocol import EngineSetup
-from cohort.engine.support import prove_decoder, prove_local
+from cohort.engine.sampling import find_mismatch_limit
 from cohort.errors import EngineError, ModelError
 from cohort.model import four_bit, lora
 from cohort.model.backbone import ModuleBackbone
 from cohort.model.examples import make_examples
+from cohort.model.frozen import digest_base
 from cohort.model.loading import load_adapted, load_model
 from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.policy import Policy
@@ -197,7 +198,7 @@ def test_another_base_is_noticed_also_where_only_its_scales_differ(tmp_path: Pat
     twice = policy_of(write_model(tmp_path / "twice", scale_of_layers=2.0, **WIDE), "cpu").model
     layer, other = (next(iter(four_bit.find_four_bit_layers(model).values())) for model in (base, twice))
     assert torch.equal(layer.weight, other.weight), "the codes are the same"
-    assert lora.digest_base(base) != lora.digest_base(twice)
+    assert digest_base(base) != lora.digest_base(twice)
 
 
 def test_where_it_cannot_be_it_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

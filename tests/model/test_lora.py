@@ -18,15 +18,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cohort import session
-from cohort.engine.support import prove_local
+from cohort.engine.decoders import prove_local
 from cohort.errors import Interrupted, ModelError, RunError
 from cohort.model import lora
+from cohort.model.backbone import explain_not_own_attention
+from cohort.model.frozen import Reference
 from cohort.model.head import split
 from cohort.model.loading import load_adapted, load_pretrained
 from cohort.model.optim import MasterWeights, Optimizer
-from cohort.model.own_attention import explain_not_own_attention
 from cohort.model.policy import Policy
-from cohort.model.reference import Reference
 from cohort.recipe.file import load_recipe
 from cohort.recipe.materials import Materials
 from cohort.recipe.rules import list_warnings
@@ -273,7 +273,7 @@ def test_exports_load_with_transformers_and_peft_and_compute_the_same(tmp_path, 
     model, _, adapter = load_adapted(tmp_path / "moved", ModelConfig(device="cpu"))
     assert (adapter.base, adapter.config.r) == ("", RANK)
     assert torch.equal(logits_of(model), expected)
-    with pytest.raises(ModelError, match="is a PEFT adapter and not a model"):
+    with pytest.raises(ModelError, match="is a PEFT adapter, not a model"):
         load_pretrained(str(tmp_path / "moved"))
 
     lora.make_plain_model(policy.model, merge=False).save_pretrained(tmp_path / "base")
@@ -330,7 +330,7 @@ def broken(folder: Path, sft: Path, **changes: Any) -> Path:
         ({"model.lora.adapter": "{base}"}, "has no adapter_config.json"),
         ({"model.lora.adapter": "{sft}", "model.lora.alpha": 7.0}, "model.lora.alpha is 7.0, but the adapter in"),
         ({"model.lora.adapter": "{sft}", "model.lora.targets": ["q_proj"]}, "model.lora.targets is ['q_proj'], but the adapter"),
-        ({"model.source": "{sft}"}, "is a PEFT adapter and not a model. Set model.source to its base"),
+        ({"model.source": "{sft}"}, "is a PEFT adapter, not a model. Set model.source to its base"),
         ({"model.source": "scratch", "model.lora.adapter": "{sft}", "model.scratch.hidden_size": 16}, "does not fit LlamaForCausalLM"),
         ({"model.source": "scratch", "model.lora.adapter": "{sft}", "model.scratch.num_layers": 1}, "Set model.source to the base"),
     ],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cohort.model.reference import Reference
+from cohort.model.frozen import Reference
 from conftest import tiny_policy
 from session_tools import rows_of, train_tiny
 

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
+from cohort.model.loading import PROBES, encode_probes, load_tokenizer
 from cohort.model.scratch import build_scratch
-from cohort.model.tokenizer import PROBES, encode_probes, load_tokenizer
 from cohort.recipe.schema import ScratchConfig
 
 TEXT = "12 + 3 = 15"
@@ -65,7 +65,7 @@ def test_truncation_and_padding_in_the_file_are_no_difference(tmp_path):
 def test_what_neither_way_reads_as_the_file_says_is_told(tmp_path, monkeypatch):
     own = characters()
     source = save(own, tmp_path, "qwen2")
-    monkeypatch.setattr("cohort.model.tokenizer.read_saved_ids", lambda source, revision: [[1]])
+    monkeypatch.setattr("cohort.model.loading.read_saved_ids", lambda source, revision: [[1]])
     with pytest.warns(UserWarning, match=r"than tokenizer\.json in that folder"):
         load_tokenizer(source)
 

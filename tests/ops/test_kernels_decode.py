@@ -7,8 +7,8 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import interpreter
-from cohort.engine.slots import SlotState
-from cohort.engine.support import prove_decoder, prove_local
+from cohort.engine.decoders import prove_decoder, prove_local
+from cohort.engine.scheduler import SlotState
 from cohort.ops.fused import kernels_decode as kernels
 from cohort.ops.fused.decoding import FusedDecoder
 from cohort.ops.fused.family import fuse

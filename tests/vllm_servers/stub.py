@@ -1,6 +1,6 @@
 """A server that speaks vLLM's routes and samples with a small model in this process, and that fails in whatever way it is told to.
 
-It takes weights as a real one does: over the group of wire.py, which a thread joins as its worker, or from files.
+It takes weights as a real one does: over the group of transfer.py, which a thread joins as its worker, or from files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 sys.path.append(str(Path(__file__).parents[2] / "packages" / "cohort-vllm"))
 from cohort_vllm.checks import find_difference, list_parameters
-from cohort_vllm.wire import fill_buckets, join_group, receive_bucket
+from cohort_vllm.transfer import fill_buckets, join_group, receive_bucket
 
 GENERATE = "/inference/v1/generate"
 

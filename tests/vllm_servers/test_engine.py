@@ -14,10 +14,11 @@ from stub import GENERATE, Refusal, StubServer, run_stubs
 
 from cohort.engine import make_requests
 from cohort.engine.protocol import EngineSetup, RemoteSetup
-from cohort.engine.vllm import asking, fleet, wire
 from cohort.engine.vllm import engine as engine_module
-from cohort.engine.vllm.answers import write_request
+from cohort.engine.vllm import generation, transfer
+from cohort.engine.vllm import servers as servers_module
 from cohort.engine.vllm.engine import make_vllm
+from cohort.engine.vllm.generation import write_request
 from cohort.errors import EngineError
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_tokenizer
@@ -48,7 +49,7 @@ def make_policy(seed=0, temperature=0.7, **changes):
 
 @pytest.fixture(autouse=True)
 def die_quickly(monkeypatch):
-    monkeypatch.setattr(fleet, "DYING_S", 0.4)
+    monkeypatch.setattr(servers_module, "DYING_S", 0.4)
 
 
 @pytest.fixture
@@ -329,8 +330,8 @@ def test_one_that_hangs_is_lost_though_its_port_is_open(policy, said, tmp_path):
 
 
 def test_one_that_samples_nothing_is_lost_though_it_gives_its_label(policy, said, tmp_path, monkeypatch):
-    monkeypatch.setattr(asking, "STALLED", 0.1)
-    monkeypatch.setattr(asking, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(generation, "STALLED", 0.1)
+    monkeypatch.setattr(generation, "LOOK_EVERY_S", 0.1)
     with run_stubs(policy.model, 2) as [first, second]:
         engine = connect(policy, [first, second], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -673,9 +674,9 @@ def test_experts_are_told_to_travel_as_files(said, tmp_path):
 # -- the plugin --------------------------------------------------------------------------------------------------------
 
 
-def test_trainer_and_plugin_agree_on_the_wire():
+def test_trainer_and_plugin_have_the_same_transfer_code():
     plugin = ROOT / "packages" / "cohort-vllm" / "cohort_vllm"
-    assert (plugin / "wire.py").read_bytes() == Path(wire.__file__).read_bytes()
+    assert (plugin / "transfer.py").read_bytes() == Path(transfer.__file__).read_bytes()
     for file in plugin.glob("*.py"):
         assert "import cohort\n" not in file.read_text()
         assert "from cohort." not in file.read_text()
@@ -689,7 +690,7 @@ def test_buckets_hold_neighbours_of_one_dtype_up_to_their_size():
         ("d", "bfloat16", [100]),
         ("e", "bfloat16", [1]),
     ]
-    names = [[name for name, _, _ in bucket] for bucket in wire.fill_buckets(entries, 32)]
+    names = [[name for name, _, _ in bucket] for bucket in transfer.fill_buckets(entries, 32)]
     assert names == [["a", "b"], ["c"], ["d"], ["e"]]
 
 

@@ -15,16 +15,17 @@ from test_engine import SAMPLING, connect, make_policy, sample, train
 from cohort.base.interrupts import handle_interrupts
 from cohort.engine import build_engine
 from cohort.engine.protocol import EngineSetup, RemoteSetup
-from cohort.engine.vllm import asking, fleet
 from cohort.engine.vllm import engine as engine_module
-from cohort.engine.vllm.proving import PROBE_TOKENS
+from cohort.engine.vllm import generation
+from cohort.engine.vllm import servers as servers_module
+from cohort.engine.vllm.checks import PROBE_TOKENS
 from cohort.errors import EngineError, Interrupted
 from cohort.recipe.vllm import VllmConfig
 
 
 @pytest.fixture(autouse=True)
 def lose_no_time(monkeypatch):
-    monkeypatch.setattr(fleet, "DYING_S", 0.1)
+    monkeypatch.setattr(servers_module, "DYING_S", 0.1)
     monkeypatch.setattr(engine_module, "WAIT_STEP_S", 0.05)
 
 
@@ -66,7 +67,7 @@ def test_a_signal_in_the_watch_over_a_server_ends_the_asking(tmp_path, monkeypat
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], [], tmp_path)
         engine.sync(policy.read_weights(), 0)
-        monkeypatch.setattr(asking, "WAITING", Signals())
+        monkeypatch.setattr(generation, "WAITING", Signals())
         stub.faults[GENERATE] = lambda body: time.sleep(0.6)  # until the watch has looked
         with handle_interrupts(), pytest.raises(Interrupted, match="SIGTERM"):
             sample(engine)

@@ -15,7 +15,7 @@ import fault_tools as tools
 import pytest
 import serving
 
-from cohort.engine.vllm import engine, push
+from cohort.engine.vllm import engine, weights
 from cohort.errors import EngineError
 from cohort.types import Completion
 
@@ -121,14 +121,14 @@ def test_dies_in_a_push(pair, monkeypatch):
     """The survivor has half of the weights: it is given all of them before it goes on, and is not left paused."""
     trainer = tools.Trainer(pair.urls)
     trainer.sync()
-    send, second = push.wire.send_bucket, pair.servers[1]
+    send, second = weights.transfer.send_bucket, pair.servers[1]
 
     def kill_and_send(*arguments: object) -> None:
-        monkeypatch.setattr(push.wire, "send_bucket", send)
+        monkeypatch.setattr(weights.transfer, "send_bucket", send)
         second.signal_workers(signal.SIGKILL)
         send(*arguments)
 
-    monkeypatch.setattr(push.wire, "send_bucket", kill_and_send)
+    monkeypatch.setattr(weights.transfer, "send_bucket", kill_and_send)
     trainer.step()
     first = pair.servers[0]
     assert not tools.is_paused(first)
@@ -142,14 +142,14 @@ def test_dies_in_a_push(pair, monkeypatch):
 def test_hangs_in_a_push(pair, monkeypatch):
     trainer = tools.Trainer(pair.urls)
     trainer.sync()
-    send, second = push.wire.send_bucket, pair.servers[1]
+    send, second = weights.transfer.send_bucket, pair.servers[1]
 
     def stop_and_send(*arguments: object) -> None:
-        monkeypatch.setattr(push.wire, "send_bucket", send)
+        monkeypatch.setattr(weights.transfer, "send_bucket", send)
         second.signal_workers(signal.SIGSTOP)
         send(*arguments)
 
-    monkeypatch.setattr(push.wire, "send_bucket", stop_and_send)
+    monkeypatch.setattr(weights.transfer, "send_bucket", stop_and_send)
     trainer.step()
     first = pair.servers[0]
     assert not tools.is_paused(first)
@@ -186,11 +186,11 @@ DIES_IN_A_PUSH = """
 import os, signal, sys
 sys.path[:0] = [{tests!r}]
 import fault_tools
-from cohort.engine.vllm import push
+from cohort.engine.vllm import weights
 trainer = fault_tools.Trainer({urls!r})
 trainer.sync()
 def die(*arguments): os.kill(os.getpid(), signal.SIGKILL)
-push.wire.send_bucket = die
+weights.transfer.send_bucket = die
 trainer.step()
 """
 

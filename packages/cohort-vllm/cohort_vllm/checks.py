@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cohort_vllm.wire import Entry
+from cohort_vllm.transfer import Entry
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 MOST_NAMED = 3

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
 from cohort_vllm.checks import find_difference, list_parameters
-from cohort_vllm.wire import Entry, fill_buckets, join_group, receive_bucket
+from cohort_vllm.transfer import Entry, fill_buckets, join_group, receive_bucket
 
 
 @dataclass

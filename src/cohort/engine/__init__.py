@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from cohort.base.importing import load_function
 from cohort.engine.protocol import Engine, EngineSetup
-from cohort.engine.requests import make_requests, regroup, sample_groups
-from cohort.engine.stop import stop_ids
+from cohort.engine.requests import make_requests, regroup, sample_groups, stop_ids
 from cohort.errors import EngineError
 from cohort.recipe.engines import AUTO, AUTO_ORDER, ENGINES
 from cohort.recipe.section import suggest_nearest

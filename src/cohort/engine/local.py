@@ -1,34 +1,38 @@
-"""The fast engine: continuous batching over a slot cache, in the same process, with the policy's own parameters.
+"""The fast engine: continuous batching over a slot cache, in this process, with the policy's own parameters.
 
-How it differs from `model.generate`:
+Differences from `model.generate`:
 
-- a prompt is run once per group, and its keys and values are copied into the slots of the group's completions;
-- rows are ragged and never padded on the left; attention reads a row as far as it is long, or up to the longest live row;
-- a finished row makes room: a waiting completion takes its slot, and when none waits the last rows move up, so dead rows
-  cost next to nothing (scheduler.py);
-- on a GPU a step is a few kernels a layer, captured in a CUDA graph, and the host looks only every few steps (graphs.py);
-- noise is keyed (ops/noise.py), so slot count and order change rollouts only at near-ties.
+- a prompt runs once per group, and its keys and values are copied into the slots of the group's completions;
+- rows have different lengths and no left padding; attention reads a row up to its own length, or up to the longest live row;
+- a waiting completion takes the slot of a finished one; if none waits, the last rows move up, so finished rows cost almost
+  nothing (scheduler.py);
+- on a GPU a step is a few kernels per layer, captured in a CUDA graph, and the host reads results only every few steps (graphs.py);
+- noise is keyed (ops/noise.py), so the number of slots and the order change rollouts only at near-ties.
 
-No weight is copied, and no number survives a call: after an optimizer step the next call samples from the new policy.
+No weights are copied, and nothing is cached between calls: after an optimizer step the next call samples from the new policy.
+
+To sample while the policy is trained, `SnapshotEngine` runs an engine over a frozen copy of the policy. With LoRA only the adapter is
+copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from cohort.engine.decoders import CpuSteps, Decoder, ModuleDecoder, make_fused_decoder
+from cohort.engine.decoders import CpuSteps, Decoder, ModuleDecoder, make_fused_decoder, prove_decoder, prove_local
 from cohort.engine.graphs import GraphedSteps
-from cohort.engine.protocol import Capabilities, EngineSetup
-from cohort.engine.scheduler import Workspace
+from cohort.engine.protocol import Capabilities, Engine, EngineSetup, OnFinish
+from cohort.engine.scheduler import SlotState, Workspace
 from cohort.engine.slot_engine import MOST_SLOTS, SlotEngine
-from cohort.engine.slots import SlotState
-from cohort.engine.support import prove_decoder, prove_local
 from cohort.errors import EngineError, describe_problem
-from cohort.model.rotary import list_following
+from cohort.model.architecture import list_following
+from cohort.model.policy import Policy
 from cohort.ops.attention import choose_accumulation_dtype, use_attention
 from cohort.ops.cached_attention import SLOT_ATTENTION
 from cohort.ops.fused import has_kernels, make_fused_error, native
@@ -40,7 +44,7 @@ from cohort.ops.fused.training import load_compiled
 from cohort.ops.kv import kv_bytes
 from cohort.ops.noise import make_gumbel
 from cohort.ops.rounding import count_missing_rows, find_activated_width
-from cohort.types import Sampling
+from cohort.types import Completion, NoiseKey, Prompt, Request, Sampling
 
 KEPT_SHARE = 0.15
 """Of a GPU's memory: a smaller workspace stays between calls, a larger one makes room for training."""
@@ -188,3 +192,67 @@ def make_local(setup: EngineSetup) -> tuple[LocalEngine, str]:
     """EngineError where the model cannot be served exactly."""
     engine = LocalEngine(setup)
     return engine, f"engine local: continuous batching with the policy's own weights, {engine.describe()}"
+
+
+# -- sampling from a copy ---------------------------------------------------------------------------------------------
+
+
+TRIED_TOKENS = 8
+"""Enough that steps are captured, where they can be."""
+
+
+class SnapshotEngine:
+    """`engine` serves `policy`, a frozen copy that nobody else reads or writes."""
+
+    def __init__(self, policy: Policy, engine: Engine) -> None:
+        self.policy, self.engine = policy, engine
+        self.name, self.slots = engine.name, engine.slots
+        device = policy.device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        """Of its own: on the stream of training, a step of one would wait for what the other has begun."""
+        if isinstance(engine, LocalEngine) and engine.cuda_graphs:
+            self._try_graphs(engine)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.engine.capabilities, shares_weights=False)
+
+    @property
+    def last(self) -> dict[str, float]:
+        return getattr(self.engine, "last", {})
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, on_finish: OnFinish | None = None
+    ) -> list[Completion]:
+        with self._use_stream():
+            return self.engine.generate(requests, sampling, noise, on_finish)
+
+    def choose_slots(self, longest: int) -> int:
+        return self.engine.choose_slots(longest)
+
+    @torch.no_grad()
+    def sync(self, weights: Mapping[str, Tensor], version: int) -> None:
+        for name, mine in self.policy.list_own_parameters().items():
+            mine.copy_(weights[name])
+        self.policy.notice_new_weights()
+        self.policy.wait()  # another thread, on another stream, reads them next
+        self.engine.sync(weights, version)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def _try_graphs(self, engine: LocalEngine) -> None:
+        """Whether steps can be captured is found out here, while nobody else works on the GPU (graphs.py)."""
+        request = Request(Prompt(0, "", {}, (0,)), 0, 0)
+        self.generate([request], Sampling(1, 1.0, TRIED_TOKENS, ()), NoiseKey(0, "preflight", 0))
+        engine.cuda_graphs, engine.watches_graphs = engine.last["graphs"] > 0, False
+        engine.close()
+
+    @contextmanager
+    def _use_stream(self) -> Iterator[None]:
+        """A thread begins on the first GPU and on the stream of everybody."""
+        if self.stream is None:
+            yield
+            return
+        with torch.cuda.device(self.stream.device), torch.cuda.stream(self.stream):
+            yield

@@ -1,7 +1,7 @@
-"""From logits to the next token and its log-probability: the one sampler that every engine uses.
+"""The sampler that every engine uses: from logits to the next token and its log-probability.
 
-The log-probability is always that of the full distribution at the sampling temperature, because that is what training
-recomputes. A top-k or top-p cut narrows the candidates and nothing else; recipes allow it in evaluation alone.
+The log-probability is always that of the full distribution at the sampling temperature, because training recomputes that one.
+top-k and top-p only restrict the candidates; recipes allow them in evaluation only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cohort.errors import EngineError
-from cohort.model.rotary import count_positions
+from cohort.model.architecture import count_positions
 from cohort.types import Prompt, Sampling
 
 
@@ -95,3 +95,24 @@ def check_finite(logprobs: Tensor) -> None:
     """NaN logits still have an argmax: without this check a broken policy would go on sampling token 0."""
     if not bool(torch.isfinite(logprobs).all()):
         raise EngineError("the policy's logits are not finite (NaN or inf): its weights or its precision are broken.")
+
+
+MISMATCH_LIMITS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 1.0, torch.float16: 0.5}
+"""Largest |log ratio| between engine and trainer on the same weights, for one token.
+
+In bfloat16 a single token of low probability can be off by several tenths; the mean, limited to a tenth of this, is the
+sharper test there.
+"""
+GPU_FACTOR = 10.0
+"""On a GPU float32 sums come in another order for one token than for a sequence: 1.7e-5 was seen on the demo's model."""
+LARGE_MODEL = 4096
+"""Layers x width up to which the limits hold; rounding grows in proportion beyond."""
+
+
+def find_mismatch_limit(model: Any, rounding: float = 1.0) -> float:
+    """`rounding`: of the engine (Capabilities)."""
+    config = model.config.get_text_config()
+    limit = MISMATCH_LIMITS[model.dtype] * max(1.0, config.num_hidden_layers * config.hidden_size / LARGE_MODEL)
+    if model.dtype == torch.float32:
+        limit *= rounding * (GPU_FACTOR if model.device.type != "cpu" else 1.0)
+    return limit

@@ -17,11 +17,10 @@ from torch import Tensor
 from cohort.engine.protocol import EngineSetup, OnFinish
 from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
 from cohort.engine.sampling import check_finite, check_request, sampling_mode
-from cohort.engine.scheduler import Decoding, Work, Workspace
-from cohort.engine.slots import SlotState
+from cohort.engine.scheduler import Decoding, SlotState, Work, Workspace
 from cohort.errors import EngineError
+from cohort.model.architecture import find_exact_length
 from cohort.model.head import SplitModel
-from cohort.model.rotary import find_exact_length
 from cohort.ops.noise import make_row_key
 from cohort.types import Completion, End, NoiseKey, Request, Sampling
 
@@ -166,7 +165,7 @@ class SlotEngine:
             raise EngineError(
                 f"prompt and sampling.max_completion_tokens reach {longest} tokens, but beyond {limit} this model's rotary frequencies "
                 "change with the length, and no cache is exact. Hold them still first: hold_frequencies(model, longest) of "
-                "cohort.model.rotary, as every run does."
+                "cohort.model.architecture, as every run does."
             )
 
     def fit_slots(self, length: int, completions: int) -> int:

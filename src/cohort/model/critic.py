@@ -1,27 +1,34 @@
-"""PPO's value function: a copy of the policy's backbone with a scalar head and an optimizer of its own.
+"""PPO's value function: a copy of the policy's backbone with a scalar head and its own optimizer.
 
-What GRPO saves is in this file: a second network of the policy's size, with gradients, masters and moments. Its value of a
-token is what it expects *before* the token is read, from the hidden state one position earlier, exactly where the policy
-takes the token's log-prob from. The head starts at zero, so before the first update V is 0 everywhere and GAE with lambda 1
-is the plain return: the critic begins as no baseline at all and can only earn its place.
+GRPO saves the cost of this file: a second network of the policy's size with gradients, masters and moments. The value of a token is
+the expected return *before* the token is read. It is computed from the hidden state one position earlier, the one that also gives the
+token's log-prob. The head starts at zero, so before the first update V is 0 everywhere and GAE with lambda 1 is the plain return.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cohort.errors import CheckpointError, InvariantError
-from cohort.model.backbone import can_share_prompts, score_tokens
+from cohort.model.backbone import ModuleBackbone, can_share_prompts, score_tokens
 from cohort.model.examples import Example
-from cohort.model.optim import Adding, Optimizer
+from cohort.model.optim import Adding, MasterWeights, Optimizer
 from cohort.model.packing import Layouts, MicroBatch
 from cohort.model.policy import Policy
-from cohort.model.scalar_head import ScalarModel, add_prefix, select_prefix
+from cohort.ops.attention import attention_configs
+from cohort.ops.gather import Selection, take
+from cohort.ops.layout import Layout
+from cohort.ops.rounding import run_steadily
 from cohort.recipe.schema import CriticConfig, OptimizerConfig
+
+if TYPE_CHECKING:
+    from cohort.model.sharding import Shards
+
 
 WEIGHTS, MOMENTS = "weights/", "moments/"
 """Prefixes of the tensors in a checkpoint."""
@@ -52,6 +59,50 @@ def explained_variance(values_M: Tensor, returns_M: Tensor) -> float | None:
 
 def _clipped(values_M: Tensor, old_values_M: Tensor, clip: float) -> Tensor:
     return torch.clamp(values_M, old_values_M - clip, old_values_M + clip)
+
+
+class ScalarModel:
+    """Hidden states in, one number for each out. Always in eval mode, like the policy."""
+
+    weights: MasterWeights
+    """Made by the subclass, once nothing reads the parameters as they were loaded any more."""
+
+    def __init__(self, model: Any, backbone: Any, head: nn.Linear, own_attention: bool, checkpointing: bool):
+        """`own_attention`: the architecture is proven to run on our attention (model/policy.py); others keep the one they have."""
+        self.model, self.head = model.eval(), head
+        self.attention_configs = attention_configs(model) if own_attention else []
+        self.backbone = ModuleBackbone(backbone, self.attention_configs, checkpointing)
+        self.device = head.weight.device
+        self.shards: Shards | None = None
+        """Where the ranks share the model out."""
+
+    def make_weights(self, compute_dtype: torch.dtype, adding: Adding | None) -> MasterWeights:
+        if adding is None or adding.sharding is None:
+            return MasterWeights(self.model, compute_dtype, adding)
+        from cohort.model.sharding import ShardedWeights, Shards
+
+        # A view would lose the hook that FSDP lays on what is given back, if anybody wrote into it.
+        self.shards = Shards(adding.sharding, self.model, self.backbone.backbone, lambda *args: self.compute(*args).clone())
+        return ShardedWeights(self.shards, adding)
+
+    def collect_weights(self) -> dict[str, Tensor]:
+        """Of a model that is shared out: its weights, on the main process; of any other nothing, for it has them."""
+        return (
+            self.shards.collect({name: self.shards.read_slice(name) for name in self.shards.parameters}) if self.shards else {}
+        )
+
+    def read_values(self, layout: Layout, selection: Selection) -> Tensor:
+        """One number for each of the chosen tokens of a layout."""
+        return self.compute(layout, selection) if self.shards is None else self.shards(layout, selection)
+
+    def compute(self, layout: Layout, selection: Selection) -> Tensor:
+        return self.read_head(take(self.backbone(layout), selection))
+
+    def read_head(self, hidden_MH: Tensor) -> Tensor:
+        """One number for each hidden state, in float32 at least: in bfloat16 two near 4 differ by 1/64 or not at all."""
+        dtype = torch.promote_types(hidden_MH.dtype, torch.float32)
+        weight, bias = self.head.weight.to(dtype), self.head.bias.to(dtype) if self.head.bias is not None else None
+        return run_steadily(lambda rows_MH: F.linear(rows_MH, weight, bias), hidden_MH.to(dtype))[:, 0]
 
 
 class Critic(ScalarModel):
@@ -171,3 +222,12 @@ class NoCritic:
 
     def check_finite(self) -> None:
         pass
+
+
+def select_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those of a checkpoint's tensors whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def add_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {prefix + name: value for name, value in tensors.items()}

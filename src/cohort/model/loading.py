@@ -1,7 +1,7 @@
-"""Models and tokenizers from folders, the hub or nothing, on their device; what cannot be used is refused in words.
+"""Loads models and tokenizers from folders, from the Hugging Face Hub or from scratch, and checks what was loaded.
 
-What a folder holds is looked at before it is loaded (model/folders.py). What was loaded is checked: weights that the files lack, that
-are not finite, and tokens that the embedding has no row for.
+model/sources.py checks a folder before loading. The checks here need the loaded model: missing weights, values that are not finite,
+tokens without an embedding, tokenizers that transformers changes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from safetensors import SafetensorError
 
 from cohort.errors import ModelError
 from cohort.model import four_bit, lora
-from cohort.model.folders import refuse_unfit_source
-from cohort.model.gguf import find_folder
-from cohort.model.tokenizer import load_tokenizer
+from cohort.model.sources import find_folder, refuse_unfit_source
 from cohort.recipe.devices import explain_device
 from cohort.recipe.schema import ModelConfig
 
@@ -205,7 +203,7 @@ def first_line(problem: BaseException) -> str:
 
 def explain_adapter(source: str, field: str) -> str:
     return (
-        f"{field}: {source!r} is a PEFT adapter and not a model. Set model.source to its base, model.lora.adapter to "
+        f"{field}: {source!r} is a PEFT adapter, not a model. Set model.source to its base, model.lora.adapter to "
         "this folder and model.lora.rank to its rank; or merge it into its base first."
     )
 
@@ -305,3 +303,50 @@ def load_adapted(folder: Path, settings: ModelConfig) -> tuple[Any, Any, lora.Ad
     if not inside and (folder / "tokenizer_config.json").is_file():
         tokenizer = read_tokenizer(str(folder), "", "adapter", trusted)
     return model, tokenizer, lora.load_adapter(model, folder, "" if inside else base, revision)
+
+
+# -- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+PROBES = ("1 + 1 = 2", "Hello,  world!\n\tdef f(x): return x", "naïve — 数学 🙂", " at both ends ", "\\boxed{\\frac{1}{2}}")
+
+
+def load_tokenizer(source: str, revision: str = "", trusted: bool = False) -> Any:
+    """Of a local folder or a hub id. Code that ships with a checkpoint runs only where it is trusted."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    options: dict[str, Any] = {"trust_remote_code": trusted, **({"revision": revision} if revision else {})}
+    tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    expected = read_saved_ids(source, revision)
+    if expected is None or encode_probes(tokenizer) == expected:
+        return tokenizer
+    plain = PreTrainedTokenizerFast.from_pretrained(source, **options)
+    if encode_probes(plain) != expected:
+        warnings.warn(
+            f"{source}: transformers splits text otherwise ({type(tokenizer).__name__}) than tokenizer.json in that folder. "
+            "Compare some texts before you trust the run.",
+            stacklevel=2,
+        )
+        return tokenizer
+    return plain
+
+
+def read_saved_ids(source: str, revision: str) -> list[list[int]] | None:
+    """Ids of the probes by tokenizer.json alone; None where there is no such file, or nothing to compare."""
+    from tokenizers import Tokenizer
+    from transformers.utils import cached_file
+
+    try:
+        path = cached_file(source, "tokenizer.json", revision=revision or None, _raise_exceptions_for_missing_entries=False)
+    except OSError:  # the hub cannot be asked; what was cached has been loaded
+        return None
+    if path is None:
+        return None
+    saved = Tokenizer.from_file(path)
+    saved.no_truncation()
+    saved.no_padding()
+    return [saved.encode(text, add_special_tokens=False).ids for text in PROBES]
+
+
+def encode_probes(tokenizer: Any) -> list[list[int]]:
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in PROBES]

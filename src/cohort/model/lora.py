@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -33,7 +32,6 @@ from torch import Tensor, nn
 from cohort.base.keyed import keyed_hash
 from cohort.errors import ModelError
 from cohort.model import four_bit
-from cohort.model.digest import digest_weights, is_whole, read_first_bytes
 from cohort.recipe.schema import LoraConfig
 
 NAME = "default"
@@ -369,22 +367,3 @@ def make_plain_model(model: Any, *, merge: bool) -> Any:
         # Of a folder with base and adapter transformers remembers the adapter's names, and would save the base under them.
         tree.__dict__.pop("_weight_conversions", None)
     return tree
-
-
-def digest_base(model: Any, like: str = "") -> str:
-    """Of what a checkpoint of an adapter does not hold: every bit of the frozen parameters, and the adapter's shapes.
-
-    like: a digest that this one is held against. One of an older checkpoint knows the first values of each parameter alone.
-    """
-    adapters = adapter_parameters(model)
-    if not like or is_whole(like):
-        frozen = {name: value[:0] if name in adapters else value for name, value in model.named_parameters()}
-        return digest_weights(
-            {part: one for name, value in frozen.items() for part, one in four_bit.list_stored_parts(name, value)}
-        )
-    digest = hashlib.blake2b(digest_size=16)
-    for name, parameter in model.named_parameters():
-        digest.update(f"{name} {tuple(parameter.shape)}".encode())
-        if name not in adapters:
-            digest.update(read_first_bytes(parameter))
-    return digest.hexdigest()

@@ -19,16 +19,22 @@ from torch import Tensor, nn
 from cohort.base.world import ALONE, World
 from cohort.errors import EngineError, ModelError, describe_problem
 from cohort.model import head, lora
-from cohort.model.backbone import Backbone, ModuleBackbone, can_share_prompts, read_states_before, score_tokens
+from cohort.model.architecture import describe_experts, hold_frequencies
+from cohort.model.backbone import (
+    Backbone,
+    ModuleBackbone,
+    can_share_prompts,
+    explain_not_own_attention,
+    prove_padded,
+    read_states_before,
+    score_tokens,
+)
 from cohort.model.chat import ChatCodec
 from cohort.model.examples import Example
-from cohort.model.experts import describe_experts
 from cohort.model.four_bit import count_elements
-from cohort.model.gguf import RESTORED
 from cohort.model.loading import hide_progress_bars
-from cohort.model.own_attention import explain_not_own_attention, prove_padded
 from cohort.model.packing import Layouts, MicroBatch
-from cohort.model.rotary import hold_frequencies
+from cohort.model.sources import RESTORED
 from cohort.ops.attention import attention_configs
 from cohort.ops.fused import has_kernels, make_fused_error
 from cohort.ops.fused.training import FusedBackbone
@@ -80,7 +86,7 @@ class Policy:
         """What the console says of how this model is trained."""
 
     def hold_lengths(self, longest: int) -> None:
-        """Told the longest sequence of the run, before anything is sampled or scored (model/rotary.py)."""
+        """Told the longest sequence of the run, before anything is sampled or scored (model/architecture.py)."""
         self.longest, most = longest, getattr(self.model.config.get_text_config(), "index_topk", None)
         if most and longest > most:
             raise ModelError(

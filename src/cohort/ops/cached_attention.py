@@ -7,7 +7,7 @@ attention function named in their config. Both are ours while they are driven so
   see is the cache's business;
 - rows have lengths of their own, so a module that asks the cache for one length is refused.
 
-The proof that a model runs on our attention (model/own_attention.py) and the engine (engine/slot_cache.py) both rest on this.
+The proof that a model runs on our attention (model/backbone.py) and the engine (engine/decoders.py) both rest on this.
 """
 
 from __future__ import annotations

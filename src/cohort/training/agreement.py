@@ -118,7 +118,7 @@ def find_version(library: str) -> str:
 
 def list_run_facts(recipe: Recipe, model: Any, encoded: EncodedData, threads: int) -> dict[str, Any]:
     """What must be the same before anything is trained: prompts, starting weights, files. threads: 0 where they do not decide about bits."""
-    from cohort.model.digest import sample_weights
+    from cohort.model.frozen import sample_weights
     from cohort.training.read_again import read_files
 
     facts: dict[str, Any] = {

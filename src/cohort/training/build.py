@@ -19,11 +19,11 @@ from cohort.engine import EngineSetup, build_engine, stop_ids
 from cohort.engine.protocol import Engine, RemoteSetup
 from cohort.errors import EngineError, ModelError, PromptError, RankError
 from cohort.model import lora
+from cohort.model.architecture import count_positions
 from cohort.model.chat import ChatCodec, read_template, refuse_blank_template
 from cohort.model.loading import load_adapted, load_model, load_pretrained, pick_device, pick_dtype
 from cohort.model.optim import Adding, MasterWeights
 from cohort.model.policy import Policy
-from cohort.model.rotary import count_positions
 from cohort.observe.run_folder import RunFolder
 from cohort.ops.products import ONEDNN, choose_products, use_products
 from cohort.recipe.materials import PYTHON_ROWS, Materials

@@ -63,8 +63,7 @@ def check_handed_in(model: Any, tokenizer: Any) -> None:
 
 def save_handed_in(model: Any, tokenizer: Any, folder: Path) -> None:
     """The object and its tokenizer as a model folder, from which a run loads a copy of its own."""
-    from cohort.model.loading import hide_progress_bars
-    from cohort.model.tokenizer import load_tokenizer
+    from cohort.model.loading import hide_progress_bars, load_tokenizer
     from cohort.training.checkpoint import fill_folder
 
     hide_progress_bars()

@@ -15,9 +15,8 @@ from cohort.base.world import World
 from cohort.data.prompts import PromptStream
 from cohort.engine.protocol import Engine
 from cohort.model.critic import Critic, NoCritic
+from cohort.model.frozen import Reference, Teacher
 from cohort.model.policy import Policy
-from cohort.model.reference import Reference
-from cohort.model.teacher import Teacher
 from cohort.observe.monitors import Monitors
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.rules import measures_kl

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cohort.base.importing import is_own
-from cohort.engine.stop import make_list
+from cohort.engine.requests import make_list
 from cohort.errors import ModelError, RewardError
 from cohort.evaluation.estimators import FEW_PROBLEMS, why_no_interval
 from cohort.evaluation.evaluate import make_problem_key
+from cohort.model.architecture import ASKED_FOR, count_positions
 from cohort.model.chat import find_end_of_turn_id
-from cohort.model.experts import ASKED_FOR
-from cohort.model.rotary import count_positions
-from cohort.model.teacher import look_at_teacher
+from cohort.model.frozen import inspect_teacher
 from cohort.recipe.foreign import explain_missing
 from cohort.recipe.rules import scores_prompts
 from cohort.rewards.base import RewardRunner
@@ -318,7 +317,7 @@ def check_teacher(parts: Parts, encoded: EncodedData) -> tuple[list[Check], int]
         return [], 0
     longest = max(len(prompt.token_ids) for prompt in encoded.train) + parts.sampling.max_completion_tokens
     try:
-        count = look_at_teacher(settings, parts.policy, longest)
+        count = inspect_teacher(settings, parts.policy, longest)
     except ModelError as problem:
         return [Check("failure", "teacher", str(problem), blocks=True)], 0
     return [Check("ok", "teacher", f"{settings.source}: {count / 1e6:.2f} M parameters, the policy's vocabulary")], count

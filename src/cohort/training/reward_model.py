@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cohort.base.keyed import keyed_hash, keyed_permutation
-from cohort.engine.stop import stop_ids
+from cohort.engine.requests import stop_ids
 from cohort.errors import InvariantError, ModelError, RunError
 from cohort.model import loading
+from cohort.model.critic import ScalarModel
 from cohort.model.optim import Adding, Optimizer, cast_parameters
 from cohort.model.packing import cut_by_tokens
 from cohort.model.policy import Policy
-from cohort.model.scalar_head import ScalarModel
 from cohort.ops.gather import Selection
 from cohort.ops.layout import lay_out
 from cohort.recipe.reward_model import RewardModelConfig

@@ -16,7 +16,7 @@ from cohort.algorithms.registry import SAMPLED
 from cohort.base.interrupts import InterruptedAgain, defer_interrupts
 from cohort.base.stopwatch import Laps, Stopwatch
 from cohort.engine import sample_groups
-from cohort.engine.mismatch import find_mismatch_limit
+from cohort.engine.sampling import find_mismatch_limit
 from cohort.errors import CheckpointError, Interrupted, RankError, RewardError
 from cohort.evaluation.evaluate import Evaluation, evaluate
 from cohort.model.critic import NoCritic

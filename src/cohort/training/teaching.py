@@ -18,8 +18,8 @@ from torch import Tensor
 from cohort.algorithms.kl import k1
 from cohort.base.stopwatch import Stopwatch
 from cohort.model.examples import Example, Examples, join_examples
+from cohort.model.frozen import Teacher
 from cohort.model.packing import Layouts
-from cohort.model.teacher import Teacher
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from cohort.algorithms.named import find_named
 from cohort.algorithms.registry import SAMPLED
+from cohort.model.chat import PieceReader
 from cohort.model.examples import Example, Examples, join_examples
-from cohort.model.pieces import PieceReader
 from cohort.observe.token_record import TokenRow
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import has_ratio

@@ -8,11 +8,9 @@ from cohort.data.prompt_choice import InformativeChoice
 from cohort.engine.protocol import Engine
 from cohort.errors import RunError
 from cohort.model.critic import Critic, NoCritic
-from cohort.model.digest import digest_weights, is_whole, sample_weights
+from cohort.model.frozen import Reference, digest_weights, load_teacher
 from cohort.model.optim import MasterWeights, Optimizer, cast_parameters
 from cohort.model.policy import Policy
-from cohort.model.reference import Reference
-from cohort.model.teacher import load_teacher
 from cohort.recipe.materials import Materials
 from cohort.recipe.rules import find_ahead, needs_reference
 from cohort.recipe.schema import Recipe
@@ -82,8 +80,7 @@ def find_start(parts: Parts, state: TrainState, materials: Materials) -> Policy:
         cast_parameters(start.model.requires_grad_(False), parts.policy.model.dtype)
         start.prepare(parts.policy.kernels)
         start.world = parts.policy.world
-    whole = is_whole(state.start_digest)
-    if state.start_digest != (digest_weights(start.list_own_parameters()) if whole else sample_weights(start.model)):
+    if state.start_digest != digest_weights(start.list_own_parameters()):
         raise RunError(
             f"{folder or recipe.model.lora.adapter or recipe.model.source} no longer holds the weights the run started from, which "
             "are its reference for the KL. Restore them, or start a new run."
@@ -117,7 +114,7 @@ def samples_ahead(recipe: Recipe, state: TrainState) -> bool:
 
 def make_snapshot(parts: Parts) -> Engine:
     """The engine of the run over a copy of the policy, to sample from while the policy is trained."""
-    from cohort.engine.snapshot import SnapshotEngine
+    from cohort.engine.local import SnapshotEngine
 
     copy = parts.policy.make_frozen_copy()
     engine, _ = make_engine(parts.recipe, copy)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from cohort.algorithms.registry import SAMPLED
-from cohort.engine.mismatch import find_mismatch_limit
+from cohort.engine.sampling import find_mismatch_limit
 from cohort.errors import CohortError
 from cohort.evaluation.estimators import predict_useful_share
 from cohort.model.critic import NoCritic

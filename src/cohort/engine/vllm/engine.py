@@ -30,12 +30,19 @@ from cohort.base.text import make_printable
 from cohort.engine.protocol import Capabilities, EngineSetup, OnFinish
 from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
 from cohort.engine.sampling import check_request
-from cohort.engine.vllm.answers import AnswerReader, is_foreign, write_label, write_request
-from cohort.engine.vllm.asking import LONGEST_S, Asking, Job, explain_other_trainer
-from cohort.engine.vllm.client import Server, ServerLost
-from cohort.engine.vllm.fleet import Fleet
-from cohort.engine.vllm.proving import ROUNDING, check_server, prove_server
-from cohort.engine.vllm.push import make_courier, push_weights
+from cohort.engine.vllm.checks import ROUNDING, check_server, prove_server
+from cohort.engine.vllm.generation import (
+    LONGEST_S,
+    AnswerReader,
+    Asking,
+    Job,
+    explain_other_trainer,
+    is_foreign,
+    write_label,
+    write_request,
+)
+from cohort.engine.vllm.servers import Fleet, Server, ServerLost
+from cohort.engine.vllm.weights import make_courier, push_weights
 from cohort.errors import EngineError
 from cohort.recipe.servers import read_servers
 from cohort.types import Completion, NoiseKey, Request, Sampling

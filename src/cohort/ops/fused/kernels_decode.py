@@ -1,4 +1,4 @@
-"""Triton kernels of one decode step. The sampler's twin in plain torch is in engine/slots.py; tests spell out the others'.
+"""Triton kernels of one decode step. The sampler's twin in plain torch is in engine/scheduler.py; tests spell out the others'.
 
 What decides the speed of a step is how often memory is read, so each kernel reads what it needs once:
 
@@ -416,7 +416,7 @@ def _write_token(
 
 
 def sample(logits_BV: Tensor, slot_of_row_B: Tensor, state: Any, temperature: float, advance: bool) -> None:
-    """The next token of each row that is not done, with its log-prob, written down in `state` (engine/slots.py); temperature 0 is greedy."""
+    """The next token of each row that is not done, with its log-prob, written down in `state` (engine/scheduler.py); temperature 0 is greedy."""
     rows, vocabulary = logits_BV.shape
     parts, stops = -(-vocabulary // VOCABULARY_SPLIT), len(state.stop_ids)
     partial = torch.empty(rows * parts * 5, dtype=torch.float32, device=logits_BV.device)

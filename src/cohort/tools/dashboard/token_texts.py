@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from cohort.model.pieces import PieceReader
+from cohort.model.chat import PieceReader
 from cohort.tools.dashboard.shelf import ShownRun
 
 SIGNS = {"\n": "↵", "\r": "␍", "\t": "⇥", " ": "␣"}

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from cohort.base.keyed import keyed_permutation
-from cohort.engine.mismatch import find_mismatch_limit
-from cohort.engine.sampling import sampling_mode
-from cohort.engine.vllm.answers import GENERATE, AnswerReader, BadAnswer, OtherWeights, write_request
-from cohort.engine.vllm.client import Server, ServerLost, ServerRefused
-from cohort.engine.vllm.fleet import TOKENS, Fleet
+from cohort.engine.sampling import find_mismatch_limit, sampling_mode
+from cohort.engine.vllm.generation import GENERATE, AnswerReader, BadAnswer, OtherWeights, write_request
+from cohort.engine.vllm.servers import TOKENS, Fleet, Server, ServerLost, ServerRefused
 from cohort.errors import EngineError
 from cohort.model.policy import Policy
 from cohort.types import Completion, NoiseKey, Prompt, Request, Sampling

@@ -1,9 +1,9 @@
-"""Rotary frequencies that follow the length of a sequence (LongRoPE, dynamic NTK), held still for a run.
+"""Details of an architecture that a run has to handle: rotary frequencies, positions, mixtures of experts.
 
-transformers chooses them anew in every forward, by the longest row of the batch: a token would be sampled under other frequencies than it
-is scored under once its completion has grown, and keys in a cache would be of other frequencies than the queries that read them. There is
-no such thing as the log-prob of a token then. So a run decides once, by the longest sequence it can meet, as servers do by their
-longest: within the length the model was first trained for these are its short factors, beyond it the long ones, at every length.
+Some rotary frequencies depend on the length of the sequence (LongRoPE, dynamic NTK). transformers picks them again in every forward
+pass, from the longest row of the batch. A token would then be sampled with other frequencies than it is scored with once its completion
+has grown, and cached keys would not match the queries that read them: the log-prob of a token would not be defined. A run therefore
+fixes them once, for the longest sequence it can reach, as inference servers do.
 """
 
 from __future__ import annotations
@@ -73,3 +73,31 @@ def list_following(model: Any) -> Iterator[tuple[Any, list[str | None]]]:
 def list_rope_kinds(config: Any) -> list[dict[str, Any]]:
     rope = getattr(config, "rope_parameters", None) or {}
     return [rope, *(value for value in rope.values() if isinstance(value, dict))]
+
+
+# -- mixture of experts -----------------------------------------------------------------------------------------------
+
+
+COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+
+ASKED_FOR = "though its config asks for it"
+
+
+def describe_experts(config: Any) -> str | None:
+    """A sentence on how the experts of a model are trained; None where it has none.
+
+    The balance loss of transformers is a product of two means over a batch, the share of tokens that each expert gets and its mean
+    probability: no sum over tokens, so its gradient would change with train.micro_batch_tokens, and with every row that is skipped.
+    """
+    found = [getattr(config, name, None) for name in COUNTS]
+    count = max((number for number in found if isinstance(number, int)), default=0)
+    if count < 2:
+        return None
+    asked = ""
+    if getattr(config, "output_router_logits", False):
+        coef = getattr(config, "router_aux_loss_coef", getattr(config, "aux_loss_coef", None))
+        asked = f", {ASKED_FOR} (output_router_logits = true, router_aux_loss_coef = {coef})"
+    return (
+        f"a mixture of {count} experts: its router learns from the loss of the algorithm alone, and the balance loss (router_aux_loss_coef) is "
+        f"not trained{asked}"
+    )

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from cohort.base.threads import Ended, start_thread
 from cohort.engine.protocol import RemoteSetup
-from cohort.engine.vllm import wire
-from cohort.engine.vllm.client import Server, ServerRefused
-from cohort.engine.vllm.fleet import Fleet, Said
+from cohort.engine.vllm import transfer
+from cohort.engine.vllm.servers import Fleet, Said, Server, ServerRefused
 from cohort.errors import EngineError
 from cohort.model import lora
 from cohort.model.policy import Policy
@@ -145,7 +144,7 @@ class GroupCourier:
 
     def deliver(self, servers: Sequence[Server], label: str, unchanged: Callable[[], bool]) -> None:
         weights = self.kept or dict(self.policy.merge_model().named_parameters())
-        entries: list[wire.Entry] = [
+        entries: list[transfer.Entry] = [
             (name, str(value.dtype).split(".")[-1], list(value.shape)) for name, value in weights.items()
         ]
         try:
@@ -159,7 +158,7 @@ class GroupCourier:
             self.close()  # the workers that wait for more are let go
             raise
 
-    def meet(self, servers: Sequence[Server], entries: Sequence[wire.Entry]) -> None:
+    def meet(self, servers: Sequence[Server], entries: Sequence[transfer.Entry]) -> None:
         """First the servers are asked whether the weights fit, when nothing is touched yet; then the group is made."""
         self.close()
         told = {"entries": entries, "device": self.device.type}
@@ -186,10 +185,10 @@ class GroupCourier:
             for server, first in zip(servers, places, strict=True)
         }
         with self.calling(servers, "/init_weight_transfer_engine", meetings):
-            self.group = wire.join_group(address, port, 0, size, self.device, limit_s, door)
+            self.group = transfer.join_group(address, port, 0, size, self.device, limit_s, door)
         self.members = list(servers)
 
-    def send(self, servers: Sequence[Server], weights: dict[str, Tensor], entries: Sequence[wire.Entry]) -> None:
+    def send(self, servers: Sequence[Server], weights: dict[str, Tensor], entries: Sequence[transfer.Entry]) -> None:
         begun = self.fleet.call_all(servers, "/start_weight_update", {})
         if open_still := [server for server, answer in begun.items() if isinstance(answer, ServerRefused)]:
             # A trainer that died in a push has left its session open there, and nobody may begin another before it is ended.
@@ -197,8 +196,8 @@ class GroupCourier:
             begun = {**begun, **self.fleet.call_all(open_still, "/start_weight_update", {})}
         fail_where_refused(begun)
         with self.calling(servers, "/update_weights", {server: {"update_info": {}} for server in servers}):
-            for bucket in wire.fill_buckets(entries):
-                wire.send_bucket(self.group, [weights[name] for name, _, _ in bucket], self.device)
+            for bucket in transfer.fill_buckets(entries):
+                transfer.send_bucket(self.group, [weights[name] for name, _, _ in bucket], self.device)
 
     @contextmanager
     def calling(self, servers: Sequence[Server], path: str, bodies: Said) -> Iterator[None]:
@@ -229,7 +228,7 @@ LOADING_S = 60.0
 
 def find_way(server: Server) -> str:
     try:
-        return wire.find_own_address(server.endpoint.host, server.endpoint.port)
+        return transfer.find_own_address(server.endpoint.host, server.endpoint.port)
     except OSError as problem:
         raise EngineError(
             f"vllm.address: no way leads to {server.address} ({problem}); name the address of this trainer."
@@ -238,7 +237,7 @@ def find_way(server: Server) -> str:
 
 def open_door(address: str) -> socket.socket:
     try:
-        return wire.listen(address)
+        return transfer.listen(address)
     except OSError as problem:
         raise EngineError(
             f"vllm.address: this trainer cannot be met at {address} ({problem}); name an address that it has."
