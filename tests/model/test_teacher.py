@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cohort.errors import ModelError
-from cohort.model.frozen import inspect_teacher, digest_weights, load_teacher
+from cohort.model.frozen import digest_weights, inspect_teacher, load_teacher
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.recipe.schema import ScratchConfig, TeacherConfig
