@@ -400,7 +400,7 @@ def test_looks_that_lag_behind_change_nothing(monkeypatch, kernels, slots, longe
     for one, other in zip(flat(found), flat(expected), strict=True):
         assert np.allclose(one.sampling_logprobs, other.sampling_logprobs, atol=1e-5)
     if longest > 1:
-        assert engine.last["looks"] < plain.last["looks"]
+        assert engine.last["checks"] < plain.last["checks"]
 
 
 def test_rows_are_copied_in_parts_of_bounded_size(monkeypatch):
@@ -685,7 +685,7 @@ def test_slots_are_chosen_from_free_memory(monkeypatch, kernels):
     engine = LocalEngine(EngineSetup(make_model(), text_of, kernels=kernels))
     element = 4 if engine.compiled else 8  # float64 on a CPU, unless compiled attention widens float32 as it reads
     kv_bytes = 2 * 40 * element * 2 * (2 * 8)  # keys and values, 40 tokens, 2 layers, 2 kv heads of 8
-    decoder = engine._make_workspace(40, 1, sampling()).decoder
+    decoder = engine._make_workspace(40, 1, sampling(), 40).decoder
     held = decoder.cache.blocks.keys[0] if kernels == "modules" else decoder.decoder.cache
     assert held.element_size() == element
     slot_bytes = kv_bytes + 4 * 6 * VOCAB

@@ -1,17 +1,10 @@
-"""Decoders compute one decode step for the scheduler; models are proven on them before use.
+"""Decoders compute one decode step for the scheduler; every decoder is proven on the model before use.
 
 `ModuleDecoder` runs transformers' modules over the slot cache and serves any proven model. `fused.decoding` and `fused.cpu` are the fast
 decoders of the Llama and Qwen families.
 
-The slot cache differs from the usual caches:
-
-- a *slot* is one row of a preallocated cache. Rows have their own lengths; nothing is left-padded or concatenated: a token is
-  written in place, at its row and position;
-- on a GPU a kernel reads each row up to its length; elsewhere one additive bias per step, shared by all layers, masks the rows;
-- grouped queries have the layout [B, kv_heads, group, D], so keys and values are never repeated.
-
-A model that does not give the logits of its plain forward pass on a few tokens is refused with the reason. Rotary frequencies that
-depend on the length, which a short run cannot show, are fixed beforehand (model/architecture.py).
+The proof compares logits with the plain forward pass on a few tokens. A model that fails is refused with the reason. Rotary frequencies
+that depend on the length, which a short run cannot show, are fixed beforehand (model/architecture.py).
 """
 
 from __future__ import annotations
@@ -26,14 +19,7 @@ from torch import Tensor
 
 from cohort.engine.sampling import sampling_mode
 from cohort.errors import CohortError, EngineError, describe_problem
-from cohort.model.backbone import (
-    PROOF_STEPS,
-    ProofRows,
-    cache_prompts,
-    compare_logits,
-    compute_logits,
-    find_reason_by_reading,
-)
+from cohort.model.backbone import PROOF_STEPS, ProofRows, cache_prompts, compare_logits, compute_logits, find_unsupported
 from cohort.model.head import SplitModel, split
 from cohort.ops.attention import attention, attention_configs, choose_accumulation_dtype, find_visible, make_bias, use_attention
 from cohort.ops.cached_attention import SLOT_ATTENTION, RaggedCache, hidden_states, prefill
@@ -45,35 +31,36 @@ from cohort.ops.fused.family import FusedModel
 from cohort.ops.kv import ALIGNMENT, KVBlocks, KVShape, StackedKV
 
 LOGITS_TO_SHARE = 2**18
-"""With fewer logits a step, waking a second thread for a logarithm takes longer than the logarithm."""
+"""With fewer logits per step, waking a second thread for a logarithm takes longer than the logarithm."""
+SLOT_CACHE = "the slot cache"
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model that was proven to run on the slot cache."""
+    """A model that is proven to run on the slot cache."""
 
     parts: SplitModel
     configs: list[Any]
     layers: tuple[KVShape, ...]
     dtype: torch.dtype
-    """Of keys and values."""
+    """Dtype of keys and values."""
 
 
 class Decoder(Protocol):
-    """Keys and values of the slots, and one step over the first rows of them."""
+    """The keys and values of the slots, and one decode step over the first rows."""
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Tensor]:
-        """Run a batch of prompts: keys and values in the form that `load` wants, and the last hidden states [P, H]."""
+        """Run a batch of prompts: keys and values as `load` expects them, and the last hidden states [P, H]."""
         ...
 
     def load(self, rows: Tensor, prompts: Any, prompt_rows: Tensor) -> None:
-        """Copy prompts, by their place in the batch, into slots."""
+        """Copy rows of a prefilled batch into slots."""
         ...
 
     def move(self, sources: Tensor, targets: Tensor, length: int) -> None: ...
 
     def step(self, tokens_B: Tensor, positions_B: Tensor, done_B: Tensor, longest: int) -> Tensor:
-        """Feed one token per row: hidden states [B, H], ready for the head. `longest`: how far the longest row reaches."""
+        """Feed one token per row; returns the hidden states [B, H] for the head. longest: length of the longest row."""
         ...
 
 
@@ -93,7 +80,7 @@ class ModuleDecoder:
 
 
 class CpuSteps:
-    """The fast steps of a CPU (ops/fused/cpu.py). Prompts run through what trains: compiled operations, else the modules."""
+    """The fast steps of a CPU (ops/fused/cpu.py). Prompts run through the operations of training: compiled ones, or the modules."""
 
     def __init__(self, local: LocalModel, decoder: CpuDecoder, operations: NativeOperations | None) -> None:
         self.backbone, self.layers, self.decoder, self.operations = local.parts.backbone, len(local.layers), decoder, operations
@@ -108,14 +95,14 @@ class CpuSteps:
         return self.decoder.stack(*cache.all()), last_hidden_PH
 
     def share_threads(self, logits: int) -> AbstractContextManager[None]:
-        """How many threads share an operation outside of `step` and `prefill`, where so many logits are sampled from."""
+        """Set the threads per operation outside of `step` and `prefill`, given the number of logits per step."""
         return intra_op_threads(1 if self.decoder.small and logits < LOGITS_TO_SHARE else self.decoder.threads)
 
 
 def make_fused_decoder(
     fused: FusedModel, local: LocalModel, slots: int, length: int, memory: DecodeMemory, operations: NativeOperations | None
 ) -> Decoder:
-    """`operations`: those of a CPU, where they are compiled."""
+    """operations: compiled operations of a CPU, if available."""
     if fused.device.type == "cuda":
         from cohort.ops.fused.decoding import FusedDecoder
 
@@ -125,18 +112,26 @@ def make_fused_decoder(
     return CpuSteps(local, CpuDecoder(fused, slots, length, memory), None)
 
 
-# -- the slot cache ---------------------------------------------------------------------------------------------------
+# -- the slot cache ----------------------------------------------------------------------------------------------------
 
 
 class SlotCache(RaggedCache):
-    """The keys and values of the slots (kv.py), as the modules of transformers want to be handed a cache."""
+    """The keys and values of the slots (ops/kv.py) as a cache for transformers' modules (ops/cached_attention.py).
+
+    Differences from the usual caches:
+
+    - a *slot* is one row of a preallocated cache. Rows have their own lengths; nothing is left-padded or concatenated: a token is
+      written in place, at its row and position;
+    - on a GPU a kernel reads each row up to its length; elsewhere one additive bias per step, shared by all layers, masks the rows;
+    - grouped queries have the layout [B, kv_heads, group, D], so keys and values are never repeated.
+    """
 
     def __init__(self, layers: Sequence[KVShape], slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self.blocks = KVBlocks(layers, slots, length, choose_accumulation_dtype(dtype, device), device)
         self.dtype, self.length = self.blocks.dtype, self.blocks.length
         self.with_kernels = has_kernels(device)
         self.heads = [layer.heads for layer in layers]
-        # In a cache seen as [slots * kv_heads * T, D], where row r of head h begins.
+        # Start of row r of head h in a cache viewed as [slots * kv_heads * T, D].
         slot, start = torch.arange(slots, device=device)[:, None], {}
         for heads in set(self.heads):
             start[heads] = (slot * heads + torch.arange(heads, device=device)) * self.length
@@ -150,7 +145,7 @@ class SlotCache(RaggedCache):
         self.biases: dict[int | None, Tensor] = {}
 
     def begin_step(self, positions_B: Tensor, done_B: Tensor, longest: int) -> None:
-        """Before each decode step: where each row writes, which rows are done, and how far the longest one reaches."""
+        """Called before each decode step: the position that each row writes, the finished rows, and the longest row's length."""
         self.rows = len(positions_B)
         self.live_length = min(-(-longest // ALIGNMENT) * ALIGNMENT, self.length)
         self.positions_B, self.done_B = positions_B, done_B
@@ -184,21 +179,21 @@ class SlotCache(RaggedCache):
         return out.to(query.dtype).reshape(rows, 1, query_heads, dim)
 
 
-# -- proofs -----------------------------------------------------------------------------------------------------------
-
-
-THROUGH = "the slot cache"
+# -- proofs ------------------------------------------------------------------------------------------------------------
 
 
 class DecoderProof:
-    """Two rows, and what the plain forward gives for each of their tokens: a decoder must give the same, through its cache."""
+    """Two rows and the logits of the plain forward pass for them. A decoder has to give the same logits through its cache."""
 
     def __init__(self, model: Any, parts: SplitModel, through: str) -> None:
         self.rows, self.parts, self.dtype, self.through = ProofRows.make(model), parts, model.dtype, through
         self.expected = compute_logits(model, self.rows.token_ids)
 
     def decode(self, decoder: Decoder, lengths: tuple[int, int] | None = None) -> Any:
-        """Prompts of these lengths, and a few steps; gives what `prefill` gave. Crossed over: a module that mixes up rows is found out."""
+        """Decode a few steps after prompts of these lengths; returns what `prefill` returned.
+
+        The rows are loaded in reverse order, which exposes a module that mixes up rows.
+        """
         lengths = lengths or self.rows.lengths
         prompts = self.prefill(decoder, lengths)
         self.load(decoder, [1, 0], prompts, [0, 1])
@@ -216,7 +211,7 @@ class DecoderProof:
         decoder.load(torch.tensor(slots, device=device), prompts, torch.tensor(rows, device=device))
 
     def step(self, decoder: Decoder, places: Sequence[tuple[int, int]]) -> None:
-        """One token for (row, position) of each slot."""
+        """Feed one token per slot; places: (row, position) of each."""
         device = self.rows.device
         tokens_B = torch.tensor([self.rows.token_ids[row][at] for row, at in places], device=device)
         positions_B = torch.tensor([at for _, at in places], device=device)
@@ -230,7 +225,7 @@ class DecoderProof:
 
 @contextmanager
 def name_problems(model: Any, failure: str) -> Iterator[None]:
-    """What goes wrong inside is an EngineError that names the model; `failure`: what its modules do not do."""
+    """Turn any exception inside into an EngineError that names the model. failure: what its modules cannot do."""
     name = type(model).__name__
     try:
         with torch.no_grad(), sampling_mode(model):
@@ -238,18 +233,18 @@ def name_problems(model: Any, failure: str) -> Iterator[None]:
     except CohortError as problem:
         raise EngineError(str(problem) if name in str(problem) else f"{name}: {problem}.") from problem
     except Exception as problem:
-        # Whatever a foreign modeling file raises on a cache is a reason, not a crash: auto then takes a slower engine.
+        # Any exception of a foreign modeling file is a reason, not a crash: auto then uses a slower engine.
         raise EngineError(f"{name}: {failure} ({describe_problem(problem)}).") from problem
 
 
 def prove_local(model: Any) -> LocalModel:
-    """Inspect and try out a model; EngineError with the reason where it cannot be served exactly."""
+    """Check and try a model on the slot cache. Raises EngineError with the reason if it cannot be served exactly."""
     with name_problems(model, "its modules do not run on the slot cache"):
-        reason = find_reason_by_reading(model)
+        reason = find_unsupported(model)
         if reason:
             raise EngineError(reason)
         parts, configs = split(model), attention_configs(model)
-        proof = DecoderProof(model, parts, THROUGH)
+        proof = DecoderProof(model, parts, SLOT_CACHE)
         with use_attention(configs, SLOT_ATTENTION):
             keys, _ = cache_prompts(model, parts, proof.rows).all()
             layers = tuple(KVShape(key.shape[1], key.shape[3]) for key in keys)
@@ -260,8 +255,8 @@ def prove_local(model: Any) -> LocalModel:
 
 @torch.no_grad()
 def prove_decoder(model: Any, local: LocalModel, make: Callable[[int, int], Decoder]) -> None:
-    """Another decoder, made by `make(slots, length)`, must give these logits too; EngineError where it does not."""
+    """Raise EngineError unless the decoder of `make(slots, length)` gives the same logits."""
     with sampling_mode(model):
-        proof = DecoderProof(model, local.parts, THROUGH)
+        proof = DecoderProof(model, local.parts, SLOT_CACHE)
         with use_attention(local.configs, SLOT_ATTENTION):
             proof.decode(make(2, proof.rows.lengths[0] + PROOF_STEPS))

@@ -1,7 +1,7 @@
-"""The slow and obvious engine: the model's own full forward for every single token, one completion at a time.
+"""The reference engine: the model's own full forward pass for every token, one completion at a time.
 
-No KV cache, no batching, no padding, nothing shared with the fast engine but the sampler and the noise. It is the oracle
-that the fast engine is tested against, and what runs where the fast engine cannot be exact.
+No KV cache, no batching, no padding; it shares only the sampler and the noise with the fast engines. The fast engines are tested
+against it, and it serves models that they cannot serve exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cohort.types import Completion, End, NoiseKey, Request, Sampling
 
 
 def make_hf(setup: EngineSetup) -> tuple[HFEngine, str]:
-    return HFEngine(setup), "engine hf: the model's own forward for every token, slow and obvious"
+    return HFEngine(setup), "engine hf: the model's own forward for every token (slow, the reference)"
 
 
 class HFEngine:
@@ -29,6 +29,7 @@ class HFEngine:
     def __init__(self, setup: EngineSetup) -> None:
         self.model, self.decode = setup.model, setup.decode
         self.version = 0
+        self.last: dict[str, float] = {}
 
     @property
     def capabilities(self) -> Capabilities:

@@ -11,8 +11,7 @@ Differences from `model.generate`:
 
 No weights are copied, and nothing is cached between calls: after an optimizer step the next call samples from the new policy.
 
-To sample while the policy is trained, `SnapshotEngine` runs an engine over a frozen copy of the policy. With LoRA only the adapter is
-copied.
+`SnapshotEngine` samples while the policy is trained: it runs an engine over a frozen copy of the policy.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from cohort.engine.protocol import Capabilities, Engine, EngineSetup, OnFinish
 from cohort.engine.scheduler import SlotState, Workspace
 from cohort.engine.slot_engine import MOST_SLOTS, SlotEngine
 from cohort.errors import EngineError, describe_problem
-from cohort.model.architecture import list_following
+from cohort.model.architecture import list_length_dependent
 from cohort.model.policy import Policy
 from cohort.ops.attention import choose_accumulation_dtype, use_attention
 from cohort.ops.cached_attention import SLOT_ATTENTION
@@ -47,9 +46,17 @@ from cohort.ops.rounding import count_missing_rows, find_activated_width
 from cohort.types import Completion, NoiseKey, Prompt, Request, Sampling
 
 KEPT_SHARE = 0.15
-"""Of a GPU's memory: a smaller workspace stays between calls, a larger one makes room for training."""
+"""A workspace below this share of a GPU's memory is kept between calls; a larger one is freed for training."""
 LENGTH_STEP = 64
-"""Slots on a GPU are this much longer than needed, at most, so that the next call fits into them too."""
+"""Slot lengths on a GPU are rounded up to a multiple of this, so that the next call fits into them too."""
+TRIAL_TOKENS = 8
+"""Enough tokens to capture steps, if they can be captured."""
+
+
+def make_local(setup: EngineSetup) -> tuple[LocalEngine, str]:
+    """Build the engine and its console message. Raises EngineError if the model cannot be served exactly."""
+    engine = LocalEngine(setup)
+    return engine, f"engine local: continuous batching with the policy's own weights, {engine.describe()}"
 
 
 class LocalEngine(SlotEngine):
@@ -57,22 +64,29 @@ class LocalEngine(SlotEngine):
 
     def __init__(self, setup: EngineSetup) -> None:
         super().__init__(setup)
-        model = setup.model
-        self.local = prove_local(model)
+        self.local = prove_local(setup.model)
         self.parts = self.local.parts
-        # Frequencies that follow the length are looked up by the host, which a graph cannot wait for.
-        self.cuda_graphs = setup.cuda_graphs and has_kernels(model.device) and not list(list_following(model))
+        # The host looks up length-dependent rotary frequencies, and a graph cannot wait for the host.
+        graphs = setup.cuda_graphs and has_kernels(setup.model.device)
+        self.cuda_graphs = graphs and not list(list_length_dependent(setup.model))
         self.watches_graphs = True
-        """Whether first steps are watched for waits; no longer, once others may work on the GPU meanwhile."""
+        """Whether first steps are monitored for waits. The monitor covers the whole process, so other GPU work must not run meanwhile."""
         self.memory = DecodeMemory()
         self.compiled: NativeOperations | None = None
         self.why_not_native = ""
         self.fused, self.why_modules = self._prove_fused(setup.kernels)
         self.workspace: Workspace | None = None
+        if setup.concurrent and self.cuda_graphs:
+            # Find out now, while nothing else runs on the GPU, whether steps can be captured.
+            self.generate(
+                [Request(Prompt(0, "", {}, (0,)), 0, 0)], Sampling(1, 1.0, TRIAL_TOKENS, ()), NoiseKey(0, "preflight", 0)
+            )
+            self.cuda_graphs, self.watches_graphs = self.last["graphs"] > 0, False
+            self.close()
 
     @property
     def capabilities(self) -> Capabilities:
-        kind = self.model.device.type  # on a GPU the products of a step depend on how many rows it has
+        kind = self.model.device.type  # on a GPU the products of a step depend on its number of rows
         return Capabilities(MOST_SLOTS[kind], self.cache_dtype.itemsize, steady=kind == "cpu", own_kernels=True)
 
     def close(self) -> None:
@@ -80,7 +94,7 @@ class LocalEngine(SlotEngine):
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """Of keys and values: the one attention accumulates in, but compiled attention widens them only as it reads."""
+        """Dtype of cached keys and values: that of attention's sums, except that compiled attention converts them as it reads."""
         if self.fused is not None and self.compiled is not None:
             return self.local.dtype
         return choose_accumulation_dtype(self.local.dtype, self.model.device)
@@ -89,15 +103,16 @@ class LocalEngine(SlotEngine):
         """How steps are computed, for the console."""
         if self.fused is None:
             how = f"the modules of transformers ({self.why_modules})"
+        elif self.model.device.type == "cuda":
+            how = "own kernels"
         else:
-            attention = "native attention" if self.compiled else f"attention in PyTorch ({self.why_not_native})"
-            how = "own kernels" if self.model.device.type == "cuda" else f"fused products, {attention}"
+            how = f"fused products, {'native attention' if self.compiled else f'attention in PyTorch ({self.why_not_native})'}"
         return how + (", captured in CUDA graphs" if self.cuda_graphs else "")
 
     # -- the workspace -------------------------------------------------------------------------------------------------
 
     def _prove_fused(self, kernels: str) -> tuple[FusedModel | None, str]:
-        """The model as plain tensors where that is proven to give the same logits; else None and the reason."""
+        """The model as plain tensors, if that gives the same logits; otherwise None and the reason."""
         if kernels == "modules":
             return None, 'model.kernels = "modules"'
         try:
@@ -105,7 +120,10 @@ class LocalEngine(SlotEngine):
                 raise EngineError("Triton is not installed")
             fused = fuse(self.model)
             if fused.device.type == "cpu":
-                self._find_compiled(fused)
+                try:
+                    self.compiled = load_compiled(fused)
+                except native.NoNative as problem:
+                    self.why_not_native = str(problem)
             with fill_zero_adapters(fused.adapters):
                 prove_decoder(self.model, self.local, lambda slots, length: self._make_decoder(fused, slots, length))
         except Exception as problem:
@@ -115,16 +133,12 @@ class LocalEngine(SlotEngine):
             return None, describe_problem(problem)
         return fused, ""
 
-    def _find_compiled(self, fused: FusedModel) -> None:
-        try:
-            self.compiled = load_compiled(fused)
-        except native.NoNative as problem:
-            self.why_not_native = str(problem)
-
-    def _make_decoder(self, fused: FusedModel, slots: int, length: int) -> Decoder:
+    def _make_decoder(self, fused: FusedModel | None, slots: int, length: int) -> Decoder:
+        if fused is None:
+            return ModuleDecoder(self.local, slots, length, self.model.device)
         return make_fused_decoder(fused, self.local, slots, length, self.memory, self.compiled)
 
-    def _drive_modules(self) -> AbstractContextManager[None]:
+    def _prepare_modules(self) -> AbstractContextManager[None]:
         return use_attention(self.local.configs, SLOT_ATTENTION)
 
     def _count_slot_bytes(self, length: int) -> int:
@@ -142,22 +156,21 @@ class LocalEngine(SlotEngine):
             workspace.decoder.close()
 
     def _sign_parameters(self) -> tuple[Any, ...]:
-        """Changes when a parameter lies elsewhere, or when other adapters are switched on: a graph would not notice."""
-        where = tuple(parameter.data_ptr() for parameter in self.model.parameters())
+        """Changes when a parameter moves in memory or other adapters are active: a captured graph would then be wrong."""
+        places = tuple(parameter.data_ptr() for parameter in self.model.parameters())
         adapters = tuple(
             (tuple(module.active_adapters), module.disable_adapters)
             for module in self.model.modules()
             if isinstance(getattr(module, "disable_adapters", None), bool)
         )
-        return where, adapters
+        return places, adapters
 
     def _round_length(self, longest: int) -> int:
         return longest if self.model.device.type == "cpu" else -(-longest // LENGTH_STEP) * LENGTH_STEP
 
-    def _make_workspace(self, longest: int, completions: int, sampling: Sampling, columns: int = 0) -> Workspace:
+    def _make_workspace(self, longest: int, completions: int, sampling: Sampling, columns: int) -> Workspace:
         device = self.model.device
-        if self.fused is not None and not self.fused.is_current():
-            # Somebody gave the parameters new storage, or switched adapters.
+        if self.fused is not None and not self.fused.is_current():  # parameters have new storage, or other adapters are active
             self.fused, self.workspace = fuse(self.model), None
         signature = (columns, *(self._sign_parameters() if device.type == "cuda" else ()))
         kept, self.workspace = self.workspace, None
@@ -168,17 +181,14 @@ class LocalEngine(SlotEngine):
         width = find_activated_width(self.model.config)
         rows = slots + count_missing_rows(slots, device, width)
         length = self._round_length(longest)
-        if self.fused is not None:
-            decoder = self._make_decoder(self.fused, rows, length)
-        else:
-            decoder = ModuleDecoder(self.local, rows, length, device)
+        decoder = self._make_decoder(self.fused, rows, length)
         noise = make_gumbel if self.compiled is None else self.compiled.native.make_gumbel
-        state = SlotState(rows, completions, sampling, device, noise, columns)
+        state = SlotState(rows, completions, sampling, device, columns, noise)
         steps = GraphedSteps(self.watches_graphs) if self.cuda_graphs else None
         return Workspace(decoder, state, steps, self.slots, slots, length, completions, sampling, signature, width)
 
     def _keep_or_drop(self, workspace: Workspace) -> None:
-        """On a CPU only memory is kept, and no number in it: weights are packed for one call."""
+        """Keep a small workspace on a GPU. On a CPU only memory is kept, without its contents: weights are packed for each call."""
         device = self.model.device
         if device.type != "cuda":
             self.memory.trim()
@@ -188,30 +198,19 @@ class LocalEngine(SlotEngine):
             self.workspace = workspace
 
 
-def make_local(setup: EngineSetup) -> tuple[LocalEngine, str]:
-    """EngineError where the model cannot be served exactly."""
-    engine = LocalEngine(setup)
-    return engine, f"engine local: continuous batching with the policy's own weights, {engine.describe()}"
-
-
-# -- sampling from a copy ---------------------------------------------------------------------------------------------
-
-
-TRIED_TOKENS = 8
-"""Enough that steps are captured, where they can be."""
-
-
 class SnapshotEngine:
-    """`engine` serves `policy`, a frozen copy that nobody else reads or writes."""
+    """Runs `engine` over `policy`, a frozen copy that nothing else reads or writes, while the policy itself is trained.
+
+    Engines that read the policy's own parameters cannot sample in one thread while another thread changes them. Here only `sync`
+    changes the weights, by copying them. With LoRA the copy shares the frozen base, and only the adapter is copied.
+    """
 
     def __init__(self, policy: Policy, engine: Engine) -> None:
         self.policy, self.engine = policy, engine
-        self.name, self.slots = engine.name, engine.slots
+        self.name, self.slots, self.choose_slots, self.close = engine.name, engine.slots, engine.choose_slots, engine.close
         device = policy.device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        """Of its own: on the stream of training, a step of one would wait for what the other has begun."""
-        if isinstance(engine, LocalEngine) and engine.cuda_graphs:
-            self._try_graphs(engine)
+        """A separate stream: on the training stream each side would wait for the other's kernels."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -219,40 +218,23 @@ class SnapshotEngine:
 
     @property
     def last(self) -> dict[str, float]:
-        return getattr(self.engine, "last", {})
+        return self.engine.last
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, on_finish: OnFinish | None = None
     ) -> list[Completion]:
-        with self._use_stream():
+        if self.stream is None:
             return self.engine.generate(requests, sampling, noise, on_finish)
-
-    def choose_slots(self, longest: int) -> int:
-        return self.engine.choose_slots(longest)
+        with (
+            torch.cuda.device(self.stream.device),
+            torch.cuda.stream(self.stream),
+        ):  # a new thread has the first GPU's default stream
+            return self.engine.generate(requests, sampling, noise, on_finish)
 
     @torch.no_grad()
     def sync(self, weights: Mapping[str, Tensor], version: int) -> None:
         for name, mine in self.policy.list_own_parameters().items():
             mine.copy_(weights[name])
         self.policy.notice_new_weights()
-        self.policy.wait()  # another thread, on another stream, reads them next
+        self.policy.wait()  # another thread reads them next, on another stream
         self.engine.sync(weights, version)
-
-    def close(self) -> None:
-        self.engine.close()
-
-    def _try_graphs(self, engine: LocalEngine) -> None:
-        """Whether steps can be captured is found out here, while nobody else works on the GPU (graphs.py)."""
-        request = Request(Prompt(0, "", {}, (0,)), 0, 0)
-        self.generate([request], Sampling(1, 1.0, TRIED_TOKENS, ()), NoiseKey(0, "preflight", 0))
-        engine.cuda_graphs, engine.watches_graphs = engine.last["graphs"] > 0, False
-        engine.close()
-
-    @contextmanager
-    def _use_stream(self) -> Iterator[None]:
-        """A thread begins on the first GPU and on the stream of everybody."""
-        if self.stream is None:
-            yield
-            return
-        with torch.cuda.device(self.stream.device), torch.cuda.stream(self.stream):
-            yield

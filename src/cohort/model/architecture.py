@@ -44,7 +44,7 @@ def hold_frequencies(model: Any, longest: int) -> str | None:
     limit = find_exact_length(model)
     if limit is None:
         return None
-    for module, layer_types in list_following(model):
+    for module, layer_types in list_length_dependent(model):
         where, at = next(module.buffers()).device, {}
         position_ids = torch.tensor([[longest - 1]], device=where)
         for layer_type in layer_types:
@@ -60,7 +60,7 @@ def hold_frequencies(model: Any, longest: int) -> str | None:
     )
 
 
-def list_following(model: Any) -> Iterator[tuple[Any, list[str | None]]]:
+def list_length_dependent(model: Any) -> Iterator[tuple[Any, list[str | None]]]:
     """Rotary modules whose frequencies follow the length, and for which types of layers; [None] where it has one kind for all."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)

@@ -195,7 +195,7 @@ LONGEST_PROOF_WINDOW = 32
 @torch.no_grad()
 def explain_not_own_attention(model: Any, parts: SplitModel) -> str | None:
     """The reason why this model, in eval mode, is not read with our attention; None where it is."""
-    reason = find_reason_by_reading(model)
+    reason = find_unsupported(model)
     if reason:
         return reason
     try:
@@ -234,7 +234,7 @@ def prove_padded(model: Any, parts: SplitModel) -> None:
         ) from problem
 
 
-def find_reason_by_reading(model: Any) -> str | None:
+def find_unsupported(model: Any) -> str | None:
     config = model.config.get_text_config()
     other_layers = sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES)
     reasons = {

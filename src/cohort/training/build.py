@@ -340,7 +340,11 @@ def settle_products(recipe: Recipe, policy: Policy, begun: str, folder: RunFolde
 
 
 def make_engine(
-    recipe: Recipe, policy: Policy, folder: Path | None = None, say: Callable[[str], None] = lambda sentence: None
+    recipe: Recipe,
+    policy: Policy,
+    folder: Path | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+    concurrent: bool = False,
 ) -> tuple[Engine, str]:
     """The engine of the recipe, and a sentence for the console. folder: of the run; say: tells people what happens later."""
     policy.hold_whole()
@@ -357,6 +361,7 @@ def make_engine(
         recipe.sampling.cuda_graphs,
         policy.codec.decode_all,
         remote,
+        concurrent,
     )
     engine, sentence = build_engine(recipe.sampling.chosen_engine, setup)
     if recipe.model.kernels == "fused" and policy.device.type == "cpu" and not engine.capabilities.own_kernels:

@@ -52,7 +52,7 @@ class SampledSource:
     ) -> list[list[Completion]]:
         """Groups in the order of the prompts. `hear`: told of each completion as it is finished."""
         noise = NoiseKey(self.seed, "train", step)
-        completions_PG = sample_groups(self.engine, prompts, self.sampling, noise, first_draw, world=self.world, hear=hear)
+        completions_PG = sample_groups(self.engine, prompts, self.sampling, noise, first_draw, world=self.world, on_finish=hear)
         own_PG = completions_PG[self.world.block(len(prompts))]
         watch.lap("rollout", sum(completion.length for group in own_PG for completion in group))
         return completions_PG

@@ -117,7 +117,7 @@ def make_snapshot(parts: Parts) -> Engine:
     from cohort.engine.local import SnapshotEngine
 
     copy = parts.policy.make_frozen_copy()
-    engine, _ = make_engine(parts.recipe, copy)
+    engine, _ = make_engine(parts.recipe, copy, concurrent=True)
     engine.slots = parts.engine.slots
     return SnapshotEngine(copy, engine)
 
